@@ -1,0 +1,192 @@
+"""ZeroMQ, and nothing else of it anywhere: typed one-way channels for requests, a two-way one for control.
+
+The receiver binds, senders connect. A frame that does not decode is a bug between our own processes: it is logged with
+its path and dropped.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+
+from messages.errors import ChannelFullError
+
+T = TypeVar("T")
+
+MAX_QUEUED_FRAMES = 100_000
+"""Frames a channel holds for a receiver that does not read. A step is one frame, so this is hours of a healthy peer."""
+
+log = logging.getLogger("sluice.channels")
+
+
+def _make_socket(kind: int) -> "zmq.Socket[bytes]":
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()  # pyright: ignore[reportUnknownVariableType]
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, MAX_QUEUED_FRAMES)
+    socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_FRAMES)
+    return socket
+
+
+class Receiver(Generic[T]):
+    """The one reader of a channel; `union` is the tagged union of what may arrive."""
+
+    def __init__(self, path: Path, union: Any):
+        self.path = path
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
+        self.socket = _make_socket(zmq.PULL)
+        path.unlink(missing_ok=True)
+        self.socket.bind(f"ipc://{path}")
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when something arrives (edge-triggered: then `take` until empty)."""
+        return int(self.socket.getsockopt(zmq.FD))
+
+    def take(self, limit: int = 1024) -> Iterator[T]:
+        """Yields what has arrived, at most `limit` messages, and never waits."""
+        for _ in range(limit):
+            try:
+                frame = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            message = _decode(self._decoder, frame, self.path)
+            if message is not None:
+                yield message
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Sender(Generic[T]):
+    """One of the writers of a channel."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._encoder = msgspec.msgpack.Encoder()
+        self.socket = _make_socket(zmq.PUSH)
+        self.socket.connect(f"ipc://{path}")
+
+    def send(self, message: T) -> None:
+        """Queues `message` and returns at once. Raises `ChannelFullError` where the receiver has stopped reading."""
+        try:
+            self.socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            raise ChannelFullError(f"{self.path}: {MAX_QUEUED_FRAMES} messages are waiting to be read") from None
+
+    def close(self) -> None:
+        """Closes the channel after at most 0.2 s in which queued messages may still leave."""
+        self.socket.close(linger=200)
+
+
+class ControlClient(Generic[T]):
+    """A process's end of the control plane. `union` is what the launcher may send."""
+
+    def __init__(self, path: Path, name: str, union: Any):
+        self.path = path
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
+        self.socket = _make_socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.IDENTITY, name.encode())
+        self.socket.connect(f"ipc://{path}")
+
+    def fileno(self) -> int:
+        return int(self.socket.getsockopt(zmq.FD))
+
+    def send(self, message: Any) -> None:
+        """Queues `message`; it is dropped where the launcher has stopped reading (the lifeline tells of its death)."""
+        try:
+            self.socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            log.warning("%s: the launcher does not read, dropped %s", self.path, type(message).__name__)
+
+    def take(self) -> Iterator[T]:
+        """Yields what has arrived and never waits."""
+        while True:
+            try:
+                frame = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            message = _decode(self._decoder, frame, self.path)
+            if message is not None:
+                yield message
+
+    def close(self) -> None:
+        """Closes after at most 0.5 s in which the last reports may still leave."""
+        self.socket.close(linger=500)
+
+
+class ControlServer(Generic[T]):
+    """The launcher's end of the control plane; processes are told apart by name. `union` is what they may send."""
+
+    def __init__(self, path: Path, union: Any):
+        self.path = path
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
+        self.socket = _make_socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        path.unlink(missing_ok=True)
+        self.socket.bind(f"ipc://{path}")
+
+    def fileno(self) -> int:
+        return int(self.socket.getsockopt(zmq.FD))
+
+    def send(self, name: str, message: Any) -> None:
+        """Queues `message` for process `name`; it is dropped where that process is not connected."""
+        self.socket.send_multipart([name.encode(), self._encoder.encode(message)], zmq.NOBLOCK)
+
+    def take(self) -> Iterator[tuple[str, T]]:
+        """Yields (name, message) of what has arrived and never waits."""
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            message = _decode(self._decoder, frames[-1], self.path)
+            if message is not None:
+                yield frames[0].decode(errors="replace"), message
+
+    def close(self) -> None:
+        """Closes after at most 0.2 s in which queued messages may still leave."""
+        self.socket.close(linger=200)
+
+
+Readable = Receiver[Any] | ControlClient[Any] | ControlServer[Any]
+
+
+class Waiter:
+    """Blocks until one of its channels or descriptors has something, or a time is over."""
+
+    def __init__(self) -> None:
+        self._poller = zmq.Poller()
+
+    def add_channel(self, channel: Readable) -> None:
+        self._poller.register(channel.socket, zmq.POLLIN)
+
+    def add_descriptor(self, descriptor: int) -> None:
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def remove_descriptor(self, descriptor: int) -> None:
+        self._poller.unregister(descriptor)
+
+    def wait(self, timeout_s: float) -> set[int]:
+        """Returns the readable plain descriptors; messages are then taken from the channels."""
+        ready = self._poller.poll(max(0, int(timeout_s * 1000)))
+        return {item for item, _ in ready if isinstance(item, int)}
+
+
+def _decode(decoder: "msgspec.msgpack.Decoder[T]", frame: bytes, path: Path) -> T | None:
+    try:
+        return decoder.decode(frame)
+    except msgspec.DecodeError as error:
+        log.error(
+            "%s: dropped a frame of %d bytes that does not decode: %s (pid %d)",
+            path,
+            len(frame),
+            error,
+            os.getpid(),
+        )
+        return None

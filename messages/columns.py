@@ -1,0 +1,45 @@
+"""Columns of integers and floats as raw bytes, the form in which token ids and a step's results cross a border.
+
+Native byte order: all processes of a run live on one host.
+"""
+
+from array import array
+from collections.abc import Iterable
+
+INT32, INT64, FLOAT32 = "i", "q", "f"
+
+
+def pack_int32(values: Iterable[int]) -> bytes:
+    """Returns `values` as int32 bytes. Raises `OverflowError` for a value that does not fit."""
+    return array(INT32, values).tobytes()
+
+
+def unpack_int32(column: bytes) -> array[int]:
+    """Returns the int32 column as an array that indexes and slices like a list."""
+    return _unpack(INT32, column)
+
+
+def pack_int64(values: Iterable[int]) -> bytes:
+    """Returns `values` as int64 bytes. Raises `OverflowError` for a value that does not fit."""
+    return array(INT64, values).tobytes()
+
+
+def unpack_int64(column: bytes) -> array[int]:
+    """Returns the int64 column as an array that indexes and slices like a list."""
+    return _unpack(INT64, column)
+
+
+def pack_float32(values: Iterable[float]) -> bytes:
+    """Returns `values` as float32 bytes."""
+    return array(FLOAT32, values).tobytes()
+
+
+def num_int32(column: bytes) -> int:
+    """Returns how many int32 values the column holds, without unpacking it."""
+    return len(column) // 4
+
+
+def _unpack(typecode: str, column: bytes) -> array[int]:
+    values: array[int] = array(typecode)
+    values.frombytes(column)
+    return values

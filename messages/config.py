@@ -1,0 +1,165 @@
+"""The configuration of a run: one frozen tree, parsed once by the launcher, read by every process.
+
+A field is a flag: `max_num_seqs` is `--max-num-seqs`; its annotation holds the range and the help text (with the
+unit), so `--help`, the checks and the processes read the same source (`messages/flags.py`).
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Positive = Meta(ge=1)
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Model"""
+
+    model: Annotated[
+        str,
+        Meta(description="a directory in Hugging Face layout, or a name on the hub; empty: the bundled model"),
+    ] = ""
+    served_model_name: Annotated[
+        tuple[str, ...],
+        Meta(description="names under which clients may ask for the model (default: --model)"),
+    ] = ()
+    tokenizer: Annotated[str, Meta(description="a directory or name for the tokenizer (default: --model)")] = ""
+    revision: Annotated[str, Meta(description="branch, tag or commit of the model on the hub")] = "main"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Meta(
+            description="number format of weights and KV cache; auto: bfloat16 where the device computes it natively, "
+            "else float32"
+        ),
+    ] = "auto"
+    device: Annotated[
+        Literal["auto", "cuda", "cpu"], Meta(description="where the model runs; auto: cuda if there is one")
+    ] = "auto"
+    max_model_len: (
+        Annotated[
+            int,
+            Positive,
+            Meta(description="longest prompt plus output, in tokens (default: the model's context)"),
+        ]
+        | None
+    ) = None
+    load_format: Annotated[
+        Literal["auto", "safetensors", "pt", "dummy"],
+        Meta(description="which weight files to read; dummy: random weights of the real shape"),
+    ] = "auto"
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        Meta(description="auto: sampling defaults from the model's generation_config.json; none: API defaults"),
+    ] = "auto"
+    cpu_threads: Annotated[int, Meta(ge=0, description="threads that compute on a CPU; 0: one for each core")] = 0
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """KV cache"""
+
+    block_size: Annotated[
+        Literal[1, 2, 4, 8, 16, 32, 64, 128], Meta(description="tokens in a page of the KV cache")
+    ] = 16
+    kv_cache_memory_gb: (
+        Annotated[float, Meta(gt=0, description="memory for the KV cache in GiB (default: sized from what is free)")]
+        | None
+    ) = None
+    num_pages: (
+        Annotated[int, Positive, Meta(description="pages in the KV cache; overrides the sizing by memory")] | None
+    ) = None
+    gpu_memory_utilization: Annotated[
+        float, Meta(gt=0, le=1, description="part of the GPU's memory that weights and KV cache may take")
+    ] = 0.9
+    enable_prefix_caching: Annotated[
+        bool, Meta(description="keep the KV cache of finished requests for prompts with the same beginning")
+    ] = True
+
+
+class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Scheduling"""
+
+    max_num_seqs: Annotated[int, Positive, Meta(description="rows that run in one step")] = 256
+    max_num_batched_tokens: (
+        Annotated[
+            int,
+            Positive,
+            Meta(description="tokens of one step, prefill and decode together (default: 8192, on a CPU 512)"),
+        ]
+        | None
+    ) = None
+    max_queued_requests: Annotated[
+        int,
+        Meta(ge=0, description="requests that may wait for a row; beyond it clients get 503 with Retry-After"),
+    ] = 1024
+    seed: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                description="start of the random seeds given to requests without one (default: from the clock)",
+            ),
+        ]
+        | None
+    ) = None
+
+
+class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """HTTP"""
+
+    host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for all")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0: any free one")] = 8000
+    sse_keepalive_s: Annotated[
+        float, Meta(gt=0, description="seconds of silence after which a stream gets a comment line")
+    ] = 15.0
+    max_body_mb: Annotated[float, Meta(gt=0, description="largest request body in MiB")] = 16.0
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Processes"""
+
+    run_dir: Annotated[
+        str,
+        Meta(description="directory of sockets and pids (default: sluice-UID-PORT under $XDG_RUNTIME_DIR or /tmp)"),
+    ] = ""
+    drain_timeout_s: Annotated[
+        float,
+        Meta(ge=0, description="seconds that running requests may take to finish after Ctrl-C or SIGTERM"),
+    ] = 30.0
+    hang_timeout_s: Annotated[
+        float, Meta(gt=0, description="seconds without a heartbeat after which a process is called hung")
+    ] = 30.0
+    boot_timeout_s: Annotated[
+        float, Meta(gt=0, description="seconds that a process may stay in one phase of its start")
+    ] = 600.0
+    external: Annotated[
+        tuple[str, ...],
+        Meta(description="processes that you start by hand (the launcher prints the command)"),
+    ] = ()
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="least severe log line that is shown")
+    ] = "info"
+    log_requests: Annotated[bool, Meta(description="log prompts and sampling parameters")] = False
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the launcher found out about the model; not flags. `sampling_defaults` come from generation_config.json."""
+
+    model_dir: str
+    tokenizer_dir: str
+    served_names: tuple[str, ...]
+    vocab_size: int
+    max_model_len: int
+    """Longest prompt plus output in tokens, `--max-model-len` applied."""
+    eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: dict[str, float] = {}
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """The tree. `facts` is filled by the launcher before any process starts."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduling: SchedulingConfig = SchedulingConfig()
+    http: HttpConfig = HttpConfig()
+    run: RunConfig = RunConfig()
+    facts: ModelFacts

@@ -1,0 +1,45 @@
+"""The exceptions that a client, an operator or a model file can cause."""
+
+import msgspec
+
+
+class SluiceError(Exception):
+    """An error whose text is written for the person who has to act on it."""
+
+
+class UsageError(SluiceError):
+    """The command line or the configuration is wrong; the launcher exits with code 2."""
+
+
+class BootError(SluiceError):
+    """A process cannot start (missing weights, no memory, a port in use); the launcher exits with code 1."""
+
+
+class ChannelFullError(SluiceError):
+    """A peer has not read its messages for so long that its queue is full."""
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
+    """A refusal on its way to the client: the body of an HTTP error.
+
+    `param` names the request's field at fault, `code` is a short machine-readable word; both may be `None`.
+    """
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+
+
+class RequestError(SluiceError):
+    """A request is refused; carries the HTTP status and the body's fields."""
+
+    def __init__(self, info: ErrorInfo):
+        super().__init__(info.message)
+        self.info = info
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> RequestError:
+    """Returns the 400 that names `param` as the field at fault."""
+    return RequestError(ErrorInfo(status=400, message=message, param=param, code=code))

@@ -1,0 +1,127 @@
+"""Command-line flags made from the configuration tree: parsing, ranges, `--help`, and errors that name the flag."""
+
+import argparse
+import difflib
+import re
+import types
+import typing
+from typing import Any, Never
+
+import msgspec
+from msgspec import Meta
+
+from messages.config import CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
+from messages.errors import UsageError
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduling": SchedulingConfig,
+    "http": HttpConfig,
+    "run": RunConfig,
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are `UsageError`s."""
+
+    def error(self, message: str) -> Never:
+        raise UsageError(re.sub(r"^argument (--[\w-]+): ", r"\1: ", message))
+
+
+def parse_flags(arguments: list[str]) -> dict[str, msgspec.Struct]:
+    """Returns the sections of the configuration by name. Raises `UsageError`; `--help` prints and exits with 0."""
+    parser = make_parser()
+    known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise UsageError(_unknown_flag(unknown[0], parser))
+    given = vars(known)
+    return {
+        section: msgspec.convert({name: given[name] for name in struct.__struct_fields__ if name in given}, struct)
+        for section, struct in SECTIONS.items()
+    }
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser with one group a section and one flag a field; absent flags stay out of the result."""
+    parser = _Parser(
+        prog="launch.py",
+        description="Serves a language model over HTTP from separate processes.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
+    )
+    for struct in SECTIONS.values():
+        group = parser.add_argument_group(str(struct.__doc__))
+        hints = typing.get_type_hints(struct, include_extras=True)
+        for field in msgspec.structs.fields(struct):
+            _add_flag(group, field, hints[field.name])
+    return parser
+
+
+def flag_name(field_name: str) -> str:
+    """`max_num_seqs` → `--max-num-seqs`."""
+    return "--" + field_name.replace("_", "-")
+
+
+def _add_flag(group: Any, field: msgspec.structs.FieldInfo, hint: Any) -> None:
+    annotated = _without_none(hint)
+    base, *metas = typing.get_args(annotated)
+    texts = [meta.description for meta in metas if isinstance(meta, Meta) and meta.description]
+    text = f"{texts[0]}{_default_text(field.default)}".replace("%", "%%")
+    if base is bool:
+        name = f"--no-{field.name.replace('_', '-')}" if field.default else flag_name(field.name)
+        text = ("do not " if field.default else "") + text
+        group.add_argument(name, dest=field.name, action="store_const", const=not field.default, help=text)
+    elif typing.get_origin(base) is tuple:
+        group.add_argument(flag_name(field.name), nargs="+", action="extend", metavar="NAME", help=text)
+    else:
+        metavar = (
+            "{" + ",".join(map(str, typing.get_args(base))) + "}" if typing.get_origin(base) is typing.Literal else None
+        )
+        metavar = metavar or {int: "N", float: "X"}.get(base, "TEXT")
+        group.add_argument(flag_name(field.name), type=_converter(annotated), metavar=metavar, help=text)
+
+
+def _converter(annotated: Any) -> Any:
+    """Returns a function from a flag's text to its value; its errors say the value and the range."""
+    is_number_literal = typing.get_origin(typing.get_args(annotated)[0]) is typing.Literal and isinstance(
+        typing.get_args(typing.get_args(annotated)[0])[0], int
+    )
+
+    def convert(text: str) -> Any:
+        try:
+            if is_number_literal:
+                return msgspec.convert(msgspec.convert(text, int, strict=False), annotated)
+            return msgspec.convert(text, annotated, strict=False)
+        except msgspec.ValidationError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not valid: {_plain(str(error), annotated)}") from None
+
+    return convert
+
+
+def _plain(error: str, annotated: Any) -> str:
+    base = typing.get_args(annotated)[0]
+    if typing.get_origin(base) is typing.Literal:
+        choices = [str(choice) for choice in typing.get_args(base)]
+        return f"expected one of {', '.join(choices)}"
+    return error.replace("Expected `int`", "expected a whole number").replace("Expected `float`", "expected a number")
+
+
+def _without_none(hint: Any) -> Any:
+    """`Annotated[int, …] | None` → `Annotated[int, …]`."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return next(part for part in typing.get_args(hint) if part is not type(None))
+    return hint
+
+
+def _default_text(default: Any) -> str:
+    return "" if default in (None, "", ()) or isinstance(default, bool) else f" (default: {default})"
+
+
+def _unknown_flag(argument: str, parser: argparse.ArgumentParser) -> str:
+    name = argument.split("=")[0]
+    known = [option for action in parser._actions for option in action.option_strings]  # pyright: ignore[reportPrivateUsage]
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else "see --help for all flags"
+    return f"{name}: unknown {'flag' if name.startswith('-') else 'argument'}; {hint}"

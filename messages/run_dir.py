@@ -1,0 +1,119 @@
+"""The run directory: the one private place where a run keeps its sockets, its pids and its configuration."""
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from messages.config import Config
+from messages.errors import BootError, UsageError
+
+MAX_IPC_PATH_BYTES = 107
+LONGEST_SOCKET_NAME = "detokenizer.sock"
+
+
+class RunDir:
+    """Names the files of one run directory. Making an object touches nothing."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def socket(self, receiver: str) -> Path:
+        """The ipc socket that process `receiver` binds (`launcher` for the control plane)."""
+        return self.path / f"{receiver}.sock"
+
+    def pid_file(self, process: str) -> Path:
+        return self.path / f"{process}.pid"
+
+    @property
+    def lifeline(self) -> Path:
+        """A FIFO whose write end the launcher holds: end of file means that the launcher is gone."""
+        return self.path / "lifeline"
+
+    @property
+    def address_file(self) -> Path:
+        """Holds `http://host:port` of the run."""
+        return self.path / "address"
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "lock"
+
+    def write_config(self, config: Config) -> None:
+        self.config_file.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+
+    def read_config(self) -> Config:
+        """Raises `BootError` where there is no run in this directory."""
+        try:
+            return msgspec.json.decode(self.config_file.read_bytes(), type=Config)
+        except FileNotFoundError:
+            raise BootError(
+                f"no server runs in {self.path}: start one with `python launch.py --run-dir {self.path}`"
+            ) from None
+
+    def pids(self) -> dict[str, int]:
+        """The processes that have written their pid, by name."""
+        found: dict[str, int] = {}
+        for file in self.path.glob("*.pid"):
+            text = file.read_text(encoding="ascii")
+            if text.isdigit():
+                found[file.stem] = int(text)
+        return found
+
+    def remove(self) -> None:
+        """Removes the directory and all in it; no error where it is gone already."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def default_path(port: int) -> Path:
+    """Returns the run directory of the server on `port`: short, and apart for each user."""
+    root = os.environ.get("XDG_RUNTIME_DIR", "")
+    parent = Path(root) if root and Path(root).is_dir() else Path("/tmp")
+    return parent / f"sluice-{os.getuid()}-{port}"
+
+
+def claim(path: Path) -> tuple[RunDir, int]:
+    """Creates the run directory, or takes over one that its launcher left behind.
+
+    Returns it with the descriptor of the lock that must stay open for the run. Raises `UsageError` where another
+    launcher holds it, where the path is too long for a socket, or where it is not the user's own directory.
+    """
+    run_dir = RunDir(path)
+    if len(os.fsencode(path.absolute() / LONGEST_SOCKET_NAME)) > MAX_IPC_PATH_BYTES:
+        raise UsageError(
+            f"--run-dir: {path} is too long for a socket (at most {MAX_IPC_PATH_BYTES} bytes with its name)"
+        )
+    try:
+        path.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        _check_is_ours(run_dir)
+    lock = os.open(run_dir.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise UsageError(
+            f"--run-dir: another server runs in {path}; stop it, or choose another --port or --run-dir"
+        ) from None
+    for stale in path.iterdir():
+        if stale != run_dir.lock_file:
+            stale.unlink()
+    return run_dir, lock
+
+
+def _check_is_ours(run_dir: RunDir) -> None:
+    path = run_dir.path
+    if not path.is_dir() or path.is_symlink():
+        raise UsageError(f"--run-dir: {path} is not a directory")
+    if path.stat().st_uid != os.getuid():
+        raise UsageError(f"--run-dir: {path} belongs to another user")
+    names = {entry.name for entry in path.iterdir()}
+    if names and run_dir.lock_file.name not in names:
+        raise UsageError(f"--run-dir: {path} holds files that are no server's; choose an empty or new directory")
+    path.chmod(0o700)
