@@ -32,9 +32,11 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.serve: pyproject.toml | $(VENV)/bin/python
+	@echo "installing into $(VENV): torch is large, this takes a minute or two"
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	@echo "installing into $(VENV), with the tools for tests: this takes a minute or two"
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@ $(VENV)/.serve
