@@ -1,0 +1,110 @@
+"""The text of one request while it is written: what is shown of it, when a stop string ends it, its final reply."""
+
+import msgspec
+
+from detokenizer_proc.decoders import Decoder
+from detokenizer_proc.stop_strings import StopFinder
+from messages.columns import pack_int32, unpack_int32
+from messages.errors import ErrorInfo
+from messages.replies import FinishedRow, FinishReason, OpenStream, UserReply
+
+
+class Stream:
+    """One attempt of one request. Holds at most a partial character and the beginning of a stop string.
+
+    `has_ended`: a stop string was found or decoding failed, so the tokens that still come are no part of the reply.
+    """
+
+    __slots__ = ("_decoder", "_error", "_shows_stop", "_stops", "_unsent", "attempt", "has_ended", "num_tokens")
+
+    def __init__(self, order: OpenStream, decoder: Decoder):
+        self.attempt = order.attempt
+        self.has_ended = False
+        self.num_tokens = 0
+        self._decoder = decoder
+        self._shows_stop = order.include_stop_str_in_output
+        self._stops = StopFinder(order.stop, self._shows_stop) if order.stop else None
+        self._error: ErrorInfo | None = None
+        self._unsent = ""
+        """Text of earlier tokens that an earlier attempt has not sent."""
+
+    def catch_up(self, order: OpenStream) -> None:
+        """Repeats what earlier attempts did, silently but for text that they had not sent; may set `has_ended`."""
+        texts: list[str] = []
+        for token_id in unpack_int32(order.output_ids):
+            texts.append(self.push(token_id))
+            if self.has_ended:
+                break
+        self._unsent = "".join(texts)[order.num_chars_sent :]
+
+    def push(self, token_id: int) -> str:
+        """Returns the text that may be shown now that this token has come; may set `has_ended`."""
+        self.num_tokens += 1
+        text = self._decoder.push(token_id)
+        if self._stops is not None and text:
+            text = self._find_stop(self._stops, text)
+        if self._unsent:
+            text = self._take_unsent() + text
+        return text
+
+    def fail(self, error: ErrorInfo) -> None:
+        """Ends the text here; the final reply says `error`."""
+        self.has_ended = True
+        self._error = error
+
+    def finish(self, row: FinishedRow, last_id: int | None, now_ns: int) -> UserReply:
+        """Returns the final reply, with the last token (`None` where the row ended without one) and all held text."""
+        text = self._take_unsent()
+        token_ids = b""
+        if last_id is not None and not self.has_ended:
+            token_ids = pack_int32((last_id,))
+            text += self._last_text(row, last_id)
+        if not self.has_ended:
+            text += self._flush()
+        usage = row.usage
+        if self.has_ended:
+            usage = msgspec.structs.replace(usage, completion_tokens=self.num_tokens)
+        finish_reason, stop_reason, error = self._outcome(row)
+        return UserReply(
+            uid=row.uid,
+            attempt=row.attempt,
+            finish_reason=finish_reason,
+            incremental_output=text,
+            token_ids=token_ids,
+            usage=usage,
+            stamps=msgspec.structs.replace(row.stamps, detokenized_ns=now_ns),
+            stop_reason=stop_reason,
+            error=error,
+        )
+
+    def _outcome(self, row: FinishedRow) -> tuple[FinishReason, str | int | None, ErrorInfo | None]:
+        """What ended the text came before what ended the row."""
+        if self._error is not None:
+            return "error", None, self._error
+        if self._stops is not None and self._stops.found is not None:
+            return "stop", self._stops.found, None
+        return row.finish_reason, row.stop_reason, row.error
+
+    def _last_text(self, row: FinishedRow, last_id: int) -> str:
+        is_shown = not row.ended_by_token or (self._shows_stop and row.stop_reason is not None)
+        if is_shown:
+            return self.push(last_id)
+        self.num_tokens += 1
+        return ""
+
+    def _flush(self) -> str:
+        """Returns the text that was held back; a stop string may end in it."""
+        text = self._decoder.finish()
+        if self._stops is None:
+            return text
+        text = self._find_stop(self._stops, text) if text else ""
+        return text + self._stops.finish()
+
+    def _find_stop(self, stops: StopFinder, text: str) -> str:
+        shown = stops.push(text)
+        self.has_ended = stops.found is not None
+        return shown
+
+    def _take_unsent(self) -> str:
+        text, self._unsent = self._unsent, ""
+        return text

@@ -1,0 +1,191 @@
+"""The model's tokenizer as this process needs it: what each token id stands for, and how pieces become text.
+
+The rules are those of the `tokenizers` library's decoders, read from the decoder's own description. A decoder with
+other rules than the known ones is asked itself, through a window of tokens.
+"""
+
+import importlib
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from detokenizer_proc.decoders import ByteLevelDecoder, Decoder, PieceDecoder, WindowDecoder
+from messages.tokenizer_files import load_tokenizer, return_freed_memory
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Makes the decoder of each stream. `special_ids` are the tokens that a stream may leave out."""
+
+    make_decoder: Callable[[frozenset[int]], Decoder]
+    special_ids: frozenset[int]
+
+    def open_decoder(self, skip_special_tokens: bool) -> Decoder:
+        return self.make_decoder(self.special_ids if skip_special_tokens else frozenset())
+
+
+def load_vocabulary(directory: str, vocab_size: int) -> Vocabulary:
+    """Returns the vocabulary of the tokenizer in `directory` for a model with ids below `vocab_size`.
+
+    Raises `BootError` where there is none.
+    """
+    vocabulary = load_tokenizer(
+        directory,
+        lambda file: vocabulary_of(Tokenizer.from_file(file), vocab_size),
+        lambda folder: _from_directory(folder, vocab_size),
+    )
+    return_freed_memory()
+    return vocabulary
+
+
+def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
+    """Returns the vocabulary of `tokenizer`; ids from its size up to `vocab_size` stand for nothing."""
+    tokens = [tokenizer.id_to_token(token_id) for token_id in range(vocab_size)]
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    special_ids = frozenset(token_id for token_id, token in enumerate(tokens) if token in special)
+    steps = _steps_of(tokenizer.decoder)
+    if steps is not None and [step["type"] for step in steps] == ["ByteLevel"]:
+        return Vocabulary(partial(ByteLevelDecoder, _byte_level_pieces(tokens)), special_ids)
+    rules = None if steps is None else _piece_rules(steps)
+    if rules is not None:
+        pieces = [None if token is None else rules.piece(token) for token in tokens]
+        first_pieces = {} if rules.metaspace is None else _first_pieces(tokens, rules)
+        make: Callable[[frozenset[int]], Decoder] = partial(
+            PieceDecoder, pieces, first_pieces=first_pieces, strip=rules.strip
+        )
+        return Vocabulary(make, special_ids)
+    missing_ids = {token_id for token_id, token in enumerate(tokens) if token is None}
+    return _windowed(partial(tokenizer.decode, skip_special_tokens=False), special_ids, missing_ids)
+
+
+def _windowed(
+    decode: Callable[[list[int]], str], special_ids: frozenset[int], missing_ids: Iterable[int]
+) -> Vocabulary:
+    missing = frozenset(missing_ids)
+    return Vocabulary(lambda hidden: WindowDecoder(decode, hidden | missing), special_ids)
+
+
+def _from_directory(directory: str, vocab_size: int) -> Vocabulary:
+    transformers: Any = importlib.import_module("transformers")  # 60 MB that a process with tokenizer.json saves
+    loaded: Any = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if isinstance(backend, Tokenizer):
+        return vocabulary_of(backend, vocab_size)
+
+    def decode(ids: list[int]) -> str:
+        return loaded.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    return _windowed(decode, frozenset(loaded.all_special_ids), range(len(loaded), vocab_size))
+
+
+def _steps_of(decoder: Any) -> list[dict[str, Any]] | None:
+    """Returns the decoder's steps in order, nested sequences laid flat; `None` for a tokenizer without a decoder."""
+    if decoder is None:
+        return None
+    steps: list[dict[str, Any]] = []
+    pending: list[dict[str, Any]] = [json.loads(decoder.__getstate__())]
+    while pending:
+        step = pending.pop(0)
+        if step["type"] == "Sequence":
+            pending = step["decoders"] + pending
+        else:
+            steps.append(step)
+    return steps
+
+
+@dataclass(frozen=True)
+class PieceRules:
+    """What a known chain of decoders does to a token by itself, and to the beginning of the text."""
+
+    replacements: tuple[tuple[str, str], ...] = ()
+    metaspace: str | None = None
+    """The character that means a space in a token, and is left out of the first token of a text."""
+    has_byte_tokens: bool = False
+    strip: tuple[str, int] = ("", 0)
+
+    def piece(self, token: str) -> str | int:
+        return self._text_or_byte(token, " ")
+
+    def first_piece(self, token: str) -> str | int:
+        return self._text_or_byte(token, "")
+
+    def _text_or_byte(self, token: str, space: str) -> str | int:
+        for pattern, content in self.replacements:
+            token = token.replace(pattern, content)
+        if self.metaspace is not None:
+            token = token.replace(self.metaspace, space)
+        match = BYTE_TOKEN.fullmatch(token) if self.has_byte_tokens else None
+        return int(match[1], 16) if match else token
+
+
+def _piece_rules(steps: list[dict[str, Any]]) -> PieceRules | None:
+    """Returns the rules of the chain Replace*, Metaspace?, ByteFallback?, Fuse?, Strip?, `None` for another one."""
+    rest = list(steps)
+
+    def take(kind: str) -> dict[str, Any] | None:
+        return rest.pop(0) if rest and rest[0]["type"] == kind else None
+
+    replacements: list[tuple[str, str]] = []
+    while step := take("Replace"):
+        pattern = step["pattern"].get("String")
+        if not pattern:
+            return None
+        replacements.append((pattern, step["content"]))
+    metaspace = take("Metaspace")
+    if metaspace and metaspace["prepend_scheme"] == "never":
+        replacements.append((metaspace["replacement"], " "))
+        metaspace = None
+    has_byte_tokens = take("ByteFallback") is not None
+    is_fused = take("Fuse") is not None
+    strip = take("Strip") if is_fused else None
+    if rest or (strip and strip["stop"]):
+        return None
+    return PieceRules(
+        tuple(replacements),
+        metaspace["replacement"] if metaspace else None,
+        has_byte_tokens,
+        (strip["content"], strip["start"]) if strip else ("", 0),
+    )
+
+
+def _first_pieces(tokens: list[str | None], rules: PieceRules) -> dict[int, str]:
+    first_pieces: dict[int, str] = {}
+    for token_id, token in enumerate(tokens):
+        piece = None if token is None else rules.first_piece(token)
+        if token is not None and isinstance(piece, str) and piece != rules.piece(token):
+            first_pieces[token_id] = piece
+    return first_pieces
+
+
+def _byte_level_pieces(tokens: list[str | None]) -> list[str | bytes]:
+    byte_of_char = {char: byte for byte, char in enumerate(byte_level_alphabet())}
+    return ["" if token is None else _byte_level_piece(token, byte_of_char) for token in tokens]
+
+
+def _byte_level_piece(token: str, byte_of_char: dict[str, int]) -> str | bytes:
+    """A token with a character outside of the alphabet is an added token, which stands for itself."""
+    try:
+        data = bytes([byte_of_char[char] for char in token])
+    except KeyError:
+        return token
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def byte_level_alphabet() -> list[str]:
+    """Returns the character that stands for each byte: itself where it is printable, else the next one from U+0100.
+
+    The table of GPT-2 (`bytes_to_unicode` in openai/gpt-2, src/encoder.py).
+    """
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(0x100 + others.index(byte)) for byte in range(256)]

@@ -1,0 +1,60 @@
+"""Which files make a tokenizer, and in which way they are loaded; tokenizer and detokenizer both ask."""
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from messages.errors import BootError
+
+T = TypeVar("T")
+
+TOKENIZER_JSON = "tokenizer.json"
+OTHER_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "tokenizer_config.json")
+"""Files out of which `transformers` can make a tokenizer; the list is for the operator's eyes."""
+
+
+def load_tokenizer(directory: str, from_json: Callable[[str], T], from_directory: Callable[[str], T]) -> T:
+    """Returns what `from_json` makes of tokenizer.json or, where there is none, `from_directory` of the directory.
+
+    `from_directory` may import `transformers`, and no torch comes with it. Raises `BootError`, which says what was
+    looked for, where, and what went wrong.
+    """
+    file = Path(directory) / TOKENIZER_JSON
+    try:
+        if file.is_file():
+            return from_json(str(file))
+        _keep_torch_out()
+        return from_directory(directory)
+    except BaseException as error:  # plain `Exception` for most bad files, and a panic is no Exception
+        raise BootError(_explain(file, error)) from error
+
+
+def return_freed_memory() -> None:
+    """Gives freed memory back to the system: loading a tokenizer frees several times of what stays (glibc only)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _keep_torch_out() -> None:
+    """Makes `import torch` fail from now on: tokenizers need none, and it would add 220 MB to the process."""
+    if "torch" not in sys.modules:
+        sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would tell the operator to install torch
+
+
+def _explain(file: Path, error: BaseException) -> str:
+    reason = f"{type(error).__name__}: {error}".strip()
+    if file.is_file():
+        return f"the tokenizer in {file} cannot be read: {reason}"
+    if not file.parent.is_dir():
+        return f"no tokenizer: the directory {file.parent} does not exist; give another one with --tokenizer"
+    present = [name for name in OTHER_FILES if (file.parent / name).is_file()]
+    found = f"of the older files there is {', '.join(present)}" if present else f"nor any of {', '.join(OTHER_FILES)}"
+    return (
+        f"no tokenizer: {file.parent} has no {TOKENIZER_JSON} ({found}), and transformers made none of it either; "
+        f"give another directory with --tokenizer. transformers said: {reason}"
+    )

@@ -1,0 +1,268 @@
+import logging
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from detokenizer_proc.detokenizer import Detokenizer
+from detokenizer_proc.vocabulary import Vocabulary, vocabulary_of
+from messages.columns import pack_int32
+from messages.errors import ErrorInfo
+from messages.replies import OpenStream, Usage
+from messages.requests import StopSeen
+from tests.detokenizer_proc.steps import Client, end, run, step
+from tests.detokenizer_proc.tiny_tokenizers import characters, llama
+
+CHARACTERS = characters()
+END = CHARACTERS.token_to_id("<end>")
+LLAMA = llama()
+
+
+def ids_of(text: str) -> list[int]:
+    return [CHARACTERS.token_to_id(char) for char in text]
+
+
+@pytest.fixture
+def detokenizer() -> Detokenizer:
+    return Detokenizer(vocabulary_of(CHARACTERS, 64))
+
+
+def test_text_comes_with_its_token(detokenizer: Detokenizer) -> None:
+    detokenizer.open_stream(OpenStream(7, 0))
+    client, stops = run(detokenizer, 7, ids_of("hello"))
+    assert client.texts == list("hello")
+    assert client.token_ids == ids_of("hello")
+    assert stops == []
+    assert client.final is not None
+    assert (client.final.finish_reason, client.final.stop_reason, client.final.error) == ("length", None, None)
+    assert client.final.usage == Usage(3, 1, 5)
+    assert client.final.stamps.finished_ns == 5
+    assert client.final.stamps.detokenized_ns > 0
+    assert detokenizer.gauges() == {"streams": 0, "ended_streams": 0}
+
+
+def test_a_stop_string_ends_the_text_at_once_and_the_reply_later(detokenizer: Detokenizer) -> None:
+    detokenizer.open_stream(OpenStream(7, 0, stop=("lo", "x")))
+    client, stops = run(detokenizer, 7, ids_of("hello world"), reason="stop")
+    assert client.texts == ["h", "e", "", "l", "", ""]
+    assert stops == [StopSeen(7, 0)]
+    assert client.token_ids == ids_of("hello")
+    assert client.final is not None
+    assert (client.final.finish_reason, client.final.stop_reason) == ("stop", "lo")
+    assert client.final.usage == Usage(3, 1, 5)
+
+
+def test_the_stream_of_a_stop_string_waits_for_its_row(detokenizer: Detokenizer) -> None:
+    detokenizer.open_stream(OpenStream(7, 0, stop=("a",)))
+    detokenizer.take_step(step([(7, 0, ids_of("a")[0])]))
+    assert detokenizer.gauges() == {"streams": 1, "ended_streams": 1}
+    replies, _ = detokenizer.take_step(step([], end(7, 9, reason="abort")))
+    assert [(final.finish_reason, final.usage.completion_tokens) for final in replies.finals] == [("stop", 1)]
+    assert detokenizer.gauges() == {"streams": 0, "ended_streams": 0}
+
+
+def test_a_stop_string_that_is_shown(detokenizer: Detokenizer) -> None:
+    detokenizer.open_stream(OpenStream(7, 0, stop=("lo",), include_stop_str_in_output=True))
+    client, _ = run(detokenizer, 7, ids_of("hello world"))
+    assert client.texts == ["h", "e", "l", "l", "o", ""]
+    assert client.final is not None
+    assert client.final.stop_reason == "lo"
+
+
+def test_a_stop_string_in_the_last_token(detokenizer: Detokenizer) -> None:
+    detokenizer.open_stream(OpenStream(7, 0, stop=("lo",)))
+    client, stops = run(detokenizer, 7, ids_of("hello"))
+    assert client.text == "hel"
+    assert client.final is not None
+    assert (client.final.finish_reason, client.final.stop_reason) == ("stop", "lo")
+    assert client.final.usage.completion_tokens == 5
+    assert stops == []
+
+
+def test_a_stop_string_in_the_first_token(detokenizer: Detokenizer) -> None:
+    detokenizer.open_stream(OpenStream(7, 0, stop=("h",)))
+    client, stops = run(detokenizer, 7, ids_of("he"))
+    assert (client.text, client.token_ids, stops) == ("", ids_of("h"), [StopSeen(7, 0)])
+
+
+@pytest.mark.parametrize("reason", ["length", "abort", "timeout", "stop"])
+def test_text_held_for_a_stop_string_comes_with_the_end(detokenizer: Detokenizer, reason: str) -> None:
+    detokenizer.open_stream(OpenStream(7, 0, stop=("lost",)))
+    client, _ = run(detokenizer, 7, ids_of("hellos"), reason=reason)
+    assert client.texts == ["h", "e", "", "l", "", "los"]
+    assert client.final is not None
+    assert client.final.finish_reason == reason
+
+
+def test_a_stop_string_in_what_was_held_back_as_bytes() -> None:
+    detokenizer = Detokenizer(vocabulary_of(LLAMA, LLAMA.get_vocab_size()))
+    detokenizer.open_stream(OpenStream(7, 0, stop=("é",)))
+    ids = [LLAMA.token_to_id(token) for token in ("b", "<0xC3>", "<0xA9>")]
+    client, _ = run(detokenizer, 7, ids)
+    assert client.text == "b"
+    assert client.final is not None
+    assert (client.final.finish_reason, client.final.stop_reason) == ("stop", "é")
+    assert client.final.usage.completion_tokens == 3
+
+
+def test_the_token_that_ends_a_text_counts_but_is_not_shown(detokenizer: Detokenizer) -> None:
+    for skip_special_tokens in (True, False):
+        detokenizer.open_stream(OpenStream(7, 0, skip_special_tokens=skip_special_tokens))
+        client, _ = run(detokenizer, 7, [*ids_of("hi"), END], reason="stop", ended_by_token=True)
+        assert client.text == "hi"
+        assert client.token_ids == [*ids_of("hi"), END]
+        assert client.final is not None
+        assert client.final.usage.completion_tokens == 3
+
+
+@pytest.mark.parametrize(("stop_reason", "text"), [(ids_of("!")[0], "hi!"), (None, "hi")])
+def test_a_stop_token_is_shown_where_stop_strings_are(
+    detokenizer: Detokenizer, stop_reason: int | None, text: str
+) -> None:
+    detokenizer.open_stream(OpenStream(7, 0, include_stop_str_in_output=True))
+    client, _ = run(detokenizer, 7, ids_of("hi!"), reason="stop", ended_by_token=True, stop_reason=stop_reason)
+    assert client.text == text
+    assert client.final is not None
+    assert client.final.stop_reason == stop_reason
+
+
+def test_special_tokens_are_shown_where_they_are_asked_for(detokenizer: Detokenizer) -> None:
+    detokenizer.open_stream(OpenStream(7, 0, skip_special_tokens=False))
+    detokenizer.open_stream(OpenStream(8, 0))
+    assert run(detokenizer, 7, [END, *ids_of("a")])[0].text == "<end>a"
+    assert run(detokenizer, 8, [END, *ids_of("a")])[0].text == "a"
+
+
+def test_a_request_that_never_ran_ends_too(detokenizer: Detokenizer) -> None:
+    detokenizer.open_stream(OpenStream(7, 0))
+    error = ErrorInfo(500, "no")
+    replies, _ = detokenizer.take_step(step([], end(7, 0, reason="error", error=error)))
+    assert replies.uids == b""
+    (final,) = replies.finals
+    assert (final.incremental_output, final.token_ids, final.error) == ("", b"", error)
+
+
+def test_rows_of_one_step_keep_their_order_and_finals_are_apart(detokenizer: Detokenizer) -> None:
+    for uid in (1, 2, 3):
+        detokenizer.open_stream(OpenStream(uid, 0))
+    a, b, c = ids_of("abc")
+    replies, _ = detokenizer.take_step(step([(3, 0, a), (1, 0, b), (2, 0, c)], end(1, 1), step_id=9))
+    assert (replies.step_id, replies.texts) == (9, ("a", "c"))
+    assert (replies.uids, replies.token_ids) == (step([(3, 0, a), (2, 0, c)]).uids, pack_int32([a, c]))
+    assert [(final.uid, final.incremental_output) for final in replies.finals] == [(1, "b")]
+
+
+def test_what_belongs_to_no_stream_is_dropped(detokenizer: Detokenizer) -> None:
+    detokenizer.open_stream(OpenStream(7, 2))
+    (a,) = ids_of("a")
+    rows = [(8, 0, a), (7, 1, a), (7, 3, a)]
+    replies, stops = detokenizer.take_step(step(rows, end(8, 1), end(7, 1, attempt=1)))
+    assert (replies.uids, replies.texts, replies.finals, stops) == (b"", (), (), [])
+    assert detokenizer.gauges()["streams"] == 1
+
+
+def test_the_end_of_an_old_attempt_does_not_touch_the_new_one(detokenizer: Detokenizer) -> None:
+    detokenizer.open_stream(OpenStream(7, 1))
+    replies, _ = detokenizer.take_step(step([(7, 1, ids_of("a")[0])], end(7, 4, attempt=0)))
+    assert (replies.texts, replies.finals) == (("a",), ())
+
+
+def test_a_newer_attempt_replaces_an_older_one_and_never_the_other_way(detokenizer: Detokenizer) -> None:
+    detokenizer.open_stream(OpenStream(7, 0))
+    (a,) = ids_of("a")
+    detokenizer.take_step(step([(7, 0, a)]))
+    detokenizer.open_stream(OpenStream(7, 1, output_ids=pack_int32([a]), num_chars_sent=1))
+    detokenizer.open_stream(OpenStream(7, 0))
+    replies, _ = detokenizer.take_step(step([(7, 0, a), (7, 1, a)]))
+    assert replies.attempts == pack_int32([1])
+    assert detokenizer.gauges()["streams"] == 1
+
+
+def test_a_continuation_that_had_ended_says_so_at_once(detokenizer: Detokenizer) -> None:
+    order = OpenStream(7, 1, stop=("lo",), output_ids=pack_int32(ids_of("hello")), num_chars_sent=3)
+    assert detokenizer.open_stream(order) == StopSeen(7, 1)
+    client, stops = run(detokenizer, 7, ids_of("w"), attempt=1, num_before=5)
+    assert (client.text, client.token_ids, stops) == ("", [], [])
+    assert client.final is not None
+    assert (client.final.stop_reason, client.final.usage.completion_tokens) == ("lo", 5)
+
+
+def test_text_that_an_earlier_attempt_had_not_sent_comes_first(detokenizer: Detokenizer) -> None:
+    hello = pack_int32(ids_of("hello"))
+    detokenizer.open_stream(OpenStream(7, 1, output_ids=hello, num_chars_sent=2))
+    assert run(detokenizer, 7, ids_of("w!"), attempt=1)[0].texts == ["llow", "!"]
+    detokenizer.open_stream(OpenStream(8, 1, output_ids=hello, num_chars_sent=2))
+    replies, _ = detokenizer.take_step(step([], end(8, 5, attempt=1)))
+    assert replies.finals[0].incremental_output == "llo"
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_continued_request_is_the_undisturbed_one(data: st.DataObject) -> None:
+    """At every place where the first attempt may die, also in the middle of bytes and of a stop string."""
+    vocabulary = vocabulary_of(LLAMA, LLAMA.get_vocab_size())
+    names = ("▁a", "b", "▁c▁d", "é", "<0xC3>", "<0xA9>", "<s>", "▁")
+    ids = data.draw(st.lists(st.sampled_from([LLAMA.token_to_id(name) for name in names]), min_size=2, max_size=12))
+    stop = data.draw(st.sampled_from([(), ("b a", "dé"), ("éé", "d b")]))
+    is_shown = data.draw(st.booleans())
+    order = OpenStream(7, 0, stop, is_shown)
+    detokenizer = Detokenizer(vocabulary)
+    detokenizer.open_stream(order)
+    whole, _ = run(detokenizer, 7, ids)
+
+    num_before = data.draw(st.integers(0, len(ids) - 1))
+    detokenizer = Detokenizer(vocabulary)
+    detokenizer.open_stream(order)
+    first = Client()
+    for token_id in ids[:num_before]:
+        first.take(detokenizer.take_step(step([(7, 0, token_id)]))[0], 7)
+    detokenizer = Detokenizer(vocabulary)
+    sent = first.text
+    output_ids = pack_int32(first.token_ids)
+    detokenizer.open_stream(OpenStream(7, 1, stop, is_shown, output_ids=output_ids, num_chars_sent=len(sent)))
+    rest, _ = run(detokenizer, 7, ids[len(first.token_ids) :], attempt=1, num_before=len(first.token_ids))
+    assert sent + rest.text == whole.text
+    assert first.token_ids + rest.token_ids == whole.token_ids
+    assert rest.final is not None
+    assert whole.final is not None
+    assert rest.final.usage == whole.final.usage
+    assert (rest.final.finish_reason, rest.final.stop_reason) == (whole.final.finish_reason, whole.final.stop_reason)
+
+
+class FailingDecoder:
+    """Fails as a panic in the tokenizers library does: with what is no `Exception`."""
+
+    def push(self, token_id: int) -> str:
+        if token_id == 13:
+            raise BaseException("no")
+        return "x"
+
+    def finish(self) -> str:
+        raise BaseException("no")
+
+
+@pytest.mark.parametrize(("ids", "num_counted"), [([1, 13, 1, 1], 2), ([1, 13], 2), ([1, 1], 2)])
+def test_a_stream_that_cannot_be_decoded_fails_alone(
+    ids: list[int], num_counted: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    detokenizer = Detokenizer(Vocabulary(lambda hidden: FailingDecoder(), frozenset()))
+    detokenizer.open_stream(OpenStream(7, 0))
+    detokenizer.open_stream(OpenStream(8, 0))
+    with caplog.at_level(logging.ERROR):
+        client, stops = run(detokenizer, 7, ids)
+    assert client.final is not None
+    assert client.final.error is not None
+    assert (client.final.finish_reason, client.final.error.status) == ("error", 500)
+    assert client.final.usage.completion_tokens == num_counted
+    (record,) = caplog.records
+    assert client.final.error.message.split("reference ")[1].rstrip(")") in record.getMessage()
+    assert record.exc_info is not None
+    assert stops == ([StopSeen(7, 0)] if len(ids) > 2 else [])
+    assert detokenizer.take_step(step([(8, 0, 1)]))[0].texts == ("x",)
+
+
+def test_a_continuation_that_cannot_be_decoded_fails_alone() -> None:
+    detokenizer = Detokenizer(Vocabulary(lambda hidden: FailingDecoder(), frozenset()))
+    assert detokenizer.open_stream(OpenStream(7, 1, output_ids=pack_int32([1, 13]))) == StopSeen(7, 1)
+    replies, _ = detokenizer.take_step(step([], end(7, 2, attempt=1)))
+    assert replies.finals[0].finish_reason == "error"

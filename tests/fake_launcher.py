@@ -1,0 +1,181 @@
+"""A launcher for tests: a real run directory, lifeline and control plane around processes that a test starts.
+
+    with FakeLauncher(config) as launcher:
+        to_detokenizer = launcher.open_sender("detokenizer")
+        from_detokenizer = launcher.open_receiver("frontend", ToFrontend)
+        launcher.start("detokenizer_proc")
+        launcher.wait_for("detokenizer", Ready, timeout_s=30)
+        ...
+        reply = launcher.take_one(from_detokenizer, timeout_s=5)
+
+When the block ends well, every process still running is told to stop and must exit with 0.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from messages.channels import ControlServer, Receiver, Sender, Waiter
+from messages.config import Config
+from messages.control import Hello, Ready, Stop, ToLauncher, Welcome
+from messages.lifeline import make_lifeline
+from messages.run_dir import claim
+
+M = TypeVar("M")
+
+ROOT = Path(__file__).resolve().parents[1]
+STOP_TIMEOUT_S = 20.0
+POLL_S = 0.1
+"""Longest blocking poll, so that the death of a process is noticed soon."""
+
+
+class FakeLauncher:
+    """Owns one run directory under a short path, and the processes started in it."""
+
+    def __init__(self, config: Config):
+        self._tmp = Path(tempfile.mkdtemp(prefix="sl-", dir="/tmp"))
+        self.run_dir, lock = claim(self._tmp / "run")
+        self.run_dir.write_config(config)
+        self._held = [make_lifeline(self.run_dir), lock]
+        self._control: ControlServer[Any] = ControlServer(self.run_dir.socket("launcher"), ToLauncher)
+        self._waiter = Waiter()
+        self._waiter.add_channel(self._control)
+        self._channels: list[Receiver[Any] | Sender[Any]] = []
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.messages: dict[str, list[Any]] = {}
+        """What each process has reported and `wait_for` has not returned yet, in order."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                for name in list(self.processes):
+                    self.stop(name)
+        finally:
+            self._close()
+
+    def start(self, package: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Starts `python -m package` on the run directory; its output goes to `log_text`."""
+        name = package.removesuffix("_proc")
+        command = [sys.executable, "-m", package, "--run-dir", str(self.run_dir.path)]
+        command += ["--parent-pid", str(os.getpid()), *arguments]
+        with self._log_file(name).open("ab") as log:
+            process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self.processes[name] = process
+        return process
+
+    def start_ready(self, package: str, timeout_s: float = 60.0) -> subprocess.Popen[bytes]:
+        """Starts a process and returns it when it has reported `Ready`."""
+        process = self.start(package)
+        self.wait_for(package.removesuffix("_proc"), Ready, timeout_s)
+        return process
+
+    def send(self, name: str, message: Any) -> None:
+        """Sends a control message to process `name`."""
+        self._control.send(name, message)
+
+    def wait_for(
+        self, name: str, kind: type[M], timeout_s: float = 10.0, where: Callable[[M], bool] = lambda message: True
+    ) -> M:
+        """Takes out and returns the oldest `kind` that process `name` has reported and `where` holds for.
+
+        Fails at the deadline, and at once where the process has exited without it.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            has_exited = name in self.processes and self.processes[name].poll() is not None
+            self._take_reports()
+            for message in self.messages.get(name, []):
+                if isinstance(message, kind) and where(message):
+                    self.messages[name].remove(message)
+                    return message
+            if has_exited or time.monotonic() >= deadline:
+                what = "exited without" if has_exited else f"did not report within {timeout_s} s"
+                raise AssertionError(f"{name} {what} {kind.__name__}; its log:\n{self.log_text(name)}")
+            self._waiter.wait(min(POLL_S, max(0.0, deadline - time.monotonic())))
+
+    def open_receiver(self, name: str, union: Any) -> Receiver[Any]:
+        """Binds the data channel of process `name`, whose part the test plays."""
+        receiver: Receiver[Any] = Receiver(self.run_dir.socket(name), union)
+        self._channels.append(receiver)
+        return receiver
+
+    def open_sender(self, name: str) -> Sender[Any]:
+        """Connects to the data channel of process `name`."""
+        sender: Sender[Any] = Sender(self.run_dir.socket(name))
+        self._channels.append(sender)
+        return sender
+
+    def take_one(self, receiver: Receiver[Any], timeout_s: float = 10.0) -> Any:
+        """Returns the next message of `receiver`. Fails at the deadline."""
+        deadline = time.monotonic() + timeout_s
+        waiter = Waiter()
+        waiter.add_channel(receiver)
+        while True:
+            for message in receiver.take(limit=1):
+                return message
+            dead = [name for name, process in self.processes.items() if process.poll() is not None]
+            if dead or time.monotonic() >= deadline:
+                logs = "\n".join(f"--- {name}:\n{self.log_text(name)}" for name in self.processes)
+                raise AssertionError(f"nothing arrived at {receiver.path.name} in {timeout_s} s (dead: {dead})\n{logs}")
+            waiter.wait(min(POLL_S, max(0.0, deadline - time.monotonic())))
+
+    def stop(self, name: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Tells process `name` to stop; it must exit with 0."""
+        self.send(name, Stop())
+        assert self.wait_exit(name, timeout_s) == 0, f"{name} failed:\n{self.log_text(name)}"
+
+    def wait_exit(self, name: str, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """Returns the exit code of process `name` and forgets it. Fails at the deadline."""
+        process = self.processes[name]
+        deadline = time.monotonic() + timeout_s
+        while process.poll() is None:
+            self._take_reports()
+            if time.monotonic() >= deadline:
+                raise AssertionError(f"{name} did not exit within {timeout_s} s:\n{self.log_text(name)}")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_S)
+        self._take_reports()
+        return self.processes.pop(name).returncode
+
+    def abandon(self) -> None:
+        """Lets go of lifeline and lock, as the death of a launcher would."""
+        for descriptor in self._held:
+            os.close(descriptor)
+        self._held.clear()
+
+    def log_text(self, name: str) -> str:
+        """What process `name` has written to standard output and error so far."""
+        file = self._log_file(name)
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    def _log_file(self, name: str) -> Path:
+        return self._tmp / f"{name}.log"
+
+    def _take_reports(self) -> None:
+        for name, message in self._control.take():
+            if isinstance(message, Hello):
+                self._control.send(name, Welcome(incarnation=1))
+            self.messages.setdefault(name, []).append(message)
+
+    def _close(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+        for channel in self._channels:
+            channel.close()
+        self._control.close()
+        self.abandon()
+        shutil.rmtree(self._tmp, ignore_errors=True)

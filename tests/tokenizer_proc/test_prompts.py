@@ -1,0 +1,125 @@
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from messages.columns import pack_int32, unpack_int32
+from messages.errors import RequestError
+from messages.requests import SamplingParams, Stamps, TokenizeMsg
+from tokenizer_proc.encoding import Encoding
+from tokenizer_proc.prompts import PromptReader
+
+VOCAB_SIZE, MAX_MODEL_LEN, LONGEST = 256, 16, 4
+
+
+def encode_letters(text: str) -> list[int]:
+    """One token a letter, but the greatest number of spaces up to four."""
+    ids: list[int] = []
+    rest = text
+    while rest:
+        num_spaces = min(len(rest) - len(rest.lstrip(" ")), LONGEST)
+        ids.append(num_spaces or min(ord(rest[0]), 300))
+        rest = rest[num_spaces or 1 :]
+    return ids
+
+
+def reader_of(encode: Callable[[str], list[int]] = encode_letters) -> PromptReader:
+    return PromptReader(Encoding(encode, LONGEST), VOCAB_SIZE, MAX_MODEL_LEN)
+
+
+def prompt(content: str | list[int], max_tokens: int = 5, **fields: object) -> TokenizeMsg:
+    is_text = isinstance(content, str)
+    return TokenizeMsg(
+        uid=7,
+        attempt=0,
+        prompt_text=content if is_text else None,
+        prompt_ids=b"" if is_text else pack_int32(content),
+        sampling_params=SamplingParams(max_tokens=max_tokens, seed=3),
+        stamps=Stamps(received_ns=1),
+        **fields,
+    )
+
+
+def refusal_of(content: str | list[int], reader: PromptReader | None = None) -> RequestError:
+    with pytest.raises(RequestError) as raised:
+        (reader or reader_of()).read(prompt(content))
+    assert raised.value.info.status == 400
+    assert raised.value.info.param == "prompt"
+    return raised.value
+
+
+def test_text_becomes_ids() -> None:
+    message = reader_of().read(prompt("ab  c"))
+    assert list(unpack_int32(message.input_ids)) == [97, 98, 2, 99]
+    assert (message.uid, message.attempt) == (7, 0)
+    assert message.sampling_params == SamplingParams(max_tokens=5, seed=3)
+    assert message.stamps.received_ns == 1
+    assert message.stamps.tokenized_ns > 1
+
+
+def test_ids_are_taken_as_they_are() -> None:
+    assert reader_of().read(prompt([0, 255, 3])).input_ids == pack_int32([0, 255, 3])
+
+
+def test_a_continuation_passes_through() -> None:
+    message = reader_of().read(prompt("abc", max_tokens=100, output_ids=pack_int32([1, 2, 3, 4]), num_chars_sent=9))
+    assert (message.output_ids, message.num_chars_sent) == (pack_int32([1, 2, 3, 4]), 9)
+    assert message.sampling_params.max_tokens == MAX_MODEL_LEN - 3, "counted from the prompt, over all attempts"
+
+
+@pytest.mark.parametrize(("num_tokens", "max_tokens", "lowered"), [(15, 5, 1), (11, 5, 5), (12, 5, 4), (3, 2, 2)])
+def test_max_tokens_is_what_the_context_leaves(num_tokens: int, max_tokens: int, lowered: int) -> None:
+    assert reader_of().read(prompt([1] * num_tokens, max_tokens)).sampling_params.max_tokens == lowered
+    assert reader_of().read(prompt("a" * num_tokens, max_tokens)).sampling_params.max_tokens == lowered
+
+
+@pytest.mark.parametrize("num_tokens", [16, 17, 1000])
+def test_a_prompt_must_leave_room_for_a_token(num_tokens: int) -> None:
+    for content in ([1] * num_tokens, "a" * num_tokens):
+        refusal = refusal_of(content)
+        assert "maximum context length is 16 tokens, the request has" in str(refusal)
+        assert refusal.info.code == "context_length_exceeded"
+    assert f"the request has {num_tokens} " in str(refusal_of([1] * num_tokens))
+
+
+@pytest.mark.parametrize("content", ["", []])
+def test_an_empty_prompt(content: str | list[int]) -> None:
+    assert "empty" in str(refusal_of(content))
+
+
+@pytest.mark.parametrize("token_id", [256, -1, 2**31 - 1])
+def test_an_id_outside_the_vocabulary(token_id: int) -> None:
+    assert f"Token id {token_id} at position 2 of the prompt is outside the vocabulary (0 to 255)" in str(
+        refusal_of([0, 255, token_id, 300])
+    )
+
+
+def test_a_text_with_a_token_that_the_model_does_not_have() -> None:
+    assert "Token id 300" in str(refusal_of("a日"))
+
+
+@given(text=st.text("a ", max_size=100))
+def test_long_texts_are_refused_just_as_if_all_of_them_were_tokenized(text: str) -> None:
+    fits = 0 < len(encode_letters(text)) < MAX_MODEL_LEN
+    try:
+        message = reader_of().read(prompt(text))
+    except RequestError:
+        assert not fits
+    else:
+        assert fits
+        assert list(unpack_int32(message.input_ids)) == encode_letters(text)
+
+
+@pytest.mark.parametrize("letter", ["a", " "])
+def test_the_work_for_a_long_text_is_bounded(letter: str) -> None:
+    num_chars_encoded = 0
+
+    def encode(text: str) -> list[int]:
+        nonlocal num_chars_encoded
+        num_chars_encoded += len(text)
+        return encode_letters(text)
+
+    refusal = refusal_of(letter * 1_000_000, reader_of(encode))
+    assert "the request has at least" in str(refusal)
+    assert num_chars_encoded <= 2 * MAX_MODEL_LEN * LONGEST

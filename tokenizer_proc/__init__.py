@@ -1,0 +1,1 @@
+"""Turns prompts into token ids, and refuses those that cannot be served."""
