@@ -1,0 +1,1 @@
+"""The HTTP door of the server: it owns connections, and every request until its final reply."""

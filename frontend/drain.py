@@ -1,0 +1,33 @@
+"""The end of a run in good order: tells when the last open request has ended, or that the time for it is over."""
+
+import asyncio
+from collections.abc import Callable
+
+from frontend.registry import Registry
+
+
+class DrainWatch:
+    """Calls `report` once for each `begin`, with the number of requests that are still open."""
+
+    def __init__(self, registry: Registry, report: Callable[[int], None]):
+        self._registry = registry
+        self._report = report
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def begin(self, timeout_s: float) -> None:
+        """Starts to watch, or sets a new deadline."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._end)
+        self.check()
+
+    def check(self) -> None:
+        """Call it whenever a request may have ended."""
+        if self._deadline is not None and not self._registry:
+            self._end()
+
+    def _end(self) -> None:
+        assert self._deadline is not None
+        self._deadline.cancel()
+        self._deadline = None
+        self._report(len(self._registry))

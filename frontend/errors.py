@@ -1,0 +1,56 @@
+"""Errors as clients see them: the JSON body of each, and the refusals that say when to come back."""
+
+from http import HTTPStatus
+
+import msgspec
+from starlette.exceptions import HTTPException
+
+from messages.errors import ErrorInfo, RequestError
+
+RETRY_S = 5
+"""`Retry-After` where nothing has been measured that could tell better: while processes start, restart or stop."""
+
+ENDING_CODES = frozenset({"draining", "shutting_down"})
+"""Codes of a server that is about to end, so that the connection is of no further use."""
+
+
+class UnavailableError(RequestError):
+    """A 503 that asks the client to come back in `retry_after_s` seconds."""
+
+    def __init__(self, message: str, code: str, retry_after_s: int = RETRY_S):
+        super().__init__(ErrorInfo(503, message, "service_unavailable", code=code))
+        self.retry_after_s = retry_after_s
+
+
+class ErrorFields(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """`{"error": {"message", "type", "param", "code"}}`, the body of every error and the event of a broken stream."""
+
+    error: ErrorFields
+
+
+def error_body(info: ErrorInfo) -> ErrorBody:
+    return ErrorBody(ErrorFields(info.message, info.type, info.param, info.code))
+
+
+def internal_error(reference: str) -> ErrorInfo:
+    """Returns the 500 of an error of ours; the log has the rest under `reference`."""
+    return ErrorInfo(500, f"internal error, reference {reference}", "internal_error", code="internal_error")
+
+
+def routing_error(error: HTTPException, method: str, path: str) -> ErrorInfo:
+    """Returns what the router's 404 or 405 says to the client."""
+    match error.status_code:
+        case 404:
+            return ErrorInfo(404, f"there is no {path} here", "not_found_error", code="not_found")
+        case 405:
+            allowed = (error.headers or {}).get("Allow", "")
+            return ErrorInfo(405, f"{path} takes {allowed}, not {method}", code="method_not_allowed")
+        case status:
+            return ErrorInfo(status, HTTPStatus(status).phrase)

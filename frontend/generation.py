@@ -1,0 +1,101 @@
+"""One accepted request: what a continuation of it would need, and what its client has not been sent yet."""
+
+import asyncio
+from array import array
+from typing import NamedTuple
+
+from messages.columns import INT32, unpack_int32
+from messages.replies import UserReply
+from messages.requests import TokenizeMsg
+
+
+class Increment(NamedTuple):
+    """The tokens of one or more steps, and their text."""
+
+    text: str
+    token_ids: list[int]
+
+
+class Generation:
+    """Is filled by the registry as replies arrive and emptied by the response that waits on `changed`.
+
+    A response that cannot write for a while finds all that has arrived meanwhile as one increment, so a slow reader
+    holds at most the output of its own request.
+    """
+
+    __slots__ = (
+        "_num_ids_taken",
+        "_texts",
+        "_wakes_at_tokens",
+        "attempt",
+        "changed",
+        "final",
+        "has_listener",
+        "message",
+        "num_chars",
+        "output_ids",
+        "request_id",
+        "uid",
+    )
+
+    def __init__(self, message: TokenizeMsg, request_id: str, *, wakes_at_tokens: bool):
+        self.uid = message.uid
+        self.attempt = message.attempt
+        self.message = message
+        self.request_id = request_id
+        self.output_ids: array[int] = array(INT32)
+        self.num_chars = 0
+        """Characters received for `output_ids`; a continuation's text begins after them."""
+        self.final: UserReply | None = None
+        self.has_listener = True
+        """False when the client has left: then the text is dropped and only the final reply is waited for."""
+        self.changed = asyncio.Event()
+        self._wakes_at_tokens = wakes_at_tokens
+        self._texts: list[str] = []
+        self._num_ids_taken = 0
+
+    @property
+    def has_news(self) -> bool:
+        """Tells whether `take` would return a token or text."""
+        return bool(self._texts)
+
+    def add(self, token_id: int, text: str) -> None:
+        """Takes the token of one step."""
+        self.output_ids.append(token_id)
+        self.num_chars += len(text)
+        if self.has_listener:
+            self._texts.append(text)
+            if self._wakes_at_tokens:
+                self.changed.set()
+
+    def finish(self, final: UserReply) -> None:
+        """Takes the last tokens and the end; nothing may follow."""
+        assert self.final is None, f"uid {self.uid} has ended already"
+        token_ids = unpack_int32(final.token_ids)
+        self.output_ids.extend(token_ids)
+        self.num_chars += len(final.incremental_output)
+        if self.has_listener and (token_ids or final.incremental_output):
+            self._texts.append(final.incremental_output)
+        self.final = final
+        self.changed.set()
+
+    def take(self) -> Increment:
+        """Returns what has arrived since the last call."""
+        text = self._texts[0] if len(self._texts) == 1 else "".join(self._texts)
+        self._texts.clear()
+        token_ids = self.output_ids[self._num_ids_taken :].tolist()
+        self._num_ids_taken = len(self.output_ids)
+        return Increment(text, token_ids)
+
+    def abandon(self) -> None:
+        """Nobody listens from now on."""
+        self.has_listener = False
+        self._texts.clear()
+        self.changed.set()
+
+    async def wait_end(self) -> UserReply | None:
+        """Returns the final reply, or `None` as soon as the client has left."""
+        while self.final is None and self.has_listener:
+            self.changed.clear()
+            await self.changed.wait()
+        return self.final

@@ -1,0 +1,66 @@
+"""What the server notes about one HTTP request while it answers it: its public id and its line in the access log."""
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from frontend.generation import Generation
+
+REQUEST_ID_HEADER = b"x-request-id"
+REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:/+=-]{1,128}\Z"
+"""What may be echoed as a header and written into a log line."""
+
+_REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
+
+CLIENT_LEFT = 499
+"""Logged (never sent) as the status of a request whose client left before the response began."""
+
+QUIET_PATHS = frozenset({"/health", "/ping"})
+"""Polled by machines: in the log only at level debug."""
+
+log = logging.getLogger("sluice.frontend")
+
+
+class Trace:
+    """Lives in the request's ASGI scope. `status` is 0 until a response has begun."""
+
+    def __init__(self, scope: Mapping[str, Any]):
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.request_id = _given_id(scope["headers"]) or secrets.token_hex(12)
+        self.status = 0
+        self.generation: Generation | None = None
+        self.received_ns = time.monotonic_ns()
+
+    def write_line(self) -> None:
+        """Writes the access line: method, path, status, then uid and output tokens where there was a generation."""
+        level = logging.DEBUG if self.path in QUIET_PATHS else logging.INFO
+        if not log.isEnabledFor(level):
+            return
+        generation = self.generation
+        tokens = "" if generation is None else f" uid={generation.uid} tokens={len(generation.output_ids)}"
+        elapsed_ms = (time.monotonic_ns() - self.received_ns) / 1e6
+        what = f"{self.method} {_printable(self.path)} {self.status or CLIENT_LEFT}{tokens}"
+        log.log(level, "%s %.1f ms id=%s", what, elapsed_ms, self.request_id)
+
+
+def trace_of(scope: Mapping[str, Any]) -> Trace:
+    """Returns the trace that the application has put into the request's scope."""
+    trace = scope["sluice.trace"]
+    assert isinstance(trace, Trace)
+    return trace
+
+
+def _given_id(headers: list[tuple[bytes, bytes]]) -> str | None:
+    for name, value in headers:
+        if name == REQUEST_ID_HEADER:
+            text = value.decode("latin-1")
+            return text if _REQUEST_ID.match(text) else None
+    return None
+
+
+def _printable(path: str) -> str:
+    return path if path.isprintable() else repr(path)

@@ -1,0 +1,214 @@
+"""A frontend process under a launcher and in a ring that the test plays."""
+
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import psutil
+
+from messages.columns import pack_int32, pack_int64
+from messages.config import Config, HttpConfig, ModelFacts, RunConfig, SchedulingConfig
+from messages.control import ProcessState, ProcessStatus, ProcessTable
+from messages.replies import StepReplies, Usage, UserReply
+from messages.requests import AbortMsg, Stamps, TokenizeMsg, ToTokenizer
+from tests.fake_launcher import FakeLauncher
+
+NAMES = ("frontend", "tokenizer", "scheduler", "detokenizer")
+TIMEOUT_S = 10.0
+
+FACTS = ModelFacts(
+    model_dir="/models/m", tokenizer_dir="/models/m", served_names=("org/m", "m"), vocab_size=1000, max_model_len=512
+)
+
+
+def make_config(
+    http: HttpConfig | None = None, scheduling: SchedulingConfig | None = None, run: RunConfig | None = None
+) -> Config:
+    return Config(
+        http=http or HttpConfig(port=0),
+        scheduling=scheduling or SchedulingConfig(),
+        run=run or RunConfig(),
+        facts=FACTS,
+    )
+
+
+def table(age_s: float = 0.0, **states: ProcessState) -> ProcessTable:
+    """Every process "ready", except for `states`; the last beats are `age_s` old."""
+    beat_ns = time.monotonic_ns() - int(age_s * 1e9)
+    return ProcessTable(
+        tuple(ProcessStatus(name, states.get(name, "ready"), pid=1, incarnation=1, beat_ns=beat_ns) for name in NAMES)
+    )
+
+
+def step(rows: Iterable[tuple[TokenizeMsg, int, str]] = (), finals: tuple[UserReply, ...] = ()) -> StepReplies:
+    """One step of (request, token id, text) rows."""
+    rows = list(rows)
+    return StepReplies(
+        step_id=1,
+        uids=pack_int64(message.uid for message, _, _ in rows),
+        attempts=pack_int32(message.attempt for message, _, _ in rows),
+        token_ids=pack_int32(token_id for _, token_id, _ in rows),
+        texts=tuple(text for _, _, text in rows),
+        finals=finals,
+    )
+
+
+def final(message: TokenizeMsg, text: str = "", token_ids: tuple[int, ...] = (), **fields: Any) -> UserReply:
+    """The end of `message`, by length unless `fields` say else."""
+    fields = {"finish_reason": "length", "usage": Usage(3, 1, 2), "stamps": message.stamps, **fields}
+    return UserReply(message.uid, message.attempt, incremental_output=text, token_ids=pack_int32(token_ids), **fields)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+    """Returns when `condition` holds; fails at the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.01)
+
+
+class Call:
+    """One HTTP request that has been sent and whose response has not been read, so that the ring can be played."""
+
+    def __init__(self, address: tuple[str, int], body: Any, headers: dict[str, str], path: str):
+        self.connection = http.client.HTTPConnection(*address, timeout=TIMEOUT_S)
+        self.connection.request("POST", path, json.dumps(body), headers)
+        self._response: http.client.HTTPResponse | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    @property
+    def response(self) -> http.client.HTTPResponse:
+        """The response, whose head may have to be waited for."""
+        if self._response is None:
+            self._response = self.connection.getresponse()
+        return self._response
+
+    def next_event(self) -> str:
+        """Returns the next event (or comment) of the stream without its empty line; "" at the end."""
+        lines: list[str] = []
+        while True:
+            line = self.response.readline().decode()
+            if line in ("\n", ""):
+                return "\n".join(lines)
+            lines.append(line.removesuffix("\n"))
+
+    def events(self) -> list[dict[str, Any]]:
+        """Returns the data of all events that are left; the last one must be `[DONE]`."""
+        found: list[str] = []
+        while event := self.next_event():
+            if not event.startswith(":"):
+                assert event.startswith("data: ")
+                found.append(event.removeprefix("data: "))
+        assert found[-1] == "[DONE]"
+        return [json.loads(event) for event in found[:-1]]
+
+    def json(self) -> dict[str, Any]:
+        return json.loads(self.response.read())
+
+    def leave(self) -> None:
+        if self._response is not None:
+            self._response.close()
+        self.connection.close()
+
+
+class FrontendRun:
+    """The process, ready unless `is_ready` is false, and both ends of the ring."""
+
+    def __init__(self, config: Config | None = None, *, is_ready: bool = True):
+        self.launcher = FakeLauncher(config or make_config())
+        self._is_ready = is_ready
+
+    def __enter__(self) -> Self:
+        self.launcher.__enter__()
+        try:
+            self._requests = self.launcher.open_receiver("tokenizer", ToTokenizer)
+            self.process = psutil.Process(self.launcher.start_ready("frontend").pid)
+            self.replies = self.launcher.open_sender("frontend")
+            self.url = self.launcher.run_dir.address_file.read_text(encoding="utf-8")
+            self.client = httpx.Client(base_url=self.url, timeout=TIMEOUT_S)
+            if self._is_ready:
+                self.show(table())
+        except BaseException as error:
+            self.launcher.__exit__(type(error), error, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.client.close()
+        self.launcher.__exit__(kind, error, trace)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        url = httpx.URL(self.url)
+        assert url.port is not None
+        return url.host, url.port
+
+    def show(self, processes: ProcessTable) -> None:
+        """Sends a table and waits until `/health` shows it."""
+        self.launcher.send("frontend", processes)
+        states = {status.name: status.state for status in processes.processes if status.name != "frontend"}
+
+        def is_shown() -> bool:
+            shown = self.health()["processes"]
+            return all(name in shown and shown[name]["state"] == state for name, state in states.items())
+
+        wait_until(is_shown)
+
+    def health(self) -> dict[str, Any]:
+        return self.client.get("/health").json()
+
+    def gauge(self, name: str) -> float:
+        return self.health()["processes"]["frontend"]["gauges"][name]
+
+    def call(self, body: Any = None, headers: dict[str, str] | None = None, path: str = "/generate") -> Call:
+        """Sends a request and returns at once; `take_request` tells that it has been accepted."""
+        return Call(self.address, {"prompt": "hi", **(body or {})}, headers or {}, path)
+
+    def take_request(self) -> TokenizeMsg:
+        message = self.launcher.take_one(self._requests, TIMEOUT_S)
+        assert isinstance(message, TokenizeMsg)
+        return message
+
+    def take_abort(self) -> AbortMsg:
+        message = self.launcher.take_one(self._requests, TIMEOUT_S)
+        assert isinstance(message, AbortMsg)
+        return message
+
+    def arrived(self) -> list[TokenizeMsg | AbortMsg]:
+        """Returns what has come for the tokenizer, without waiting."""
+        return list(self._requests.take())
+
+    def send(self, message: StepReplies | UserReply) -> None:
+        self.replies.send(message)
+
+    def round_trip(self) -> None:
+        """Serves one small request; then all that was sent before has been dispatched."""
+        with self.call({"stream": False}) as call:
+            self.send(final(self.take_request(), "ok", (1,)))
+            assert call.response.status == 200
+            call.json()
+
+
+STAMPS = Stamps(
+    received_ns=1_000_000_000,
+    tokenized_ns=1_001_000_000,
+    queued_ns=1_002_000_000,
+    first_scheduled_ns=1_010_000_000,
+    first_token_ns=1_050_000_000,
+    finished_ns=1_150_000_000,
+    detokenized_ns=1_151_000_000,
+)
+"""1 ms to tokenize, 8 ms queued, 40 ms of prefill, 100 ms of decoding."""

@@ -1,0 +1,101 @@
+"""Bounds of request bodies and heads over real HTTP."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tests.frontend.conftest import MAX_BODY_MB
+from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final
+
+LIMIT_BYTES = int(MAX_BODY_MB * 2**20)
+
+
+def talk(server: FrontendRun, *pieces: bytes) -> bytes:
+    """Sends `pieces` and returns what comes until the server closes."""
+    received = b""
+    with socket.create_connection(server.address, timeout=TIMEOUT_S) as client:
+        for piece in pieces:
+            client.sendall(piece)
+        while piece := client.recv(65536):
+            received += piece
+    return received
+
+
+def test_a_body_over_the_limit_is_refused_and_read_no_further(server: FrontendRun):
+    response = server.client.post("/generate", content=b" " * (40 * LIMIT_BYTES))
+    assert response.status_code == 413
+    assert response.json()["error"]["message"] == f"the body is larger than {LIMIT_BYTES} bytes"
+
+
+def test_a_chunked_body_over_the_limit_is_refused(server: FrontendRun):
+    def pieces() -> Iterator[bytes]:
+        for _ in range(40):
+            yield b" " * LIMIT_BYTES
+
+    response = server.client.post("/generate", content=pieces())
+    assert response.status_code == 413
+
+
+def test_an_announced_body_over_the_limit_is_refused_before_it_is_sent(server: FrontendRun):
+    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    received = talk(server, head % (LIMIT_BYTES + 1))
+    assert received.startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_body_of_the_limit_is_taken(server: FrontendRun):
+    prompt = "x" * (LIMIT_BYTES - len('{"prompt": "", "stream": false}'))
+    with server.call({"prompt": prompt, "stream": False}) as call:
+        message = server.take_request()
+        assert message.prompt_text == prompt
+        server.send(final(message))
+        assert call.response.status == 200
+
+
+def test_a_chunked_body_is_taken(server: FrontendRun):
+    response = server.client.post("/generate", content=iter([b'{"prompt": "hi", ', b'"max_tokens": 0}']))
+    assert response.json()["error"]["param"] == "max_tokens"
+
+
+def test_a_compressed_body_is_refused(server: FrontendRun):
+    response = server.client.post("/generate", content=b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
+    assert response.status_code == 415
+    assert "gzip" in response.json()["error"]["message"]
+
+
+def test_a_client_that_leaves_in_its_body_leaves_nothing(server: FrontendRun):
+    with socket.create_connection(server.address) as client:
+        client.sendall(b'POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"prompt"')
+    server.round_trip()
+
+
+@pytest.mark.parametrize(
+    "head", [b"NONSENSE\r\n\r\n", b"GET /version HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n"]
+)
+def test_a_head_that_makes_no_sense_is_refused_in_json(server: FrontendRun, head: bytes):
+    received = talk(server, head)
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert b'{"error":{"message":' in received
+
+
+def test_a_head_without_end_is_refused(server: FrontendRun):
+    received = talk(server, b"GET /version HTTP/1.1\r\nX-Long: ", b"x" * 65536, b"x" * 65536)
+    assert received.startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/generate", 405),
+        ("PUT", "/generate", 405),
+        ("POST", "/health", 405),
+        ("GET", "/nothing", 404),
+        ("POST", "/generate/", 404),
+        ("GET", "/v1/models/unknown/model", 404),
+    ],
+)
+def test_errors_of_routing_are_json(server: FrontendRun, method: str, path: str, status: int):
+    response = server.client.request(method, path)
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert ("allow" in response.headers) == (status == 405)

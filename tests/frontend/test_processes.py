@@ -1,0 +1,60 @@
+import time
+
+import pytest
+
+from frontend.errors import UnavailableError
+from frontend.processes import ProcessView
+from messages.control import ProcessStatus, ProcessTable
+from tests.frontend.frontend_run import table
+
+
+def test_a_view_is_ready_when_every_process_of_the_ring_is():
+    view = ProcessView()
+    assert not view.is_ready
+    view.update(table(frontend="starting", scheduler="busy"))
+    assert view.is_ready
+    view.update(ProcessTable(table().processes[:3]))
+    assert not view.is_ready
+
+
+@pytest.mark.parametrize("state", ["starting", "hung", "dead"])
+def test_has_started_stays_true(state):
+    view = ProcessView()
+    view.update(table(tokenizer=state))
+    assert not view.has_started
+    view.update(table())
+    view.update(table(tokenizer=state))
+    assert view.has_started
+    assert not view.is_ready
+
+
+def test_the_refusal_says_who_is_not_ready_and_what_it_does():
+    view = ProcessView()
+    loading = ProcessStatus("scheduler", "starting", phase="loading weights", fraction=0.4)
+    view.update(ProcessTable((ProcessStatus("tokenizer", "ready"), loading)))
+    with pytest.raises(UnavailableError) as error:
+        view.check_ready()
+    assert error.value.info.message == (
+        "the server is not ready: scheduler is starting (loading weights 40%), detokenizer has not started"
+    )
+
+
+def test_health_shows_ages_as_of_now():
+    now_ns = time.monotonic_ns()
+    status = ProcessStatus(
+        "scheduler", "hung", 12, 2, "warm-up", 0.5, now_ns - 40_000_000_000, now_ns - 41_000_000_000, {"rows": 3}
+    )
+    view = ProcessView()
+    view.update(ProcessTable((status,)))
+    shown = view.health()["scheduler"]
+    assert shown.beat_age_s == pytest.approx(40, abs=5)
+    assert shown.busy_s == pytest.approx(41, abs=5)
+    assert (shown.state, shown.pid, shown.incarnation, shown.gauges) == ("hung", 12, 2, {"rows": 3})
+    assert (shown.phase, shown.fraction) == (None, None)
+
+
+def test_health_shows_the_phase_of_a_start():
+    view = ProcessView()
+    view.update(ProcessTable((ProcessStatus("scheduler", "starting", phase="loading weights", fraction=0.25),)))
+    shown = view.health()["scheduler"]
+    assert (shown.phase, shown.fraction, shown.beat_age_s) == ("loading weights", 0.25, None)

@@ -1,0 +1,97 @@
+import logging
+
+import msgspec
+import pytest
+
+from frontend.generation import Generation
+from frontend.registry import Registry
+from messages.columns import pack_int32, pack_int64
+from messages.errors import ErrorInfo
+from messages.replies import StepReplies
+from messages.requests import SamplingParams, Stamps, TokenizeMsg
+from tests.frontend.frontend_run import final, step
+
+
+class Opened:
+    """A registry with `num` open requests of attempt `attempt`."""
+
+    def __init__(self, num: int = 1, attempt: int = 0):
+        self.num_ended = 0
+        self.registry = Registry(incarnation=3, on_end=self._count)
+        self.generations = [self._open(attempt) for _ in range(num)]
+
+    def _count(self) -> None:
+        self.num_ended += 1
+
+    def _open(self, attempt: int) -> Generation:
+        message = TokenizeMsg(self.registry.next_uid(), attempt, "hi", b"", SamplingParams(8), Stamps())
+        generation = Generation(message, "id", wakes_at_tokens=True)
+        self.registry.add(generation)
+        return generation
+
+
+def test_uids_differ_between_incarnations_and_fit_json():
+    uids = [Registry(incarnation, lambda: None).next_uid() for incarnation in (1, 2, 2**20)]
+    assert len(set(uids)) == 3
+    assert all(uid < 2**53 for uid in uids)
+
+
+def test_a_step_reaches_each_of_its_rows():
+    opened = Opened(num=3)
+    first, second, third = opened.generations
+    rows = [(first.message, 1, "a"), (third.message, 3, "c")]
+    opened.registry.take(step(rows, (final(second.message, "b", (2,)),)))
+    assert [entry.take() for entry in opened.generations] == [("a", [1]), ("b", [2]), ("c", [3])]
+    assert second.final is not None
+    assert opened.registry.all_open() == [first, third]
+    assert opened.num_ended == 1
+
+
+def test_a_second_final_is_dropped_and_logged(caplog: pytest.LogCaptureFixture):
+    opened = Opened()
+    (generation,) = opened.generations
+    opened.registry.take(final(generation.message, "a", (1,)))
+    with caplog.at_level(logging.WARNING):
+        opened.registry.take(final(generation.message, "again", (1,), finish_reason="stop"))
+    assert generation.take() == ("a", [1])
+    assert generation.final is not None
+    assert generation.final.finish_reason == "length"
+    assert opened.num_ended == 1
+    assert f"dropped a final reply of uid {generation.uid}" in caplog.text
+
+
+@pytest.mark.parametrize("attempt", [0, 2])
+def test_messages_of_another_attempt_are_dropped(attempt: int, caplog: pytest.LogCaptureFixture):
+    opened = Opened(attempt=1)
+    (generation,) = opened.generations
+    other = msgspec.structs.replace(generation.message, attempt=attempt)
+    with caplog.at_level(logging.DEBUG):
+        opened.registry.take(step([(other, 9, "other"), (generation.message, 1, "a")], (final(other),)))
+    assert generation.take() == ("a", [1])
+    assert generation.final is None
+    assert caplog.text.count("dropped") == 2
+
+
+def test_tokens_of_unknown_requests_are_dropped(caplog: pytest.LogCaptureFixture):
+    opened = Opened()
+    unknown = msgspec.structs.replace(opened.generations[0].message, uid=1)
+    with caplog.at_level(logging.DEBUG):
+        opened.registry.take(step([(unknown, 1, "x")]))
+    assert not opened.generations[0].has_news
+    assert "uid 1" in caplog.text
+
+
+def test_columns_of_unequal_length_are_refused():
+    opened = Opened()
+    uid = opened.generations[0].uid
+    with pytest.raises(ValueError, match="zip"):
+        opened.registry.take(StepReplies(1, pack_int64([uid]), pack_int32([0]), pack_int32([5]), ()))
+
+
+def test_fail_all_ends_everything_once():
+    opened = Opened(num=2)
+    error = ErrorInfo(503, "ending")
+    opened.registry.fail_all(error)
+    assert len(opened.registry) == 0
+    assert opened.num_ended == 2
+    assert all(entry.final is not None and entry.final.error == error for entry in opened.generations)
