@@ -1,0 +1,68 @@
+"""How a benchmark's result is kept: what was measured, by which command, on what machine, at which commit."""
+
+import datetime
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def write_result(path: Path, name: str, results: object) -> None:
+    """Writes `results` (anything msgspec can encode) as JSON, with everything needed to measure it again."""
+    document = {
+        "name": name,
+        "command": shlex.join(command()),
+        "commit": commit(),
+        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "results": results,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+
+
+def machine() -> dict[str, str | int | float]:
+    """Returns the CPU model, its usable cores, the load of the last minute, the system and the Python version."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
+        "load_1min": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def command() -> list[str]:
+    """Returns the command line of this process, without the path of the interpreter."""
+    return ["python", *sys.orig_argv[1:]]
+
+
+def commit() -> str:
+    """Returns the commit of the checkout, with `-dirty` where files differ from it; "unknown" outside of git."""
+    head = _git("rev-parse", "--short=12", "HEAD")
+    if not head:
+        return "unknown"
+    return head + ("-dirty" if _git("status", "--porcelain") else "")
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,113 @@
+"""A server that a benchmark starts for itself: on a free port, in a run directory of its own, and surely stopped."""
+
+import collections
+import http.client
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.load.connection import Target, parse_url
+from benchmarks.load.server_facts import ServerUnavailableError
+from messages.run_dir import RunDir
+
+ROOT = Path(__file__).resolve().parents[1]
+LAUNCH = [sys.executable, str(ROOT / "launch.py")]
+POLL_INTERVAL_S = 0.02
+NUM_LINES_SHOWN = 40
+
+
+class ServerProcess:
+    """A running launcher. `log` holds its last lines, each with the seconds since the start."""
+
+    def __init__(self, arguments: Sequence[str]):
+        self.run_dir = RunDir(Path(tempfile.mkdtemp(prefix="sluice-bench-", dir="/tmp")))
+        self.log: collections.deque[tuple[float, str]] = collections.deque(maxlen=1000)
+        self.begin_s = time.monotonic()
+        self._process = subprocess.Popen(
+            [*LAUNCH, "--port", "0", "--run-dir", str(self.run_dir.path), *arguments],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_until_ready(self, deadline_s: float) -> Target:
+        """Returns where the server listens once `/health` answers 200.
+
+        Raises `ServerUnavailableError` with the end of its log where it exits or `deadline_s` seconds pass before that.
+        """
+        end_s = time.monotonic() + deadline_s
+        while time.monotonic() < end_s:
+            if self._process.poll() is not None:
+                raise ServerUnavailableError(f"the server exited with {self._process.returncode}:\n{self.log_text()}")
+            target = self._address()
+            if target is not None and _is_ready(target):
+                return target
+            time.sleep(POLL_INTERVAL_S)
+        raise ServerUnavailableError(f"the server was not ready after {deadline_s:g} s:\n{self.log_text()}")
+
+    def stop(self, deadline_s: float = 40.0) -> int:
+        """Ends the server by SIGTERM, after the deadline by SIGKILL; returns the exit code. Safe to call again."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(timeout=5)
+        shutil.rmtree(self.run_dir.path, ignore_errors=True)
+        return self._process.returncode
+
+    def log_text(self) -> str:
+        """The last lines of the log."""
+        return "\n".join(line for _, line in list(self.log)[-NUM_LINES_SHOWN:])
+
+    def _address(self) -> Target | None:
+        try:
+            text = self.run_dir.address_file.read_text(encoding="ascii").strip()
+        except OSError:
+            return None
+        return Target(*parse_url(text)) if text else None
+
+    def _read_log(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout:
+            for line in self._process.stdout:
+                self.log.append((round(time.monotonic() - self.begin_s, 3), line.rstrip()))
+
+
+@contextmanager
+def started_server(arguments: Sequence[str], deadline_s: float) -> Iterator[tuple[ServerProcess, Target]]:
+    """A ready server, stopped at the end whatever happens."""
+    server = ServerProcess(arguments)
+    try:
+        yield server, server.wait_until_ready(deadline_s)
+    finally:
+        server.stop()
+
+
+def _is_ready(target: Target) -> bool:
+    connection = http.client.HTTPConnection(target.host, target.port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
