@@ -14,7 +14,7 @@ def pack_int32(values: Iterable[int]) -> bytes:
     return array(INT32, values).tobytes()
 
 
-def unpack_int32(column: bytes) -> array[int]:
+def unpack_int32(column: bytes) -> "array[int]":
     """Returns the int32 column as an array that indexes and slices like a list."""
     return _unpack(INT32, column)
 
@@ -24,7 +24,7 @@ def pack_int64(values: Iterable[int]) -> bytes:
     return array(INT64, values).tobytes()
 
 
-def unpack_int64(column: bytes) -> array[int]:
+def unpack_int64(column: bytes) -> "array[int]":
     """Returns the int64 column as an array that indexes and slices like a list."""
     return _unpack(INT64, column)
 
@@ -39,7 +39,7 @@ def num_int32(column: bytes) -> int:
     return len(column) // 4
 
 
-def _unpack(typecode: str, column: bytes) -> array[int]:
+def _unpack(typecode: str, column: bytes) -> "array[int]":
     values: array[int] = array(typecode)
     values.frombytes(column)
     return values

@@ -1,0 +1,21 @@
+"""The activation of GPT-2's MLP.
+
+Shape legend: T tokens, F MLP size. Formula: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
+"""
+
+from typing import Literal
+
+from torch import Tensor
+from torch.nn import functional
+
+GeluKind = Literal["tanh", "exact"]
+
+
+def gelu(x_TF: Tensor, kind: GeluKind) -> Tensor:
+    """Returns gelu(x): by the normal distribution's own function (`exact`) or by its `tanh` approximation."""
+    assert kind in ("tanh", "exact")
+    return gelu_reference(x_TF, kind)
+
+
+def gelu_reference(x_TF: Tensor, kind: GeluKind) -> Tensor:
+    return functional.gelu(x_TF, approximate="tanh" if kind == "tanh" else "none")

@@ -1,0 +1,73 @@
+"""Attention of rows with one new token each over their pages of the cache.
+
+Shape legend: R rows, H query heads, G key/value heads, Q = H / G query heads a key/value head, D head dimension,
+P pages a row (padded), L keys of the longest row, B = R * G.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.paged_kv import PagedKV
+
+MAX_GATHERED_ELEMENTS = 1 << 20
+"""K elements that the reference gathers at a time: more leaves the processor's caches and is several times slower."""
+
+
+def paged_decode(
+    query_RHD: Tensor,
+    cache: PagedKV,
+    page_tables_RP: Tensor,
+    num_keys_R: Tensor,
+    scale: float,
+    out_RHD: Tensor,
+) -> None:
+    """`out_RHD` holds softmax(scale * q kᵀ) v of each row over its first `num_keys_R[r]` (at least 1) tokens.
+
+    The row's own token counts and has been stored. `page_tables_RP` (int32) is padded with -1; slots beyond a row's
+    keys are not read, they may hold anything. The softmax is computed in float32.
+    """
+    num_rows, num_heads, head_dim = query_RHD.shape
+    assert out_RHD.shape == query_RHD.shape
+    assert out_RHD.dtype == query_RHD.dtype == cache.keys.dtype
+    assert cache.head_dim == head_dim
+    assert num_heads % cache.num_heads == 0
+    assert len(page_tables_RP) == len(num_keys_R) == num_rows
+    assert page_tables_RP.dtype == num_keys_R.dtype == torch.int32
+    paged_decode_reference(query_RHD, cache, page_tables_RP, num_keys_R, scale, out_RHD)
+
+
+def paged_decode_reference(
+    query_RHD: Tensor,
+    cache: PagedKV,
+    page_tables_RP: Tensor,
+    num_keys_R: Tensor,
+    scale: float,
+    out_RHD: Tensor,
+) -> None:
+    num_rows, num_heads, head_dim = query_RHD.shape
+    num_keys = num_keys_R.tolist()
+    elements_a_row = max(num_keys, default=1) * cache.num_heads * head_dim
+    rows_at_once = max(1, MAX_GATHERED_ELEMENTS // elements_a_row)
+    for first in range(0, num_rows, rows_at_once):
+        rows = slice(first, first + rows_at_once)
+        longest = max(num_keys[rows])
+        num_keys_R1 = num_keys_R[rows, None]
+        positions_L = torch.arange(longest, dtype=torch.int32, device=query_RHD.device)
+        # A shorter row reads its last token again in place of what lies beyond, which could be NaN.
+        slots_RL = cache.find_slots(page_tables_RP[rows], torch.minimum(positions_L, num_keys_R1 - 1))
+        key_BLD, value_BLD = _gather_heads(cache, slots_RL)
+        query_BQD = query_RHD[rows].reshape(len(key_BLD), num_heads // cache.num_heads, head_dim)
+        scores_BQL = torch.bmm(query_BQD, key_BLD.transpose(1, 2)).float().mul_(scale)
+        scores_RGQL = scores_BQL.view(len(num_keys_R1), cache.num_heads, -1, longest)
+        scores_RGQL.masked_fill_((positions_L >= num_keys_R1)[:, None, None], float("-inf"))
+        weights_BQL = scores_BQL.softmax(-1).to(value_BLD.dtype)
+        out_RHD[rows] = torch.bmm(weights_BQL, value_BLD).view(-1, num_heads, head_dim)
+
+
+def _gather_heads(cache: PagedKV, slots_RL: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns K and V as [B, L, D]: with the head before the tokens `bmm` needs no further copy."""
+    heads_G1 = torch.arange(cache.num_heads, device=slots_RL.device)[:, None]
+    index = (slots_RL[:, None] * cache.num_heads + heads_G1).view(-1)
+    shape = (-1, slots_RL.shape[1], cache.head_dim)
+    key_BLD = cache.keys.view(-1, cache.head_dim).index_select(0, index).view(shape)
+    return key_BLD, cache.values.view(-1, cache.head_dim).index_select(0, index).view(shape)

@@ -1,0 +1,26 @@
+"""Root-mean-square normalization with the residual addition before it.
+
+Shape legend: T tokens, E embedding size. Formula: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+"""
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float, update_TE: Tensor | None = None) -> Tensor:
+    """Returns x / sqrt(mean(x²) + eps) * weight in a new tensor, computed in float32.
+
+    With `update_TE`, `x_TE` is the residual stream and has it added in place first.
+    """
+    assert x_TE.shape[-1:] == weight_E.shape
+    assert x_TE.dtype == weight_E.dtype
+    assert update_TE is None or (update_TE.shape == x_TE.shape and update_TE.dtype == x_TE.dtype)
+    return rms_norm_reference(x_TE, weight_E, eps, update_TE)
+
+
+def rms_norm_reference(x_TE: Tensor, weight_E: Tensor, eps: float, update_TE: Tensor | None) -> Tensor:
+    if update_TE is not None:
+        x_TE.add_(update_TE)
+    wide_TE = x_TE.float()
+    scale_T1 = torch.rsqrt(wide_TE.square().mean(-1, keepdim=True).add_(eps))
+    return (wide_TE * scale_T1).to(x_TE.dtype) * weight_E

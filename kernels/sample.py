@@ -1,0 +1,41 @@
+"""Chooses one token a row from its logits.
+
+Shape legend: S rows, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.noise import exponential_noise
+
+NO_TOKEN = -1
+
+
+def greedy(logits_SV: Tensor) -> Tensor:
+    """Returns the most likely token of each row (int64; the first of equals), -1 where a logit is not finite."""
+    assert logits_SV.dim() == 2
+    return greedy_reference(logits_SV)
+
+
+def greedy_reference(logits_SV: Tensor) -> Tensor:
+    tokens_S = logits_SV.max(dim=-1).indices
+    # A sum is infinite or NaN as soon as one term is, and reads the logits several times faster than isfinite().all().
+    is_finite_S = logits_SV.sum(-1, dtype=torch.float32).isfinite()
+    return tokens_S.masked_fill_(~is_finite_S, NO_TOKEN)
+
+
+def sample(scores_SV: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:
+    """Returns a token of each row (int64), drawn with probability softmax(scores); may overwrite `scores_SV`.
+
+    `scores_SV` (float32) are logits over temperature, -inf for tokens that are out; one token a row is finite at
+    least. The draw is a function of the row's scores, its seed and the token's position (both int64).
+    """
+    assert scores_SV.dtype == torch.float32
+    assert len(scores_SV) == len(seeds_S) == len(positions_S)
+    return sample_reference(scores_SV, seeds_S, positions_S)
+
+
+def sample_reference(scores_SV: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:
+    """The Gumbel-max trick: minus the logarithm of an exponential draw is a Gumbel draw (Maddison et al., 2014)."""
+    noise_SV = exponential_noise(seeds_S, positions_S, scores_SV.shape[1])
+    return scores_SV.sub_(noise_SV.log_()).max(dim=-1).indices

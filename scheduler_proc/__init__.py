@@ -1,0 +1,1 @@
+"""Decides which requests run in a step (`deciding`) and runs it (`computing`)."""

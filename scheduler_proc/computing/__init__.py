@@ -1,0 +1,1 @@
+"""The computing half of the scheduler: weights, KV cache, forward pass and sampling."""

@@ -1,0 +1,134 @@
+"""The forward pass of a decoder-only transformer over the paged KV cache.
+
+Shape legend: T tokens of the step, E embedding size, H query heads, G key/value heads, D head dimension,
+S rows that sample, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.gelu import gelu
+from kernels.layer_norm import layer_norm
+from kernels.paged_decode import paged_decode
+from kernels.paged_prefill import paged_prefill
+from kernels.rms_norm import rms_norm
+from kernels.rope import rope
+from kernels.silu_mul import silu_mul
+from kernels.store_kv import store_kv
+from scheduler_proc.computing.decoder_config import DecoderConfig
+from scheduler_proc.computing.kv_cache import KVCache
+from scheduler_proc.computing.rope_tables import make_rope_tables
+from scheduler_proc.computing.step_inputs import StepInputs
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A weight and a bias, of a norm or of a linear layer ([out, in])."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def linear(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class Layer:
+    attention_norm: Affine
+    qkv: Affine
+    attention_out: Affine
+    mlp_norm: Affine
+    mlp_in: Affine
+    mlp_out: Affine
+
+
+class Decoder:
+    """A model with its weights; `max_model_len` positions are served."""
+
+    def __init__(self, config: DecoderConfig, weights: dict[str, Tensor], max_model_len: int):
+        def affine(name: str) -> Affine:
+            return Affine(weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+        self.config = config
+        self._embedding_VE = weights["embedding"]
+        self._head_VE = weights["embedding" if config.has_tied_head else "head"]
+        self._positions_ME = weights.get("position_embedding")
+        self._final_norm = affine("final_norm")
+        self._layers = [
+            Layer(**{part: affine(f"layers.{index}.{part}") for part in Layer.__dataclass_fields__})
+            for index in range(config.num_layers)
+        ]
+        self._rope_tables: tuple[Tensor, Tensor] | None = None
+        if config.rope is not None:
+            device = self._embedding_VE.device
+            self._rope_tables = make_rope_tables(config.rope, config.head_dim, max_model_len, device)
+
+    def forward(self, step: StepInputs, cache: KVCache) -> Tensor:
+        """Returns the logits [S, V] of the rows that sample; the cache then holds all tokens' K and V."""
+        residual_TE = self._embed(step)
+        update_TE = None
+        for index, layer in enumerate(self._layers):
+            normed_TE = self._norm(layer.attention_norm, residual_TE, update_TE)
+            update_TE = layer.attention_out.linear(self._attend(index, normed_TE, step, cache))
+            if index == len(self._layers) - 1:
+                # No token attends to what follows, so only the rows that sample go on.
+                update_TE, residual_TE = update_TE[step.last_tokens], residual_TE[step.last_tokens]
+            normed_TE = self._norm(layer.mlp_norm, residual_TE, update_TE)
+            update_TE = self._mlp(layer, normed_TE)
+        return functional.linear(self._norm(self._final_norm, residual_TE, update_TE), self._head_VE)
+
+    def _embed(self, step: StepInputs) -> Tensor:
+        embedded_TE = functional.embedding(step.token_ids, self._embedding_VE)
+        if self._positions_ME is not None:
+            embedded_TE += functional.embedding(step.positions, self._positions_ME)
+        return embedded_TE
+
+    def _norm(self, norm: Affine, residual_TE: Tensor, update_TE: Tensor | None) -> Tensor:
+        """Adds the update to the residual stream and returns the norm of it."""
+        if norm.bias is None:
+            return rms_norm(residual_TE, norm.weight, self.config.norm_eps, update_TE)
+        return layer_norm(residual_TE, norm.weight, norm.bias, self.config.norm_eps, update_TE)
+
+    def _attend(self, index: int, normed_TE: Tensor, step: StepInputs, cache: KVCache) -> Tensor:
+        """Stores the tokens' K and V in layer `index` of the cache; returns their attention's output, [T, H * D]."""
+        config, num_decode = self.config, step.num_decode_rows
+        heads = self._layers[index].qkv.linear(normed_TE).view(len(normed_TE), -1, config.head_dim)
+        query_THD, key_TGD, value_TGD = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        if self._rope_tables is not None:
+            rope(query_THD, key_TGD, *self._rope_tables, step.positions)
+        layer_cache = cache.layers[index]
+        store_kv(key_TGD, value_TGD, layer_cache, step.slots)
+        out_THD = torch.empty(query_THD.shape, dtype=query_THD.dtype, device=query_THD.device)
+        if num_decode:
+            paged_decode(
+                query_THD[:num_decode],
+                layer_cache,
+                step.decode_page_tables,
+                step.decode_num_keys,
+                config.attention_scale,
+                out_THD[:num_decode],
+            )
+        if num_decode < len(query_THD):
+            paged_prefill(
+                query_THD[num_decode:],
+                layer_cache,
+                step.prefill_page_tables,
+                step.prefill_query_lens,
+                step.prefill_context_lens,
+                config.attention_scale,
+                out_THD[num_decode:],
+            )
+        return out_THD.view(len(normed_TE), -1)
+
+    def _mlp(self, layer: Layer, normed_TE: Tensor) -> Tensor:
+        inner = layer.mlp_in.linear(normed_TE)
+        match self.config.activation:
+            case "silu_gated":
+                return layer.mlp_out.linear(silu_mul(inner))
+            case "gelu_tanh":
+                return layer.mlp_out.linear(gelu(inner, "tanh"))
+            case "gelu":
+                return layer.mlp_out.linear(gelu(inner, "exact"))

@@ -1,0 +1,46 @@
+"""A step as large as the flags allow, to measure the memory of a step and to warm up."""
+
+from messages.columns import pack_float32, pack_int32, pack_int64
+from messages.steps import Batch
+
+# What costs most: every row samples, through every filter.
+TEMPERATURE, TOP_P, MIN_P = 1.0, 0.9, 0.01
+
+
+def plan_full_step(num_tokens: int, max_rows: int, max_row_tokens: int, page_size: int) -> Batch:
+    """Returns a step of up to `num_tokens` tokens in up to `max_rows` rows: decode rows first, then long prefills.
+
+    All rows use the same first pages of the cache, as many as `max_row_tokens` tokens take; nobody may hold them.
+    """
+    query_lens = _split(num_tokens, min(max_rows, num_tokens), max_row_tokens)
+    num_rows, num_decode_rows = len(query_lens), query_lens.count(1)
+    num_pages = -(-max(query_lens) // page_size)
+    positions = [position for query_len in query_lens for position in range(query_len)]
+    return Batch(
+        step_id=0,
+        phase="decode" if num_decode_rows == num_rows else "mixed" if num_decode_rows else "prefill",
+        num_decode_rows=num_decode_rows,
+        uids=pack_int64(range(num_rows)),
+        query_lens=pack_int32(query_lens),
+        context_lens=pack_int32([0] * num_rows),
+        token_ids=pack_int32([0] * len(positions)),
+        positions=pack_int32(positions),
+        slots=pack_int64(positions),
+        page_tables=pack_int32(list(range(num_pages)) * num_rows),
+        num_pages_per_row=num_pages,
+        sample_rows=pack_int32(range(num_rows)),
+        temperatures=pack_float32([TEMPERATURE] * num_rows),
+        top_ps=pack_float32([TOP_P] * num_rows),
+        top_ks=pack_int32([0] * num_rows),
+        min_ps=pack_float32([MIN_P] * num_rows),
+        seeds=pack_int64(range(num_rows)),
+        sample_positions=pack_int64(query_lens),
+    )
+
+
+def _split(num_tokens: int, num_rows: int, max_row_tokens: int) -> list[int]:
+    """Returns row lengths in ascending order, at least 1 each: few rows as long as they may be, the others short."""
+    query_lens: list[int] = []
+    for num_later_rows in reversed(range(num_rows)):
+        query_lens.append(min(max_row_tokens, num_tokens - sum(query_lens) - num_later_rows))
+    return query_lens[::-1]

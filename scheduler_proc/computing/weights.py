@@ -1,0 +1,104 @@
+"""Fills a decoder's parameters from a checkpoint, or with random values."""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from messages.errors import BootError
+from scheduler_proc.computing.checkpoint import Checkpoint
+from scheduler_proc.computing.decoder_config import DecoderConfig, Shape, parameter_shapes
+from scheduler_proc.computing.families.family import Family, Source
+from scheduler_proc.computing.placement import Placement
+
+MAX_NAMES_SHOWN = 6
+DUMMY_STD = 0.02
+
+Weights = dict[str, Tensor]
+Report = Callable[[str, float | None], None]
+
+log = logging.getLogger("sluice.weights")
+
+
+def load_weights(
+    config: DecoderConfig, family: Family, checkpoint: Checkpoint, placement: Placement, report: Report
+) -> Weights:
+    """Returns every parameter with the checkpoint's values, in the placement's dtype and on its device.
+
+    One tensor at a time is read and cast, so there is never a second copy. Raises `BootError` that names missing and
+    misshaped tensors; what the model does not need is only logged.
+    """
+    sources = _find_sources(family.list_sources(config), family.prefix, set(checkpoint.files))
+    _log_unexpected(set(checkpoint.files) - set(sources), family)
+    weights = allocate(parameter_shapes(config), placement)
+    wrong_shapes: list[str] = []
+    for num_done, (name, tensor) in enumerate(checkpoint.read(set(sources)), start=1):
+        source = sources[name]
+        if tuple(tensor.shape) != source.shape:
+            wrong_shapes.append(f"{name}: expected {list(source.shape)}, got {list(tensor.shape)}")
+            continue
+        rows = weights[source.target][source.first_row : source.first_row + source.num_rows]
+        rows.copy_(tensor.T if source.is_transposed else tensor)
+        report("loading weights", num_done / len(sources))
+    if wrong_shapes:
+        raise BootError(f"weights do not fit config.json: {_shorten(wrong_shapes, '; ')}")
+    return weights
+
+
+def make_dummy_weights(config: DecoderConfig, placement: Placement, report: Report) -> Weights:
+    """Returns random parameters of the real shapes, the same in every run: they time like real ones."""
+    weights = allocate(parameter_shapes(config), placement)
+    generator = torch.Generator(placement.device).manual_seed(0)
+    for num_done, (name, tensor) in enumerate(weights.items(), start=1):
+        if name.endswith("norm.weight"):
+            tensor.fill_(1.0)
+        elif name.endswith(".bias"):
+            tensor.zero_()
+        else:
+            tensor.normal_(std=DUMMY_STD, generator=generator)
+        report("making random weights", num_done / len(weights))
+    return weights
+
+
+def allocate(shapes: dict[str, Shape], placement: Placement) -> Weights:
+    """Returns uninitialized tensors. Raises `BootError` where there is not enough memory."""
+    try:
+        return {
+            name: torch.empty(shape, dtype=placement.dtype, device=placement.device) for name, shape in shapes.items()
+        }
+    except RuntimeError as error:
+        num_bytes = sum(torch.Size(shape).numel() for shape in shapes.values()) * placement.dtype.itemsize
+        raise BootError(
+            f"the model's weights need {num_bytes / 2**30:.2f} GiB in {placement.dtype_name}, which {placement.device} "
+            f"does not give: {str(error).splitlines()[0]}"
+        ) from None
+
+
+def _find_sources(sources: list[Source], prefix: str, present: set[str]) -> dict[str, Source]:
+    """Returns the sources under the names they have in the checkpoint: with `prefix`, or all without it."""
+    if not any(name.startswith(prefix) for name in present):
+        sources = [replace(source, name=source.name.removeprefix(prefix)) for source in sources]
+    sources = [
+        replace(source, name=source.other_name)
+        if source.name not in present and source.other_name in present
+        else source
+        for source in sources
+    ]
+    missing = [source.name for source in sources if source.name not in present]
+    if missing:
+        raise BootError(f"the checkpoint lacks {len(missing)} of {len(sources)} tensors: {_shorten(missing)}")
+    return {source.name: source for source in sources}
+
+
+def _log_unexpected(names: set[str], family: Family) -> None:
+    unexpected = sorted(name for name in names if not family.ignored.fullmatch(name))
+    if unexpected:
+        log.warning("the checkpoint holds %d tensors not used: %s", len(unexpected), _shorten(unexpected))
+
+
+def _shorten(items: Iterable[str], separator: str = ", ") -> str:
+    shown = list(items)
+    more = len(shown) - MAX_NAMES_SHOWN
+    return separator.join(shown[:MAX_NAMES_SHOWN]) + (f"{separator}and {more} more" if more > 0 else "")

@@ -1,0 +1,159 @@
+"""Small random checkpoints of every kind the server reads, their tokenizer, and the configuration to serve them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from messages.config import CacheConfig, Config, HttpConfig, ModelConfig, ModelFacts, RunConfig, SchedulingConfig
+
+SavedAs = Literal["safetensors", "sharded", "pt", "pt-sharded"]
+
+VOCAB_SIZE = 320
+CONTEXT = 96
+SECTIONS = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduling": SchedulingConfig,
+    "http": HttpConfig,
+    "run": RunConfig,
+}
+
+GPT2_VARIANTS: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "gpt2-untied": {"tie_word_embeddings": False},
+    "gpt2-exact-gelu": {"activation_function": "gelu", "n_inner": 56, "layer_norm_epsilon": 1e-3},
+    "gpt2-unscaled": {"scale_attn_weights": False},
+}
+LLAMA_VARIANTS: dict[str, dict[str, Any]] = {
+    "llama-mha": {"num_key_value_heads": 4},
+    "llama-gqa-tied": {"tie_word_embeddings": True},
+    "llama-mqa": {"num_key_value_heads": 1},
+    "llama-biases": {"attention_bias": True, "mlp_bias": True},
+    "llama-head-dim": {"head_dim": 24},
+    "llama-linear": {"rope_scaling": {"rope_type": "linear", "factor": 3.0}},
+    "llama-llama3": {
+        "rope_theta": 500.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+}
+VARIANTS = [*GPT2_VARIANTS, *LLAMA_VARIANTS]
+
+
+def build_checkpoint(path: Path, variant: str, saved_as: SavedAs = "safetensors", **overrides: Any) -> PreTrainedModel:
+    """Writes the checkpoint into `path` and returns the float32 model; the same values in every call.
+
+    `overrides` are fields of the Hugging Face configuration. The weights are large, so that the best token of a row
+    leads clearly, and neither biases nor norms are left at 0 and 1.
+    """
+    if variant in GPT2_VARIANTS:
+        model: PreTrainedModel = GPT2LMHeadModel(_gpt2_config(GPT2_VARIANTS[variant] | overrides))
+    else:
+        model = LlamaForCausalLM(_llama_config(LLAMA_VARIANTS[variant] | overrides))
+    generator = torch.Generator().manual_seed(17)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            center = 1.0 if parameter.dim() == 1 and bool((parameter == 1).all()) else 0.0
+            parameter.normal_(center, 0.2, generator=generator)
+    _save(model, path, saved_as)
+    return model.eval()
+
+
+def _gpt2_config(overrides: dict[str, Any]) -> GPT2Config:
+    shape = {"vocab_size": VOCAB_SIZE, "n_positions": CONTEXT, "n_embd": 48, "n_layer": 3, "n_head": 3}
+    ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
+    return GPT2Config(**(shape | ends | overrides))
+
+
+def _llama_config(overrides: dict[str, Any]) -> LlamaConfig:
+    shape = {
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": CONTEXT,
+        "hidden_size": 64,
+        "intermediate_size": 88,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
+    return LlamaConfig(**(shape | ends | overrides))
+
+
+def _save(model: PreTrainedModel, path: Path, saved_as: SavedAs) -> None:
+    if saved_as in ("safetensors", "sharded"):
+        model.save_pretrained(path, max_shard_size="5GB" if saved_as == "safetensors" else "60KB")
+        return
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(path)
+    state = model.state_dict()
+    if saved_as == "pt":
+        torch.save(state, path / "pytorch_model.bin")
+        return
+    names = list(state)
+    shards = {
+        "pytorch_model-00001-of-00002.bin": names[: len(names) // 2],
+        "pytorch_model-00002-of-00002.bin": names[len(names) // 2 :],
+    }
+    for file, held in shards.items():
+        torch.save({name: state[name].clone() for name in held}, path / file)
+    weight_map = {name: file for file, held in shards.items() for name in held}
+    (path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
+
+
+def write_tokenizer(path: Path, vocab_size: int = VOCAB_SIZE, source: Path | None = None) -> None:
+    """Gives the checkpoint a tokenizer: the tokenizer.json `source`, or a byte-level one of `vocab_size` tokens.
+
+    The latter has a token for each byte and, from 256 on, pairs that no text yields: any text round-trips, and any id
+    decodes to something.
+    """
+    if source is not None:
+        shutil.copy(source, path / "tokenizer.json")
+    else:
+        assert vocab_size >= 256
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        names = [*alphabet, *(f"{first}{second}" for first in alphabet for second in alphabet)]
+        tokenizer = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names[:vocab_size])}, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}),
+        encoding="utf-8",
+    )
+
+
+def make_config(model_dir: Path, **flags: Any) -> Config:
+    """Returns the configuration that serves `model_dir`; `flags` are fields of any section, by their names.
+
+    Unless they say otherwise: float32 on the CPU, one thread, and pages enough for a few requests.
+    """
+    hf_config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    context = hf_config.get("n_positions") or hf_config["max_position_embeddings"]
+    max_model_len = min(context, flags.get("max_model_len") or context)
+    eos = hf_config.get("eos_token_id")
+    flags = {"model": str(model_dir), "dtype": "float32", "device": "cpu", "cpu_threads": 1, "num_pages": 256} | flags
+    sections = {
+        name: struct(**{field: flags.pop(field) for field in struct.__struct_fields__ if field in flags})
+        for name, struct in SECTIONS.items()
+    }
+    assert not flags, f"no flag has the name {', '.join(flags)}"
+    facts = ModelFacts(
+        model_dir=str(model_dir),
+        tokenizer_dir=str(model_dir),
+        served_names=(model_dir.name,),
+        vocab_size=hf_config["vocab_size"],
+        max_model_len=max_model_len,
+        eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+    )
+    return msgspec.convert(sections | {"facts": facts}, Config, from_attributes=True)

@@ -1,0 +1,87 @@
+"""What the kernels' tests share: devices, tolerances, paged caches with poison in them, dense attention in float64.
+
+Shape legend: T tokens, H query heads, G key/value heads, D head dimension, S slots, R rows, P pages, L keys of a row.
+"""
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.paged_kv import PagedKV
+
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@dataclass(frozen=True)
+class PagedCase:
+    """Rows whose K and V lie scattered in a cache that is NaN elsewhere, with the attention they must get."""
+
+    query: Tensor
+    """[T, H, D]"""
+    cache: PagedKV
+    page_tables: Tensor
+    """int32 [R, P], padded with -1."""
+    query_lens: Tensor
+    context_lens: Tensor
+    scale: float
+    expected: Tensor
+    """float64 [T, H, D]"""
+
+
+@dataclass(frozen=True)
+class Shape:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+
+
+def make_paged_case(
+    shape: Shape, query_lens: list[int], context_lens: list[int], dtype: torch.dtype, device: str
+) -> PagedCase:
+    generator = torch.Generator().manual_seed(sum(query_lens) + 7 * sum(context_lens))
+    num_pages = [-(-(n + c) // shape.page_size) for n, c in zip(query_lens, context_lens, strict=True)]
+    pages = list(range(sum(num_pages) + 3))
+    random.Random(1).shuffle(pages)
+    num_slots = len(pages) * shape.page_size
+    caches = torch.full((2, num_slots, shape.num_kv_heads, shape.head_dim), float("nan"), dtype=dtype)
+    query_THD = torch.randn(sum(query_lens), shape.num_heads, shape.head_dim, generator=generator).to(dtype)
+    page_tables = torch.full((len(query_lens), max(num_pages) + 1), -1, dtype=torch.int32)
+    expected, first, scale = [], 0, shape.head_dim**-0.5
+    for row, (num_new, num_before) in enumerate(zip(query_lens, context_lens, strict=True)):
+        row_pages = torch.tensor([pages.pop() for _ in range(num_pages[row])])
+        page_tables[row, : len(row_pages)] = row_pages
+        slots = (row_pages[:, None] * shape.page_size + torch.arange(shape.page_size)).view(-1)[: num_before + num_new]
+        kv = torch.randn(2, len(slots), shape.num_kv_heads, shape.head_dim, generator=generator).to(dtype)
+        caches[:, slots] = kv
+        expected.append(dense_attention(query_THD[first : first + num_new], kv[0], kv[1], scale))
+        first += num_new
+    return PagedCase(
+        query_THD.to(device),
+        PagedKV(caches[0].to(device), caches[1].to(device), shape.page_size),
+        page_tables.to(device),
+        torch.tensor(query_lens, dtype=torch.int32, device=device),
+        torch.tensor(context_lens, dtype=torch.int32, device=device),
+        scale,
+        torch.cat(expected).to(device),
+    )
+
+
+def dense_attention(query_THD: Tensor, key_LGD: Tensor, value_LGD: Tensor, scale: float) -> Tensor:
+    """Returns causal attention in float64; the last query is at the position of the last key."""
+    repeats = query_THD.shape[1] // key_LGD.shape[1]
+    key_LHD = key_LGD.double().repeat_interleave(repeats, dim=1)
+    value_LHD = value_LGD.double().repeat_interleave(repeats, dim=1)
+    scores_HTL = torch.einsum("thd,lhd->htl", query_THD.double(), key_LHD) * scale
+    num_queries, num_keys = scores_HTL.shape[1:]
+    is_later = torch.ones(num_queries, num_keys, dtype=torch.bool).triu(num_keys - num_queries + 1)
+    weights_HTL = scores_HTL.masked_fill(is_later, float("-inf")).softmax(-1)
+    return torch.einsum("htl,lhd->thd", weights_HTL, value_LHD)
+
+
+def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    tolerance = TOLERANCES[dtype]
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=tolerance)

@@ -1,0 +1,75 @@
+import pytest
+import torch
+
+from kernels import paged_decode as module
+from kernels.paged_decode import paged_decode
+from tests.kernels.cases import DEVICES, PagedCase, Shape, assert_close, make_paged_case
+
+SHAPES = [
+    Shape(12, 12, 64, 16),
+    Shape(8, 4, 80, 16),
+    Shape(8, 2, 96, 1),
+    Shape(8, 1, 128, 64),
+    Shape(3, 3, 8, 16),
+    Shape(5, 1, 16, 1),
+]
+NUM_KEYS = [1, 2, 16, 17, 63, 64, 65, 130]
+
+
+def run(case: PagedCase) -> torch.Tensor:
+    out = torch.full_like(case.query, float("nan"))
+    paged_decode(
+        case.query,
+        case.cache,
+        case.page_tables,
+        case.context_lens + 1,
+        case.scale,
+        out,
+    )
+    return out
+
+
+def decode_case(shape: Shape, num_keys: list[int], dtype: torch.dtype, device: str) -> PagedCase:
+    return make_paged_case(shape, [1] * len(num_keys), [n - 1 for n in num_keys], dtype, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_equals_dense_attention(shape: Shape, dtype: torch.dtype, device: str) -> None:
+    case = decode_case(shape, NUM_KEYS, dtype, device)
+    assert_close(run(case), case.expected, dtype)
+
+
+@pytest.mark.parametrize("elements", [1, 3000, 1 << 20])
+def test_rows_taken_in_groups_give_the_same(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
+    monkeypatch.setattr(module, "MAX_GATHERED_ELEMENTS", elements)
+    case = decode_case(Shape(4, 2, 16, 16), NUM_KEYS, torch.float32, "cpu")
+    assert_close(run(case), case.expected, torch.float32)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_that_is_not_finite_leaves_the_others_alone(device: str) -> None:
+    case = decode_case(Shape(4, 2, 16, 16), [5, 40, 20], torch.float32, device)
+    slot = int(case.page_tables[1, 0]) * case.cache.page_size
+    case.cache.values[slot] = float("inf")
+    case.cache.keys[slot] = float("nan")
+    out = run(case)
+    assert not bool(out[1].isfinite().any())
+    assert_close(out[[0, 2]], case.expected[[0, 2]], torch.float32)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_takes_a_query_that_is_a_view(device: str) -> None:
+    case = decode_case(Shape(4, 2, 16, 16), [9, 3], torch.float32, device)
+    merged = torch.cat((case.query, torch.zeros(2, 4, 16, device=device)), dim=1)
+    out = torch.full((2, 4, 16), float("nan"), device=device)
+    paged_decode(
+        merged[:, :4],
+        case.cache,
+        case.page_tables,
+        case.context_lens + 1,
+        case.scale,
+        out,
+    )
+    assert_close(out, case.expected, torch.float32)

@@ -1,0 +1,5 @@
+"""One thread computes: the tensors are small, and other processes want the cores."""
+
+import torch
+
+torch.set_num_threads(1)

@@ -1,0 +1,128 @@
+"""Drives a `ModelRunner` as a scheduler would: plans steps from rows, and generates from prompts in any schedule."""
+
+import random
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from messages.columns import pack_float32, pack_int32, pack_int64, unpack_int32
+from messages.requests import SamplingParams
+from messages.steps import Batch
+from scheduler_proc.computing.runner import ModelRunner
+
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+@dataclass
+class Row:
+    """One request: `num_computed` of its `ids` (prompt and output) are in the cache, in `pages`."""
+
+    uid: int
+    ids: list[int]
+    num_prompt: int
+    params: SamplingParams = GREEDY
+    first_step: int = 0
+    num_computed: int = 0
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.ids[self.num_prompt :]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`chunk_tokens`: most prompt tokens of a row in a step. `stagger`: steps between two requests' first steps."""
+
+    chunk_tokens: int = 1 << 30
+    stagger: int = 0
+    page_size: int = 16
+    seed: int = 0
+
+
+def generate(
+    runner: ModelRunner,
+    prompts: Sequence[Sequence[int]],
+    num_tokens: int | Sequence[int],
+    schedule: Schedule = Schedule(),
+    params: Sequence[SamplingParams] | None = None,
+) -> list[list[int]]:
+    """Returns the output ids of each prompt. Pages are handed out in a random order of `schedule.seed`.
+
+    A row that yields no token (-1) ends with it.
+    """
+    wanted = [num_tokens] * len(prompts) if isinstance(num_tokens, int) else list(num_tokens)
+    rows = [
+        Row(index, list(prompt), len(prompt), params[index] if params else GREEDY, index * schedule.stagger)
+        for index, prompt in enumerate(prompts)
+    ]
+    free_pages = list(range(runner.num_pages))
+    random.Random(schedule.seed).shuffle(free_pages)
+    step_id = 0
+    running = rows
+    while running := [row for row in running if len(row.output_ids) < wanted[row.uid] and row.ids[-1] >= 0]:
+        planned = []
+        for row in running:
+            if row.first_step > step_id:
+                continue
+            num_new = min(schedule.chunk_tokens, len(row.ids) - row.num_computed)
+            while len(row.pages) * schedule.page_size < row.num_computed + num_new:
+                row.pages.append(free_pages.pop())
+            planned.append((row, num_new))
+        if planned:
+            run_step(runner, step_id, planned, schedule.page_size)
+        step_id += 1
+    return [row.output_ids for row in rows]
+
+
+def run_step(runner: ModelRunner, step_id: int, planned: list[tuple[Row, int]], page_size: int) -> None:
+    """Runs one step of these rows and numbers of tokens, and appends the tokens that it yields."""
+    planned = sorted(planned, key=lambda item: not is_decode(*item))
+    output = runner.run(plan_batch(step_id, planned, page_size))
+    assert output.step_id == step_id
+    sampling = [row for row, num_new in planned if row.num_computed + num_new == len(row.ids)]
+    next_tokens = unpack_int32(output.next_tokens)
+    for row, num_new in planned:
+        row.num_computed += num_new
+    for row, token in zip(sampling, next_tokens, strict=True):
+        row.ids.append(token)
+
+
+def is_decode(row: Row, num_new: int) -> bool:
+    return num_new == 1 and row.num_computed >= row.num_prompt
+
+
+def plan_batch(step_id: int, planned: list[tuple[Row, int]], page_size: int) -> Batch:
+    """Returns the plan of a step; decode rows come first in `planned`."""
+    num_decode = sum(is_decode(row, num_new) for row, num_new in planned)
+    num_pages = max(len(row.pages) for row, _ in planned)
+    sampling = [i for i, (row, num_new) in enumerate(planned) if row.num_computed + num_new == len(row.ids)]
+    params = [planned[i][0].params for i in sampling]
+    token_ids, positions, slots = array("i"), array("i"), array("q")
+    for row, num_new in planned:
+        for position in range(row.num_computed, row.num_computed + num_new):
+            token_ids.append(row.ids[position])
+            positions.append(position)
+            slots.append(row.pages[position // page_size] * page_size + position % page_size)
+    return Batch(
+        step_id=step_id,
+        phase="decode" if num_decode == len(planned) else "mixed" if num_decode else "prefill",
+        num_decode_rows=num_decode,
+        uids=pack_int64(row.uid for row, _ in planned),
+        query_lens=pack_int32(num_new for _, num_new in planned),
+        context_lens=pack_int32(row.num_computed for row, _ in planned),
+        token_ids=token_ids.tobytes(),
+        positions=positions.tobytes(),
+        slots=slots.tobytes(),
+        page_tables=pack_int32(
+            page for row, _ in planned for page in [*row.pages, *[-1] * (num_pages - len(row.pages))]
+        ),
+        num_pages_per_row=num_pages,
+        sample_rows=pack_int32(sampling),
+        temperatures=pack_float32(0.0 if p.is_greedy else p.temperature for p in params),
+        top_ps=pack_float32(p.top_p for p in params),
+        top_ks=pack_int32(p.top_k for p in params),
+        min_ps=pack_float32(p.min_p for p in params),
+        seeds=pack_int64(p.seed for p in params),
+        sample_positions=pack_int64(len(planned[i][0].ids) for i in sampling),
+    )

@@ -1,0 +1,22 @@
+"""What transformers says about our outputs."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+CLEAR_MARGIN = 1e-3
+"""Lead of the best logit over the second in float32 below which another order of additions may choose the other."""
+
+
+def assert_greedy(model: PreTrainedModel, prompt: Sequence[int], output: Sequence[int], what: str) -> None:
+    """Each id of `output` is the model's best after all before it; a near tie may go either way, and is printed."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *output[:-1]]])).logits[0, len(prompt) - 1 :]
+    best = logits.topk(2)
+    for index, token in enumerate(output):
+        wanted, margin = int(best.indices[index, 0]), float(best.values[index, 0] - best.values[index, 1])
+        if token == wanted:
+            continue
+        assert margin < CLEAR_MARGIN, f"{what}: output {index} is {token}, not {wanted}, which leads by {margin:.4f}"
+        print(f"{what}: output {index} is {token} instead of {wanted}, a near tie (margin {margin:.1e})")

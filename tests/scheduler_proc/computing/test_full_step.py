@@ -1,0 +1,27 @@
+import pytest
+
+from messages.columns import num_int32, unpack_int32
+from scheduler_proc.computing.full_step import plan_full_step
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "max_rows", "max_row_tokens", "query_lens", "num_decode_rows"),
+    [
+        (10, 3, 96, [1, 1, 8], 2),
+        (20, 4, 8, [1, 3, 8, 8], 1),
+        (100, 2, 30, [30, 30], 0),
+        (3, 256, 96, [1, 1, 1], 3),
+        (1, 1, 1, [1], 1),
+    ],
+)
+def test_a_full_step(
+    num_tokens: int, max_rows: int, max_row_tokens: int, query_lens: list[int], num_decode_rows: int
+) -> None:
+    batch = plan_full_step(num_tokens, max_rows, max_row_tokens, 16)
+    assert list(unpack_int32(batch.query_lens)) == query_lens
+    assert batch.num_decode_rows == num_decode_rows
+    assert batch.phase == {0: "prefill", len(query_lens): "decode"}.get(num_decode_rows, "mixed")
+    assert num_int32(batch.token_ids) == sum(query_lens) <= num_tokens
+    assert num_int32(batch.sample_rows) == len(query_lens)
+    assert max(unpack_int32(batch.page_tables)) < -(-max_row_tokens // 16)
+    assert num_int32(batch.page_tables) == len(query_lens) * batch.num_pages_per_row

@@ -1,0 +1,92 @@
+"""Greedy ids of the runner against transformers in float32, in every schedule a scheduler may choose."""
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from scheduler_proc.computing.runner import ModelRunner, load_runner
+from tests.checkpoints import CONTEXT, VARIANTS, VOCAB_SIZE, build_checkpoint, make_config
+from tests.scheduler_proc.computing.drive import Schedule, generate
+from tests.scheduler_proc.computing.reference import assert_greedy
+
+PROMPT_LENS = [1, 2, 15, 16, 17, 40, CONTEXT - 1]
+SCHEDULES = [
+    Schedule(),
+    Schedule(chunk_tokens=1, seed=1),
+    Schedule(chunk_tokens=7, stagger=1, seed=2),
+    Schedule(chunk_tokens=16, stagger=2, seed=3),
+]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    model: PreTrainedModel
+    runner: ModelRunner
+    path: Path
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    path = tmp_path_factory.mktemp(request.param)
+    model = build_checkpoint(path, request.param)
+    return Loaded(model, load_runner(make_config(path), lambda text, fraction: None), path)
+
+
+def make_prompts(lens: list[int]) -> list[list[int]]:
+    chooser = random.Random(4)
+    return [[chooser.randrange(VOCAB_SIZE) for _ in range(length)] for length in lens]
+
+
+def test_a_request_alone(loaded: Loaded) -> None:
+    for prompt in make_prompts(PROMPT_LENS):
+        num_tokens = min(8, CONTEXT - len(prompt))
+        (output,) = generate(loaded.runner, [prompt], num_tokens)
+        assert_greedy(loaded.model, prompt, output, f"{loaded.path.name}, prompt of {len(prompt)}")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_requests_together(loaded: Loaded, schedule: Schedule) -> None:
+    """Chunked prefill, decode rows beside prefill rows, pages in any order."""
+    prompts = make_prompts(PROMPT_LENS)
+    num_tokens = [min(8, CONTEXT - len(prompt)) for prompt in prompts]
+    outputs = generate(loaded.runner, prompts, num_tokens, schedule)
+    for prompt, output, wanted in zip(prompts, outputs, num_tokens, strict=True):
+        assert len(output) == wanted
+        assert_greedy(loaded.model, prompt, output, f"{loaded.path.name}, {schedule}, prompt of {len(prompt)}")
+
+
+@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize("variant", ["gpt2", "llama-gqa-tied"])
+def test_other_page_sizes(tmp_path: Path, variant: str, page_size: int) -> None:
+    model = build_checkpoint(tmp_path, variant)
+    runner = load_runner(make_config(tmp_path, block_size=page_size), lambda text, fraction: None)
+    prompts = make_prompts([1, 30, 65])
+    schedule = Schedule(chunk_tokens=20, stagger=1, page_size=page_size)
+    for prompt, output in zip(prompts, generate(runner, prompts, 6, schedule), strict=True):
+        assert_greedy(model, prompt, output, f"{variant}, pages of {page_size}, prompt of {len(prompt)}")
+
+
+@pytest.mark.parametrize("name", ["nano-shakespeare-gpt2", "tinystories-656k-llama"])
+@pytest.mark.parametrize("schedule", [Schedule(), Schedule(chunk_tokens=5, stagger=1)], ids=str)
+def test_trained_models_give_the_recorded_ids(shared_dir: Path, name: str, schedule: Schedule) -> None:
+    path = shared_dir / "models" / name
+    runner = load_runner(make_config(path), lambda text, fraction: None)
+    cases = json.loads((path / "golden.json").read_text(encoding="utf-8"))["cases"]
+    wanted = [case["output_ids"] for case in cases]
+    assert generate(runner, [case["prompt_ids"] for case in cases], [len(ids) for ids in wanted], schedule) == wanted
+
+
+def test_float16_serves_the_same_tokens_where_the_best_leads_clearly(tmp_path: Path) -> None:
+    model = build_checkpoint(tmp_path, "llama-mha")
+    runner = load_runner(make_config(tmp_path, dtype="float16"), lambda text, fraction: None)
+    (prompt,) = make_prompts([20])
+    (output,) = generate(runner, [prompt], 1)
+    with torch.inference_mode():
+        best = model(torch.tensor([prompt])).logits[0, -1].topk(2)
+    assert float(best.values[0] - best.values[1]) > 0.1
+    assert output == [int(best.indices[0])]

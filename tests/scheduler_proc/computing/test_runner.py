@@ -1,0 +1,150 @@
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from messages.columns import unpack_int32
+from messages.errors import BootError
+from messages.requests import SamplingParams
+from scheduler_proc.computing.placement import Placement
+from scheduler_proc.computing.runner import ModelRunner, load_runner
+from tests.checkpoints import build_checkpoint, make_config
+from tests.scheduler_proc.computing.drive import Row, Schedule, generate, plan_batch, run_step
+
+SAMPLED = [
+    SamplingParams(max_tokens=12, temperature=1.5, seed=1),
+    SamplingParams(max_tokens=12, temperature=0.8, top_k=20, seed=-5),
+    SamplingParams(max_tokens=12, temperature=1.0, top_p=0.7, seed=1),
+    SamplingParams(max_tokens=12, temperature=0.0),
+    SamplingParams(max_tokens=12, temperature=1.2, min_p=0.02, top_p=0.95, seed=1 << 62),
+]
+PROMPTS = [[5, 6, 7], [5, 6, 7], list(range(40)), [9], [100, 200, 300, 12, 4, 4, 4, 4, 4, 4, 4]]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    build_checkpoint(path, "llama-gqa-tied")
+    return path
+
+
+@pytest.fixture(scope="module")
+def runner(model_dir: Path) -> ModelRunner:
+    return load_runner(make_config(model_dir), lambda text, fraction: None)
+
+
+def test_phases_are_reported(model_dir: Path) -> None:
+    reports: list[tuple[str, float | None]] = []
+    loaded = load_runner(make_config(model_dir, num_pages=77), lambda *report: reports.append(report))
+    assert list(dict.fromkeys(text for text, _ in reports)) == [
+        "reading the model's configuration",
+        "loading weights",
+        "allocating the KV cache",
+        "warming up",
+    ]
+    fractions = [fraction for text, fraction in reports if text == "loading weights"]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    assert loaded.num_pages == 77
+
+
+@pytest.mark.parametrize("schedule", [Schedule(), Schedule(chunk_tokens=6, stagger=1, seed=9)], ids=str)
+def test_a_seeded_request_gives_the_same_tokens_alone_and_in_a_batch(runner: ModelRunner, schedule: Schedule) -> None:
+    together = generate(runner, PROMPTS, 12, schedule, SAMPLED)
+    for prompt, params, output in zip(PROMPTS, SAMPLED, together, strict=True):
+        assert generate(runner, [prompt], 12, Schedule(seed=3), [params]) == [output]
+    assert together[0] != together[1]
+
+
+def test_a_continued_request_goes_on_as_it_would_have(runner: ModelRunner) -> None:
+    (whole,) = generate(runner, PROMPTS[:1], 12, params=SAMPLED[:1])
+    (rest,) = generate(runner, [PROMPTS[0] + whole[:5]], 7, params=SAMPLED[:1])
+    assert whole[5:] == rest
+
+
+def test_a_step_can_be_run_again(runner: ModelRunner) -> None:
+    """What a step returns hangs on its plan and on the cache, not on what ran before it."""
+    row = Row(1, list(PROMPTS[2]), len(PROMPTS[2]), SAMPLED[0], pages=[3, 8, 5])
+    batch = plan_batch(7, [(row, len(row.ids))], 16)
+    first = runner.run(batch)
+    generate(runner, PROMPTS, 3, params=SAMPLED)
+    assert runner.run(batch) == first
+    assert first.step_id == 7
+
+
+def test_a_step_in_which_no_row_samples_returns_no_tokens(runner: ModelRunner) -> None:
+    row = Row(1, list(range(20)), 20, pages=[0, 1])
+    assert runner.run(plan_batch(1, [(row, 5)], 16)).next_tokens == b""
+
+
+def test_a_row_that_is_not_finite_fails_alone(model_dir: Path) -> None:
+    loaded = load_runner(make_config(model_dir), lambda text, fraction: None)
+    poisoned_token = 7
+    loaded._decoder._embedding_VE[poisoned_token] = float("nan")  # pyright: ignore
+    loaded._decoder._head_VE = torch.nan_to_num(loaded._decoder._head_VE)  # pyright: ignore
+    prompts = [[1, 2, 3], [1, poisoned_token, 3], [4] * 20]
+    rows = [Row(i, list(prompt), len(prompt), SAMPLED[i], pages=[2 * i, 2 * i + 1]) for i, prompt in enumerate(prompts)]
+    run_step(loaded, 0, [(row, len(row.ids)) for row in rows], 16)
+    assert [row.output_ids[0] >= 0 for row in rows] == [True, False, True]
+    assert rows[1].output_ids == [-1]
+    # Its pages serve another request afterwards, although they hold NaN.
+    after = Row(9, [4] * 20, 20, SAMPLED[2], pages=[2, 3])
+    run_step(loaded, 1, [(after, 20)], 16)
+    assert after.output_ids == rows[2].output_ids
+
+
+def test_dummy_weights_are_the_same_in_every_run(model_dir: Path) -> None:
+    runs = [load_runner(make_config(model_dir, load_format="dummy"), lambda text, fraction: None) for _ in range(2)]
+    outputs = [generate(loaded, PROMPTS, 5) for loaded in runs]
+    assert outputs[0] == outputs[1]
+    assert len({token for output in outputs[0] for token in output}) > 1
+
+
+def test_the_default_step_on_a_cpu_is_small(model_dir: Path, runner: ModelRunner) -> None:
+    assert runner.max_num_batched_tokens == 512
+    given = load_runner(make_config(model_dir, max_num_batched_tokens=3), lambda text, fraction: None)
+    assert given.max_num_batched_tokens == 3
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device of 8 MiB, 2 of them taken, that computes where the tensors are: on the CPU."""
+    monkeypatch.setattr(Placement, "is_cuda", property(lambda self: True))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (6 << 20, 8 << 20))
+
+
+@pytest.mark.usefixtures("fake_gpu")
+def test_on_a_gpu_the_cache_takes_its_share_of_what_a_full_step_leaves(model_dir: Path) -> None:
+    flags = {"num_pages": None, "max_num_batched_tokens": 200, "gpu_memory_utilization": 0.5}
+    loaded = load_runner(make_config(model_dir, **flags), lambda text, fraction: None)
+    page_bytes = 2 * 3 * 16 * 2 * 16 * 4
+    assert loaded.num_pages == ((4 << 20) - (2 << 20) + 6 * page_bytes) // page_bytes
+    few = load_runner(make_config(model_dir, **flags, max_num_seqs=2), lambda text, fraction: None)
+    assert few.num_pages == 12
+    assert load_runner(make_config(model_dir), lambda text, fraction: None).max_num_batched_tokens == 8192
+
+
+@pytest.mark.usefixtures("fake_gpu")
+def test_a_full_step_that_does_not_fit_is_a_clear_error(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+
+    monkeypatch.setattr(ModelRunner, "run", run_out)
+    with pytest.raises(BootError, match=r"a step of 300 tokens does not fit .* 2 GiB\. Lower --max-num-batched-tokens"):
+        load_runner(make_config(model_dir, max_num_batched_tokens=300), lambda text, fraction: None)
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path: Path, model_dir: Path) -> None:
+    config = make_config(model_dir)
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}', encoding="utf-8")
+    elsewhere = msgspec.structs.replace(config, facts=msgspec.structs.replace(config.facts, model_dir=str(tmp_path)))
+    with pytest.raises(BootError, match=r"BertModel.*GPT2LMHeadModel, LlamaForCausalLM"):
+        load_runner(elsewhere, lambda text, fraction: None)
+
+
+def test_next_tokens_are_int32(runner: ModelRunner) -> None:
+    rows = [Row(i, [i + 1], 1, pages=[i]) for i in range(3)]
+    tokens = unpack_int32(runner.run(plan_batch(1, [(row, 1) for row in rows], 16)).next_tokens)
+    assert len(tokens) == 3
+    assert all(0 <= token < 320 for token in tokens)

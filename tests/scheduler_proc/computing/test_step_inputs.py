@@ -1,0 +1,43 @@
+import msgspec
+import pytest
+import torch
+
+from messages.columns import pack_int32
+from scheduler_proc.computing.step_inputs import make_step_inputs
+from tests.scheduler_proc.computing.drive import Row, plan_batch
+
+CPU = torch.device("cpu")
+
+
+def mixed_batch():
+    """Two decode rows, a chunk that does not end its prompt, and one that does."""
+    rows = [
+        (Row(0, [5, 6, 7], 2, num_computed=2, pages=[4]), 1),
+        (Row(1, [8] * 18, 17, num_computed=17, pages=[2, 9]), 1),
+        (Row(2, [10, 11, 12, 13], 4, num_computed=1, pages=[0]), 2),
+        (Row(3, [14, 15], 2, pages=[7]), 2),
+    ]
+    return plan_batch(3, rows, 16)
+
+
+def test_columns_become_tensors() -> None:
+    step = make_step_inputs(mixed_batch(), CPU)
+    assert step.token_ids.tolist() == [7, 8, 11, 12, 14, 15]
+    assert step.positions.tolist() == [2, 17, 1, 2, 0, 1]
+    assert step.slots.tolist() == [66, 145, 1, 2, 112, 113]
+    assert step.slots.dtype == torch.int64
+    assert step.num_decode_rows == 2
+    assert step.decode_page_tables.tolist() == [[4, -1], [2, 9]]
+    assert step.decode_num_keys.tolist() == [3, 18]
+    assert step.prefill_page_tables.tolist() == [[0, -1], [7, -1]]
+    assert step.prefill_query_lens.tolist() == [2, 2]
+    assert step.prefill_context_lens.tolist() == [1, 0]
+    assert step.last_tokens.tolist() == [0, 1, 5]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"positions": pack_int32([1])}, {"query_lens": pack_int32([1, 2, 2, 1])}, {"slots": b""}]
+)
+def test_columns_that_do_not_fit_together_are_a_bug(changes: dict[str, bytes]) -> None:
+    with pytest.raises(AssertionError):
+        make_step_inputs(msgspec.structs.replace(mixed_batch(), **changes), CPU)
