@@ -1,0 +1,110 @@
+"""The plan of one step, and how it becomes the columns of a `Batch`."""
+
+from array import array
+from typing import NamedTuple
+
+from messages.columns import INT32, INT64, pack_int32
+from messages.steps import Batch, Phase
+from scheduler_proc.deciding.decode_rows import DecodeRows, SamplingColumns
+from scheduler_proc.deciding.requests import Req
+
+NO_PAGE_BYTES = pack_int32([-1])
+
+
+class Chunk(NamedTuple):
+    """The next `num_tokens` tokens of a prompt; with the last of its tokens the row samples one."""
+
+    req: Req
+    num_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        return self.req.num_computed_tokens + self.num_tokens == len(self.req.token_ids)
+
+
+class _ChunkColumns:
+    """The columns of the prefill chunks, in the order in which they come after the decode rows."""
+
+    def __init__(self) -> None:
+        self.uids: array[int] = array(INT64)
+        self.query_lens: array[int] = array(INT32)
+        self.context_lens: array[int] = array(INT32)
+        self.token_ids: array[int] = array(INT32)
+        self.positions: array[int] = array(INT32)
+        self.slots: array[int] = array(INT64)
+        self.sample_rows: array[int] = array(INT32)
+        self.sample_positions: array[int] = array(INT64)
+        self.sampling = SamplingColumns()
+
+
+class BatchBuilder:
+    """Writes steps down as columns. Keeps all positions and all slots as arrays, for slices of them to be copied."""
+
+    def __init__(self, num_pages: int, page_size: int, max_model_len: int):
+        self._page_size = page_size
+        self._positions: array[int] = array(INT32, range(max_model_len))
+        self._slots: array[int] = array(INT64, range(num_pages * page_size))
+
+    def build(self, step_id: int, decode: DecodeRows, chunks: list[Chunk]) -> Batch:
+        """Returns the step of all decode rows and these chunks; the pages of their tokens must have been taken."""
+        num_decode_rows = len(decode)
+        columns = _ChunkColumns()
+        for row, chunk in enumerate(chunks, num_decode_rows):
+            self._append(columns, chunk, row)
+        width = max((len(chunk.req.pages) for chunk in chunks), default=1)
+        if num_decode_rows:
+            width = max(width, decode.table_width)
+        phase: Phase = "mixed" if chunks and num_decode_rows else "prefill" if chunks else "decode"
+        sampling, more = decode.sampling, columns.sampling
+        next_positions = array(INT64, [context_len + 1 for context_len in decode.context_lens])
+        return Batch(
+            step_id=step_id,
+            phase=phase,
+            num_decode_rows=num_decode_rows,
+            uids=(decode.uids + columns.uids).tobytes(),
+            query_lens=pack_int32([1]) * num_decode_rows + columns.query_lens.tobytes(),
+            context_lens=(decode.context_lens + columns.context_lens).tobytes(),
+            token_ids=(decode.token_ids + columns.token_ids).tobytes(),
+            positions=(decode.context_lens + columns.positions).tobytes(),
+            slots=(decode.slots + columns.slots).tobytes(),
+            page_tables=_page_tables(decode, chunks, width),
+            num_pages_per_row=width,
+            sample_rows=pack_int32(range(num_decode_rows)) + columns.sample_rows.tobytes(),
+            temperatures=(sampling.temperatures + more.temperatures).tobytes(),
+            top_ps=(sampling.top_ps + more.top_ps).tobytes(),
+            top_ks=(sampling.top_ks + more.top_ks).tobytes(),
+            min_ps=(sampling.min_ps + more.min_ps).tobytes(),
+            seeds=(sampling.seeds + more.seeds).tobytes(),
+            sample_positions=(next_positions + columns.sample_positions).tobytes(),
+        )
+
+    def _append(self, columns: _ChunkColumns, chunk: Chunk, row: int) -> None:
+        req = chunk.req
+        start = req.num_computed_tokens
+        end = start + chunk.num_tokens
+        columns.uids.append(req.uid)
+        columns.query_lens.append(chunk.num_tokens)
+        columns.context_lens.append(start)
+        columns.token_ids += req.token_ids[start:end]
+        columns.positions += self._positions[start:end]
+        self._append_slots(columns.slots, req.pages, start, end)
+        if chunk.samples:
+            columns.sample_rows.append(row)
+            columns.sample_positions.append(end)
+            columns.sampling.append(req.pending.sampling_params)
+
+    def _append_slots(self, slots: "array[int]", pages: list[int], start: int, end: int) -> None:
+        """Appends the slots of positions `start` to `end` (exclusive) of a row with these pages."""
+        size = self._page_size
+        for index in range(start // size, -(-end // size)):
+            offset = (pages[index] - index) * size  # from positions to slots, within this page
+            slots += self._slots[offset + max(start, index * size) : offset + min(end, (index + 1) * size)]
+
+
+def _page_tables(decode: DecodeRows, chunks: list[Chunk], width: int) -> bytes:
+    tables = decode.tables.tobytes()
+    if decode.reqs and width > decode.table_width:
+        row_bytes, padding = 4 * decode.table_width, NO_PAGE_BYTES * (width - decode.table_width)
+        tables = b"".join(tables[start : start + row_bytes] + padding for start in range(0, len(tables), row_bytes))
+    rows = [pack_int32(req.pages) + NO_PAGE_BYTES * (width - len(req.pages)) for req, _ in chunks]
+    return tables + b"".join(rows)

@@ -1,0 +1,148 @@
+"""The rows in DECODE as the columns of the next step, kept from step to step so that a step costs little per row."""
+
+from array import array
+
+from messages.columns import FLOAT32, INT32, INT64
+from messages.requests import SamplingParams
+from scheduler_proc.deciding.requests import Req
+
+NO_PAGE = -1
+
+
+class SamplingColumns:
+    """How each row samples: the columns of that name in `Batch`."""
+
+    def __init__(self) -> None:
+        self.temperatures: array[float] = array(FLOAT32)
+        self.top_ps: array[float] = array(FLOAT32)
+        self.top_ks: array[int] = array(INT32)
+        self.min_ps: array[float] = array(FLOAT32)
+        self.seeds: array[int] = array(INT64)
+
+    def append(self, params: SamplingParams) -> None:
+        self.temperatures.append(0.0 if params.is_greedy else params.temperature)
+        self.top_ps.append(params.top_p)
+        self.top_ks.append(params.top_k)
+        self.min_ps.append(params.min_p)
+        self.seeds.append(params.seed)
+
+    def delete(self, row: int) -> None:
+        del self.temperatures[row], self.top_ps[row], self.top_ks[row], self.min_ps[row], self.seeds[row]
+
+
+class DecodeRows:
+    """One entry a row in each column, in the order in which the rows began to decode.
+
+    `token_ids` holds the last token, whose K and V the next step writes to `slots`; `context_lens` counts those before.
+    `tables` is [rows, table_width], padded with NO_PAGE. A row at the start of a page has no slot until `enter_pages`.
+    """
+
+    def __init__(self, page_size: int):
+        self.page_size = page_size
+        self.reqs: list[Req] = []
+        self.uids: array[int] = array(INT64)
+        self.attempts: array[int] = array(INT32)
+        self.token_ids: array[int] = array(INT32)
+        self.context_lens: array[int] = array(INT32)
+        self.slots: array[int] = array(INT64)
+        self.sampling = SamplingColumns()
+        self.tables: array[int] = array(INT32)
+        self.table_width = 1
+        self._last_context_lens: array[int] = array(INT32)
+        self._end_ids: list[frozenset[int]] = []
+        self._has_lost_rows = False
+
+    def __len__(self) -> int:
+        return len(self.reqs)
+
+    def append(self, req: Req) -> None:
+        """Adds a row whose prompt is computed and whose first token of this attempt is known."""
+        context_len = len(req.token_ids) - 1
+        offset = context_len % self.page_size
+        self.reqs.append(req)
+        self.uids.append(req.uid)
+        self.attempts.append(req.pending.attempt)
+        self.token_ids.append(req.token_ids[-1])
+        self.context_lens.append(context_len)
+        self.slots.append(req.pages[-1] * self.page_size + offset if offset else -1)
+        self.sampling.append(req.pending.sampling_params)
+        self._last_context_lens.append(req.pending.max_len - 1)
+        self._end_ids.append(req.pending.end_ids)
+        self._widen(len(req.pages))
+        self.tables.extend(_padded(req.pages, self.table_width))
+
+    def remove(self, req: Req) -> None:
+        """Removes the row of `req`; the others keep their order."""
+        row = self.reqs.index(req)
+        width = self.table_width
+        del self.reqs[row], self.uids[row], self.attempts[row], self.token_ids[row], self.context_lens[row]
+        del self.slots[row], self._last_context_lens[row], self._end_ids[row]
+        del self.tables[row * width : (row + 1) * width]
+        self.sampling.delete(row)
+        self._has_lost_rows = True
+
+    def reqs_without_slot(self) -> list[Req]:
+        """Returns the rows, in order, whose next token begins a page."""
+        size = self.page_size
+        return [self.reqs[row] for row, context_len in enumerate(self.context_lens) if not context_len % size]
+
+    def enter_pages(self) -> None:
+        """Fills in slot and page table of the rows that begin a page; they must have got it by now."""
+        self._narrow()
+        size = self.page_size
+        for row, context_len in enumerate(self.context_lens):
+            if not context_len % size:
+                pages = self.reqs[row].pages
+                self._widen(len(pages))
+                self.slots[row] = pages[-1] * size
+                self.tables[row * self.table_width + len(pages) - 1] = pages[-1]
+
+    def advance(self, next_tokens: "array[int]") -> list[int]:
+        """Moves every row on by its next token; returns the rows (ascending) that end with it."""
+        for req, token_id in zip(self.reqs, next_tokens, strict=True):
+            req.token_ids.append(token_id)
+        self.token_ids = next_tokens
+        self.context_lens = array(INT32, [context_len + 1 for context_len in self.context_lens])
+        self.slots = array(INT64, [slot + 1 for slot in self.slots])
+        ends = zip(next_tokens, self._end_ids, self.context_lens, self._last_context_lens, strict=True)
+        return [row for row, (token, ids, now, last) in enumerate(ends) if token in ids or now >= last]
+
+    def check(self) -> None:
+        """Asserts that the columns say what the requests say."""
+        for row, req in enumerate(self.reqs):
+            context_len = req.num_computed_tokens
+            assert self.uids[row] == req.uid, "a row has another's uid"
+            assert self.attempts[row] == req.pending.attempt, "a row has another's attempt"
+            assert self.token_ids[row] == req.token_ids[-1], "a row has another's token"
+            assert self.context_lens[row] == context_len, "a row has another's length"
+            assert self._table(row) == _padded(req.pages, self.table_width), "a row has another's pages"
+            offset = context_len % self.page_size
+            assert not offset or self.slots[row] == req.pages[-1] * self.page_size + offset, "a row has another's slot"
+        assert len(self.tables) == len(self.reqs) * self.table_width, "page tables are left over"
+
+    def _table(self, row: int) -> list[int]:
+        return self.tables[row * self.table_width : (row + 1) * self.table_width].tolist()
+
+    def _widen(self, num_pages: int) -> None:
+        if num_pages > self.table_width:
+            self._set_width(max(num_pages, 2 * self.table_width))
+
+    def _narrow(self) -> None:
+        if self._has_lost_rows:
+            self._has_lost_rows = False
+            longest = max((len(req.pages) for req in self.reqs), default=1)
+            if longest * 4 <= self.table_width:
+                self._set_width(longest)
+
+    def _set_width(self, width: int) -> None:
+        """Lays the tables out anew; doubling and quartering make this rare."""
+        old, kept = self.table_width, min(self.table_width, width)
+        padding = array(INT32, [NO_PAGE]) * (width - kept)
+        tables: array[int] = array(INT32)
+        for start in range(0, len(self.tables), old):
+            tables += self.tables[start : start + kept] + padding
+        self.tables, self.table_width = tables, width
+
+
+def _padded(pages: list[int], width: int) -> list[int]:
+    return pages + [NO_PAGE] * (width - len(pages))

@@ -1,0 +1,102 @@
+"""What is done about a step that raises: its rows are run apart until those that fail are alone."""
+
+import logging
+import secrets
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable
+
+from messages.columns import INT32, num_int32, unpack_int32
+from messages.errors import ErrorInfo
+from messages.steps import Batch, ForwardOutput, Phase
+from scheduler_proc.deciding.requests import NO_TOKEN
+
+MAX_RERUNS = 64
+"""Runs spent on one failed step: to find one bad row among 256 takes 16; beyond this the fault is not in the rows."""
+
+log = logging.getLogger("sluice.scheduler")
+
+Run = Callable[[Batch], ForwardOutput]
+
+
+def run_step(run: Run, batch: Batch) -> tuple[ForwardOutput, dict[int, ErrorInfo]]:
+    """Runs the step; returns its result and the error of each row that could not be computed, by row index.
+
+    A step that raises is halved by rows until the failing ones are known. That is safe because a step writes only K and
+    V of its own tokens, the same ones each time. Rows that fail and sample have the next token -1.
+    """
+    try:
+        return run(batch), {}
+    except Exception:
+        return _Search(run).run_apart(batch)
+
+
+class _Search:
+    """One failed step: the runs spent on it so far, and the reference under which its errors are logged."""
+
+    def __init__(self, run: Run):
+        self._run = run
+        self._num_reruns = 0
+        self._reference = secrets.token_hex(4)
+
+    def run_apart(self, batch: Batch) -> tuple[ForwardOutput, dict[int, ErrorInfo]]:
+        """Called while the exception that `batch` raised is handled; runs its halves."""
+        num_rows = num_int32(batch.query_lens)
+        if num_rows == 1:
+            return self._give_up(batch, num_rows)
+        log.warning("step %d failed, running its %d rows apart", batch.step_id, num_rows)
+        middle = num_rows // 2
+        tokens, failures = b"", dict[int, ErrorInfo]()
+        for start, stop in ((0, middle), (middle, num_rows)):
+            output, failed = self._run_part(take_rows(batch, start, stop))
+            tokens += output.next_tokens
+            failures.update((start + row, error) for row, error in failed.items())
+        return ForwardOutput(batch.step_id, tokens), failures
+
+    def _run_part(self, part: Batch) -> tuple[ForwardOutput, dict[int, ErrorInfo]]:
+        if self._num_reruns == MAX_RERUNS:
+            return self._give_up(part, num_int32(part.query_lens))
+        self._num_reruns += 1
+        try:
+            return self._run(part), {}
+        except Exception:
+            return self.run_apart(part)
+
+    def _give_up(self, batch: Batch, num_rows: int) -> tuple[ForwardOutput, dict[int, ErrorInfo]]:
+        log.exception("step %d: %d rows cannot be computed, reference %s", batch.step_id, num_rows, self._reference)
+        message = f"the model could not compute this request (reference {self._reference})"
+        error = ErrorInfo(status=500, message=message, type="server_error")
+        no_tokens = array(INT32, [NO_TOKEN]) * num_int32(batch.sample_rows)
+        return ForwardOutput(batch.step_id, no_tokens.tobytes()), dict.fromkeys(range(num_rows), error)
+
+
+def take_rows(batch: Batch, start: int, stop: int) -> Batch:
+    """Returns the step of rows `start` to `stop` (exclusive, not empty) of `batch` alone."""
+    query_lens = unpack_int32(batch.query_lens)
+    first = sum(query_lens[:start])
+    last = first + sum(query_lens[start:stop])
+    sample_rows = unpack_int32(batch.sample_rows)
+    low, high = bisect_left(sample_rows, start), bisect_left(sample_rows, stop)
+    num_decode_rows = max(0, min(stop, batch.num_decode_rows) - start)
+    phase: Phase = "prefill" if not num_decode_rows else "decode" if num_decode_rows == stop - start else "mixed"
+    table_bytes = 4 * batch.num_pages_per_row
+    return Batch(
+        step_id=batch.step_id,
+        phase=phase,
+        num_decode_rows=num_decode_rows,
+        uids=batch.uids[8 * start : 8 * stop],
+        query_lens=batch.query_lens[4 * start : 4 * stop],
+        context_lens=batch.context_lens[4 * start : 4 * stop],
+        token_ids=batch.token_ids[4 * first : 4 * last],
+        positions=batch.positions[4 * first : 4 * last],
+        slots=batch.slots[8 * first : 8 * last],
+        page_tables=batch.page_tables[table_bytes * start : table_bytes * stop],
+        num_pages_per_row=batch.num_pages_per_row,
+        sample_rows=array(INT32, [row - start for row in sample_rows[low:high]]).tobytes(),
+        temperatures=batch.temperatures[4 * low : 4 * high],
+        top_ps=batch.top_ps[4 * low : 4 * high],
+        top_ks=batch.top_ks[4 * low : 4 * high],
+        min_ps=batch.min_ps[4 * low : 4 * high],
+        seeds=batch.seeds[8 * low : 8 * high],
+        sample_positions=batch.sample_positions[8 * low : 8 * high],
+    )

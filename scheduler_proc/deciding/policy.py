@@ -1,0 +1,111 @@
+"""The policy: which rows run in the next step, who waits, and who gives way."""
+
+import time
+
+import msgspec
+
+from scheduler_proc.deciding.batch_columns import Chunk
+from scheduler_proc.deciding.kv_cache import KvCache
+from scheduler_proc.deciding.requests import Req, State
+from scheduler_proc.deciding.stages import Stages
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """What one step may hold: rows, and tokens of all rows together."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class _Plan:
+    """The prefill part of the step in the making: its chunks, and the pages that no second row need compute."""
+
+    def __init__(self, num_tokens_left: int):
+        self.num_tokens_left = num_tokens_left
+        self.chunks: list[Chunk] = []
+        self.pages_in_work: set[tuple[int, bytes, bytes]] = set()
+
+
+class Policy:
+    """Chooses the rows of each step and gives them their pages. The counters only grow."""
+
+    def __init__(self, stages: Stages, cache: KvCache, budget: Budget):
+        self._stages = stages
+        self._cache = cache
+        self._budget = budget
+        self.num_preemptions = 0
+        self.num_prompt_tokens = 0
+        self.num_hit_tokens = 0
+
+    def choose_rows(self) -> list[Chunk]:
+        """Returns the prefill chunks of the next step; its other rows are all those in DECODE. All have their pages.
+
+        What the decode rows leave of the step's tokens goes to prompts, the oldest first, and then to the queue, first
+        come first served. Pages are taken as tokens need them; where there are none the youngest running request gives
+        way, so the oldest always goes on.
+        """
+        stages = self._stages
+        for req in stages.decode.reqs_without_slot():
+            self._make_room(req, len(req.token_ids))
+        plan = _Plan(self._budget.max_num_batched_tokens - len(stages.decode))
+        for req in tuple(stages.prefilling):
+            self._add_chunk(req, plan)
+        self._admit(plan)
+        stages.decode.enter_pages()
+        return plan.chunks
+
+    def _make_room(self, req: Req, num_tokens: int) -> bool:
+        """Gives `req` pages for `num_tokens` in all; returns False where it had to give way itself."""
+        while req.state is not State.WAITING:
+            if self._cache.grow(req, num_tokens):
+                return True
+            self._stages.preempt(self._stages.youngest())
+            self.num_preemptions += 1
+        return False
+
+    def _add_chunk(self, req: Req, plan: _Plan) -> None:
+        """Adds the next chunk of a prompt.
+
+        Not so where an earlier row of this step computes the same page: after the step it can be found.
+        """
+        if req.state is State.WAITING or not plan.num_tokens_left:
+            return
+        self._cache.find_prefix(req)
+        next_page = self._cache.next_page(req)
+        page_in_work = (id(req.node), req.pending.salt, next_page)
+        if page_in_work in plan.pages_in_work:
+            return
+        start = req.num_computed_tokens
+        num_tokens = min(plan.num_tokens_left, len(req.token_ids) - start)
+        if self._make_room(req, start + num_tokens):
+            plan.chunks.append(Chunk(req, num_tokens))
+            plan.num_tokens_left -= num_tokens
+            if next_page:
+                plan.pages_in_work.add(page_in_work)
+            self._note_first_chunk(req)
+
+    def _admit(self, plan: _Plan) -> None:
+        """Lets requests out of the queue as long as their whole prompt fits beside what the running rows need.
+
+        One page a running row is left to grow into: a row let in too early only has to give way again. One that gave
+        way in this plan cannot come back in it: whoever needed its pages has taken some of them.
+        """
+        stages, cache = self._stages, self._cache
+        num_promised = sum(cache.num_missing(req, len(req.token_ids) + 1) for req in stages.prefilling)
+        while stages.waiting and plan.num_tokens_left and len(stages.running) < self._budget.max_num_seqs:
+            req = stages.open_next()
+            num_needed = cache.num_missing(req, len(req.token_ids) + 1)
+            if num_promised + num_needed + len(stages.running) > cache.num_available:
+                stages.close_next(req)
+                return
+            stages.admit(req)
+            self._add_chunk(req, plan)
+            num_promised += cache.num_missing(req, len(req.token_ids) + 1)
+
+    def _note_first_chunk(self, req: Req) -> None:
+        pending = req.pending
+        if pending.cached_tokens is None:
+            pending.first_scheduled_ns = time.monotonic_ns()
+            pending.cached_tokens = min(req.num_computed_tokens, pending.num_prompt_tokens)
+            self.num_prompt_tokens += pending.num_prompt_tokens
+            self.num_hit_tokens += pending.cached_tokens

@@ -1,0 +1,224 @@
+"""The radix tree of cached pages: which pages hold the K and V of which beginnings of token sequences.
+
+A node is labelled with the token bytes of one or more whole pages. Children are found by the bytes of their first page,
+at the root preceded by the request's salt, so each salt is a namespace that vanishes with its last page.
+"""
+
+import heapq
+from collections.abc import Iterator
+
+
+class Node:
+    """A run of whole pages. `pins` counts the requests that use it or a node below; `used` is the time of last use."""
+
+    __slots__ = ("children", "edge", "key", "pages", "parent", "pins", "used")
+
+    def __init__(self, parent: "Node | None", edge: bytes, key: bytes, pages: list[int]):
+        self.parent = parent
+        self.edge = edge
+        self.key = key
+        self.pages = pages
+        self.children: dict[bytes, Node] = {}
+        self.pins = 0
+        self.used = 0
+
+    def __lt__(self, other: "Node") -> bool:
+        """Breaks ties between leaves used at the same time; any order will do."""
+        return id(self) < id(other)
+
+
+class RadixTree:
+    """Owns the pages of its nodes. Pinned nodes stay; the others can be evicted, the least recently used leaf first.
+
+    `num_pages` counts all its pages, `num_evictable` those without a pin.
+    """
+
+    def __init__(self, page_size: int):
+        self.page_bytes = 4 * page_size
+        self.root = Node(None, b"", b"", [])
+        self.num_pages = 0
+        self.num_evictable = 0
+        self.num_nodes = 0
+        self._clock = 0
+        self._leaves: list[tuple[int, Node]] = []
+        """Heap of (used, leaf) with every unpinned leaf; entries whose leaf has changed since are skipped."""
+
+    def has_child(self, node: Node, salt: bytes, page: bytes) -> bool:
+        """Tells whether the tree goes on from `node` with this page of token bytes."""
+        return self._edge(node, salt, page) in node.children
+
+    def find(self, node: Node, salt: bytes, key: bytes) -> tuple[Node, list[int]]:
+        """Returns the pages of the longest cached beginning of `key` below `node`, and the node where they end.
+
+        Splits that node where it goes on differently. `key` is token bytes of whole pages.
+        """
+        size = self.page_bytes
+        pages: list[int] = []
+        position = 0
+        while position < len(key):
+            child = node.children.get(self._edge(node, salt, key[position : position + size]))
+            if child is None:
+                break
+            num_same = self._num_same_pages(child.key, key, position)
+            node = child if num_same == len(child.pages) else self._split(child, num_same)
+            pages += node.pages
+            position += num_same * size
+        return node, pages
+
+    def insert(self, node: Node, salt: bytes, key: bytes, pages: list[int]) -> tuple[Node, list[int]]:
+        """Makes `key` cached below `node`; returns the tree's pages for it and the node where they end.
+
+        Where these differ from `pages`, the tree had that beginning already and the caller keeps its own page.
+        """
+        assert len(key) == len(pages) * self.page_bytes
+        node, found = self.find(node, salt, key)
+        rest = key[len(found) * self.page_bytes :]
+        if rest:
+            own = pages[len(found) :]
+            edge = self._edge(node, salt, rest[: self.page_bytes])
+            leaf = Node(node, edge, rest, own)
+            node.children[edge] = leaf
+            self.num_nodes += 1
+            self.num_pages += len(own)
+            self.num_evictable += len(own)
+            node, found = leaf, found + own
+        self._touch(node)
+        return node, found
+
+    def pin(self, node: Node) -> None:
+        """Keeps the pages from the root to `node` from being evicted, until `unpin`."""
+        step: Node | None = node
+        while step is not None:
+            if not step.pins:
+                self.num_evictable -= len(step.pages)
+            step.pins += 1
+            step = step.parent
+
+    def unpin(self, node: Node) -> None:
+        """Takes one pin from the pages from the root to `node`; they count as used just now."""
+        step: Node | None = node
+        while step is not None:
+            assert step.pins > 0, "a node was unpinned twice"
+            step.pins -= 1
+            if not step.pins:
+                self.num_evictable += len(step.pages)
+            step = step.parent
+        self._touch(node)
+
+    def evict(self, num_pages: int) -> list[int]:
+        """Removes up to `num_pages` unpinned pages, the ends of the least recently used leaves, and returns them."""
+        evicted: list[int] = []
+        while len(evicted) < num_pages and self._leaves:
+            used, leaf = self._leaves[0]
+            if leaf.used != used or not self._is_evictable_leaf(leaf):
+                heapq.heappop(self._leaves)
+                continue
+            count = min(num_pages - len(evicted), len(leaf.pages))
+            evicted += leaf.pages[-count:]
+            del leaf.pages[-count:]
+            leaf.key = leaf.key[: len(leaf.pages) * self.page_bytes]
+            self.num_pages -= count
+            self.num_evictable -= count
+            if not leaf.pages:
+                heapq.heappop(self._leaves)
+                self._unlink(leaf)
+        return evicted
+
+    def forget(self, node: Node) -> list[int]:
+        """Removes `node` and those above it as far as nothing else uses them; returns their pages."""
+        forgotten: list[int] = []
+        while self._is_evictable_leaf(node):
+            parent = node.parent
+            assert parent is not None
+            forgotten += node.pages
+            self.num_pages -= len(node.pages)
+            self.num_evictable -= len(node.pages)
+            node.pages = []
+            self._unlink(node)
+            node = parent
+        return forgotten
+
+    def nodes(self) -> Iterator[Node]:
+        """Yields every node but the root, parents first."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def check(self) -> None:
+        """Asserts that the tree is well formed and its counts are true."""
+        nodes = list(self.nodes())
+        listed = {id(leaf) for used, leaf in self._leaves if leaf.used == used}
+        for node in nodes:
+            assert node.parent is not None, "a node lost its parent"
+            assert node.parent.children[node.edge] is node, "a node is not where its parent looks for it"
+            assert node.edge.endswith(node.key[: self.page_bytes]), "a node is filed under another page"
+            assert node.pages, "an empty node was kept"
+            assert len(node.key) == len(node.pages) * self.page_bytes, "a node's label does not match its pages"
+            assert node.parent.pins >= node.pins, "a pinned node hangs below an unpinned one"
+            assert node.parent.used >= node.used, "a node was used after its parent"
+            assert id(node) in listed or not self._is_evictable_leaf(node), "a leaf cannot be found for eviction"
+        assert self.num_nodes == len(nodes), "nodes were miscounted"
+        assert self.num_pages == sum(len(node.pages) for node in nodes), "pages were miscounted"
+        assert self.num_evictable == sum(len(node.pages) for node in nodes if not node.pins), "pins were miscounted"
+
+    def _edge(self, node: Node, salt: bytes, page: bytes) -> bytes:
+        return page if node is not self.root else salt + page
+
+    def _num_same_pages(self, label: bytes, key: bytes, position: int) -> int:
+        """Returns how many whole pages of `label` are those of `key` from `position` on (bisection over memcmp)."""
+        size = self.page_bytes
+        low, high = 1, min(len(label), len(key) - position) // size
+        if label[: high * size] == key[position : position + high * size]:
+            return high
+        while low < high:
+            middle = (low + high + 1) // 2
+            if label[: middle * size] == key[position : position + middle * size]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _split(self, node: Node, num_pages: int) -> Node:
+        """Puts the first `num_pages` of `node` into a new node above it and returns that.
+
+        `node` itself stays the lower one: whoever pinned it pinned its end.
+        """
+        parent = node.parent
+        assert parent is not None
+        cut = num_pages * self.page_bytes
+        upper = Node(parent, node.edge, node.key[:cut], node.pages[:num_pages])
+        upper.pins, upper.used = node.pins, node.used
+        parent.children[node.edge] = upper
+        node.parent, node.key, node.pages = upper, node.key[cut:], node.pages[num_pages:]
+        node.edge = node.key[: self.page_bytes]
+        upper.children[node.edge] = node
+        self.num_nodes += 1
+        return upper
+
+    def _touch(self, node: Node) -> None:
+        self._clock += 1
+        step: Node | None = node
+        while step is not None:
+            step.used = self._clock
+            step = step.parent
+        self._list_leaf(node)
+
+    def _list_leaf(self, node: Node) -> None:
+        if self._is_evictable_leaf(node):
+            heapq.heappush(self._leaves, (node.used, node))
+        if len(self._leaves) > 2 * self.num_nodes + 64:
+            self._leaves = [(leaf.used, leaf) for leaf in self.nodes() if self._is_evictable_leaf(leaf)]
+            heapq.heapify(self._leaves)
+
+    def _is_evictable_leaf(self, node: Node) -> bool:
+        return not node.pins and not node.children and bool(node.pages)
+
+    def _unlink(self, leaf: Node) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        del parent.children[leaf.edge]
+        leaf.parent = None
+        self.num_nodes -= 1
+        self._list_leaf(parent)

@@ -1,0 +1,139 @@
+"""The deciding half in one object: messages in, steps out, results in, replies out."""
+
+import time
+from collections.abc import Mapping
+
+from messages.errors import ErrorInfo, RequestError
+from messages.replies import DetokenizeMsg, FinishedRow, OpenStream, ToDetokenizer
+from messages.requests import AbortMsg, StopSeen, ToScheduler, UserMsg
+from messages.steps import Batch, ForwardOutput
+from scheduler_proc.deciding.batch_columns import BatchBuilder, Chunk
+from scheduler_proc.deciding.endings import ABORTED, STOP_STRING, Ending, find_ending, refused_row
+from scheduler_proc.deciding.kv_cache import KvCache
+from scheduler_proc.deciding.policy import Budget, Policy
+from scheduler_proc.deciding.requests import Limits, PendingReq, check_possible
+from scheduler_proc.deciding.results import Results
+from scheduler_proc.deciding.stages import Stages
+
+NO_FAILURES: Mapping[int, ErrorInfo] = {}
+
+
+class Scheduler:
+    """Takes messages, plans steps, commits their results, and collects what the detokenizer must know.
+
+    The caller takes turns: `take` (any number), `schedule`, and if that returned a step, `commit` with its result.
+    `cache` must have room for one request of `limits.max_model_len` tokens: then the oldest request can always go on.
+    """
+
+    def __init__(self, cache: KvCache, limits: Limits, budget: Budget):
+        assert cache.num_pages * cache.page_size >= limits.max_model_len
+        self._cache = cache
+        self._limits = limits
+        self._stages = Stages(cache)
+        self._policy = Policy(self._stages, cache, budget)
+        self._results = Results(self._stages, cache, limits)
+        self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len)
+        self._chunks: list[Chunk] = []
+        self._replies: list[ToDetokenizer] = []
+        self._num_steps = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._stages.requests
+
+    def take(self, message: ToScheduler) -> None:
+        """Takes a new request, or ends a known one; what is older than the known attempt is dropped."""
+        known = self._stages.requests.get(message.uid)
+        match message:
+            case UserMsg():
+                if known is None or known.attempt < message.attempt:
+                    self._take_request(message, known)
+            case AbortMsg():
+                self._end_known(known, message.attempt, ABORTED)
+            case StopSeen():
+                self._end_known(known, message.attempt, STOP_STRING)
+
+    def schedule(self) -> Batch | None:
+        """Returns the next step, or `None` where there is no request."""
+        if self.is_idle:
+            return None
+        self._chunks = self._policy.choose_rows()
+        decode = self._stages.decode
+        assert decode.reqs or self._chunks, "there are requests and none can run"
+        self._num_steps += 1
+        return self._builder.build(self._num_steps, decode, self._chunks)
+
+    def commit(self, output: ForwardOutput, failures: Mapping[int, ErrorInfo] = NO_FAILURES) -> None:
+        """Moves every row of the scheduled step on by its result.
+
+        `failures` are rows that could not be computed, by index; those of them that sample have the next token -1.
+        """
+        chunks, self._chunks = self._chunks, []
+        reply = self._results.commit(chunks, output, failures)
+        if reply is not None:
+            self._replies.append(reply)
+
+    def take_replies(self) -> list[ToDetokenizer]:
+        """Returns, and forgets, what the detokenizer must know, in order."""
+        replies, self._replies = self._replies, []
+        return replies
+
+    def gauges(self) -> dict[str, float]:
+        """Returns sizes and counters by name; `requests` and `pages_held`, among others, are 0 when idle."""
+        stages, cache, policy = self._stages, self._cache, self._policy
+        return {
+            "requests": len(stages.requests),
+            "waiting": len(stages.waiting),
+            "running": len(stages.running),
+            "prefilling": len(stages.prefilling),
+            "decoding": len(stages.decode),
+            "replies": len(self._replies),
+            "pages_free": cache.num_free,
+            "pages_cached": cache.num_cached,
+            "pages_held": cache.num_held,
+            "pages_all": cache.num_pages,
+            "cache_nodes": cache.num_nodes,
+            "steps": self._num_steps,
+            "preemptions": policy.num_preemptions,
+            "prompt_tokens": policy.num_prompt_tokens,
+            "prefix_hit_tokens": policy.num_hit_tokens,
+        }
+
+    def check(self) -> None:
+        """Asserts everything that is true between two steps (walks all pages: milliseconds for a large cache)."""
+        self._stages.check()
+
+    def _take_request(self, message: UserMsg, replaced: PendingReq | None) -> None:
+        if replaced is not None:
+            self._stages.finish(replaced)
+        self._replies.append(_open_stream(message))
+        try:
+            check_possible(message, self._limits)
+        except RequestError as error:
+            self._reply_end(refused_row(message, error.info))
+            return
+        pending = PendingReq(message, self._limits, time.monotonic_ns())
+        self._stages.enqueue(pending)
+        ending = find_ending(pending, self._limits)
+        if ending is not None:
+            self._reply_end(self._results.finish(pending, ending))
+
+    def _end_known(self, known: PendingReq | None, attempt: int, ending: Ending) -> None:
+        if known is not None and known.attempt <= attempt:
+            self._reply_end(self._results.finish(known, ending))
+
+    def _reply_end(self, row: FinishedRow) -> None:
+        self._replies.append(DetokenizeMsg(self._num_steps, b"", b"", b"", (row,)))
+
+
+def _open_stream(message: UserMsg) -> OpenStream:
+    params = message.sampling_params
+    return OpenStream(
+        message.uid,
+        message.attempt,
+        params.stop,
+        params.include_stop_str_in_output,
+        params.skip_special_tokens,
+        message.output_ids,
+        message.num_chars_sent,
+    )

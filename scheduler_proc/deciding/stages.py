@@ -1,0 +1,94 @@
+"""Which request is in which state, and every move between states: the four arrows of a request's life."""
+
+from collections import deque
+
+from scheduler_proc.deciding.decode_rows import DecodeRows
+from scheduler_proc.deciding.kv_cache import KvCache
+from scheduler_proc.deciding.requests import PendingReq, Req, State
+
+
+class Stages:
+    """Every request by uid, and again in the one place that its state has.
+
+    WAITING: `waiting`. PREFILL: `prefilling`. DECODE: `decode`. FINISHED: nowhere. `waiting` and `running` are in the
+    order of arrival: rows are admitted from the front, and only the youngest gives its row up, back to the front.
+    """
+
+    def __init__(self, cache: KvCache):
+        self.requests: dict[int, PendingReq] = {}
+        self.waiting: deque[PendingReq] = deque()
+        self.running: dict[int, Req] = {}
+        self.prefilling: list[Req] = []
+        self.decode = DecodeRows(cache.page_size)
+        self._cache = cache
+
+    def youngest(self) -> Req:
+        """Returns the running request that arrived last."""
+        return next(reversed(self.running.values()))
+
+    def enqueue(self, pending: PendingReq) -> None:
+        """→ WAITING, behind the others."""
+        self.requests[pending.uid] = pending
+        self.waiting.append(pending)
+
+    def open_next(self) -> Req:
+        """Returns the first of the queue with the pages that are cached for it; to be admitted or closed at once."""
+        req = self._cache.open(self.waiting[0])
+        req.pending.state = State.PREFILL
+        self._cache.find_prefix(req)
+        return req
+
+    def close_next(self, req: Req) -> None:
+        """Undoes `open_next`."""
+        self._cache.close(req)
+        req.pending.state = State.WAITING
+
+    def admit(self, req: Req) -> None:
+        """WAITING → PREFILL, of the request that `open_next` returned."""
+        assert self.waiting[0] is req.pending
+        self.waiting.popleft()
+        self.running[req.uid] = req
+        self.prefilling.append(req)
+
+    def start_decoding(self, req: Req) -> None:
+        """PREFILL → DECODE: its prompt is computed and its next token known."""
+        self.prefilling.remove(req)
+        req.pending.state = State.DECODE
+        self.decode.append(req)
+
+    def preempt(self, req: Req) -> None:
+        """PREFILL or DECODE → WAITING, before the others. Its full pages stay in the tree as long as there is room."""
+        self._leave_row(req)
+        self._cache.close(req)
+        req.pending.state = State.WAITING
+        self.waiting.appendleft(req.pending)
+
+    def finish(self, pending: PendingReq, is_reusable: bool = True) -> None:
+        """Any → FINISHED: all that the request had is free or, with `is_reusable`, cached for others."""
+        del self.requests[pending.uid]
+        req = self.running.get(pending.uid)
+        if req is None:
+            self.waiting.remove(pending)
+        else:
+            self._leave_row(req)
+            self._cache.close(req, is_reusable)
+        pending.state = State.FINISHED
+
+    def check(self) -> None:
+        """Asserts that every request is where its state says."""
+        assert all(pending.state is State.WAITING for pending in self.waiting), "a running request waits"
+        assert all(req.state is State.PREFILL for req in self.prefilling), "a row in PREFILL has another state"
+        assert all(req.state is State.DECODE for req in self.decode.reqs), "a row in DECODE has another state"
+        placed = [pending.uid for pending in self.waiting] + list(self.running)
+        assert sorted(placed) == sorted(self.requests), "a request is in no place or in two"
+        rows = [req.uid for req in (*self.prefilling, *self.decode.reqs)]
+        assert sorted(rows) == sorted(self.running), "a running request has no row or two"
+        self.decode.check()
+        self._cache.check(self.running.values())
+
+    def _leave_row(self, req: Req) -> None:
+        del self.running[req.uid]
+        if req.state is State.PREFILL:
+            self.prefilling.remove(req)
+        else:
+            self.decode.remove(req)

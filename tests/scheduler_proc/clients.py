@@ -1,0 +1,125 @@
+"""A client and a detokenizer in one: sends requests to a scheduler and keeps what comes back, strictly."""
+
+from collections.abc import Sequence
+
+from messages.columns import pack_int32, unpack_int32, unpack_int64
+from messages.replies import DetokenizeMsg, FinishedRow, OpenStream, ToDetokenizer
+from messages.requests import AbortMsg, SamplingParams, Stamps, StopSeen, UserMsg
+from scheduler_proc.deciding.kv_cache import KvCache
+from scheduler_proc.deciding.policy import Budget
+from scheduler_proc.deciding.requests import Limits
+from scheduler_proc.deciding.scheduler import Scheduler
+from tests.scheduler_proc.simulated_runner import SimulatedRunner
+
+VOCAB_SIZE = 50
+EOS = 7
+
+
+def user_msg(
+    uid: int,
+    prompt: Sequence[int],
+    max_tokens: int = 8,
+    attempt: int = 0,
+    output_ids: Sequence[int] = (),
+    **params: object,
+) -> UserMsg:
+    """Returns a greedy request unless `params` say otherwise."""
+    sampling = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **params})
+    return UserMsg(uid, attempt, pack_int32(prompt), sampling, Stamps(received_ns=1), pack_int32(output_ids))
+
+
+class Inbox:
+    """What the detokenizer knows of each attempt; asserts that nothing comes before its opening or after its end."""
+
+    def __init__(self) -> None:
+        self.opened: dict[tuple[int, int], OpenStream] = {}
+        self.tokens: dict[tuple[int, int], list[int]] = {}
+        self.finished: dict[tuple[int, int], FinishedRow] = {}
+        self.step_ids: list[int] = []
+
+    def take(self, messages: Sequence[ToDetokenizer]) -> None:
+        for message in messages:
+            match message:
+                case OpenStream():
+                    key = (message.uid, message.attempt)
+                    assert key not in self.opened, "opened twice"
+                    self.opened[key] = message
+                    self.tokens[key] = []
+                case DetokenizeMsg():
+                    self._take_step(message)
+
+    def _take_step(self, message: DetokenizeMsg) -> None:
+        uids, attempts = unpack_int64(message.uids), unpack_int32(message.attempts)
+        for uid, attempt, token_id in zip(uids, attempts, unpack_int32(message.token_ids), strict=True):
+            assert (uid, attempt) not in self.finished, "a token after the end"
+            assert token_id >= 0
+            self.tokens[uid, attempt].append(token_id)
+            self.step_ids.append(message.step_id)
+        for row in message.finished:
+            key = (row.uid, row.attempt)
+            assert key in self.opened, "ended before it was opened"
+            assert key not in self.finished, "ended twice"
+            self.finished[key] = row
+
+
+class Bench:
+    """A scheduler, a simulated runner and an inbox, stepped by hand and checked after every move."""
+
+    def __init__(
+        self,
+        num_pages: int = 40,
+        page_size: int = 4,
+        max_model_len: int = 64,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 32,
+        is_sharing: bool = True,
+        eos_token_id: int = EOS,
+    ):
+        self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,))
+        self.cache = KvCache(num_pages, page_size, is_sharing)
+        self.scheduler = Scheduler(self.cache, self.limits, Budget(max_num_seqs, max_num_batched_tokens))
+        self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
+        self.inbox = Inbox()
+        self.max_num_batched_tokens = max_num_batched_tokens
+
+    def send(self, *messages: UserMsg | AbortMsg | StopSeen) -> None:
+        for message in messages:
+            self.scheduler.take(message)
+            self.scheduler.check()
+        self.inbox.take(self.scheduler.take_replies())
+
+    def step(self) -> dict[int, int]:
+        """Runs one step; returns the number of tokens that each request had in it, in the order of the rows."""
+        batch = self.scheduler.schedule()
+        if batch is None:
+            return {}
+        self.scheduler.check()
+        assert len(batch.token_ids) // 4 <= self.max_num_batched_tokens, "the step is over its budget"
+        self.scheduler.commit(self.runner.run(batch))
+        self.scheduler.check()
+        self.inbox.take(self.scheduler.take_replies())
+        return dict(zip(unpack_int64(batch.uids), unpack_int32(batch.query_lens), strict=True))
+
+    def run(self, max_steps: int = 10_000) -> int:
+        """Runs until nothing is left; returns the number of steps."""
+        for num_steps in range(max_steps):
+            if not self.step():
+                self.check_idle()
+                return num_steps
+        raise AssertionError(f"still busy after {max_steps} steps: {self.scheduler.gauges()}")
+
+    def output(self, uid: int, attempt: int = 0) -> list[int]:
+        return self.inbox.tokens[uid, attempt]
+
+    def end(self, uid: int, attempt: int = 0) -> FinishedRow:
+        return self.inbox.finished[uid, attempt]
+
+    def gauge(self, name: str) -> float:
+        return self.scheduler.gauges()[name]
+
+    def check_idle(self) -> None:
+        gauges = self.scheduler.gauges()
+        for name in ("requests", "waiting", "running", "prefilling", "decoding", "replies", "pages_held"):
+            assert gauges[name] == 0, f"{name} is not empty"
+        assert gauges["pages_free"] + gauges["pages_cached"] == gauges["pages_all"]
+        assert set(self.inbox.opened) >= set(self.inbox.finished)

@@ -1,0 +1,95 @@
+"""The kept columns against the requests they stand for."""
+
+from array import array
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from scheduler_proc.deciding.decode_rows import DecodeRows
+from scheduler_proc.deciding.kv_cache import KvCache
+from scheduler_proc.deciding.radix import RadixTree
+from scheduler_proc.deciding.requests import Limits, PendingReq, Req, State
+from tests.scheduler_proc.clients import user_msg
+
+PAGE_SIZE = 2
+LIMITS = Limits(1_000, 100, ())
+
+
+class RowsMachine(RuleBasedStateMachine):
+    """Pages are numbered as they are taken, so each request's table is its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = DecodeRows(PAGE_SIZE)
+        self.reqs: list[Req] = []
+        self.num_pages = 0
+        self.num_uids = 0
+
+    def take_pages(self, req: Req, num_tokens: int) -> None:
+        while len(req.pages) * PAGE_SIZE < num_tokens:
+            req.pages.append(self.num_pages)
+            self.num_pages += 1
+
+    @rule(length=st.integers(1, 60), max_tokens=st.integers(2, 30), seed=st.integers(-(2**63), 2**63 - 1))
+    def start(self, length, max_tokens, seed):
+        self.num_uids += 1
+        pending = PendingReq(user_msg(self.num_uids, [1] * length, max_tokens, seed=seed), LIMITS, 1)
+        req = Req(pending, RadixTree(PAGE_SIZE).root)
+        self.take_pages(req, length)
+        req.token_ids.append(self.num_uids % 90)
+        pending.state = State.DECODE
+        self.rows.append(req)
+        self.reqs.append(req)
+
+    @precondition(lambda self: self.reqs)
+    @rule(data=st.data())
+    def remove(self, data):
+        req = data.draw(st.sampled_from(self.reqs))
+        self.rows.remove(req)
+        self.reqs.remove(req)
+
+    @precondition(lambda self: self.reqs)
+    @rule(token_id=st.integers(0, 90))
+    def step(self, token_id):
+        for req in self.rows.reqs_without_slot():
+            self.take_pages(req, len(req.token_ids))
+        self.rows.enter_pages()
+        for row, req in enumerate(self.reqs):
+            position = len(req.token_ids) - 1
+            assert self.rows.slots[row] == req.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
+        ended = self.rows.advance(array("i", [token_id] * len(self.reqs)))
+        assert ended == [row for row, req in enumerate(self.reqs) if len(req.token_ids) >= req.pending.max_len]
+        for req in [self.reqs[row] for row in ended]:
+            self.rows.remove(req)
+            self.reqs.remove(req)
+
+    @invariant()
+    def columns_are_true(self):
+        assert self.rows.reqs == self.reqs
+        self.rows.check()
+        sampling = self.rows.sampling
+        assert list(sampling.seeds) == [req.pending.sampling_params.seed for req in self.reqs]
+        assert len(sampling.temperatures) == len(sampling.top_ps) == len(sampling.top_ks) == len(self.reqs)
+
+
+TestRows = RowsMachine.TestCase
+TestRows.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_tables_get_narrow_again_after_a_long_row():
+    rows = DecodeRows(4)
+    cache = KvCache(400, 4)
+    reqs = []
+    for uid, length in enumerate((900, 7)):
+        req = cache.open(PendingReq(user_msg(uid, [1] * length, 50), LIMITS, 1))
+        assert cache.grow(req, length)
+        req.pending.state = State.DECODE
+        req.token_ids.append(2)
+        rows.append(req)
+        reqs.append(req)
+    assert rows.table_width == 225
+    rows.remove(reqs[0])
+    rows.enter_pages()
+    assert rows.table_width == 2
+    rows.check()

@@ -1,0 +1,114 @@
+"""A step that raises costs the rows at fault, and those alone."""
+
+import logging
+import random
+
+import msgspec
+import pytest
+
+from messages.columns import num_int32, pack_int32, pack_int64, unpack_int32, unpack_int64
+from scheduler_proc.deciding.isolation import MAX_RERUNS, run_step, take_rows
+from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
+from tests.scheduler_proc.simulated_runner import check_shapes, expected_output
+
+POISON = VOCAB_SIZE - 1
+
+
+def mixed_bench(num_rows: int = 8, seed: int = 1) -> tuple[Bench, dict[int, list[int]]]:
+    """Returns a scheduler with half of the requests in DECODE and prompts for the rest, none with the poison token."""
+    chance = random.Random(seed)
+    bench = Bench(num_pages=200, max_num_seqs=64, max_num_batched_tokens=40)
+    prompts = {uid: [chance.randrange(POISON) for _ in range(chance.randrange(1, 20))] for uid in range(num_rows)}
+    for uid, ids in prompts.items():
+        bench.send(user_msg(uid, ids, max_tokens=12, ignore_eos=True))
+        if uid == num_rows // 2:
+            bench.step()
+    return bench, prompts
+
+
+def isolated_step(bench: Bench) -> bool:
+    batch = bench.scheduler.schedule()
+    if batch is None:
+        return False
+    bench.scheduler.commit(*run_step(bench.runner.run, batch))
+    bench.scheduler.check()
+    bench.inbox.take(bench.scheduler.take_replies())
+    return True
+
+
+@pytest.mark.parametrize("bad", [{3}, {0}, {7}, {1, 6}, {4, 5, 6}])
+def test_only_the_poisoned_requests_fail(bad, caplog):
+    caplog.set_level(logging.CRITICAL, "sluice.scheduler")
+    bench, prompts = mixed_bench()
+    bench.runner.poison = {POISON}
+    for uid in bad:
+        bench.send(user_msg(100 + uid, [*prompts[uid], POISON], max_tokens=12))
+    while isolated_step(bench):
+        pass
+    bench.check_idle()
+    params = user_msg(0, [], max_tokens=12, ignore_eos=True).sampling_params
+    poisoned_alone = {uid for uid in prompts if bench.end(uid).finish_reason == "error"}
+    for uid, ids in prompts.items():
+        expected = expected_output(ids, params, VOCAB_SIZE, 64)
+        if POISON in expected[:-1]:
+            poisoned_alone.discard(uid)
+            expected = expected[: expected.index(POISON) + 1]
+        assert bench.output(uid) == expected
+    assert not poisoned_alone
+    for uid in bad:
+        assert bench.end(100 + uid).finish_reason == "error"
+        assert bench.output(100 + uid) == []
+
+
+def test_the_error_names_a_reference_that_is_in_the_log(caplog):
+    bench = Bench()
+    bench.runner.poison = {POISON}
+    bench.send(user_msg(1, [1, POISON, 2]))
+    isolated_step(bench)
+    error = bench.end(1).error
+    assert error is not None
+    assert error.status == 500
+    reference = error.message.partition("reference ")[2].rstrip(")")
+    record = next(record for record in caplog.records if reference in record.getMessage())
+    assert record.exc_info is not None
+    assert "poisoned" not in error.message
+    bench.run()
+
+
+def test_a_device_that_is_gone_is_not_asked_for_ever(caplog):
+    caplog.set_level(logging.CRITICAL, "sluice.scheduler")
+    bench = Bench(num_pages=600, max_num_seqs=256, max_num_batched_tokens=1024)
+    bench.send(*(user_msg(uid, [uid % VOCAB_SIZE, uid // VOCAB_SIZE]) for uid in range(200)))
+    bench.runner.poison = set(range(VOCAB_SIZE))
+    assert isolated_step(bench)
+    assert len(bench.runner.batches) <= MAX_RERUNS + 1
+    assert {end.finish_reason for end in bench.inbox.finished.values()} == {"error"}
+    assert len(bench.inbox.finished) == 200
+    bench.check_idle()
+
+
+def test_parts_of_a_step_give_what_the_whole_gives():
+    bench, _ = mixed_bench(12)
+    batch = bench.scheduler.schedule()
+    assert batch is not None
+    assert batch.phase == "mixed"
+    whole = bench.runner.run(batch).next_tokens
+    num_rows = num_int32(batch.query_lens)
+    for middle in range(1, num_rows):
+        parts = take_rows(batch, 0, middle), take_rows(batch, middle, num_rows)
+        for part in parts:
+            check_shapes(part)
+        assert b"".join(bench.runner.run(part).next_tokens for part in parts) == whole
+    assert take_rows(batch, 0, num_rows) == batch
+    assert list(unpack_int32(take_rows(batch, 1, 2).query_lens)) == [1]
+
+
+def test_a_part_samples_for_its_own_rows():
+    bench, _ = mixed_bench(12)
+    batch = bench.scheduler.schedule()
+    assert batch is not None
+    samples_some = msgspec.structs.replace(batch, sample_rows=pack_int32([1, 3, 4]), seeds=pack_int64([10, 30, 40]))
+    part = take_rows(samples_some, 2, 4)
+    assert list(unpack_int32(part.sample_rows)) == [1]
+    assert list(unpack_int64(part.seeds)) == [30]
+    assert num_int32(take_rows(samples_some, 2, 3).sample_rows) == 0

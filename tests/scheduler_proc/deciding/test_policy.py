@@ -1,0 +1,246 @@
+"""Who runs, who waits and who gives way."""
+
+import random
+import time
+
+import pytest
+
+from messages.columns import unpack_int32, unpack_int64
+from messages.requests import AbortMsg
+from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
+from tests.scheduler_proc.simulated_runner import expected_output
+
+
+def prompt(length: int, first: int = 0) -> list[int]:
+    """Returns a prompt that shares no page with one of another `first`."""
+    return [(first * 13 + position * position) % VOCAB_SIZE for position in range(length)]
+
+
+def test_decode_rows_never_wait_for_a_long_prompt():
+    bench = Bench(max_model_len=128, num_pages=64, max_num_batched_tokens=16)
+    bench.send(*(user_msg(uid, prompt(4, uid), max_tokens=30, ignore_eos=True) for uid in range(3)))
+    bench.step()
+    bench.send(user_msg(9, prompt(100, 9), max_tokens=2, ignore_eos=True))
+    num_steps_of_prompt = 0
+    while not bench.inbox.tokens[9, 0]:
+        rows = bench.step()
+        assert [rows[uid] for uid in range(3)] == [1, 1, 1]
+        assert rows[9] <= 13
+        num_steps_of_prompt += 1
+    assert num_steps_of_prompt == -(-100 // 13)
+
+
+def test_decode_rows_come_first_and_chunks_fill_the_budget():
+    bench = Bench(max_num_batched_tokens=16)
+    bench.send(user_msg(1, prompt(5, 1), max_tokens=9, ignore_eos=True))
+    assert bench.step() == {1: 5}
+    bench.send(user_msg(2, prompt(20, 2)), user_msg(3, prompt(4, 3)))
+    assert bench.step() == {1: 1, 2: 15}
+    assert bench.step() == {1: 1, 2: 5, 3: 4}
+    assert [batch.phase for batch in bench.runner.batches] == ["prefill", "mixed", "mixed"]
+    bench.step()
+    assert bench.runner.batches[-1].phase == "decode"
+
+
+def test_the_queue_is_served_first_come_first_served():
+    bench = Bench(num_pages=64, max_num_seqs=2)
+    bench.send(*(user_msg(uid, prompt(6, uid), max_tokens=3, ignore_eos=True) for uid in (5, 3, 8, 1)))
+    first_seen: list[int] = []
+    while rows := bench.step():
+        assert len(rows) <= 2
+        first_seen += [uid for uid in rows if uid not in first_seen]
+    assert first_seen == [5, 3, 8, 1]
+
+
+def test_a_request_that_does_not_fit_is_not_overtaken():
+    bench = Bench(num_pages=16, max_model_len=64, max_num_batched_tokens=64)
+    bench.send(user_msg(1, prompt(30, 1), max_tokens=8, ignore_eos=True))
+    bench.step()
+    bench.send(user_msg(2, prompt(40, 2), max_tokens=2), user_msg(3, prompt(4, 3), max_tokens=2))
+    while not bench.inbox.finished:
+        assert set(bench.step()) == {1}
+    assert set(bench.step()) == {2, 3}
+
+
+def test_the_youngest_gives_way_and_goes_on_later():
+    bench = Bench(num_pages=16, page_size=4, max_model_len=64, max_num_batched_tokens=64)
+    bench.send(*(user_msg(uid, prompt(8, uid), max_tokens=40, ignore_eos=True) for uid in (1, 2, 3)))
+    preempted: list[set[int]] = []
+    before: set[int] = set()
+    while rows := bench.step():
+        if before - set(rows) - {uid for uid, _ in bench.inbox.finished}:
+            preempted.append(before - set(rows))
+        before = set(rows)
+    assert preempted[:2] == [{3}, {2}]
+    assert [uid for uid, _ in bench.inbox.finished] == [1, 2, 3]
+    for uid in (1, 2, 3):
+        params = user_msg(uid, prompt(8, uid), max_tokens=40, ignore_eos=True).sampling_params
+        assert bench.output(uid) == expected_output(prompt(8, uid), params, VOCAB_SIZE, 64)
+        assert bench.end(uid).usage.completion_tokens == 40
+        assert bench.end(uid).usage.cached_tokens == 0, "what a preempted request finds of its own is no hit"
+
+
+def test_who_gave_way_comes_before_those_who_wait():
+    bench = Bench(num_pages=16, max_model_len=64, max_num_seqs=2, max_num_batched_tokens=64)
+    bench.send(*(user_msg(uid, prompt(20, uid), max_tokens=30, ignore_eos=True) for uid in (1, 2)))
+    bench.send(*(user_msg(uid, prompt(4, uid), max_tokens=2, ignore_eos=True) for uid in (3, 4)))
+    while not bench.gauge("preemptions"):
+        bench.step()
+    preempted_ns = time.monotonic_ns()
+    assert set(bench.step()) == {1}, "who waits longer is not overtaken, however little it takes"
+    while set(rows := bench.step()) == {1}:
+        pass
+    assert 2 in rows
+    bench.run()
+    assert bench.end(2).stamps.first_token_ns < preempted_ns, "the first token is the first that was ever sent"
+    assert preempted_ns < bench.end(3).stamps.first_scheduled_ns <= bench.end(4).stamps.first_scheduled_ns
+
+
+def test_a_preempted_request_finds_its_own_pages_again():
+    bench = Bench(num_pages=16, max_model_len=64, max_num_batched_tokens=64)
+    bench.send(user_msg(1, prompt(24, 1), max_tokens=20, ignore_eos=True))
+    bench.send(user_msg(2, prompt(20, 2), max_tokens=20, ignore_eos=True))
+    while not bench.gauge("preemptions"):
+        bench.step()
+    bench.send(AbortMsg(1, 0))
+    assert bench.step()[2] < 8, "its first pages were computed again"
+    bench.run()
+    params = user_msg(2, [], max_tokens=20, ignore_eos=True).sampling_params
+    assert bench.output(2) == expected_output(prompt(20, 2), params, VOCAB_SIZE, 64)
+
+
+def test_two_large_requests_do_not_preempt_each_other_for_ever():
+    bench = Bench(num_pages=16, max_model_len=64, max_num_batched_tokens=16)
+    bench.send(*(user_msg(uid, prompt(30, uid), max_tokens=34, ignore_eos=True) for uid in (1, 2)))
+    bench.run(max_steps=200)
+    assert bench.gauge("preemptions") <= 1
+
+
+@pytest.mark.parametrize("is_sharing", [True, False])
+def test_a_small_cache_does_not_thrash(is_sharing):
+    bench = Bench(num_pages=24, max_model_len=64, max_num_seqs=16, max_num_batched_tokens=64, is_sharing=is_sharing)
+    bench.send(*(user_msg(uid, prompt(8, uid), max_tokens=32, ignore_eos=True) for uid in range(40)))
+    bench.run(max_steps=2_000)
+    num_computed = sum(len(batch.token_ids) // 4 for batch in bench.runner.batches)
+    assert num_computed < 1.5 * 40 * (8 + 32), "too much was computed twice"
+    assert bench.gauge("preemptions") < 2 * 40
+
+
+def test_a_new_row_is_not_preempted_in_the_step_that_admits_it():
+    chance = random.Random(5)
+    bench = Bench(num_pages=16, max_model_len=64, max_num_seqs=16, max_num_batched_tokens=24)
+    for uid in range(60):
+        bench.send(user_msg(uid, prompt(chance.randrange(1, 40), uid), max_tokens=chance.randrange(1, 24)))
+    was_waiting, num_preempted = bench.gauge("waiting"), 0.0
+    while bench.step():
+        is_preempting = bench.gauge("preemptions") > num_preempted
+        assert not is_preempting or bench.gauge("waiting") >= was_waiting, "admitted and preempted in one step"
+        was_waiting, num_preempted = bench.gauge("waiting"), bench.gauge("preemptions")
+    assert num_preempted
+
+
+def test_requests_of_one_step_do_not_compute_a_shared_beginning_twice():
+    bench = Bench(num_pages=64, max_num_batched_tokens=128)
+    shared = prompt(24)
+    bench.send(user_msg(1, [*shared, 1, 2]), user_msg(2, [*shared, 3]), user_msg(3, prompt(10, 3)))
+    assert bench.step() == {1: 26, 3: 10}, "the second waits for the first, the third does not"
+    rows = bench.step()
+    assert rows[2] == 1
+    bench.run()
+    assert bench.end(2).usage.cached_tokens == 24
+    for uid, ids in ((1, [*shared, 1, 2]), (2, [*shared, 3])):
+        assert bench.output(uid) == expected_output(ids, user_msg(uid, ids).sampling_params, VOCAB_SIZE, 64, (7,))
+
+
+def test_salts_do_not_wait_for_each_other():
+    bench = Bench(num_pages=64, max_num_batched_tokens=128)
+    bench.send(*(user_msg(uid, prompt(10), cache_salt=salt) for uid, salt in enumerate(("", "a", "b"))))
+    assert bench.step() == {0: 10, 1: 10, 2: 10}
+
+
+def test_a_prompt_is_let_in_only_beside_all_that_others_still_need():
+    bench = Bench(num_pages=16, max_num_batched_tokens=8)
+    bench.send(user_msg(1, prompt(40, 1), max_tokens=1), user_msg(2, prompt(40, 2), max_tokens=1))
+    bench.step()
+    bench.step()
+    assert bench.gauge("running") == 1, "pages are free, but the first prompt will need them"
+
+
+def test_one_that_waits_for_a_shared_page_counts_with_all_it_needs():
+    bench = Bench(num_pages=16, max_num_batched_tokens=64)
+    bench.send(
+        user_msg(1, prompt(9, 1), max_tokens=2),
+        user_msg(2, [*prompt(8, 1), *prompt(30, 2)], max_tokens=2),
+        user_msg(3, prompt(24, 3), max_tokens=2),
+    )
+    assert bench.step() == {1: 9}
+    assert bench.gauge("running") == 2
+    bench.run()
+
+
+def test_one_that_waits_again_for_a_shared_page_still_counts():
+    bench = Bench(num_pages=20, max_num_batched_tokens=64)
+    shared, more = prompt(8, 1), prompt(8, 4)
+    bench.send(
+        user_msg(1, [*shared, 1], max_tokens=3, ignore_eos=True),
+        user_msg(2, [*shared, *more, 2], max_tokens=2),
+        user_msg(3, [*shared, *more, *prompt(20, 5)], max_tokens=2),
+    )
+    assert bench.step() == {1: 9}
+    bench.send(user_msg(4, prompt(24, 3), max_tokens=2))
+    assert bench.step() == {1: 1, 2: 9}
+    assert bench.gauge("running") == 3
+    bench.run()
+
+
+def test_a_page_for_each_running_row_to_grow_into_is_left():
+    bench = Bench(num_pages=16, max_num_batched_tokens=64)
+    bench.send(*(user_msg(uid, prompt(8, uid), max_tokens=30) for uid in range(8)))
+    bench.step()
+    assert bench.gauge("running") == 4, "four rows of 3 pages leave one to each; a fifth would take them"
+
+
+def test_a_prompt_in_prefill_goes_on_with_what_another_has_computed():
+    bench = Bench(num_pages=64, max_model_len=64, max_num_batched_tokens=10)
+    shared = prompt(40)
+    bench.send(user_msg(1, [*shared, 1]), user_msg(2, [*shared, 2]))
+    num_tokens = {1: 0, 2: 0}
+    while not bench.inbox.finished:
+        for uid, count in bench.step().items():
+            num_tokens[uid] += count if not bench.output(uid) or len(bench.output(uid)) == 1 else 0
+    assert num_tokens[1] == 41
+    assert num_tokens[2] == 1
+    bench.run()
+
+
+def test_pages_are_taken_as_tokens_need_them():
+    bench = Bench(num_pages=40, page_size=4, max_num_batched_tokens=6)
+    bench.send(user_msg(1, prompt(14, 1), max_tokens=50, ignore_eos=True))
+    used = []
+    for _ in range(6):
+        bench.step()
+        used.append(40 - bench.gauge("pages_free"))
+    assert used == [2, 3, 4, 4, 4, 5]
+
+
+def test_a_batch_tells_the_runner_every_pages_place():
+    bench = Bench(num_pages=40, page_size=4, max_num_batched_tokens=64)
+    bench.send(user_msg(1, prompt(3, 1), max_tokens=9, ignore_eos=True))
+    bench.step()
+    bench.send(user_msg(2, prompt(30, 2)))
+    bench.step()
+    batch = bench.runner.batches[-1]
+    assert list(unpack_int64(batch.uids)) == [1, 2]
+    assert batch.num_pages_per_row == 8
+    tables = unpack_int32(batch.page_tables)
+    assert sum(page >= 0 for page in tables[:8]) == 1
+    assert sum(page >= 0 for page in tables[8:]) == 8
+    assert list(unpack_int32(batch.sample_rows)) == [0, 1]
+
+
+def test_a_budget_smaller_than_the_rows_is_kept():
+    bench = Bench(num_pages=64, max_num_seqs=8, max_num_batched_tokens=3)
+    bench.send(*(user_msg(uid, prompt(5, uid), max_tokens=6) for uid in range(6)))
+    while rows := bench.step():
+        assert len(rows) <= 3
+    assert len(bench.inbox.finished) == 6

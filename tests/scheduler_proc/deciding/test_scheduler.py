@@ -1,0 +1,185 @@
+"""Messages in, replies out: attempts, continuations, refusals, stamps and usage."""
+
+import pytest
+
+from messages.columns import pack_int32
+from messages.replies import DetokenizeMsg, OpenStream
+from messages.requests import AbortMsg, SamplingParams, Stamps, StopSeen, UserMsg
+from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
+from tests.scheduler_proc.simulated_runner import expected_output
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+PARAMS = {"ignore_eos": True, "temperature": 0.7, "seed": 11, "top_k": 20, "top_p": 0.9}
+FREE_RUN = expected_output(PROMPT, user_msg(0, PROMPT, max_tokens=30, **PARAMS).sampling_params, VOCAB_SIZE, 64)
+
+
+def test_the_stream_is_opened_before_anything_is_computed():
+    bench = Bench()
+    message = user_msg(4, PROMPT, stop=("x", "yz"), include_stop_str_in_output=True, skip_special_tokens=False)
+    bench.scheduler.take(message)
+    assert bench.scheduler.take_replies() == [OpenStream(4, 0, ("x", "yz"), True, False, b"", 0)]
+
+
+@pytest.mark.parametrize("num_known", [1, 5, 8, 29])
+def test_a_continuation_goes_on_as_the_undisturbed_request(num_known):
+    bench = Bench()
+    known = FREE_RUN[:num_known]
+    bench.send(user_msg(1, PROMPT, max_tokens=30, attempt=2, output_ids=known, **PARAMS))
+    assert bench.inbox.opened[1, 2].output_ids == pack_int32(known)
+    bench.run()
+    assert bench.output(1, 2) == FREE_RUN[num_known:]
+    usage = bench.end(1, 2).usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(PROMPT), 30)
+    assert bench.end(1, 2).finish_reason == "length"
+
+
+def test_a_continuation_counts_no_hits_beyond_its_prompt():
+    bench = Bench()
+    bench.send(user_msg(1, PROMPT, max_tokens=20, **PARAMS))
+    bench.run()
+    bench.send(user_msg(1, PROMPT, max_tokens=30, attempt=1, output_ids=FREE_RUN[:15], **PARAMS))
+    assert sum(bench.step().values()) < len(PROMPT)
+    bench.run()
+    assert bench.end(1, 1).usage.cached_tokens == len(PROMPT)
+    assert bench.output(1, 1) == FREE_RUN[15:]
+
+
+@pytest.mark.parametrize(
+    ("output_ids", "params", "reason", "by_token"),
+    [
+        (FREE_RUN[:6], {"max_tokens": 6, "ignore_eos": True}, "length", False),
+        ([2, 2, EOS], {"max_tokens": 6}, "stop", True),
+        ([2, 2, 8], {"max_tokens": 6, "stop_token_ids": (8,)}, "stop", True),
+        ([], {"max_tokens": 0}, "length", False),
+        ([2] * 56, {"max_tokens": 100}, "length", False),
+    ],
+)
+def test_a_continuation_that_is_at_its_end_ends_at_once(output_ids, params, reason, by_token):
+    bench = Bench()
+    bench.send(user_msg(1, PROMPT, attempt=1, output_ids=output_ids, **params))
+    end = bench.end(1, 1)
+    assert (end.finish_reason, end.ended_by_token) == (reason, by_token)
+    assert end.usage.completion_tokens == len(output_ids)
+    assert bench.step() == {}
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 4])
+def test_a_newer_attempt_replaces_the_older_silently(num_steps):
+    bench = Bench(max_num_batched_tokens=6)
+    bench.send(user_msg(1, PROMPT, max_tokens=30, **PARAMS))
+    for _ in range(num_steps):
+        bench.step()
+    known = bench.output(1)[:]
+    bench.send(user_msg(1, PROMPT, max_tokens=30, attempt=1, output_ids=known, **PARAMS))
+    bench.run()
+    assert list(bench.inbox.finished) == [(1, 1)]
+    assert known + bench.output(1, 1) == FREE_RUN
+
+
+def test_messages_of_an_older_attempt_are_dropped():
+    bench = Bench()
+    bench.send(user_msg(1, PROMPT, max_tokens=30, attempt=3, **PARAMS))
+    bench.send(user_msg(1, PROMPT, attempt=3), user_msg(1, PROMPT, attempt=2), AbortMsg(1, 2), StopSeen(1, 2))
+    assert list(bench.inbox.opened) == [(1, 3)]
+    bench.run()
+    assert bench.output(1, 3) == FREE_RUN
+
+
+def test_an_abort_of_a_newer_attempt_ends_the_older():
+    bench = Bench()
+    bench.send(user_msg(1, PROMPT), AbortMsg(1, 1))
+    assert bench.end(1).finish_reason == "abort"
+
+
+def raw(input_ids: bytes, output_ids: bytes = b"", **params: int) -> UserMsg:
+    return UserMsg(1, 0, input_ids, SamplingParams(**{"max_tokens": 4, **params}), Stamps(), output_ids)
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (raw(b""), "empty"),
+        (raw(b"", pack_int32([1])), "empty"),
+        (raw(pack_int32([1] * 64)), "maximum context length is 64 tokens, the request has 64"),
+        (raw(pack_int32([1, VOCAB_SIZE])), "outside"),
+        (raw(pack_int32([1, -1])), "outside"),
+        (raw(pack_int32([1]), pack_int32([VOCAB_SIZE])), "outside"),
+        (raw(b"abc"), "cannot be read"),
+        (raw(b"abcde", b"abc"), "cannot be read"),
+        (raw(pack_int32([1]), seed=2**63), "cannot be read"),
+        (raw(pack_int32([1]), top_k=2**31), "cannot be read"),
+    ],
+)
+def test_an_impossible_request_is_refused_and_harms_nobody(message, says):
+    bench = Bench()
+    bench.send(user_msg(2, PROMPT, max_tokens=30, **PARAMS), message)
+    end = bench.end(1)
+    assert end.finish_reason == "error"
+    assert end.error is not None
+    assert end.error.status == 400
+    assert says in end.error.message
+    assert end.stamps.finished_ns > 0
+    bench.run()
+    assert bench.output(2) == FREE_RUN
+
+
+def test_the_timeline_is_stamped_in_order():
+    bench = Bench()
+    bench.send(user_msg(1, PROMPT, max_tokens=3, ignore_eos=True))
+    bench.run()
+    stamps = bench.end(1).stamps
+    assert stamps.received_ns == 1
+    assert 1 < stamps.queued_ns <= stamps.first_scheduled_ns <= stamps.first_token_ns <= stamps.finished_ns
+
+
+def test_a_request_that_never_ran_has_no_stamps_of_a_run():
+    bench = Bench()
+    bench.send(user_msg(1, PROMPT), AbortMsg(1, 0))
+    stamps = bench.end(1).stamps
+    assert stamps.first_scheduled_ns == stamps.first_token_ns == 0
+    assert stamps.queued_ns <= stamps.finished_ns
+
+
+def test_cached_tokens_are_those_of_the_prefix_cache():
+    bench = Bench()
+    for uid in (1, 2):
+        bench.send(user_msg(uid, PROMPT * 2, max_tokens=2, ignore_eos=True))
+        bench.run()
+    assert bench.end(1).usage.cached_tokens == 0
+    assert bench.end(2).usage.cached_tokens == 12, "the last token of a prompt of 16 is computed, so 3 pages are found"
+    assert bench.output(1) == bench.output(2)
+    assert bench.gauge("prefix_hit_tokens") == 12
+    assert bench.gauge("prompt_tokens") == 32
+
+
+def test_salts_share_nothing():
+    bench = Bench()
+    for uid, salt in enumerate(("", "a", "b", "a")):
+        bench.send(user_msg(uid, PROMPT * 2, max_tokens=2, ignore_eos=True, cache_salt=salt))
+        bench.run()
+    assert [bench.end(uid).usage.cached_tokens for uid in range(4)] == [0, 0, 0, 12]
+
+
+def test_without_prefix_caching_nothing_is_cached():
+    bench = Bench(is_sharing=False)
+    for uid in (1, 2):
+        bench.send(user_msg(uid, PROMPT * 2, max_tokens=20, **PARAMS))
+        bench.run()
+    assert bench.gauge("pages_free") == bench.gauge("pages_all")
+    assert bench.end(2).usage.cached_tokens == 0
+    assert bench.output(1) == bench.output(2)
+
+
+def test_tokens_of_a_step_are_one_message():
+    bench = Bench()
+    bench.send(*(user_msg(uid, PROMPT, max_tokens=4, ignore_eos=True) for uid in range(5)))
+    bench.step()
+    bench.step()
+    batch = bench.scheduler.schedule()
+    assert batch is not None
+    bench.scheduler.commit(bench.runner.run(batch))
+    replies = bench.scheduler.take_replies()
+    assert len(replies) == 1
+    assert isinstance(replies[0], DetokenizeMsg)
+    assert replies[0].step_id == batch.step_id
+    assert len(replies[0].uids) == 8 * 5

@@ -1,0 +1,173 @@
+"""Thousands of mixed requests through a cache that is far too small: every token right, nothing lost, nothing left."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from messages.requests import AbortMsg, SamplingParams, StopSeen, UserMsg
+from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
+from tests.scheduler_proc.simulated_runner import expected_output
+
+MAX_MODEL_LEN = 64
+
+
+@dataclass
+class Ask:
+    """One request of the soak and what must come of it."""
+
+    prompt: list[int]
+    params: SamplingParams
+    attempt: int = 0
+    known: list[int] = field(default_factory=list)
+    """What the client had when the newest attempt began."""
+    expected: list[int] = field(default_factory=list)
+    is_cut: bool = False
+    """Aborted or stopped by a string: it may end before `expected` does."""
+
+
+class Soak:
+    def __init__(self, seed: int, num_requests: int, **bench: int):
+        self.chance = random.Random(seed)
+        self.bench = Bench(**bench)
+        self.asks: dict[int, Ask] = {}
+        self.num_requests = num_requests
+        prefixes = [[self.chance.randrange(VOCAB_SIZE) for _ in range(40)] for _ in range(6)]
+        self.prefixes = prefixes
+
+    def make(self, uid: int) -> UserMsg:
+        chance = self.chance
+        length = chance.choice((1, 2, 4, 7, 16, 33, 60, 63))
+        shared = chance.choice(self.prefixes)[: chance.randrange(0, min(length, 40) + 1)]
+        prompt = shared + [chance.randrange(VOCAB_SIZE) for _ in range(length - len(shared))]
+        message = user_msg(
+            uid,
+            prompt,
+            max_tokens=chance.choice((1, 2, 5, 9, 30, 200)),
+            temperature=chance.choice((0.0, 0.6, 1.0)),
+            top_p=chance.choice((1.0, 0.9)),
+            top_k=chance.choice((0, 20)),
+            seed=chance.randrange(-(2**63), 2**63),
+            ignore_eos=chance.random() < 0.3,
+            stop_token_ids=chance.choice(((), (3, 30))),
+            cache_salt=chance.choice(("", "", "tenant", "other")),
+        )
+        expected = expected_output(prompt, message.sampling_params, VOCAB_SIZE, MAX_MODEL_LEN, (EOS,))
+        self.asks[uid] = Ask(prompt, message.sampling_params, expected=expected)
+        return message
+
+    def running(self) -> list[int]:
+        return [uid for uid, ask in self.asks.items() if (uid, ask.attempt) not in self.bench.inbox.finished]
+
+    def disturb(self) -> None:
+        """Aborts, stops or resubmits one request, now and then one that has ended already."""
+        chance = self.chance
+        running = self.running() if chance.random() < 0.95 else []
+        uid = chance.choice(running or list(self.asks))
+        ask = self.asks[uid]
+        match chance.randrange(6):
+            case 0:
+                ask.is_cut = True
+                self.bench.send(AbortMsg(uid, ask.attempt))
+            case 1:
+                ask.is_cut = True
+                self.bench.send(StopSeen(uid, ask.attempt), StopSeen(uid, ask.attempt))
+            case 2 if ask.attempt:
+                self.bench.send(AbortMsg(uid, ask.attempt - 1))
+            case 3 | 4 if uid in self.running():
+                self.resubmit(uid, ask)
+            case _:
+                pass
+
+    def resubmit(self, uid: int, ask: Ask) -> None:
+        """Does what the frontend does after a process died: asks on behind the tokens that the client has."""
+        ask.known = ask.known + self.bench.output(uid, ask.attempt)
+        ask.attempt += 1
+        message = user_msg(uid, ask.prompt, attempt=ask.attempt, output_ids=ask.known)
+        self.bench.send(
+            UserMsg(uid, ask.attempt, message.input_ids, ask.params, message.stamps, message.output_ids, len(ask.known))
+        )
+
+    def run(self) -> None:
+        chance, num_sent = self.chance, 0
+        while num_sent < self.num_requests or self.running():
+            if num_sent < self.num_requests and len(self.running()) < 30:
+                burst = chance.randrange(1, 8)
+                self.bench.send(*(self.make(uid) for uid in range(num_sent, num_sent + burst)))
+                num_sent += burst
+            if chance.random() < 0.3:
+                self.disturb()
+            assert self.bench.step() or not self.running(), "requests wait and nothing runs"
+        self.bench.run()
+
+    def check(self) -> None:
+        inbox = self.bench.inbox
+        assert len(inbox.finished) == len({uid for uid, _ in inbox.finished}) == len(self.asks), "not one end each"
+        for uid, ask in self.asks.items():
+            got = ask.known + inbox.tokens[uid, ask.attempt]
+            end = inbox.finished[uid, ask.attempt]
+            assert got == ask.expected[: len(got)], "a token is wrong, lost or doubled"
+            assert end.usage.prompt_tokens == len(ask.prompt)
+            assert end.usage.completion_tokens == len(got)
+            assert 0 <= end.usage.cached_tokens <= len(ask.prompt)
+            if end.finish_reason == "abort" or (end.finish_reason == "stop" and not end.ended_by_token):
+                assert ask.is_cut
+            else:
+                assert len(got) == len(ask.expected), "it ended too early"
+                assert end.ended_by_token == self.ends_by_token(ask)
+                assert end.finish_reason == ("stop" if end.ended_by_token else "length")
+
+    def ends_by_token(self, ask: Ask) -> bool:
+        ends = {*ask.params.stop_token_ids, *(() if ask.params.ignore_eos else (EOS,))}
+        return ask.expected[-1] in ends
+
+
+@pytest.mark.timeout(300)
+def test_two_thousand_mixed_requests_lose_nothing():
+    soak = Soak(20, 2_000, num_pages=40, page_size=4, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=48)
+    soak.run()
+    soak.check()
+    assert soak.bench.gauge("preemptions") > 20
+    assert soak.bench.gauge("prefix_hit_tokens") > 1_000
+    reasons = {end.finish_reason for end in soak.bench.inbox.finished.values()}
+    assert reasons == {"stop", "length", "abort"}
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    page_size=st.sampled_from([1, 4, 16]),
+    num_spare=st.integers(0, 12),
+    max_num_seqs=st.sampled_from([1, 3, 8, 32]),
+    max_num_batched_tokens=st.sampled_from([1, 7, 32, 256]),
+    is_sharing=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_every_shape_of_scheduler_is_right(
+    seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, is_sharing
+):
+    soak = Soak(
+        seed,
+        12,
+        num_pages=MAX_MODEL_LEN // page_size + num_spare,
+        page_size=page_size,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        is_sharing=is_sharing,
+    )
+    soak.run()
+    soak.check()
+
+
+def test_cached_and_uncached_runs_give_the_same_tokens():
+    outputs = []
+    for is_sharing in (True, False):
+        soak = Soak(3, 100, num_pages=24, page_size=4, max_num_batched_tokens=20, is_sharing=is_sharing)
+        for uid in range(100):
+            soak.bench.send(soak.make(uid))
+        soak.bench.run()
+        soak.check()
+        outputs.append(soak.bench.inbox.tokens)
+    assert outputs[0] == outputs[1]

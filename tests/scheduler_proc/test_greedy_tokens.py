@@ -1,0 +1,128 @@
+"""Both halves together give transformers' greedy tokens: alone, 32 at once, chunked, cached, preempted, evicted."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from scheduler_proc.computing.runner import ModelRunner, load_runner
+from scheduler_proc.deciding.kv_cache import KvCache
+from scheduler_proc.deciding.policy import Budget
+from scheduler_proc.deciding.requests import Limits
+from scheduler_proc.deciding.scheduler import Scheduler
+from tests.checkpoints import CONTEXT, VARIANTS, VOCAB_SIZE, build_checkpoint, make_config
+from tests.scheduler_proc.clients import Inbox, user_msg
+
+SMALLEST_MARGIN = 1e-3
+"""Where the reference's two best logits are closer than this, either token is right."""
+
+PAGE_SIZE = 4
+PLENTY, SCARCE = 1_000, 40
+
+
+class Model:
+    """A checkpoint as transformers and as the scheduler see it."""
+
+    def __init__(self, path: Path, variant: str):
+        self.reference: PreTrainedModel = build_checkpoint(path, variant)
+        config = make_config(path, block_size=PAGE_SIZE, num_pages=PLENTY)
+        self.runner: ModelRunner = load_runner(config, lambda text, fraction: None)
+
+    def check(self, prompt: list[int], output: list[int]) -> int:
+        """Asserts that each output token is the best one after what precedes it; returns how many were too close."""
+        with torch.no_grad():
+            logits_TV = self.reference(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+        best = logits_TV.topk(2).values
+        num_close = 0
+        for index, token in enumerate(output):
+            if token == int(logits_TV[index].argmax()):
+                continue
+            margin = float(best[index, 0] - best[index, 1])
+            assert margin < SMALLEST_MARGIN, f"token {index} after {len(prompt)} is {token}, margin {margin:.4f}"
+            num_close += 1
+        return num_close
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def some_prompts() -> list[list[int]]:
+    """32 prompts of 1 to context - 1 tokens; every second begins like the one before."""
+    rng = random.Random(5)
+    lengths = [1, CONTEXT - 1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, *(rng.randrange(1, CONTEXT) for _ in range(20))]
+    prompts: list[list[int]] = []
+    for index, length in enumerate(lengths):
+        fresh = [rng.randrange(VOCAB_SIZE) for _ in range(length)]
+        shared = prompts[-1][: length - 1] if index % 2 else []
+        prompts.append(shared + fresh[len(shared) :])
+    return prompts
+
+
+def run(
+    model: Model, prompts: list[list[int]], num_pages: int, num_step_tokens: int
+) -> tuple[list[list[int]], Scheduler]:
+    """Runs all prompts to the end of the context and returns their output ids."""
+    scheduler = Scheduler(
+        KvCache(num_pages, PAGE_SIZE),
+        Limits(CONTEXT, VOCAB_SIZE),
+        Budget(max_num_seqs=32, max_num_batched_tokens=num_step_tokens),
+    )
+    inbox = Inbox()
+    for uid, prompt in enumerate(prompts):
+        scheduler.take(user_msg(uid, prompt, max_tokens=CONTEXT))
+    while (batch := scheduler.schedule()) is not None:
+        scheduler.commit(model.runner.run(batch))
+        inbox.take(scheduler.take_replies())
+    scheduler.check()
+    return [inbox.tokens[uid, 0] for uid in range(len(prompts))], scheduler
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "num_step_tokens"),
+    [(PLENTY, 4096), (PLENTY, 64), (SCARCE, 64)],
+    ids=["together", "chunked", "scarce"],
+)
+def test_32_at_once(model: Model, num_pages: int, num_step_tokens: int):
+    prompts = some_prompts()
+    outputs, scheduler = run(model, prompts, num_pages, num_step_tokens)
+    num_close = 0
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert len(prompt) + len(output) == CONTEXT
+        num_close += model.check(prompt, output)
+    gauges = scheduler.gauges()
+    assert gauges["prefix_hit_tokens"] > 0
+    assert (gauges["preemptions"] > 0) == (num_pages == SCARCE)
+    if num_close:
+        print(f"{num_close} tokens differ where the margin is below {SMALLEST_MARGIN}")
+
+
+def test_alone_and_again_from_the_cache(model: Model):
+    """Each prompt twice in one scheduler, one request after the other; the second time its pages are cached."""
+    scheduler = Scheduler(KvCache(PLENTY, PAGE_SIZE), Limits(CONTEXT, VOCAB_SIZE), Budget(1, 4096))
+    for uid, prompt in enumerate(some_prompts()[:12]):
+        outputs: list[list[int]] = []
+        for attempt_uid in (2 * uid, 2 * uid + 1):
+            scheduler.take(user_msg(attempt_uid, prompt, max_tokens=24))
+            inbox = Inbox()
+            inbox.take(scheduler.take_replies())
+            while (batch := scheduler.schedule()) is not None:
+                scheduler.commit(model.runner.run(batch))
+                inbox.take(scheduler.take_replies())
+            outputs.append(inbox.tokens[attempt_uid, 0])
+            cached = inbox.finished[attempt_uid, 0].usage.cached_tokens
+            assert attempt_uid % 2 == 0 or cached == (len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE
+        assert outputs[0] == outputs[1]
+        model.check(prompt, outputs[0])
+
+
+def test_the_check_notices_a_wrong_token(model: Model):
+    prompt = [1, 2, 3, 4]
+    outputs, _ = run(model, [prompt], PLENTY, 4096)
+    wrong = outputs[0].copy()
+    wrong[7] = (wrong[7] + 1) % VOCAB_SIZE
+    with pytest.raises(AssertionError, match="margin"):
+        model.check(prompt, wrong[:8])
