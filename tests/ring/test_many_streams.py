@@ -1,0 +1,65 @@
+"""64 streams at once, half of them cut off at random: the others stay exact and nothing is left in any process."""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.ring.client import Generated, RingClient, body, collect, events_of
+
+pytestmark = pytest.mark.ring
+
+
+@pytest.fixture(scope="module")
+def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
+    return start_ring(tiny_checkpoint, "--dtype", "float32")
+
+
+async def cut_off(client: httpx.AsyncClient, request: dict[str, Any], num_events: int) -> None:
+    """Reads `num_events` events of a stream and closes the connection."""
+    stream = events_of(client, request)
+    for _ in range(num_events):
+        await anext(stream)
+    await stream.aclose()
+
+
+def requests_for(rng: random.Random, num_requests: int) -> list[dict[str, Any]]:
+    shared = [rng.randrange(3, 250) for _ in range(48)]
+    return [
+        body(
+            shared[: rng.randrange(0, 48)] + [rng.randrange(3, 250) for _ in range(rng.randrange(1, 30))],
+            max_tokens=rng.randrange(20, 100),
+            ignore_eos=True,
+            temperature=0.0 if index % 2 else 0.8,
+            seed=index,
+        )
+        for index in range(num_requests)
+    ]
+
+
+def test_survivors_are_exact_and_nothing_is_left(ring: RingClient):
+    rng = random.Random(7)
+    requests = requests_for(rng, 64)
+    is_cut = [index % 2 == 0 for index in range(64)]
+    alone = [
+        ring.generate_all([request])[0] if not cut else None for request, cut in zip(requests, is_cut, strict=True)
+    ]
+
+    async def run() -> list[Generated | None]:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        async with httpx.AsyncClient(base_url=ring.url, timeout=60.0, limits=limits) as client:
+            work = [
+                cut_off(client, request, rng.randrange(0, 15)) if cut else collect(client, request)
+                for request, cut in zip(requests, is_cut, strict=True)
+            ]
+            return await asyncio.gather(*work)
+
+    together = asyncio.run(run())
+    for before, after in zip(alone, together, strict=True):
+        if before is not None and after is not None:
+            assert (after.token_ids, after.text) == (before.token_ids, before.text)
+    # Gauges travel with the beats, which come once a second and whenever work begins or ends.
+    ring.wait_until_empty(timeout_s=3.0)
