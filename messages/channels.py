@@ -5,6 +5,7 @@ its path and dropped.
 """
 
 import logging
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,7 +91,7 @@ class ControlClient(Generic[T]):
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
         self.socket = _make_socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.IDENTITY, name.encode())
+        self.socket.setsockopt(zmq.IDENTITY, _identity(name, os.getpid()))
         self.socket.connect(f"ipc://{path}")
 
     def fileno(self) -> int:
@@ -120,7 +121,10 @@ class ControlClient(Generic[T]):
 
 
 class ControlServer(Generic[T]):
-    """The launcher's end of the control plane; processes are told apart by name. `union` is what they may send."""
+    """The launcher's end of the control plane; `union` is what processes may send.
+
+    Processes are told apart by name. Of two under one name the admitted one is meant, or else the one heard last.
+    """
 
     def __init__(self, path: Path, union: Any):
         self.path = path
@@ -128,6 +132,8 @@ class ControlServer(Generic[T]):
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
         self.socket = _make_socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._admitted: dict[str, bytes] = {}
+        self._heard: dict[str, bytes] = {}
         path.unlink(missing_ok=True)
         self.socket.bind(f"ipc://{path}")
 
@@ -136,7 +142,16 @@ class ControlServer(Generic[T]):
 
     def send(self, name: str, message: Any) -> None:
         """Queues `message` for process `name`; it is dropped where that process is not connected."""
-        self.socket.send_multipart([name.encode(), self._encoder.encode(message)], zmq.NOBLOCK)
+        identity = self._admitted.get(name) or self._heard.get(name) or name.encode()
+        self.socket.send_multipart([identity, self._encoder.encode(message)], zmq.NOBLOCK)
+
+    def admit(self, name: str, pid: int) -> None:
+        """Lets `name` mean the process `pid` from now on, whoever else calls itself so."""
+        self._admitted[name] = _identity(name, pid)
+
+    def send_to_pid(self, name: str, pid: int, message: Any) -> None:
+        """Queues `message` for the process `pid` that calls itself `name`, admitted or not."""
+        self.socket.send_multipart([_identity(name, pid), self._encoder.encode(message)], zmq.NOBLOCK)
 
     def take(self) -> Iterator[tuple[str, T]]:
         """Yields (name, message) of what has arrived and never waits."""
@@ -147,7 +162,9 @@ class ControlServer(Generic[T]):
                 return
             message = _decode(self._decoder, frames[-1], self.path)
             if message is not None:
-                yield frames[0].decode(errors="replace"), message
+                name = frames[0].rpartition(b".")[0].decode(errors="replace")
+                self._heard[name] = frames[0]
+                yield name, message
 
     def close(self) -> None:
         """Closes after at most 0.2 s in which queued messages may still leave."""
@@ -174,8 +191,13 @@ class Waiter:
 
     def wait(self, timeout_s: float) -> set[int]:
         """Returns the readable plain descriptors; messages are then taken from the channels."""
-        ready = self._poller.poll(max(0, int(timeout_s * 1000)))
+        ready = self._poller.poll(max(0, math.ceil(timeout_s * 1000)))
         return {item for item, _ in ready if isinstance(item, int)}
+
+
+def _identity(name: str, pid: int) -> bytes:
+    """Unique for each process: a second one under a name must not take over the first one's connection."""
+    return f"{name}.{pid}".encode()
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[T]", frame: bytes, path: Path) -> T | None:

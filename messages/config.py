@@ -96,6 +96,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
             int,
             Meta(
                 ge=0,
+                le=2**63 - 1,
                 description="start of the random seeds given to requests without one (default: from the clock)",
             ),
         ]
@@ -129,7 +130,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="seconds without a heartbeat after which a process is called hung")
     ] = 30.0
     boot_timeout_s: Annotated[
-        float, Meta(gt=0, description="seconds that a process may stay in one phase of its start")
+        float, Meta(gt=0, description="seconds that a process may go without progress while it starts")
     ] = 600.0
     external: Annotated[
         tuple[str, ...],

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import math
 import re
 import types
 import typing
@@ -10,6 +11,7 @@ from typing import Any, Never
 import msgspec
 from msgspec import Meta
 
+from messages import VERSION
 from messages.config import CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
 from messages.errors import UsageError
 
@@ -51,6 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
     )
+    parser.add_argument("--version", action="version", version=f"sluice {VERSION}")
     for struct in SECTIONS.values():
         group = parser.add_argument_group(str(struct.__doc__))
         hints = typing.get_type_hints(struct, include_extras=True)
@@ -93,11 +96,17 @@ def _converter(annotated: Any) -> Any:
         try:
             if is_number_literal:
                 return msgspec.convert(msgspec.convert(text, int, strict=False), annotated)
-            return msgspec.convert(text, annotated, strict=False)
+            return _finite(msgspec.convert(text, annotated, strict=False))
         except msgspec.ValidationError as error:
             raise argparse.ArgumentTypeError(f"{text!r} is not valid: {_plain(str(error), annotated)}") from None
 
     return convert
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise msgspec.ValidationError("expected a finite number")
+    return value
 
 
 def _plain(error: str, annotated: Any) -> str:
@@ -105,7 +114,8 @@ def _plain(error: str, annotated: Any) -> str:
     if typing.get_origin(base) is typing.Literal:
         choices = [str(choice) for choice in typing.get_args(base)]
         return f"expected one of {', '.join(choices)}"
-    return error.replace("Expected `int`", "expected a whole number").replace("Expected `float`", "expected a number")
+    text = error.partition(", got ")[0]
+    return text.replace("Expected `int`", "expected a whole number").replace("Expected `float`", "expected a number")
 
 
 def _without_none(hint: Any) -> Any:

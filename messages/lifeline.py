@@ -8,16 +8,14 @@ the process, its hung siblings and the run directory soon after.
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from messages.errors import BootError
-from messages.run_dir import RunDir
+from messages.run_dir import LOCK_PATIENCE_S, RunDir, kill_processes, other_processes, try_lock
 
 GRACE_S = 1.0
 """What a process gets between the end of its launcher and its own."""
@@ -32,7 +30,10 @@ def make_lifeline(run_dir: RunDir) -> int:
 
 
 def ask_for_death_signal(parent_pid: int) -> None:
-    """Has the kernel send SIGTERM when the parent dies (Linux; elsewhere the lifeline alone serves)."""
+    """Has the kernel send SIGTERM when the parent dies (Linux; elsewhere the lifeline alone serves).
+
+    Call it when SIGTERM has a handler: its default action would leave nobody to remove the run directory.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent_pid:
@@ -42,7 +43,7 @@ def ask_for_death_signal(parent_pid: int) -> None:
 def watch_lifeline(run_dir: RunDir, on_end: Callable[[], None]) -> None:
     """Starts the guard thread; it calls `on_end` when the launcher is gone.
 
-    Raises `BootError` where it is gone already.
+    Raises `BootError` where it is gone already, and clears what it left behind.
     """
     try:
         descriptor = os.open(run_dir.lifeline, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -50,6 +51,7 @@ def watch_lifeline(run_dir: RunDir, on_end: Callable[[], None]) -> None:
         raise BootError(f"no launcher runs in {run_dir.path}") from None
     with contextlib.suppress(BlockingIOError):
         if os.read(descriptor, 1) == b"":
+            clear_run(run_dir)
             raise BootError(f"the launcher of {run_dir.path} is gone")
     os.set_blocking(descriptor, True)
     threading.Thread(target=_guard, args=(run_dir, descriptor, on_end), name="lifeline", daemon=True).start()
@@ -63,13 +65,26 @@ def _guard(run_dir: RunDir, descriptor: int, on_end: Callable[[], None]) -> None
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def leave_abandoned_run(run_dir: RunDir) -> None:
+    """Gives the other processes of an abandoned run their grace, then clears the run."""
+    deadline = time.monotonic() + GRACE_S
+    while time.monotonic() < deadline and other_processes(run_dir):
+        time.sleep(0.02)
+    clear_run(run_dir)
+
+
 def clear_run(run_dir: RunDir) -> None:
-    """Kills what still runs in an abandoned run directory and removes the directory. Any process may do it."""
-    for pid in run_dir.pids().values():
-        if pid != os.getpid() and _runs_in(pid, run_dir.path):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    run_dir.remove()
+    """Kills what still runs in an abandoned run directory and removes the directory. Any process may do it.
+
+    Does nothing where a launcher holds the directory: a new run may have taken it over already.
+    """
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while (lock := try_lock(run_dir)) is None and run_dir.lock_file.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)  # a dying launcher lets go of its lifeline and its lock not quite together
+    if lock is not None:
+        kill_processes(run_dir)
+        run_dir.remove()
+        os.close(lock)
 
 
 def has_launcher(run_dir: RunDir) -> bool:
@@ -79,18 +94,8 @@ def has_launcher(run_dir: RunDir) -> bool:
     except FileNotFoundError:
         return False
     try:
-        ready, _, _ = select.select([descriptor], [], [], 0)
-        return not ready or os.read(descriptor, 1) != b""
+        return os.read(descriptor, 1) != b""  # a poll would not do: it does not tell of a writer that left before
     except BlockingIOError:
         return True
     finally:
         os.close(descriptor)
-
-
-def _runs_in(pid: int, path: Path) -> bool:
-    """Tells whether process `pid` was started on this run directory (so that a reused pid is never killed)."""
-    try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return os.fsencode(path) in arguments

@@ -4,13 +4,17 @@ Every process but the launcher starts through `run_process`, and by hand with `p
 """
 
 import argparse
+import contextlib
+import fcntl
 import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from messages.channels import ControlClient, Receiver, Waiter
 from messages.control import (
@@ -29,7 +33,7 @@ from messages.control import (
     Welcome,
 )
 from messages.errors import BootError, SluiceError
-from messages.lifeline import ask_for_death_signal, clear_run, has_launcher, watch_lifeline
+from messages.lifeline import GRACE_S, ask_for_death_signal, has_launcher, leave_abandoned_run, watch_lifeline
 from messages.run_dir import RunDir
 
 BEAT_INTERVAL_S = 1.0
@@ -50,11 +54,14 @@ class ProcessLink:
         self.config = run_dir.read_config()
         self.incarnation = 0
         self.is_stopping = False
+        self._is_launcher_gone = threading.Event()
+        self._was_signalled = False
         self._last_beat_ns = 0
         self._was_busy: bool = False
         self._wakeup_reader, self._wakeup_writer = os.pipe()
         os.set_blocking(self._wakeup_writer, False)
-        watch_lifeline(run_dir, self._stop)
+        watch_lifeline(run_dir, self._on_launcher_gone)
+        self._pid_file = _take_name(name, run_dir)
         self._control: ControlClient[ToProcess] = ControlClient(run_dir.socket("launcher"), name, ToProcess)
         self._waiter = Waiter()
         self._waiter.add_channel(self._control)
@@ -70,16 +77,19 @@ class ProcessLink:
                 match message:
                     case Welcome(incarnation):
                         self.incarnation = incarnation
-                        self.run_dir.pid_file(self.name).write_text(f"{os.getpid()}", encoding="ascii")
+                        os.truncate(self._pid_file, 0)
+                        os.pwrite(self._pid_file, f"{os.getpid()}".encode("ascii"), 0)
                         return
                     case Refused(reason):
                         raise BootError(f"the launcher refused this {self.name}: {reason}")
+                    case Stop():
+                        self.is_stopping = True
                     case _:
                         pass
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline and not self.is_stopping:
                 raise BootError(f"the launcher in {self.run_dir.path} did not answer within {WELCOME_TIMEOUT_S:.0f} s")
 
-    def add_receiver(self, receiver: Receiver[object]) -> None:
+    def add_receiver(self, receiver: Receiver[Any]) -> None:
         """Lets `wait` return when something arrives for `receiver`."""
         self._waiter.add_channel(receiver)
 
@@ -130,28 +140,60 @@ class ProcessLink:
         return orders
 
     def stop_on_signal(self) -> None:
-        """Makes SIGTERM stop the main loop. Ctrl-C in a terminal is the launcher's business."""
-        signal.signal(signal.SIGTERM, self._on_sigterm)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        """Makes SIGTERM and SIGINT stop the main loop.
+
+        A Ctrl-C in the launcher's terminal does not come here (its children are process groups of their own), so a
+        SIGINT is meant for a process that was started by hand.
+        """
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
 
-    def _on_sigterm(self, signal_number: int, frame: object) -> None:
+    def _on_signal(self, signal_number: int, frame: object) -> None:
+        self._was_signalled = True
+        self._stop()
+
+    def _on_launcher_gone(self) -> None:
+        self._is_launcher_gone.set()
         self._stop()
 
     def _stop(self) -> None:
         self.is_stopping = True
-        os.write(self._wakeup_writer, b"\0")
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wakeup_writer, b"\0")
 
     def fail(self, message: str) -> None:
         self._control.send(BootFailed(message))
 
     def close(self) -> None:
-        """Leaves the run; the last process of a run whose launcher is gone removes the directory."""
+        """Leaves the run; the last process of a run whose launcher is gone removes the directory.
+
+        The signal of a launcher's death comes some milliseconds before its lifeline ends (it has several threads), so
+        after a signal this waits for the end, for at most the grace.
+        """
         self._control.close()
-        if has_launcher(self.run_dir):
-            self.run_dir.pid_file(self.name).unlink(missing_ok=True)
-        else:
-            clear_run(self.run_dir)
+        self.run_dir.pid_file(self.name).unlink(missing_ok=True)
+        is_gone = self._is_launcher_gone.wait(GRACE_S if self._was_signalled else 0.0)
+        if is_gone or not has_launcher(self.run_dir):
+            leave_abandoned_run(self.run_dir)
+
+
+def _take_name(name: str, run_dir: RunDir) -> int:
+    """Locks the pid file of process `name` until this process ends, and returns its descriptor.
+
+    Raises `BootError` where such a process runs already: two under one name would take each other's messages.
+    """
+    try:
+        descriptor = os.open(run_dir.pid_file(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        raise BootError(f"the run in {run_dir.path} has just ended") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        pid = run_dir.pids().get(name, "unknown")
+        raise BootError(f"a {name} (pid {pid}) runs in {run_dir.path} already") from None
+    return descriptor
 
 
 def run_process(name: str, serve: Callable[[ProcessLink], None]) -> int:
@@ -163,16 +205,16 @@ def run_process(name: str, serve: Callable[[ProcessLink], None]) -> int:
     parser.add_argument("--run-dir", required=True, type=Path, help="the run directory of the server")
     parser.add_argument("--parent-pid", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.parent_pid:
-        ask_for_death_signal(arguments.parent_pid)
     try:
-        link = ProcessLink(name.removesuffix("_proc"), RunDir(arguments.run_dir))
+        link = ProcessLink(name.removesuffix("_proc"), RunDir(arguments.run_dir.absolute()))
     except SluiceError as error:
         sys.stderr.write(f"{name}: {error}\n")
         return 1
     level = link.config.run.log_level.upper()
     logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     link.stop_on_signal()
+    if arguments.parent_pid:
+        ask_for_death_signal(arguments.parent_pid)
     try:
         serve(link)
     except BootError as error:

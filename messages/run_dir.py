@@ -1,8 +1,11 @@
 """The run directory: the one private place where a run keeps its sockets, its pids and its configuration."""
 
+import contextlib
 import fcntl
 import os
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import msgspec
@@ -12,6 +15,8 @@ from messages.errors import BootError, UsageError
 
 MAX_IPC_PATH_BYTES = 107
 LONGEST_SOCKET_NAME = "detokenizer.sock"
+LOCK_PATIENCE_S = 0.3
+"""How long the lock is waited for: a launcher that dies, or a process that clears its run, holds it for a moment."""
 
 
 class RunDir:
@@ -56,14 +61,17 @@ class RunDir:
             raise BootError(
                 f"no server runs in {self.path}: start one with `python launch.py --run-dir {self.path}`"
             ) from None
+        except msgspec.DecodeError as error:
+            raise BootError(f"{self.config_file}: written by another version of this program: {error}") from None
 
     def pids(self) -> dict[str, int]:
         """The processes that have written their pid, by name."""
         found: dict[str, int] = {}
         for file in self.path.glob("*.pid"):
-            text = file.read_text(encoding="ascii")
-            if text.isdigit():
-                found[file.stem] = int(text)
+            with contextlib.suppress(FileNotFoundError):
+                text = file.read_text(encoding="ascii", errors="replace")
+                if text.isdigit():
+                    found[file.stem] = int(text)
         return found
 
     def remove(self) -> None:
@@ -79,32 +87,86 @@ def default_path(port: int) -> Path:
 
 
 def claim(path: Path) -> tuple[RunDir, int]:
-    """Creates the run directory, or takes over one that its launcher left behind.
+    """Creates the run directory, or takes over one that its launcher left behind (and kills what still runs in it).
 
-    Returns it with the descriptor of the lock that must stay open for the run. Raises `UsageError` where another
-    launcher holds it, where the path is too long for a socket, or where it is not the user's own directory.
+    Returns it, with an absolute path, and the descriptor of the lock that must stay open for the run. Raises
+    `UsageError` where another launcher holds it, where the path is too long for a socket, or where it is not the
+    user's own directory.
     """
+    path = path.absolute()
     run_dir = RunDir(path)
-    if len(os.fsencode(path.absolute() / LONGEST_SOCKET_NAME)) > MAX_IPC_PATH_BYTES:
+    if len(os.fsencode(path / LONGEST_SOCKET_NAME)) > MAX_IPC_PATH_BYTES:
         raise UsageError(
             f"--run-dir: {path} is too long for a socket (at most {MAX_IPC_PATH_BYTES} bytes with its name)"
         )
-    try:
-        path.mkdir(mode=0o700, parents=True)
-    except FileExistsError:
-        _check_is_ours(run_dir)
-    lock = os.open(run_dir.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise UsageError(
-            f"--run-dir: another server runs in {path}; stop it, or choose another --port or --run-dir"
-        ) from None
+    lock = _lock_directory(run_dir)
+    kill_processes(run_dir)
     for stale in path.iterdir():
-        if stale != run_dir.lock_file:
+        if stale.is_dir() and not stale.is_symlink():
+            shutil.rmtree(stale)
+        elif stale != run_dir.lock_file:
             stale.unlink()
     return run_dir, lock
+
+
+def try_lock(run_dir: RunDir) -> int | None:
+    """Takes the lock of an existing run directory; `None` where a launcher holds it or there is none to take."""
+    try:
+        lock = os.open(run_dir.lock_file, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_ino == run_dir.lock_file.stat().st_ino:
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(lock)
+    return None
+
+
+def kill_processes(run_dir: RunDir) -> list[int]:
+    """Kills what runs in a run directory whose lock the caller holds, itself excepted; returns the pids."""
+    pids = other_processes(run_dir)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return pids
+
+
+def other_processes(run_dir: RunDir) -> list[int]:
+    """Returns the pids of the processes that run in this run directory, the caller's excepted."""
+    return [pid for pid in run_dir.pids().values() if pid != os.getpid() and _runs_in(pid, run_dir.path)]
+
+
+def _runs_in(pid: int, path: Path) -> bool:
+    """Tells whether process `pid` was started on this run directory (so that a reused pid is never killed)."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return os.fsencode(path) in arguments
+
+
+def _lock_directory(run_dir: RunDir) -> int:
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            run_dir.path.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            _check_is_ours(run_dir)
+        except OSError as error:
+            raise UsageError(f"--run-dir: {run_dir.path} cannot be made: {error.strerror}") from None
+        with contextlib.suppress(FileNotFoundError):
+            run_dir.lock_file.touch(mode=0o600)
+        lock = try_lock(run_dir)
+        if lock is not None:
+            return lock
+        if time.monotonic() >= deadline:
+            raise UsageError(
+                f"--run-dir: another server runs in {run_dir.path}; stop it, or choose another --port or --run-dir"
+            )
+        time.sleep(0.02)
 
 
 def _check_is_ours(run_dir: RunDir) -> None:

@@ -1,0 +1,174 @@
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import messages.channels
+from messages.channels import ControlClient, ControlServer, Receiver, Sender, Waiter
+from messages.control import Beat, Hello, Ready, Refused, Stop, ToLauncher, ToProcess, Welcome
+from messages.errors import ChannelFullError
+from messages.replies import OpenStream, ToDetokenizer
+from messages.requests import AbortMsg, StopSeen, ToScheduler
+
+TIMEOUT_S = 10.0
+
+
+@pytest.fixture
+def socket_path() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as directory:
+        yield Path(directory) / "x.sock"
+
+
+def take(channel: Any, num_wanted: int) -> list[Any]:
+    """Takes messages until there are `num_wanted`. Fails at the deadline."""
+    waiter = Waiter()
+    waiter.add_channel(channel)
+    found: list[Any] = []
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(found) < num_wanted:
+        assert time.monotonic() < deadline, f"only {found}"
+        waiter.wait(1.0)
+        found += channel.take()
+    return found
+
+
+def test_messages_of_several_senders_arrive_each_in_order(socket_path: Path):
+    senders: list[Sender[Any]] = [Sender(socket_path), Sender(socket_path)]
+    receiver: Receiver[Any] = Receiver(socket_path, ToScheduler)
+    for uid in range(100):
+        for number, sender in enumerate(senders):
+            sender.send(AbortMsg(uid, number))
+    found = take(receiver, 200)
+    for number in (0, 1):
+        assert [message.uid for message in found if message.attempt == number] == list(range(100))
+    assert list(receiver.take()) == []
+    for channel in (*senders, receiver):
+        channel.close()
+
+
+def test_take_yields_at_most_its_limit(socket_path: Path):
+    receiver: Receiver[Any] = Receiver(socket_path, ToScheduler)
+    sender: Sender[Any] = Sender(socket_path)
+    for uid in range(10):
+        sender.send(StopSeen(uid, 0))
+    waiter = Waiter()
+    waiter.add_channel(receiver)
+    waiter.wait(TIMEOUT_S)
+    assert len(list(receiver.take(limit=1))) == 1
+    assert [message.uid for message in take(receiver, 9)] == list(range(1, 10))
+    sender.close()
+    receiver.close()
+
+
+def test_a_frame_that_does_not_decode_is_logged_and_dropped(socket_path: Path, caplog: pytest.LogCaptureFixture):
+    receiver: Receiver[Any] = Receiver(socket_path, ToDetokenizer)
+    sender: Sender[Any] = Sender(socket_path)
+    sender.socket.send(b"\xc1 no message")
+    sender.send(StopSeen(2, 0))
+    sender.send(OpenStream(3, 0))
+    with caplog.at_level(logging.ERROR):
+        assert take(receiver, 1) == [OpenStream(3, 0)]
+    assert len(caplog.records) == 2
+    assert str(socket_path) in caplog.text
+    sender.close()
+    receiver.close()
+
+
+def test_a_full_channel_is_an_error_for_the_sender(socket_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(messages.channels, "MAX_QUEUED_FRAMES", 5)
+    sender: Sender[Any] = Sender(socket_path)
+    for uid in range(5):
+        sender.send(StopSeen(uid, 0))
+    with pytest.raises(ChannelFullError, match=r"x\.sock: 5 messages are waiting"):
+        sender.send(StopSeen(5, 0))
+    sender.close()
+
+
+def test_the_launcher_tells_processes_apart_and_answers_each(socket_path: Path):
+    server: ControlServer[Any] = ControlServer(socket_path, ToLauncher)
+    clients = {name: ControlClient(socket_path, name, ToProcess) for name in ("tokenizer", "scheduler")}
+    for pid, (name, client) in enumerate(clients.items()):
+        client.send(Hello(name, pid, 1))
+        client.send(Ready())
+    found = take(server, 4)
+    assert [message for name, message in found if name == "scheduler"] == [Hello("scheduler", 1, 1), Ready()]
+    server.send("scheduler", Welcome(3))
+    server.send("tokenizer", Stop())
+    server.send("nobody", Stop())
+    assert take(clients["scheduler"], 1) == [Welcome(3)]
+    assert take(clients["tokenizer"], 1) == [Stop()]
+    for channel in (*clients.values(), server):
+        channel.close()
+
+
+def test_a_new_process_takes_over_the_name_of_one_that_died(socket_path: Path):
+    server: ControlServer[Any] = ControlServer(socket_path, ToLauncher)
+    old = ControlClient[Any](socket_path, "scheduler", ToProcess)
+    old.send(Ready())
+    take(server, 1)
+    old.close()
+    new = ControlClient[Any](socket_path, "scheduler", ToProcess)
+    new.send(Beat(5))
+    assert take(server, 1) == [("scheduler", Beat(5))]
+    server.send("scheduler", Stop())
+    assert take(new, 1) == [Stop()]
+    new.close()
+    server.close()
+
+
+def test_a_process_that_takes_the_name_of_an_admitted_one_gets_its_own_answer_and_does_no_harm(
+    socket_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    server: ControlServer[Any] = ControlServer(socket_path, ToLauncher)
+    admitted = ControlClient[Any](socket_path, "scheduler", ToProcess)
+    admitted.send(Ready())
+    take(server, 1)
+    server.admit("scheduler", os.getpid())
+    with monkeypatch.context() as patch:
+        patch.setattr(messages.channels, "_identity", lambda name, pid: b"scheduler.77")
+        second = ControlClient[Any](socket_path, "scheduler", ToProcess)
+    second.send(Hello("scheduler", 77, 1))
+    assert take(server, 1) == [("scheduler", Hello("scheduler", 77, 1))]
+    server.send_to_pid("scheduler", 77, Refused("one is enough"))
+    server.send("scheduler", Stop())
+    assert take(second, 1) == [Refused("one is enough")]
+    assert take(admitted, 1) == [Stop()]
+    admitted.send(Ready())
+    assert take(server, 1) == [("scheduler", Ready())]
+    for channel in (admitted, second, server):
+        channel.close()
+
+
+def test_a_client_without_a_launcher_that_reads_drops_and_goes_on(
+    socket_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(messages.channels, "MAX_QUEUED_FRAMES", 5)
+    client = ControlClient[Any](socket_path, "scheduler", ToProcess)
+    for _ in range(10):
+        client.send(Ready())
+    assert "the launcher does not read, dropped Ready" in caplog.text
+    client.close()
+
+
+def test_the_waiter_tells_which_descriptors_are_readable_and_when_time_is_over(socket_path: Path):
+    server: ControlServer[Any] = ControlServer(socket_path, ToLauncher)
+    reader, writer = os.pipe()
+    waiter = Waiter()
+    waiter.add_channel(server)
+    waiter.add_descriptor(reader)
+    assert waiter.wait(0.0) == set()
+    timer = threading.Timer(0.05, os.write, (writer, b"x"))
+    timer.start()
+    assert waiter.wait(TIMEOUT_S) == {reader}
+    waiter.remove_descriptor(reader)
+    assert waiter.wait(0.01) == set()
+    timer.join()
+    os.close(reader)
+    os.close(writer)
+    server.close()
