@@ -1,0 +1,1 @@
+"""The launcher behind `launch.py`: finds the model, starts the processes, watches them and stops them."""

@@ -1,0 +1,190 @@
+"""One process of the server: how it is started, what it has written last, and how it ended."""
+
+import contextlib
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+NUM_LAST_LINES = 30
+READ_BYTES = 1 << 16
+MAX_LINE_BYTES = 1 << 16
+
+SIGNAL_HINTS = {
+    signal.SIGKILL: " (kill -9, or the kernel's out-of-memory killer)",
+    signal.SIGSEGV: " (a crash in native code)",
+    signal.SIGBUS: " (a crash in native code, or a full /dev/shm)",
+    signal.SIGILL: " (an instruction that this CPU does not have)",
+    signal.SIGABRT: " (native code gave up)",
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """How process `name` is started; the run directory is added to `arguments`. `is_external`: by hand."""
+
+    name: str
+    arguments: tuple[str, ...]
+    is_external: bool = False
+
+
+class Child:
+    """A process of the run through all its incarnations. `pid` is 0 while it does not run."""
+
+    def __init__(self, command: Command):
+        self.name = command.name
+        self.command = command
+        self.is_external = command.is_external
+        self.pid = 0
+        self.incarnation = 0
+        self.started_s = 0.0
+        self.descriptor = -1
+        """Becomes readable when the process writes or ends; -1 where there is none."""
+        self.is_silent = False
+        """It has closed its output."""
+        self.is_welcome = False
+        """It has said hello, so it hears what is sent to its name."""
+        self.boot_error: str | None = None
+        self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
+        self.ending = ""
+        """How the latest incarnation ended."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unfinished_line = b""
+
+    def spawn(self, run_path: Path, listen_fd: int | None) -> None:
+        """Starts the next incarnation, in a process group of its own so that Ctrl-C reaches only the launcher.
+
+        The process inherits the listening socket `listen_fd`, where one is given, and finds its number in
+        `SLUICE_LISTEN_FD`.
+        """
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": python_path()}
+        environment.pop("SLUICE_LISTEN_FD", None)
+        if listen_fd is not None:
+            environment["SLUICE_LISTEN_FD"] = str(listen_fd)
+        self._process = subprocess.Popen(
+            [*self.command.arguments, "--run-dir", str(run_path), "--parent-pid", str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=() if listen_fd is None else (listen_fd,),
+            process_group=0,
+        )
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._begin(self._process.pid, self._process.stdout.fileno())
+
+    def adopt(self, pid: int) -> None:
+        """Takes a process that was started by hand as the next incarnation."""
+        descriptor = -1
+        with contextlib.suppress(AttributeError, OSError):  # not on this system, or the process has ended already
+            descriptor = os.pidfd_open(pid)
+        self._begin(pid, descriptor)
+
+    def _begin(self, pid: int, descriptor: int) -> None:
+        self.pid = pid
+        self.descriptor = descriptor
+        self.incarnation += 1
+        self.started_s = time.monotonic()
+        self.boot_error = None
+        self.is_welcome = False
+        self.is_silent = False
+        self.ending = ""
+        self._unfinished_line = b""
+        self.last_lines.clear()
+
+    def read_output(self) -> list[str]:
+        """Returns the lines that the process has written, and never waits; `is_silent` is true after the last."""
+        if self._process is None or self.is_silent:
+            return []
+        try:
+            data = os.read(self.descriptor, READ_BYTES)
+        except BlockingIOError:
+            return []
+        self.is_silent = not data
+        *whole, rest = (self._unfinished_line + data).split(b"\n")
+        if rest and (self.is_silent or len(rest) >= MAX_LINE_BYTES):
+            whole, rest = [*whole, rest], b""
+        self._unfinished_line = rest
+        lines = [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in whole]
+        self.last_lines.extend(lines)
+        return lines
+
+    def notice_end(self) -> bool:
+        """Tells whether the process has ended; then `pid` is 0 and `ending` says how."""
+        if self.pid == 0:
+            return False
+        if self._process is not None:
+            code = self._process.poll()
+            if code is None:
+                return False
+            self.ending = how_it_ended(code)
+        elif _is_alive(self.pid, self.descriptor):
+            return False
+        else:
+            self.ending = "ended (it was started by hand)"
+        self.pid = 0
+        return True
+
+    def kill(self) -> None:
+        """Kills the process where it is the launcher's own; `notice_end` tells when it is gone."""
+        if self._process is not None:
+            self._process.kill()
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits for the end of a killed process."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+
+    def release(self) -> None:
+        """Closes the descriptor; what the process writes from now on is lost."""
+        if self._process is not None and self._process.stdout is not None:
+            self._process.stdout.close()
+        elif self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+    def by_hand(self, run_path: Path) -> str:
+        """Returns the shell line that starts this process by hand."""
+        line = shlex.join([*self.command.arguments, "--run-dir", str(run_path)])
+        return f"PYTHONPATH={shlex.quote(str(ROOT))} {line}"
+
+
+def how_it_ended(code: int) -> str:
+    """Returns what an exit code means; negative ones are signals."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code)
+    except ValueError:
+        return f"was killed by signal {-code}"
+    return f"was killed by {name.name}{SIGNAL_HINTS.get(name, '')}"
+
+
+def python_command(module: str) -> tuple[str, ...]:
+    """Returns the command that runs a module of this program; its environment needs `python_path`."""
+    return (sys.executable, "-P", "-m", module)
+
+
+def python_path() -> str:
+    """Returns a PYTHONPATH under which the packages of this program are found from any directory."""
+    inherited = os.environ.get("PYTHONPATH", "")
+    return f"{ROOT}{os.pathsep}{inherited}" if inherited else str(ROOT)
+
+
+def _is_alive(pid: int, pidfd: int) -> bool:
+    if pidfd >= 0:
+        return not select.select([pidfd], [], [], 0)[0]
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,97 @@
+"""What the operator sees: one line an event, a bar for progress on a terminal, and never a wait for a slow reader."""
+
+import os
+import select
+import time
+from collections import deque
+
+MAX_HELD_LINES = 1000
+"""Lines kept while nobody reads (a stopped terminal, a stuck pipe); older ones are dropped, and their number told."""
+
+CHUNK_BYTES = 4096
+"""What a pipe that polls writable takes without blocking (PIPE_BUF)."""
+
+CLOSE_TIMEOUT_S = 1.0
+NAME_WIDTH = 12
+BAR_WIDTH = 30
+PLAIN_PROGRESS_STEP = 25
+"""Percent between two lines of progress where there is no terminal to draw a bar on."""
+
+
+class Console:
+    """Writes to `descriptor` (standard error) and holds lines back, within bounds, while it does not take them."""
+
+    def __init__(self, descriptor: int = 2):
+        self._descriptor = descriptor
+        self._is_terminal = os.isatty(descriptor)
+        self._held: deque[bytes] = deque()
+        self._num_dropped = 0
+        self._bar = ""
+        self._told_percents: dict[tuple[str, str], int] = {}
+
+    def say(self, text: str) -> None:
+        """Shows `text`, one line or several."""
+        erase, redraw = ("\r\x1b[K", self._bar) if self._bar else ("", "")
+        self._write(f"{erase}{text}\n{redraw}")
+
+    def say_of(self, name: str, text: str) -> None:
+        """Shows a line about process `name`, or one that it has written."""
+        self.say(f"{name:<{NAME_WIDTH}} {text}")
+
+    def progress(self, name: str, phase: str, fraction: float) -> None:
+        """Shows how far `phase` of process `name` is; `fraction` in [0, 1]."""
+        percent = int(100 * min(1.0, max(0.0, fraction)))
+        if not self._is_terminal:
+            last = self._told_percents.get((name, phase), 0)
+            if percent - last >= PLAIN_PROGRESS_STEP:
+                self._told_percents[name, phase] = percent - percent % PLAIN_PROGRESS_STEP
+                self.say_of(name, f"{phase} {percent} %")
+            return
+        filled = BAR_WIDTH * percent // 100
+        bar = f"{name:<{NAME_WIDTH}} {phase} [{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {percent} %"
+        self._bar = "" if percent == 100 else bar
+        self._write(f"\r\x1b[K{self._bar}")
+
+    def end_progress(self) -> None:
+        """Takes the bar away."""
+        if self._bar:
+            self._bar = ""
+            self._write("\r\x1b[K")
+
+    def flush(self) -> None:
+        """Writes what is held back as far as it goes without waiting."""
+        while self._held and self._is_writable(0):
+            chunk = self._held.popleft()
+            try:
+                num_written = os.write(self._descriptor, chunk[:CHUNK_BYTES])
+            except BlockingIOError:
+                num_written = 0
+            except OSError:  # the reader is gone for good: there is nobody left to tell
+                self._held.clear()
+                return
+            if num_written < len(chunk):
+                self._held.appendleft(chunk[num_written:])
+            if num_written == 0:
+                return
+
+    def close(self) -> None:
+        """Writes what is held back, for at most a second."""
+        self.end_progress()
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        while self._held and time.monotonic() < deadline:
+            self._is_writable(deadline - time.monotonic())
+            self.flush()
+
+    def _write(self, text: str) -> None:
+        if len(self._held) >= MAX_HELD_LINES:
+            self._held.popleft()
+            self._num_dropped += 1
+        elif self._num_dropped and not self._held:
+            text = f"({self._num_dropped} lines were dropped: nobody read them)\n{text}"
+            self._num_dropped = 0
+        self._held.append(text.encode(errors="replace"))
+        self.flush()
+
+    def _is_writable(self, timeout_s: float) -> bool:
+        _, writable, _ = select.select([], [self._descriptor], [], max(0.0, timeout_s))
+        return bool(writable)

@@ -1,0 +1,80 @@
+"""The listening socket, bound by the launcher so that a port in use is told before a model is loaded."""
+
+import errno
+import socket
+import time
+from pathlib import Path
+
+from messages.errors import BootError
+from messages.lifeline import clear_run, has_launcher
+from messages.run_dir import RunDir, other_processes
+
+BACKLOG = 2048
+RECLAIM_TIMEOUT_S = 3.0
+"""How long the kernel may take to free the port of an abandoned run whose processes have just been killed."""
+
+
+def open_listener(host: str, port: int, run_path: Path) -> socket.socket:
+    """Returns a socket that listens on `host` and `port` (0: a free one).
+
+    Processes that a killed launcher has left in `run_path` and that still hold the port are ended. Raises `BootError`
+    where the port is in use or the address is none of this machine's.
+    """
+    try:
+        return _listen(host, port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise _refusal(host, port, error) from None
+    run_dir = RunDir(run_path)
+    if has_launcher(run_dir):
+        raise BootError(
+            f"port {port} is in use: another server of this program runs on it (run directory {run_path}); "
+            "stop it, or choose another --port"
+        )
+    num_left_over = len(other_processes(run_dir))
+    clear_run(run_dir)
+    return _listen_when_free(host, port, RECLAIM_TIMEOUT_S if num_left_over else 0.0)
+
+
+def base_url(host: str, port: int) -> str:
+    """Returns the address for a client on this machine."""
+    if host in ("", "0.0.0.0"):
+        host = "127.0.0.1"
+    elif host == "::":
+        host = "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _listen_when_free(host: str, port: int, timeout_s: float) -> socket.socket:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return _listen(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
+                raise _refusal(host, port, error) from None
+        time.sleep(0.05)
+
+
+def _refusal(host: str, port: int, error: OSError) -> BootError:
+    if isinstance(error, socket.gaierror):
+        return BootError(f"--host: {host!r} is no address of this machine: {error.strerror}")
+    if error.errno == errno.EADDRINUSE:
+        return BootError(f"port {port} is in use by another program; choose another --port (0: any free one)")
+    if error.errno == errno.EACCES:
+        return BootError(f"port {port} may not be opened by this user; choose a --port of 1024 or above")
+    return BootError(f"cannot listen on --host {host} --port {port}: {error.strerror}")

@@ -1,0 +1,95 @@
+"""What the launcher reads from a model's directory before any process starts: context, vocabulary, end tokens."""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from messages.config import ModelConfig, ModelFacts
+from messages.errors import BootError, UsageError
+
+CONTEXT_KEYS = ("n_positions", "max_position_embeddings", "n_ctx")
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
+
+
+def read_model_facts(model: ModelConfig, model_dir: Path, tokenizer_dir: Path, name: str) -> ModelFacts:
+    """Returns the facts of the model in `model_dir`, which clients know as `name` unless flags say otherwise.
+
+    Raises `BootError` for a directory that holds no readable model, `UsageError` for a `--max-model-len` that the
+    model cannot serve.
+    """
+    config_file = model_dir / "config.json"
+    if not config_file.is_file():
+        raise BootError(f"{model_dir} holds no model: there is no config.json in it")
+    config = _read_object(config_file)
+    generation_file = model_dir / "generation_config.json"
+    generation = _read_object(generation_file) if generation_file.is_file() else {}
+    vocab_size = _positive_int(config, "vocab_size", config_file)
+    if vocab_size is None:
+        raise BootError(f"{config_file}: vocab_size is missing")
+    eos_token_ids = _token_ids(generation, generation_file) or _token_ids(config, config_file)
+    is_auto = model.generation_config == "auto"
+    return ModelFacts(
+        model_dir=str(model_dir),
+        tokenizer_dir=str(tokenizer_dir),
+        served_names=model.served_model_name or (name,),
+        vocab_size=vocab_size,
+        max_model_len=_max_model_len(model.max_model_len, config, config_file),
+        eos_token_ids=eos_token_ids,
+        sampling_defaults=_sampling_defaults(generation, generation_file) if is_auto else {},
+    )
+
+
+def _max_model_len(wanted: int | None, config: dict[str, Any], file: Path) -> int:
+    found = {key: _positive_int(config, key, file) for key in CONTEXT_KEYS}
+    key, context = next(((key, value) for key, value in found.items() if value is not None), ("", None))
+    if context is None:
+        if wanted is None:
+            raise BootError(f"{file}: none of {', '.join(CONTEXT_KEYS)} is there; give the context as --max-model-len")
+        return wanted
+    if wanted is not None and wanted > context:
+        raise UsageError(f"--max-model-len: {wanted} is more than the model's context of {context} tokens ({key})")
+    return wanted or context
+
+
+def _token_ids(config: dict[str, Any], file: Path) -> tuple[int, ...]:
+    """Returns `eos_token_id`, which is a number, a list or null; negative numbers mean none."""
+    value = config.get("eos_token_id")
+    values = cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]
+    ids = [entry for entry in values if isinstance(entry, int) and not isinstance(entry, bool)]
+    if len(ids) != len(values):
+        raise BootError(f"{file}: eos_token_id is {value!r}, not a token id or a list of them")
+    return tuple(token_id for token_id in ids if token_id >= 0)
+
+
+def _sampling_defaults(generation: dict[str, Any], file: Path) -> dict[str, float]:
+    """Returns the parameters that the file gives, also where it does not say `do_sample` (as vLLM does)."""
+    defaults: dict[str, float] = {}
+    for key in SAMPLING_KEYS:
+        value = generation.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise BootError(f"{file}: {key} is {value!r}, not a number; --generation-config none ignores it")
+        defaults[key] = value
+    return defaults
+
+
+def _positive_int(config: dict[str, Any], key: str, file: Path) -> int | None:
+    value = config.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise BootError(f"{file}: {key} is {value!r}, not a positive whole number")
+    return value
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        value: object = json.loads(file.read_bytes())
+    except OSError as error:
+        raise BootError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise BootError(f"{file} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise BootError(f"{file} does not hold a JSON object")
+    return cast("dict[str, Any]", value)

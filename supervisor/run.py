@@ -1,0 +1,111 @@
+"""From the command line to the exit code: configuration, model, socket, run directory, and then the supervisor."""
+
+import difflib
+import json
+import os
+import shlex
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from messages.config import Config
+from messages.errors import BootError, UsageError
+from messages.flags import parse_flags
+from messages.lifeline import make_lifeline
+from messages.run_dir import claim, default_path
+from supervisor.child import Command, python_command
+from supervisor.console import Console
+from supervisor.listener import base_url, open_listener
+from supervisor.model_facts import read_model_facts
+from supervisor.model_lookup import find_model, find_tokenizer, model_name
+from supervisor.signals import SignalPipe
+from supervisor.supervisor import FRONT, Site, Supervisor
+
+PACKAGES = {
+    "frontend": "frontend",
+    "tokenizer": "tokenizer_proc",
+    "scheduler": "scheduler_proc",
+    "detokenizer": "detokenizer_proc",
+}
+
+USAGE_EXIT_CODE = 2
+FAILURE_EXIT_CODE = 1
+INTERRUPTED_EXIT_CODE = 130
+
+
+def launch(arguments: list[str]) -> int:
+    """Runs a server until it is stopped; returns the exit code, after one message on standard error for a failure."""
+    console = Console()
+    began_s = time.monotonic()
+    try:
+        config = build_config(parse_flags(arguments))
+        return serve(config, server_commands(config.run.external), console, began_s)
+    except (UsageError, BootError) as error:
+        console.say(f"launch.py: {error}")
+        return USAGE_EXIT_CODE if isinstance(error, UsageError) else FAILURE_EXIT_CODE
+    except KeyboardInterrupt:
+        return INTERRUPTED_EXIT_CODE
+    finally:
+        console.close()
+
+
+def build_config(sections: dict[str, Any]) -> Config:
+    """Returns the whole configuration, with the facts about the model; this may fetch the model from the hub."""
+    model = sections["model"]
+    _check_external(sections["run"].external)
+    model_dir = find_model(model)
+    facts = read_model_facts(model, model_dir, find_tokenizer(model, model_dir), model_name(model))
+    return Config(**sections, facts=facts)
+
+
+def server_commands(external: Iterable[str]) -> list[Command]:
+    """Returns how the four processes are started; those named in `external` are started by hand."""
+    return [Command(name, python_command(package), name in external) for name, package in PACKAGES.items()]
+
+
+def serve(config: Config, commands: list[Command], console: Console, began_s: float) -> int:
+    """Opens the socket and the run directory, runs the processes, and returns the exit code when nothing is left."""
+    http, wanted_dir = config.http, config.run.run_dir
+    run_path = Path(wanted_dir) if wanted_dir else default_path(http.port)
+    with SignalPipe() as signals, open_listener(http.host, http.port, run_path) as listener:
+        port = listener.getsockname()[1]
+        config = msgspec.structs.replace(config, http=msgspec.structs.replace(http, port=port))
+        url = base_url(http.host, port)
+        if any(command.name == FRONT and command.is_external for command in commands):
+            listener.close()  # a frontend that is started by hand binds the port itself
+        run_dir, lock = claim(Path(wanted_dir) if wanted_dir else default_path(port))
+        lifeline = make_lifeline(run_dir)
+        try:
+            run_dir.write_config(config)
+            run_dir.address_file.write_text(f"{url}\n", encoding="ascii")
+            supervisor = Supervisor(config.run, commands, Site(run_dir, listener, signals), console)
+            return supervisor.run(lambda: console.say(ready_text(config, url, time.monotonic() - began_s)))
+        finally:
+            run_dir.remove()
+            os.close(lifeline)
+            os.close(lock)
+
+
+def ready_text(config: Config, url: str, seconds: float) -> str:
+    """Returns the summary with a line to paste."""
+    body = json.dumps({"prompt": "Once upon a time", "max_tokens": 64})
+    curl = f"curl -N {url}/generate -H {shlex.quote('Content-Type: application/json')} -d {shlex.quote(body)}"
+    listening = f" (listening on {config.http.host})" if config.http.host in ("0.0.0.0", "::") else ""
+    return f"""
+ready in {seconds:.1f} s
+  model    {", ".join(config.facts.served_names)} (context {config.facts.max_model_len} tokens)
+  address  {url}{listening}
+  try      {curl}
+  stop     Ctrl-C
+"""
+
+
+def _check_external(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in PACKAGES:
+            nearest = difflib.get_close_matches(name, PACKAGES, n=1)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"they are {', '.join(PACKAGES)}"
+            raise UsageError(f"--external: there is no process {name!r}; {hint}")

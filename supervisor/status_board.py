@@ -1,0 +1,102 @@
+"""What is known of each process (state, phase, beats), and when the frontend has to hear of it."""
+
+import time
+
+import msgspec
+
+from messages.control import Beat, ProcessState, ProcessStatus, ProcessTable
+
+CHANGE_INTERVAL_S = 0.1
+"""Shortest time between two tables: a change waits for it only where changes come fast (rows that begin and end)."""
+
+BEAT_INTERVAL_S = 0.9
+"""Shortest time between two tables that differ in the age of beats alone."""
+
+
+class StatusBoard:
+    """The table of the processes. Times are `time.monotonic_ns()`."""
+
+    def __init__(self, names: list[str], hang_timeout_s: float):
+        self._statuses = {name: ProcessStatus(name, "starting", phase="not started") for name in names}
+        self._hang_timeout_s = hang_timeout_s
+        self._progress_ns = dict.fromkeys(names, time.monotonic_ns())
+        self._published_ns = 0
+        self._has_changed = True
+        self._has_beats = False
+
+    def status(self, name: str) -> ProcessStatus:
+        return self._statuses[name]
+
+    def is_ready(self) -> bool:
+        """Tells whether every process serves."""
+        return all(status.state in ("ready", "busy", "hung") for status in self._statuses.values())
+
+    def started(self, name: str, pid: int, incarnation: int) -> None:
+        """Notes a new incarnation of process `name`."""
+        self._statuses[name] = ProcessStatus(name, "starting", pid, incarnation, phase="starting")
+        self._note_progress(name)
+
+    def phase(self, name: str, text: str, fraction: float | None) -> bool:
+        """Notes what process `name` does while it starts; returns whether this is a new phase."""
+        is_new = self._statuses[name].phase != text
+        self._replace(name, phase=text, fraction=fraction)
+        self._note_progress(name)
+        return is_new
+
+    def ready(self, name: str) -> None:
+        """Notes that process `name` serves."""
+        self._replace(name, state="ready", phase="", fraction=None, beat_ns=time.monotonic_ns())
+        self._has_changed = True
+
+    def ended(self, name: str) -> None:
+        """Notes that process `name` does not run any more."""
+        self._replace(name, state="dead", pid=0, busy_since_ns=0, gauges={})
+        self._has_changed = True
+
+    def beat(self, name: str, beat: Beat) -> bool:
+        """Notes a sign of life; returns whether the process had been taken for hung."""
+        old = self._statuses[name].state
+        state: ProcessState = old
+        if old in ("ready", "busy", "hung"):
+            state = "busy" if beat.busy_since_ns else "ready"
+        self._replace(name, state=state, beat_ns=beat.sent_ns, busy_since_ns=beat.busy_since_ns, gauges=beat.gauges)
+        self._has_beats = True
+        self._has_changed = self._has_changed or state != old
+        return old == "hung"
+
+    def find_newly_hung(self, now_ns: int) -> list[ProcessStatus]:
+        """Marks the processes whose last beat is too old, and returns them."""
+        hung = [
+            status
+            for status in self._statuses.values()
+            if status.state in ("ready", "busy") and now_ns - status.beat_ns > self._hang_timeout_s * 1e9
+        ]
+        for status in hung:
+            self._replace(status.name, state="hung")
+            self._has_changed = True
+        return hung
+
+    def seconds_without_progress(self, name: str, now_ns: int) -> float:
+        """Returns for how long process `name` has been in its present phase, or 0 where it is not starting."""
+        is_starting = self._statuses[name].state == "starting"
+        return (now_ns - self._progress_ns[name]) / 1e9 if is_starting else 0.0
+
+    def due_in_s(self, now_ns: int) -> float | None:
+        """Returns when the frontend must hear the table next, 0 for now; `None` where nothing is new."""
+        if not (self._has_changed or self._has_beats):
+            return None
+        interval_s = CHANGE_INTERVAL_S if self._has_changed else BEAT_INTERVAL_S
+        return max(0.0, interval_s - (now_ns - self._published_ns) / 1e9)
+
+    def publish(self, now_ns: int) -> ProcessTable:
+        """Returns the table for the frontend, and counts it as told."""
+        self._published_ns = now_ns
+        self._has_changed = self._has_beats = False
+        return ProcessTable(tuple(self._statuses.values()))
+
+    def _note_progress(self, name: str) -> None:
+        self._progress_ns[name] = time.monotonic_ns()
+        self._has_changed = True
+
+    def _replace(self, name: str, **fields: object) -> None:
+        self._statuses[name] = msgspec.structs.replace(self._statuses[name], **fields)

@@ -1,0 +1,102 @@
+"""A process with scripted behaviour: `fake_child.py NAME BEHAVIOUR --run-dir DIR`."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from messages.control import Drain, ProcessTable
+from messages.errors import BootError
+from messages.process import ProcessLink, run_process
+
+
+def serve_until_stopped(link: ProcessLink) -> None:
+    """Serves as a good process does; writes each table it hears as one line."""
+    link.ready()
+    while not link.is_stopping:
+        link.beat(lambda: {"requests": 0.0})
+        link.wait()
+        for order in link.take_orders():
+            if isinstance(order, Drain):
+                print(f"drain {order.timeout_s:g}")
+                link.drained(0)
+            elif isinstance(order, ProcessTable):
+                print("table " + " ".join(f"{status.name}={status.state}" for status in order.processes))
+    print("stopping")
+
+
+def load_slowly(link: ProcessLink) -> None:
+    link.phase("loading weights", 0.0)
+    link.phase("loading weights", 0.6)
+    link.phase("loading weights", 1.0)
+    link.phase("warming up")
+    serve_until_stopped(link)
+
+
+def fail_to_boot(link: ProcessLink) -> None:
+    link.phase("loading weights")
+    raise BootError("there are no weights in /nowhere")
+
+
+def crash_at_boot(link: ProcessLink) -> None:
+    link.phase("loading weights")
+    raise RuntimeError("a bug in the loader")
+
+
+def stay_in_phase(link: ProcessLink) -> None:
+    link.phase("loading weights")
+    while not link.is_stopping:
+        link.wait()
+
+
+def die_when_ready(link: ProcessLink) -> None:
+    print("last words")
+    link.ready()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ignore_everything(link: ProcessLink) -> None:
+    link.ready()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        link.beat(dict[str, float])
+        time.sleep(0.5)
+
+
+def never_finish_draining(link: ProcessLink) -> None:
+    link.ready()
+    while not link.is_stopping:
+        link.beat(dict[str, float])
+        link.wait()
+        for order in link.take_orders():
+            if isinstance(order, Drain):
+                print(f"drain {order.timeout_s:g}")
+    print("stopping")
+
+
+BEHAVIOURS: dict[str, Callable[[ProcessLink], None]] = {
+    behaviour.__name__: behaviour
+    for behaviour in (
+        serve_until_stopped,
+        load_slowly,
+        fail_to_boot,
+        crash_at_boot,
+        stay_in_phase,
+        die_when_ready,
+        ignore_everything,
+        never_finish_draining,
+    )
+}
+
+
+def main() -> int:
+    name, behaviour = sys.argv[1], sys.argv[2]
+    del sys.argv[1:3]
+    if behaviour == "import_for_ever":
+        signal.pause()
+    return run_process(name, BEHAVIOURS[behaviour])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,105 @@
+import os
+import pty
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from supervisor.console import MAX_HELD_LINES, Console
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    yield reader, writer
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    master, slave = pty.openpty()
+    os.set_blocking(master, False)
+    yield master, slave
+    os.close(master)
+    os.close(slave)
+
+
+def read_all(descriptor: int) -> str:
+    data = b""
+    while True:
+        try:
+            data += os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return data.decode()
+
+
+def test_lines_about_a_process_begin_with_its_name(pipe: tuple[int, int]):
+    console = Console(pipe[1])
+    console.say_of("tokenizer", "ready in 1.0 s")
+    assert read_all(pipe[0]) == "tokenizer    ready in 1.0 s\n"
+
+
+def test_progress_is_a_line_a_quarter_where_there_is_no_terminal(pipe: tuple[int, int]):
+    console = Console(pipe[1])
+    for percent in range(101):
+        console.progress("scheduler", "loading", percent / 100)
+    assert [line.split()[-2] for line in read_all(pipe[0]).splitlines()] == ["25", "50", "75", "100"]
+
+
+def test_progress_is_a_bar_below_the_lines_on_a_terminal(terminal: tuple[int, int]):
+    console = Console(terminal[1])
+    console.progress("scheduler", "loading", 0.5)
+    bar = f"scheduler    loading [{'#' * 15}{'.' * 15}] 50 %"
+    assert read_all(terminal[0]) == f"\r\x1b[K{bar}"
+    console.say("a line")
+    assert read_all(terminal[0]) == f"\r\x1b[Ka line\r\n{bar}"
+    console.progress("scheduler", "loading", 1.0)
+    assert read_all(terminal[0]) == "\r\x1b[K"
+    console.say("another")
+    assert read_all(terminal[0]) == "another\r\n"
+
+
+def test_a_reader_that_does_not_read_never_blocks_the_writer_and_hears_how_much_it_missed(pipe: tuple[int, int]):
+    console = Console(pipe[1])
+    began_s = time.monotonic()
+    for number in range(10 * MAX_HELD_LINES):
+        console.say(f"line {number:<100}")
+    assert time.monotonic() - began_s < 10
+    text = ""
+    while part := read_all(pipe[0]):
+        text += part
+        console.flush()
+    console.say("now somebody reads")
+    text += read_all(pipe[0])
+    lines = text.splitlines()
+    assert lines[0].split() == ["line", "0"]
+    assert lines[-3].split() == ["line", f"{10 * MAX_HELD_LINES - 1}"]
+    num_dropped = 10 * MAX_HELD_LINES - (len(lines) - 2)
+    assert num_dropped > 0
+    assert lines[-2] == f"({num_dropped} lines were dropped: nobody read them)"
+    assert lines[-1] == "now somebody reads"
+
+
+def test_a_long_text_arrives_whole(pipe: tuple[int, int]):
+    console = Console(pipe[1])
+    console.say("x" * 50_000)
+    assert read_all(pipe[0]) == "x" * 50_000 + "\n"
+
+
+def test_a_reader_that_is_gone_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    console = Console(writer)
+    console.say("nobody hears this")
+    console.close()
+    os.close(writer)
+
+
+def test_close_waits_for_a_reader_only_so_long(pipe: tuple[int, int]):
+    console = Console(pipe[1])
+    console.say("x" * 200_000)
+    began_s = time.monotonic()
+    console.close()
+    assert 0.5 < time.monotonic() - began_s < 5

@@ -1,0 +1,43 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from messages.config import Config, HttpConfig, ModelConfig, ModelFacts
+from messages.errors import UsageError
+from messages.flags import parse_flags
+from supervisor.run import build_config, ready_text, server_commands
+
+
+def test_the_configuration_is_the_flags_and_the_models_facts(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 7, "n_ctx": 8}')
+    config = build_config(parse_flags(["--model", str(tmp_path), "--port", "0", "--max-num-seqs", "3"]))
+    assert (config.http.port, config.scheduling.max_num_seqs) == (0, 3)
+    assert (config.facts.vocab_size, config.facts.max_model_len) == (7, 8)
+    assert config.facts.model_dir == config.facts.tokenizer_dir == str(tmp_path)
+    assert config.facts.served_names == (str(tmp_path),)
+
+
+def test_an_unknown_external_process_is_refused_with_the_nearest_name():
+    with pytest.raises(UsageError, match="--external: there is no process 'schedular'; did you mean scheduler"):
+        build_config(parse_flags(["--external", "schedular"]))
+
+
+def test_each_process_is_a_package_of_its_own():
+    commands = {command.name: command for command in server_commands(["scheduler"])}
+    assert list(commands) == ["frontend", "tokenizer", "scheduler", "detokenizer"]
+    assert commands["scheduler"].arguments[-2:] == ("-m", "scheduler_proc")
+    assert [name for name, command in commands.items() if command.is_external] == ["scheduler"]
+
+
+def make_config(**http: Any) -> Config:
+    facts = ModelFacts(model_dir="/m", tokenizer_dir="/m", served_names=("a", "b"), vocab_size=1, max_model_len=9)
+    return Config(model=ModelConfig(), http=HttpConfig(**http), facts=facts)
+
+
+def test_the_summary_names_what_is_served_where():
+    text = ready_text(make_config(host="0.0.0.0"), "http://127.0.0.1:81", 1.26)
+    assert "ready in 1.3 s" in text
+    assert "a, b (context 9 tokens)" in text
+    assert "http://127.0.0.1:81 (listening on 0.0.0.0)" in text
+    assert "(listening" not in ready_text(make_config(), "http://127.0.0.1:81", 1.0)

@@ -1,0 +1,82 @@
+from messages.control import Beat
+from supervisor.status_board import BEAT_INTERVAL_S, CHANGE_INTERVAL_S, StatusBoard
+
+S = 1_000_000_000
+LATER = 10**18
+"""A time after every stamp that the board takes by itself."""
+
+
+def make_ready() -> StatusBoard:
+    board = StatusBoard(["a", "b"], hang_timeout_s=5.0)
+    for pid, name in enumerate(("a", "b"), start=10):
+        board.started(name, pid, 1)
+        board.ready(name)
+        board.beat(name, Beat(LATER))
+    board.publish(LATER)
+    return board
+
+
+def test_states_follow_the_life_of_a_process():
+    board = StatusBoard(["a"], hang_timeout_s=5.0)
+    assert board.status("a").state == "starting"
+    board.started("a", 10, 1)
+    assert board.phase("a", "loading", 0.5)
+    assert not board.phase("a", "loading", 0.7)
+    assert (board.status("a").phase, board.status("a").fraction) == ("loading", 0.7)
+    board.beat("a", Beat(LATER))
+    assert board.status("a").state == "starting"
+    assert not board.is_ready()
+    board.ready("a")
+    assert board.is_ready()
+    assert (board.status("a").state, board.status("a").phase, board.status("a").fraction) == ("ready", "", None)
+    board.beat("a", Beat(LATER + S, busy_since_ns=LATER, gauges={"rows": 2}))
+    assert (board.status("a").state, board.status("a").gauges) == ("busy", {"rows": 2})
+    board.ended("a")
+    assert (board.status("a").state, board.status("a").pid, board.status("a").gauges) == ("dead", 0, {})
+    assert not board.is_ready()
+    board.started("a", 11, 2)
+    assert (board.status("a").state, board.status("a").incarnation) == ("starting", 2)
+
+
+def test_a_process_without_beats_is_hung_once_and_a_beat_brings_it_back():
+    board = make_ready()
+    board.beat("b", Beat(LATER + 3 * S))
+    assert board.find_newly_hung(LATER + 5 * S) == []
+    (hung,) = board.find_newly_hung(LATER + 6 * S)
+    assert hung.name == "a"
+    assert board.status("a").state == "hung"
+    assert board.find_newly_hung(LATER + 7 * S) == []
+    assert board.beat("a", Beat(LATER + 8 * S))
+    assert board.status("a").state == "ready"
+    assert not board.beat("a", Beat(LATER + 8 * S))
+
+
+def test_nothing_new_means_nothing_is_due():
+    assert make_ready().due_in_s(LATER + 100 * S) is None
+
+
+def test_beats_are_told_together_about_once_a_second():
+    board = make_ready()
+    board.beat("a", Beat(LATER + 1))
+    assert board.due_in_s(LATER) == BEAT_INTERVAL_S
+    board.beat("b", Beat(LATER + 2))
+    assert board.due_in_s(LATER + S) == 0
+    assert [status.beat_ns for status in board.publish(LATER + S).processes] == [LATER + 1, LATER + 2]
+    assert board.due_in_s(LATER + S) is None
+
+
+def test_a_change_is_told_at_once_but_fast_ones_together():
+    board = make_ready()
+    board.beat("a", Beat(LATER, busy_since_ns=LATER))
+    assert board.due_in_s(LATER + S) == 0
+    board.publish(LATER + S)
+    board.beat("a", Beat(LATER))
+    assert board.due_in_s(LATER + S) == CHANGE_INTERVAL_S
+
+
+def test_the_time_without_progress_counts_only_while_a_process_starts():
+    board = StatusBoard(["a"], hang_timeout_s=5.0)
+    board.started("a", 10, 1)
+    assert board.seconds_without_progress("a", LATER) > 0
+    board.ready("a")
+    assert board.seconds_without_progress("a", LATER) == 0

@@ -1,0 +1,156 @@
+"""The launcher as people use it: `python launch.py`, its exit codes and messages, and one real server."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from messages.run_dir import RunDir
+from tests.supervisor.fake_run import is_running, wait_until
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMAND = [sys.executable, str(ROOT / "launch.py")]
+TIMEOUT_S = 60.0
+
+
+def launch(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def write_model(directory: Path) -> str:
+    (directory / "config.json").write_text('{"vocab_size": 7, "n_positions": 8, "architectures": ["Unheard"]}')
+    return str(directory)
+
+
+def test_a_wrong_flag_is_one_line_and_exit_code_2():
+    result = launch("--prot", "80")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr == "launch.py: --prot: unknown flag; did you mean --port?\n"
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_help_and_version_are_standard_output(flag: str):
+    result = launch(flag)
+    assert result.returncode == 0
+    assert result.stdout
+    assert result.stderr == ""
+
+
+def test_a_context_that_the_model_does_not_have_is_a_wrong_flag(tmp_path: Path):
+    result = launch("--model", write_model(tmp_path), "--max-model-len", "9", "--port", "0")
+    assert result.returncode == 2
+    assert result.stderr.startswith("launch.py: --max-model-len: 9 is more than the model's context of 8 tokens")
+
+
+def test_a_name_that_is_nowhere_ends_in_time_with_one_message(tmp_path: Path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        began_s = time.monotonic()
+        result = launch("--model", "gpt2", cwd=tmp_path, HF_HOME=str(tmp_path), HF_ENDPOINT=endpoint)
+    assert time.monotonic() - began_s < 15
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("launch.py: cannot find the model 'gpt2'. Looked for\n")
+    assert "Traceback" not in result.stderr
+
+
+def test_a_port_in_use_is_told_before_any_process_starts(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        result = launch("--model", write_model(tmp_path), "--port", str(port), XDG_RUNTIME_DIR="/tmp")
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"launch.py: port {port} is in use by another program; choose another --port (0: any free one)\n"
+    )
+
+
+def test_the_launcher_loads_nothing_heavy():
+    heavy = ["torch", "numpy", "transformers", "tokenizers", "starlette", "uvicorn", "huggingface_hub"]
+    code = f"import launch, sys; print([name for name in {heavy} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+class RealServer:
+    """A server of real processes on a free port, which a test stops or kills."""
+
+    def __init__(self, model: Path, run_path: Path, *flags: str):
+        self.run_dir = RunDir(run_path)
+        self.log = run_path.with_suffix(".log")
+        arguments = ["--model", str(model), "--port", "0", "--run-dir", str(run_path), "--device", "cpu", *flags]
+        with self.log.open("wb") as log:
+            self.launcher = subprocess.Popen([*COMMAND, *arguments], cwd="/", stdout=log, stderr=log)
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: text in self.text or self.launcher.poll() is not None, TIMEOUT_S)
+        assert text in self.text, self.text
+
+    def generate(self) -> dict[str, object]:
+        body = json.dumps({"prompt": "Once upon a time", "max_tokens": 8, "stream": False, "temperature": 0})
+        url = self.run_dir.address_file.read_text().strip()
+        request = urllib.request.Request(f"{url}/generate", body.encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+            return json.loads(reply.read())
+
+    def close(self) -> None:
+        pids = self.run_dir.pids().values()
+        if self.launcher.poll() is None:
+            self.launcher.kill()
+        self.launcher.wait()
+        wait_until(lambda: not any(map(is_running, pids)))
+
+
+@pytest.fixture
+def server(shared_dir: Path, tmp_path: Path) -> Iterator[RealServer]:
+    server = RealServer(shared_dir / "models" / "tinystories-656k-llama", tmp_path / "run", "--num-pages", "64")
+    yield server
+    server.close()
+
+
+@pytest.mark.ring
+@pytest.mark.shared
+def test_a_real_server_answers_and_ends_with_ctrl_c(server: RealServer):
+    server.wait_for("stop     Ctrl-C")
+    pids = server.run_dir.pids()
+    assert set(pids) == {"frontend", "tokenizer", "scheduler", "detokenizer"}
+    assert server.generate()["text"]
+    server.launcher.send_signal(signal.SIGINT)
+    assert server.launcher.wait(TIMEOUT_S) == 0, server.text
+    assert not any(map(is_running, pids.values()))
+    assert not server.run_dir.path.exists()
+    assert "killed" not in server.text
+    assert "Traceback" not in server.text
+
+
+@pytest.mark.ring
+@pytest.mark.shared
+@pytest.mark.parametrize("moment", ["scheduler    importing torch", "stop     Ctrl-C"])
+def test_nothing_is_left_of_a_real_server_whose_launcher_was_killed(server: RealServer, moment: str):
+    server.wait_for(moment)
+    pids = server.run_dir.pids()
+    assert len(pids) == 4
+    os.kill(pids["tokenizer"], signal.SIGSTOP)
+    server.launcher.kill()
+    wait_until(lambda: not any(map(is_running, pids.values())) and not server.run_dir.path.exists(), 10.0)
