@@ -1,0 +1,137 @@
+"""Who may import what: the table of processes in docs/ARCHITECTURE.md, section 1, as a test."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the files of one place may import: of ours, and of others'. The standard library is free."""
+
+    ours: frozenset[str]
+    others: frozenset[str]
+
+
+def rule(ours: str, others: str) -> Rule:
+    return Rule(frozenset(ours.split()), frozenset(others.split()))
+
+
+RULES = {
+    "launch.py": rule("supervisor", ""),
+    "supervisor": rule("supervisor messages", "msgspec"),
+    "supervisor/fetch_model.py": rule("supervisor messages", "msgspec huggingface_hub"),
+    "frontend": rule("frontend messages", "msgspec starlette uvicorn uvloop"),
+    "tokenizer_proc": rule("tokenizer_proc messages", "msgspec tokenizers transformers jinja2"),
+    "detokenizer_proc": rule("detokenizer_proc messages", "msgspec tokenizers"),
+    "scheduler_proc": rule("scheduler_proc messages", "msgspec"),
+    "scheduler_proc/deciding": rule("scheduler_proc.deciding messages", "msgspec"),
+    "scheduler_proc/computing": rule(
+        "scheduler_proc.computing messages kernels", "msgspec torch numpy safetensors huggingface_hub"
+    ),
+    "messages": rule("messages", "msgspec"),
+    "messages/channels.py": rule("messages", "msgspec zmq"),
+    "kernels": rule("kernels", "torch triton numpy"),
+}
+"""The longest prefix of a file's path decides. A missing place is no error: the file that appears there has a rule."""
+
+FUNCTION_LEVEL_IMPORTS = {
+    ("frontend/server.py", "uvloop"): "does not exist on every platform",
+    ("scheduler_proc/process.py", "scheduler_proc.computing.runner"): "takes seconds (torch): the launcher hears of it",
+}
+"""Imports that are not at the top of their file, with the reason."""
+
+PLACES = sorted({name.split("/")[0] for name in RULES})
+FILES = sorted(
+    file
+    for place in PLACES
+    for file in ([ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"))
+    if file.is_file()
+)
+
+
+def name_of(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def rule_for(name: str) -> Rule:
+    places = [place for place in RULES if name == place or name.startswith(f"{place}/")]
+    return RULES[max(places, key=len)]
+
+
+def imports_of(tree: ast.AST) -> Iterator[tuple[str, ast.Import | ast.ImportFrom]]:
+    """Yields each imported module; of ours, what is imported from a package may be a module too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "an import is absolute"
+            assert node.module is not None
+            if (ROOT / Path(*node.module.split("."))).is_dir():
+                for alias in node.names:
+                    yield f"{node.module}.{alias.name}", node
+            else:
+                yield node.module, node
+
+
+def is_allowed(module: str, allowed: Rule) -> bool:
+    top = module.split(".")[0]
+    if top in sys.stdlib_module_names or top in allowed.others:
+        return True
+    return any(module == ours or module.startswith(f"{ours}.") for ours in allowed.ours)
+
+
+def is_for_types_alone(node: ast.AST, tree: ast.AST) -> bool:
+    blocks = [
+        block for block in ast.walk(tree) if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.dump(block.test)
+    ]
+    return any(node is inner for block in blocks for inner in ast.walk(block))
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_a_file_imports_only_what_its_place_allows(file: Path):
+    allowed = rule_for(name_of(file))
+    for module, node in imports_of(ast.parse(file.read_text())):
+        assert is_allowed(module, allowed), f"{name_of(file)}:{node.lineno} must not import {module}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_imports_are_at_the_top_of_a_file(file: Path):
+    tree = ast.parse(file.read_text())
+    for module, node in imports_of(tree):
+        if node.col_offset and not is_for_types_alone(node, tree):
+            where = f"{name_of(file)}:{node.lineno}"
+            assert (name_of(file), module) in FUNCTION_LEVEL_IMPORTS, f"{where} imports {module} inside a function"
+
+
+def test_the_law_covers_every_package_of_the_distribution():
+    tops = {file.parent.name for file in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks", "tools"}
+    assert tops <= set(PLACES)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("frontend/app.py", "tokenizer_proc.encoding"),
+        ("frontend/app.py", "torch"),
+        ("tokenizer_proc/process.py", "torch"),
+        ("detokenizer_proc/process.py", "transformers"),
+        ("scheduler_proc/deciding/pages.py", "numpy"),
+        ("scheduler_proc/deciding/pages.py", "scheduler_proc.computing.runner"),
+        ("messages/process.py", "zmq"),
+        ("messages/process.py", "frontend"),
+        ("launch.py", "msgspec"),
+        ("supervisor/run.py", "huggingface_hub"),
+        ("supervisor/run.py", "frontend"),
+        ("kernels/norm.py", "messages"),
+    ],
+)
+def test_the_law_forbids(name: str, module: str):
+    assert not is_allowed(module, rule_for(name))
