@@ -20,45 +20,53 @@ from kernels.silu_mul import silu_mul
 from kernels.store_kv import store_kv
 from scheduler_proc.computing.decoder_config import DecoderConfig
 from scheduler_proc.computing.kv_cache import KVCache
+from scheduler_proc.computing.linear import Linear, make_linear
 from scheduler_proc.computing.rope_tables import make_rope_tables
 from scheduler_proc.computing.step_inputs import StepInputs
 
 
 @dataclass(frozen=True)
-class Affine:
-    """A weight and a bias, of a norm or of a linear layer ([out, in])."""
+class Norm:
+    """The weight of a norm and, where it is a layer norm, its bias."""
 
     weight: Tensor
     bias: Tensor | None
 
-    def linear(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
-
 
 @dataclass(frozen=True)
 class Layer:
-    attention_norm: Affine
-    qkv: Affine
-    attention_out: Affine
-    mlp_norm: Affine
-    mlp_in: Affine
-    mlp_out: Affine
+    attention_norm: Norm
+    qkv: Linear
+    attention_out: Linear
+    mlp_norm: Norm
+    mlp_in: Linear
+    mlp_out: Linear
 
 
 class Decoder:
-    """A model with its weights; `max_model_len` positions are served."""
+    """A model with its weights, which it takes out of `weights`; `max_model_len` positions are served."""
 
     def __init__(self, config: DecoderConfig, weights: dict[str, Tensor], max_model_len: int):
-        def affine(name: str) -> Affine:
-            return Affine(weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+        def norm(name: str) -> Norm:
+            return Norm(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None))
+
+        def linear(name: str) -> Linear:
+            return make_linear(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None))
 
         self.config = config
-        self._embedding_VE = weights["embedding"]
-        self._head_VE = weights["embedding" if config.has_tied_head else "head"]
-        self._positions_ME = weights.get("position_embedding")
-        self._final_norm = affine("final_norm")
+        self._embedding_VE = weights.pop("embedding")
+        self._head = make_linear(self._embedding_VE if config.has_tied_head else weights.pop("head"), None)
+        self._positions_ME = weights.pop("position_embedding", None)
+        self._final_norm = norm("final_norm")
         self._layers = [
-            Layer(**{part: affine(f"layers.{index}.{part}") for part in Layer.__dataclass_fields__})
+            Layer(
+                attention_norm=norm(f"layers.{index}.attention_norm"),
+                qkv=linear(f"layers.{index}.qkv"),
+                attention_out=linear(f"layers.{index}.attention_out"),
+                mlp_norm=norm(f"layers.{index}.mlp_norm"),
+                mlp_in=linear(f"layers.{index}.mlp_in"),
+                mlp_out=linear(f"layers.{index}.mlp_out"),
+            )
             for index in range(config.num_layers)
         ]
         self._rope_tables: tuple[Tensor, Tensor] | None = None
@@ -72,13 +80,13 @@ class Decoder:
         update_TE = None
         for index, layer in enumerate(self._layers):
             normed_TE = self._norm(layer.attention_norm, residual_TE, update_TE)
-            update_TE = layer.attention_out.linear(self._attend(index, normed_TE, step, cache))
+            update_TE = layer.attention_out(self._attend(index, normed_TE, step, cache))
             if index == len(self._layers) - 1:
                 # No token attends to what follows, so only the rows that sample go on.
                 update_TE, residual_TE = update_TE[step.last_tokens], residual_TE[step.last_tokens]
             normed_TE = self._norm(layer.mlp_norm, residual_TE, update_TE)
             update_TE = self._mlp(layer, normed_TE)
-        return functional.linear(self._norm(self._final_norm, residual_TE, update_TE), self._head_VE)
+        return self._head(self._norm(self._final_norm, residual_TE, update_TE))
 
     def _embed(self, step: StepInputs) -> Tensor:
         embedded_TE = functional.embedding(step.token_ids, self._embedding_VE)
@@ -86,7 +94,7 @@ class Decoder:
             embedded_TE += functional.embedding(step.positions, self._positions_ME)
         return embedded_TE
 
-    def _norm(self, norm: Affine, residual_TE: Tensor, update_TE: Tensor | None) -> Tensor:
+    def _norm(self, norm: Norm, residual_TE: Tensor, update_TE: Tensor | None) -> Tensor:
         """Adds the update to the residual stream and returns the norm of it."""
         if norm.bias is None:
             return rms_norm(residual_TE, norm.weight, self.config.norm_eps, update_TE)
@@ -95,7 +103,7 @@ class Decoder:
     def _attend(self, index: int, normed_TE: Tensor, step: StepInputs, cache: KVCache) -> Tensor:
         """Stores the tokens' K and V in layer `index` of the cache; returns their attention's output, [T, H * D]."""
         config, num_decode = self.config, step.num_decode_rows
-        heads = self._layers[index].qkv.linear(normed_TE).view(len(normed_TE), -1, config.head_dim)
+        heads = self._layers[index].qkv(normed_TE).view(len(normed_TE), -1, config.head_dim)
         query_THD, key_TGD, value_TGD = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         if self._rope_tables is not None:
             rope(query_THD, key_TGD, *self._rope_tables, step.positions)
@@ -124,11 +132,11 @@ class Decoder:
         return out_THD.view(len(normed_TE), -1)
 
     def _mlp(self, layer: Layer, normed_TE: Tensor) -> Tensor:
-        inner = layer.mlp_in.linear(normed_TE)
+        inner = layer.mlp_in(normed_TE)
         match self.config.activation:
             case "silu_gated":
-                return layer.mlp_out.linear(silu_mul(inner))
+                return layer.mlp_out(silu_mul(inner))
             case "gelu_tanh":
-                return layer.mlp_out.linear(gelu(inner, "tanh"))
+                return layer.mlp_out(gelu(inner, "tanh"))
             case "gelu":
-                return layer.mlp_out.linear(gelu(inner, "exact"))
+                return layer.mlp_out(gelu(inner, "exact"))

@@ -81,8 +81,9 @@ def test_a_step_in_which_no_row_samples_returns_no_tokens(runner: ModelRunner) -
 def test_a_row_that_is_not_finite_fails_alone(model_dir: Path) -> None:
     loaded = load_runner(make_config(model_dir), lambda text, fraction: None)
     poisoned_token = 7
-    loaded._decoder._embedding_VE[poisoned_token] = float("nan")  # pyright: ignore
-    loaded._decoder._head_VE = torch.nan_to_num(loaded._decoder._head_VE)  # pyright: ignore
+    poisoned_VE = loaded._decoder._embedding_VE.clone()  # the head keeps the sound one
+    poisoned_VE[poisoned_token] = float("nan")
+    loaded._decoder._embedding_VE = poisoned_VE
     prompts = [[1, 2, 3], [1, poisoned_token, 3], [4] * 20]
     rows = [Row(i, list(prompt), len(prompt), SAMPLED[i], pages=[2 * i, 2 * i + 1]) for i, prompt in enumerate(prompts)]
     run_step(loaded, 0, [(row, len(row.ids)) for row in rows], 16)
