@@ -1,7 +1,7 @@
 """Attention of rows with one new token each over their pages of the cache.
 
 Shape legend: R rows, H query heads, G key/value heads, Q = H / G query heads a key/value head, D head dimension,
-P pages a row (padded), L keys of the longest row, B = R * G.
+P pages a row (padded), L keys of the longest row (rounded up), B = R * G.
 """
 
 import torch
@@ -11,6 +11,9 @@ from kernels.paged_kv import PagedKV
 
 MAX_GATHERED_ELEMENTS = 1 << 20
 """K elements that the reference gathers at a time: more leaves the processor's caches and is several times slower."""
+
+KEYS_STEP = 64
+"""Lengths are rounded up to multiples of it: for each new shape of a product oneDNN builds, and keeps, new code."""
 
 
 def paged_decode(
@@ -46,11 +49,11 @@ def paged_decode_reference(
 ) -> None:
     num_rows, num_heads, head_dim = query_RHD.shape
     num_keys = num_keys_R.tolist()
-    elements_a_row = max(num_keys, default=1) * cache.num_heads * head_dim
+    elements_a_row = _round_up(max(num_keys, default=1)) * cache.num_heads * head_dim
     rows_at_once = max(1, MAX_GATHERED_ELEMENTS // elements_a_row)
     for first in range(0, num_rows, rows_at_once):
         rows = slice(first, first + rows_at_once)
-        longest = max(num_keys[rows])
+        longest = _round_up(max(num_keys[rows]))
         num_keys_R1 = num_keys_R[rows, None]
         positions_L = torch.arange(longest, dtype=torch.int32, device=query_RHD.device)
         # A shorter row reads its last token again in place of what lies beyond, which could be NaN.
@@ -62,6 +65,10 @@ def paged_decode_reference(
         scores_RGQL.masked_fill_((positions_L >= num_keys_R1)[:, None, None], float("-inf"))
         weights_BQL = scores_BQL.softmax(-1).to(value_BLD.dtype)
         out_RHD[rows] = torch.bmm(weights_BQL, value_BLD).view(-1, num_heads, head_dim)
+
+
+def _round_up(num_keys: int) -> int:
+    return -(-num_keys // KEYS_STEP) * KEYS_STEP
 
 
 def _gather_heads(cache: PagedKV, slots_RL: Tensor) -> tuple[Tensor, Tensor]:
