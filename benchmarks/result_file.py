@@ -44,11 +44,14 @@ def command() -> list[str]:
 
 
 def commit() -> str:
-    """Returns the commit of the checkout, with `-dirty` where files differ from it; "unknown" outside of git."""
+    """Returns the commit of the checkout, with `-dirty` where files other than results differ from it.
+
+    "unknown" outside of git.
+    """
     head = _git("rev-parse", "--short=12", "HEAD")
     if not head:
         return "unknown"
-    return head + ("-dirty" if _git("status", "--porcelain") else "")
+    return head + ("-dirty" if _git("status", "--porcelain", "--", ".", ":!benchmarks/results") else "")
 
 
 def _git(*arguments: str) -> str:

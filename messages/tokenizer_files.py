@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 TOKENIZER_JSON = "tokenizer.json"
 OTHER_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "tokenizer_config.json")
-"""Files out of which `transformers` can make a tokenizer; the list is for the operator's eyes."""
+"""Files that tell `transformers` what tokenizer to make. Without any it makes one of no words, and says nothing."""
 
 
 def load_tokenizer(directory: str, from_json: Callable[[str], T], from_directory: Callable[[str], T]) -> T:
@@ -26,6 +26,8 @@ def load_tokenizer(directory: str, from_json: Callable[[str], T], from_directory
     try:
         if file.is_file():
             return from_json(str(file))
+        if not _other_files(file.parent):
+            raise FileNotFoundError(f"no {TOKENIZER_JSON}, nor any other file of a tokenizer")
         _keep_torch_out()
         return from_directory(directory)
     except BaseException as error:  # plain `Exception` for most bad files, and a panic is no Exception
@@ -52,9 +54,17 @@ def _explain(file: Path, error: BaseException) -> str:
         return f"the tokenizer in {file} cannot be read: {reason}"
     if not file.parent.is_dir():
         return f"no tokenizer: the directory {file.parent} does not exist; give another one with --tokenizer"
-    present = [name for name in OTHER_FILES if (file.parent / name).is_file()]
-    found = f"of the older files there is {', '.join(present)}" if present else f"nor any of {', '.join(OTHER_FILES)}"
+    present = _other_files(file.parent)
+    if not present:
+        return (
+            f"no tokenizer: {file.parent} has no {TOKENIZER_JSON}, nor any of {', '.join(OTHER_FILES)}; give another "
+            "directory with --tokenizer"
+        )
     return (
-        f"no tokenizer: {file.parent} has no {TOKENIZER_JSON} ({found}), and transformers made none of it either; "
-        f"give another directory with --tokenizer. transformers said: {reason}"
+        f"no tokenizer: {file.parent} has no {TOKENIZER_JSON}, and transformers could not make one of "
+        f"{', '.join(present)}; give another directory with --tokenizer. transformers said: {reason}"
     )
+
+
+def _other_files(directory: Path) -> list[str]:
+    return [name for name in OTHER_FILES if (directory / name).is_file()]

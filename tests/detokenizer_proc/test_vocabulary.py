@@ -55,7 +55,7 @@ def test_a_tokenizer_that_is_python_code(tmp_path: Path, skip_special_tokens: bo
 
 
 def test_no_tokenizer_at_all(tmp_path: Path) -> None:
-    with pytest.raises(BootError, match=rf"{tmp_path} has no tokenizer.json .*--tokenizer"):
+    with pytest.raises(BootError, match=rf"{tmp_path} has no tokenizer.json, nor any of .*--tokenizer"):
         load_vocabulary(str(tmp_path), 50)
 
 
