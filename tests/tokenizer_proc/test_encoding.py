@@ -116,12 +116,12 @@ def test_a_tokenizer_that_is_python_code(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("keep_torch")
 def test_no_tokenizer_at_all(tmp_path: Path) -> None:
     with pytest.raises(
-        BootError, match=rf"{tmp_path} has no tokenizer.json, nor any of vocab.json, merges.txt.*--tokenizer"
+        BootError, match=rf"{tmp_path} has no tokenizer.json, nor any of vocab.json, .*--tokenizer"
     ):
         load_encoding(str(tmp_path))
     # A model without a tokenizer: transformers would make one that knows no words.
     (tmp_path / "config.json").write_text('{"model_type": "bert"}', encoding="ascii")
-    with pytest.raises(BootError, match="has no tokenizer.json"):
+    with pytest.raises(BootError, match=r"has no tokenizer.json"):
         load_encoding(str(tmp_path))
 
 
