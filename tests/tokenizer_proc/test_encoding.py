@@ -115,9 +115,7 @@ def test_a_tokenizer_that_is_python_code(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("keep_torch")
 def test_no_tokenizer_at_all(tmp_path: Path) -> None:
-    with pytest.raises(
-        BootError, match=rf"{tmp_path} has no tokenizer.json, nor any of vocab.json, .*--tokenizer"
-    ):
+    with pytest.raises(BootError, match=rf"{tmp_path} has no tokenizer.json, nor any of vocab.json, .*--tokenizer"):
         load_encoding(str(tmp_path))
     # A model without a tokenizer: transformers would make one that knows no words.
     (tmp_path / "config.json").write_text('{"model_type": "bert"}', encoding="ascii")
