@@ -1,4 +1,4 @@
-"""Runs every benchmark on this machine, one after another, and writes their results: `make bench`.
+"""Runs every benchmark on this machine and writes the results and the page made of them: `make bench`.
 
     python -m benchmarks.run_all [--model DIR]
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks import performance_page
 from benchmarks.server_process import started_server
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,7 +48,7 @@ def main() -> int:
     with started_server(["--model", model], START_TIMEOUT_S) as (_, target):
         for name, flags in LOADS.items():
             run(name, "bench_server", "--url", f"http://{target.host}:{target.port}", *flags)
-    return 0
+    return performance_page.main()
 
 
 def run(name: str, module: str, *flags: str) -> None:
