@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: serve test check fix bench clean
+.PHONY: serve test check fix bench chaos clean
 
 serve: $(VENV)/.serve
 	$(BIN)/python launch.py $(ARGS)
@@ -24,6 +24,10 @@ fix: $(VENV)/.dev
 # Measures on this machine and writes benchmarks/results/*.json: nothing else should run meanwhile.
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.run_all $(ARGS)
+
+# Kills processes of a small server under load for ten minutes: every stream must go on as if nothing had happened.
+chaos: $(VENV)/.dev
+	$(BIN)/python -m tests.ring.chaos --seconds 600 --seed 1 $(ARGS)
 
 clean:
 	rm -rf $(VENV)

@@ -81,6 +81,11 @@ class Detokenizer:
         )
         return replies, stops
 
+    def drop_before(self, uid: int) -> None:
+        """Forgets the streams of requests with a smaller uid: nobody waits for their end, and none may come."""
+        for orphan in [known for known in self._streams if known < uid]:
+            del self._streams[orphan]
+
     def _finish(self, rows: tuple[FinishedRow, ...], last_ids: dict[int, int]) -> tuple[UserReply, ...]:
         finals: list[UserReply] = []
         now_ns = time.monotonic_ns()

@@ -5,7 +5,7 @@ from detokenizer_proc.vocabulary import load_vocabulary
 from messages.channels import Receiver, Sender
 from messages.process import ProcessLink, run_process
 from messages.replies import DetokenizeMsg, OpenStream, ToDetokenizer, ToFrontend
-from messages.requests import ToScheduler
+from messages.requests import DropBefore, ToScheduler
 
 
 def serve(link: ProcessLink) -> None:
@@ -29,6 +29,9 @@ def serve(link: ProcessLink) -> None:
                 case DetokenizeMsg():
                     replies, stops = detokenizer.take_step(message)
                     to_frontend.send(replies)
+                case DropBefore(uid):
+                    detokenizer.drop_before(uid)
+                    stops = []
             for stop in stops:
                 to_scheduler.send(stop)
         link.beat(detokenizer.gauges)

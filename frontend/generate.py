@@ -79,5 +79,7 @@ def end_event(generation: Generation, final: UserReply) -> sse.EndEvent:
             final.stamps,
             num_tokens=final.usage.completion_tokens,
             seed=generation.message.sampling_params.seed,
+            attempts=generation.attempt + 1,
+            first_token_ns=generation.first_token_ns if generation.attempt else 0,
         ),
     )

@@ -1,8 +1,11 @@
-"""One accepted request: what a continuation of it would need, and what its client has not been sent yet."""
+"""One accepted request: what a continuation of it needs, and what its client has not been sent yet."""
 
 import asyncio
+import time
 from array import array
 from typing import NamedTuple
+
+import msgspec
 
 from messages.columns import INT32, unpack_int32
 from messages.replies import UserReply
@@ -24,13 +27,16 @@ class Generation:
     """
 
     __slots__ = (
+        "_num_ids_before",
         "_num_ids_taken",
         "_texts",
         "_wakes_at_tokens",
         "attempt",
         "changed",
         "final",
+        "first_token_ns",
         "has_listener",
+        "is_aborted",
         "message",
         "num_chars",
         "output_ids",
@@ -49,18 +55,54 @@ class Generation:
         self.final: UserReply | None = None
         self.has_listener = True
         """False when the client has left: then the text is dropped and only the final reply is waited for."""
+        self.is_aborted = False
+        """True when its end was asked for; an abort that a process took with it is repeated."""
+        self.first_token_ns = 0
+        """When the first token arrived here, in whichever attempt."""
         self.changed = asyncio.Event()
         self._wakes_at_tokens = wakes_at_tokens
         self._texts: list[str] = []
         self._num_ids_taken = 0
+        self._num_ids_before = 0
 
     @property
     def has_news(self) -> bool:
         """Tells whether `take` would return a token or text."""
         return bool(self._texts)
 
+    @property
+    def has_progressed(self) -> bool:
+        """Tells whether the latest attempt has brought a token."""
+        return len(self.output_ids) > self._num_ids_before
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Tells whether only its end is waited for."""
+        return self.is_aborted or not self.has_listener
+
+    def next_attempt(self, *, ends_at_once: bool = False) -> TokenizeMsg:
+        """Begins the next attempt: returns the message after which the request goes on where it has come to.
+
+        With `ends_at_once` it may have no more tokens than it has, so it ends without a step in every process.
+        """
+        assert self.final is None, f"uid {self.uid} has ended already"
+        self.attempt += 1
+        self._num_ids_before = len(self.output_ids)
+        params = self.message.sampling_params
+        if ends_at_once:
+            params = msgspec.structs.replace(params, max_tokens=len(self.output_ids))
+        return msgspec.structs.replace(
+            self.message,
+            attempt=self.attempt,
+            sampling_params=params,
+            output_ids=self.output_ids.tobytes(),
+            num_chars_sent=self.num_chars,
+        )
+
     def add(self, token_id: int, text: str) -> None:
         """Takes the token of one step."""
+        if not self.output_ids:
+            self.first_token_ns = time.monotonic_ns()
         self.output_ids.append(token_id)
         self.num_chars += len(text)
         if self.has_listener:

@@ -50,6 +50,7 @@ class HealthApi:
             incarnation=self._service.incarnation,
             beat_age_s=0.0,
             gauges=self._gauges(),
+            num_restarts=self._service.processes.num_restarts("frontend"),
         )
         status = self._status()
         return JsonReply(Health(status, processes), 200 if status == "ready" else 503)

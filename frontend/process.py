@@ -7,6 +7,7 @@ import socket
 
 from frontend.aborts import AbortApi
 from frontend.app import App, make_routes
+from frontend.continuation import Continuations
 from frontend.drain import DrainWatch
 from frontend.generate import GenerateApi
 from frontend.health import HealthApi
@@ -27,6 +28,12 @@ class Frontend:
         self._link = link
         self._listener = listener
         self._service = Service(link.config, link.run_dir, link.incarnation)
+        self._continuations = Continuations(
+            self._service.registry,
+            self._service.ring,
+            self._service.processes,
+            link.config.scheduling.max_num_seqs,
+        )
         self._streams = OpenStreams(link.config.http.sse_keepalive_s)
         routes = make_routes(
             GenerateApi(self._service, self._streams),
@@ -55,6 +62,7 @@ class Frontend:
         """Sizes of all that must return to zero when nothing runs."""
         return {
             **self._service.gauges(),
+            **self._continuations.gauges(),
             "streams": len(self._streams),
             "connections": self._server.num_connections,
         }
@@ -70,6 +78,7 @@ class Frontend:
 
     def _take_replies(self) -> None:
         self._service.ring.take()
+        self._continuations.release_suspects()
         self._drain.check()
 
     def _take_wakeup(self, descriptor: int) -> None:
@@ -82,6 +91,7 @@ class Frontend:
             match order:
                 case ProcessTable():
                     self._service.processes.update(order)
+                    self._continuations.follow()
                 case Drain(timeout_s):
                     self._begin_drain(timeout_s)
         if self._link.is_stopping:

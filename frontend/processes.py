@@ -1,6 +1,7 @@
 """What the frontend knows of the other processes, from the launcher's table; it never asks the ring."""
 
 import time
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -15,13 +16,17 @@ ServerState = Literal["ready", "starting", "draining", "unhealthy"]
 
 
 class ProcessHealth(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One process in `/health`; `phase` and `fraction` while it starts, `busy_s` while a step runs."""
+    """One process in `/health`; `phase` and `fraction` while it starts, `busy_s` while a step runs.
+
+    `incarnation` counts its starts, `num_restarts` those of them that replaced a process that had died or hung.
+    """
 
     state: ProcessState
     pid: int
     incarnation: int
     beat_age_s: float | None
     gauges: dict[str, float]
+    num_restarts: int
     busy_s: float | None = None
     phase: str | None = None
     fraction: float | None = None
@@ -43,6 +48,13 @@ class ProcessView:
     def is_ready(self) -> bool:
         """Tells whether every process of the ring serves now."""
         return all(_serves(self._processes.get(name)) for name in RING)
+
+    def incarnations(self, names: Iterable[str]) -> dict[str, int]:
+        """Returns the incarnation of each of `names`, 0 for one that has not been heard of."""
+        return {name: self._processes[name].incarnation if name in self._processes else 0 for name in names}
+
+    def num_restarts(self, name: str) -> int:
+        return self._processes[name].num_restarts if name in self._processes else 0
 
     def check_ready(self) -> None:
         """Raises `UnavailableError`, saying which processes do not serve and why."""
@@ -79,6 +91,7 @@ def _health(status: ProcessStatus, now_ns: int) -> ProcessHealth:
         incarnation=status.incarnation,
         beat_age_s=_age_s(status.beat_ns, now_ns),
         gauges=status.gauges,
+        num_restarts=status.num_restarts,
         busy_s=_age_s(status.busy_since_ns, now_ns),
         phase=status.phase if is_starting and status.phase else None,
         fraction=status.fraction if is_starting else None,

@@ -22,7 +22,10 @@ class Registry:
 
     def __init__(self, incarnation: int, on_end: Callable[[], None]):
         self._open: dict[int, Generation] = {}
-        self._next_uid = incarnation * UIDS_PER_INCARNATION
+        self.has_predecessor = incarnation > 1
+        self.first_uid = incarnation * UIDS_PER_INCARNATION
+        """Uids of this incarnation are larger, those of its predecessors smaller."""
+        self._next_uid = self.first_uid
         self._on_end = on_end
 
     def __len__(self) -> int:
@@ -56,7 +59,11 @@ class Registry:
     def fail_all(self, error: ErrorInfo) -> None:
         """Ends every open request with `error`, whatever the ring may still send."""
         for generation in self.all_open():
-            self._take_final(UserReply(generation.uid, generation.attempt, "error", error=error))
+            self.fail(generation, error)
+
+    def fail(self, generation: Generation, error: ErrorInfo) -> None:
+        """Ends an open request with `error`, whatever the ring may still send."""
+        self._take_final(UserReply(generation.uid, generation.attempt, "error", error=error))
 
     def _take_rows(self, step: StepReplies) -> None:
         rows = zip(
@@ -77,7 +84,10 @@ class Registry:
     def _take_final(self, final: UserReply) -> None:
         generation = self._open.get(final.uid)
         if generation is None or generation.attempt != final.attempt:
-            log.warning("dropped a final reply of uid %d, attempt %d: not open", final.uid, final.attempt)
+            is_of_predecessor = final.uid < self.first_uid
+            is_replaced = final.attempt < generation.attempt if generation else final.attempt > 0
+            level = logging.DEBUG if is_of_predecessor or is_replaced else logging.WARNING
+            log.log(level, "dropped a final reply of uid %d, attempt %d: not open", final.uid, final.attempt)
             return
         del self._open[final.uid]
         generation.finish(final)

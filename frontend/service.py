@@ -69,6 +69,7 @@ class Service:
 
     def abort(self, generation: Generation) -> None:
         """Asks the ring to end the request; its final reply comes as for any other end."""
+        generation.is_aborted = True
         try:
             self.ring.send(AbortMsg(generation.uid, generation.attempt))
         except ChannelFullError as error:

@@ -21,6 +21,10 @@ T = TypeVar("T")
 MAX_QUEUED_FRAMES = 100_000
 """Frames a channel holds for a receiver that does not read. A step is one frame, so this is hours of a healthy peer."""
 
+RECONNECT_INTERVAL_MS = 20
+"""How often a sender looks for a receiver that is not there (yet, or because it is being replaced): a try is one system
+call, and what waits in the channel reaches the receiver by so much later."""
+
 log = logging.getLogger("sluice.channels")
 
 
@@ -30,6 +34,7 @@ def _make_socket(kind: int) -> "zmq.Socket[bytes]":
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, MAX_QUEUED_FRAMES)
     socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_FRAMES)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_INTERVAL_MS)
     return socket
 
 

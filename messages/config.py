@@ -127,7 +127,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(ge=0, description="seconds that running requests may take to finish after Ctrl-C or SIGTERM"),
     ] = 30.0
     hang_timeout_s: Annotated[
-        float, Meta(gt=0, description="seconds without a heartbeat after which a process is called hung")
+        float,
+        Meta(
+            gt=0,
+            description="seconds without a heartbeat after which a process is called hung, killed and started again; "
+            "no heartbeat comes from within a step, so this must be longer than the longest one",
+        ),
     ] = 30.0
     boot_timeout_s: Annotated[
         float, Meta(gt=0, description="seconds that a process may go without progress while it starts")
@@ -136,6 +141,17 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="processes that you start by hand (the launcher prints the command)"),
     ] = ()
+    restart: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="whether a process that dies or hangs is started again: NAME=always (the default; its requests "
+            "go on) or NAME=never (its death ends the run, and a hang is only told)",
+            extra={"metavar": "NAME=RULE"},
+        ),
+    ] = ()
+    max_restarts_per_min: Annotated[
+        int, Meta(ge=0, description="restarts of all processes together in a minute, beyond which the run ends")
+    ] = 10
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe log line that is shown")
     ] = "info"

@@ -4,10 +4,11 @@ from typing import Literal
 
 import msgspec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised with every change of a struct in this package that an older process could not read."""
 
-ProcessState = Literal["starting", "ready", "busy", "hung", "dead"]
+ProcessState = Literal["starting", "ready", "busy", "hung", "dead", "restarting"]
+"""`restarting`: it is dead and will be started again; `dead`: it will not."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -86,6 +87,8 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     beat_ns: int = 0
     busy_since_ns: int = 0
     gauges: dict[str, float] = {}
+    num_restarts: int = 0
+    """How often the launcher has replaced it in this run."""
 
 
 class ProcessTable(msgspec.Struct, frozen=True, array_like=True, tag=True):

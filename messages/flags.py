@@ -77,7 +77,8 @@ def _add_flag(group: Any, field: msgspec.structs.FieldInfo, hint: Any) -> None:
         text = ("do not " if field.default else "") + text
         group.add_argument(name, dest=field.name, action="store_const", const=not field.default, help=text)
     elif typing.get_origin(base) is tuple:
-        group.add_argument(flag_name(field.name), nargs="+", action="extend", metavar="NAME", help=text)
+        metavar = next((meta.extra["metavar"] for meta in metas if isinstance(meta, Meta) and meta.extra), "NAME")
+        group.add_argument(flag_name(field.name), nargs="+", action="extend", metavar=metavar, help=text)
     else:
         metavar = (
             "{" + ",".join(map(str, typing.get_args(base))) + "}" if typing.get_origin(base) is typing.Literal else None

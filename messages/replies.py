@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from messages.errors import ErrorInfo
-from messages.requests import Stamps
+from messages.requests import DropBefore, Stamps
 
 FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 
@@ -100,5 +100,5 @@ class StepReplies(msgspec.Struct, frozen=True, array_like=True, tag=True):
     finals: tuple[UserReply, ...] = ()
 
 
-ToDetokenizer = OpenStream | DetokenizeMsg
+ToDetokenizer = OpenStream | DetokenizeMsg | DropBefore
 ToFrontend = UserReply | StepReplies

@@ -94,5 +94,15 @@ class StopSeen(msgspec.Struct, frozen=True, array_like=True, tag=True):
     attempt: int
 
 
-ToTokenizer = TokenizeMsg | AbortMsg
-ToScheduler = UserMsg | AbortMsg | StopSeen
+class DropBefore(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """frontend → tokenizer → scheduler: every request with a smaller uid has lost its client, end it as an abort.
+
+    A restarted frontend sends it first; it gives larger uids than all its predecessors. The scheduler passes it on to
+    the detokenizer, which may know streams of requests that died with an earlier scheduler.
+    """
+
+    uid: int
+
+
+ToTokenizer = TokenizeMsg | AbortMsg | DropBefore
+ToScheduler = UserMsg | AbortMsg | StopSeen | DropBefore

@@ -50,11 +50,12 @@ class Child:
         self.is_silent = False
         """It has closed its output."""
         self.is_welcome = False
-        """It has said hello, so it hears what is sent to its name."""
+        """It has said hello, so it hears what is sent to its name. While `pid` is 0: its end is being dealt with."""
         self.boot_error: str | None = None
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
         self.ending = ""
         """How the latest incarnation ended."""
+        self._why_killed = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._unfinished_line = b""
 
@@ -97,6 +98,7 @@ class Child:
         self.is_welcome = False
         self.is_silent = False
         self.ending = ""
+        self._why_killed = ""
         self._unfinished_line = b""
         self.last_lines.clear()
 
@@ -125,7 +127,7 @@ class Child:
             code = self._process.poll()
             if code is None:
                 return False
-            self.ending = how_it_ended(code)
+            self.ending = self._why_killed or how_it_ended(code)
         elif _is_alive(self.pid, self.descriptor):
             return False
         else:
@@ -133,9 +135,13 @@ class Child:
         self.pid = 0
         return True
 
-    def kill(self) -> None:
-        """Kills the process where it is the launcher's own; `notice_end` tells when it is gone."""
+    def kill(self, why: str = "") -> None:
+        """Kills the process where it is the launcher's own, also a stopped one; `notice_end` tells when it is gone.
+
+        `why` becomes its `ending`.
+        """
         if self._process is not None:
+            self._why_killed = why
             self._process.kill()
 
     def wait(self, timeout_s: float) -> None:

@@ -52,6 +52,10 @@ class Console:
         self._bar = "" if percent == 100 else bar
         self._write(f"\r\x1b[K{self._bar}")
 
+    def begin_process(self, name: str) -> None:
+        """Has the progress of a new incarnation of process `name` shown from its beginning."""
+        self._told_percents = {key: percent for key, percent in self._told_percents.items() if key[0] != name}
+
     def end_progress(self) -> None:
         """Takes the bar away."""
         if self._bar:

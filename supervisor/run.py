@@ -21,6 +21,7 @@ from supervisor.console import Console
 from supervisor.listener import base_url, open_listener
 from supervisor.model_facts import read_model_facts
 from supervisor.model_lookup import find_model, find_tokenizer, model_name
+from supervisor.restarts import check_rules, split_rule
 from supervisor.signals import SignalPipe
 from supervisor.supervisor import FRONT, Site, Supervisor
 
@@ -55,7 +56,10 @@ def launch(arguments: list[str]) -> int:
 def build_config(sections: dict[str, Any]) -> Config:
     """Returns the whole configuration, with the facts about the model; this may fetch the model from the hub."""
     model = sections["model"]
-    _check_external(sections["run"].external)
+    run = sections["run"]
+    _check_names("--external", run.external)
+    check_rules(run.restart)
+    _check_names("--restart", [split_rule(rule)[0] for rule in run.restart])
     model_dir = find_model(model)
     facts = read_model_facts(model, model_dir, find_tokenizer(model, model_dir), model_name(model))
     return Config(**sections, facts=facts)
@@ -103,9 +107,9 @@ ready in {seconds:.1f} s
 """
 
 
-def _check_external(names: Iterable[str]) -> None:
+def _check_names(flag: str, names: Iterable[str]) -> None:
     for name in names:
         if name not in PACKAGES:
             nearest = difflib.get_close_matches(name, PACKAGES, n=1)
             hint = f"did you mean {nearest[0]}?" if nearest else f"they are {', '.join(PACKAGES)}"
-            raise UsageError(f"--external: there is no process {name!r}; {hint}")
+            raise UsageError(f"{flag}: there is no process {name!r}; {hint}")

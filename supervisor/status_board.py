@@ -33,7 +33,10 @@ class StatusBoard:
 
     def started(self, name: str, pid: int, incarnation: int) -> None:
         """Notes a new incarnation of process `name`."""
-        self._statuses[name] = ProcessStatus(name, "starting", pid, incarnation, phase="starting")
+        num_restarts = self._statuses[name].num_restarts
+        self._statuses[name] = ProcessStatus(
+            name, "starting", pid, incarnation, phase="starting", num_restarts=num_restarts
+        )
         self._note_progress(name)
 
     def phase(self, name: str, text: str, fraction: float | None) -> bool:
@@ -50,7 +53,12 @@ class StatusBoard:
 
     def ended(self, name: str) -> None:
         """Notes that process `name` does not run any more."""
-        self._replace(name, state="dead", pid=0, busy_since_ns=0, gauges={})
+        self._replace(name, state="dead", pid=0, phase="", fraction=None, busy_since_ns=0, gauges={})
+        self._has_changed = True
+
+    def restarting(self, name: str) -> None:
+        """Notes that process `name`, which has ended, will be replaced."""
+        self._replace(name, state="restarting", num_restarts=self._statuses[name].num_restarts + 1)
         self._has_changed = True
 
     def beat(self, name: str, beat: Beat) -> bool:

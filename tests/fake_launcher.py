@@ -49,6 +49,7 @@ class FakeLauncher:
         self._waiter = Waiter()
         self._waiter.add_channel(self._control)
         self._channels: list[Receiver[Any] | Sender[Any]] = []
+        self.incarnation = 1
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.messages: dict[str, list[Any]] = {}
         """What each process has reported and `wait_for` has not returned yet, in order."""
@@ -167,7 +168,7 @@ class FakeLauncher:
     def _take_reports(self) -> None:
         for name, message in self._control.take():
             if isinstance(message, Hello):
-                self._control.send(name, Welcome(incarnation=1))
+                self._control.send(name, Welcome(self.incarnation))
             self.messages.setdefault(name, []).append(message)
 
     def _close(self) -> None:

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +116,14 @@ class RealServer:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
             return json.loads(reply.read())
 
+    def is_ready(self) -> bool:
+        url = self.run_dir.address_file.read_text().strip()
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=TIMEOUT_S):
+                return True
+        except urllib.error.HTTPError:
+            return False
+
     def close(self) -> None:
         pids = self.run_dir.pids().values()
         if self.launcher.poll() is None:
@@ -141,6 +151,26 @@ def test_a_real_server_answers_and_ends_with_ctrl_c(server: RealServer):
     assert not any(map(is_running, pids.values()))
     assert not server.run_dir.path.exists()
     assert "killed" not in server.text
+    assert "Traceback" not in server.text
+
+
+@pytest.mark.ring
+@pytest.mark.shared
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_real_server_goes_on_after_the_death_of_each_of_its_processes(server: RealServer, number: signal.Signals):
+    server.wait_for("stop     Ctrl-C")
+    before = server.generate()
+    for num_deaths, name in enumerate(("tokenizer", "scheduler", "detokenizer", "frontend"), start=1):
+        pid = server.run_dir.pids()[name]
+        os.kill(pid, number)
+        wait_until(lambda name=name: len(re.findall(rf"^{name} +ready in", server.text, re.MULTILINE)) == 2, TIMEOUT_S)
+        assert server.run_dir.pids()[name] != pid
+        assert f"restarting in 0 s ({num_deaths} of 10 a minute)" in server.text
+        wait_until(server.is_ready, TIMEOUT_S)
+        assert server.generate()["text"] == before["text"]
+    server.launcher.send_signal(signal.SIGINT)
+    assert server.launcher.wait(TIMEOUT_S) == 0, server.text
+    assert not server.run_dir.path.exists()
     assert "Traceback" not in server.text
 
 

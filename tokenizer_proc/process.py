@@ -3,16 +3,19 @@
 import logging
 import secrets
 import time
+from typing import TypeVar
 
 import msgspec
 
 from messages.channels import Receiver, Sender
-from messages.errors import ErrorInfo, RequestError
+from messages.errors import ChannelFullError, ErrorInfo, RequestError
 from messages.process import ProcessLink, run_process
 from messages.replies import ToFrontend, UserReply
-from messages.requests import AbortMsg, TokenizeMsg, ToScheduler, ToTokenizer, UserMsg
+from messages.requests import AbortMsg, DropBefore, TokenizeMsg, ToScheduler, ToTokenizer, UserMsg
 from tokenizer_proc.encoding import load_encoding
 from tokenizer_proc.prompts import PromptReader
+
+T = TypeVar("T")
 
 LONG_PROMPT_CHARS = 100_000
 """A text from which on the launcher is told before it is tokenized: it takes about a tenth of a second."""
@@ -39,20 +42,28 @@ def serve(link: ProcessLink) -> None:
         link.wait()
         link.take_orders()
         for message in inbox.take():
-            if isinstance(message, AbortMsg):
-                to_scheduler.send(message)
+            if isinstance(message, AbortMsg | DropBefore):
+                send_or_drop(to_scheduler, message)
                 continue
             chars_in_hand = len(message.prompt_text or "")
             link.beat(gauges, is_busy=chars_in_hand >= LONG_PROMPT_CHARS)
             answer = read_or_refuse(reader, message)
             if isinstance(answer, UserMsg):
-                to_scheduler.send(answer)
+                send_or_drop(to_scheduler, answer)
             else:
-                to_frontend.send(answer)
+                send_or_drop(to_frontend, answer)
             chars_in_hand = 0
         link.beat(gauges)
     for channel in (inbox, to_scheduler, to_frontend):
         channel.close()
+
+
+def send_or_drop(channel: Sender[T], message: T) -> None:
+    """Sends `message`. A process that does not read 100,000 of them is replaced, and its successor is told all anew."""
+    try:
+        channel.send(message)
+    except ChannelFullError as error:
+        log.error("dropped %s: %s", type(message).__name__, error)
 
 
 def read_or_refuse(reader: PromptReader, message: TokenizeMsg) -> UserMsg | UserReply:

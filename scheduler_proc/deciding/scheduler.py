@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from messages.errors import ErrorInfo, RequestError
 from messages.replies import DetokenizeMsg, FinishedRow, OpenStream, ToDetokenizer
-from messages.requests import AbortMsg, StopSeen, ToScheduler, UserMsg
+from messages.requests import AbortMsg, DropBefore, StopSeen, ToScheduler, UserMsg
 from messages.steps import Batch, ForwardOutput
 from scheduler_proc.deciding.batch_columns import BatchBuilder, Chunk
 from scheduler_proc.deciding.endings import ABORTED, STOP_STRING, Ending, find_ending, refused_row
@@ -36,22 +36,27 @@ class Scheduler:
         self._chunks: list[Chunk] = []
         self._replies: list[ToDetokenizer] = []
         self._num_steps = 0
+        self._first_uid = 0
+        """Requests with a smaller uid have no client any more."""
 
     @property
     def is_idle(self) -> bool:
         return not self._stages.requests
 
     def take(self, message: ToScheduler) -> None:
-        """Takes a new request, or ends a known one; what is older than the known attempt is dropped."""
+        """Takes a new request, or ends known ones; what is older than the known attempt is dropped."""
         known = self._stages.requests.get(message.uid)
         match message:
             case UserMsg():
-                if known is None or known.attempt < message.attempt:
+                # One that a dead frontend has sent may be overtaken by its successor's `DropBefore`.
+                if message.uid >= self._first_uid and (known is None or known.attempt < message.attempt):
                     self._take_request(message, known)
             case AbortMsg():
                 self._end_known(known, message.attempt, ABORTED)
             case StopSeen():
                 self._end_known(known, message.attempt, STOP_STRING)
+            case DropBefore(first_uid):
+                self._drop_before(first_uid)
 
     def schedule(self) -> Batch | None:
         """Returns the next step, or `None` where there is no request."""
@@ -121,6 +126,12 @@ class Scheduler:
     def _end_known(self, known: PendingReq | None, attempt: int, ending: Ending) -> None:
         if known is not None and known.attempt <= attempt:
             self._reply_end(self._results.finish(known, ending))
+
+    def _drop_before(self, first_uid: int) -> None:
+        self._first_uid = max(self._first_uid, first_uid)
+        for pending in [pending for uid, pending in self._stages.requests.items() if uid < first_uid]:
+            self._reply_end(self._results.finish(pending, ABORTED))
+        self._replies.append(DropBefore(first_uid))
 
     def _reply_end(self, row: FinishedRow) -> None:
         self._replies.append(DetokenizeMsg(self._num_steps, b"", b"", b"", (row,)))

@@ -266,3 +266,12 @@ def test_a_continuation_that_cannot_be_decoded_fails_alone() -> None:
     assert detokenizer.open_stream(OpenStream(7, 1, output_ids=pack_int32([1, 13]))) == StopSeen(7, 1)
     replies, _ = detokenizer.take_step(step([], end(7, 2, attempt=1)))
     assert replies.finals[0].finish_reason == "error"
+
+
+def test_streams_without_a_client_are_forgotten(detokenizer: Detokenizer) -> None:
+    for uid in (7, 8, 9):
+        detokenizer.open_stream(OpenStream(uid, 0))
+    detokenizer.drop_before(9)
+    assert detokenizer.gauges()["streams"] == 1
+    replies, _ = detokenizer.take_step(step([(7, 0, ids_of("a")[0]), (9, 0, ids_of("b")[0])], end(8, 0)))
+    assert (replies.texts, replies.finals) == (("b",), ())

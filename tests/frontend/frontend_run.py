@@ -8,13 +8,14 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+import msgspec
 import psutil
 
 from messages.columns import pack_int32, pack_int64
 from messages.config import Config, HttpConfig, ModelFacts, RunConfig, SchedulingConfig
 from messages.control import ProcessState, ProcessStatus, ProcessTable
 from messages.replies import StepReplies, Usage, UserReply
-from messages.requests import AbortMsg, Stamps, TokenizeMsg, ToTokenizer
+from messages.requests import AbortMsg, DropBefore, Stamps, TokenizeMsg, ToTokenizer
 from tests.fake_launcher import FakeLauncher
 
 NAMES = ("frontend", "tokenizer", "scheduler", "detokenizer")
@@ -42,6 +43,17 @@ def table(age_s: float = 0.0, **states: ProcessState) -> ProcessTable:
     return ProcessTable(
         tuple(ProcessStatus(name, states.get(name, "ready"), pid=1, incarnation=1, beat_ns=beat_ns) for name in NAMES)
     )
+
+
+def table_after(incarnations: dict[str, int], **states: ProcessState) -> ProcessTable:
+    """As `table`, after restarts: `incarnations` are those of the processes that are not in their first."""
+    processes = [
+        msgspec.structs.replace(status, incarnation=number, num_restarts=number - 1)
+        if (number := incarnations.get(status.name, 1)) > 1
+        else status
+        for status in table(0.0, **states).processes
+    ]
+    return ProcessTable(tuple(processes))
 
 
 def step(rows: Iterable[tuple[TokenizeMsg, int, str]] = (), finals: tuple[UserReply, ...] = ()) -> StepReplies:
@@ -125,8 +137,9 @@ class Call:
 class FrontendRun:
     """The process, ready unless `is_ready` is false, and both ends of the ring."""
 
-    def __init__(self, config: Config | None = None, *, is_ready: bool = True):
+    def __init__(self, config: Config | None = None, *, is_ready: bool = True, incarnation: int = 1):
         self.launcher = FakeLauncher(config or make_config())
+        self.launcher.incarnation = incarnation
         self._is_ready = is_ready
 
     def __enter__(self) -> Self:
@@ -182,12 +195,24 @@ class FrontendRun:
         assert isinstance(message, TokenizeMsg)
         return message
 
+    def replace(self, name: str, incarnation: int) -> None:
+        """Shows that process `name` has died, and then that its successor serves."""
+        incarnations = {name: incarnation - 1}
+        self.show(table_after(incarnations, **{name: "restarting"}))
+        assert not self.arrived()
+        self.show(table_after({name: incarnation}))
+
     def take_abort(self) -> AbortMsg:
         message = self.launcher.take_one(self._requests, TIMEOUT_S)
         assert isinstance(message, AbortMsg)
         return message
 
-    def arrived(self) -> list[TokenizeMsg | AbortMsg]:
+    def take_drop_before(self) -> DropBefore:
+        message = self.launcher.take_one(self._requests, TIMEOUT_S)
+        assert isinstance(message, DropBefore)
+        return message
+
+    def arrived(self) -> list[TokenizeMsg | AbortMsg | DropBefore]:
         """Returns what has come for the tokenizer, without waiting."""
         return list(self._requests.take())
 

@@ -1,4 +1,9 @@
+import time
+
+import msgspec
+
 from frontend.generation import Generation
+from messages.columns import pack_int32
 from messages.requests import SamplingParams, Stamps, TokenizeMsg
 from tests.frontend.frontend_run import final
 
@@ -55,3 +60,36 @@ def test_an_abandoned_generation_keeps_ids_but_no_text():
     assert not generation.has_news
     assert generation.output_ids.tolist() == [1, 2, 3]
     assert generation.num_chars == 3
+
+
+def test_the_next_attempt_goes_on_where_the_last_one_stopped():
+    generation = make()
+    generation.add(1, "ä")
+    generation.add(2, "")
+    assert generation.has_progressed
+    message = generation.next_attempt()
+    assert message == msgspec.structs.replace(MESSAGE, attempt=1, output_ids=pack_int32([1, 2]), num_chars_sent=1)
+    assert not generation.has_progressed
+    generation.add(3, "bc")
+    assert generation.has_progressed
+    assert generation.next_attempt().num_chars_sent == 3
+    assert generation.attempt == 2
+    assert generation.take() == ("äbc", [1, 2, 3])
+
+
+def test_an_attempt_that_is_to_end_at_once_may_have_no_more_tokens():
+    generation = make()
+    assert generation.next_attempt(ends_at_once=True).sampling_params.max_tokens == 0
+    generation.add(1, "a")
+    assert generation.next_attempt(ends_at_once=True).sampling_params.max_tokens == 1
+
+
+def test_the_first_token_is_stamped_once():
+    generation = make()
+    assert generation.first_token_ns == 0
+    generation.add(1, "a")
+    first_token_ns = generation.first_token_ns
+    assert 0 < first_token_ns <= time.monotonic_ns()
+    generation.next_attempt()
+    generation.add(2, "a")
+    assert generation.first_token_ns == first_token_ns

@@ -58,3 +58,13 @@ def test_health_shows_the_phase_of_a_start():
     view.update(ProcessTable((ProcessStatus("scheduler", "starting", phase="loading weights", fraction=0.25),)))
     shown = view.health()["scheduler"]
     assert (shown.phase, shown.fraction, shown.beat_age_s) == ("loading weights", 0.25, None)
+
+
+def test_health_shows_a_restart():
+    view = ProcessView()
+    view.update(table())
+    view.update(ProcessTable((ProcessStatus("scheduler", "restarting", incarnation=2, num_restarts=1),)))
+    shown = view.health()["scheduler"]
+    assert (shown.state, shown.incarnation, shown.num_restarts) == ("restarting", 2, 1)
+    with pytest.raises(UnavailableError, match="scheduler is restarting"):
+        view.check_ready()

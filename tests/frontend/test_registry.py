@@ -95,3 +95,15 @@ def test_fail_all_ends_everything_once():
     assert len(opened.registry) == 0
     assert opened.num_ended == 2
     assert all(entry.final is not None and entry.final.error == error for entry in opened.generations)
+
+
+def test_finals_that_a_restart_leaves_behind_are_no_news(caplog: pytest.LogCaptureFixture):
+    opened = Opened(attempt=1)
+    (generation,) = opened.generations
+    old = msgspec.structs.replace(generation.message, attempt=0)
+    orphan = msgspec.structs.replace(old, uid=5)
+    with caplog.at_level(logging.INFO):
+        opened.registry.take(step(finals=(final(old), final(orphan))))
+        opened.registry.fail(generation, ErrorInfo(500, "refused"))
+        opened.registry.take(final(generation.message))
+    assert caplog.text == ""

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 import messages.channels
 from messages.channels import ControlClient, ControlServer, Receiver, Sender, Waiter
 from messages.control import Beat, Hello, Ready, Refused, Stop, ToLauncher, ToProcess, Welcome
 from messages.errors import ChannelFullError
 from messages.replies import OpenStream, ToDetokenizer
-from messages.requests import AbortMsg, StopSeen, ToScheduler
+from messages.requests import AbortMsg, DropBefore, StopSeen, ToScheduler
 
 TIMEOUT_S = 10.0
 
@@ -88,6 +89,24 @@ def test_a_full_channel_is_an_error_for_the_sender(socket_path: Path, monkeypatc
     with pytest.raises(ChannelFullError, match=r"x\.sock: 5 messages are waiting"):
         sender.send(StopSeen(5, 0))
     sender.close()
+
+
+def test_what_is_sent_while_a_receiver_is_replaced_reaches_the_next_one(socket_path: Path):
+    sender: Sender[Any] = Sender(socket_path)
+    old: Receiver[Any] = Receiver(socket_path, ToScheduler)
+    sender.send(DropBefore(1))
+    assert take(old, 1) == [DropBefore(1)]
+    monitor = sender.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    old.close()
+    assert monitor.poll(TIMEOUT_S * 1000), "the sender did not notice"
+    sender.socket.disable_monitor()
+    monitor.close()
+    for uid in (2, 3):
+        sender.send(DropBefore(uid))
+    new: Receiver[Any] = Receiver(socket_path, ToScheduler)
+    assert take(new, 2) == [DropBefore(2), DropBefore(3)]
+    for channel in (sender, new):
+        channel.close()
 
 
 def test_the_launcher_tells_processes_apart_and_answers_each(socket_path: Path):

@@ -15,7 +15,7 @@ FACTS = ModelFacts(
 
 
 def test_the_tree_survives_json():
-    config = Config(run=RunConfig(external=("scheduler",)), facts=FACTS)
+    config = Config(run=RunConfig(external=("scheduler",), restart=("tokenizer=never",)), facts=FACTS)
     assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
 
 

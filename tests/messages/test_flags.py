@@ -61,6 +61,15 @@ def test_an_error_names_the_flag_the_value_and_what_was_expected(arguments: str,
     assert str(raised.value) == message
 
 
+def test_rules_are_a_list_that_may_be_given_in_parts(capsys: pytest.CaptureFixture[str]):
+    run = parse_flags(["--restart", "tokenizer=never", "scheduler=always", "--restart", "frontend=never"])["run"]
+    assert isinstance(run, RunConfig)
+    assert run.restart == ("tokenizer=never", "scheduler=always", "frontend=never")
+    with pytest.raises(SystemExit):
+        parse_flags(["--help"])
+    assert "--restart NAME=RULE [NAME=RULE ...]" in capsys.readouterr().out
+
+
 def test_help_groups_the_flags_and_tells_of_each_what_it_is(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         parse_flags(["--help"])

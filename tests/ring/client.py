@@ -3,13 +3,20 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import httpx
 import msgspec
 
 TIMEOUT_S = 60.0
+
+
+OnTokens = Callable[[int], None]
+
+
+def ignore(num_tokens: int) -> None:
+    """The `on_tokens` of those who do not care."""
 
 
 class Generated(msgspec.Struct):
@@ -19,6 +26,13 @@ class Generated(msgspec.Struct):
     token_ids: list[int]
     finish_reason: str
     usage: dict[str, int]
+    attempts: int = 1
+
+
+def generated(content: dict[str, Any]) -> Generated:
+    """Returns the reply of a request that was not streamed."""
+    fields = {name: content[name] for name in ("text", "token_ids", "finish_reason", "usage")}
+    return Generated(**fields, attempts=content["timing"]["attempts"])
 
 
 def body(prompt: str | Sequence[int], **params: Any) -> dict[str, Any]:
@@ -37,21 +51,38 @@ class RingClient:
         assert reply.status_code == 200, reply.text
         return msgspec.convert(reply.json(), Generated)
 
-    def generate_all(self, requests: Sequence[dict[str, Any]]) -> list[Generated]:
-        """Streams all requests at once and returns what each got."""
+    def generate_all(self, requests: Sequence[dict[str, Any]], on_tokens: OnTokens = ignore) -> list[Generated]:
+        """Streams all requests at once and returns what each got; `on_tokens` gets each event's number of tokens."""
 
         async def run() -> list[Generated]:
-            async with self._client() as client:
-                return await asyncio.gather(*(collect(client, request) for request in requests))
+            async with self.connect() as client:
+                return await asyncio.gather(*(collect(client, request, on_tokens) for request in requests))
 
         return asyncio.run(run())
 
-    def _client(self) -> httpx.AsyncClient:
+    def connect(self) -> httpx.AsyncClient:
+        """Returns a client with any number of connections."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         return httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S, limits=limits)
 
     def health(self) -> dict[str, Any]:
         return httpx.get(f"{self.url}/health", timeout=5.0).json()
+
+    def status(self, process: str) -> dict[str, Any]:
+        return self.health()["processes"][process]
+
+    def wait_for_restart(self, process: str, num_restarts: int, timeout_s: float = 60.0) -> None:
+        """Waits until `process` has been replaced that often and all serve."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            try:
+                health = self.health()
+            except httpx.TransportError:  # the frontend itself is being replaced
+                health = {"status": "unreachable"}
+            if health["status"] == "ready" and health["processes"][process]["num_restarts"] >= num_restarts:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"{process} was not replaced within {timeout_s} s: {health}")
 
     def gauges(self, process: str) -> dict[str, float]:
         return self.health()["processes"][process]["gauges"]
@@ -67,16 +98,18 @@ class RingClient:
         """Returns the gauges that should be zero when nothing runs and are not."""
         left: dict[str, float] = {}
         for name, process in self.health()["processes"].items():
+            if not process["gauges"]:
+                left[f"{name}.gauges_unknown"] = 1.0
             for gauge, value in process["gauges"].items():
                 if value and gauge in GAUGES_OF_REQUESTS:
                     left[f"{name}.{gauge}"] = value
         pages = self.gauges("scheduler")
-        if pages["pages_free"] + pages["pages_cached"] != pages["pages_all"]:
+        if pages and pages["pages_free"] + pages["pages_cached"] != pages["pages_all"]:
             left["scheduler.pages"] = pages["pages_all"] - pages["pages_free"] - pages["pages_cached"]
         return left
 
 
-GAUGES_OF_REQUESTS = {"requests", "requests_open", "waiting", "running", "streams", "pages_held"}
+GAUGES_OF_REQUESTS = {"held_requests", "requests", "requests_open", "waiting", "running", "streams", "pages_held"}
 
 
 async def events_of(client: httpx.AsyncClient, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -84,15 +117,24 @@ async def events_of(client: httpx.AsyncClient, request: dict[str, Any]) -> Async
     async with client.stream("POST", "/generate", json=request) as reply:
         if reply.status_code != 200:
             raise AssertionError(f"{reply.status_code}: {(await reply.aread()).decode()}")
-        async for line in reply.aiter_lines():
-            if line == "data: [DONE]":
+        async for line in lines_of(reply):
+            if line == b"data: [DONE]":
                 return
-            if line.startswith("data: "):
-                yield json.loads(line.removeprefix("data: "))
+            if line.startswith(b"data: "):
+                yield json.loads(line.removeprefix(b"data: "))
     raise AssertionError("the stream ended without [DONE]")
 
 
-async def collect(client: httpx.AsyncClient, request: dict[str, Any]) -> Generated:
+async def lines_of(reply: httpx.Response) -> AsyncIterator[bytes]:
+    """Yields the lines of an event stream. (httpx's own `aiter_lines` also splits at U+0085 and U+2028.)"""
+    rest = b""
+    async for piece in reply.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line
+
+
+async def collect(client: httpx.AsyncClient, request: dict[str, Any], on_tokens: OnTokens = ignore) -> Generated:
     """Returns the whole of a stream."""
     text: list[str] = []
     token_ids: list[int] = []
@@ -101,5 +143,6 @@ async def collect(client: httpx.AsyncClient, request: dict[str, Any]) -> Generat
         assert "error" not in event, event
         text.append(event["text"])
         token_ids += event["token_ids"]
+        on_tokens(len(event["token_ids"]))
         last = event
-    return Generated("".join(text), token_ids, last["finish_reason"], last["usage"])
+    return Generated("".join(text), token_ids, last["finish_reason"], last["usage"], last["timing"]["attempts"])

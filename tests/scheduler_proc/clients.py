@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from messages.columns import pack_int32, unpack_int32, unpack_int64
 from messages.replies import DetokenizeMsg, FinishedRow, OpenStream, ToDetokenizer
-from messages.requests import AbortMsg, SamplingParams, Stamps, StopSeen, UserMsg
+from messages.requests import AbortMsg, DropBefore, SamplingParams, Stamps, StopSeen, UserMsg
 from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
@@ -36,6 +36,7 @@ class Inbox:
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.finished: dict[tuple[int, int], FinishedRow] = {}
         self.step_ids: list[int] = []
+        self.dropped_before = 0
 
     def take(self, messages: Sequence[ToDetokenizer]) -> None:
         for message in messages:
@@ -47,6 +48,8 @@ class Inbox:
                     self.tokens[key] = []
                 case DetokenizeMsg():
                     self._take_step(message)
+                case DropBefore(uid):
+                    self.dropped_before = uid
 
     def _take_step(self, message: DetokenizeMsg) -> None:
         uids, attempts = unpack_int64(message.uids), unpack_int32(message.attempts)
@@ -82,7 +85,7 @@ class Bench:
         self.inbox = Inbox()
         self.max_num_batched_tokens = max_num_batched_tokens
 
-    def send(self, *messages: UserMsg | AbortMsg | StopSeen) -> None:
+    def send(self, *messages: UserMsg | AbortMsg | StopSeen | DropBefore) -> None:
         for message in messages:
             self.scheduler.take(message)
             self.scheduler.check()

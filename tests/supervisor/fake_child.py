@@ -1,12 +1,14 @@
 """A process with scripted behaviour: `fake_child.py NAME BEHAVIOUR --run-dir DIR`."""
 
 import os
+import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
 
-from messages.control import Drain, ProcessTable
+from messages.control import Drain, ProcessStatus, ProcessTable
 from messages.errors import BootError
 from messages.process import ProcessLink, run_process
 
@@ -22,8 +24,49 @@ def serve_until_stopped(link: ProcessLink) -> None:
                 print(f"drain {order.timeout_s:g}")
                 link.drained(0)
             elif isinstance(order, ProcessTable):
-                print("table " + " ".join(f"{status.name}={status.state}" for status in order.processes))
+                print("table " + " ".join(map(show, order.processes)))
     print("stopping")
+
+
+def show(status: ProcessStatus) -> str:
+    """Returns `name=state`, with the incarnation where it is not the first."""
+    return f"{status.name}={status.state}" + (f".{status.incarnation}" if status.incarnation > 1 else "")
+
+
+def fail_to_boot_again(link: ProcessLink) -> None:
+    """Serves as the first and third incarnation; the second one cannot start."""
+    if link.incarnation == 2:
+        fail_to_boot(link)
+    serve_until_stopped(link)
+
+
+def never_boot_again(link: ProcessLink) -> None:
+    if link.incarnation > 1:
+        fail_to_boot(link)
+    serve_until_stopped(link)
+
+
+def boot_for_ever_again(link: ProcessLink) -> None:
+    """Serves as the first incarnation; the second one never comes to serve, the third does."""
+    if link.incarnation == 2:
+        stay_in_phase(link)
+    else:
+        serve_until_stopped(link)
+
+
+def answer_connections(link: ProcessLink) -> None:
+    """Answers each connection to the inherited socket with its incarnation."""
+    listener = socket.socket(fileno=int(os.environ["SLUICE_LISTEN_FD"]))
+    link.ready()
+    while not link.is_stopping:
+        link.beat(dict[str, float])
+        if select.select([listener, *link.descriptors()], [], [], 0.2)[0][:1] == [listener]:
+            connection, _ = listener.accept()
+            connection.sendall(b"%d" % link.incarnation)
+            connection.close()
+        for order in link.take_orders():
+            if isinstance(order, Drain):
+                link.drained(0)
 
 
 def load_slowly(link: ProcessLink) -> None:
@@ -86,6 +129,10 @@ BEHAVIOURS: dict[str, Callable[[ProcessLink], None]] = {
         die_when_ready,
         ignore_everything,
         never_finish_draining,
+        fail_to_boot_again,
+        never_boot_again,
+        boot_for_ever_again,
+        answer_connections,
     )
 }
 

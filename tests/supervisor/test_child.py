@@ -71,6 +71,21 @@ def test_each_start_is_a_new_incarnation():
         child.release()
 
 
+def test_a_stopped_process_that_is_killed_ends_as_told():
+    child = Child(Command("child", (sys.executable, "-c", "import signal; signal.pause()")))
+    child.spawn(Path("/run"), None)
+    os.kill(child.pid, signal.SIGSTOP)
+    child.kill(why="hung and was killed")
+    wait_until(child.notice_end)
+    assert child.ending == "hung and was killed"
+    child.release()
+    child.spawn(Path("/run"), None)
+    child.kill()
+    wait_until(child.notice_end)
+    assert child.ending == how_it_ended(-signal.SIGKILL)
+    child.release()
+
+
 def test_an_adopted_process_that_is_gone_already_is_noticed():
     gone, _ = run_child("import os; print(os.getpid())")
     child = Child(Command("child", (), is_external=True))

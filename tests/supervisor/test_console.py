@@ -82,6 +82,16 @@ def test_a_reader_that_does_not_read_never_blocks_the_writer_and_hears_how_much_
     assert lines[-1] == "now somebody reads"
 
 
+def test_the_progress_of_a_new_incarnation_is_told_from_its_beginning(pipe: tuple[int, int]):
+    console = Console(pipe[1])
+    for name in ("scheduler", "tokenizer"):
+        console.progress(name, "loading", 0.9)
+    console.begin_process("scheduler")
+    for name in ("scheduler", "tokenizer"):
+        console.progress(name, "loading", 0.5)
+    assert read_all(pipe[0]).split("\n")[2:] == ["scheduler    loading 50 %", ""]
+
+
 def test_a_long_text_arrives_whole(pipe: tuple[int, int]):
     console = Console(pipe[1])
     console.say("x" * 50_000)

@@ -23,6 +23,18 @@ def test_an_unknown_external_process_is_refused_with_the_nearest_name():
         build_config(parse_flags(["--external", "schedular"]))
 
 
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("schedular=never", "--restart: there is no process 'schedular'; did you mean scheduler"),
+        ("scheduler", "--restart: 'scheduler' is not valid: expected NAME=always or NAME=never"),
+    ],
+)
+def test_a_rule_of_restart_is_checked(rule: str, message: str):
+    with pytest.raises(UsageError, match=message):
+        build_config(parse_flags(["--restart", rule]))
+
+
 def test_each_process_is_a_package_of_its_own():
     commands = {command.name: command for command in server_commands(["scheduler"])}
     assert list(commands) == ["frontend", "tokenizer", "scheduler", "detokenizer"]

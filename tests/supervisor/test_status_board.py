@@ -34,8 +34,15 @@ def test_states_follow_the_life_of_a_process():
     board.ended("a")
     assert (board.status("a").state, board.status("a").pid, board.status("a").gauges) == ("dead", 0, {})
     assert not board.is_ready()
+    board.restarting("a")
+    assert (board.status("a").state, board.status("a").num_restarts) == ("restarting", 1)
+    assert not board.is_ready()
+    assert board.find_newly_hung(LATER + 100 * S) == []
     board.started("a", 11, 2)
-    assert (board.status("a").state, board.status("a").incarnation) == ("starting", 2)
+    status = board.status("a")
+    assert (status.state, status.incarnation, status.num_restarts, status.gauges) == ("starting", 2, 1, {})
+    board.ready("a")
+    assert board.status("a").num_restarts == 1
 
 
 def test_a_process_without_beats_is_hung_once_and_a_beat_brings_it_back():

@@ -85,7 +85,7 @@ def test_a_phase_without_progress_ends_the_start():
 
 
 def test_a_later_death_is_told_by_its_signal_and_last_lines_and_the_frontend_hears_of_it_before_it_stops():
-    with start() as run:
+    with start(settings={"restart": ["scheduler=never"]}) as run:
         run.wait_for("stop     Ctrl-C")
         os.kill(run.note_pids()["scheduler"], signal.SIGKILL)
         assert run.wait_exit() == 1
@@ -95,13 +95,13 @@ def test_a_later_death_is_told_by_its_signal_and_last_lines_and_the_frontend_hea
 
 
 def test_the_last_lines_of_a_process_that_dies_at_once_are_not_lost():
-    with start(scheduler="die_when_ready") as run:
+    with start(scheduler="die_when_ready", settings={"restart": ["scheduler=never"]}) as run:
         assert run.wait_exit() == 1
         assert "its last lines:\n  | last words" in run.output
 
 
-def test_the_death_of_the_frontend_ends_the_run():
-    with start() as run:
+def test_the_death_of_the_frontend_may_end_the_run_too():
+    with start(settings={"restart": ["frontend=never"]}) as run:
         run.wait_for("stop     Ctrl-C")
         os.kill(run.note_pids()["frontend"], signal.SIGSEGV)
         assert run.wait_exit() == 1
@@ -213,7 +213,7 @@ def test_a_second_launcher_in_the_same_directory_is_refused_and_does_no_harm():
 
 
 def test_a_hung_process_is_told_and_so_is_its_return():
-    with start(settings={"hang_timeout_s": 1.5}) as run:
+    with start(settings={"hang_timeout_s": 1.5, "restart": ["scheduler=never"]}) as run:
         run.wait_for("stop     Ctrl-C")
         scheduler = run.note_pids()["scheduler"]
         os.kill(scheduler, signal.SIGSTOP)
@@ -246,8 +246,8 @@ def test_an_external_process_is_started_by_the_printed_command_and_stopped_with_
         run.assert_nothing_left()
 
 
-def test_the_death_of_an_external_process_ends_the_run():
-    with start(settings={"external": ["scheduler"]}) as run:
+def test_the_death_of_an_external_process_may_end_the_run_too():
+    with start(settings={"external": ["scheduler"], "restart": ["scheduler=never"]}) as run:
         run.wait_for("--run-dir")
         by_hand = start_by_hand(run)
         run.wait_for("stop     Ctrl-C")
@@ -264,7 +264,7 @@ def test_an_external_process_that_fails_to_start_may_be_started_again():
         run.wait_for("loading weights")
         first.kill()
         first.wait(TIMEOUT_S)
-        run.wait_for("scheduler    it ended (it was started by hand)")
+        run.wait_for("scheduler    cannot start: it ended (it was started by hand)")
         second = start_by_hand(run)
         wait_until(lambda: run.note_pids().get("scheduler") == second.pid)
         run.launcher.kill()

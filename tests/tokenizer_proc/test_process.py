@@ -6,14 +6,16 @@ import psutil
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from messages.channels import Sender
 from messages.columns import pack_int32, unpack_int32
 from messages.config import Config, ModelFacts
 from messages.control import BootFailed
+from messages.errors import ChannelFullError
 from messages.replies import ToFrontend, UserReply
-from messages.requests import AbortMsg, SamplingParams, Stamps, TokenizeMsg, ToScheduler, UserMsg
+from messages.requests import AbortMsg, DropBefore, SamplingParams, Stamps, TokenizeMsg, ToScheduler, UserMsg
 from tests.fake_launcher import FakeLauncher
 from tokenizer_proc.encoding import Encoding
-from tokenizer_proc.process import read_or_refuse
+from tokenizer_proc.process import read_or_refuse, send_or_drop
 from tokenizer_proc.prompts import PromptReader
 
 
@@ -52,11 +54,13 @@ def test_prompts_go_on_in_order_and_refusals_go_back(launcher: FakeLauncher) -> 
     to_tokenizer.send(AbortMsg(1, 0))
     to_tokenizer.send(text_message(2, ""))
     to_tokenizer.send(TokenizeMsg(3, 4, None, pack_int32([7, 8]), SamplingParams(max_tokens=1), Stamps(received_ns=9)))
+    to_tokenizer.send(DropBefore(4))
     to_tokenizer.send(text_message(4, "what\x00 \ufdd0\U0010ffff"))
-    first, second, third = (launcher.take_one(scheduler) for _ in range(3))
+    first, second, drop, third = (launcher.take_one(scheduler) for _ in range(4))
     assert isinstance(first, UserMsg)
     assert (first.uid, list(unpack_int32(first.input_ids)), first.sampling_params.max_tokens) == (1, [1, 2], 14)
     assert second == AbortMsg(1, 0)
+    assert drop == DropBefore(4)
     assert isinstance(third, UserMsg)
     assert third.uid == 4
     empty, unknown = (launcher.take_one(frontend) for _ in range(2))
@@ -102,6 +106,19 @@ def test_the_older_files_need_no_torch(tmp_path: Path) -> None:
         assert list(unpack_int32(launcher.take_one(scheduler).input_ids)) == [alphabet.index("h"), alphabet.index("i")]
         assert process.memory_info().rss < 150 * 2**20
         assert not [file.path for file in process.memory_maps() if "torch" in file.path]
+
+
+class FullChannel(Sender[ToScheduler]):
+    def __init__(self) -> None:
+        pass
+
+    def send(self, message: ToScheduler) -> None:
+        raise ChannelFullError("full")
+
+
+def test_a_scheduler_that_does_not_read_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+    send_or_drop(FullChannel(), AbortMsg(1, 0))
+    assert "dropped AbortMsg: full" in caplog.text
 
 
 class RustPanic(BaseException):

@@ -4,7 +4,7 @@ import pytest
 
 from messages.columns import pack_int32
 from messages.replies import DetokenizeMsg, OpenStream
-from messages.requests import AbortMsg, SamplingParams, Stamps, StopSeen, UserMsg
+from messages.requests import AbortMsg, DropBefore, SamplingParams, Stamps, StopSeen, UserMsg
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_runner import expected_output
 
@@ -89,6 +89,34 @@ def test_an_abort_of_a_newer_attempt_ends_the_older():
     bench = Bench()
     bench.send(user_msg(1, PROMPT), AbortMsg(1, 1))
     assert bench.end(1).finish_reason == "abort"
+
+
+def test_requests_that_have_lost_their_client_end_as_aborts_wherever_they_are():
+    bench = Bench(max_num_seqs=3, max_num_batched_tokens=6)
+    prompts = {uid: [uid, *PROMPT] for uid in (1, 2, 3, 4)} | {9: PROMPT}
+    for uid, prompt in prompts.items():
+        bench.send(user_msg(uid, prompt, max_tokens=30, attempt=uid % 2, **PARAMS))
+    while bench.gauge("decoding") < 2:
+        bench.step()
+    assert bench.gauge("prefilling") == 1
+    assert bench.gauge("waiting") == 2
+    bench.send(DropBefore(9))
+    assert {key: row.finish_reason for key, row in bench.inbox.finished.items()} == dict.fromkeys(
+        [(1, 1), (2, 0), (3, 1), (4, 0)], "abort"
+    )
+    assert bench.inbox.dropped_before == 9, "the detokenizer may know more of them"
+    bench.run()
+    assert bench.output(9, 1) == FREE_RUN
+
+
+def test_a_request_of_a_dead_frontend_that_comes_late_is_not_taken():
+    bench = Bench()
+    bench.send(DropBefore(9), DropBefore(5), user_msg(8, PROMPT), AbortMsg(8, 0), StopSeen(8, 0))
+    assert bench.inbox.opened == {}
+    bench.check_idle()
+    bench.send(user_msg(9, PROMPT, max_tokens=30, **PARAMS))
+    bench.run()
+    assert bench.output(9) == FREE_RUN
 
 
 def raw(input_ids: bytes, output_ids: bytes = b"", **params: int) -> UserMsg:

@@ -1,0 +1,317 @@
+"""Chaos: processes of a real ring die or hang at random under many streams, and every stream must stay exact.
+
+    python -m tests.ring.chaos --seconds 600 --seed 1
+
+Each request of a fixed set is first run undisturbed. Then 32 clients take requests of the set at random, some leave in
+the middle, and every few seconds the tokenizer, the scheduler or the detokenizer is killed (SIGKILL) or stopped
+(SIGSTOP, which ends as a hang). Who stays to the end must have the text, the ids and the end of the undisturbed run.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from benchmarks.server_process import ServerProcess, started_server
+from tests.checkpoints import build_checkpoint, write_tokenizer
+from tests.ring.client import Generated, RingClient, body, events_of, generated
+
+NUM_CLIENTS = 32
+NUM_REQUESTS = 64
+CONTEXT = 256
+READY_TIMEOUT_S = 90.0
+RETRY_S = 0.1
+LEAVE_CHANCE = 0.15
+STOP_CHANCE = 0.25
+PROCESSES = ("tokenizer", "scheduler", "detokenizer")
+FLAGS = ("--dtype", "float32", "--max-restarts-per-min", "1000", "--hang-timeout-s", "3", "--sse-keepalive-s", "5")
+
+QUESTIONS = Path(__file__).resolve().parents[3] / "shared" / "prompts" / "gsm8k" / "test.jsonl"
+
+
+class Counts(msgspec.Struct):
+    """What happened. `lost` and `doubled` must stay 0: tokens missing in, and tokens too many in, a client's output."""
+
+    kills: Counter[str] = msgspec.field(default_factory=Counter)
+    streams: int = 0
+    left: int = 0
+    refused: int = 0
+    """503 with Retry-After while a process is away; the client comes back."""
+    continuations: int = 0
+    tokens: int = 0
+    lost: int = 0
+    doubled: int = 0
+    wrong: list[str] = msgspec.field(default_factory=list)
+    pauses_s: dict[str, list[float]] = msgspec.field(default_factory=lambda: defaultdict(list))
+
+
+class Pause:
+    """From a kill to the end of the longest silence after it, over all streams."""
+
+    def __init__(self, process: str, kind: str, num_restarts: int):
+        self.process = process
+        self.kind = kind
+        self.num_restarts = num_restarts
+        self.began_s = time.monotonic()
+        self._last_s = self.began_s
+        self._longest_s = 0.0
+        self._end_s = self.began_s
+
+    def note_token(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._last_s > self._longest_s:
+            self._longest_s, self._end_s = now_s - self._last_s, now_s
+        self._last_s = now_s
+
+    @property
+    def seconds(self) -> float:
+        return self._end_s - self.began_s
+
+
+class Chaos:
+    """The clients and the killer of one ring."""
+
+    def __init__(self, ring: RingClient, seed: int):
+        self.ring = ring
+        self.counts = Counts()
+        self._rng = random.Random(seed)
+        self._requests = make_requests(self._rng)
+        self._expected: list[Generated] = []
+        self._pause: Pause | None = None
+        self._num_tokens_since_kill = 0
+        self._is_over = False
+
+    async def run(self, seconds: float) -> None:
+        """Lets everything happen for `seconds`, then waits until every stream has ended."""
+        async with self.ring.connect() as client:
+            self._expected = [await self._whole(client, request) for request in self._requests]
+            self.counts.tokens = 0
+            clients = [asyncio.create_task(self._be_client(client)) for _ in range(NUM_CLIENTS)]
+            killer = asyncio.create_task(self._kill_again_and_again())
+            await asyncio.sleep(seconds)
+            self._is_over = True
+            await asyncio.gather(*clients, killer)
+
+    async def _be_client(self, client: httpx.AsyncClient) -> None:
+        while not self._is_over:
+            index = self._rng.randrange(len(self._requests))
+            request = self._requests[index]
+            try:
+                if self._rng.random() < LEAVE_CHANCE:
+                    await self._leave(client, request)
+                else:
+                    self._check(index, await self._whole(client, request))
+            except RefusedError:
+                self.counts.refused += 1
+                await asyncio.sleep(RETRY_S)
+            except (AssertionError, httpx.HTTPError) as error:
+                self.counts.wrong.append(f"request {index}: {type(error).__name__} {error}")
+
+    async def _whole(self, client: httpx.AsyncClient, request: dict[str, Any]) -> Generated:
+        """Returns what a client has at the end. Raises `RefusedError`."""
+        if request["stream"] is False:
+            return await self._in_one_piece(client, request)
+        text: list[str] = []
+        token_ids: list[int] = []
+        last: dict[str, Any] = {}
+        async for event in admitted_events(client, request):
+            assert "error" not in event, event
+            text.append(event["text"])
+            token_ids += event["token_ids"]
+            last = event
+            self._note_tokens(len(event["token_ids"]))
+        return Generated("".join(text), token_ids, last["finish_reason"], last["usage"], last["timing"]["attempts"])
+
+    async def _in_one_piece(self, client: httpx.AsyncClient, request: dict[str, Any]) -> Generated:
+        reply = await client.post("/generate", json=request)
+        if reply.status_code == 503:
+            raise RefusedError
+        assert reply.status_code == 200, reply.text
+        content = reply.json()
+        self.counts.tokens += len(content["token_ids"])
+        return generated(content)
+
+    async def _leave(self, client: httpx.AsyncClient, request: dict[str, Any]) -> None:
+        """Closes the connection after some events, or with a deadline where the ring pauses."""
+        stream = admitted_events(client, {**request, "stream": True})
+        num_events = self._rng.randrange(0, 30)
+        try:
+            async with asyncio.timeout(self._rng.uniform(0.0, 6.0)):
+                async for event in stream:
+                    assert "error" not in event, event
+                    self._note_tokens(len(event["token_ids"]))
+                    num_events -= 1
+                    if num_events <= 0:
+                        break
+        except TimeoutError:
+            pass
+        finally:
+            await stream.aclose()
+        self.counts.left += 1
+
+    def _note_tokens(self, num_tokens: int) -> None:
+        self.counts.tokens += num_tokens
+        self._num_tokens_since_kill += num_tokens
+        if self._pause is not None and num_tokens:
+            self._pause.note_token()
+
+    def _check(self, index: int, got: Generated) -> None:
+        counts, expected = self.counts, self._expected[index]
+        counts.streams += 1
+        counts.continuations += got.attempts - 1
+        counts.lost += max(0, len(expected.token_ids) - len(got.token_ids))
+        counts.doubled += max(0, len(got.token_ids) - len(expected.token_ids))
+        same = [getattr(got, name) == getattr(expected, name) for name in ("text", "token_ids", "finish_reason")]
+        if not all(same) or got.usage["completion_tokens"] != expected.usage["completion_tokens"]:
+            counts.wrong.append(f"request {index} ({got.attempts} attempts): {got} instead of {expected}")
+
+    async def _kill_again_and_again(self) -> None:
+        while not self._is_over:
+            await asyncio.sleep(self._rng.uniform(2.0, 5.0))
+            if not self._is_over:
+                await self._kill_one()
+        self._end_pause(await asyncio.to_thread(self.ring.health))
+
+    async def _kill_one(self) -> None:
+        """Kills or stops a process in whatever state it is, also while it starts; one that starts cannot hang."""
+        name = self._rng.choice(PROCESSES)
+        health = await asyncio.to_thread(self.ring.health)
+        status = health["processes"][name]
+        is_calm = health["status"] == "ready"
+        if not status["pid"] or (name == "scheduler" and is_calm and not self._num_tokens_since_kill):
+            return  # no request may be in three deaths of the scheduler without a token: it would be taken for poison
+        how = signal.SIGSTOP if is_calm and self._rng.random() < STOP_CHANCE else signal.SIGKILL
+        try:
+            os.kill(status["pid"], how)
+        except ProcessLookupError:  # it hung, and the launcher was faster
+            return
+        self._end_pause(health)
+        kind = f"{name} {how.name}"
+        self._pause = Pause(name, kind, status["num_restarts"]) if is_calm else None
+        self._num_tokens_since_kill = 0
+        self.counts.kills[kind] += 1
+
+    def _end_pause(self, health: dict[str, Any]) -> None:
+        """Notes the latest pause, unless the next kill comes before it is over."""
+        pause, self._pause = self._pause, None
+        if pause is None or health["status"] != "ready" or not self._num_tokens_since_kill:
+            return
+        if health["processes"][pause.process]["num_restarts"] > pause.num_restarts:
+            self.counts.pauses_s[pause.kind].append(pause.seconds)
+
+
+class RefusedError(Exception):
+    """503: the server takes no request just now."""
+
+
+async def admitted_events(client: httpx.AsyncClient, request: dict[str, Any]) -> Any:
+    """As `events_of`, but raises `RefusedError` for a 503."""
+    stream = events_of(client, request)
+    try:
+        async for event in stream:
+            yield event
+    except AssertionError as error:
+        if str(error).startswith("503"):
+            raise RefusedError from None
+        raise
+    finally:
+        await stream.aclose()
+
+
+def make_requests(rng: random.Random) -> list[dict[str, Any]]:
+    """Greedy and sampled, as text and ids, streamed and not, with ends of all kinds."""
+    prompts = real_prompts(rng) or [""] * NUM_REQUESTS
+    return [
+        body(
+            prompts[index] if prompts[index] and index % 2 else [rng.randrange(3, 250) for _ in range(40)],
+            max_tokens=rng.randrange(40, CONTEXT - 80),
+            temperature=0.0 if index % 3 == 0 else rng.uniform(0.3, 1.2),
+            top_p=rng.choice([1.0, 0.9]),
+            top_k=rng.choice([0, 20]),
+            seed=index,
+            ignore_eos=index % 4 != 0,
+            stop=rng.choice([[], [], ["e", "\u00fc"], ["ing", "ab"]]),
+            stop_token_ids=rng.choice([[], [], [17, 18]]),
+            include_stop_str_in_output=rng.random() < 0.5,
+            stream=index % 8 != 7,
+        )
+        for index in range(NUM_REQUESTS)
+    ]
+
+
+def real_prompts(rng: random.Random) -> list[str]:
+    """Returns beginnings of real questions, where there are any."""
+    if not QUESTIONS.is_file():
+        return []
+    lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["question"][: rng.randrange(10, 70)] for line in rng.sample(lines, NUM_REQUESTS)]
+
+
+def report(counts: Counts) -> str:
+    lines = [
+        f"kills: {sum(counts.kills.values())} ({', '.join(f'{k} {n}' for k, n in sorted(counts.kills.items()))})",
+        f"streams: {counts.streams} to the end, {counts.left} left by their client, {counts.refused} refusals (503)",
+        f"continuations: {counts.continuations}",
+        f"tokens: {counts.tokens}, lost {counts.lost}, doubled {counts.doubled}; wrong streams: {len(counts.wrong)}",
+    ]
+    for kind, pauses_s in sorted(counts.pauses_s.items()):
+        lines.append(
+            f"pause after {kind}: median {statistics.median(pauses_s):.2f} s, longest {max(pauses_s):.2f} s "
+            f"({len(pauses_s)} measured)"
+        )
+    return "\n".join(lines + counts.wrong[:10])
+
+
+def run_chaos(ring: RingClient, seconds: float, seed: int) -> Counts:
+    """Runs chaos on a ring with `FLAGS`; afterwards nothing must be left in any process."""
+    chaos = Chaos(ring, seed)
+    asyncio.run(chaos.run(seconds))
+    for process in PROCESSES:
+        ring.wait_for_restart(process, 0)
+    ring.wait_until_empty(timeout_s=10.0)
+    return chaos.counts
+
+
+@contextmanager
+def chaos_ring() -> Iterator[tuple[ServerProcess, RingClient]]:
+    with tempfile.TemporaryDirectory(prefix="sluice-chaos-") as directory:
+        path = Path(directory)
+        build_checkpoint(path, "llama-gqa-tied", max_position_embeddings=CONTEXT, eos_token_id=2)
+        write_tokenizer(path)
+        arguments = ["--model", directory, "--cpu-threads", "1", *FLAGS]
+        with started_server(arguments, READY_TIMEOUT_S) as (server, target):
+            yield server, RingClient(f"http://{target.host}:{target.port}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.ring.chaos", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long processes are killed")
+    parser.add_argument("--seed", type=int, default=1, help="of everything random but the machine")
+    arguments = parser.parse_args()
+    with chaos_ring() as (server, ring):
+        try:
+            counts = run_chaos(ring, arguments.seconds, arguments.seed)
+        except BaseException:
+            print(server.log_text(), file=sys.stderr)
+            raise
+        exit_code = server.stop()
+    print(report(counts))
+    return 1 if counts.wrong or exit_code else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

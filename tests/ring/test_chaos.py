@@ -1,0 +1,28 @@
+"""Half a minute of chaos (`make chaos` has ten): nothing is lost, doubled or wrong, and nothing is left."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ring.chaos import FLAGS, report, run_chaos
+from tests.ring.client import RingClient
+
+pytestmark = pytest.mark.ring
+
+SECONDS = 25.0
+
+
+@pytest.fixture(scope="module")
+def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
+    return start_ring(tiny_checkpoint, *FLAGS)
+
+
+def test_every_stream_is_exact(ring: RingClient):
+    counts = run_chaos(ring, SECONDS, seed=3)
+    print(report(counts))
+    assert counts.wrong == []
+    assert (counts.lost, counts.doubled) == (0, 0)
+    assert sum(counts.kills.values()) >= 3
+    assert counts.streams > 50
+    assert counts.continuations > 0

@@ -1,0 +1,67 @@
+"""A request that really kills the scheduler: it alone is refused, the streams beside it go on and stay exact."""
+
+import asyncio
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.ring.client import Generated, RingClient, body, collect
+
+pytestmark = pytest.mark.ring
+
+POISON = [319, 318, 319, 318, 319]
+"""A row of token ids that no other prompt has."""
+
+KILLER = f"""
+    import os, signal, sys
+
+    if "scheduler_proc" in sys.orig_argv:
+        from array import array
+        from scheduler_proc.deciding import isolation
+
+        run_step = isolation.run_step
+
+        def run_or_die(run, batch):
+            if array("i", {POISON}).tobytes() in batch.token_ids:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return run_step(run, batch)
+
+        isolation.run_step = run_or_die
+"""
+"""Python runs it at the start of each process of the server: a step with the poison in it is its end."""
+
+
+@pytest.fixture
+def ring(tiny_checkpoint: Path, start_ring: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RingClient:
+    (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(KILLER), encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return start_ring(tiny_checkpoint, "--dtype", "float32")
+
+
+def test_the_culprit_is_refused_and_nobody_else(ring: RingClient):
+    requests = [
+        body([7 + index, 8, 9], max_tokens=200, ignore_eos=True, temperature=index % 2, seed=index)
+        for index in range(6)
+    ]
+    undisturbed = ring.generate_all(requests)
+
+    async def run() -> tuple[list[Generated], httpx.Response]:
+        async with ring.connect() as client:
+            has_begun = asyncio.Event()
+            streams = [asyncio.create_task(collect(client, request, lambda _: has_begun.set())) for request in requests]
+            await has_begun.wait()
+            poison = await client.post("/generate", json=body([5, *POISON, 6], max_tokens=5))
+            return await asyncio.gather(*streams), poison
+
+    got, refusal = asyncio.run(run())
+    assert refusal.status_code == 500
+    assert "reference" in refusal.json()["error"]["message"]
+    for now, before in zip(got, undisturbed, strict=True):
+        assert (now.text, now.token_ids) == (before.text, before.token_ids)
+    assert max(reply.attempts for reply in got) >= 3
+    ring.wait_for_restart("scheduler", 3)
+    assert ring.status("scheduler")["num_restarts"] == 3
+    ring.wait_until_empty(timeout_s=5.0)

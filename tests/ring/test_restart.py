@@ -1,0 +1,204 @@
+"""A process is killed or stopped in mid-stream: every stream goes on to the same text and ids, and nothing is left."""
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.ring.client import Generated, RingClient, body, events_of, generated
+
+pytestmark = pytest.mark.ring
+
+NUM_STREAMS = 12
+HANG_TIMEOUT_S = 3.0
+FLAGS = ("--dtype", "float32", "--hang-timeout-s", str(HANG_TIMEOUT_S), "--max-restarts-per-min", "100")
+
+
+@pytest.fixture(scope="module")
+def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
+    return start_ring(tiny_checkpoint, *FLAGS)
+
+
+def kill_of(ring: RingClient, process: str, how: signal.Signals = signal.SIGKILL) -> int:
+    """Sends the signal and returns how many restarts the process will have had when it is back."""
+    status = ring.status(process)
+    os.kill(status["pid"], how)
+    return status["num_restarts"] + 1
+
+
+class Killer:
+    """Kills `process` when the streams have had so many tokens together."""
+
+    def __init__(self, ring: RingClient, process: str, at_tokens: tuple[int, ...], how: signal.Signals):
+        self._ring = ring
+        self._process = process
+        self._at_tokens = list(at_tokens)
+        self._how = how
+        self._num_tokens = 0
+        self.num_restarts = 0
+
+    def __call__(self, num_tokens: int) -> None:
+        self._num_tokens += num_tokens
+        if self._at_tokens and self._num_tokens >= self._at_tokens[0]:
+            self._at_tokens.pop(0)
+            self.num_restarts = kill_of(self._ring, self._process, self._how)
+
+
+def mixed_requests(ring: RingClient) -> list[dict[str, Any]]:
+    """Greedy and sampled, some with a stop string that comes late in their text (half of those are shown)."""
+    rng = random.Random(5)
+    requests = [
+        body(
+            "über 😀 — " if index % 4 == 3 else [rng.randrange(3, 250) for _ in range(rng.randrange(1, 60))],
+            max_tokens=rng.randrange(100, 180),
+            ignore_eos=True,
+            temperature=0.0 if index % 3 == 0 else 0.9,
+            seed=index,
+        )
+        for index in range(NUM_STREAMS)
+    ]
+    for index, (request, got) in enumerate(zip(requests, ring.generate_all(requests), strict=True)):
+        if index % 2:
+            late = len(got.text) * 3 // 4
+            request["stop"] = [got.text[late : late + 3], "never to be seen"]
+            request["include_stop_str_in_output"] = index % 4 == 1
+    return requests
+
+
+@pytest.fixture(scope="module")
+def requests(ring: RingClient) -> list[dict[str, Any]]:
+    return mixed_requests(ring)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ring: RingClient, requests: list[dict[str, Any]]) -> list[Generated]:
+    replies = ring.generate_all(requests)
+    assert {reply.finish_reason for reply in replies} == {"stop", "length"}
+    assert all(reply.attempts == 1 for reply in replies)
+    assert any("\ufffd" in reply.text for reply in replies), "no token was part of a character"
+    return replies
+
+
+def check_same(got: list[Generated], expected: list[Generated]) -> None:
+    for index, (now, before) in enumerate(zip(got, expected, strict=True)):
+        assert now.token_ids == before.token_ids, f"stream {index}, {now.attempts} attempts"
+        assert now.text == before.text, f"stream {index}, {now.attempts} attempts"
+        assert now.finish_reason == before.finish_reason
+        for count in ("prompt_tokens", "completion_tokens"):
+            assert now.usage[count] == before.usage[count]
+
+
+@pytest.mark.parametrize("process", ["tokenizer", "scheduler", "detokenizer"])
+def test_killed_in_mid_stream(
+    ring: RingClient, process: str, requests: list[dict[str, Any]], undisturbed: list[Generated]
+):
+    killer = Killer(ring, process, (NUM_STREAMS * 10, NUM_STREAMS * 60), signal.SIGKILL)
+    got = ring.generate_all(requests, killer)
+    check_same(got, undisturbed)
+    ring.wait_for_restart(process, killer.num_restarts)
+    if process != "tokenizer":  # which the streams have passed
+        assert max(reply.attempts for reply in got) >= 2
+    ring.wait_until_empty(timeout_s=5.0)
+
+
+@pytest.mark.parametrize("process", ["scheduler", "detokenizer"])
+def test_stopped_in_mid_stream(
+    ring: RingClient, process: str, requests: list[dict[str, Any]], undisturbed: list[Generated]
+):
+    killer = Killer(ring, process, (NUM_STREAMS * 20,), signal.SIGSTOP)
+    got = ring.generate_all(requests, killer)
+    check_same(got, undisturbed)
+    assert max(reply.attempts for reply in got) == 2
+    ring.wait_for_restart(process, killer.num_restarts)
+    ring.wait_until_empty(timeout_s=5.0)
+
+
+def test_a_tokenizer_that_hangs_with_requests_in_its_socket(
+    ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]
+):
+    num_restarts = kill_of(ring, "tokenizer", signal.SIGSTOP)
+    check_same(ring.generate_all(requests), undisturbed)
+    ring.wait_for_restart("tokenizer", num_restarts)
+    ring.wait_until_empty(timeout_s=5.0)
+
+
+def test_a_reply_in_one_piece(ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]):
+    """Of these the client sees nothing until the end, so the kill goes by the tokens of a stream beside them."""
+
+    async def run() -> list[Generated]:
+        async with ring.connect() as client:
+            whole = asyncio.gather(
+                *(client.post("/generate", json={**request, "stream": False}) for request in requests)
+            )
+            async for _ in events_of(client, body([5, 6, 7], max_tokens=15, ignore_eos=True)):
+                pass
+            kill_of(ring, "scheduler")
+            return [generated(reply.json()) for reply in await whole]
+
+    got = asyncio.run(run())
+    check_same(got, undisturbed)
+    assert max(reply.attempts for reply in got) == 2
+    ring.wait_until_empty(timeout_s=5.0)
+
+
+def test_clients_that_leave_while_a_process_is_away(ring: RingClient, requests: list[dict[str, Any]]):
+    num_restarts = ring.status("scheduler")["num_restarts"] + 1
+
+    async def leave(client: httpx.AsyncClient, request: dict[str, Any], *, is_killer: bool) -> None:
+        stream = events_of(client, request)
+        await anext(stream)
+        await anext(stream)
+        if is_killer:
+            kill_of(ring, "scheduler")
+        while ring.status("scheduler")["state"] in ("ready", "busy"):
+            await asyncio.sleep(0.01)
+        await stream.aclose()
+
+    async def run() -> None:
+        async with ring.connect() as client:
+            await asyncio.gather(
+                *(leave(client, request, is_killer=not index) for index, request in enumerate(requests))
+            )
+
+    asyncio.run(run())
+    assert ring.status("scheduler")["state"] not in ("ready", "busy")
+    ring.wait_for_restart("scheduler", num_restarts)
+    ring.wait_until_empty(timeout_s=5.0)
+
+
+@pytest.mark.parametrize(
+    "died",
+    [
+        {"frontend": signal.SIGKILL},
+        {"frontend": signal.SIGSTOP},
+        {"scheduler": signal.SIGKILL, "frontend": signal.SIGKILL},
+        {"detokenizer": signal.SIGKILL, "frontend": signal.SIGKILL},
+        {"tokenizer": signal.SIGSTOP, "frontend": signal.SIGKILL},
+    ],
+)
+def test_a_dead_frontend_accepts_again_and_its_orphans_end(
+    ring: RingClient,
+    requests: list[dict[str, Any]],
+    undisturbed: list[Generated],
+    died: dict[str, signal.Signals],
+):
+    expected: dict[str, int] = {}
+
+    def kill(num_tokens: int) -> None:
+        if not expected:
+            for process, how in died.items():
+                expected[process] = kill_of(ring, process, how)
+
+    long = [{**request, "max_tokens": 190, "stop": []} for request in requests]
+    with pytest.raises((httpx.TransportError, AssertionError)):
+        ring.generate_all(long, kill)
+    for process, num_restarts in expected.items():
+        ring.wait_for_restart(process, num_restarts)
+    ring.wait_until_empty(timeout_s=5.0)
+    check_same(ring.generate_all(requests), undisturbed)
+    ring.wait_until_empty(timeout_s=5.0)
