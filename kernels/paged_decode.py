@@ -12,7 +12,7 @@ from kernels.paged_kv import PagedKV
 MAX_GATHERED_ELEMENTS = 1 << 20
 """K elements that the reference gathers at a time: more leaves the processor's caches and is several times slower."""
 
-KEYS_STEP = 64
+KEYS_STEP = 16
 """Lengths are rounded up to multiples of it: for each new shape of a product oneDNN builds, and keeps, new code."""
 
 
