@@ -53,15 +53,8 @@ class Receiver(Generic[T]):
         return int(self.socket.getsockopt(zmq.FD))
 
     def take(self, limit: int = 1024) -> Iterator[T]:
-        """Yields what has arrived, at most `limit` messages, and never waits."""
-        for _ in range(limit):
-            try:
-                frame = self.socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            message = _decode(self._decoder, frame, self.path)
-            if message is not None:
-                yield message
+        """Iterates over what has arrived, at most `limit` messages, and never waits."""
+        return _take(self.socket, self._decoder, self.path, limit)
 
     def close(self) -> None:
         self.socket.close()
@@ -110,15 +103,8 @@ class ControlClient(Generic[T]):
             log.warning("%s: the launcher does not read, dropped %s", self.path, type(message).__name__)
 
     def take(self) -> Iterator[T]:
-        """Yields what has arrived and never waits."""
-        while True:
-            try:
-                frame = self.socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            message = _decode(self._decoder, frame, self.path)
-            if message is not None:
-                yield message
+        """Iterates over what has arrived and never waits."""
+        return _take(self.socket, self._decoder, self.path, MAX_QUEUED_FRAMES)
 
     def close(self) -> None:
         """Closes after at most 0.5 s in which the last reports may still leave."""
@@ -203,6 +189,17 @@ class Waiter:
 def _identity(name: str, pid: int) -> bytes:
     """Unique for each process: a second one under a name must not take over the first one's connection."""
     return f"{name}.{pid}".encode()
+
+
+def _take(socket: "zmq.Socket[bytes]", decoder: "msgspec.msgpack.Decoder[T]", path: Path, limit: int) -> Iterator[T]:
+    for _ in range(limit):
+        try:
+            frame = socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        message = _decode(decoder, frame, path)
+        if message is not None:
+            yield message
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[T]", frame: bytes, path: Path) -> T | None:

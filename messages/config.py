@@ -133,7 +133,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             description="seconds without a heartbeat after which a process is called hung, killed and started again; "
             "no heartbeat comes from within a step, so this must be longer than the longest one",
         ),
-    ] = 30.0
+    ] = 60.0
     boot_timeout_s: Annotated[
         float, Meta(gt=0, description="seconds that a process may go without progress while it starts")
     ] = 600.0
