@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,19 @@ def test_survivors_are_exact_and_nothing_is_left(ring: RingClient):
             assert (after.token_ids, after.text) == (before.token_ids, before.text)
     # Gauges travel with the beats, which come once a second and whenever work begins or ends.
     ring.wait_until_empty(timeout_s=3.0)
+
+
+def test_a_client_that_leaves_frees_its_pages_within_a_second(ring: RingClient):
+    request = body([5, 6, 7], max_tokens=250, ignore_eos=True)
+    steps_before = ring.gauges("scheduler")["steps"]
+
+    async def run() -> None:
+        async with httpx.AsyncClient(base_url=ring.url, timeout=60.0) as client:
+            await cut_off(client, request, num_events=3)
+
+    asyncio.run(run())
+    deadline = time.monotonic() + 1.0
+    while (scheduler := ring.gauges("scheduler"))["pages_held"] or scheduler["requests"]:
+        assert time.monotonic() < deadline, scheduler
+        time.sleep(0.02)
+    assert scheduler["steps"] - steps_before < 200, "it ran to its end, as if nobody had left"
