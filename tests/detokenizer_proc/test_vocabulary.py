@@ -15,6 +15,7 @@ from tests.detokenizer_proc.tiny_tokenizers import characters
 def keep_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Undoes what loading without tokenizer.json does to this process."""
     assert transformers.is_torch_available()
+    assert transformers.AutoTokenizer is not None  # it is imported when first named, and then looks for torch again
     monkeypatch.setitem(sys.modules, "torch", sys.modules.get("torch"))
     monkeypatch.setenv("TRANSFORMERS_NO_ADVISORY_WARNINGS", "")
 
