@@ -30,7 +30,7 @@ def make_page(results: Path) -> str:
     parts = [
         "# Performance\n\nMade by `python -m benchmarks.performance_page` of the files in `benchmarks/results/`; "
         "`make bench` writes them anew. The model is the bundled one, in plain torch on a CPU; nothing has been run "
-        "on a GPU. Times vary by 10 to 20 % from run to run on this kind of machine.\n",
+        "on a GPU. Each figure is of one run; between equal runs, throughput was seen to differ by up to half.\n",
         "## A running server under load\n\n" + _load_table(loads) + _source(loads[0], len(loads)),
         "## What running streams feel when long prompts arrive\n\n" + _mixed_table(mixed) + _source(mixed),
         "## Start, memory and idle\n\n" + _footprint_text(footprint) + _source(footprint),

@@ -19,7 +19,7 @@ from messages.errors import ChannelFullError
 T = TypeVar("T")
 
 MAX_QUEUED_FRAMES = 100_000
-"""Frames a channel holds for a receiver that does not read. A step is one frame, so this is hours of a healthy peer."""
+"""Frames a channel holds for a receiver that does not read. A step is one frame, so this is minutes of steps."""
 
 RECONNECT_INTERVAL_MS = 20
 """How often a sender looks for a receiver that is not there (yet, or because it is being replaced): a try is one system

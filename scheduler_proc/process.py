@@ -107,7 +107,7 @@ def send_replies(scheduler: Scheduler, sender: Sender[ToDetokenizer]) -> None:
         try:
             sender.send(reply)
         except ChannelFullError as error:
-            # Hours of steps unread: it is beyond help, and its successor is told all by continuations.
+            # Minutes of steps unread: it is beyond help, and its successor is told all by continuations.
             log.error("dropped %s: %s", type(reply).__name__, error)
 
 
