@@ -1,7 +1,8 @@
 """ZeroMQ, and nothing else of it anywhere: typed one-way channels for requests, a two-way one for control.
 
 The receiver binds, senders connect. A frame that does not decode is a bug between our own processes: it is logged with
-its path and dropped.
+its path and dropped. Frames of requests are numbered (`messages/frames.py`): one that comes twice is taken once, and in
+the place of lost ones the receiver takes a `FramesLost`.
 """
 
 import logging
@@ -9,12 +10,14 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 import zmq
 
 from messages.errors import ChannelFullError
+from messages.frames import HEADER, Arrivals, new_sender_id
+from messages.requests import FramesLost
 
 T = TypeVar("T")
 
@@ -39,10 +42,13 @@ def _make_socket(kind: int) -> "zmq.Socket[bytes]":
 
 
 class Receiver(Generic[T]):
-    """The one reader of a channel; `union` is the tagged union of what may arrive."""
+    """The one reader of a channel; `union` is the tagged union of what may arrive, `FramesLost` among it."""
 
     def __init__(self, path: Path, union: Any):
         self.path = path
+        self.arrivals = Arrivals(path.stem)
+        self._behind_gap: T | None = None
+        """What came after lost frames, while word of those is being taken."""
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
         self.socket = _make_socket(zmq.PULL)
         path.unlink(missing_ok=True)
@@ -53,28 +59,67 @@ class Receiver(Generic[T]):
         return int(self.socket.getsockopt(zmq.FD))
 
     def take(self, limit: int = 1024) -> Iterator[T]:
-        """Iterates over what has arrived, at most `limit` messages, and never waits."""
-        return _take(self.socket, self._decoder, self.path, limit)
+        """Iterates over what has arrived, at most `limit` frames, and never waits."""
+        num_taken = 0
+        while num_taken < limit:
+            if self._behind_gap is None:
+                try:
+                    frame = self.socket.recv(zmq.NOBLOCK)
+                except zmq.Again:
+                    return
+                message = self._open(frame)
+            else:
+                message, self._behind_gap = self._behind_gap, None
+            num_taken += self._behind_gap is None
+            if message is not None:
+                yield message
+
+    def _open(self, frame: bytes) -> T | None:
+        """Returns the message in the frame, `None` where it is not to be taken; after a gap that has to wait."""
+        if len(frame) < HEADER.size:
+            log.error("%s: dropped a frame of %d bytes, which has no number", self.path, len(frame))
+            return None
+        sender, number = HEADER.unpack_from(frame)
+        news = self.arrivals.note(sender, number)
+        if news is False:
+            log.warning("%s: dropped frame %d of sender %x, which has come before", self.path, number, sender)
+            return None
+        message = _decode(self._decoder, memoryview(frame)[HEADER.size :], self.path)
+        if message is None:
+            message = self._tell(self.arrivals.lost(sender, number))
+        if news is not True:
+            self._behind_gap, message = message, self._tell(news)
+        return message
+
+    def _tell(self, news: FramesLost) -> T:
+        log.error("%s: frames %d to %d of sender %x are lost", self.path, news.first, news.last, news.sender)
+        return cast(T, news)
 
     def close(self) -> None:
         self.socket.close()
 
 
 class Sender(Generic[T]):
-    """One of the writers of a channel."""
+    """One of the writers of a channel. `num_sent` is the number of its latest frame."""
 
     def __init__(self, path: Path):
         self.path = path
+        self.sender_id = new_sender_id()
+        self.num_sent = 0
         self._encoder = msgspec.msgpack.Encoder()
         self.socket = _make_socket(zmq.PUSH)
         self.socket.connect(f"ipc://{path}")
 
     def send(self, message: T) -> None:
         """Queues `message` and returns at once. Raises `ChannelFullError` where the receiver has stopped reading."""
+        self.num_sent += 1  # also where there is no room, so that the receiver can notice what is missing
         try:
-            self.socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+            self._put(HEADER.pack(self.sender_id, self.num_sent) + self._encoder.encode(message))
         except zmq.Again:
             raise ChannelFullError(f"{self.path}: {MAX_QUEUED_FRAMES} messages are waiting to be read") from None
+
+    def _put(self, frame: bytes) -> None:
+        self.socket.send(frame, zmq.NOBLOCK)
 
     def close(self) -> None:
         """Closes the channel after at most 0.2 s in which queued messages may still leave."""
@@ -125,6 +170,8 @@ class ControlServer(Generic[T]):
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._admitted: dict[str, bytes] = {}
         self._heard: dict[str, bytes] = {}
+        self._names: dict[bytes, str] = {}
+        """The names of connections that have been renamed."""
         path.unlink(missing_ok=True)
         self.socket.bind(f"ipc://{path}")
 
@@ -133,19 +180,42 @@ class ControlServer(Generic[T]):
 
     def send(self, name: str, message: Any) -> None:
         """Queues `message` for process `name`; it is dropped where that process is not connected."""
-        identity = self._admitted.get(name) or self._heard.get(name) or name.encode()
-        self.socket.send_multipart([identity, self._encoder.encode(message)], zmq.NOBLOCK)
+        self.send_to(self.identity_of(name), message)
 
     def admit(self, name: str, pid: int) -> None:
         """Lets `name` mean the process `pid` from now on, whoever else calls itself so."""
         self._admitted[name] = _identity(name, pid)
 
+    def identity_of(self, name: str) -> bytes:
+        """Returns the connection that `name` means now, to send to it also when the name has gone to another."""
+        return self._admitted.get(name) or self._heard.get(name) or name.encode()
+
+    def send_to(self, identity: bytes, message: Any) -> None:
+        """Queues `message` for one connection; it is dropped where that is gone."""
+        self.socket.send_multipart([identity, self._encoder.encode(message)], zmq.NOBLOCK)
+
     def send_to_pid(self, name: str, pid: int, message: Any) -> None:
         """Queues `message` for the process `pid` that calls itself `name`, admitted or not."""
-        self.socket.send_multipart([_identity(name, pid), self._encoder.encode(message)], zmq.NOBLOCK)
+        self.send_to(_identity(name, pid), message)
 
-    def take(self) -> Iterator[tuple[str, T]]:
-        """Yields (name, message) of what has arrived and never waits."""
+    def rename(self, name: str, new_name: str) -> None:
+        """Lets `new_name` mean the process that `name` means now, and `name` nobody."""
+        identity = self._admitted.pop(name)
+        self._admitted[new_name] = identity
+        self._names[identity] = new_name
+
+    def forget(self, name: str) -> None:
+        """Lets `name` mean nobody."""
+        identity = self._admitted.pop(name, None)
+        self._heard.pop(name, None)
+        if identity is not None:
+            self._names.pop(identity, None)
+
+    def take(self, from_anybody: Any = object) -> Iterator[tuple[str, T]]:
+        """Yields (name, message) of what has arrived and never waits.
+
+        Where a name has been admitted, others that call themselves so are heard only with `from_anybody`, a type.
+        """
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -153,8 +223,11 @@ class ControlServer(Generic[T]):
                 return
             message = _decode(self._decoder, frames[-1], self.path)
             if message is not None:
-                name = frames[0].rpartition(b".")[0].decode(errors="replace")
-                self._heard[name] = frames[0]
+                identity = frames[0]
+                name = self._names.get(identity) or identity.rpartition(b".")[0].decode(errors="replace")
+                if self._admitted.get(name, identity) != identity and not isinstance(message, from_anybody):
+                    continue
+                self._heard[name] = identity
                 yield name, message
 
     def close(self) -> None:
@@ -162,7 +235,59 @@ class ControlServer(Generic[T]):
         self.socket.close(linger=200)
 
 
-Readable = Receiver[Any] | ControlClient[Any] | ControlServer[Any]
+class AskServer(Generic[T]):
+    """A socket at which anybody who may open it asks and is answered; `union` is what may be asked."""
+
+    def __init__(self, path: Path, union: Any):
+        self.path = path
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
+        self.socket = _make_socket(zmq.ROUTER)
+        path.unlink(missing_ok=True)
+        self.socket.bind(f"ipc://{path}")
+
+    def take(self) -> Iterator[tuple[bytes, T]]:
+        """Yields (asker, message) of what has arrived and never waits."""
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            message = _decode(self._decoder, frames[-1], self.path)
+            if message is not None:
+                yield frames[0], message
+
+    def answer(self, asker: bytes, message: Any) -> None:
+        """Queues `message` for one asker; it is dropped where that has gone."""
+        self.socket.send_multipart([asker, self._encoder.encode(message)], zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Closes after at most 0.2 s in which the last answers may still leave."""
+        self.socket.close(linger=200)
+
+
+class AskClient(Generic[T]):
+    """Asks at an `AskServer`; `union` is what it may answer."""
+
+    def __init__(self, path: Path, union: Any):
+        self.path = path
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
+        self.socket = _make_socket(zmq.DEALER)
+        self.socket.connect(f"ipc://{path}")
+
+    def ask(self, message: Any) -> None:
+        self.socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+
+    def take(self) -> Iterator[T]:
+        """Iterates over what has arrived and never waits."""
+        return _take(self.socket, self._decoder, self.path, MAX_QUEUED_FRAMES)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+Readable = Receiver[Any] | ControlClient[Any] | ControlServer[Any] | AskServer[Any] | AskClient[Any]
 
 
 class Waiter:
@@ -202,7 +327,7 @@ def _take(socket: "zmq.Socket[bytes]", decoder: "msgspec.msgpack.Decoder[T]", pa
             yield message
 
 
-def _decode(decoder: "msgspec.msgpack.Decoder[T]", frame: bytes, path: Path) -> T | None:
+def _decode(decoder: "msgspec.msgpack.Decoder[T]", frame: bytes | memoryview, path: Path) -> T | None:
     try:
         return decoder.decode(frame)
     except msgspec.DecodeError as error:

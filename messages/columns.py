@@ -34,6 +34,13 @@ def pack_float32(values: Iterable[float]) -> bytes:
     return array(FLOAT32, values).tobytes()
 
 
+def unpack_float32(column: bytes) -> "array[float]":
+    """Returns the float32 column as an array that indexes and slices like a list."""
+    values: array[float] = array(FLOAT32)
+    values.frombytes(column)
+    return values
+
+
 def num_int32(column: bytes) -> int:
     """Returns how many int32 values the column holds, without unpacking it."""
     return len(column) // 4

@@ -51,6 +51,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "none"],
         Meta(description="auto: sampling defaults from the model's generation_config.json; none: API defaults"),
     ] = "auto"
+    chat_template: Annotated[
+        str, Meta(description="file with the chat template, in Jinja (default: the model's own, or else a plain one)")
+    ] = ""
     cpu_threads: Annotated[int, Meta(ge=0, description="threads that compute on a CPU; 0: one for each core")] = 0
 
 
@@ -91,6 +94,16 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=0, description="requests that may wait for a row; beyond it clients get 503 with Retry-After"),
     ] = 1024
+    max_queued_tokens: (
+        Annotated[
+            int,
+            Positive,
+            Meta(
+                description="prompt tokens that may wait for a row, estimated from a text's length (default: no limit)"
+            ),
+        ]
+        | None
+    ) = None
     seed: (
         Annotated[
             int,
@@ -113,6 +126,34 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="seconds of silence after which a stream gets a comment line")
     ] = 15.0
     max_body_mb: Annotated[float, Meta(gt=0, description="largest request body in MiB")] = 16.0
+    request_timeout_s: (
+        Annotated[
+            float,
+            Meta(
+                gt=0,
+                description="seconds after which a request without timeout_s ends with what it has (default: none)",
+            ),
+        ]
+        | None
+    ) = None
+    api_key: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="keys of which clients must send one as `Authorization: Bearer KEY` (see --api-key-file)",
+            extra={"metavar": "KEY"},
+        ),
+    ] = ()
+    api_key_file: Annotated[str, Meta(description="file with such keys, one a line")] = ""
+    cors_allow_origins: Annotated[
+        tuple[str, ...],
+        Meta(description="origins whose web pages may use the server; * for all", extra={"metavar": "ORIGIN"}),
+    ] = ()
+    root_path: Annotated[str, Meta(description="path under which a proxy shows the server, as /llm")] = ""
+    ssl_certfile: Annotated[str, Meta(description="certificate file (PEM), for https")] = ""
+    ssl_keyfile: Annotated[str, Meta(description="private key file (PEM) of the certificate")] = ""
+    ssl_ca_certs: Annotated[
+        str, Meta(description="file of authorities (PEM) that clients' certificates must come from")
+    ] = ""
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +178,19 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     boot_timeout_s: Annotated[
         float, Meta(gt=0, description="seconds that a process may go without progress while it starts")
     ] = 600.0
+    tokenizer_workers: Annotated[
+        int,
+        Meta(ge=1, le=64, description="processes that tokenize; `launch.py scale tokenizer N` changes it at run time"),
+    ] = 1
+    frontend_workers: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="processes that speak HTTP, on one port; each takes its share of --max-num-seqs + "
+            "--max-queued-requests",
+        ),
+    ] = 1
     external: Annotated[
         tuple[str, ...],
         Meta(description="processes that you start by hand (the launcher prints the command)"),
@@ -152,6 +206,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts_per_min: Annotated[
         int, Meta(ge=0, description="restarts of all processes together in a minute, beyond which the run ends")
     ] = 10
+    enable_fault_injection: Annotated[
+        bool, Meta(description="obey `launch.py inject`: processes die, frames are lost, on purpose")
+    ] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe log line that is shown")
     ] = "info"

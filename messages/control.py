@@ -4,11 +4,35 @@ from typing import Literal
 
 import msgspec
 
-SCHEMA_VERSION = 2
+from messages.histograms import HistogramCounts
+from messages.orders import Answer, Ask, Instruction, InstructionDone
+
+SCHEMA_VERSION = 4
 """Raised with every change of a struct in this package that an older process could not read."""
 
-ProcessState = Literal["starting", "ready", "busy", "hung", "dead", "restarting"]
-"""`restarting`: it is dead and will be started again; `dead`: it will not."""
+ProcessState = Literal["starting", "ready", "busy", "hung", "dead", "restarting", "standby"]
+"""`restarting`: it is dead and will be started again; `dead`: it will not; `standby`: it waits to take a place."""
+
+SUCCESSOR = ".next"
+"""`tokenizer.next` is the process that will take the place of `tokenizer`."""
+
+PREDECESSOR = ".old"
+"""`frontend.old` is the one whose place has been taken, and which finishes what it has begun."""
+
+
+def place_of(name: str) -> str:
+    """`tokenizer-2.next` → `tokenizer-2`: whose place a process has, will have or has had."""
+    return name.partition(".")[0]
+
+
+def kind_of(name: str) -> str:
+    """`tokenizer-2` → `tokenizer`: what a process does, and what the operator's rules call it."""
+    return place_of(name).partition("-")[0]
+
+
+def worker_name(kind: str, number: int) -> str:
+    """Returns the name of the worker with this number, from 1 on: `tokenizer`, `tokenizer-2`, `tokenizer-3` …"""
+    return kind if number == 1 else f"{kind}-{number}"
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -40,23 +64,40 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """process → launcher, about once a second, from its main loop: it is alive.
 
     `busy_since_ns`: when the running step began, 0 when idle. `gauges`: sizes of the process's maps and queues by name.
+    `histograms`: distributions since it started, by the names in `messages/histograms.py`.
+    `sent`: by receiver, which sender this process is there and the number of its latest frame. `taken`: by sender, the
+    numbers of the first and the latest frame that this process has taken (`messages/frames.py`).
     """
 
     sent_ns: int
     busy_since_ns: int = 0
     gauges: dict[str, float] = {}
+    histograms: dict[str, HistogramCounts] = {}
+    sent: dict[str, tuple[int, int]] = {}
+    taken: dict[int, tuple[int, int]] = {}
 
 
 class Drained(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """frontend → launcher: the last request has ended, or the drain's deadline has passed (`num_unfinished` left)."""
+    """frontend → launcher: the last request has ended, or the drain's deadline has passed (`num_unfinished` left).
+
+    scheduler → launcher: the last row has ended; `num_unfinished` requests wait.
+    """
 
     num_unfinished: int = 0
 
 
+class StandingBy(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """process → launcher: it could take its predecessor's place now."""
+
+
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """launcher → process: it belongs to the run, under this incarnation (1 at first, +1 at each restart)."""
+    """launcher → process: it belongs to the run, under this incarnation (1 at first, +1 at each restart).
+
+    `uid_block`: of a frontend, the block of uids that it gives (`messages/uids.py`), else 0.
+    """
 
     incarnation: int
+    uid_block: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -66,7 +107,25 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """launcher → frontend: accept nothing new, let what runs finish for at most `timeout_s`, then answer `Drained`."""
+    """launcher → frontend: accept nothing new, let what runs finish for at most `timeout_s`, then answer `Drained`.
+
+    launcher → scheduler: let what waits wait and what has a row finish; answer `Drained` when no row is left.
+    """
+
+    timeout_s: float
+
+
+class TakeOver(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """launcher → process that stands by: the place is free; serve from now on, as this incarnation."""
+
+    incarnation: int
+
+
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """launcher → frontend: another one accepts connections now; finish those that are open within `timeout_s`.
+
+    It answers `Drained` when the last one has ended, or at the deadline.
+    """
 
     timeout_s: float
 
@@ -87,8 +146,20 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     beat_ns: int = 0
     busy_since_ns: int = 0
     gauges: dict[str, float] = {}
+    histograms: dict[str, HistogramCounts] = {}
     num_restarts: int = 0
     """How often the launcher has replaced it in this run."""
+    is_awaited: bool = False
+    """It is being replaced by order: its successor is sure to come soon, so requests are taken and wait."""
+    is_by_order: bool = False
+    """This incarnation has taken the place of a healthy one."""
+    is_leaving: bool = False
+    """It finishes what it has and gets nothing new."""
+    sent: dict[str, tuple[int, int]] = {}
+    taken: dict[int, tuple[int, int]] = {}
+    """As in its latest `Beat`."""
+    uid_block: int = 0
+    """Of a frontend, the block of uids that it gives; 0 before its start."""
 
 
 class ProcessTable(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -97,5 +168,5 @@ class ProcessTable(msgspec.Struct, frozen=True, array_like=True, tag=True):
     processes: tuple[ProcessStatus, ...]
 
 
-ToLauncher = Hello | PhaseReport | Ready | BootFailed | Beat | Drained
-ToProcess = Welcome | Refused | Drain | Stop | ProcessTable
+ToLauncher = Hello | PhaseReport | StandingBy | Ready | BootFailed | Beat | Drained | InstructionDone | Ask
+ToProcess = Welcome | Refused | TakeOver | Drain | Leave | Stop | ProcessTable | Instruction | Answer

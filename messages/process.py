@@ -14,27 +14,58 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from messages.channels import ControlClient, Receiver, Waiter
+from messages.channels import ControlClient, Receiver, Sender, Waiter
 from messages.control import (
     SCHEMA_VERSION,
+    SUCCESSOR,
     Beat,
     BootFailed,
     Drain,
     Drained,
     Hello,
+    Leave,
     PhaseReport,
     ProcessTable,
     Ready,
     Refused,
+    StandingBy,
     Stop,
+    TakeOver,
     ToProcess,
     Welcome,
 )
 from messages.errors import BootError, SluiceError
+from messages.faults import Faults
+from messages.histograms import HistogramCounts
 from messages.lifeline import GRACE_S, ask_for_death_signal, has_launcher, leave_abandoned_run, watch_lifeline
+from messages.orders import (
+    Acknowledged,
+    Answer,
+    Ask,
+    ClearFaults,
+    EdgeFault,
+    Failed,
+    Fault,
+    Instruction,
+    InstructionDone,
+    Order,
+    Poison,
+    ProcessOrder,
+    ProcessResult,
+    SetLogLevel,
+    SignalSelf,
+    StartProfile,
+    StopProfile,
+)
+from messages.profiling import ProcessProfiler
 from messages.run_dir import RunDir
+
+P = TypeVar("P")
+
+LauncherOrder = Drain | Leave | ProcessTable | Answer
+"""What a main loop gets to see of what the launcher sends."""
 
 BEAT_INTERVAL_S = 1.0
 WELCOME_TIMEOUT_S = 10.0
@@ -48,35 +79,50 @@ class ProcessLink:
     `is_stopping` turns true once: on `Stop`, on SIGTERM, or when the launcher dies.
     """
 
-    def __init__(self, name: str, run_dir: RunDir):
+    def __init__(self, name: str, run_dir: RunDir, *, is_successor: bool = False):
         self.name = name
+        self.is_successor = is_successor
+        """It waits in `stand_by` until the process of the same name has left."""
         self.run_dir = run_dir
         self.config = run_dir.read_config()
         self.incarnation = 0
+        self.uid_block = 0
+        """Of a frontend, the block of uids that it gives."""
         self.is_stopping = False
         self._is_launcher_gone = threading.Event()
         self._was_signalled = False
         self._last_beat_ns = 0
         self._was_busy: bool = False
+        self._kept_orders: list[LauncherOrder] = []
+        """What has come in `stand_by`."""
+        self._executors: dict[type[Any], Callable[[Any], ProcessResult]] = {}
+        self.faults = Faults(run_dir) if self.config.run.enable_fault_injection else None
+        self._take_on_faults()
+        self.profiler = ProcessProfiler(name, run_dir)
+        self.profiler.loop = self
+        self.take_on(StartProfile, self.profiler.start)
+        self.take_on(StopProfile, self.profiler.stop)
         self._wakeup_reader, self._wakeup_writer = os.pipe()
         os.set_blocking(self._wakeup_writer, False)
         watch_lifeline(run_dir, self._on_launcher_gone)
-        self._pid_file = _take_name(name, run_dir)
-        self._control: ControlClient[ToProcess] = ControlClient(run_dir.socket("launcher"), name, ToProcess)
+        self._seat = name + SUCCESSOR if is_successor else name
+        self._pid_file = _take_name(self._seat, run_dir)
+        self._control: ControlClient[ToProcess] = ControlClient(run_dir.socket("launcher"), self._seat, ToProcess)
         self._waiter = Waiter()
         self._waiter.add_channel(self._control)
         self._waiter.add_descriptor(self._wakeup_reader)
         self._say_hello()
 
     def _say_hello(self) -> None:
-        self._control.send(Hello(self.name, os.getpid(), SCHEMA_VERSION))
+        self._control.send(Hello(self._seat, os.getpid(), SCHEMA_VERSION))
         deadline = time.monotonic() + WELCOME_TIMEOUT_S
         while not self.is_stopping:
             self._waiter.wait(max(0.0, deadline - time.monotonic()))
             for message in self._control.take():
                 match message:
-                    case Welcome(incarnation):
-                        self.incarnation = incarnation
+                    case Welcome(incarnation, uid_block):
+                        self.incarnation = self.profiler.incarnation = incarnation
+                        self.uid_block = uid_block
                         os.truncate(self._pid_file, 0)
                         os.pwrite(self._pid_file, f"{os.getpid()}".encode("ascii"), 0)
                         return
@@ -90,8 +136,24 @@ class ProcessLink:
                 raise BootError(f"the launcher in {self.run_dir.path} did not answer within {WELCOME_TIMEOUT_S:.0f} s")
 
     def add_receiver(self, receiver: Receiver[Any]) -> None:
-        """Lets `wait` return when something arrives for `receiver`."""
+        """Lets `wait` return when something arrives for `receiver`, and beats say what it has taken."""
         self._waiter.add_channel(receiver)
+        self.profiler.receivers.append(receiver)
+
+    def open_sender(self, receiver: str) -> Sender[Any]:
+        """Returns a new sender to the process `receiver`; beats say what it has sent."""
+        sender: Sender[Any] = (
+            self.faults.open_sender(self.run_dir, receiver) if self.faults else Sender(self.run_dir.socket(receiver))
+        )
+        self.profiler.senders.append(sender)
+        return sender
+
+    def close_sender(self, sender: Sender[Any]) -> None:
+        """Closes a sender to a process that is gone for good."""
+        self.profiler.senders.remove(sender)
+        if self.faults is not None:
+            self.faults.forget_sender(sender)
+        sender.close()
 
     def descriptors(self) -> tuple[int, int]:
         """For an event loop in place of `wait`: the control channel's descriptor, and one for a stop."""
@@ -106,13 +168,32 @@ class ProcessLink:
         """Tells the operator what this process is doing while it starts; `fraction` in [0, 1] draws a bar."""
         self._control.send(PhaseReport(text, fraction))
 
+    def stand_by(self) -> bool:
+        """Waits until this process may take its place: for a predecessor to leave, if it is a successor, else not.
+
+        Returns whether it may; where it may not, it is to end. Call it when all is prepared that can be beside the
+        predecessor, and before binding any socket.
+        """
+        if self.is_successor:
+            self._control.send(StandingBy())
+        while self.is_successor and not self.is_stopping:
+            self.wait()
+            self.beat(dict[str, float])
+            self._kept_orders = self.take_orders()
+        return not self.is_stopping
+
     def ready(self) -> None:
         self._control.send(Ready())
 
     def drained(self, num_unfinished: int) -> None:
         self._control.send(Drained(num_unfinished))
 
-    def beat(self, gauges: Callable[[], dict[str, float]], is_busy: bool = False) -> None:
+    def beat(
+        self,
+        gauges: Callable[[], dict[str, float]],
+        is_busy: bool = False,
+        histograms: Callable[[], dict[str, HistogramCounts]] = dict,
+    ) -> None:
         """Tells the launcher that the main loop turns: at most once a second, and at once when work begins or ends.
 
         Call it in each turn of the loop; with `is_busy` right before a step that may take long.
@@ -120,12 +201,35 @@ class ProcessLink:
         now_ns = time.monotonic_ns()
         is_due = now_ns - self._last_beat_ns >= BEAT_INTERVAL_S * 0.9e9
         if is_due or is_busy != self._was_busy:
-            self._control.send(Beat(now_ns, now_ns if is_busy else 0, gauges()))
+            sent = {sender.path.stem: (sender.sender_id, sender.num_sent) for sender in self.profiler.senders}
+            taken = {key: span for receiver in self.profiler.receivers for key, span in receiver.arrivals.taken.items()}
+            self._control.send(Beat(now_ns, now_ns if is_busy else 0, gauges(), histograms(), sent, taken))
             self._last_beat_ns, self._was_busy = now_ns, is_busy
 
-    def take_orders(self) -> list[Drain | ProcessTable]:
-        """Returns what the launcher wants of this process; a `Stop` sets `is_stopping` instead. Never waits."""
-        orders: list[Drain | ProcessTable] = []
+    def take_on(self, kind: type[P], execute: Callable[[P], ProcessResult]) -> None:
+        """Has `execute` called, in `take_orders`, for each instruction of this kind; it may raise `SluiceError`."""
+        self._executors[kind] = execute
+
+    def _take_on_faults(self) -> None:
+        faults = self.faults
+        for kind in (SignalSelf, EdgeFault, Poison, ClearFaults):
+            self.take_on(kind, refuse_fault)
+        if faults is not None:
+            self.take_on(SignalSelf, faults.signal_self)
+            self.take_on(EdgeFault, faults.fault_edge)
+            self.take_on(Poison, faults.poison)
+            self.take_on(ClearFaults, faults.clear)
+
+    def ask(self, ask_id: int, order: Order) -> None:
+        """Asks the launcher for something; `take_orders` brings each `Answer`."""
+        self._control.send(Ask(ask_id, order))
+
+    def take_orders(self) -> list[LauncherOrder]:
+        """Returns what the launcher wants of this process, and never waits.
+
+        A `Stop` sets `is_stopping` instead, and instructions are carried out by what was given to `take_on`.
+        """
+        orders, self._kept_orders = self._kept_orders, []
         for message in self._control.take():
             match message:
                 case Stop():
@@ -133,11 +237,28 @@ class ProcessLink:
                 case Refused(reason):
                     log.error("the launcher refused this process: %s", reason)
                     self.is_stopping = True
-                case Drain() | ProcessTable():
+                case Drain() | Leave() | ProcessTable() | Answer():
                     orders.append(message)
+                case TakeOver(incarnation):
+                    self.incarnation, self.is_successor = incarnation, False
+                    self.profiler.incarnation = incarnation
+                case Instruction(instruction_id, order):
+                    self._control.send(InstructionDone(instruction_id, self._execute(order)))
                 case Welcome():
                     pass
         return orders
+
+    def _execute(self, order: ProcessOrder) -> ProcessResult:
+        execute = self._executors.get(cast("type[Any]", type(order)))
+        if execute is None:
+            return Failed("impossible", f"the {self.name} does not know {type(order).__name__}")
+        try:
+            return execute(order)
+        except SluiceError as error:
+            return Failed("failed", str(error))
+        except Exception as error:
+            log.exception("%s failed", type(order).__name__)
+            return Failed("failed", f"{type(error).__name__}: {error}")
 
     def stop_on_signal(self) -> None:
         """Makes SIGTERM and SIGINT stop the main loop.
@@ -172,10 +293,17 @@ class ProcessLink:
         after a signal this waits for the end, for at most the grace.
         """
         self._control.close()
-        self.run_dir.pid_file(self.name).unlink(missing_ok=True)
+        if self._has_pid_file():
+            self.run_dir.pid_file(self.name).unlink(missing_ok=True)
         is_gone = self._is_launcher_gone.wait(GRACE_S if self._was_signalled else 0.0)
         if is_gone or not has_launcher(self.run_dir):
             leave_abandoned_run(self.run_dir)
+
+    def _has_pid_file(self) -> bool:
+        """Tells whether the file of this name is that of this process, and not its successor's."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.fstat(self._pid_file).st_ino == self.run_dir.pid_file(self.name).stat().st_ino
+        return False
 
 
 def _take_name(name: str, run_dir: RunDir) -> int:
@@ -196,6 +324,16 @@ def _take_name(name: str, run_dir: RunDir) -> int:
     return descriptor
 
 
+def set_log_level(order: SetLogLevel) -> ProcessResult:
+    """Shows log lines from the given level on; those of libraries too."""
+    logging.getLogger().setLevel(order.level.upper())
+    return Acknowledged(f"shows lines of level {order.level} and above")
+
+
+def refuse_fault(order: Fault) -> ProcessResult:
+    return Failed("impossible", "the server was started without --enable-fault-injection")
+
+
 def run_process(name: str, serve: Callable[[ProcessLink], None]) -> int:
     """Runs one process from its command line to its end; returns the exit code.
 
@@ -203,15 +341,18 @@ def run_process(name: str, serve: Callable[[ProcessLink], None]) -> int:
     """
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=f"Runs the {name} of a server by itself.")
     parser.add_argument("--run-dir", required=True, type=Path, help="the run directory of the server")
+    parser.add_argument("--name", default=name.removesuffix("_proc"), help="what the launcher knows it as")
     parser.add_argument("--parent-pid", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--stand-by", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     try:
-        link = ProcessLink(name.removesuffix("_proc"), RunDir(arguments.run_dir.absolute()))
+        link = ProcessLink(arguments.name, RunDir(arguments.run_dir.absolute()), is_successor=arguments.stand_by)
     except SluiceError as error:
         sys.stderr.write(f"{name}: {error}\n")
         return 1
     level = link.config.run.log_level.upper()
     logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    link.take_on(SetLogLevel, set_log_level)
     link.stop_on_signal()
     if arguments.parent_pid:
         ask_for_death_signal(arguments.parent_pid)

@@ -8,9 +8,13 @@ from typing import Literal
 import msgspec
 
 from messages.errors import ErrorInfo
-from messages.requests import DropBefore, Stamps
+from messages.requests import DropBefore, FramesLost, Stamps
+from messages.steps import LogprobColumns
 
 FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
+
+NUM_CONTEXT_TOKENS = 8
+"""Tokens of the prompt that the detokenizer reads before the output: what a token looks like may depend on them."""
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
@@ -25,6 +29,8 @@ class OpenStream(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """scheduler → detokenizer: tokens of this request will follow. Sent as soon as the scheduler takes the request.
 
     For a continuation the detokenizer decodes `output_ids` (int32) silently and goes on after `num_chars_sent`.
+    `prompt_ids` (int32) are the last `NUM_CONTEXT_TOKENS` of the prompt, after which the output is read, or with `echo`
+    or `num_prompt_logprobs` the whole prompt. That is told in a `PromptReply`: at once, or when its logprobs have come.
     """
 
     uid: int
@@ -34,6 +40,20 @@ class OpenStream(msgspec.Struct, frozen=True, array_like=True, tag=True):
     skip_special_tokens: bool = True
     output_ids: bytes = b""
     num_chars_sent: int = 0
+    prompt_ids: bytes = b""
+    echo: bool = False
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    min_tokens: int = 0
+    """Tokens over all attempts in whose text no stop string ends; one may begin there and end later (as in vLLM)."""
+
+
+class PromptScored(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """scheduler → detokenizer: the logprobs of all prompt tokens but the first, before the first output token."""
+
+    uid: int
+    attempt: int
+    logprobs: LogprobColumns
 
 
 class FinishedRow(msgspec.Struct, frozen=True, array_like=True):
@@ -65,6 +85,46 @@ class DetokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     attempts: bytes
     token_ids: bytes
     finished: tuple[FinishedRow, ...] = ()
+    logprob_entries: bytes = b""
+    """int32, ascending: which of the entries have logprobs."""
+    logprobs: LogprobColumns | None = None
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token as clients see it: its text by itself, its bytes (a part of a character too), its logprob.
+
+    `logprob` is `None` for the first token of a prompt.
+    """
+
+    token_id: int
+    text: str
+    utf8: bytes
+    logprob: float | None
+
+
+class ScoredToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token with its alternatives, the likeliest first; it may be one of them.
+
+    `text_offset`: how many characters come before the first one that the token adds, in the text of the output or of
+    the prompt, whichever the token belongs to.
+    """
+
+    token: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+    text_offset: int
+
+
+class PromptReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """detokenizer → frontend: the prompt's text, its int32 `token_ids` and, where they are wanted, their logprobs.
+
+    It comes before the first output token; a continuation sends it again.
+    """
+
+    uid: int
+    attempt: int
+    text: str
+    tokens: tuple[ScoredToken, ...] = ()
+    token_ids: bytes = b""
 
 
 class UserReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -83,6 +143,8 @@ class UserReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     stamps: Stamps = Stamps()
     stop_reason: str | int | None = None
     error: ErrorInfo | None = None
+    logprobs: tuple[ScoredToken, ...] = ()
+    """Aligned with `token_ids`; empty where none are wanted."""
 
 
 class StepReplies(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -98,7 +160,38 @@ class StepReplies(msgspec.Struct, frozen=True, array_like=True, tag=True):
     token_ids: bytes
     texts: tuple[str, ...]
     finals: tuple[UserReply, ...] = ()
+    logprob_entries: bytes = b""
+    """int32, ascending: which of the entries have logprobs."""
+    logprobs: tuple[ScoredToken, ...] = ()
 
 
-ToDetokenizer = OpenStream | DetokenizeMsg | DropBefore
-ToFrontend = UserReply | StepReplies
+class CacheFlushed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """scheduler → detokenizer → frontend: what became of `FlushCache`.
+
+    `num_pages` are free now that were cached; with `num_requests` in the way nothing was done.
+    """
+
+    uid: int
+    num_pages: int
+    num_requests: int = 0
+
+
+class EncodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """tokenizer → frontend: int32 `token_ids` of an `EncodeMsg` and, if wanted, each token as the vocabulary has it."""
+
+    uid: int
+    token_ids: bytes = b""
+    token_strs: tuple[str, ...] = ()
+    error: ErrorInfo | None = None
+
+
+class DecodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """tokenizer → frontend: the text of a `DecodeMsg`."""
+
+    uid: int
+    text: str = ""
+    error: ErrorInfo | None = None
+
+
+ToDetokenizer = OpenStream | PromptScored | DetokenizeMsg | DropBefore | CacheFlushed | FramesLost
+ToFrontend = UserReply | StepReplies | PromptReply | CacheFlushed | EncodeReply | DecodeReply | FramesLost

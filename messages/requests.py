@@ -4,7 +4,11 @@ Every message about one request carries `uid` (chosen by the frontend, unique in
 a continuation after a process died has the next number, and messages of an older attempt are dropped).
 """
 
+from typing import Literal
+
 import msgspec
+
+AbortReason = Literal["abort", "timeout"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
@@ -13,7 +17,14 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     `temperature` below 1e-5 is greedy. `top_k` 0 means all tokens. `seed` is always set: a client that gives none
     gets a random one, so that noise is a function of (seed, position) and a continued request goes on as it would have.
     `max_tokens` counts tokens over all attempts; the tokenizer lowers it to what the context leaves.
-    `cache_salt` separates prefix-cache namespaces.
+    `cache_salt` separates prefix-cache namespaces. Until the row has `min_tokens`, no token may end it.
+
+    Changes to the logits come before temperature, in this order: `allowed_token_ids` (int32; empty: all), bad words,
+    `min_tokens`, `bias_ids` (int32) with `bias_values` (float32, of equal length), then repetition, frequency and
+    presence penalty. `bad_words` are texts; the tokenizer fills in `bad_word_ids`, the id sequences (int32) that
+    must not be completed. Logprobs are of the distribution before any change. `num_logprobs` alternatives are wanted
+    with each output token and `num_prompt_logprobs` with each prompt token, 0 for the token's own alone, `None` for no
+    logprobs. With `echo` the prompt's text is wanted. A lower `priority` goes first.
     """
 
     max_tokens: int
@@ -28,6 +39,19 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     cache_salt: str = ""
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    bias_ids: bytes = b""
+    bias_values: bytes = b""
+    allowed_token_ids: bytes = b""
+    bad_words: tuple[str, ...] = ()
+    bad_word_ids: tuple[bytes, ...] = ()
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    echo: bool = False
+    priority: int = 0
 
     @property
     def is_greedy(self) -> bool:
@@ -49,10 +73,24 @@ class Stamps(msgspec.Struct, frozen=True, array_like=True):
     detokenized_ns: int = 0
 
 
-class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """frontend → tokenizer: a prompt, as text or (where `prompt_text` is None) as int32 `prompt_ids`.
+class ChatPrompt(msgspec.Struct, frozen=True, array_like=True):
+    """A conversation for the chat template, which the tokenizer renders.
 
-    A continuation also carries what the client already has: `output_ids` (int32) and `num_chars_sent`.
+    `messages` is a JSON list of objects with a `role`, checked by the frontend; `template_kwargs` a JSON object of
+    further variables of the template. With `continue_final_message` the last message is left open for the model.
+    """
+
+    messages: bytes
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: bytes = b"{}"
+
+
+class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """frontend → tokenizer: a prompt as text, as a `chat`, or (where both are None) as int32 `prompt_ids`.
+
+    `add_special_tokens` has the tokenizer add its own, as the beginning of a sequence, to a text or rendered chat. A
+    continuation also carries what the client already has: `output_ids` (int32) and `num_chars_sent`.
     """
 
     uid: int
@@ -63,6 +101,8 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     stamps: Stamps
     output_ids: bytes = b""
     num_chars_sent: int = 0
+    chat: ChatPrompt | None = None
+    add_special_tokens: bool = True
 
 
 class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -85,6 +125,7 @@ class AbortMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     uid: int
     attempt: int
+    reason: AbortReason = "abort"
 
 
 class StopSeen(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -97,12 +138,54 @@ class StopSeen(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class DropBefore(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """frontend → tokenizer → scheduler: every request with a smaller uid has lost its client, end it as an abort.
 
-    A restarted frontend sends it first; it gives larger uids than all its predecessors. The scheduler passes it on to
-    the detokenizer, which may know streams of requests that died with an earlier scheduler.
+    Those in `living_blocks` have not: their frontends live (`messages/uids.py`). Every frontend says it when one is
+    gone; a new one first, as it has larger uids than all before it. The scheduler passes it on to the detokenizer,
+    which may know streams of requests that died with an earlier scheduler.
     """
 
     uid: int
+    living_blocks: tuple[int, ...] = ()
 
 
-ToTokenizer = TokenizeMsg | AbortMsg | DropBefore
-ToScheduler = UserMsg | AbortMsg | StopSeen | DropBefore
+class FlushCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """frontend → tokenizer → scheduler: empty the prefix cache; `CacheFlushed` comes back by way of the detokenizer.
+
+    Nothing is done while requests run, unless `is_forced`: then what they do not use goes.
+    """
+
+    uid: int
+    is_forced: bool = False
+
+
+class EncodeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """frontend → tokenizer: a text or a chat whose ids the client wants to see, answered with `EncodeReply`."""
+
+    uid: int
+    prompt_text: str | None
+    chat: ChatPrompt | None = None
+    add_special_tokens: bool = True
+    wants_token_strs: bool = False
+
+
+class DecodeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """frontend → tokenizer: int32 `token_ids` whose text the client wants to see, answered with `DecodeReply`."""
+
+    uid: int
+    token_ids: bytes
+
+
+class FramesLost(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Any receiver, to itself and then round the ring to the frontend: frames `first` to `last` did not arrive.
+
+    `receiver` is the process that misses them, `sender` the end of the channel that has numbered them. It comes in the
+    place of the missing frames, before any later one of that sender. The frontend sends the open requests again.
+    """
+
+    receiver: str
+    sender: int
+    first: int
+    last: int
+
+
+ToTokenizer = TokenizeMsg | AbortMsg | DropBefore | FlushCache | EncodeMsg | DecodeMsg | FramesLost
+ToScheduler = UserMsg | AbortMsg | StopSeen | DropBefore | FlushCache | FramesLost

@@ -14,7 +14,7 @@ from messages.config import Config
 from messages.errors import BootError, UsageError
 
 MAX_IPC_PATH_BYTES = 107
-LONGEST_SOCKET_NAME = "detokenizer.sock"
+LONGEST_SOCKET_NAME = "frontend.999999.sock"
 LOCK_PATIENCE_S = 0.3
 """How long the lock is waited for: a launcher that dies, or a process that clears its run, holds it for a moment."""
 
@@ -39,7 +39,7 @@ class RunDir:
 
     @property
     def address_file(self) -> Path:
-        """Holds `http://host:port` of the run."""
+        """Holds `http://host:port` (or https) of the run."""
         return self.path / "address"
 
     @property

@@ -15,7 +15,7 @@ from messages.channels import ControlClient, ControlServer, Receiver, Sender, Wa
 from messages.control import Beat, Hello, Ready, Refused, Stop, ToLauncher, ToProcess, Welcome
 from messages.errors import ChannelFullError
 from messages.replies import OpenStream, ToDetokenizer
-from messages.requests import AbortMsg, DropBefore, StopSeen, ToScheduler
+from messages.requests import AbortMsg, DropBefore, FramesLost, StopSeen, ToScheduler
 
 TIMEOUT_S = 10.0
 
@@ -74,9 +74,66 @@ def test_a_frame_that_does_not_decode_is_logged_and_dropped(socket_path: Path, c
     sender.send(StopSeen(2, 0))
     sender.send(OpenStream(3, 0))
     with caplog.at_level(logging.ERROR):
-        assert take(receiver, 1) == [OpenStream(3, 0)]
-    assert len(caplog.records) == 2
+        assert take(receiver, 2) == [FramesLost("x", sender.sender_id, 1, 1), OpenStream(3, 0)]
+    assert len(caplog.records) == 3
     assert str(socket_path) in caplog.text
+    sender.close()
+    receiver.close()
+
+
+def test_a_frame_that_comes_twice_is_taken_once(socket_path: Path, monkeypatch: pytest.MonkeyPatch):
+    receiver: Receiver[Any] = Receiver(socket_path, ToScheduler)
+    sender: Sender[Any] = Sender(socket_path)
+    put = sender._put
+    monkeypatch.setattr(sender, "_put", lambda frame: (put(frame), put(frame)))
+    for uid in range(3):
+        sender.send(StopSeen(uid, 0))
+    monkeypatch.undo()
+    sender.send(DropBefore(9))
+    assert take(receiver, 4) == [StopSeen(0, 0), StopSeen(1, 0), StopSeen(2, 0), DropBefore(9)]
+    sender.close()
+    receiver.close()
+
+
+def test_in_the_place_of_lost_frames_the_receiver_takes_word_of_it(socket_path: Path, monkeypatch: pytest.MonkeyPatch):
+    receiver: Receiver[Any] = Receiver(socket_path, ToScheduler)
+    sender, other = Sender[Any](socket_path), Sender[Any](socket_path)
+    sender.send(StopSeen(1, 0))
+    other.send(StopSeen(1, 1))
+    take(receiver, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(sender, "_put", lambda frame: None)
+        sender.send(StopSeen(2, 0))
+        sender.send(StopSeen(3, 0))
+    other.send(StopSeen(2, 1))
+    assert take(receiver, 1) == [StopSeen(2, 1)]
+    sender.send(StopSeen(4, 0))
+    assert take(receiver, 2) == [FramesLost("x", sender.sender_id, 2, 3), StopSeen(4, 0)]
+    sender.num_sent += 1
+    sender.send(StopSeen(6, 0))
+    waiter = Waiter()
+    waiter.add_channel(receiver)
+    waiter.wait(TIMEOUT_S)
+    assert next(receiver.take(limit=1)) == FramesLost("x", sender.sender_id, 5, 5)
+    assert list(receiver.take(limit=1)) == [StopSeen(6, 0)], "who takes one message at a time loses none"
+    assert receiver.arrivals.taken == {sender.sender_id: (1, 6), other.sender_id: (1, 2)}
+    for channel in (sender, other, receiver):
+        channel.close()
+
+
+def test_a_message_that_found_no_room_is_missed_by_the_receiver(socket_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def find_no_room(frame: bytes) -> None:
+        raise zmq.Again
+
+    sender: Sender[Any] = Sender(socket_path)
+    receiver: Receiver[Any] = Receiver(socket_path, ToScheduler)
+    sender.send(StopSeen(1, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(sender, "_put", find_no_room)
+        with pytest.raises(ChannelFullError):
+            sender.send(StopSeen(2, 0))
+    sender.send(StopSeen(3, 0))
+    assert take(receiver, 3) == [StopSeen(1, 0), FramesLost("x", sender.sender_id, 2, 2), StopSeen(3, 0)]
     sender.close()
     receiver.close()
 

@@ -28,6 +28,7 @@ from messages.control import (
     Welcome,
 )
 from messages.errors import BootError
+from messages.histograms import HistogramCounts
 from messages.lifeline import GRACE_S, make_lifeline
 from messages.process import ProcessLink, run_process
 from messages.requests import StopSeen, ToScheduler
@@ -171,6 +172,7 @@ def test_beats_come_once_a_second_and_at_once_when_work_begins_or_ends(
     beats: list[Any] = []
     while not isinstance(message := launcher.next(), Ready):
         beats.append(message)
+    assert {(beat.gauges["rows"], len(beat.histograms)) for beat in beats} == {(1.0, 0)}
     assert [(beat.sent_ns - 5_000_000_000, beat.busy_since_ns > 0) for beat in beats] == [
         (0, False),
         (2, True),
@@ -207,6 +209,15 @@ def test_a_signal_wakes_the_loop_and_stops_it(launcher: Launcher, number: signal
     link.close()
     assert time.monotonic() - began_s > GRACE_S / 2, "it may have been the signal of the launcher's death"
     assert launcher.run_dir.path.exists()
+
+
+def test_a_beat_carries_sizes_and_distributions(launcher: Launcher):
+    link = launcher.connect()
+    histograms = {"step_rows": HistogramCounts((1, 2), 5.0)}
+    link.beat(lambda: {"rows": 2.0}, histograms=lambda: histograms)
+    beat = launcher.next()
+    assert isinstance(beat, Beat)
+    assert (beat.gauges, beat.histograms) == ({"rows": 2.0}, histograms)
 
 
 def run_in_process(

@@ -1,0 +1,93 @@
+"""The way of replies to the frontend whose request they are about: each one alive has a socket of its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+from messages.channels import Sender
+from messages.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
+from messages.replies import StepReplies, ToFrontend
+from messages.requests import DropBefore, FramesLost
+from messages.uids import GoneRequests, block_of, first_uid_of, frontend_socket
+
+
+class FrontendSenders:
+    """A sender to each frontend that has requests, made when the first of them comes."""
+
+    def __init__(self, open_sender: Callable[[str], Sender[Any]], close_sender: Callable[[Sender[Any]], None]):
+        self._open_sender = open_sender
+        self._close_sender = close_sender
+        self._senders: dict[int, Sender[ToFrontend]] = {}
+        """By block of uids."""
+        self._gone = GoneRequests()
+
+    def send(self, message: ToFrontend) -> None:
+        """Sends replies, to each frontend its own, and word of lost frames to all. Raises `ChannelFullError`.
+
+        What is for one that is gone is dropped.
+        """
+        match message:
+            case FramesLost():
+                for sender in self._senders.values():
+                    sender.send(message)
+            case StepReplies():
+                self._send_step(message)
+            case _:
+                self._send_to(block_of(message.uid), message)
+
+    def forget(self, drop: DropBefore) -> None:
+        """Closes the ways to the frontends that are gone."""
+        self._gone.note(drop)
+        for block in [known for known in self._senders if self._gone.has(first_uid_of(known))]:
+            self._close_sender(self._senders.pop(block))
+
+    def expect(self, uid: int) -> None:
+        """Makes sure that the frontend of `uid` will hear of lost frames, also before its first reply."""
+        self._find_sender(block_of(uid))
+
+    @property
+    def num_open(self) -> int:
+        return len(self._senders)
+
+    def close(self) -> None:
+        for sender in self._senders.values():
+            sender.close()
+
+    def _send_step(self, step: StepReplies) -> None:
+        uids = unpack_int64(step.uids)
+        blocks = {block_of(uid) for uid in (min(uids), max(uids))} if uids else set[int]()
+        blocks |= {block_of(final.uid) for final in step.finals}
+        if len(blocks) == 1:
+            self._send_to(blocks.pop(), step)
+            return
+        for block in {block_of(uid) for uid in uids} | blocks:
+            self._send_to(block, _part_of(step, lambda uid, block=block: block_of(uid) == block))
+
+    def _send_to(self, block: int, message: ToFrontend) -> None:
+        sender = self._find_sender(block)
+        if sender is not None:
+            sender.send(message)
+
+    def _find_sender(self, block: int) -> Sender[ToFrontend] | None:
+        """Returns the sender to the frontend with this block, `None` where it is gone."""
+        sender = self._senders.get(block)
+        if sender is None and not self._gone.has(first_uid_of(block)):
+            sender = self._senders[block] = self._open_sender(frontend_socket(block))
+        return sender
+
+
+def _part_of(step: StepReplies, is_wanted: Callable[[int], bool]) -> StepReplies:
+    uids, attempts, token_ids = unpack_int64(step.uids), unpack_int32(step.attempts), unpack_int32(step.token_ids)
+    rows = [row for row, uid in enumerate(uids) if is_wanted(uid)]
+    entries = unpack_int32(step.logprob_entries)
+    scored = [index for index, entry in enumerate(entries) if is_wanted(uids[entry])]
+    place_of = {row: place for place, row in enumerate(rows)}
+    return StepReplies(
+        step_id=step.step_id,
+        uids=pack_int64(uids[row] for row in rows),
+        attempts=pack_int32(attempts[row] for row in rows),
+        token_ids=pack_int32(token_ids[row] for row in rows),
+        texts=tuple(step.texts[row] for row in rows),
+        finals=tuple(final for final in step.finals if is_wanted(final.uid)),
+        logprob_entries=pack_int32(place_of[entries[index]] for index in scored),
+        logprobs=tuple(step.logprobs[index] for index in scored),
+    )

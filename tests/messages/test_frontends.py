@@ -1,0 +1,104 @@
+"""Replies find the frontend that gave their uid."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from messages.channels import Receiver, Sender, Waiter
+from messages.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
+from messages.frontends import FrontendSenders
+from messages.replies import StepReplies, ToFrontend, UserReply
+from messages.requests import DropBefore
+from messages.run_dir import RunDir
+from messages.uids import UIDS_PER_BLOCK, frontend_socket
+
+N = UIDS_PER_BLOCK
+TIMEOUT_S = 10.0
+
+
+class Frontends:
+    """The receivers of three frontends, and what sends to them."""
+
+    def __init__(self, run_dir: RunDir):
+        self.receivers: dict[int, Receiver[ToFrontend]] = {
+            number: Receiver(run_dir.socket(frontend_socket(number)), ToFrontend) for number in (1, 2, 3)
+        }
+        self.senders = FrontendSenders(lambda name: Sender(run_dir.socket(name)), Sender.close)
+
+    def take(self, number: int) -> ToFrontend:
+        waiter = Waiter()
+        waiter.add_channel(self.receivers[number])
+        waiter.wait(TIMEOUT_S)
+        (message,) = self.receivers[number].take()
+        return message
+
+    def close(self) -> None:
+        self.senders.close()
+        for receiver in self.receivers.values():
+            receiver.close()
+
+
+@pytest.fixture
+def frontends() -> Iterator[Frontends]:
+    with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as directory:
+        frontends = Frontends(RunDir(Path(directory)))
+        yield frontends
+        frontends.close()
+
+
+def step(uids: list[int], finals: tuple[UserReply, ...] = ()) -> StepReplies:
+    return StepReplies(
+        7,
+        pack_int64(uids),
+        pack_int32(uid % N for uid in uids),
+        pack_int32(10 * (uid % N) for uid in uids),
+        tuple(str(uid % N) for uid in uids),
+        finals,
+    )
+
+
+def test_a_step_of_one_frontend_crosses_as_it_is(frontends: Frontends):
+    whole = step([2 * N + 1, 2 * N + 2], (UserReply(2 * N + 3, 0, "length"),))
+    frontends.senders.send(whole)
+    assert frontends.take(2) == whole
+
+
+def test_a_step_of_several_frontends_is_taken_apart(frontends: Frontends):
+    finals = (UserReply(3 * N + 9, 0, "stop"), UserReply(N + 8, 0, "length"))
+    frontends.senders.send(step([N + 1, 3 * N + 2, 2 * N + 3, N + 4], finals))
+    parts = {number: frontends.take(number) for number in (1, 2, 3)}
+    expected = {1: ([1, 4], [8]), 2: ([3], []), 3: ([2], [9])}
+    for number, (rows, ended) in expected.items():
+        part = parts[number]
+        assert isinstance(part, StepReplies)
+        assert part.step_id == 7
+        assert list(unpack_int64(part.uids)) == [number * N + row for row in rows]
+        assert list(unpack_int32(part.attempts)) == rows
+        assert list(unpack_int32(part.token_ids)) == [10 * row for row in rows]
+        assert part.texts == tuple(map(str, rows))
+        assert [final.uid for final in part.finals] == [number * N + uid for uid in ended]
+
+
+def test_ways_to_frontends_that_are_gone_are_closed(frontends: Frontends):
+    for number in (1, 2, 3):
+        frontends.senders.send(UserReply(number * N + 1, 0, "stop"))
+        frontends.take(number)
+    frontends.senders.forget(DropBefore(3 * N, (1,)))
+    for number in (1, 3):
+        frontends.senders.send(UserReply(number * N + 2, 0, "stop"))
+        frontends.take(number)
+    assert frontends.senders.num_open == 2
+
+
+def test_what_is_for_a_frontend_that_is_gone_is_dropped_and_opens_no_way(frontends: Frontends):
+    frontends.senders.forget(DropBefore(3 * N, (1,)))
+    frontends.senders.expect(2 * N + 1)
+    frontends.senders.send(UserReply(2 * N + 1, 0, "stop"))
+    assert frontends.senders.num_open == 0
+    frontends.senders.send(step([N + 1, 2 * N + 2]))
+    part = frontends.take(1)
+    assert isinstance(part, StepReplies)
+    assert list(unpack_int64(part.uids)) == [N + 1]
+    assert frontends.senders.num_open == 1
