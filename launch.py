@@ -1,12 +1,18 @@
-"""The command that people type: `python launch.py [--model DIR] [flags]` runs the server and returns its exit code."""
+"""The command that people type: `python launch.py [--model DIR] [flags]` runs the server and returns its exit code.
+
+`python launch.py COMMAND` gives an order to a server that runs: `launch.py ps --help`.
+"""
 
 import sys
 
+from supervisor.operate import operate
 from supervisor.run import launch
 
 
 def main() -> int:
-    return launch(sys.argv[1:])
+    arguments = sys.argv[1:]
+    is_command = bool(arguments) and not arguments[0].startswith("-")
+    return operate(arguments) if is_command else launch(arguments)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,13 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from messages.control import PREDECESSOR, SUCCESSOR, kind_of, worker_name
+from supervisor.log_ring import LogRing
+
 ROOT = Path(__file__).resolve().parents[1]
+FRONT = "frontend"
+"""The kind of process at the door: it alone inherits the listening socket, drains, and hears the process table."""
+
 NUM_LAST_LINES = 30
 READ_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 16
@@ -35,15 +41,24 @@ class Command:
     is_external: bool = False
 
 
+def command_of_worker(first: Command, number: int) -> Command:
+    """Returns how the worker with this number is started, where `first` is how worker 1 is."""
+    name = worker_name(first.name, number)
+    return Command(name, (*first.arguments, "--name", name), first.is_external)
+
+
 class Child:
     """A process of the run through all its incarnations. `pid` is 0 while it does not run."""
 
     def __init__(self, command: Command):
         self.name = command.name
+        """What it is called in the run: `tokenizer`, or `tokenizer.next` while it stands by to become that."""
         self.command = command
         self.is_external = command.is_external
         self.pid = 0
         self.incarnation = 0
+        self.uid_block = 0
+        """Of a frontend, the block of uids that its latest incarnation gives."""
         self.started_s = 0.0
         self.descriptor = -1
         """Becomes readable when the process writes or ends; -1 where there is none."""
@@ -51,13 +66,41 @@ class Child:
         """It has closed its output."""
         self.is_welcome = False
         """It has said hello, so it hears what is sent to its name. While `pid` is 0: its end is being dealt with."""
+        self.has_been_told = False
+        """It has been asked to stop, so its end is no death."""
+        self.is_on_trial = False
+        """It has been added to a run that serves: where it cannot start it is given up, and the run goes on."""
         self.boot_error: str | None = None
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
+        self.log = LogRing()
         self.ending = ""
         """How the latest incarnation ended."""
         self._why_killed = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._unfinished_line = b""
+
+    @property
+    def is_front(self) -> bool:
+        return kind_of(self.command.name) == FRONT
+
+    @property
+    def is_successor(self) -> bool:
+        """It has been started to take another's place, and has not got it yet."""
+        return self.name.endswith(SUCCESSOR)
+
+    @property
+    def is_passing(self) -> bool:
+        """It has no place of its own: it is a successor, or a predecessor that is about to leave."""
+        return self.name.endswith((SUCCESSOR, PREDECESSOR))
+
+    @classmethod
+    def successor_of(cls, child: "Child") -> "Child":
+        """Returns the process, not started yet, that will take the place of `child`."""
+        successor = cls(child.command)
+        successor.name = child.name + SUCCESSOR
+        successor.incarnation = child.incarnation
+        successor.log = child.log
+        return successor
 
     def spawn(self, run_path: Path, listen_fd: int | None) -> None:
         """Starts the next incarnation, in a process group of its own so that Ctrl-C reaches only the launcher.
@@ -70,7 +113,14 @@ class Child:
         if listen_fd is not None:
             environment["SLUICE_LISTEN_FD"] = str(listen_fd)
         self._process = subprocess.Popen(
-            [*self.command.arguments, "--run-dir", str(run_path), "--parent-pid", str(os.getpid())],
+            [
+                *self.command.arguments,
+                *(["--stand-by"] if self.is_successor else []),
+                "--run-dir",
+                str(run_path),
+                "--parent-pid",
+                str(os.getpid()),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -95,6 +145,7 @@ class Child:
         self.incarnation += 1
         self.started_s = time.monotonic()
         self.boot_error = None
+        self.has_been_told = False
         self.is_welcome = False
         self.is_silent = False
         self.ending = ""
@@ -117,6 +168,7 @@ class Child:
         self._unfinished_line = rest
         lines = [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in whole]
         self.last_lines.extend(lines)
+        self.log.extend(lines)
         return lines
 
     def notice_end(self) -> bool:

@@ -36,13 +36,13 @@ def open_listener(host: str, port: int, run_path: Path) -> socket.socket:
     return _listen_when_free(host, port, RECLAIM_TIMEOUT_S if num_left_over else 0.0)
 
 
-def base_url(host: str, port: int) -> str:
+def base_url(host: str, port: int, scheme: str = "http") -> str:
     """Returns the address for a client on this machine."""
     if host in ("", "0.0.0.0"):
         host = "127.0.0.1"
     elif host == "::":
         host = "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

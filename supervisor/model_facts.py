@@ -8,7 +8,7 @@ from messages.config import ModelConfig, ModelFacts
 from messages.errors import BootError, UsageError
 
 CONTEXT_KEYS = ("n_positions", "max_position_embeddings", "n_ctx")
-SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def read_model_facts(model: ModelConfig, model_dir: Path, tokenizer_dir: Path, name: str) -> ModelFacts:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from messages.config import RunConfig
+from messages.control import kind_of
 from messages.errors import SluiceError, UsageError
 
 FIRST_PAUSE_S = 0.5
@@ -48,7 +49,7 @@ class Restarts:
 
     def is_wanted(self, name: str) -> bool:
         """Tells whether process `name` is started again when it dies, as far as its own rule goes."""
-        return name not in self._never
+        return kind_of(name) not in self._never
 
     def note_ready(self, name: str, now_s: float) -> None:
         """Notes that process `name` serves from now on."""

@@ -16,14 +16,16 @@ from messages.errors import BootError, UsageError
 from messages.flags import parse_flags
 from messages.lifeline import make_lifeline
 from messages.run_dir import claim, default_path
-from supervisor.child import Command, python_command
+from supervisor.child import FRONT, Command, command_of_worker, python_command
 from supervisor.console import Console
+from supervisor.crew import Site
 from supervisor.listener import base_url, open_listener
 from supervisor.model_facts import read_model_facts
 from supervisor.model_lookup import find_model, find_tokenizer, model_name
 from supervisor.restarts import check_rules, split_rule
+from supervisor.scaling import SCALABLE
 from supervisor.signals import SignalPipe
-from supervisor.supervisor import FRONT, Site, Supervisor
+from supervisor.supervisor import Supervisor
 
 PACKAGES = {
     "frontend": "frontend",
@@ -43,7 +45,10 @@ def launch(arguments: list[str]) -> int:
     began_s = time.monotonic()
     try:
         config = build_config(parse_flags(arguments))
-        return serve(config, server_commands(config.run.external), console, began_s)
+        run = config.run
+        return serve(
+            config, server_commands(run.external, run.tokenizer_workers, run.frontend_workers), console, began_s
+        )
     except (UsageError, BootError) as error:
         console.say(f"launch.py: {error}")
         return USAGE_EXIT_CODE if isinstance(error, UsageError) else FAILURE_EXIT_CODE
@@ -58,6 +63,8 @@ def build_config(sections: dict[str, Any]) -> Config:
     model = sections["model"]
     run = sections["run"]
     _check_names("--external", run.external)
+    if FRONT in run.external and run.frontend_workers > 1:
+        raise UsageError("--frontend-workers: a frontend that is started by hand binds the port alone; leave it at 1")
     check_rules(run.restart)
     _check_names("--restart", [split_rule(rule)[0] for rule in run.restart])
     model_dir = find_model(model)
@@ -65,9 +72,15 @@ def build_config(sections: dict[str, Any]) -> Config:
     return Config(**sections, facts=facts)
 
 
-def server_commands(external: Iterable[str]) -> list[Command]:
-    """Returns how the four processes are started; those named in `external` are started by hand."""
-    return [Command(name, python_command(package), name in external) for name, package in PACKAGES.items()]
+def server_commands(external: Iterable[str], num_tokenizers: int = 1, num_frontends: int = 1) -> list[Command]:
+    """Returns how the processes are started; those named in `external` are started by hand."""
+    commands = [Command(name, python_command(package), name in external) for name, package in PACKAGES.items()]
+    num_workers = {FRONT: num_frontends, SCALABLE: num_tokenizers}
+    return [
+        first if number == 1 else command_of_worker(first, number)
+        for first in commands
+        for number in range(1, num_workers.get(first.name, 1) + 1)
+    ]
 
 
 def serve(config: Config, commands: list[Command], console: Console, began_s: float) -> int:
@@ -77,7 +90,7 @@ def serve(config: Config, commands: list[Command], console: Console, began_s: fl
     with SignalPipe() as signals, open_listener(http.host, http.port, run_path) as listener:
         port = listener.getsockname()[1]
         config = msgspec.structs.replace(config, http=msgspec.structs.replace(http, port=port))
-        url = base_url(http.host, port)
+        url = base_url(http.host, port, "https" if http.ssl_certfile else "http")
         if any(command.name == FRONT and command.is_external for command in commands):
             listener.close()  # a frontend that is started by hand binds the port itself
         run_dir, lock = claim(Path(wanted_dir) if wanted_dir else default_path(port))
@@ -96,7 +109,11 @@ def serve(config: Config, commands: list[Command], console: Console, began_s: fl
 def ready_text(config: Config, url: str, seconds: float) -> str:
     """Returns the summary with a line to paste."""
     body = json.dumps({"prompt": "Once upon a time", "max_tokens": 64})
-    curl = f"curl -N {url}/generate -H {shlex.quote('Content-Type: application/json')} -d {shlex.quote(body)}"
+    headers = ["Content-Type: application/json"]
+    if config.http.api_key or config.http.api_key_file:
+        headers.append("Authorization: Bearer KEY")
+    shown = " ".join(f"-H {shlex.quote(header)}" for header in headers)
+    curl = f"curl -N {url}/generate {shown} -d {shlex.quote(body)}"
     listening = f" (listening on {config.http.host})" if config.http.host in ("0.0.0.0", "::") else ""
     return f"""
 ready in {seconds:.1f} s

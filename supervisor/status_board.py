@@ -4,7 +4,7 @@ import time
 
 import msgspec
 
-from messages.control import Beat, ProcessState, ProcessStatus, ProcessTable
+from messages.control import Beat, ProcessState, ProcessStatus, ProcessTable, kind_of, place_of
 
 CHANGE_INTERVAL_S = 0.1
 """Shortest time between two tables: a change waits for it only where changes come fast (rows that begin and end)."""
@@ -17,6 +17,7 @@ class StatusBoard:
     """The table of the processes. Times are `time.monotonic_ns()`."""
 
     def __init__(self, names: list[str], hang_timeout_s: float):
+        self._places = list(names)
         self._statuses = {name: ProcessStatus(name, "starting", phase="not started") for name in names}
         self._hang_timeout_s = hang_timeout_s
         self._progress_ns = dict.fromkeys(names, time.monotonic_ns())
@@ -24,18 +25,69 @@ class StatusBoard:
         self._has_changed = True
         self._has_beats = False
 
+    def add(self, name: str, num_restarts: int = 0) -> None:
+        """Makes room for one more process."""
+        place = place_of(name)
+        if place not in self._places:
+            kinds = [kind_of(other) for other in self._places]
+            last = max((index for index, kind in enumerate(kinds) if kind == kind_of(name)), default=len(kinds))
+            self._places.insert(last + 1, place)
+        self._statuses[name] = ProcessStatus(name, "starting", phase="not started", num_restarts=num_restarts)
+        self._note_progress(name)
+
+    def remove(self, name: str) -> None:
+        """Forgets a process that is not part of the run any more."""
+        del self._statuses[name], self._progress_ns[name]
+        self._has_changed = True
+
+    def rename(self, name: str, new_name: str) -> None:
+        """Shows under `new_name`, in place of whatever that was, the process that was shown as `name`."""
+        status = self._statuses.pop(name)
+        self._statuses[new_name] = msgspec.structs.replace(status, name=new_name)
+        self._progress_ns[new_name] = self._progress_ns.pop(name)
+        self._has_changed = True
+
+    def set_awaited(self, name: str, is_awaited: bool) -> None:
+        """Notes whether process `name` is being replaced by order, so that requests wait for its successor."""
+        self._replace(name, is_awaited=is_awaited)
+        self._has_changed = True
+
+    def leaving(self, name: str) -> None:
+        """Notes that process `name` gets nothing new."""
+        self._replace(name, is_leaving=True)
+        self._has_changed = True
+
+    def standing_by(self, name: str) -> None:
+        """Notes that process `name` waits to take the place of another."""
+        self._replace(name, state="standby", phase="", fraction=None, beat_ns=time.monotonic_ns())
+        self._has_changed = True
+
+    def waiting_for_successor(self, name: str) -> None:
+        """Notes that process `name` has ended and another one, already started, will take its place."""
+        self._replace(name, state="restarting")
+        self._has_changed = True
+
+    def taking_over(self, name: str) -> None:
+        """Notes that process `name` has got its place by order and is about to serve there."""
+        self._replace(name, state="starting", phase="taking over", is_awaited=True, is_by_order=True)
+        self._note_progress(name)
+
     def status(self, name: str) -> ProcessStatus:
         return self._statuses[name]
+
+    def statuses(self) -> tuple[ProcessStatus, ...]:
+        """Returns all, in the order of their places; who comes or goes stands beside the one it is about."""
+        return tuple(sorted(self._statuses.values(), key=lambda status: self._places.index(place_of(status.name))))
 
     def is_ready(self) -> bool:
         """Tells whether every process serves."""
         return all(status.state in ("ready", "busy", "hung") for status in self._statuses.values())
 
-    def started(self, name: str, pid: int, incarnation: int) -> None:
+    def started(self, name: str, pid: int, incarnation: int, uid_block: int = 0) -> None:
         """Notes a new incarnation of process `name`."""
         num_restarts = self._statuses[name].num_restarts
         self._statuses[name] = ProcessStatus(
-            name, "starting", pid, incarnation, phase="starting", num_restarts=num_restarts
+            name, "starting", pid, incarnation, phase="starting", num_restarts=num_restarts, uid_block=uid_block
         )
         self._note_progress(name)
 
@@ -48,17 +100,18 @@ class StatusBoard:
 
     def ready(self, name: str) -> None:
         """Notes that process `name` serves."""
-        self._replace(name, state="ready", phase="", fraction=None, beat_ns=time.monotonic_ns())
+        self._replace(name, state="ready", phase="", fraction=None, beat_ns=time.monotonic_ns(), is_awaited=False)
         self._has_changed = True
 
     def ended(self, name: str) -> None:
         """Notes that process `name` does not run any more."""
         self._replace(name, state="dead", pid=0, phase="", fraction=None, busy_since_ns=0, gauges={})
+        self._replace(name, sent={}, taken={})
         self._has_changed = True
 
     def restarting(self, name: str) -> None:
         """Notes that process `name`, which has ended, will be replaced."""
-        self._replace(name, state="restarting", num_restarts=self._statuses[name].num_restarts + 1)
+        self._replace(name, state="restarting", num_restarts=self._statuses[name].num_restarts + 1, is_awaited=False)
         self._has_changed = True
 
     def beat(self, name: str, beat: Beat) -> bool:
@@ -67,7 +120,16 @@ class StatusBoard:
         state: ProcessState = old
         if old in ("ready", "busy", "hung"):
             state = "busy" if beat.busy_since_ns else "ready"
-        self._replace(name, state=state, beat_ns=beat.sent_ns, busy_since_ns=beat.busy_since_ns, gauges=beat.gauges)
+        self._replace(
+            name,
+            state=state,
+            beat_ns=beat.sent_ns,
+            busy_since_ns=beat.busy_since_ns,
+            gauges=beat.gauges,
+            histograms=beat.histograms,
+            sent=beat.sent,
+            taken=beat.taken,
+        )
         self._has_beats = True
         self._has_changed = self._has_changed or state != old
         return old == "hung"
@@ -100,7 +162,7 @@ class StatusBoard:
         """Returns the table for the frontend, and counts it as told."""
         self._published_ns = now_ns
         self._has_changed = self._has_beats = False
-        return ProcessTable(tuple(self._statuses.values()))
+        return ProcessTable(self.statuses())
 
     def _note_progress(self, name: str) -> None:
         self._progress_ns[name] = time.monotonic_ns()

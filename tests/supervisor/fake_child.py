@@ -8,13 +8,16 @@ import sys
 import time
 from collections.abc import Callable
 
-from messages.control import Drain, ProcessStatus, ProcessTable
+from messages.control import Drain, Leave, ProcessStatus, ProcessTable
 from messages.errors import BootError
+from messages.orders import Acknowledged, SetLogLevel
 from messages.process import ProcessLink, run_process
 
 
 def serve_until_stopped(link: ProcessLink) -> None:
     """Serves as a good process does; writes each table it hears as one line."""
+    if not link.stand_by():
+        return
     link.ready()
     while not link.is_stopping:
         link.beat(lambda: {"requests": 0.0})
@@ -22,6 +25,9 @@ def serve_until_stopped(link: ProcessLink) -> None:
         for order in link.take_orders():
             if isinstance(order, Drain):
                 print(f"drain {order.timeout_s:g}")
+                link.drained(0)
+            elif isinstance(order, Leave):
+                print(f"leave {order.timeout_s:g}")
                 link.drained(0)
             elif isinstance(order, ProcessTable):
                 print("table " + " ".join(map(show, order.processes)))
@@ -31,6 +37,34 @@ def serve_until_stopped(link: ProcessLink) -> None:
 def show(status: ProcessStatus) -> str:
     """Returns `name=state`, with the incarnation where it is not the first."""
     return f"{status.name}={status.state}" + (f".{status.incarnation}" if status.incarnation > 1 else "")
+
+
+def serve_only_the_first(link: ProcessLink) -> None:
+    if "-" in link.name:
+        raise BootError("one is enough")
+    serve_until_stopped(link)
+
+
+def never_leave(link: ProcessLink) -> None:
+    """Serves as the first incarnation, and does not do what it is asked for; its successors are good."""
+    if link.incarnation > 1:
+        serve_until_stopped(link)
+    else:
+        ignore_everything(link)
+
+
+def die_in_standby(link: ProcessLink) -> None:
+    """Serves as the first incarnation; the second one dies while it waits for its place, the others serve."""
+    if link.is_successor and link.incarnation == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    serve_until_stopped(link)
+
+
+def die_at_take_over(link: ProcessLink) -> None:
+    """Serves as the first incarnation; the second one dies as soon as it has its place."""
+    if link.incarnation == 2 and link.stand_by():
+        os.kill(os.getpid(), signal.SIGKILL)
+    serve_until_stopped(link)
 
 
 def fail_to_boot_again(link: ProcessLink) -> None:
@@ -118,6 +152,39 @@ def never_finish_draining(link: ProcessLink) -> None:
     print("stopping")
 
 
+def write_lines(link: ProcessLink) -> None:
+    """Writes 1200 lines `line ROUND.NUMBER`, and 100 more after each instruction."""
+    num_rounds = 0
+
+    def write(order: SetLogLevel | None = None) -> Acknowledged:
+        nonlocal num_rounds
+        num_rounds += 1
+        print("\n".join(f"line {num_rounds}.{number}" for number in range(1200 if num_rounds == 1 else 100)))
+        return Acknowledged()
+
+    link.take_on(SetLogLevel, write)
+    link.ready()
+    write()
+    while not link.is_stopping:
+        link.beat(dict[str, float])
+        link.wait()
+        link.take_orders()
+
+
+def refuse_orders(link: ProcessLink) -> None:
+    """Serves, but refuses every instruction."""
+    link.take_on(SetLogLevel, refuse_order)
+    link.ready()
+    while not link.is_stopping:
+        link.beat(dict[str, float])
+        link.wait()
+        link.take_orders()
+
+
+def refuse_order(order: SetLogLevel) -> Acknowledged:
+    raise BootError("never")
+
+
 BEHAVIOURS: dict[str, Callable[[ProcessLink], None]] = {
     behaviour.__name__: behaviour
     for behaviour in (
@@ -133,6 +200,12 @@ BEHAVIOURS: dict[str, Callable[[ProcessLink], None]] = {
         never_boot_again,
         boot_for_ever_again,
         answer_connections,
+        write_lines,
+        never_leave,
+        serve_only_the_first,
+        die_in_standby,
+        die_at_take_over,
+        refuse_orders,
     )
 }
 

@@ -1,4 +1,5 @@
 from messages.control import Beat
+from messages.histograms import HistogramCounts
 from supervisor.status_board import BEAT_INTERVAL_S, CHANGE_INTERVAL_S, StatusBoard
 
 S = 1_000_000_000
@@ -29,8 +30,10 @@ def test_states_follow_the_life_of_a_process():
     board.ready("a")
     assert board.is_ready()
     assert (board.status("a").state, board.status("a").phase, board.status("a").fraction) == ("ready", "", None)
-    board.beat("a", Beat(LATER + S, busy_since_ns=LATER, gauges={"rows": 2}))
+    histograms = {"step_rows": HistogramCounts((1, 0), 1.0)}
+    board.beat("a", Beat(LATER + S, busy_since_ns=LATER, gauges={"rows": 2}, histograms=histograms))
     assert (board.status("a").state, board.status("a").gauges) == ("busy", {"rows": 2})
+    assert board.status("a").histograms == histograms
     board.ended("a")
     assert (board.status("a").state, board.status("a").pid, board.status("a").gauges) == ("dead", 0, {})
     assert not board.is_ready()

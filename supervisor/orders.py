@@ -1,0 +1,118 @@
+"""Where orders arrive, the operator's socket and the frontend, and how they are carried out beside the loop."""
+
+import time
+from collections.abc import Callable
+
+from messages.channels import AskServer
+from messages.orders import (
+    Answer,
+    Ask,
+    DrainServer,
+    Failed,
+    InstructProcesses,
+    ListProcesses,
+    Order,
+    Progress,
+    ReadLog,
+    RestartProcess,
+    Result,
+    ScaleProcess,
+)
+from messages.run_dir import RunDir
+from supervisor.crew import Crew
+from supervisor.handover import restart_process
+from supervisor.inquiries import instruct, list_processes, read_log
+from supervisor.scaling import scale_process
+from supervisor.tasks import OrderFailedError, Task
+
+MAX_OPEN_ORDERS = 64
+"""Each is a few objects; the bound is against a caller gone wild."""
+
+Reply = Callable[[Answer], None]
+
+
+class OpenOrder:
+    """A task, to whom its result goes, and until when it has nothing to do."""
+
+    def __init__(self, ask_id: int, task: Task, reply: Reply):
+        self._ask_id = ask_id
+        self._task = task
+        self._reply = reply
+        self.due_s = 0.0
+
+    def resume(self) -> bool:
+        """Goes on for as far as it can; returns whether the order is open still."""
+        try:
+            while isinstance(step := next(self._task), Progress):
+                self.answer(step)
+        except StopIteration as end:
+            self.answer(end.value)
+        except OrderFailedError as error:
+            self.answer(error.failed)
+        else:
+            self.due_s = step
+            return True
+        return False
+
+    def answer(self, result: Result) -> None:
+        self._reply(Answer(self._ask_id, result))
+
+    def close(self) -> None:
+        """Ends the task where it is."""
+        self._task.close()
+
+
+class Orders:
+    """All orders that are being carried out. `drain` is called for a `DrainServer`, with the seconds it may take."""
+
+    def __init__(self, run_dir: RunDir, crew: Crew, drain: Callable[[float], Task], drain_timeout_s: float):
+        self._crew = crew
+        self._drain_timeout_s = drain_timeout_s
+        self._drain = drain
+        self._desk: AskServer[Ask] = AskServer(run_dir.socket("operator"), Ask)
+        self._open: list[OpenOrder] = []
+        crew.waiter.add_channel(self._desk)
+
+    def follow(self) -> None:
+        """Takes new orders and goes on with the open ones; call it at the end of each turn."""
+        for asker, ask in self._desk.take():
+            self._begin(ask, lambda answer, asker=asker: self._desk.answer(asker, answer))
+        for identity, ask in self._crew.take_asks():
+            self._begin(ask, lambda answer, identity=identity: self._crew.control.send_to(identity, answer))
+        self._open = [order for order in self._open if order.resume()]
+
+    def due_in_s(self) -> float:
+        """Returns when the next open order has something to do by itself."""
+        return max(0.0, min((order.due_s for order in self._open), default=float("inf")) - time.monotonic())
+
+    def fail_open(self) -> None:
+        """Fails what is open: the server ends."""
+        for order in self._open:
+            order.close()
+            order.answer(Failed("failed", "the server is stopping"))
+        self._open.clear()
+
+    def close(self) -> None:
+        self._desk.close()
+
+    def _begin(self, ask: Ask, reply: Reply) -> None:
+        if self._crew.is_stopping or len(self._open) >= MAX_OPEN_ORDERS:
+            why = "the server is stopping" if self._crew.is_stopping else "too many orders are open"
+            reply(Answer(ask.ask_id, Failed("busy", why)))
+            return
+        self._open.append(OpenOrder(ask.ask_id, self._make_task(ask.order), reply))
+
+    def _make_task(self, order: Order) -> Task:
+        match order:
+            case ListProcesses():
+                return list_processes(self._crew)
+            case ReadLog():
+                return read_log(self._crew, order)
+            case InstructProcesses():
+                return instruct(self._crew, order)
+            case DrainServer(timeout_s):
+                return self._drain(self._drain_timeout_s if timeout_s is None else timeout_s)
+            case RestartProcess():
+                return restart_process(self._crew, order, self._drain_timeout_s)
+            case ScaleProcess():
+                return scale_process(self._crew, order)

@@ -1,0 +1,66 @@
+"""More or fewer processes of a kind, by order, while requests go on."""
+
+import time
+
+from messages.control import kind_of, worker_name
+from messages.orders import Done, Progress, ScaleProcess
+from supervisor.child import Child, command_of_worker
+from supervisor.crew import Crew
+from supervisor.handover import FOREVER, check_no_handover, stop_process
+from supervisor.tasks import OrderFailedError, Steps, Task, until
+
+SCALABLE = "tokenizer"
+MAX_WORKERS = 64
+LAST_WORK_S = 0.3
+"""What the frontend gets to hear that a worker leaves, and the worker to finish what was on its way to it.
+
+Should that be too short once, the frontend repeats what it knows to be unfinished.
+"""
+
+
+def scale_process(crew: Crew, order: ScaleProcess) -> Task:
+    """Starts workers, or ends those with the highest numbers."""
+    workers = _check_scalable(crew, order)
+    names = [worker_name(order.process, number) for number in range(1, order.num + 1)]
+    added = [
+        crew.add(command_of_worker(workers[0].command, number))
+        for number, name in enumerate(names, 1)
+        if name not in crew.children
+    ]
+    if added:
+        yield Progress(f"{', '.join(child.name for child in added)} start")
+        yield from until(lambda: not any(child.pid and child.is_on_trial for child in added), FOREVER)
+        failed = [child for child in added if child.is_on_trial]
+        if failed:
+            why = "; ".join(f"{child.name}: {child.boot_error or child.ending}" for child in failed)
+            raise OrderFailedError("failed", f"not all could be started: {why}")
+    for child in reversed(workers[order.num :]):
+        yield Progress(f"{child.name} leaves")
+        yield from _let_leave(crew, child)
+    return Done(f"{order.process}: {order.num} where there were {len(workers)}")
+
+
+def _check_scalable(crew: Crew, order: ScaleProcess) -> list[Child]:
+    """Returns the present workers by number."""
+    if order.process != SCALABLE:
+        crew.child(order.process)
+        raise OrderFailedError("impossible", f"only the {SCALABLE} can be scaled, not the {order.process}")
+    if not 1 <= order.num <= MAX_WORKERS:
+        raise OrderFailedError("impossible", f"there can be 1 to {MAX_WORKERS} of the {SCALABLE}, not {order.num}")
+    check_no_handover(crew, SCALABLE)
+    workers = [child for child in crew.children.values() if kind_of(child.name) == SCALABLE]
+    if any(child.is_on_trial or crew.board.status(child.name).is_leaving for child in workers):
+        raise OrderFailedError("busy", f"the {SCALABLE} is being scaled already")
+    if any(child.is_external for child in workers):
+        raise OrderFailedError("impossible", f"the {SCALABLE} is started by hand; start more of them there")
+    return sorted(workers, key=lambda child: (len(child.name), child.name))
+
+
+def _let_leave(crew: Crew, child: Child) -> Steps:
+    crew.board.leaving(child.name)
+    crew.publish(at_once=True)
+    yield from until(lambda: not child.pid, time.monotonic() + LAST_WORK_S)
+    if child.pid:
+        yield from stop_process(crew, child)
+    elif child.name in crew.children:  # it was dead already, and waited for its restart
+        crew.remove(child)

@@ -1,0 +1,38 @@
+"""How much CPU and memory processes take, as the kernel counts it."""
+
+import time
+
+import psutil
+
+MIN_SPAN_S = 0.2
+"""The kernel counts CPU time in hundredths of a second, so a shorter span says little."""
+
+
+class UsageMeter:
+    """Measures from its making on; unknown for processes that end meanwhile."""
+
+    def __init__(self, pids: list[int]):
+        self._began_s = time.monotonic()
+        self._cpu_s = {pid: cpu_s for pid in pids if (cpu_s := _cpu_s(pid)) is not None}
+
+    def cpu_percent(self, pid: int) -> float | None:
+        """Returns the share of one core that process `pid` took since the beginning, in percent."""
+        before_s, now_s = self._cpu_s.get(pid), _cpu_s(pid)
+        if before_s is None or now_s is None:
+            return None
+        return round(100 * max(0.0, now_s - before_s) / max(1e-3, time.monotonic() - self._began_s), 1)
+
+    def rss_bytes(self, pid: int) -> int | None:
+        """Returns the memory that process `pid` has in RAM, shared pages included."""
+        try:
+            return psutil.Process(pid).memory_info().rss
+        except psutil.Error:
+            return None
+
+
+def _cpu_s(pid: int) -> float | None:
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    return times.user + times.system
