@@ -3,14 +3,12 @@
 import asyncio
 from collections.abc import Callable
 
-from frontend.registry import Registry
-
 
 class DrainWatch:
-    """Calls `report` once for each `begin`, with the number of requests that are still open."""
+    """Calls `report` once for each `begin`, with what `count_open` returns then."""
 
-    def __init__(self, registry: Registry, report: Callable[[int], None]):
-        self._registry = registry
+    def __init__(self, count_open: Callable[[], int], report: Callable[[int], None]):
+        self._count_open = count_open
         self._report = report
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -23,11 +21,11 @@ class DrainWatch:
 
     def check(self) -> None:
         """Call it whenever a request may have ended."""
-        if self._deadline is not None and not self._registry:
+        if self._deadline is not None and not self._count_open():
             self._end()
 
     def _end(self) -> None:
         assert self._deadline is not None
         self._deadline.cancel()
         self._deadline = None
-        self._report(len(self._registry))
+        self._report(self._count_open())

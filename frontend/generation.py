@@ -8,8 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 from messages.columns import INT32, unpack_int32
-from messages.replies import UserReply
-from messages.requests import TokenizeMsg
+from messages.replies import PromptReply, ScoredToken, UserReply
+from messages.requests import AbortReason, TokenizeMsg
 
 
 class Increment(NamedTuple):
@@ -23,7 +23,8 @@ class Generation:
     """Is filled by the registry as replies arrive and emptied by the response that waits on `changed`.
 
     A response that cannot write for a while finds all that has arrived meanwhile as one increment, so a slow reader
-    holds at most the output of its own request.
+    holds at most the output of its own request. `index` is its place among the choices of its HTTP request, which
+    share `changed`.
     """
 
     __slots__ = (
@@ -31,21 +32,37 @@ class Generation:
         "_num_ids_taken",
         "_texts",
         "_wakes_at_tokens",
+        "abort_reason",
         "attempt",
         "changed",
+        "deadline_s",
         "final",
         "first_token_ns",
         "has_listener",
+        "index",
         "is_aborted",
+        "is_remnant",
+        "last_token_ns",
+        "logprobs",
         "message",
         "num_chars",
         "output_ids",
+        "prompt",
         "request_id",
         "uid",
     )
 
-    def __init__(self, message: TokenizeMsg, request_id: str, *, wakes_at_tokens: bool):
+    def __init__(
+        self,
+        message: TokenizeMsg,
+        request_id: str,
+        *,
+        wakes_at_tokens: bool,
+        index: int = 0,
+        changed: asyncio.Event | None = None,
+    ):
         self.uid = message.uid
+        self.index = index
         self.attempt = message.attempt
         self.message = message
         self.request_id = request_id
@@ -57,11 +74,22 @@ class Generation:
         """False when the client has left: then the text is dropped and only the final reply is waited for."""
         self.is_aborted = False
         """True when its end was asked for; an abort that a process took with it is repeated."""
+        self.abort_reason: AbortReason = "abort"
+        self.is_remnant = False
+        """True for what the ring still holds of a request whose client has got its end already."""
+        self.last_token_ns = 0
+        """When the latest token arrived here."""
         self.first_token_ns = 0
         """When the first token arrived here, in whichever attempt."""
-        self.changed = asyncio.Event()
+        self.changed = changed or asyncio.Event()
+        self.deadline_s: float | None = None
+        """By `time.monotonic()`: when it is to end with what it has."""
+        self.prompt: PromptReply | None = None
+        """What was told about the prompt; it comes before the first token, where it is wanted."""
         self._wakes_at_tokens = wakes_at_tokens
         self._texts: list[str] = []
+        self.logprobs: list[ScoredToken] = []
+        """Those of the tokens that have not been taken; empty where none are wanted."""
         self._num_ids_taken = 0
         self._num_ids_before = 0
 
@@ -83,12 +111,15 @@ class Generation:
     def next_attempt(self, *, ends_at_once: bool = False) -> TokenizeMsg:
         """Begins the next attempt: returns the message after which the request goes on where it has come to.
 
-        With `ends_at_once` it may have no more tokens than it has, so it ends without a step in every process.
+        With `ends_at_once` it may have no more tokens than it has, so it ends without a step in every process. What was
+        told of the prompt is not asked for again.
         """
         assert self.final is None, f"uid {self.uid} has ended already"
         self.attempt += 1
         self._num_ids_before = len(self.output_ids)
         params = self.message.sampling_params
+        if ends_at_once or self.prompt is not None:
+            params = msgspec.structs.replace(params, num_prompt_logprobs=None, echo=False)
         if ends_at_once:
             params = msgspec.structs.replace(params, max_tokens=len(self.output_ids))
         return msgspec.structs.replace(
@@ -110,14 +141,27 @@ class Generation:
             if self._wakes_at_tokens:
                 self.changed.set()
 
+    def add_logprob(self, scored: ScoredToken) -> None:
+        """Takes the logprobs of the token that was added last."""
+        if self.has_listener:
+            self.logprobs.append(scored)
+
+    def add_prompt(self, prompt: PromptReply) -> None:
+        """Takes what is told about the prompt; a second time it is nothing new."""
+        if self.prompt is None and self.has_listener:
+            self.prompt = prompt
+
     def finish(self, final: UserReply) -> None:
         """Takes the last tokens and the end; nothing may follow."""
         assert self.final is None, f"uid {self.uid} has ended already"
         token_ids = unpack_int32(final.token_ids)
+        if token_ids and not self.output_ids:
+            self.first_token_ns = time.monotonic_ns()
         self.output_ids.extend(token_ids)
         self.num_chars += len(final.incremental_output)
         if self.has_listener and (token_ids or final.incremental_output):
             self._texts.append(final.incremental_output)
+            self.logprobs.extend(final.logprobs)
         self.final = final
         self.changed.set()
 
@@ -129,10 +173,28 @@ class Generation:
         self._num_ids_taken = len(self.output_ids)
         return Increment(text, token_ids)
 
+    def take_logprobs(self) -> list[ScoredToken]:
+        """Returns the logprobs that have arrived since the last call, one for each token, if they are wanted."""
+        taken, self.logprobs = self.logprobs, []
+        return taken
+
+    def make_remnant(self) -> "Generation":
+        """Returns an entry that waits, in place of this one, for the ring to end the request; nobody listens to it."""
+        remnant = Generation(self.message, self.request_id, wakes_at_tokens=False)
+        remnant.attempt = self.attempt
+        remnant.output_ids = self.output_ids[:]
+        remnant.num_chars = self.num_chars
+        remnant._num_ids_before = self._num_ids_before
+        remnant.is_aborted, remnant.abort_reason = self.is_aborted, self.abort_reason
+        remnant.has_listener = False
+        remnant.is_remnant = True
+        return remnant
+
     def abandon(self) -> None:
         """Nobody listens from now on."""
         self.has_listener = False
         self._texts.clear()
+        self.logprobs.clear()
         self.changed.set()
 
     async def wait_end(self) -> UserReply | None:

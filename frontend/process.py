@@ -5,18 +5,30 @@ import logging
 import os
 import socket
 
-from frontend.aborts import AbortApi
-from frontend.app import App, make_routes
+from frontend.api.admin import AdminApi
+from frontend.api.admin_routes import administering
+from frontend.api.assembly import make_app, make_endpoints, make_metrics
+from frontend.api.profile import ProfileApi
 from frontend.continuation import Continuations
 from frontend.drain import DrainWatch
-from frontend.generate import GenerateApi
-from frontend.health import HealthApi
-from frontend.info import InfoApi
-from frontend.server import HttpServer, make_event_loop, open_listener, raise_descriptor_limit
+from frontend.http.keys import ApiKeys, load_keys
+from frontend.http.server import (
+    HttpServer,
+    base_url,
+    check_certificates,
+    make_event_loop,
+    open_listener,
+    raise_descriptor_limit,
+)
+from frontend.http.stream import OpenStreams
+from frontend.launcher import Launcher
+from frontend.metrics.totals import ProcessTotals
 from frontend.service import Service
-from frontend.stream import OpenStreams
-from messages.control import Drain, ProcessTable
+from messages.control import Drain, Leave, ProcessTable
+from messages.orders import Answer, Order
 from messages.process import ProcessLink, run_process
+from messages.profiling import Part
+from messages.requests import FramesLost
 
 log = logging.getLogger("sluice.frontend")
 
@@ -24,25 +36,31 @@ log = logging.getLogger("sluice.frontend")
 class Frontend:
     """All parts of the process, and what wakes them."""
 
-    def __init__(self, link: ProcessLink, listener: socket.socket):
+    def __init__(self, link: ProcessLink, listener: socket.socket, keys: ApiKeys):
         self._link = link
         self._listener = listener
-        self._service = Service(link.config, link.run_dir, link.incarnation)
+        self._service = Service(link)
         self._continuations = Continuations(
             self._service.registry,
             self._service.ring,
             self._service.processes,
+            link.uid_block,
             link.config.scheduling.max_num_seqs,
         )
+        self._launcher = Launcher(self._ask)
         self._streams = OpenStreams(link.config.http.sse_keepalive_s)
-        routes = make_routes(
-            GenerateApi(self._service, self._streams),
-            HealthApi(self._service, self.gauges),
-            AbortApi(self._service),
-            InfoApi(link.config),
-        )
-        self._server = HttpServer(App(routes, self._service.processes), self._start, self._tick)
-        self._drain = DrainWatch(self._service.registry, self._report_drained)
+        self._service.on_part = self._continuations.replace
+        self._totals = ProcessTotals()
+        metrics = make_metrics(self._service, self._continuations, self._totals)
+        endpoints = [
+            *make_endpoints(self._service, self._streams, metrics, self.gauges),
+            *administering(AdminApi(self._launcher), ProfileApi(self._launcher, link.config.http.port)),
+        ]
+        app = make_app(self._service, endpoints, keys)
+        self._server = HttpServer(app, link.config.http, self._start, self._tick)
+        link.profiler.loop = None  # an event loop has no turns that could be seen from here
+        link.profiler.parts.append(Part(self._service.ring, "take", lambda *_: "take replies"))
+        self._drain = DrainWatch(self._count_unfinished, self._report_drained)
 
     async def run(self) -> None:
         """Serves until the link says stop."""
@@ -51,6 +69,7 @@ class Frontend:
         loop.add_reader(self._service.ring.fileno(), self._take_replies)
         loop.add_reader(control, self._take_orders)
         loop.add_reader(wakeup, self._take_wakeup, wakeup)
+        self._take_orders()
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
@@ -72,14 +91,20 @@ class Frontend:
         self._take_replies()
 
     def _tick(self) -> None:
-        self._link.beat(self.gauges)
+        self._link.beat(lambda: {**self.gauges(), **self._continuations.turn_gauges()})
         self._streams.tick()
+        self._service.ring.tidy(self._service.registry.is_open)
+        self._drain.check()
         self._take_orders()
 
     def _take_replies(self) -> None:
-        self._service.ring.take()
+        self._service.ring.take(self._note_lost)
         self._continuations.release_suspects()
         self._drain.check()
+
+    def _note_lost(self, lost: FramesLost) -> None:
+        self._continuations.note_lost(lost)
+        self._service.calls.repeat()
 
     def _take_wakeup(self, descriptor: int) -> None:
         os.read(descriptor, 4096)
@@ -91,17 +116,38 @@ class Frontend:
             match order:
                 case ProcessTable():
                     self._service.processes.update(order)
+                    self._totals.update(order.processes)
                     self._continuations.follow()
+                    self._service.calls.follow()
+                case Answer():
+                    self._launcher.take(order)
                 case Drain(timeout_s):
                     self._begin_drain(timeout_s)
+                case Leave(timeout_s):
+                    self._begin_leaving(timeout_s)
         if self._link.is_stopping:
             self._service.shut_down()
             self._server.stop()
+
+    def _ask(self, ask_id: int, order: Order) -> None:
+        self._link.ask(ask_id, order)
+        self._take_orders()
 
     def _begin_drain(self, timeout_s: float) -> None:
         log.info("draining: %d requests are open, %g s left", len(self._service.registry), timeout_s)
         self._service.admission.is_draining = True
         self._server.close_idle()
+        self._drain.begin(timeout_s)
+
+    def _count_unfinished(self) -> int:
+        """Returns how many requests are open or, while this process leaves, connections that may still bring one."""
+        return max(len(self._service.registry), self._server.num_connections if self._server.is_leaving else 0)
+
+    def _begin_leaving(self, timeout_s: float) -> None:
+        log.info(
+            "another frontend takes over: %d connections are open, %g s left", self._server.num_connections, timeout_s
+        )
+        self._server.leave()
         self._drain.begin(timeout_s)
 
     def _report_drained(self, num_unfinished: int) -> None:
@@ -110,18 +156,21 @@ class Frontend:
 
 
 def serve(link: ProcessLink) -> None:
-    """Runs the frontend. Raises `BootError` where its port is in use."""
+    """Runs the frontend. Raises `BootError` where its port, keys or certificates cannot be used."""
+    if not link.stand_by():
+        return
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     raise_descriptor_limit()
+    keys = ApiKeys(load_keys(link.config.http))
+    check_certificates(link.config.http)
     listener, is_own = open_listener(link.config.http)
-    host, port = listener.getsockname()[:2]
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    address = base_url(link.config.http, *listener.getsockname()[:2])
     if is_own:
         link.run_dir.address_file.write_text(address, encoding="utf-8")
     log.info("listening on %s", address)
 
     async def run() -> None:
-        await Frontend(link, listener).run()
+        await Frontend(link, listener, keys).run()
 
     with asyncio.Runner(loop_factory=make_event_loop) as runner:
         runner.run(run())

@@ -1,16 +1,19 @@
 """What the frontend knows of the other processes, from the launcher's table; it never asks the ring."""
 
 import time
-from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
 from frontend.errors import UnavailableError
-from messages.control import ProcessState, ProcessStatus, ProcessTable
+from messages.control import ProcessState, ProcessStatus, ProcessTable, kind_of, place_of
+from messages.requests import DropBefore
+from messages.uids import find_gone
+
+FRONT = "frontend"
 
 RING = ("tokenizer", "scheduler", "detokenizer")
-"""The processes that a request passes through."""
+"""The kinds of process that a request passes through."""
 
 ServerState = Literal["ready", "starting", "draining", "unhealthy"]
 
@@ -46,19 +49,60 @@ class ProcessView:
 
     @property
     def is_ready(self) -> bool:
-        """Tells whether every process of the ring serves now."""
-        return all(_serves(self._processes.get(name)) for name in RING)
+        """Tells whether the ring is closed: of each kind of process that it passes through, one serves now."""
+        return all(any(map(_serves, self._of_kind(kind))) for kind in RING)
 
-    def incarnations(self, names: Iterable[str]) -> dict[str, int]:
-        """Returns the incarnation of each of `names`, 0 for one that has not been heard of."""
-        return {name: self._processes[name].incarnation if name in self._processes else 0 for name in names}
+    def all(self) -> tuple[ProcessStatus, ...]:
+        return tuple(self._processes.values())
+
+    @property
+    def is_open(self) -> bool:
+        """Tells whether requests may enter: as `is_ready`, but one that is sure to come soon counts too."""
+        return all(any(_serves(status) or status.is_awaited for status in self._of_kind(kind)) for kind in RING)
+
+    def workers(self, kind: str) -> list[str]:
+        """Returns the processes of `kind` that take work now."""
+        return [status.name for status in self._of_kind(kind) if _serves(status) and not status.is_leaving]
+
+    def serving(self) -> dict[str, int]:
+        """Returns the processes of the ring that serve now, with their incarnations."""
+        return {status.name: status.incarnation for kind in RING for status in self._of_kind(kind) if _serves(status)}
+
+    def _of_kind(self, kind: str) -> list[ProcessStatus]:
+        """Returns the processes of `kind` that have a place of their own."""
+        return [status for name, status in self._processes.items() if kind_of(name) == kind and place_of(name) == name]
+
+    def fronts(self) -> list[ProcessStatus]:
+        """Returns the frontends that have been started, this one among them, and also those that stand by or leave."""
+        return [status for name, status in self._processes.items() if kind_of(name) == FRONT and status.uid_block]
+
+    def find_gone_frontends(self, own_block: int) -> DropBefore | None:
+        """Returns what the ring must know of frontends that are gone, by an own one that has this block of uids.
+
+        It is the same for as long as no other one ends.
+        """
+        started = self.fronts()
+        living = [status.uid_block for status in started if status.state not in ("dead", "restarting")]
+        return find_gone([own_block, *(status.uid_block for status in started)], [own_block, *living])
+
+    def is_by_order(self, name: str) -> bool:
+        """Tells whether process `name` has taken the place of a healthy one."""
+        return name in self._processes and self._processes[name].is_by_order
+
+    def statuses(self) -> list[ProcessStatus]:
+        """Returns every process as the launcher saw it last."""
+        return list(self._processes.values())
+
+    def gauges(self, name: str) -> dict[str, float]:
+        """Returns what process `name` said of itself in its last beat; nothing where there is none."""
+        return self._processes[name].gauges if name in self._processes else {}
 
     def num_restarts(self, name: str) -> int:
         return self._processes[name].num_restarts if name in self._processes else 0
 
     def check_ready(self) -> None:
         """Raises `UnavailableError`, saying which processes do not serve and why."""
-        if not self.is_ready:
+        if not self.is_open:
             waiting = [_describe(name, self._processes.get(name)) for name in RING]
             raise UnavailableError(
                 f"the server is not ready: {', '.join(text for text in waiting if text)}", "not_ready"

@@ -1,15 +1,18 @@
 """All open requests by uid, from admission to the final reply, and the matching of replies to them."""
 
 import logging
+import time
 from collections.abc import Callable
 
 from frontend.generation import Generation
 from messages.columns import unpack_int32, unpack_int64
 from messages.errors import ErrorInfo
-from messages.replies import StepReplies, ToFrontend, UserReply
+from messages.replies import PromptReply, StepReplies, UserReply
+from messages.uids import first_uid_of
 
-UIDS_PER_INCARNATION = 2**32
-"""Uids stay below 2**53, so that every JSON reader keeps them exact."""
+OfRequests = UserReply | StepReplies | PromptReply
+OnEnd = Callable[[Generation], None]
+OnStep = Callable[[int, dict[int, int]], None]
 
 log = logging.getLogger("sluice.frontend")
 
@@ -17,16 +20,17 @@ log = logging.getLogger("sluice.frontend")
 class Registry:
     """Holds a request until exactly one final reply of its current attempt has arrived.
 
-    `on_end` is called when a request has ended and left the registry.
+    `on_end` is called with a request that has ended and left the registry; `on_step` with the time at which a step's
+    tokens have arrived, and how many rows had their previous token at which other time (0: none before).
     """
 
-    def __init__(self, incarnation: int, on_end: Callable[[], None]):
+    def __init__(self, uid_block: int, on_end: OnEnd, on_step: OnStep):
         self._open: dict[int, Generation] = {}
-        self.has_predecessor = incarnation > 1
-        self.first_uid = incarnation * UIDS_PER_INCARNATION
-        """Uids of this incarnation are larger, those of its predecessors smaller."""
-        self._next_uid = self.first_uid
+        self._first_uid = first_uid_of(uid_block)
+        """Uids of this process are larger, those of frontends that were started before it smaller."""
+        self._next_uid = self._first_uid
         self._on_end = on_end
+        self._on_step = on_step
 
     def __len__(self) -> int:
         return len(self._open)
@@ -43,18 +47,27 @@ class Registry:
     def find(self, uid: int) -> Generation | None:
         return self._open.get(uid)
 
+    def is_open(self, uid: int) -> bool:
+        return uid in self._open
+
     def all_open(self) -> list[Generation]:
         return list(self._open.values())
 
-    def take(self, message: ToFrontend) -> None:
+    def take(self, message: OfRequests) -> None:
         """Gives the tokens and ends in `message` to their requests; what belongs to no open attempt is dropped."""
         match message:
             case StepReplies():
                 self._take_rows(message)
+                if message.logprobs:
+                    self._take_logprobs(message)
                 for final in message.finals:
                     self._take_final(final)
             case UserReply():
                 self._take_final(message)
+            case PromptReply():
+                generation = self._open.get(message.uid)
+                if generation is not None and generation.attempt == message.attempt:
+                    generation.add_prompt(message)
 
     def fail_all(self, error: ErrorInfo) -> None:
         """Ends every open request with `error`, whatever the ring may still send."""
@@ -65,30 +78,52 @@ class Registry:
         """Ends an open request with `error`, whatever the ring may still send."""
         self._take_final(UserReply(generation.uid, generation.attempt, "error", error=error))
 
+    def part(self, generation: Generation, final: UserReply) -> Generation:
+        """Ends an open request for its client with `final`; returns the entry that waits for the ring to end it."""
+        remnant = generation.make_remnant()
+        self._open[generation.uid] = remnant
+        generation.finish(final)
+        return remnant
+
     def _take_rows(self, step: StepReplies) -> None:
+        """The last rows, the newest, go first: a first token does not wait for the frames of all other streams."""
         rows = zip(
-            unpack_int64(step.uids),
-            unpack_int32(step.attempts),
-            unpack_int32(step.token_ids),
-            step.texts,
+            reversed(unpack_int64(step.uids)),
+            reversed(unpack_int32(step.attempts)),
+            reversed(unpack_int32(step.token_ids)),
+            reversed(step.texts),
             strict=True,
         )
         find = self._open.get
+        now_ns = time.monotonic_ns()
+        num_rows_after: dict[int, int] = {}  # most rows had their last token in the same step
         for uid, attempt, token_id, text in rows:
             generation = find(uid)
             if generation is not None and generation.attempt == attempt:
                 generation.add(token_id, text)
+                last_ns = generation.last_token_ns
+                num_rows_after[last_ns] = num_rows_after.get(last_ns, 0) + 1
+                generation.last_token_ns = now_ns
             else:
                 log.debug("dropped a token of uid %d, attempt %d: not open", uid, attempt)
+        if num_rows_after:
+            self._on_step(now_ns, num_rows_after)
+
+    def _take_logprobs(self, step: StepReplies) -> None:
+        uids, attempts = unpack_int64(step.uids), unpack_int32(step.attempts)
+        for entry, scored in zip(unpack_int32(step.logprob_entries), step.logprobs, strict=True):
+            generation = self._open.get(uids[entry])
+            if generation is not None and generation.attempt == attempts[entry]:
+                generation.add_logprob(scored)
 
     def _take_final(self, final: UserReply) -> None:
         generation = self._open.get(final.uid)
         if generation is None or generation.attempt != final.attempt:
-            is_of_predecessor = final.uid < self.first_uid
+            is_of_predecessor = final.uid < self._first_uid
             is_replaced = final.attempt < generation.attempt if generation else final.attempt > 0
             level = logging.DEBUG if is_of_predecessor or is_replaced else logging.WARNING
             log.log(level, "dropped a final reply of uid %d, attempt %d: not open", final.uid, final.attempt)
             return
         del self._open[final.uid]
         generation.finish(final)
-        self._on_end()
+        self._on_end(generation)

@@ -1,20 +1,28 @@
 """What the endpoints share: requests are opened, aborted and, at the end of the run, failed here."""
 
+import asyncio
 import logging
 import random
+from collections.abc import Callable, Iterable, Sequence
 
-from frontend.admission import Admission
+import msgspec
+
+from frontend.admission import Admission, estimate_tokens
+from frontend.calls import Calls
+from frontend.deadlines import Deadlines
 from frontend.errors import UnavailableError
 from frontend.generation import Generation
+from frontend.metrics.request_metrics import RequestMetrics
+from frontend.orders import Order
 from frontend.processes import ProcessView
 from frontend.registry import Registry
 from frontend.ring import Ring
 from frontend.trace import Trace
-from messages.columns import pack_int32
-from messages.config import Config
-from messages.errors import ChannelFullError, ErrorInfo
-from messages.requests import AbortMsg, SamplingParams, Stamps, TokenizeMsg
-from messages.run_dir import RunDir
+from messages.columns import num_int32, unpack_int32
+from messages.errors import ChannelFullError, ErrorInfo, bad_request
+from messages.process import ProcessLink
+from messages.replies import CacheFlushed, DecodeReply, EncodeReply, ToFrontend, Usage, UserReply
+from messages.requests import AbortMsg, AbortReason, FramesLost, TokenizeMsg
 
 NUM_SEED_BITS = 53
 """Seeds that we choose are reported to the client, so every JSON reader must keep them exact."""
@@ -25,13 +33,19 @@ log = logging.getLogger("sluice.frontend")
 class Service:
     """Owns the registry, admission, and the frontend's end of the ring."""
 
-    def __init__(self, config: Config, run_dir: RunDir, incarnation: int):
-        self.config = config
-        self.incarnation = incarnation
+    def __init__(self, link: ProcessLink):
+        self.config = config = link.config
+        self.name = link.name
+        self.incarnation = link.incarnation
         self.processes = ProcessView()
-        self.admission = Admission(config.scheduling, self.processes)
-        self.registry = Registry(incarnation, self.admission.note_end)
-        self.ring = Ring(run_dir, self.registry)
+        self.admission = Admission(config.scheduling, self.processes, config.run.frontend_workers)
+        self.metrics = RequestMetrics(config.facts.max_model_len)
+        self.registry = Registry(link.uid_block, self._note_end, self.metrics.note_step)
+        self.ring = Ring(link, self._deliver)
+        self.calls = Calls(self.ring, self.processes, self.registry.next_uid)
+        self.deadlines = Deadlines(self._expire, self._end_here)
+        self.on_part: Callable[[Generation], None] = _ignore
+        """Called with what is left in the ring of a request that has ended for its client."""
         self._seeds = random.Random(config.scheduling.seed)
 
     def next_seed(self) -> int:
@@ -42,44 +56,117 @@ class Service:
         """Raises `UnavailableError` where no request may enter now."""
         self.admission.check(len(self.registry))
 
-    def open(
-        self, prompt: str | list[int], params: SamplingParams, trace: Trace, *, wakes_at_tokens: bool
-    ) -> Generation:
-        """Sends a new request on its way and returns its entry. Raises `UnavailableError`."""
-        self.check_admission()
-        message = TokenizeMsg(
-            uid=self.registry.next_uid(),
-            attempt=0,
-            prompt_text=prompt if isinstance(prompt, str) else None,
-            prompt_ids=b"" if isinstance(prompt, str) else pack_int32(prompt),
-            sampling_params=params,
-            stamps=Stamps(received_ns=trace.received_ns),
-        )
+    def open(self, order: Order, trace: Trace, *, wakes_at_tokens: bool, timeout_s: float | None = None) -> Generation:
+        """Sends the one choice of `order` on its way and returns its entry. Raises `UnavailableError`."""
+        (generation,) = self.open_all([order], trace, wakes_at_tokens=wakes_at_tokens, timeout_s=timeout_s)
+        return generation
+
+    def open_all(
+        self, orders: Sequence[Order], trace: Trace, *, wakes_at_tokens: bool, timeout_s: float | None = None
+    ) -> list[Generation]:
+        """Sends the choices of all `orders` on their way, or none, and returns their entries, which share `changed`.
+
+        Raises `UnavailableError`, or `RequestError` (400) for more choices than may ever be open.
+        """
+        self._check_number(sum(order.num_choices for order in orders))
+        messages = [message for order in orders for message in order.messages(trace.received_ns)]
+        self._check_tokens(messages)
+        changed = asyncio.Event()
+        opened: list[Generation] = []
+        try:
+            for message in messages:
+                self.check_admission()
+                message = msgspec.structs.replace(message, uid=self.registry.next_uid())
+                self._send(message)
+                generation = Generation(
+                    message, trace.request_id, wakes_at_tokens=wakes_at_tokens, index=len(opened), changed=changed
+                )
+                opened.append(generation)
+                self._enter(generation, trace, timeout_s)
+        except UnavailableError:
+            for generation in opened:
+                self.leave(generation)
+            raise
+        return opened
+
+    def _check_number(self, num_choices: int) -> None:
+        limit = self.admission.limit
+        if num_choices > limit:
+            raise bad_request(
+                f"{num_choices} choices are asked for, all prompts together, and at most {limit} may be open "
+                "(--max-num-seqs and --max-queued-requests)"
+            )
+
+    def _check_tokens(self, messages: Sequence[TokenizeMsg]) -> None:
+        if self.admission.limits_tokens:
+            waiting = [entry.message for entry in self.registry.all_open() if not entry.output_ids]
+            self.admission.check_tokens(_num_tokens(waiting), _num_tokens(messages), len(self.registry))
+
+    def _send(self, message: TokenizeMsg) -> None:
         try:
             self.ring.send(message)
         except ChannelFullError as error:
             log.error("a request was refused: %s", error)
             raise UnavailableError("the tokenizer does not take requests", "not_ready") from None
-        generation = Generation(message, trace.request_id, wakes_at_tokens=wakes_at_tokens)
-        self.registry.add(generation)
-        trace.generation = generation
-        if self.config.run.log_requests:
-            log.info("uid=%d id=%s prompt=%r params=%r", generation.uid, trace.request_id, prompt, params)
-        return generation
 
-    def abort(self, generation: Generation) -> None:
+    def _enter(self, generation: Generation, trace: Trace, timeout_s: float | None) -> None:
+        if timeout_s is None:
+            timeout_s = self.config.http.request_timeout_s
+        if timeout_s is not None:
+            generation.deadline_s = trace.received_ns / 1e9 + timeout_s
+        self.registry.add(generation)
+        self.deadlines.watch(generation)
+        trace.generations.append(generation)
+        if self.config.run.log_requests:
+            message = generation.message
+            prompt = message.chat or message.prompt_text or unpack_int32(message.prompt_ids).tolist()
+            log.info(
+                "uid=%d id=%s prompt=%r params=%r", generation.uid, trace.request_id, prompt, message.sampling_params
+            )
+
+    def abort(self, generation: Generation, reason: AbortReason = "abort") -> None:
         """Asks the ring to end the request; its final reply comes as for any other end."""
         generation.is_aborted = True
+        generation.abort_reason = reason
         try:
-            self.ring.send(AbortMsg(generation.uid, generation.attempt))
+            self.ring.send(AbortMsg(generation.uid, generation.attempt, reason))
         except ChannelFullError as error:
             log.error("uid %d could not be aborted: %s", generation.uid, error)
 
     def leave(self, generation: Generation) -> None:
         """The client of `generation` is gone: aborts it unless it has ended. May be called again."""
         if generation.final is None and generation.has_listener:
+            self.metrics.num_clients_gone += 1
             generation.abandon()
             self.abort(generation)
+
+    def _deliver(self, message: ToFrontend) -> None:
+        match message:
+            case CacheFlushed() | EncodeReply() | DecodeReply():
+                self.calls.take(message)
+            case FramesLost():
+                raise AssertionError("the ring tells of losses by another way")
+            case _:
+                self.registry.take(message)
+
+    def _note_end(self, generation: Generation) -> None:
+        self.admission.note_end()
+        self.deadlines.forget(generation)
+        if not generation.is_remnant:
+            self.metrics.note_end(generation)
+
+    def _expire(self, generation: Generation) -> None:
+        self.abort(generation, "timeout")
+
+    def _end_here(self, generation: Generation) -> None:
+        """Ends a request that is over its deadline with what has arrived, whatever the ring does."""
+        usage = Usage(
+            prompt_tokens=num_int32(generation.message.prompt_ids), completion_tokens=len(generation.output_ids)
+        )
+        stamps = generation.message.stamps
+        final = UserReply(generation.uid, generation.attempt, "timeout", usage=usage, stamps=stamps)
+        self.on_part(self.registry.part(generation, final))
+        self.metrics.note_end(generation)
 
     def shut_down(self) -> None:
         """Ends every open request with an error, without waiting for the ring."""
@@ -92,5 +179,16 @@ class Service:
         return {
             "requests": len(requests),
             "abandoned_requests": sum(not generation.has_listener for generation in requests),
+            "calls": len(self.calls),
+            "deadlines": len(self.deadlines),
             "is_draining": float(self.admission.is_draining),
         }
+
+
+def _num_tokens(messages: Iterable[TokenizeMsg]) -> int:
+    """Returns about how many tokens the prompts have together."""
+    return sum(estimate_tokens(message.prompt_text, message.prompt_ids, message.chat) for message in messages)
+
+
+def _ignore(generation: Generation) -> None:
+    pass

@@ -18,7 +18,7 @@ _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 CLIENT_LEFT = 499
 """Logged (never sent) as the status of a request whose client left before the response began."""
 
-QUIET_PATHS = frozenset({"/health", "/ping"})
+QUIET_PATHS = frozenset({"/health", "/ping", "/metrics"})
 """Polled by machines: in the log only at level debug."""
 
 log = logging.getLogger("sluice.frontend")
@@ -32,19 +32,36 @@ class Trace:
         self.path: str = scope["path"]
         self.request_id = _given_id(scope["headers"]) or secrets.token_hex(12)
         self.status = 0
-        self.generation: Generation | None = None
+        self.generations: list[Generation] = []
+        """The choices of the request, in their order."""
         self.received_ns = time.monotonic_ns()
 
     def write_line(self) -> None:
-        """Writes the access line: method, path, status, then uid and output tokens where there was a generation."""
+        """Writes the access line: method, path and status, counts of what was generated, time and id."""
         level = logging.DEBUG if self.path in QUIET_PATHS else logging.INFO
         if not log.isEnabledFor(level):
             return
-        generation = self.generation
-        tokens = "" if generation is None else f" uid={generation.uid} tokens={len(generation.output_ids)}"
+        tokens = f" {_counts(self.generations)}" if self.generations else ""
         elapsed_ms = (time.monotonic_ns() - self.received_ns) / 1e6
         what = f"{self.method} {_printable(self.path)} {self.status or CLIENT_LEFT}{tokens}"
-        log.log(level, "%s %.1f ms id=%s", what, elapsed_ms, self.request_id)
+        log.log(level, "%s total=%.1f ms id=%s", what, elapsed_ms, self.request_id)
+
+
+def _counts(generations: list[Generation]) -> str:
+    """Returns the counts of the choices together; prompt, cached tokens and reason are those of the first one."""
+    first, final = generations[0], generations[0].final
+    parts = [f"uid={first.uid}"]
+    if len(generations) > 1:
+        parts.append(f"choices={len(generations)}")
+    if final is not None:
+        parts.append(f"prompt={final.usage.prompt_tokens} cached={final.usage.cached_tokens}")
+    parts.append(f"completion={sum(len(generation.output_ids) for generation in generations)}")
+    if final is not None:
+        parts.append(f"finish={final.finish_reason}")
+    first_token_ns = min((entry.first_token_ns for entry in generations if entry.first_token_ns), default=0)
+    if first_token_ns:
+        parts.append(f"ttft={(first_token_ns - first.message.stamps.received_ns) / 1e6:.1f}")
+    return " ".join(parts)
 
 
 def trace_of(scope: Mapping[str, Any]) -> Trace:

@@ -2,10 +2,12 @@
 
 import http.client
 import json
+import ssl
+import threading
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
 import msgspec
@@ -14,9 +16,12 @@ import psutil
 from messages.columns import pack_int32, pack_int64
 from messages.config import Config, HttpConfig, ModelFacts, RunConfig, SchedulingConfig
 from messages.control import ProcessState, ProcessStatus, ProcessTable
-from messages.replies import StepReplies, Usage, UserReply
+from messages.replies import ScoredToken, StepReplies, ToFrontend, TokenLogprob, Usage, UserReply
 from messages.requests import AbortMsg, DropBefore, Stamps, TokenizeMsg, ToTokenizer
+from messages.uids import frontend_socket
 from tests.fake_launcher import FakeLauncher
+
+M = TypeVar("M")
 
 NAMES = ("frontend", "tokenizer", "scheduler", "detokenizer")
 TIMEOUT_S = 10.0
@@ -56,9 +61,22 @@ def table_after(incarnations: dict[str, int], **states: ProcessState) -> Process
     return ProcessTable(tuple(processes))
 
 
-def step(rows: Iterable[tuple[TokenizeMsg, int, str]] = (), finals: tuple[UserReply, ...] = ()) -> StepReplies:
-    """One step of (request, token id, text) rows."""
+def scored(token_id: int, text: str, logprob: float | None, text_offset: int, *top: tuple[int, str, float]) -> Any:
+    """A token with its logprob and, as (token id, text, logprob), its alternatives."""
+    token = TokenLogprob(token_id, text, text.encode(), logprob)
+    return ScoredToken(
+        token, tuple(TokenLogprob(*entry[:2], entry[1].encode(), entry[2]) for entry in top), text_offset
+    )
+
+
+def step(
+    rows: Iterable[tuple[TokenizeMsg, int, str]] = (),
+    finals: tuple[UserReply, ...] = (),
+    logprobs: dict[int, ScoredToken] | None = None,
+) -> StepReplies:
+    """One step of (request, token id, text) rows, `logprobs` by the index of the row."""
     rows = list(rows)
+    logprobs = logprobs or {}
     return StepReplies(
         step_id=1,
         uids=pack_int64(message.uid for message, _, _ in rows),
@@ -66,6 +84,8 @@ def step(rows: Iterable[tuple[TokenizeMsg, int, str]] = (), finals: tuple[UserRe
         token_ids=pack_int32(token_id for _, token_id, _ in rows),
         texts=tuple(text for _, _, text in rows),
         finals=finals,
+        logprob_entries=pack_int32(logprobs),
+        logprobs=tuple(logprobs.values()),
     )
 
 
@@ -86,9 +106,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> N
 class Call:
     """One HTTP request that has been sent and whose response has not been read, so that the ring can be played."""
 
-    def __init__(self, address: tuple[str, int], body: Any, headers: dict[str, str], path: str):
+    def __init__(self, address: tuple[str, int], body: Any, headers: dict[str, str], path: str, method: str = "POST"):
         self.connection = http.client.HTTPConnection(*address, timeout=TIMEOUT_S)
-        self.connection.request("POST", path, json.dumps(body), headers)
+        self.connection.request(method, path, json.dumps(body), headers)
         self._response: http.client.HTTPResponse | None = None
 
     def __enter__(self) -> Self:
@@ -134,11 +154,38 @@ class Call:
         self.connection.close()
 
 
+class Asked:
+    """A request whose response is waited for in a thread."""
+
+    def __init__(self, ask: Callable[[], httpx.Response]):
+        self._response: httpx.Response | None = None
+        self._thread = threading.Thread(target=self._run, args=(ask,), daemon=True)
+        self._thread.start()
+
+    def _run(self, ask: Callable[[], httpx.Response]) -> None:
+        self._response = ask()
+
+    def response(self) -> httpx.Response:
+        self._thread.join(TIMEOUT_S)
+        assert self._response is not None, "no response came"
+        return self._response
+
+
 class FrontendRun:
     """The process, ready unless `is_ready` is false, and both ends of the ring."""
 
-    def __init__(self, config: Config | None = None, *, is_ready: bool = True, incarnation: int = 1):
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        is_ready: bool = True,
+        incarnation: int = 1,
+        headers: dict[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ):
         self.launcher = FakeLauncher(config or make_config())
+        self._headers = headers
+        self._tls = tls
         self.launcher.incarnation = incarnation
         self._is_ready = is_ready
 
@@ -147,9 +194,10 @@ class FrontendRun:
         try:
             self._requests = self.launcher.open_receiver("tokenizer", ToTokenizer)
             self.process = psutil.Process(self.launcher.start_ready("frontend").pid)
-            self.replies = self.launcher.open_sender("frontend")
+            self.replies = self.launcher.open_sender(frontend_socket(self.launcher.incarnation))
             self.url = self.launcher.run_dir.address_file.read_text(encoding="utf-8")
-            self.client = httpx.Client(base_url=self.url, timeout=TIMEOUT_S)
+            verify = True if self._tls is None else self._tls
+            self.client = httpx.Client(base_url=self.url, timeout=TIMEOUT_S, headers=self._headers, verify=verify)
             if self._is_ready:
                 self.show(table())
         except BaseException as error:
@@ -186,14 +234,24 @@ class FrontendRun:
     def gauge(self, name: str) -> float:
         return self.health()["processes"]["frontend"]["gauges"][name]
 
-    def call(self, body: Any = None, headers: dict[str, str] | None = None, path: str = "/generate") -> Call:
+    def call(
+        self, body: Any = None, headers: dict[str, str] | None = None, path: str = "/generate", method: str = "POST"
+    ) -> Call:
         """Sends a request and returns at once; `take_request` tells that it has been accepted."""
-        return Call(self.address, {"prompt": "hi", **(body or {})}, headers or {}, path)
+        return Call(self.address, {"prompt": "hi", **(body or {})}, headers or {}, path, method)
+
+    def take(self, kind: type[M]) -> M:
+        """Returns the next message for the tokenizer, which must be of type `kind`."""
+        message = self.launcher.take_one(self._requests, TIMEOUT_S)
+        assert isinstance(message, kind)
+        return message
 
     def take_request(self) -> TokenizeMsg:
-        message = self.launcher.take_one(self._requests, TIMEOUT_S)
-        assert isinstance(message, TokenizeMsg)
-        return message
+        return self.take(TokenizeMsg)
+
+    def ask(self, path: str, body: Any) -> "Asked":
+        """Posts `body` in a thread, so that the test can answer as the ring."""
+        return Asked(lambda: self.client.post(path, json=body))
 
     def replace(self, name: str, incarnation: int) -> None:
         """Shows that process `name` has died, and then that its successor serves."""
@@ -216,7 +274,7 @@ class FrontendRun:
         """Returns what has come for the tokenizer, without waiting."""
         return list(self._requests.take())
 
-    def send(self, message: StepReplies | UserReply) -> None:
+    def send(self, message: ToFrontend) -> None:
         self.replies.send(message)
 
     def round_trip(self) -> None:

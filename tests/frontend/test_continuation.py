@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
 
-from frontend.registry import UIDS_PER_INCARNATION
 from messages.columns import pack_int32, unpack_int32
 from messages.config import HttpConfig
-from messages.requests import TokenizeMsg
+from messages.control import ProcessTable
+from messages.requests import FramesLost, TokenizeMsg
+from messages.uids import UIDS_PER_BLOCK
 from tests.frontend.frontend_run import FrontendRun, final, make_config, step, table, table_after, wait_until
 
 
@@ -52,6 +54,59 @@ def test_a_stream_goes_on_at_the_very_next_character(run: FrontendRun, name: str
         (end,) = call.events()
         assert (end["text"], end["token_ids"], end["timing"]["attempts"]) == ("d", [4], 2)
         assert end["timing"]["ttft_ms"] < end["timing"]["total_ms"]
+
+
+def test_after_a_gap_no_token_of_the_old_attempt_is_shown(run: FrontendRun):
+    with run.call() as call:
+        message = run.take_request()
+        run.send(step([(message, 1, "a")]))
+        assert text_of(call.next_event()) == "a"
+        run.replies.num_sent += 1  # the step of token 2 never leaves
+        run.send(step([(message, 3, "c")]))
+        again = run.take_request()
+        assert again == continuation(message, 1, [1], 1)
+        run.send(step([(message, 4, "d")], (final(message, "e", (5,)),)))
+        run.send(step([(again, 2, "b")]))
+        assert text_of(call.next_event()) == "b"
+        run.send(step(finals=(final(again, "c", (3,)),)))
+        (end,) = call.events()
+        assert (end["text"], end["token_ids"], end["timing"]["attempts"]) == ("c", [3], 2)
+
+
+def test_a_loss_that_another_process_tells_of_is_answered_in_the_same_way(run: FrontendRun):
+    with run.call() as call:
+        message = run.take_request()
+        run.send(step([(message, 1, "a")]))
+        call.next_event()
+        run.send(FramesLost("detokenizer", 5, 7, 7))
+        again = run.take_request()
+        assert again == continuation(message, 1, [1], 1)
+        run.send(step(finals=(final(again),)))
+        call.events()
+
+
+def test_a_frame_that_never_arrives_is_seen_in_the_beats(run: FrontendRun):
+    def beats(age_s: float) -> ProcessTable:
+        """The scheduler has sent five frames, and the detokenizer has had four."""
+        fields: dict[str, dict[str, Any]] = {
+            "scheduler": {"sent": {"detokenizer": (5, 5)}},
+            "detokenizer": {"taken": {5: (1, 4)}},
+        }
+        return ProcessTable(
+            tuple(msgspec.structs.replace(status, **fields.get(status.name, {})) for status in table(age_s).processes)
+        )
+
+    with run.call() as call:
+        message = run.take_request()
+        run.show(beats(9.0))
+        run.show(beats(7.0))
+        assert not run.arrived(), "it may be on its way"
+        run.show(beats(5.0))
+        again = run.take_request()
+        assert again == continuation(message, 1, [], 0)
+        run.send(FramesLost("detokenizer", 5, 5, 5))  # as soon as the next frame comes, but that is no news
+        run.send(step(finals=(final(again),)))
+        call.events()
 
 
 def test_what_an_old_attempt_still_brings_before_the_restart_is_over_counts(run: FrontendRun):
@@ -231,14 +286,14 @@ def test_suspects_run_alone_and_the_culprit_is_refused(run: FrontendRun):
 
 def test_a_restarted_frontend_disowns_what_came_before_it():
     with FrontendRun(incarnation=3) as run:
-        assert run.take_drop_before().uid == 3 * UIDS_PER_INCARNATION
+        assert run.take_drop_before().uid == 3 * UIDS_PER_BLOCK
         with run.call() as call:
             message = run.take_request()
-            assert message.uid > 3 * UIDS_PER_INCARNATION
-            orphan = msgspec.structs.replace(message, uid=message.uid - UIDS_PER_INCARNATION)
+            assert message.uid > 3 * UIDS_PER_BLOCK
+            orphan = msgspec.structs.replace(message, uid=message.uid - UIDS_PER_BLOCK)
             run.send(step([(orphan, 5, "x")], (final(orphan, finish_reason="abort"),)))
             run.show(table_after({"tokenizer": 2}))  # which may have died with the first one in hand
-            assert run.take_drop_before().uid == 3 * UIDS_PER_INCARNATION
+            assert run.take_drop_before().uid == 3 * UIDS_PER_BLOCK
             again = run.take_request()
             run.send(step(finals=(final(again, "a", (1,)),)))
             assert [event["text"] for event in call.events()] == ["a"]

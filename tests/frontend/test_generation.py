@@ -1,11 +1,13 @@
+import asyncio
 import time
 
 import msgspec
 
 from frontend.generation import Generation
 from messages.columns import pack_int32
+from messages.replies import PromptReply
 from messages.requests import SamplingParams, Stamps, TokenizeMsg
-from tests.frontend.frontend_run import final
+from tests.frontend.frontend_run import final, scored
 
 MESSAGE = TokenizeMsg(7, 0, "hi", b"", SamplingParams(8), Stamps())
 
@@ -84,6 +86,16 @@ def test_an_attempt_that_is_to_end_at_once_may_have_no_more_tokens():
     assert generation.next_attempt(ends_at_once=True).sampling_params.max_tokens == 1
 
 
+def test_the_prompt_is_scored_once_and_never_by_an_attempt_that_is_to_end_at_once():
+    params = SamplingParams(8, num_prompt_logprobs=2, num_logprobs=1, echo=True)
+    generation = Generation(msgspec.structs.replace(MESSAGE, sampling_params=params), "id", wakes_at_tokens=True)
+    assert generation.next_attempt().sampling_params == params
+    told = msgspec.structs.replace(params, num_prompt_logprobs=None, echo=False)
+    assert generation.next_attempt(ends_at_once=True).sampling_params == msgspec.structs.replace(told, max_tokens=0)
+    generation.add_prompt(PromptReply(7, 2, "hi"))
+    assert generation.next_attempt().sampling_params == told
+
+
 def test_the_first_token_is_stamped_once():
     generation = make()
     assert generation.first_token_ns == 0
@@ -93,3 +105,28 @@ def test_the_first_token_is_stamped_once():
     generation.next_attempt()
     generation.add(2, "a")
     assert generation.first_token_ns == first_token_ns
+
+
+def test_logprobs_and_what_is_told_of_the_prompt_outlive_an_attempt():
+    generation = make()
+    first, again = PromptReply(7, 0, "hi"), PromptReply(7, 1, "hi")
+    generation.add_prompt(first)
+    generation.add(1, "a")
+    generation.add_logprob(scored(1, "a", -1.0, 0))
+    generation.next_attempt()
+    generation.add_prompt(again)
+    generation.add(2, "b")
+    generation.add_logprob(scored(2, "b", -2.0, 1))
+    assert generation.prompt is first
+    assert [entry.token.token_id for entry in generation.take_logprobs()] == [1, 2]
+    generation.finish(final(MESSAGE, "c", (3,), logprobs=(scored(3, "c", -3.0, 2),)))
+    assert [entry.token.token_id for entry in generation.take_logprobs()] == [3]
+    assert generation.take_logprobs() == []
+
+
+def test_choices_of_a_request_wake_one_reader():
+    changed = asyncio.Event()
+    first, second = (Generation(MESSAGE, "id", wakes_at_tokens=True, index=i, changed=changed) for i in range(2))
+    second.add(1, "a")
+    assert changed.is_set()
+    assert (first.index, first.has_news, second.index, second.has_news) == (0, False, 1, True)

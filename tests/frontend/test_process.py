@@ -11,7 +11,7 @@ import time
 import httpx
 import pytest
 
-from frontend.server import LISTEN_FD
+from frontend.http.server import LISTEN_FD
 from messages.config import HttpConfig, RunConfig, SchedulingConfig
 from messages.control import Beat, BootFailed, Drain, Drained, ProcessStatus, ProcessTable, Ready, Stop
 from messages.requests import ToTokenizer
@@ -239,4 +239,4 @@ def test_an_idle_frontend_is_small_and_sleeps():
         assert rss_bytes <= MAX_RSS_BYTES
         beat = run.launcher.wait_for("frontend", Beat)
         names = {"requests", "abandoned_requests", "held_requests", "streams", "connections", "is_draining"}
-        assert names == set(beat.gauges)
+        assert names | {"calls", "deadlines", "suspects", "scheduler_seen"} == set(beat.gauges)

@@ -81,3 +81,28 @@ def test_a_suspect_that_has_ended_is_passed_over():
     requests[0].finish(final(requests[0].message))
     assert quarantine.next_suspect() is requests[1]
     assert len(quarantine) == 0
+
+
+def test_what_is_left_of_a_suspect_takes_its_turn():
+    quarantine, requests = Quarantine(8), make(2)
+    first, second = requests
+    die(quarantine, requests)
+    die(quarantine, requests)
+    remnants = [first.make_remnant(), second.make_remnant()]
+    quarantine.replace(remnants[1])
+    assert quarantine.next_suspect() is first
+    quarantine.replace(remnants[0])
+    first.finish(final(first.message, finish_reason="timeout"))
+    assert quarantine.next_suspect() is None
+    remnants[0].finish(final(first.message))
+    assert quarantine.next_suspect() is remnants[1]
+    assert not remnants[1].has_listener
+
+
+def test_a_token_between_two_deaths_counts_also_when_a_later_attempt_had_none():
+    quarantine, requests = Quarantine(8), make(1)
+    die(quarantine, requests)
+    requests[0].add(1, "a")
+    requests[0].next_attempt()  # after a lost frame, or the death of another process
+    assert die(quarantine, requests) == []
+    assert held(quarantine, requests) == []

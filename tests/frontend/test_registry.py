@@ -1,3 +1,4 @@
+import asyncio
 import logging
 
 import msgspec
@@ -7,9 +8,9 @@ from frontend.generation import Generation
 from frontend.registry import Registry
 from messages.columns import pack_int32, pack_int64
 from messages.errors import ErrorInfo
-from messages.replies import StepReplies
+from messages.replies import PromptReply, StepReplies
 from messages.requests import SamplingParams, Stamps, TokenizeMsg
-from tests.frontend.frontend_run import final, step
+from tests.frontend.frontend_run import final, scored, step
 
 
 class Opened:
@@ -17,11 +18,16 @@ class Opened:
 
     def __init__(self, num: int = 1, attempt: int = 0):
         self.num_ended = 0
-        self.registry = Registry(incarnation=3, on_end=self._count)
+        self.steps: list[dict[int, int]] = []
+        self.registry = Registry(uid_block=3, on_end=self._count, on_step=self._count_rows)
         self.generations = [self._open(attempt) for _ in range(num)]
 
-    def _count(self) -> None:
+    def _count(self, generation: Generation) -> None:
+        assert generation.final is not None
         self.num_ended += 1
+
+    def _count_rows(self, now_ns: int, num_rows_after: dict[int, int]) -> None:
+        self.steps.append(num_rows_after)
 
     def _open(self, attempt: int) -> Generation:
         message = TokenizeMsg(self.registry.next_uid(), attempt, "hi", b"", SamplingParams(8), Stamps())
@@ -31,7 +37,7 @@ class Opened:
 
 
 def test_uids_differ_between_incarnations_and_fit_json():
-    uids = [Registry(incarnation, lambda: None).next_uid() for incarnation in (1, 2, 2**20)]
+    uids = [Registry(incarnation, lambda _: None, lambda *_: None).next_uid() for incarnation in (1, 2, 2**20)]
     assert len(set(uids)) == 3
     assert all(uid < 2**53 for uid in uids)
 
@@ -45,6 +51,25 @@ def test_a_step_reaches_each_of_its_rows():
     assert second.final is not None
     assert opened.registry.all_open() == [first, third]
     assert opened.num_ended == 1
+
+
+def test_the_newest_row_wakes_first():
+    opened = Opened(num=3)
+    woken: list[int] = []
+
+    class Noted(asyncio.Event):
+        def __init__(self, uid: int):
+            super().__init__()
+            self._uid = uid
+
+        def set(self) -> None:
+            woken.append(self._uid)
+            super().set()
+
+    for entry in opened.generations:
+        entry.changed = Noted(entry.uid)
+    opened.registry.take(step([(entry.message, 1, "a") for entry in opened.generations]))
+    assert woken == [entry.uid for entry in reversed(opened.generations)]
 
 
 def test_a_second_final_is_dropped_and_logged(caplog: pytest.LogCaptureFixture):
@@ -107,3 +132,24 @@ def test_finals_that_a_restart_leaves_behind_are_no_news(caplog: pytest.LogCaptu
         opened.registry.fail(generation, ErrorInfo(500, "refused"))
         opened.registry.take(final(generation.message))
     assert caplog.text == ""
+
+
+def test_logprobs_reach_the_rows_that_have_them():
+    opened = Opened(num=3)
+    first, second, third = opened.generations
+    other = msgspec.structs.replace(second.message, attempt=1)
+    rows = [(first.message, 1, "a"), (other, 2, "b"), (third.message, 3, "c")]
+    entries = {1: scored(2, "b", -2.0, 0), 2: scored(3, "c", -3.0, 0)}
+    opened.registry.take(step(rows, logprobs=entries))
+    assert [entry.logprobs for entry in opened.generations] == [[], [], [entries[2]]]
+
+
+def test_what_is_told_of_a_prompt_reaches_its_current_attempt():
+    opened = Opened(attempt=1)
+    (generation,) = opened.generations
+    opened.registry.take(PromptReply(generation.uid, 0, "old"))
+    opened.registry.take(PromptReply(5, 1, "unknown"))
+    assert generation.prompt is None
+    opened.registry.take(PromptReply(generation.uid, 1, "new"))
+    assert generation.prompt is not None
+    assert generation.prompt.text == "new"

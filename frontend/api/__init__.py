@@ -1,0 +1,1 @@
+"""The endpoints, and what they take and answer."""

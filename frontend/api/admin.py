@@ -1,0 +1,94 @@
+"""`/admin/…`: the operator's orders over HTTP, for clients on this machine."""
+
+import ipaddress
+
+import msgspec
+from starlette.requests import Request
+
+from frontend.http.responses import JsonReply
+from frontend.launcher import Launcher
+from messages.control import kind_of
+from messages.errors import ErrorInfo, RequestError, bad_request
+from messages.orders import Done, Failed, ListProcesses, ProcessInfo, ProcessList, Progress, RestartProcess
+
+STATUSES = {"unknown": 404, "busy": 409, "impossible": 400, "failed": 500, "timeout": 504}
+"""HTTP status by the reason of a failure."""
+
+ANSWER_TIMEOUT_S = 15.0
+RESTART_TIMEOUT_S = 3600.0
+"""The launcher has limits of its own for each part of it."""
+
+
+class ProcessesReply(msgspec.Struct, frozen=True):
+    processes: tuple[ProcessInfo, ...]
+
+
+class RestartReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`done`, or of the frontend `begun`: what has been done so far, in words."""
+
+    done: str | None = None
+    begun: str | None = None
+
+
+class AdminApi:
+    def __init__(self, launcher: Launcher):
+        self._launcher = launcher
+
+    async def processes(self, request: Request) -> JsonReply:
+        """Every process with its state, CPU and memory, as `launch.py ps` shows them."""
+        check_is_local(request)
+        result = await self._launcher.ask(ListProcesses(), ANSWER_TIMEOUT_S)
+        if isinstance(result, Failed):
+            raise order_error(result)
+        assert isinstance(result, ProcessList)
+        return JsonReply(ProcessesReply(result.processes))
+
+    async def restart(self, request: Request) -> JsonReply:
+        """Replaces a process by a new one and replies when that is done.
+
+        The frontend replies as soon as its successor accepts connections: this connection is one of those that the old
+        one waits for.
+        """
+        check_is_local(request)
+        name = request.path_params["process"]
+        order = RestartProcess(name, _timeout_s(request.query_params.get("timeout_s")))
+        result = await self._launcher.ask(order, RESTART_TIMEOUT_S, until_progress=kind_of(name) == "frontend")
+        if isinstance(result, Failed):
+            raise order_error(result)
+        assert isinstance(result, Done | Progress)
+        return JsonReply(
+            RestartReply(done=result.text) if isinstance(result, Done) else RestartReply(begun=result.text)
+        )
+
+
+def _timeout_s(text: str | None) -> float | None:
+    """Raises `RequestError` (400) for what is no time."""
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise bad_request(f"timeout_s must be a number of seconds, got {text[:60]!r}", "timeout_s")
+    return value
+
+
+def check_is_local(request: Request) -> None:
+    """Raises `RequestError` (403) for a client on another machine, and for a web page in a browser on this one."""
+    host = request.client.host if request.client else ""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0].removeprefix("::ffff:"))
+        is_local = address.is_loopback
+    except ValueError:
+        is_local = False
+    if not is_local or "origin" in request.headers:
+        raise RequestError(
+            ErrorInfo(
+                403, "/admin is only for programs on the server's own machine", "permission_error", code="not_local"
+            )
+        )
+
+
+def order_error(failed: Failed) -> RequestError:
+    return RequestError(ErrorInfo(STATUSES[failed.reason], failed.message, "order_error", code=failed.reason))

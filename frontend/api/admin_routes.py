@@ -1,0 +1,67 @@
+"""The endpoints of the operator, which only answer programs on the server's own machine."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from frontend.api.admin import AdminApi, ProcessesReply, RestartReply
+from frontend.api.profile import ProfileApi, ProfileBegun, ProfileFile
+from frontend.http.endpoint import Endpoint, Parameter
+
+ERRORS = (403, 404, 409, 504)
+
+PROCESS = Parameter(
+    name="process",
+    place="path",
+    schema=Annotated[str, Meta(min_length=1)],
+    description="A name as in `/admin/processes`.",
+)
+TIMEOUT = Parameter(
+    name="timeout_s",
+    place="query",
+    schema=Annotated[float, Meta(ge=0)],
+    description="Seconds that running requests may take to end before they go on in the new process.",
+)
+
+
+def administering(admin: AdminApi, profile: ProfileApi) -> list[Endpoint]:
+    """Returns the endpoints of orders and profiles."""
+    return [
+        Endpoint(
+            method="GET",
+            path="/admin/processes",
+            run=admin.processes,
+            tag="administration",
+            summary="Every process with its state, CPU and memory",
+            reply=ProcessesReply,
+            errors=ERRORS,
+        ),
+        Endpoint(
+            method="POST",
+            path="/admin/restart/{process}",
+            run=admin.restart,
+            tag="administration",
+            summary="Replace a process by a new one; running requests go on",
+            reply=RestartReply,
+            errors=ERRORS,
+            parameters=(PROCESS, TIMEOUT),
+        ),
+        Endpoint(
+            method="POST",
+            path="/start_profile",
+            run=profile.start,
+            tag="administration",
+            summary="Begin a profile of all processes",
+            reply=ProfileBegun,
+            errors=ERRORS,
+        ),
+        Endpoint(
+            method="POST",
+            path="/stop_profile",
+            run=profile.stop,
+            tag="administration",
+            summary="End the profile and merge it into one trace",
+            reply=ProfileFile,
+            errors=ERRORS,
+        ),
+    ]

@@ -1,0 +1,66 @@
+"""How the parts of the HTTP side fit together: the endpoints on their APIs, behind keys and the rules for web pages."""
+
+from collections.abc import Callable
+
+from starlette.types import ASGIApp
+
+from frontend.api import routes
+from frontend.api.aborts import AbortApi
+from frontend.api.cache import CacheApi
+from frontend.api.chat import ChatApi
+from frontend.api.completions import CompletionApi
+from frontend.api.generate import GenerateApi
+from frontend.api.health import HealthApi
+from frontend.api.info import InfoApi, find_version
+from frontend.api.load import LoadApi
+from frontend.api.tokens import TokensApi
+from frontend.continuation import Continuations
+from frontend.http.app import App, allow_origins
+from frontend.http.endpoint import Endpoint
+from frontend.http.keys import ApiKeys
+from frontend.http.openapi import OpenApiApi
+from frontend.http.stream import OpenStreams
+from frontend.metrics.metrics import MetricsApi
+from frontend.metrics.process_collector import ProcessCollector
+from frontend.metrics.request_collector import RequestCollector
+from frontend.metrics.totals import ProcessTotals
+from frontend.service import Service
+
+
+def make_app(service: Service, endpoints: list[Endpoint], keys: ApiKeys) -> ASGIApp:
+    """Returns the application that serves `endpoints` and their description."""
+    http = service.config.http
+    name = http.root_path.strip("/")
+    root_path = f"/{name}" if name else ""
+    description = OpenApiApi(endpoints, version=find_version(), root_path=root_path, has_keys=bool(keys))
+    app = App(description.endpoints, service.processes, keys, root_path)
+    return allow_origins(app, http.cors_allow_origins)
+
+
+def make_endpoints(
+    service: Service, streams: OpenStreams, metrics: MetricsApi, gauges: Callable[[], dict[str, float]]
+) -> list[Endpoint]:
+    """Returns the route table; `gauges` are those of this process, for `/health`."""
+    return [
+        *routes.generating(GenerateApi(service, streams), CompletionApi(service, streams), ChatApi(service, streams)),
+        *routes.models(InfoApi(service.config)),
+        *routes.tokens(TokensApi(service)),
+        *routes.watching(HealthApi(service, gauges), LoadApi(service), metrics),
+        *routes.steering(AbortApi(service), CacheApi(service)),
+    ]
+
+
+def make_metrics(service: Service, continuations: Continuations, totals: ProcessTotals) -> MetricsApi:
+    """Returns the metrics of requests and processes under the first name of the model."""
+    model_name = service.config.facts.served_names[0]
+    return MetricsApi(
+        RequestCollector(
+            model_name,
+            service.metrics,
+            service.admission,
+            num_open=lambda: len(service.registry),
+            num_continued=lambda: continuations.num_resubmitted,
+            worker=service.name if service.config.run.frontend_workers > 1 else None,
+        ),
+        ProcessCollector(model_name, service.processes, totals),
+    )

@@ -1,0 +1,131 @@
+"""`POST /v1/chat/completions`: OpenAI's endpoint for conversations."""
+
+import time
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from frontend.api.chat_events import ChatEvents
+from frontend.api.chat_messages import Messages, make_chat_prompt
+from frontend.api.chat_reply import ChatView
+from frontend.api.logprob_fields import TokenNames
+from frontend.api.openai_body import OpenAiFields, OpenAiReader, check_num_choices, usage_options
+from frontend.api.sampling import MAX_INT32, MAX_LOGPROBS, NumLogprobs, Sampling, Switch
+from frontend.http.stream import EventStream, OpenStreams, WholeReply
+from frontend.orders import Order
+from frontend.service import Service
+from frontend.trace import Trace, trace_of
+from messages.errors import bad_request
+
+ASSISTANT = "assistant"
+
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "chat_template": (),
+    "documents": ([],),
+    "best_of": (1,),
+    "suffix": ("",),
+}
+
+AtLeastOne = Annotated[int, Meta(ge=1, le=MAX_INT32)]
+Choice = Annotated[str | dict[str, Any] | None, Meta(description='"none", "auto" or an object')]
+Tools = Annotated[list[Any] | None, Meta(description="a list")]
+
+
+class ChatBody(OpenAiFields, frozen=True, kw_only=True):
+    """`tools` and `functions` are taken where their choice is none; the model is not told of them."""
+
+    messages: Messages
+    max_completion_tokens: Annotated[AtLeastOne | None, Meta(description="a whole number from 1")] = None
+    logprobs: Switch = None
+    top_logprobs: Annotated[NumLogprobs | None, Meta(description=f"a whole number from 0 to {MAX_LOGPROBS}")] = None
+    echo: Switch = None
+    add_generation_prompt: Switch = None
+    continue_final_message: Switch = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, Meta(description="an object")] = None
+    tools: Tools = None
+    tool_choice: Choice = None
+    functions: Tools = None
+    function_call: Choice = None
+
+
+class ChatApi:
+    def __init__(self, service: Service, streams: OpenStreams):
+        self._service = service
+        self._streams = streams
+        self._reader = OpenAiReader(service, ChatBody, REFUSED)
+        self._sampling = Sampling(service.config.facts)
+        self._context_tokens = service.config.facts.max_model_len
+
+    async def create(self, request: Request) -> EventStream | WholeReply:
+        """Opens the choices. Raises `RequestError`; refusals by other processes come out of the response."""
+        body = await self._reader.read(request)
+        order = self._order(body)
+        trace = trace_of(request.scope)
+        is_streamed = bool(body.stream)
+        choices = self._service.open_all([order], trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s)
+        view = self._view(body, trace)
+        if is_streamed:
+            return EventStream(self._service, self._streams, choices, ChatEvents(view, choices))
+        return WholeReply(self._service, choices, lambda: view.whole(choices))
+
+    def _order(self, body: ChatBody) -> Order:
+        """Raises `RequestError` (400)."""
+        _check_tools(body)
+        if body.top_logprobs and not body.logprobs:
+            raise bad_request("top_logprobs need logprobs to be true", "top_logprobs")
+        prompt = make_chat_prompt(
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            template_kwargs=body.chat_template_kwargs,
+        )
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        params = self._sampling.make_params(
+            msgspec.structs.replace(body, max_tokens=max_tokens),
+            max_tokens=self._context_tokens,
+            seed=self._service.next_seed(),
+        )
+        num_choices = body.n or 1
+        check_num_choices(params, num_choices, "n")
+        params = msgspec.structs.replace(
+            params,
+            num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            echo=bool(body.return_token_ids) or usage_options(body).is_continuous,
+        )
+        return Order(prompt, params, num_choices, add_special_tokens=bool(body.add_special_tokens))
+
+    def _view(self, body: ChatBody, trace: Trace) -> ChatView:
+        last = body.messages[-1]
+        prompts_answer = (
+            not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
+        )
+        role = ASSISTANT if prompts_answer else last.role
+        return ChatView(
+            id=f"chatcmpl-{trace.request_id}",
+            created=int(time.time()),
+            model=self._reader.model_name(body),
+            role=role,
+            echoed=last.text if body.echo and last.role == role else "",
+            names=TokenNames(bool(body.return_tokens_as_token_ids)),
+            usage=usage_options(body),
+            has_logprobs=bool(body.logprobs),
+            has_token_ids=bool(body.return_token_ids),
+            has_prompt_logprobs=body.prompt_logprobs is not None,
+        )
+
+
+def _check_tools(body: ChatBody) -> None:
+    """Raises `RequestError` (400) where the model would have to be told of tools."""
+    for name, tools, choice_name, choice in (
+        ("tools", body.tools, "tool_choice", body.tool_choice),
+        ("functions", body.functions, "function_call", body.function_call),
+    ):
+        if tools and choice != "none":
+            raise bad_request(f'{name} are not supported, unless {choice_name} is "none"', name, "not_supported")
+        if choice not in (None, "none", "auto"):
+            raise bad_request(f'{choice_name} must be "none" or "auto": there are no {name}', choice_name)

@@ -1,0 +1,67 @@
+"""The chunks of a `/v1/chat/completions` stream."""
+
+from collections.abc import Sequence
+
+from msgspec import UNSET, UnsetType
+
+from frontend.api.chat_reply import ChatDelta, ChatPiece, ChatView
+from frontend.api.usage import UsageReply, prompt_ids_of, usage_of
+from frontend.generation import Generation
+from frontend.http import sse
+from messages.replies import UserReply
+
+
+class ChatEvents:
+    """A chunk with the role at the beginning of each choice, then one for each increment.
+
+    Where a chunk has nothing but text, only that is encoded.
+    """
+
+    def __init__(self, view: ChatView, choices: Sequence[Generation]):
+        self._view = view
+        self._choices = choices
+        self._began: set[int] = set()
+        """Indices of choices that have had a chunk."""
+        is_plain = not (view.has_logprobs or view.has_token_ids or view.usage.is_continuous)
+        self._forms = [self._form(index) for index in range(len(choices))] if is_plain else []
+
+    def tokens(self, generation: Generation) -> bytes:
+        beginning = b"" if generation.index in self._began else self._begin(generation)
+        if self._forms:
+            return beginning + self._forms[generation.index].frame(generation.take().text)
+        return beginning + self._chunk(generation, None)
+
+    def end(self, generation: Generation, final: UserReply) -> bytes:
+        beginning = b"" if generation.index in self._began else self._begin(generation)
+        return beginning + self._chunk(generation, final)
+
+    def close(self) -> bytes:
+        if not self._view.usage.is_included:
+            return b""
+        return sse.frame(self._view.chunk((), usage_of(self._choices, len(self._choices))))
+
+    def _begin(self, generation: Generation) -> bytes:
+        """Returns the chunk with the role and, where there is an echo, the one with the text that is continued."""
+        self._began.add(generation.index)
+        view = self._view
+        piece = ChatPiece(index=generation.index, delta=ChatDelta("", view.role))
+        prompt_ids = prompt_ids_of(generation) if view.has_token_ids else UNSET
+        begun = sse.frame(view.chunk([piece], self._usage(generation), prompt_ids))
+        if view.echoed:
+            piece = ChatPiece(index=generation.index, delta=ChatDelta(view.echoed))
+            begun += sse.frame(view.chunk([piece], self._usage(generation)))
+        return begun
+
+    def _chunk(self, generation: Generation, final: UserReply | None) -> bytes:
+        piece = self._view.take_piece(generation, final)
+        return sse.frame(self._view.chunk([piece], self._usage(generation)))
+
+    def _form(self, index: int) -> sse.FrameForm:
+        piece = ChatPiece(index=index, delta=ChatDelta(sse.FrameForm.MARK))
+        return sse.FrameForm(self._view.chunk([piece], self._usage(None)))
+
+    def _usage(self, generation: Generation | None) -> UsageReply | UnsetType | None:
+        options = self._view.usage
+        if options.is_continuous and generation is not None:
+            return usage_of([generation], 1)
+        return None if options.is_included else UNSET

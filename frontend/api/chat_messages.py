@@ -1,0 +1,111 @@
+"""The messages of a chat: their roles and contents, checked, and made into what the tokenizer renders."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from messages.errors import bad_request
+from messages.requests import ChatPrompt
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+MESSAGES_TEXT = (
+    "a list of messages, not empty, each with a role (system, developer, user, assistant or tool) "
+    "and a content (a string or a list of text parts)"
+)
+
+
+class ContentPart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of a message; only text is served."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message as clients send it; what chat templates do not read is dropped."""
+
+    role: Role
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The content in one piece."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text or "" for part in self.content)
+        return self.content or ""
+
+
+Messages = Annotated[list[ChatMessage], Meta(min_length=1, description=MESSAGES_TEXT)]
+
+
+def make_chat_prompt(
+    messages: Sequence[ChatMessage],
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    template_kwargs: dict[str, Any] | None,
+) -> ChatPrompt:
+    """Returns the chat for the tokenizer; an answer is prompted for unless the last message is continued.
+
+    Raises `RequestError` (400).
+    """
+    if continue_final_message and add_generation_prompt:
+        raise bad_request(
+            "continue_final_message and add_generation_prompt cannot both be true", "continue_final_message"
+        )
+    checked = [_checked(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return ChatPrompt(
+        messages=msgspec.json.encode(checked),
+        add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
+        continue_final_message=bool(continue_final_message),
+        template_kwargs=msgspec.json.encode(template_kwargs or {}),
+    )
+
+
+def _checked(message: ChatMessage, where: str) -> ChatMessage:
+    """Returns the message as templates know it: a developer is the system, a refusal is text, arguments are objects."""
+    content = message.content
+    if content is None and message.role != "assistant":
+        raise bad_request(f"{where}.content is required where the role is {message.role}", "messages")
+    if isinstance(content, list):
+        content = [_checked_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
+    return msgspec.structs.replace(
+        message,
+        role="system" if message.role == "developer" else message.role,
+        content="" if content is None else content,
+        tool_calls=None if message.tool_calls is None else [_with_arguments(call) for call in message.tool_calls],
+    )
+
+
+def _checked_part(part: ContentPart, where: str) -> ContentPart:
+    match part:
+        case ContentPart(type="text", text=str()):
+            return part
+        case ContentPart(type="refusal", refusal=str()):
+            return ContentPart("text", part.refusal)
+        case ContentPart(type="text"):
+            raise bad_request(f"{where}.text must be a string", "messages")
+        case _:
+            raise bad_request(
+                f"{where}: a part of type {part.type[:60]!r} is not supported, the model reads text only",
+                "messages",
+                "not_supported",
+            )
+
+
+def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """Returns an earlier call of a tool with its arguments as an object: clients send them as JSON in a string."""
+    try:
+        function = msgspec.convert(call.get("function"), dict[str, Any])
+        arguments: Any = msgspec.json.decode(msgspec.convert(function.get("arguments"), str))
+    except (msgspec.DecodeError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

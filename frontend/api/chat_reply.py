@@ -1,0 +1,142 @@
+"""The bodies of `/v1/chat/completions`: whole replies, and the chunks of streams."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from frontend.api.logprob_fields import ChatLogprobs, PromptLogprobs, TokenNames, prompt_logprobs
+from frontend.api.openai_body import UsageOptions
+from frontend.api.usage import UsageReply, prompt_ids_of, usage_of
+from frontend.generation import Generation
+from messages.replies import FinishReason, UserReply
+
+
+class ChatAnswer(msgspec.Struct, frozen=True):
+    role: str
+    content: str
+    refusal: None = None
+
+
+class ChatDelta(msgspec.Struct, frozen=True):
+    """What a chunk adds: the role in the first one of a choice, then text."""
+
+    content: str | UnsetType = UNSET
+    role: str | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    message: ChatAnswer
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice in a chunk."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """The last fields are there where they were asked for."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: Sequence[ChatChoice]
+    usage: UsageReply
+    service_tier: None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Has `usage`, null or not, where it was asked for."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: Sequence[ChatPiece]
+    usage: UsageReply | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client wants to see of its chat. `echoed` comes before the text: the beginning that is continued."""
+
+    id: str
+    created: int
+    model: str
+    role: str
+    echoed: str
+    names: TokenNames
+    usage: UsageOptions
+    has_logprobs: bool
+    has_token_ids: bool
+    has_prompt_logprobs: bool
+
+    def whole(self, generations: Sequence[Generation]) -> ChatCompletion:
+        """Takes all that has arrived for `generations`, which have ended, and returns the reply."""
+        return ChatCompletion(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=[self._choice(generation) for generation in generations],
+            usage=usage_of(generations, len(generations)),
+            prompt_token_ids=prompt_ids_of(generations[0]) if self.has_token_ids else UNSET,
+            prompt_logprobs=prompt_logprobs(generations[0].prompt) if self.has_prompt_logprobs else UNSET,
+        )
+
+    def chunk(
+        self,
+        pieces: Sequence[ChatPiece],
+        usage: UsageReply | UnsetType | None,
+        prompt_token_ids: list[int] | UnsetType = UNSET,
+    ) -> ChatChunk:
+        return ChatChunk(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=pieces,
+            usage=usage,
+            prompt_token_ids=prompt_token_ids,
+        )
+
+    def take_piece(self, generation: Generation, final: UserReply | None) -> ChatPiece:
+        """Takes what has arrived and returns it, with how the choice ended where `final` is given."""
+        text, token_ids = generation.take()
+        return ChatPiece(
+            index=generation.index,
+            delta=ChatDelta(text) if text or final is None else ChatDelta(),
+            logprobs=self._take_logprobs(generation),
+            finish_reason=None if final is None else final.finish_reason,
+            stop_reason=UNSET if final is None else final.stop_reason,
+            token_ids=token_ids if self.has_token_ids else UNSET,
+        )
+
+    def _choice(self, generation: Generation) -> ChatChoice:
+        final = generation.final
+        assert final is not None, f"uid {generation.uid} has not ended"
+        text, token_ids = generation.take()
+        return ChatChoice(
+            index=generation.index,
+            message=ChatAnswer(self.role, self.echoed + text),
+            logprobs=self._take_logprobs(generation),
+            finish_reason=final.finish_reason,
+            stop_reason=final.stop_reason,
+            token_ids=token_ids if self.has_token_ids else UNSET,
+        )
+
+    def _take_logprobs(self, generation: Generation) -> ChatLogprobs | None:
+        return self.names.chat(generation.take_logprobs()) if self.has_logprobs else None

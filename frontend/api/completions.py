@@ -1,0 +1,138 @@
+"""`POST /v1/completions`: OpenAI's endpoint for plain prompts, one or several at once."""
+
+import time
+from typing import Annotated, TypeGuard
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from frontend.api.completion_events import CompletionEvents
+from frontend.api.completion_reply import CompletionView
+from frontend.api.logprob_fields import TokenNames
+from frontend.api.openai_body import (
+    MAX_CHOICES,
+    NumChoices,
+    OpenAiFields,
+    OpenAiReader,
+    check_num_choices,
+    usage_options,
+)
+from frontend.api.sampling import MAX_LOGPROBS, NonEmpty, NumLogprobs, Sampling, Switch, TokenId
+from frontend.http.stream import EventStream, OpenStreams, WholeReply
+from frontend.orders import Order
+from frontend.service import Service
+from frontend.trace import Trace, trace_of
+from messages.errors import bad_request
+from messages.requests import SamplingParams
+
+DEFAULT_MAX_TOKENS = 16
+
+TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
+Several = Annotated[list[NonEmpty | TokenId | TokenIds], Meta(min_length=1)]
+PROMPT_TEXT = "a string, a list of strings, a list of token ids or a list of such lists, none of them empty"
+
+REFUSED = {"suffix": ("",)}
+
+
+class CompletionBody(OpenAiFields, frozen=True, kw_only=True):
+    prompt: Annotated[NonEmpty | Several, Meta(description=PROMPT_TEXT)]
+    best_of: Annotated[NumChoices | None, Meta(description=f"a whole number from 1 to {MAX_CHOICES}")] = None
+    echo: Switch = None
+    logprobs: Annotated[NumLogprobs | None, Meta(description=f"a whole number from 0 to {MAX_LOGPROBS}")] = None
+
+
+class CompletionApi:
+    def __init__(self, service: Service, streams: OpenStreams):
+        self._service = service
+        self._streams = streams
+        self._reader = OpenAiReader(service, CompletionBody, REFUSED)
+        self._sampling = Sampling(service.config.facts)
+
+    async def create(self, request: Request) -> EventStream | WholeReply:
+        """Opens the choices. Raises `RequestError`; refusals by other processes come out of the response."""
+        body = await self._reader.read(request)
+        trace = trace_of(request.scope)
+        orders = [self._order(body, prompt) for prompt in _prompts(body)]
+        is_streamed = bool(body.stream)
+        choices = self._service.open_all(orders, trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s)
+        view = self._view(body, trace, orders[0].num_choices)
+        if is_streamed:
+            return EventStream(self._service, self._streams, choices, CompletionEvents(view, choices))
+        return WholeReply(self._service, choices, lambda: view.whole(choices))
+
+    def _order(self, body: CompletionBody, prompt: str | list[int]) -> Order:
+        params = self._sampling.make_params(
+            body, max_tokens=DEFAULT_MAX_TOKENS, seed=self._service.next_seed(), echo=bool(body.echo)
+        )
+        num_choices = _num_choices(body, params)
+        is_ranked = num_choices > (body.n or 1)
+        params = msgspec.structs.replace(
+            params,
+            num_logprobs=0 if is_ranked and body.logprobs is None else body.logprobs,
+            num_prompt_logprobs=_num_prompt_logprobs(body),
+            echo=_wants_prompt(body, prompt),
+        )
+        return Order(prompt, params, num_choices, add_special_tokens=body.add_special_tokens is not False)
+
+    def _view(self, body: CompletionBody, trace: Trace, num_choices: int) -> CompletionView:
+        return CompletionView(
+            id=f"cmpl-{trace.request_id}",
+            created=int(time.time()),
+            model=self._reader.model_name(body),
+            num_shown=body.n or 1,
+            num_choices=num_choices,
+            names=TokenNames(bool(body.return_tokens_as_token_ids)),
+            usage=usage_options(body),
+            has_echo=bool(body.echo),
+            has_logprobs=body.logprobs is not None,
+            has_token_ids=bool(body.return_token_ids),
+            has_prompt_logprobs=body.prompt_logprobs is not None,
+        )
+
+
+def _num_choices(body: CompletionBody, params: SamplingParams) -> int:
+    """Returns how many choices each prompt gets. Raises `RequestError` (400)."""
+    num_shown = body.n or 1
+    num_choices = num_shown if body.best_of is None else body.best_of
+    if num_choices < num_shown:
+        raise bad_request(f"best_of must be at least n, which is {num_shown}, got {num_choices}", "best_of")
+    if num_choices > num_shown and body.stream:
+        raise bad_request("best_of must be equal to n in a stream: nothing can be ranked before its end", "best_of")
+    check_num_choices(params, num_choices, "n" if body.best_of is None else "best_of")
+    return num_choices
+
+
+def _num_prompt_logprobs(body: CompletionBody) -> int | None:
+    return body.logprobs if body.prompt_logprobs is None and body.echo else body.prompt_logprobs
+
+
+def _wants_prompt(body: CompletionBody, prompt: str | list[int]) -> bool:
+    """Tells whether something of the prompt is to be shown that is not known here."""
+    if isinstance(prompt, list):
+        return bool(body.echo)
+    return bool(body.return_token_ids) or usage_options(body).is_continuous
+
+
+def _prompts(body: CompletionBody) -> list[str] | list[list[int]]:
+    """Returns the prompts one by one. Raises `RequestError` (400) where a list holds different things."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if _are_ids(prompt):
+        return [prompt]
+    if _are_texts(prompt) or _are_lists(prompt):
+        return prompt
+    raise bad_request(f"prompt must be {PROMPT_TEXT}, got a list that mixes them", "prompt")
+
+
+def _are_ids(entries: list[str | int | list[int]]) -> TypeGuard[list[int]]:
+    return all(isinstance(entry, int) for entry in entries)
+
+
+def _are_texts(entries: list[str | int | list[int]]) -> TypeGuard[list[str]]:
+    return all(isinstance(entry, str) for entry in entries)
+
+
+def _are_lists(entries: list[str | int | list[int]]) -> TypeGuard[list[list[int]]]:
+    return all(isinstance(entry, list) for entry in entries)

@@ -1,0 +1,93 @@
+"""The events of a `/generate` stream; the last one, not streamed, is the whole reply."""
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from frontend.api.logprob_fields import NativeLogprobs, PromptLogprobs, TokenNames, prompt_logprobs
+from frontend.api.timing import Timing, make_timing
+from frontend.generation import Generation
+from frontend.http import sse
+from messages.replies import FinishReason, Usage, UserReply
+
+
+class UsageFields(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class TokensEvent(msgspec.Struct, frozen=True):
+    """The tokens of one or more steps; `finish_reason` is null until the end. `logprobs` where they were wanted."""
+
+    uid: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    logprobs: list[NativeLogprobs] | UnsetType = UNSET
+
+
+class EndEvent(msgspec.Struct, frozen=True):
+    """The last tokens and how it ended. The last fields are there where they were wanted."""
+
+    uid: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    usage: UsageFields
+    timing: Timing
+    logprobs: list[NativeLogprobs] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class GenerateEvents:
+    def __init__(self, generation: Generation, names: TokenNames):
+        self._names = names
+        self._has_logprobs = generation.message.sampling_params.num_logprobs is not None
+
+    def tokens(self, generation: Generation) -> bytes:
+        text, token_ids = generation.take()
+        if not self._has_logprobs:
+            return tokens_frame(generation.uid, text, token_ids)
+        logprobs = self._names.native(generation.take_logprobs())
+        return sse.frame(TokensEvent(generation.uid, text, token_ids, logprobs=logprobs))
+
+    def end(self, generation: Generation, final: UserReply) -> bytes:
+        return sse.frame(end_event(generation, self._names))
+
+    def close(self) -> bytes:
+        return b""
+
+
+def tokens_frame(uid: int, text: str, token_ids: list[int]) -> bytes:
+    """Returns the frame of one increment: a row of `StepReplies`, or several that waited for a slow reader."""
+    return sse.frame(TokensEvent(uid, text, token_ids))
+
+
+def end_event(generation: Generation, names: TokenNames) -> EndEvent:
+    """Takes what has arrived and returns it with how the request ended, what it used and how long it took."""
+    final = generation.final
+    assert final is not None, f"uid {generation.uid} has not ended"
+    params = generation.message.sampling_params
+    text, token_ids = generation.take()
+    return EndEvent(
+        uid=generation.uid,
+        text=text,
+        token_ids=token_ids,
+        finish_reason=final.finish_reason,
+        stop_reason=final.stop_reason,
+        usage=usage_fields(final.usage),
+        timing=make_timing(
+            final.stamps,
+            num_tokens=final.usage.completion_tokens,
+            seed=params.seed,
+            attempts=generation.attempt + 1,
+            first_token_ns=generation.first_token_ns if generation.attempt else 0,
+        ),
+        logprobs=UNSET if params.num_logprobs is None else names.native(generation.take_logprobs()),
+        prompt_logprobs=UNSET if params.num_prompt_logprobs is None else prompt_logprobs(generation.prompt),
+    )
+
+
+def usage_fields(usage: Usage) -> UsageFields:
+    return UsageFields(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)

@@ -1,0 +1,92 @@
+"""What is served and how it is configured: `/v1/models`, `/version` and `/server_info`."""
+
+import importlib.metadata
+import time
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+
+from frontend.http.responses import JsonReply
+from messages.config import CacheConfig, Config, HttpConfig, ModelConfig, ModelFacts, RunConfig, SchedulingConfig
+from messages.errors import ErrorInfo, RequestError
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["sluice"] = "sluice"
+    root: str
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: tuple[ModelCard, ...]
+
+
+class VersionReply(msgspec.Struct, frozen=True):
+    version: str
+
+
+class ShownConfig(msgspec.Struct, frozen=True):
+    """The sections of the configuration; each key of clients is shown as asterisks."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduling: SchedulingConfig
+    http: HttpConfig
+    run: RunConfig
+
+
+class ServerInfo(msgspec.Struct, frozen=True):
+    version: str
+    config: ShownConfig
+    model: ModelFacts
+
+
+class InfoApi:
+    def __init__(self, config: Config):
+        facts = config.facts
+        created = int(time.time())
+        self._config = config
+        self._cards = {
+            name: ModelCard(id=name, created=created, root=facts.model_dir, max_model_len=facts.max_model_len)
+            for name in facts.served_names
+        }
+        self._version = find_version()
+
+    async def models(self, request: Request) -> JsonReply:
+        return JsonReply(ModelList(data=tuple(self._cards.values())))
+
+    async def model(self, request: Request) -> JsonReply:
+        """Raises `RequestError` (404) for a name that is not served."""
+        name = request.path_params["id"]
+        card = self._cards.get(name)
+        if card is None:
+            raise RequestError(
+                ErrorInfo(404, f"The model `{name}` does not exist", "not_found_error", "model", "model_not_found")
+            )
+        return JsonReply(card)
+
+    async def version(self, request: Request) -> JsonReply:
+        return JsonReply(VersionReply(self._version))
+
+    async def server_info(self, request: Request) -> JsonReply:
+        """The configuration as all processes read it (but no keys), and what the launcher found out about the model."""
+        config = self._config
+        shown = ShownConfig(config.model, config.cache, config.scheduling, _without_keys(config.http), config.run)
+        return JsonReply(ServerInfo(self._version, shown, config.facts))
+
+
+def _without_keys(http: HttpConfig) -> HttpConfig:
+    return msgspec.structs.replace(http, api_key=("***",) * len(http.api_key))
+
+
+def find_version() -> str:
+    """Returns the installed version; a checkout that was never installed has none."""
+    try:
+        return importlib.metadata.version("sluice")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

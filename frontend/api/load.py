@@ -1,0 +1,38 @@
+"""`GET /load`: how much there is to do, for load balancers."""
+
+import msgspec
+from starlette.requests import Request
+
+from frontend.http.responses import JsonReply
+from frontend.service import Service
+
+
+class LoadReply(msgspec.Struct, frozen=True):
+    """`server_load` is the number of open requests; the others are as of the scheduler's last beat."""
+
+    server_load: int
+    requests_running: int
+    requests_waiting: int
+    kv_cache_usage: float
+    """Part of the pages that requests hold, in [0, 1]."""
+
+
+class LoadApi:
+    def __init__(self, service: Service):
+        self._service = service
+
+    async def load(self, request: Request) -> JsonReply:
+        gauges = self._service.processes.gauges("scheduler")
+        return JsonReply(
+            LoadReply(
+                server_load=len(self._service.registry),
+                requests_running=int(gauges.get("running", 0)),
+                requests_waiting=int(gauges.get("waiting", 0)),
+                kv_cache_usage=kv_cache_usage(gauges),
+            )
+        )
+
+
+def kv_cache_usage(gauges: dict[str, float]) -> float:
+    """Returns the part of all pages that running requests use, by the scheduler's gauges."""
+    return gauges.get("pages_in_use", 0.0) / max(1.0, gauges.get("pages_all", 0.0))

@@ -1,0 +1,111 @@
+"""What the two OpenAI endpoints take alike: common fields, what is refused, and the steps before a body is used."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from frontend.api.models import check_model
+from frontend.api.sampling import SamplingFields, Switch
+from frontend.http.body import BodyDecoder, read_body
+from frontend.service import Service
+from frontend.trace import REQUEST_ID_PATTERN, trace_of
+from messages.errors import bad_request
+from messages.requests import SamplingParams
+
+MAX_CHOICES = 64
+
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "structural_tag": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "logits_processors": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "truncate_prompt_tokens": (),
+    "prompt_embeds": (),
+}
+"""Parameters that would change the answer and are not served, each with the values that ask for nothing."""
+
+IGNORED = (
+    *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "prediction", "reasoning_effort"),
+    *("verbosity", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "moderation"),
+    *("spaces_between_special_tokens", "guided_decoding_backend", "guided_whitespace_pattern"),
+)
+"""Parameters that mean nothing to this server."""
+
+NumChoices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+RequestId = Annotated[str, Meta(pattern=REQUEST_ID_PATTERN)]
+REQUEST_ID_TEXT = "a string of 1 to 128 letters, digits and ._:/+=-"
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """With `include_usage` a last chunk without choices tells the usage, with `continuous_usage_stats` every chunk."""
+
+    include_usage: Switch = None
+    continuous_usage_stats: Switch = None
+
+
+class OpenAiFields(SamplingFields, frozen=True, kw_only=True):
+    model: Annotated[str | None, Meta(description="a string, one of the names in /v1/models")] = None
+    n: Annotated[NumChoices | None, Meta(description=f"a whole number from 1 to {MAX_CHOICES}")] = None
+    stream: Switch = None
+    stream_options: Annotated[
+        StreamOptions | None, Meta(description="an object with include_usage and continuous_usage_stats")
+    ] = None
+    request_id: Annotated[RequestId | None, Meta(description=REQUEST_ID_TEXT)] = None
+    add_special_tokens: Switch = None
+
+
+class UsageOptions(NamedTuple):
+    """When a stream tells its usage: in a last chunk, and in every one."""
+
+    is_included: bool
+    is_continuous: bool
+
+
+T = TypeVar("T", bound=OpenAiFields)
+
+
+class OpenAiReader(Generic[T]):
+    """Reads the requests of an endpoint whose bodies are of type `struct`; `refused` is added to `REFUSED`."""
+
+    def __init__(self, service: Service, struct: type[T], refused: Mapping[str, tuple[Any, ...]]):
+        self._service = service
+        self._decoder = BodyDecoder(struct, {**REFUSED, **refused}, IGNORED)
+        self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
+
+    async def read(self, request: Request) -> T:
+        """Returns the body, whose request id is that of the trace from now on. Raises `RequestError`."""
+        self._service.check_admission()
+        body = self._decoder.decode(await read_body(request, self._max_body_bytes))
+        check_model(self._service.config.facts, body.model)
+        if body.stream_options is not None and not body.stream:
+            raise bad_request("stream_options are only for streams: stream must be true", "stream_options")
+        if body.prompt_logprobs is not None and body.stream:
+            raise bad_request("prompt_logprobs are not in streams: stream must be false", "prompt_logprobs")
+        trace = trace_of(request.scope)
+        trace.request_id = body.request_id or trace.request_id
+        return body
+
+    def model_name(self, body: T) -> str:
+        """Returns the model's name as the client says it."""
+        return body.model or self._service.config.facts.served_names[0]
+
+
+def usage_options(body: OpenAiFields) -> UsageOptions:
+    options = body.stream_options or StreamOptions()
+    is_continuous = bool(options.continuous_usage_stats) and bool(options.include_usage)
+    return UsageOptions(bool(options.include_usage), is_continuous)
+
+
+def check_num_choices(params: SamplingParams, num_choices: int, name: str) -> None:
+    """Raises `RequestError` (400) for several choices that would all be the same; `name` is the field that asks."""
+    if num_choices > 1 and params.is_greedy:
+        raise bad_request(f"{name} must be 1 with greedy sampling (temperature 0), got {num_choices}", name)

@@ -1,0 +1,202 @@
+"""The route table: every endpoint with what it takes, what it answers and in which ways it refuses."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from frontend.api.aborts import AbortApi, AbortBody, AbortReply
+from frontend.api.cache import CacheApi, FlushBody, FlushReply
+from frontend.api.chat import ChatApi, ChatBody
+from frontend.api.chat_reply import ChatChunk, ChatCompletion
+from frontend.api.completion_reply import Completion
+from frontend.api.completions import CompletionApi, CompletionBody
+from frontend.api.generate import GenerateApi, GenerateBody
+from frontend.api.generate_events import EndEvent, TokensEvent
+from frontend.api.health import MAX_PROBE_TIMEOUT_S, Health, HealthApi, ProbeReply
+from frontend.api.info import InfoApi, ModelCard, ModelList, ServerInfo, VersionReply
+from frontend.api.load import LoadApi, LoadReply
+from frontend.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply, TokensApi
+from frontend.http.endpoint import Endpoint, Parameter
+from frontend.metrics.metrics import MetricsApi
+
+PROMPT = "Once upon a time"
+MESSAGES = [{"role": "user", "content": "Tell me a story."}]
+
+REQUEST_ID = Parameter(
+    name="X-Request-Id",
+    place="header",
+    schema=str,
+    description="Comes back in the reply and stands in the log; of 1 to 128 letters, digits and ._:/+=-, else it is "
+    "replaced.",
+)
+PROBE_TIMEOUT = Parameter(
+    name="timeout_s",
+    place="query",
+    schema=Annotated[float, Meta(gt=0, le=MAX_PROBE_TIMEOUT_S)],
+    description="Seconds to wait for the token.",
+)
+MODEL_ID = Parameter(
+    name="id", place="path", schema=Annotated[str, Meta(min_length=1)], description="A name of the model."
+)
+
+
+def generating(generate: GenerateApi, completions: CompletionApi, chat: ChatApi) -> list[Endpoint]:
+    """Returns the endpoints that generate text."""
+    return [
+        Endpoint(
+            method="POST",
+            path="/generate",
+            run=generate.generate,
+            tag="generation",
+            summary="Generate from a prompt (native)",
+            description="A stream of events unless `stream` is false.",
+            body=GenerateBody,
+            reply=EndEvent,
+            events=(TokensEvent, EndEvent),
+            parameters=(REQUEST_ID,),
+            examples={
+                "stream": {"prompt": PROMPT, "max_tokens": 64},
+                "token ids, one document": {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0, "stream": False},
+            },
+        ),
+        Endpoint(
+            method="POST",
+            path="/v1/completions",
+            run=completions.create,
+            tag="OpenAI",
+            summary="Complete one or several prompts",
+            body=CompletionBody,
+            reply=Completion,
+            events=(Completion,),
+            errors=(404,),
+            parameters=(REQUEST_ID,),
+            examples={
+                "one": {"prompt": "Today's weather is", "max_tokens": 50, "temperature": 0.5},
+                "logprobs of a prompt": {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1},
+                "several": {"prompt": [PROMPT, "The end"], "n": 2, "max_tokens": 8, "stream": True},
+            },
+        ),
+        Endpoint(
+            method="POST",
+            path="/v1/chat/completions",
+            run=chat.create,
+            tag="OpenAI",
+            summary="Continue a conversation",
+            body=ChatBody,
+            reply=ChatCompletion,
+            events=(ChatChunk,),
+            errors=(404,),
+            parameters=(REQUEST_ID,),
+            examples={
+                "one": {"messages": MESSAGES, "max_tokens": 64},
+                "stream": {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}},
+            },
+        ),
+    ]
+
+
+def tokens(api: TokensApi) -> list[Endpoint]:
+    """Returns the endpoints that show what the tokenizer does."""
+    return [
+        Endpoint(
+            method="POST",
+            path="/tokenize",
+            run=api.tokenize,
+            tag="tokens",
+            summary="The token ids of a prompt or a conversation",
+            body=TokenizeBody,
+            reply=TokenizeReply,
+            errors=(404,),
+            examples={"text": {"prompt": PROMPT, "return_token_strs": True}, "chat": {"messages": MESSAGES}},
+        ),
+        Endpoint(
+            method="POST",
+            path="/detokenize",
+            run=api.detokenize,
+            tag="tokens",
+            summary="The text of token ids",
+            body=DetokenizeBody,
+            reply=DetokenizeReply,
+            errors=(404,),
+            examples={"ids": {"tokens": [1, 2, 3]}},
+        ),
+    ]
+
+
+def models(info: InfoApi) -> list[Endpoint]:
+    """Returns the endpoints that tell what is served."""
+    return [
+        _get("/v1/models", info.models, "OpenAI", "The names of the served model", ModelList),
+        Endpoint(
+            method="GET",
+            path="/v1/models/{id:path}",
+            run=info.model,
+            tag="OpenAI",
+            summary="One name of the served model",
+            reply=ModelCard,
+            errors=(404,),
+            parameters=(MODEL_ID,),
+        ),
+        _get("/version", info.version, "operation", "The version of the server", VersionReply, is_public=True),
+        _get("/server_info", info.server_info, "operation", "The configuration", ServerInfo),
+    ]
+
+
+def watching(health: HealthApi, load: LoadApi, metrics: MetricsApi) -> list[Endpoint]:
+    """Returns the endpoints that tell how the server is."""
+    return [
+        Endpoint(
+            method="GET",
+            path="/health",
+            run=health.health,
+            tag="operation",
+            summary="How each process is",
+            description="200 where requests are taken, else 503. Waits for no process.",
+            reply=Health,
+            other_replies={503: Health},
+            is_public=True,
+        ),
+        Endpoint(
+            method="GET",
+            path="/health/generate",
+            run=health.generate,
+            tag="operation",
+            summary="Whether a token really comes round the ring",
+            reply=ProbeReply,
+            parameters=(PROBE_TIMEOUT,),
+        ),
+        _get("/ping", health.ping, "operation", "200 where requests are taken", dict[str, Any], is_public=True),
+        _get("/load", load.load, "operation", "How much there is to do", LoadReply),
+        _get("/metrics", metrics.metrics, "operation", "Metrics for Prometheus", None),
+    ]
+
+
+def steering(aborts: AbortApi, cache: CacheApi) -> list[Endpoint]:
+    """Returns the endpoints that change what the server does."""
+    return [
+        Endpoint(
+            method="POST",
+            path="/abort_request",
+            run=aborts.abort_request,
+            tag="operation",
+            summary="End running requests; their clients get what there is",
+            body=AbortBody,
+            reply=AbortReply,
+            examples={"one": {"request_id": "my-request"}, "all": {"all": True}},
+        ),
+        Endpoint(
+            method="POST",
+            path="/flush_cache",
+            run=cache.flush,
+            tag="operation",
+            summary="Empty the prefix cache",
+            body=FlushBody,
+            reply=FlushReply,
+            errors=(409,),
+            examples={"when idle": {}, "now": {"force": True}},
+        ),
+    ]
+
+
+def _get(path: str, run: Any, tag: str, summary: str, reply: Any, *, is_public: bool = False) -> Endpoint:
+    return Endpoint(method="GET", path=path, run=run, tag=tag, summary=summary, reply=reply, is_public=is_public)

@@ -1,0 +1,174 @@
+"""The sampling parameters of a request: their names, ranges and defaults."""
+
+import logging
+from collections.abc import Iterable
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from messages.columns import pack_float32, pack_int32
+from messages.config import ModelFacts
+from messages.errors import bad_request
+from messages.requests import SamplingParams
+
+T = TypeVar("T")
+
+MAX_INT32 = 2**31 - 1
+MAX_LOGPROBS = 20
+MAX_BIASES = 1024
+MAX_REPETITION_PENALTY = 1e6
+"""Together with its reciprocal what float32 logits bear; what lies beyond chooses the same tokens."""
+
+Count = Annotated[int, Meta(ge=0, le=MAX_INT32)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+TopK = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(gt=0)]
+NonEmpty = Annotated[str, Meta(min_length=1)]
+StopStrings = Annotated[list[NonEmpty], Meta(max_length=16)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_INT32)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+Biases = Annotated[dict[TokenId, Bias], Meta(max_length=MAX_BIASES)]
+AllowedIds = Annotated[list[TokenId], Meta(min_length=1)]
+BadWords = Annotated[list[NonEmpty], Meta(max_length=MAX_BIASES)]
+NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+Salt = Annotated[str, Meta(min_length=1, max_length=128)]
+Seconds = Annotated[float, Meta(gt=0)]
+
+Switch = Annotated[bool | None, Meta(description="true or false")]
+
+log = logging.getLogger("sluice.frontend")
+
+
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What every endpoint that generates takes; `None` (absent or null) stands for the default."""
+
+    max_tokens: Annotated[Count | None, Meta(description="a whole number from 1")] = None
+    min_tokens: Annotated[Count | None, Meta(description="a whole number from 0")] = None
+    temperature: Annotated[Temperature | None, Meta(description="a number in [0, 2]")] = None
+    top_p: Annotated[TopP | None, Meta(description="a number in (0, 1]")] = None
+    top_k: Annotated[TopK | None, Meta(description="a whole number from 1, or 0 or -1 for all tokens")] = None
+    min_p: Annotated[MinP | None, Meta(description="a number in [0, 1]")] = None
+    presence_penalty: Annotated[Penalty | None, Meta(description="a number in [-2, 2]")] = None
+    frequency_penalty: Annotated[Penalty | None, Meta(description="a number in [-2, 2]")] = None
+    repetition_penalty: Annotated[RepetitionPenalty | None, Meta(description="a number above 0")] = None
+    seed: Annotated[Int64 | None, Meta(description="a whole number in [-2**63, 2**63 - 1]")] = None
+    stop: Annotated[NonEmpty | StopStrings | None, Meta(description="a string or up to 16 strings, none empty")] = None
+    stop_token_ids: Annotated[list[TokenId] | None, Meta(description="a list of token ids")] = None
+    ignore_eos: Switch = None
+    include_stop_str_in_output: Switch = None
+    skip_special_tokens: Switch = None
+    logit_bias: Annotated[
+        Biases | None,
+        Meta(description=f"an object of up to {MAX_BIASES} token ids, each with a number in [-100, 100]"),
+    ] = None
+    allowed_token_ids: Annotated[AllowedIds | None, Meta(description="a list of token ids, not empty")] = None
+    bad_words: Annotated[
+        BadWords | None, Meta(description=f"a list of up to {MAX_BIASES} strings, none of them empty")
+    ] = None
+    prompt_logprobs: Annotated[NumLogprobs | None, Meta(description=f"a whole number from 0 to {MAX_LOGPROBS}")] = None
+    priority: Annotated[Int64 | None, Meta(description="a whole number in [-2**63, 2**63 - 1]")] = None
+    cache_salt: Annotated[Salt | None, Meta(description="a string of 1 to 128 characters")] = None
+    timeout_s: Annotated[Seconds | None, Meta(description="a number of seconds above 0")] = None
+    return_token_ids: Switch = None
+    return_tokens_as_token_ids: Switch = None
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds where a request says nothing."""
+
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+
+
+def sampling_defaults(of_model: dict[str, float]) -> SamplingDefaults:
+    """Returns the defaults with those of the model's generation_config.json; those that cannot be used are logged."""
+    used: dict[str, float] = {}
+    for name, value in of_model.items():
+        try:
+            msgspec.convert({name: value}, SamplingDefaults, strict=False)
+        except msgspec.ValidationError as error:
+            log.warning("generation_config.json: %s %s is not used: %s", name, value, error)
+        else:
+            used[name] = value
+    return msgspec.convert(used, SamplingDefaults, strict=False)
+
+
+class Sampling:
+    """Makes the parameters of requests to one model, from its defaults and within its vocabulary."""
+
+    def __init__(self, facts: ModelFacts):
+        self._defaults = sampling_defaults(facts.sampling_defaults)
+        self._vocab_size = facts.vocab_size
+
+    def make_params(self, fields: SamplingFields, *, max_tokens: int, seed: int, echo: bool = False) -> SamplingParams:
+        """Returns the parameters; `max_tokens` and `seed` hold where the request gives none.
+
+        With `echo`, and where prompt logprobs are wanted, no output at all may be. Raises `RequestError` (400).
+        """
+        defaults = self._defaults
+        max_tokens = _given(fields.max_tokens, max_tokens)
+        min_tokens = fields.min_tokens or 0
+        if max_tokens == 0 and not echo and fields.prompt_logprobs is None:
+            raise bad_request(
+                "max_tokens must be a whole number from 1, got 0 (allowed where the prompt is returned)", "max_tokens"
+            )
+        if min_tokens > max_tokens:
+            raise bad_request(
+                f"min_tokens must be at most max_tokens, which is {max_tokens}, got {min_tokens}", "min_tokens"
+            )
+        bias = fields.logit_bias or {}
+        self._check_ids("logit_bias", bias)
+        self._check_ids("allowed_token_ids", fields.allowed_token_ids or ())
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=_given(fields.temperature, defaults.temperature),
+            top_p=_given(fields.top_p, defaults.top_p),
+            top_k=max(0, _given(fields.top_k, defaults.top_k)),
+            min_p=_given(fields.min_p, defaults.min_p),
+            seed=_given(fields.seed, seed),
+            stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
+            stop_token_ids=tuple(fields.stop_token_ids or ()),
+            ignore_eos=bool(fields.ignore_eos),
+            include_stop_str_in_output=bool(fields.include_stop_str_in_output),
+            skip_special_tokens=fields.skip_special_tokens is not False,
+            cache_salt=fields.cache_salt or "",
+            min_tokens=min_tokens,
+            presence_penalty=fields.presence_penalty or 0.0,
+            frequency_penalty=fields.frequency_penalty or 0.0,
+            repetition_penalty=_bearable(_given(fields.repetition_penalty, defaults.repetition_penalty)),
+            bias_ids=pack_int32(bias),
+            bias_values=pack_float32(bias.values()),
+            allowed_token_ids=pack_int32(fields.allowed_token_ids or ()),
+            bad_words=tuple(fields.bad_words or ()),
+            num_prompt_logprobs=fields.prompt_logprobs,
+            priority=fields.priority or 0,
+        )
+
+    def _check_ids(self, name: str, ids: Iterable[int]) -> None:
+        for token_id in ids:
+            if token_id >= self._vocab_size:
+                raise bad_request(
+                    f"{name} must be of token ids below {self._vocab_size}, the size of the vocabulary, got {token_id}",
+                    name,
+                )
+
+
+def nth_seed(seed: int, index: int) -> int:
+    """Returns the seed of choice `index` of a request with `seed`: their sum, in 64 bits."""
+    return (seed + index + 2**63) % 2**64 - 2**63
+
+
+def _bearable(penalty: float) -> float:
+    return min(max(penalty, 1 / MAX_REPETITION_PENALTY), MAX_REPETITION_PENALTY)
+
+
+def _given(value: T | None, default: T) -> T:
+    return default if value is None else value

@@ -1,0 +1,50 @@
+"""How many tokens a request took, over all its choices, in the form that OpenAI's clients read."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from frontend.generation import Generation
+from messages.columns import unpack_int32
+from messages.replies import Usage
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class UsageReply(msgspec.Struct, frozen=True):
+    """A prompt counts once, however many choices it has; what was generated for a choice that is not shown counts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+def usage_of(generations: Iterable[Generation], num_choices: int) -> UsageReply:
+    """Returns the usage so far of choices that stand in the order of their prompts, `num_choices` each."""
+    prompts: dict[int, tuple[int, int]] = {}
+    num_output = 0
+    for generation in generations:
+        usage = _usage_so_far(generation)
+        index = generation.index // num_choices
+        num_prompt, num_cached = prompts.get(index, (0, 0))
+        prompts[index] = (max(num_prompt, usage.prompt_tokens), max(num_cached, usage.cached_tokens))
+        num_output += usage.completion_tokens
+    num_prompt = sum(counts[0] for counts in prompts.values())
+    num_cached = sum(counts[1] for counts in prompts.values())
+    return UsageReply(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached))
+
+
+def prompt_ids_of(generation: Generation) -> list[int]:
+    """Returns the ids of the prompt: as the client gave them, or as they were told; none where that was not asked."""
+    ids = generation.message.prompt_ids if generation.prompt is None else generation.prompt.token_ids
+    return unpack_int32(ids).tolist()
+
+
+def _usage_so_far(generation: Generation) -> Usage:
+    """Returns how much has been used; before the end, the prompt's length where it is known, and nothing cached."""
+    if generation.final is not None:
+        return generation.final.usage
+    return Usage(len(prompt_ids_of(generation)), 0, len(generation.output_ids))

@@ -1,0 +1,96 @@
+"""Questions that a process of the ring answers, other than generations: each is pending until its one reply."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from frontend.errors import UnavailableError
+from frontend.processes import ProcessView
+from frontend.ring import Ring
+from messages.errors import ChannelFullError, RequestError
+from messages.replies import CacheFlushed, DecodeReply, EncodeReply
+from messages.requests import DecodeMsg, EncodeMsg, FlushCache
+
+CALL_TIMEOUT_S = 30.0
+MAX_PENDING = 256
+
+Question = EncodeMsg | DecodeMsg | FlushCache
+Answer = EncodeReply | DecodeReply | CacheFlushed
+
+log = logging.getLogger("sluice.frontend")
+
+
+class Calls:
+    """The pending questions by uid. A question that a process took with it is asked again when its successor serves."""
+
+    def __init__(self, ring: Ring, processes: ProcessView, next_uid: Callable[[], int]):
+        self._ring = ring
+        self._processes = processes
+        self._next_uid = next_uid
+        self._pending: dict[int, tuple[Question, asyncio.Future[Answer]]] = {}
+        self._known: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    async def encode(self, make: Callable[[int], EncodeMsg]) -> EncodeReply:
+        """Returns the ids of the text or chat in the question that `make` makes of a uid. Raises `RequestError`."""
+        answer = await self._ask(make(self._next_uid()))
+        assert isinstance(answer, EncodeReply)
+        if answer.error is not None:
+            raise RequestError(answer.error)
+        return answer
+
+    async def decode(self, token_ids: bytes) -> str:
+        """Returns the text of int32 `token_ids`. Raises `RequestError`."""
+        answer = await self._ask(DecodeMsg(self._next_uid(), token_ids))
+        assert isinstance(answer, DecodeReply)
+        if answer.error is not None:
+            raise RequestError(answer.error)
+        return answer.text
+
+    async def flush_cache(self, *, is_forced: bool) -> CacheFlushed:
+        """Returns what became of the order to empty the prefix cache. Raises `UnavailableError`."""
+        answer = await self._ask(FlushCache(self._next_uid(), is_forced))
+        assert isinstance(answer, CacheFlushed)
+        return answer
+
+    def take(self, answer: Answer) -> None:
+        """Gives `answer` to whoever waits for it; nobody does for a second answer, or one that comes too late."""
+        entry = self._pending.get(answer.uid)
+        if entry is not None and not entry[1].done():
+            entry[1].set_result(answer)
+
+    def follow(self) -> None:
+        """Call it after each process table: once all serve again, what is pending is asked of the successors."""
+        if not self._processes.is_ready:
+            return
+        known, self._known = self._known, self._processes.serving()
+        if known and known != self._known:
+            self.repeat()
+
+    def repeat(self) -> None:
+        """Asks again all that is pending: a process or a frame has been lost."""
+        for question, _ in list(self._pending.values()):
+            self._send(question)
+
+    async def _ask(self, question: Question) -> Answer:
+        self._processes.check_ready()
+        if len(self._pending) >= MAX_PENDING:
+            raise UnavailableError(f"{MAX_PENDING} calls are waiting for an answer", "too_many_calls", 1)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._pending[question.uid] = (question, future)
+        try:
+            self._send(question)
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await future
+        except TimeoutError:
+            raise UnavailableError(f"no answer came within {CALL_TIMEOUT_S:g} s", "call_timeout") from None
+        finally:
+            del self._pending[question.uid]
+
+    def _send(self, question: Question) -> None:
+        try:
+            self._ring.send(question)
+        except ChannelFullError as error:
+            log.error("%s was not sent: %s", type(question).__name__, error)

@@ -1,0 +1,1 @@
+"""HTTP itself: the server, what an endpoint is, bodies, keys, event streams, errors as replies."""

@@ -1,0 +1,50 @@
+"""What an endpoint declares of itself, from which come its route and its part of the OpenAPI description."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+Run = Callable[[Request], Awaitable[ASGIApp]]
+"""Returns an ASGI response or raises what `frontend/http/responses.py` makes an error of."""
+
+
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter outside of the body; `schema` is an annotated type."""
+
+    name: str
+    place: Literal["path", "query", "header"]
+    schema: Any
+    description: str
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """`body`, `reply` and `event` are the types that decode and encode: what is described is what is checked.
+
+    `errors` are the statuses of refusals besides those that every endpoint can have; `other_replies` are other
+    statuses whose body is no error. `events` are what a stream's events hold, where the reply may be a stream.
+    """
+
+    method: Literal["GET", "POST"]
+    path: str
+    run: Run
+    tag: str
+    summary: str
+    description: str = ""
+    body: type[msgspec.Struct] | None = None
+    reply: Any = None
+    """`None` for a reply of plain text."""
+    events: tuple[type[msgspec.Struct], ...] = ()
+    errors: tuple[int, ...] = ()
+    other_replies: dict[int, Any] = {}
+    parameters: tuple[Parameter, ...] = ()
+    examples: dict[str, Any] = {}
+    """Bodies by what they show."""
+    is_public: bool = False
+    """Needs no key."""
+
+    def route(self) -> Route:
+        return Route(self.path, self.run, methods=[self.method])

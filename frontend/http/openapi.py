@@ -1,0 +1,189 @@
+"""`GET /openapi.json`: the HTTP surface in OpenAPI 3.1, made from the route table and the structs that check bodies."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from frontend.errors import ErrorBody
+from frontend.http.endpoint import Endpoint
+from frontend.http.responses import JsonReply
+
+REF_TEMPLATE = "#/components/schemas/{name}"
+
+ERRORS_OF_ALL = (400, 431, 500, 503)
+"""400 and 431: what is no sound HTTP is refused before it reaches an endpoint. 503: not every process serves."""
+
+ERRORS_OF_BODIES = (408, 413, 415)
+
+KEY_SCHEME = "api_key"
+
+Json = dict[str, Any]
+
+
+class OpenApiApi:
+    """Describes `endpoints`, and itself."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], *, version: str, root_path: str, has_keys: bool):
+        own = Endpoint(
+            method="GET",
+            path="/openapi.json",
+            run=self.describe,
+            tag="operation",
+            summary="This description",
+            reply=dict[str, Any],
+        )
+        self.endpoints = [*endpoints, own]
+        self._reply = JsonReply(make_document(self.endpoints, version, root_path, has_keys=has_keys))
+
+    async def describe(self, request: Request) -> JsonReply:
+        return self._reply
+
+
+def make_document(endpoints: Iterable[Endpoint], version: str, root_path: str, *, has_keys: bool) -> Json:
+    """Returns the document; with `has_keys` every endpoint that is not public asks for one."""
+    schemas = _Schemas(endpoints)
+    paths: dict[str, Json] = {}
+    for endpoint in endpoints:
+        path = re.sub(r":\w+}", "}", endpoint.path)
+        operation = _operation(endpoint, schemas, has_keys=has_keys)
+        paths.setdefault(path, {})[endpoint.method.lower()] = operation
+    components: Json = {"schemas": schemas.components}
+    if has_keys:
+        components["securitySchemes"] = {KEY_SCHEME: {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Sluice", "version": version, "description": "An LLM inference server."},
+        "servers": [{"url": root_path or "/"}],
+        "paths": paths,
+        "components": components,
+    }
+
+
+class _Schemas:
+    """The JSON schema of every type that an endpoint names; structs are references into `components`."""
+
+    def __init__(self, endpoints: Iterable[Endpoint]):
+        types: list[Any] = [ErrorBody]
+        for endpoint in endpoints:
+            parameters = (parameter.schema for parameter in endpoint.parameters)
+            types += [endpoint.body, endpoint.reply, *endpoint.events, *endpoint.other_replies.values(), *parameters]
+        known = [kind for kind in types if kind is not None]
+        found, components = msgspec.json.schema_components(known, ref_template=REF_TEMPLATE)
+        self.components: Json = components
+        self._by_type = list(zip(known, found, strict=True))
+
+    def of(self, kind: Any) -> Json:
+        return next(schema for known, schema in self._by_type if known is kind or known == kind)
+
+
+def _operation(endpoint: Endpoint, schemas: _Schemas, *, has_keys: bool) -> Json:
+    operation: Json = {
+        "operationId": _operation_id(endpoint),
+        "summary": endpoint.summary,
+        "tags": [endpoint.tag],
+        "responses": {str(status): reply for status, reply in _responses(endpoint, schemas, has_keys=has_keys)},
+    }
+    if endpoint.description:
+        operation["description"] = endpoint.description
+    if endpoint.parameters:
+        operation["parameters"] = [
+            {
+                "name": parameter.name,
+                "in": parameter.place,
+                "required": parameter.place == "path",
+                "schema": schemas.of(parameter.schema),
+                "description": parameter.description,
+            }
+            for parameter in endpoint.parameters
+        ]
+    if endpoint.body is not None:
+        examples = {name: {"value": value} for name, value in endpoint.examples.items()}
+        content = {"schema": schemas.of(endpoint.body), **({"examples": examples} if examples else {})}
+        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+    if has_keys and not endpoint.is_public:
+        operation["security"] = [{KEY_SCHEME: []}]
+    return operation
+
+
+def _responses(endpoint: Endpoint, schemas: _Schemas, *, has_keys: bool) -> Iterator[tuple[int, Json]]:
+    yield 200, {"description": _success_text(endpoint), "headers": _ID_HEADER, "content": _content(endpoint, schemas)}
+    for status, kind in endpoint.other_replies.items():
+        content = {"application/json": {"schema": schemas.of(kind)}}
+        yield status, {"description": HTTPStatus(status).phrase, "headers": _ID_HEADER, "content": content}
+    statuses = {*ERRORS_OF_ALL, *endpoint.errors}
+    if endpoint.body is not None:
+        statuses |= {*ERRORS_OF_BODIES}
+    if has_keys and not endpoint.is_public:
+        statuses.add(401)
+    for status in sorted(statuses - set(endpoint.other_replies)):
+        yield status, _error(status, schemas)
+
+
+def _content(endpoint: Endpoint, schemas: _Schemas) -> Json:
+    if endpoint.reply is None:
+        return {kind: {"schema": {"type": "string"}} for kind in ("text/plain", "application/openmetrics-text")}
+    content: Json = {"application/json": {"schema": schemas.of(endpoint.reply)}}
+    if endpoint.events:
+        events = {"anyOf": [schemas.of(event) for event in (*endpoint.events, ErrorBody)]}
+        json_data = {"type": "string", "contentMediaType": "application/json", "contentSchema": events}
+        content["text/event-stream"] = {
+            "schema": {
+                "type": "object",
+                "required": ["data"],
+                "properties": {"data": {"anyOf": [{"const": "[DONE]"}, json_data]}},
+                "description": "One event, `data: {json}` and an empty line. An error is the last but one; the last "
+                "is `data: [DONE]`. A line that begins with a colon keeps a silent stream alive.",
+            }
+        }
+    return content
+
+
+def _error(status: int, schemas: _Schemas) -> Json:
+    headers: Json = dict(_ID_HEADER)
+    if status == 503:
+        headers["Retry-After"] = {
+            "description": "Seconds after which to try again.",
+            "schema": {"type": "integer", "minimum": 1},
+        }
+    if status == 401:
+        headers["WWW-Authenticate"] = {"description": "The scheme, Bearer.", "schema": {"type": "string"}}
+    text = _ERROR_TEXTS.get(status, HTTPStatus(status).phrase)
+    return {
+        "description": text,
+        "headers": headers,
+        "content": {"application/json": {"schema": schemas.of(ErrorBody)}},
+    }
+
+
+def _success_text(endpoint: Endpoint) -> str:
+    return "The whole reply or, with `stream`, its events." if endpoint.events else endpoint.summary
+
+
+def _operation_id(endpoint: Endpoint) -> str:
+    words = re.findall(r"\w+", endpoint.path.replace(":path", ""))
+    return "_".join([endpoint.method.lower(), *words])
+
+
+_ID_HEADER: Json = {
+    "X-Request-Id": {
+        "description": "The id of the request, as sent or made here.",
+        "schema": {"type": "string"},
+    }
+}
+
+_ERROR_TEXTS = {
+    400: "Something in the request is wrong; `param` names the field.",
+    401: "No API key, or none that is known.",
+    404: "There is no such thing, or no such model.",
+    408: "The body did not arrive in time.",
+    409: "Requests are running.",
+    413: "The body is larger than --max-body-mb.",
+    415: "The body is not JSON by its media type, or compressed.",
+    431: "The head of the request is too large.",
+    500: "An error of the server; `message` has a reference to its log.",
+    503: "The server is full, starting, draining, or one of its processes does not serve.",
+}

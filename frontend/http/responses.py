@@ -1,0 +1,85 @@
+"""Whole JSON responses, and the response that an exception becomes."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from frontend.errors import ENDING_CODES, RETRY_S, UnavailableError, error_body, internal_error, routing_error
+from frontend.trace import REQUEST_ID_HEADER, trace_of
+from messages.errors import RequestError
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+LINGER_S = 2.0
+"""How long a client that is still sending a refused body may go on, so that it gets to read why."""
+
+_encoder = msgspec.json.Encoder()
+
+log = logging.getLogger("sluice.frontend")
+
+
+class JsonReply:
+    """An ASGI response of one JSON document. With `lingers` the rest of the request's body is read and dropped."""
+
+    def __init__(self, content: Any, status: int = 200, headers: Headers = (), *, lingers: bool = False):
+        self._body = _encoder.encode(content)
+        self._status = status
+        self._headers = headers
+        self._lingers = lingers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trace = trace_of(scope)
+        trace.status = self._status
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(self._body)).encode()),
+            (REQUEST_ID_HEADER, trace.request_id.encode()),
+            *self._headers,
+        ]
+        await send({"type": "http.response.start", "status": self._status, "headers": headers})
+        await send({"type": "http.response.body", "body": self._body, "more_body": self._lingers})
+        if self._lingers:
+            await _drop_body(receive)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def error_reply(error: Exception, method: str, path: str) -> JsonReply:
+    """Returns the response for `error`; one that is no refusal is logged under the reference that the client gets."""
+    match error:
+        case RequestError(info=info):
+            return JsonReply(error_body(info), info.status, _headers_of(error), lingers=info.status == 413)
+        case HTTPException():
+            allow = (error.headers or {}).get("Allow", "")
+            headers = ((b"allow", allow.encode()),) if allow else ()
+            return JsonReply(error_body(routing_error(error, method, path)), error.status_code, headers)
+        case _:
+            return JsonReply(error_body(internal_error(log_internal(error))), 500)
+
+
+def log_internal(error: Exception) -> str:
+    """Writes the traceback of `error` to the log and returns the public reference to it."""
+    reference = secrets.token_hex(6)
+    log.error("internal error, reference %s", reference, exc_info=error)
+    return reference
+
+
+def _headers_of(error: RequestError) -> Headers:
+    retry_after_s = error.retry_after_s if isinstance(error, UnavailableError) else RETRY_S
+    retry = ((b"retry-after", str(retry_after_s).encode()),) if error.info.status == 503 else ()
+    if error.info.status == 401:
+        return ((b"www-authenticate", b"Bearer"),)
+    closes = error.info.status in (408, 413) or error.info.code in ENDING_CODES
+    return (*retry, (b"connection", b"close")) if closes else retry
+
+
+async def _drop_body(receive: Receive) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while (await receive()).get("more_body", False):
+                pass

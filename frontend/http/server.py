@@ -1,0 +1,169 @@
+"""The HTTP server: the listening socket, the event loop, and uvicorn without timers and signals of its own."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import ssl
+import time
+from collections.abc import Callable, Generator
+from typing import cast
+
+from starlette.types import ASGIApp
+from uvicorn.config import Config as UvicornConfig
+from uvicorn.server import Server
+
+from frontend.http.protocol import BoundedProtocol
+from messages.config import HttpConfig
+from messages.errors import BootError
+
+LISTEN_FD = "SLUICE_LISTEN_FD"
+"""Environment variable with the descriptor of a listening socket that the launcher hands down."""
+
+TICK_S = 1.0
+BACKLOG = 2048
+IDLE_TIMEOUT_S = 30
+"""How long a connection is kept for the next request."""
+
+CLOSE_TIMEOUT_S = 1
+"""What open connections get at the end to take what has been written to them."""
+
+MAX_DESCRIPTORS = 65536
+
+
+class HttpServer(Server):
+    """`on_start` is called when connections are accepted, `on_tick` then and once a second, until `stop`."""
+
+    def __init__(self, app: ASGIApp, http: HttpConfig, on_start: Callable[[], None], on_tick: Callable[[], None]):
+        super().__init__(
+            UvicornConfig(
+                app,
+                http=BoundedProtocol,
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=IDLE_TIMEOUT_S,
+                timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+                ssl_certfile=http.ssl_certfile or None,
+                ssl_keyfile=http.ssl_keyfile or None,
+                ssl_ca_certs=http.ssl_ca_certs or None,
+                ssl_cert_reqs=ssl.CERT_REQUIRED if http.ssl_ca_certs else ssl.CERT_NONE,
+            )
+        )
+        self._on_start = on_start
+        self._on_tick = on_tick
+        self._is_stopped = asyncio.Event()
+        self.is_leaving = False
+
+    @property
+    def num_connections(self) -> int:
+        return len(self.server_state.connections)
+
+    def stop(self) -> None:
+        """Lets `serve` close all connections and return. May be called again."""
+        self.should_exit = True
+        self._is_stopped.set()
+
+    def close_idle(self) -> None:
+        """Closes connections that wait for a next request, and each other one after its response."""
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
+    def leave(self) -> None:
+        """Accepts no more connections, and closes each that is open after its response."""
+        self.is_leaving = True
+        for server in self.servers:
+            server.close()
+        for connection in cast("list[BoundedProtocol]", list(self.server_state.connections)):
+            connection.finish_up()
+
+    async def main_loop(self) -> None:
+        """Takes the place of uvicorn's, which ticks ten times a second."""
+        self._on_start()
+        while not await self.on_tick(0):
+            self._on_tick()
+            self._close_stalled()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._is_stopped.wait()
+
+    def _close_stalled(self) -> None:
+        now_s = time.monotonic()
+        for connection in cast("list[BoundedProtocol]", list(self.server_state.connections)):
+            if self.is_leaving:  # it may have been accepted in the moment before
+                connection.finish_up()
+            connection.close_if_stalled(now_s)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals belong to the process's link."""
+        yield
+
+
+def check_certificates(http: HttpConfig) -> None:
+    """Raises `BootError` where https is asked for and its files cannot be used."""
+    if not http.ssl_certfile:
+        if http.ssl_keyfile or http.ssl_ca_certs:
+            raise BootError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(http.ssl_certfile, http.ssl_keyfile or None, _refuse_password)
+    except OSError as error:
+        raise BootError(f"--ssl-certfile {http.ssl_certfile} --ssl-keyfile {http.ssl_keyfile}: {error}") from None
+    try:
+        if http.ssl_ca_certs:
+            context.load_verify_locations(http.ssl_ca_certs)
+    except OSError as error:
+        raise BootError(f"--ssl-ca-certs {http.ssl_ca_certs}: {error}") from None
+
+
+def _refuse_password() -> str:
+    """In place of OpenSSL's own question on the terminal."""
+    raise BootError("--ssl-keyfile: a key that needs a password cannot be used")
+
+
+def open_listener(http: HttpConfig) -> tuple[socket.socket, bool]:
+    """Returns the listening socket, and whether it was opened here. Raises `BootError` where the port is in use."""
+    descriptor = os.environ.get(LISTEN_FD)
+    if descriptor is not None:
+        try:
+            return socket.socket(fileno=int(descriptor)), False
+        except (ValueError, OSError) as error:
+            raise BootError(f"{LISTEN_FD}={descriptor} is no listening socket: {error}") from None
+    family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
+    try:
+        return socket.create_server((http.host, http.port), family=family, backlog=BACKLOG), True
+    except OSError as error:
+        raise BootError(
+            f"cannot listen on {http.host} port {http.port}: {error.strerror}; choose another --port"
+        ) from None
+
+
+def base_url(http: HttpConfig, host: str, port: int) -> str:
+    """Returns the address of the server on `host` and `port`."""
+    scheme = "https" if http.ssl_certfile else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def make_event_loop() -> asyncio.AbstractEventLoop:
+    """Returns a uvloop event loop where there is one for this platform."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def raise_descriptor_limit() -> None:
+    """Allows as many connections as the operator's hard limit does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

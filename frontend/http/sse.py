@@ -1,0 +1,53 @@
+"""The bytes of an event stream: how one event is written, whatever its fields are."""
+
+import msgspec
+
+from frontend.errors import error_body
+from messages.errors import ErrorInfo
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+LINE_ENDS = (
+    ("\u0085".encode(), rb"\u0085"),
+    ("\u2028".encode(), rb"\u2028"),
+    ("\u2029".encode(), rb"\u2029"),
+)
+"""Characters that JSON lets stand and at which some clients split lines; in JSON they are in strings, so an escape
+says the same."""
+
+_encoder = msgspec.json.Encoder()
+
+
+def frame(event: msgspec.Struct) -> bytes:
+    """Returns the event as `data: {json}` and an empty line."""
+    encoded = _encoder.encode(event)
+    return b"data: %b\n\n" % (encoded if encoded.isascii() else _one_line(encoded))
+
+
+def error_frame(info: ErrorInfo) -> bytes:
+    """Returns the frame that ends a stream which has begun and cannot go on; `DONE` follows it."""
+    return frame(error_body(info))
+
+
+class FrameForm:
+    """The frames of events that differ in one string only: what is around it is encoded once.
+
+    `event` is such an event with `MARK` as that string.
+    """
+
+    MARK = "\N{OBJECT REPLACEMENT CHARACTER}mark"
+
+    def __init__(self, event: msgspec.Struct):
+        self._head, self._tail = frame(event).split(_encoder.encode(self.MARK))
+
+    def frame(self, text: str) -> bytes:
+        """Returns the frame of the event with `text`."""
+        encoded = _encoder.encode(text)
+        return b"%b%b%b" % (self._head, encoded if encoded.isascii() else _one_line(encoded), self._tail)
+
+
+def _one_line(encoded: bytes) -> bytes:
+    for character, escape in LINE_ENDS:
+        encoded = encoded.replace(character, escape)
+    return encoded

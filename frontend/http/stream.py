@@ -1,0 +1,213 @@
+"""The two ways in which the choices of a request reach its client: as a stream of events, or whole at their end."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from frontend.errors import internal_error
+from frontend.generation import Generation
+from frontend.http import sse
+from frontend.http.responses import JsonReply, log_internal
+from frontend.service import Service
+from frontend.trace import REQUEST_ID_HEADER, Trace, trace_of
+from messages.errors import ErrorInfo, RequestError
+from messages.replies import UserReply
+
+
+class EventWriter(Protocol):
+    """What an endpoint's events look like."""
+
+    def tokens(self, generation: Generation) -> bytes:
+        """Takes what has arrived and returns its frames."""
+        ...
+
+    def end(self, generation: Generation, final: UserReply) -> bytes:
+        """Takes the rest of a choice and returns its last frames."""
+        ...
+
+    def close(self) -> bytes:
+        """Returns what follows the last frame of the last choice, all but `[DONE]`."""
+        ...
+
+
+class OpenStreams:
+    """The streams that are being written; `tick` has those comment that were silent for `keepalive_s`."""
+
+    def __init__(self, keepalive_s: float):
+        self._keepalive_s = keepalive_s
+        self._streams: set[EventStream] = set()
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def tick(self) -> None:
+        """Call it once a second."""
+        latest_s = time.monotonic() - self._keepalive_s
+        for stream in self._streams:
+            if stream.wrote_s <= latest_s:
+                stream.wake()
+
+    @contextlib.contextmanager
+    def hold(self, stream: "EventStream") -> Generator[None, None, None]:
+        self._streams.add(stream)
+        try:
+            yield
+        finally:
+            self._streams.discard(stream)
+
+    def is_silent(self, stream: "EventStream") -> bool:
+        return time.monotonic() - stream.wrote_s >= self._keepalive_s
+
+
+class EventStream:
+    """An ASGI response that writes the events of `choices`, which share `changed`, as they come.
+
+    The head waits for the first reply, so that a refusal is a plain HTTP error; only a long silence sends it before.
+    The error of one choice ends the request.
+    """
+
+    def __init__(self, service: Service, streams: OpenStreams, choices: Sequence[Generation], events: EventWriter):
+        self._service = service
+        self._streams = streams
+        self._choices = choices
+        self._events = events
+        self._running = list(choices)
+        """Choices whose end has not been written."""
+        self.wrote_s = time.monotonic()
+
+    def wake(self) -> None:
+        self._choices[0].changed.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trace = trace_of(scope)
+        with self._streams.hold(self), watched(self._service, self._choices, receive):
+            try:
+                await self._write_all(send, trace)
+            except Exception as error:
+                if not trace.status:
+                    raise
+                await _write(send, sse.error_frame(internal_error(log_internal(error))) + sse.DONE, is_last=True)
+
+    async def _write_all(self, send: Send, trace: Trace) -> None:
+        changed = self._choices[0].changed
+        is_last = False
+        while not is_last:
+            await changed.wait()
+            if not _are_heard(self._running):
+                return
+            changed.clear()
+            error = _error_of(self._running)
+            if error is not None and not trace.status:
+                raise RequestError(error)
+            frames = self._next_frames(error)
+            is_last = error is not None or not self._running
+            if not frames:
+                continue
+            if not trace.status:
+                await _write_head(send, trace)
+            self.wrote_s = time.monotonic()
+            await _write(send, frames, is_last=is_last)
+
+    def _next_frames(self, error: ErrorInfo | None) -> bytes:
+        """Takes what has arrived and returns what is to be written now."""
+        frames = b""
+        running: list[Generation] = []
+        for generation in self._running:
+            final = generation.final
+            if final is not None and final.error is None:
+                frames += self._events.end(generation, final)
+                continue
+            running.append(generation)
+            if generation.has_news:
+                frames += self._events.tokens(generation)
+        self._running = running
+        if error is not None:
+            return frames + sse.error_frame(error) + sse.DONE
+        if not running:
+            return frames + self._events.close() + sse.DONE
+        return frames or (sse.KEEP_ALIVE if self._streams.is_silent(self) else b"")
+
+
+class WholeReply:
+    """An ASGI response that waits for the end of all `choices` and then is one JSON document, which `content` makes."""
+
+    def __init__(self, service: Service, choices: Sequence[Generation], content: Callable[[], Any]):
+        self._service = service
+        self._choices = choices
+        self._content = content
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with watched(self._service, self._choices, receive):
+            if await self._wait_end():
+                await JsonReply(self._content())(scope, receive, send)
+
+    async def _wait_end(self) -> bool:
+        """Returns true when all have ended, false as soon as the client has left. Raises the error of any choice."""
+        changed = self._choices[0].changed
+        running = self._choices
+        while True:
+            error = _error_of(running)
+            if error is not None:
+                raise RequestError(error)
+            running = [generation for generation in running if generation.final is None]
+            if not running:
+                return True
+            if not _are_heard(running):
+                return False
+            changed.clear()
+            await changed.wait()
+
+
+@contextlib.contextmanager
+def watched(service: Service, choices: Iterable[Generation], receive: Receive) -> Generator[None, None, None]:
+    """Aborts the choices as soon as their client leaves, and at the end of the block unless they have ended."""
+
+    def leave() -> None:
+        for generation in choices:
+            service.leave(generation)
+
+    watcher = asyncio.create_task(_watch(leave, receive))
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        leave()
+
+
+async def _watch(leave: Callable[[], None], receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    leave()
+
+
+def _error_of(choices: Iterable[Generation]) -> ErrorInfo | None:
+    for generation in choices:
+        if generation.final is not None and generation.final.error is not None:
+            return generation.final.error
+    return None
+
+
+def _are_heard(choices: Iterable[Generation]) -> bool:
+    for generation in choices:  # noqa: SIM110 (a third of the time of `all`; this runs once a token)
+        if not generation.has_listener:
+            return False
+    return True
+
+
+async def _write_head(send: Send, trace: Trace) -> None:
+    trace.status = 200
+    headers = [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+        (REQUEST_ID_HEADER, trace.request_id.encode()),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def _write(send: Send, body: bytes, *, is_last: bool) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": not is_last})

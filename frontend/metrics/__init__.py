@@ -1,0 +1,1 @@
+"""What `/metrics` shows: counted where it happens, collected when it is asked for."""

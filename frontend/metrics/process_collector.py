@@ -1,0 +1,119 @@
+"""The metrics of the processes: the scheduler's counts from its beats, and what the system says of each process."""
+
+import time
+from collections.abc import Iterator
+
+import psutil
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from frontend.api.load import kv_cache_usage
+from frontend.metrics.distribution import make_buckets
+from frontend.metrics.totals import ProcessTotals, Totals
+from frontend.processes import ProcessView
+from messages.control import ProcessStatus
+from messages.histograms import BOUNDS
+
+MODEL_LABEL, PROCESS_LABEL = "model_name", "process"
+STATES = ("starting", "ready", "busy", "hung", "dead", "restarting")
+
+HISTOGRAMS = {
+    "step_seconds": ("sluice_step_seconds", "Time of a step."),
+    "step_rows": ("sluice_step_rows", "Rows of a step."),
+    "step_tokens": ("vllm:iteration_tokens_total", "Tokens of a step, prefill and decode together."),
+}
+
+
+class ProcessCollector(Collector):
+    """Shows the launcher's latest table (at most about a second old) and `totals`."""
+
+    def __init__(self, model_name: str, processes: ProcessView, totals: ProcessTotals):
+        self._model = [model_name]
+        self._processes = processes
+        self._totals = totals
+        self._cpu_totals = Totals()
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._scheduler_gauges()
+        yield from self._scheduler_counters()
+        yield from self._histograms()
+        statuses = self._processes.statuses()
+        yield from self._states(statuses)
+        yield from self._costs(statuses)
+
+    def _scheduler_gauges(self) -> Iterator[Metric]:
+        gauges = self._processes.gauges("scheduler")
+        for name, text, value in (
+            ("vllm:num_requests_running", "Requests that have a row.", gauges.get("running", 0.0)),
+            ("vllm:num_requests_waiting", "Requests that wait for a row.", gauges.get("waiting", 0.0)),
+            ("vllm:kv_cache_usage_perc", "Part of the pages that requests hold, 0 to 1.", kv_cache_usage(gauges)),
+            ("sluice_pages", "Pages of the KV cache.", gauges.get("pages_all", 0.0)),
+            ("sluice_pages_cached", "Pages kept for prompts to come.", gauges.get("pages_cached", 0.0)),
+        ):
+            family = GaugeMetricFamily(name, text, labels=[MODEL_LABEL])
+            family.add_metric(self._model, value)
+            yield family
+
+    def _scheduler_counters(self) -> Iterator[Metric]:
+        for name, text, key in (
+            ("vllm:prefix_cache_queries", "Prompt tokens looked for in the prefix cache.", "prompt_tokens"),
+            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
+            ("vllm:num_preemptions", "Rows that gave way because pages were short.", "preemptions"),
+            ("sluice_steps", "Forward passes.", "steps"),
+        ):
+            family = CounterMetricFamily(name, text, labels=[MODEL_LABEL])
+            family.add_metric(self._model, self._totals.counter("scheduler", key))
+            yield family
+
+    def _histograms(self) -> Iterator[Metric]:
+        for key, (name, text) in HISTOGRAMS.items():
+            histogram = self._totals.histogram("scheduler", key)
+            family = HistogramMetricFamily(name, text, labels=[MODEL_LABEL])
+            family.add_metric(self._model, make_buckets(BOUNDS[key], histogram.counts), histogram.total)
+            yield family
+
+    def _states(self, statuses: list[ProcessStatus]) -> Iterator[Metric]:
+        now_ns = time.monotonic_ns()
+        state = GaugeMetricFamily(
+            "sluice_process_state", "1 for the state that a process is in.", labels=[PROCESS_LABEL, "state"]
+        )
+        age = GaugeMetricFamily("sluice_process_beat_age_seconds", "Since the last beat.", labels=[PROCESS_LABEL])
+        incarnation = GaugeMetricFamily("sluice_process_incarnation", "Starts of a process.", labels=[PROCESS_LABEL])
+        restarts = CounterMetricFamily(
+            "sluice_process_restarts",
+            "How often a process was replaced.",
+            labels=[PROCESS_LABEL],
+        )
+        for status in statuses:
+            for name in STATES:
+                state.add_metric([status.name, name], float(status.state == name))
+            if status.beat_ns:
+                age.add_metric([status.name], max(0, now_ns - status.beat_ns) / 1e9)
+            incarnation.add_metric([status.name], status.incarnation)
+            restarts.add_metric([status.name], status.num_restarts)
+        yield from (state, age, incarnation, restarts)
+
+    def _costs(self, statuses: list[ProcessStatus]) -> Iterator[Metric]:
+        """CPU time is summed over incarnations as far as it was scraped; memory is missing where nothing runs."""
+        cpu = CounterMetricFamily("sluice_process_cpu_seconds", "CPU time, user and system.", labels=[PROCESS_LABEL])
+        memory = GaugeMetricFamily("sluice_process_resident_bytes", "Resident memory.", labels=[PROCESS_LABEL])
+        for status in statuses:
+            cost = _find_cost(status.pid)
+            if cost is not None:
+                self._cpu_totals.update(status.name, status.incarnation, {"cpu_s": cost[0]})
+                memory.add_metric([status.name], cost[1])
+            cpu.add_metric([status.name], self._cpu_totals.total(status.name, "cpu_s"))
+        yield from (cpu, memory)
+
+
+def _find_cost(pid: int) -> tuple[float, int] | None:
+    """Returns CPU seconds and resident bytes of process `pid`; `None` where it cannot be looked at."""
+    if not pid:
+        return None
+    try:
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        return times.user + times.system, process.memory_info().rss
+    except psutil.Error:
+        return None

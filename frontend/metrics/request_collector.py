@@ -1,0 +1,105 @@
+"""The request metrics by their public names: vLLM's where the meaning is the same, so that its dashboards work."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from frontend.admission import Admission
+from frontend.metrics.distribution import Distribution
+from frontend.metrics.request_metrics import RequestMetrics
+
+FINISH_REASONS = ("stop", "length", "abort", "timeout", "error")
+LABEL, WORKER_LABEL = "model_name", "worker"
+
+
+class RequestCollector(Collector):
+    """Shows `metrics` and refusals under `model_name`; the two callables return numbers as of now.
+
+    With `worker`, each sample also says which of several frontends has counted it.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        metrics: RequestMetrics,
+        admission: Admission,
+        num_open: Callable[[], int],
+        num_continued: Callable[[], int],
+        worker: str | None = None,
+    ):
+        self._names = [LABEL] if worker is None else [LABEL, WORKER_LABEL]
+        self._labels = [model_name] if worker is None else [model_name, worker]
+        self._metrics = metrics
+        self._admission = admission
+        self._num_open = num_open
+        self._num_continued = num_continued
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._counters()
+        yield from self._spans()
+        yield from self._sizes()
+        yield self._gauge("sluice_requests_open", "Requests between their arrival and their end.", self._num_open())
+
+    def _counters(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        prompt_tokens = metrics.prompt_tokens.total
+        yield self._counter("vllm:prompt_tokens", "Prompt tokens of requests that have ended.", prompt_tokens)
+        yield self._counter("vllm:generation_tokens", "Tokens generated.", metrics.num_output_tokens)
+        yield self._counter(
+            "sluice_cached_prompt_tokens",
+            "Prompt tokens of ended requests that were found in the prefix cache.",
+            metrics.num_cached_tokens,
+        )
+        ended = self._by("vllm:request_success", "Requests that have ended.", "finished_reason")
+        for reason in FINISH_REASONS:
+            ended.add_metric([*self._labels, reason], metrics.num_ended[reason])
+        yield ended
+        refused = self._by("sluice_requests_refused", "Requests answered 503 at the door.", "code")
+        for code in ("queue_full", "not_ready", "draining"):
+            refused.add_metric([*self._labels, code], self._admission.num_refused[code])
+        yield refused
+        yield self._counter("sluice_clients_gone", "Requests whose client left early.", metrics.num_clients_gone)
+        yield self._counter("sluice_continuations", "Attempts begun because a process had died.", self._num_continued())
+
+    def _spans(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        for name, text, spans in (
+            ("time_to_first_token_seconds", "From the arrival of a request to its first token.", metrics.first_token_s),
+            ("inter_token_latency_seconds", "Between tokens of a request, as they come.", metrics.token_gaps_s),
+            ("request_time_per_output_token_seconds", "Mean time of a request's later tokens.", metrics.per_token_s),
+            ("e2e_request_latency_seconds", "From arrival to end.", metrics.total_s),
+            ("request_queue_time_seconds", "From the scheduler's queue to the first step.", metrics.queue_s),
+            ("request_prefill_time_seconds", "From the first step to the first token.", metrics.prefill_s),
+            ("request_decode_time_seconds", "From the first token to the last.", metrics.decode_s),
+            ("request_inference_time_seconds", "From the first step to the last token.", metrics.inference_s),
+        ):
+            yield self._histogram(f"vllm:{name}", text, spans)
+
+    def _sizes(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        for name, text, counts in (
+            ("request_prompt_tokens", "Prompt tokens of a request.", metrics.prompt_tokens),
+            ("request_generation_tokens", "Tokens generated for a request.", metrics.output_tokens),
+            ("request_params_max_tokens", "max_tokens of a request.", metrics.max_tokens),
+        ):
+            yield self._histogram(f"vllm:{name}", text, counts)
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=self._names)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=self._names)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _by(self, name: str, text: str, label: str) -> CounterMetricFamily:
+        return CounterMetricFamily(name, text, labels=[*self._names, label])
+
+    def _histogram(self, name: str, text: str, values: Distribution) -> Metric:
+        family = HistogramMetricFamily(name, text, labels=self._names)
+        family.add_metric(self._labels, values.buckets(), values.total)
+        return family

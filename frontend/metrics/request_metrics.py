@@ -1,0 +1,95 @@
+"""What `/metrics` shows of requests: counted here when each ends, from its stamps and its usage."""
+
+import time
+from collections import Counter
+
+from frontend.generation import Generation
+from frontend.metrics.distribution import Distribution, one_two_five
+from messages.columns import num_int32
+from messages.replies import UserReply
+
+FIRST_TOKEN_BOUNDS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+TOKEN_GAP_BOUNDS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+SPAN_BOUNDS_S = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0),
+    *(60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+
+
+class RequestMetrics:
+    """All since the process started. Spans are in seconds; of a continued request, those of its last attempt.
+
+    `token_gaps_s` is filled by the registry as tokens arrive, all else here. A refused request has its reason counted
+    (`error`) and nothing else.
+    """
+
+    def __init__(self, max_model_len: int):
+        token_bounds = one_two_five(max_model_len)
+        self.token_gaps_s = Distribution(TOKEN_GAP_BOUNDS_S)
+        self.first_token_s = Distribution(FIRST_TOKEN_BOUNDS_S)
+        self.per_token_s = Distribution(TOKEN_GAP_BOUNDS_S)
+        self.total_s = Distribution(SPAN_BOUNDS_S)
+        self.queue_s = Distribution(SPAN_BOUNDS_S)
+        self.prefill_s = Distribution(SPAN_BOUNDS_S)
+        self.decode_s = Distribution(SPAN_BOUNDS_S)
+        self.inference_s = Distribution(SPAN_BOUNDS_S)
+        self.prompt_tokens = Distribution(token_bounds)
+        self.output_tokens = Distribution(token_bounds)
+        self.max_tokens = Distribution(token_bounds)
+        self.num_cached_tokens = 0
+        self.num_output_tokens = 0
+        self.num_ended: Counter[str] = Counter()
+        """By finish reason."""
+        self.num_clients_gone = 0
+
+    def note_step(self, now_ns: int, num_rows_after: dict[int, int]) -> None:
+        """Counts tokens that arrived at `now_ns`, by when their requests had the one before (0: never)."""
+        for last_ns, num_rows in num_rows_after.items():
+            self.num_output_tokens += num_rows
+            if last_ns:
+                self.token_gaps_s.add((now_ns - last_ns) / 1e9, num_rows)
+
+    def note_end(self, generation: Generation) -> None:
+        """Counts a request that has ended for its client just now."""
+        final = generation.final
+        assert final is not None, f"uid {generation.uid} has not ended"
+        self.num_ended[final.finish_reason] += 1
+        num_last = num_int32(final.token_ids)
+        now_ns = time.monotonic_ns()
+        if num_last:
+            self.note_step(now_ns, {generation.last_token_ns: num_last})
+        if final.finish_reason != "error":
+            self._note_usage(generation, final)
+            self._note_spans(generation, final, now_ns)
+
+    def _note_usage(self, generation: Generation, final: UserReply) -> None:
+        usage = final.usage
+        self.prompt_tokens.add(usage.prompt_tokens)
+        self.output_tokens.add(usage.completion_tokens)
+        self.max_tokens.add(generation.message.sampling_params.max_tokens)
+        self.num_cached_tokens += usage.cached_tokens
+
+    def _note_spans(self, generation: Generation, final: UserReply, now_ns: int) -> None:
+        stamps = final.stamps
+        first_token_ns = generation.first_token_ns or now_ns
+        self.total_s.add((now_ns - stamps.received_ns) / 1e9)
+        if generation.output_ids:
+            self.first_token_s.add((first_token_ns - stamps.received_ns) / 1e9)
+        if len(generation.output_ids) > 1:
+            self.per_token_s.add((now_ns - first_token_ns) / 1e9 / (len(generation.output_ids) - 1))
+        _add_span(self.queue_s, stamps.queued_ns, stamps.first_scheduled_ns)
+        _add_span(self.prefill_s, stamps.first_scheduled_ns, stamps.first_token_ns)
+        _add_span(self.decode_s, stamps.first_token_ns, stamps.finished_ns)
+        _add_span(self.inference_s, stamps.first_scheduled_ns, stamps.finished_ns)
+
+
+def _add_span(spans_s: Distribution, began_ns: int, ended_ns: int) -> None:
+    """Counts a span unless one of its ends was not reached."""
+    if began_ns and ended_ns:
+        spans_s.add((ended_ns - began_ns) / 1e9)

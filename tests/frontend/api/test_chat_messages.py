@@ -1,0 +1,51 @@
+import json
+from typing import Any
+
+import msgspec
+
+from frontend.api.chat_messages import ChatMessage, make_chat_prompt
+
+
+def rendered(*messages: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns what the tokenizer gets for the messages of a client."""
+    chat = make_chat_prompt(
+        msgspec.convert(list(messages), list[ChatMessage]),
+        add_generation_prompt=None,
+        continue_final_message=None,
+        template_kwargs=None,
+    )
+    return json.loads(chat.messages)
+
+
+def test_plain_messages_pass_unchanged():
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hällo", "name": "Ann"},
+        {"role": "assistant", "content": "", "reasoning_content": "hm"},
+        {"role": "tool", "content": "5", "tool_call_id": "c1"},
+    ]
+    assert rendered(*messages) == messages
+
+
+def test_text_parts_pass_and_what_is_unknown_is_dropped():
+    part = {"type": "text", "text": "a"}
+    message = {"role": "user", "content": [part | {"cache_control": {}}, part], "zzz": 1}
+    assert rendered(message) == [{"role": "user", "content": [part, part]}]
+
+
+def test_a_developer_is_the_system_and_a_refusal_is_text():
+    refusal = {"type": "refusal", "refusal": "no"}
+    assert rendered({"role": "developer", "content": "x"}, {"role": "assistant", "content": [refusal]}) == [
+        {"role": "system", "content": "x"},
+        {"role": "assistant", "content": [{"type": "text", "text": "no"}]},
+    ]
+
+
+def test_arguments_of_earlier_calls_are_objects():
+    def call(arguments: Any) -> dict[str, Any]:
+        return {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+    calls = [call('{"a": 1}'), call("not JSON"), {"type": "custom"}]
+    (message,) = rendered({"role": "assistant", "content": None, "tool_calls": calls})
+    assert message["tool_calls"] == [call({"a": 1}), call("not JSON"), {"type": "custom"}]
+    assert message["content"] == ""

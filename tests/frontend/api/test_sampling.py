@@ -1,0 +1,98 @@
+import logging
+
+import msgspec
+import pytest
+
+from frontend.api.sampling import (
+    MAX_REPETITION_PENALTY,
+    Sampling,
+    SamplingDefaults,
+    SamplingFields,
+    nth_seed,
+    sampling_defaults,
+)
+from messages.columns import pack_float32, pack_int32
+from messages.errors import RequestError
+from messages.requests import SamplingParams
+from tests.frontend.frontend_run import FACTS
+
+
+def decode(text: str, *, echo: bool = False, defaults: dict[str, float] | None = None) -> SamplingParams:
+    fields = msgspec.json.decode(text, type=SamplingFields)
+    sampling = Sampling(msgspec.structs.replace(FACTS, sampling_defaults=defaults or {}))
+    return sampling.make_params(fields, max_tokens=128, seed=99, echo=echo)
+
+
+def test_an_empty_request_gets_the_defaults():
+    assert decode("{}") == SamplingParams(max_tokens=128, seed=99)
+
+
+def test_null_means_absent():
+    nulls = ", ".join(f'"{name}": null' for name in SamplingFields.__struct_fields__)
+    assert decode(f"{{{nulls}}}") == decode("{}")
+
+
+def test_every_parameter_arrives():
+    params = decode(
+        """{"max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": -7,
+        "stop": ["a", "bc"], "stop_token_ids": [1, 2], "ignore_eos": true, "include_stop_str_in_output": true,
+        "skip_special_tokens": false, "cache_salt": "tenant", "min_tokens": 2, "presence_penalty": -1,
+        "frequency_penalty": 2, "repetition_penalty": 1.5, "logit_bias": {"7": -100, "999": 2.5},
+        "allowed_token_ids": [3, 7], "bad_words": ["no", "never"], "prompt_logprobs": 4, "priority": -3}"""
+    )
+    assert params == SamplingParams(
+        *(5, 0.5, 0.9, 40, 0.1, -7, ("a", "bc"), (1, 2), True, True, False, "tenant"),
+        min_tokens=2,
+        presence_penalty=-1.0,
+        frequency_penalty=2.0,
+        repetition_penalty=1.5,
+        bias_ids=pack_int32([7, 999]),
+        bias_values=pack_float32([-100.0, 2.5]),
+        allowed_token_ids=pack_int32([3, 7]),
+        bad_words=("no", "never"),
+        num_prompt_logprobs=4,
+        priority=-3,
+    )
+
+
+def test_edges_of_the_ranges_are_taken():
+    assert decode('{"top_k": -1}').top_k == 0
+    assert decode('{"top_k": 0}').top_k == 0
+    assert decode('{"temperature": 0}').is_greedy
+    assert decode('{"temperature": 2, "top_p": 1, "min_p": 1, "max_tokens": 1}').temperature == 2.0
+    assert decode('{"seed": 9223372036854775807}').seed == 2**63 - 1
+    assert decode('{"stop": "x"}').stop == ("x",)
+    assert decode('{"min_tokens": 128}').min_tokens == 128
+    assert decode('{"logit_bias": {}, "bad_words": [], "priority": 0}') == decode("{}")
+
+
+def test_a_repetition_penalty_stays_within_what_logits_bear():
+    assert decode('{"repetition_penalty": 1e300}').repetition_penalty == MAX_REPETITION_PENALTY
+    assert decode('{"repetition_penalty": 1e-300}').repetition_penalty == 1 / MAX_REPETITION_PENALTY
+
+
+def test_no_output_needs_something_of_the_prompt():
+    assert decode('{"max_tokens": 0}', echo=True).max_tokens == 0
+    assert decode('{"max_tokens": 0, "prompt_logprobs": 0}').max_tokens == 0
+    with pytest.raises(RequestError, match="max_tokens must be a whole number from 1, got 0"):
+        decode('{"max_tokens": 0}')
+
+
+def test_seeds_of_choices_follow_each_other_and_wrap():
+    assert [nth_seed(5, index) for index in range(3)] == [5, 6, 7]
+    assert nth_seed(2**63 - 1, 1) == -(2**63)
+    assert nth_seed(-1, 1) == 0
+
+
+def test_the_model_may_bring_defaults():
+    of_model = {"temperature": 0.6, "top_p": 0.95, "top_k": 20.0, "repetition_penalty": 1.1}
+    params = decode('{"top_p": 0.5}', defaults=of_model)
+    assert (params.temperature, params.top_p, params.top_k, params.repetition_penalty) == (0.6, 0.5, 20, 1.1)
+    assert decode('{"repetition_penalty": 1}', defaults=of_model).repetition_penalty == 1.0
+
+
+@pytest.mark.parametrize(("name", "value"), [("repetition_penalty", 0.0), ("temperature", 3.0), ("top_k", 1.5)])
+def test_a_default_that_cannot_be_used_is_logged(name: str, value: float, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING):
+        assert sampling_defaults({name: value}) == SamplingDefaults()
+    assert name in caplog.text

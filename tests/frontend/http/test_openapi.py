@@ -1,0 +1,85 @@
+"""The description of the HTTP surface: it is sound, whole, and true of the examples in it."""
+
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+
+from frontend.api.completions import CompletionBody
+from frontend.api.generate import GenerateBody
+from frontend.http.body import BodyDecoder
+from tests.frontend.frontend_run import FrontendRun, final
+
+
+@pytest.fixture
+def document(server: FrontendRun) -> dict[str, Any]:
+    return server.client.get("/openapi.json").json()
+
+
+def references(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+        return own + [found for value in node.values() for found in references(value)]
+    return [found for value in node for found in references(value)] if isinstance(node, list) else []
+
+
+def test_every_reference_leads_somewhere(document: dict[str, Any]):
+    assert document["openapi"] == "3.1.0"
+    schemas = document["components"]["schemas"]
+    found = references(document)
+    assert len(found) > 50
+    assert {name.removeprefix("#/components/schemas/") for name in found} <= set(schemas)
+    for schema in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_all_paths_are_described_and_exist(server: FrontendRun, document: dict[str, Any]):
+    wanted = {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{id}", "/tokenize"}
+    wanted |= {"/detokenize", "/health", "/health/generate", "/metrics", "/version", "/server_info", "/openapi.json"}
+    wanted |= {"/load", "/ping", "/abort_request", "/flush_cache"}
+    wanted |= {"/admin/processes", "/admin/restart/{process}", "/start_profile", "/stop_profile"}
+    assert set(document["paths"]) == wanted
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            other = "POST" if method == "get" else "GET"
+            refused = server.client.request(other, re.sub(r"{\w+}", "m", path))
+            assert refused.status_code == 405
+            allowed = set(refused.headers["allow"].split(", "))
+            assert allowed == ({"GET", "HEAD"} if method == "get" else {"POST"})
+            assert {"200", "400", "500", "503"} <= set(operation["responses"])
+            has_body = method == "post" and "administration" not in operation["tags"]
+            assert has_body == ("requestBody" in operation)
+            assert has_body == ("415" in operation["responses"])
+            assert "401" not in operation["responses"]
+
+
+def test_the_examples_are_valid(document: dict[str, Any]):
+    num_examples = 0
+    for operations in document["paths"].values():
+        content = operations.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json")
+        for example in (content or {}).get("examples", {}).values():
+            schema = {**content["schema"], "components": document["components"]}
+            jsonschema.validate(example["value"], schema)
+            num_examples += 1
+    assert num_examples >= 12
+
+
+@pytest.mark.parametrize(("name", "struct"), [("GenerateBody", GenerateBody), ("CompletionBody", CompletionBody)])
+def test_the_schema_says_what_the_decoder_takes(document: dict[str, Any], name: str, struct: Any):
+    schema = document["components"]["schemas"][name]
+    assert list(schema["properties"]) == list(struct.__struct_encode_fields__)
+    assert BodyDecoder(struct)
+    temperature = schema["properties"]["temperature"]["anyOf"][0]
+    assert (temperature["minimum"], temperature["maximum"]) == (0, 2)
+    assert schema["required"] == ["prompt"]
+
+
+def test_a_reply_is_as_described(server: FrontendRun, document: dict[str, Any]):
+    asked = server.ask("/generate", {"prompt": "a", "stream": False})
+    server.send(final(server.take_request(), "ok", (1, 2)))
+    content = document["paths"]["/generate"]["post"]["responses"]["200"]["content"]
+    assert set(content) == {"application/json", "text/event-stream"}
+    jsonschema.validate(
+        asked.response().json(), {**content["application/json"]["schema"], "components": document["components"]}
+    )

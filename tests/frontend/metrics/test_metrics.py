@@ -1,0 +1,147 @@
+"""`/metrics` over real HTTP, read with Prometheus's own parser."""
+
+import msgspec
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from messages.config import RunConfig, SchedulingConfig
+from messages.control import ProcessTable
+from messages.histograms import BOUNDS, HistogramCounts
+from messages.replies import Usage
+from tests.frontend.frontend_run import FrontendRun, final, make_config, step, table, table_after, wait_until
+
+
+def scrape(run: FrontendRun) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Returns the value of each sample by its name and labels, all but the model's name."""
+    response = run.client.get("/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain")
+    found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            labels = {name: value for name, value in sample.labels.items() if name != "model_name"}
+            found[sample.name, frozenset(labels.items())] = sample.value
+    return found
+
+
+class Metrics:
+    """One scrape."""
+
+    def __init__(self, run: FrontendRun):
+        self._samples = scrape(run)
+
+    def __call__(self, name: str, **labels: str) -> float:
+        return self._samples[name, frozenset(labels.items())]
+
+
+def with_scheduler(processes: ProcessTable, **fields: object) -> ProcessTable:
+    statuses = [
+        msgspec.structs.replace(status, **fields) if status.name == "scheduler" else status
+        for status in processes.processes
+    ]
+    return ProcessTable(tuple(statuses))
+
+
+def test_requests_are_counted_as_they_end():
+    with FrontendRun() as run:
+        with run.call({"max_tokens": 5}) as call:
+            message = run.take_request()
+            run.send(step([(message, 1, "a")]))
+            call.next_event()
+            run.send(step([(message, 2, "b")]))
+            call.next_event()
+            run.send(step(finals=(final(message, "c", (3,), usage=Usage(7, 4, 3), finish_reason="stop"),)))
+            call.events()
+        with run.call({"stream": False}) as call:
+            run.send(final(run.take_request(), finish_reason="error"))
+            call.json()
+        seen = Metrics(run)
+        assert seen("vllm:request_success_total", finished_reason="stop") == 1
+        assert seen("vllm:request_success_total", finished_reason="error") == 1
+        assert seen("vllm:request_success_total", finished_reason="timeout") == 0
+        assert seen("vllm:prompt_tokens_total") == 7
+        assert seen("sluice_cached_prompt_tokens_total") == 4
+        assert seen("vllm:generation_tokens_total") == 3
+        assert seen("vllm:inter_token_latency_seconds_count") == 2
+        assert seen("vllm:time_to_first_token_seconds_count") == 1
+        assert seen("vllm:e2e_request_latency_seconds_count") == 1
+        assert seen("vllm:request_prompt_tokens_sum") == 7
+        assert seen("vllm:request_generation_tokens_bucket", le="5.0") == 1
+        assert seen("vllm:request_params_max_tokens_sum") == 5
+        assert seen("sluice_requests_open") == 0
+        first_token_s = seen("vllm:time_to_first_token_seconds_sum")
+        assert 0 < first_token_s < seen("vllm:e2e_request_latency_seconds_sum")
+
+
+def test_what_clients_and_the_door_do_is_counted():
+    config = make_config(scheduling=SchedulingConfig(max_num_seqs=1, max_queued_requests=0))
+    with FrontendRun(config) as run:
+        with run.call():
+            message = run.take_request()
+            assert run.client.post("/generate", json={"prompt": "x"}).status_code == 503
+        run.take_abort()
+        run.send(step(finals=(final(message, finish_reason="abort"),)))
+        wait_until(lambda: run.gauge("requests") == 0)
+        seen = Metrics(run)
+        assert seen("sluice_clients_gone_total") == 1
+        assert seen("sluice_requests_refused_total", code="queue_full") == 1
+        assert seen("vllm:request_success_total", finished_reason="abort") == 1
+
+
+def test_the_scheduler_is_shown_from_its_beats_and_counters_never_fall():
+    with FrontendRun() as run:
+        gauges = {"running": 3.0, "waiting": 4.0, "pages_in_use": 1.0, "pages_all": 4.0, "steps": 10.0}
+        gauges |= {"prompt_tokens": 100.0, "prefix_hit_tokens": 40.0, "preemptions": 2.0}
+        counts = [0] * (len(BOUNDS["step_seconds"]) + 1)
+        counts[2] = 10
+        histograms = {"step_seconds": HistogramCounts(tuple(counts), 0.04)}
+        run.show(with_scheduler(table(scheduler="busy"), gauges=gauges, histograms=histograms))
+        seen = Metrics(run)
+        assert seen("vllm:num_requests_running") == 3
+        assert seen("vllm:num_requests_waiting") == 4
+        assert seen("vllm:kv_cache_usage_perc") == 0.25
+        assert seen("vllm:prefix_cache_queries_total") == 100
+        assert seen("vllm:prefix_cache_hits_total") == 40
+        assert seen("vllm:num_preemptions_total") == 2
+        assert seen("sluice_step_seconds_count") == 10
+        assert seen("sluice_step_seconds_bucket", le="0.0025") == 0
+        assert seen("sluice_step_seconds_bucket", le="0.005") == 10
+        assert seen("sluice_process_state", process="scheduler", state="busy") == 1
+        assert seen("sluice_process_state", process="scheduler", state="dead") == 0
+        run.show(with_scheduler(table_after({}, scheduler="restarting"), gauges={}))
+        run.show(with_scheduler(table_after({"scheduler": 2}, scheduler="busy"), gauges={"steps": 1.0}))
+        seen = Metrics(run)
+        assert seen("sluice_steps_total") == 11
+        assert seen("vllm:num_preemptions_total") == 2
+        assert seen("sluice_step_seconds_count") == 10
+        assert seen("sluice_process_restarts_total", process="scheduler") == 1
+        assert seen("sluice_process_incarnation", process="scheduler") == 2
+
+
+def test_a_process_is_shown_with_what_it_costs():
+    with FrontendRun() as run:
+        own = psutil.Process()
+        run.show(with_scheduler(table(), pid=own.pid))
+        seen = Metrics(run)
+        assert seen("sluice_process_resident_bytes", process="scheduler") == pytest.approx(own.memory_info().rss, rel=1)
+        assert seen("sluice_process_cpu_seconds_total", process="scheduler") > 0
+        assert seen("sluice_process_beat_age_seconds", process="scheduler") >= 0
+        assert seen("sluice_process_cpu_seconds_total", process="tokenizer") >= 0
+
+
+def test_open_metrics_where_they_are_asked_for(server: FrontendRun):
+    response = server.client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert response.headers["content-type"].startswith("application/openmetrics-text")
+    assert response.text.endswith("# EOF\n")
+    assert 'model_name="org/m"' in response.text
+
+
+def test_with_several_frontends_each_says_whose_requests_it_has_counted():
+    with FrontendRun(make_config(run=RunConfig(frontend_workers=2))) as run:
+        run.round_trip()
+        metrics = Metrics(run)
+        assert metrics("vllm:request_success_total", worker="frontend", finished_reason="length") == 1
+        assert metrics("sluice_requests_open", worker="frontend") == 0
+        assert metrics("vllm:e2e_request_latency_seconds_count", worker="frontend") == 1
+        assert metrics("sluice_process_incarnation", process="scheduler") == 1

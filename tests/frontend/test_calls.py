@@ -1,0 +1,86 @@
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from frontend import calls
+from frontend.calls import Calls
+from frontend.errors import UnavailableError
+from frontend.processes import ProcessView
+from messages.columns import pack_int32
+from messages.replies import CacheFlushed, DecodeReply
+from messages.requests import DecodeMsg, FlushCache
+from tests.frontend.frontend_run import table, table_after
+
+
+class FakeRing:
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+class Opened:
+    def __init__(self) -> None:
+        self.ring = FakeRing()
+        self.processes = ProcessView()
+        self.processes.update(table())
+        uids = iter(range(1, 1000))
+        self.calls = Calls(cast("Any", self.ring), self.processes, lambda: next(uids))
+        self.calls.follow()
+
+
+def test_answers_find_their_questions_in_any_order():
+    async def run() -> None:
+        opened = Opened()
+        first = asyncio.create_task(opened.calls.decode(pack_int32([5])))
+        second = asyncio.create_task(opened.calls.flush_cache(is_forced=True))
+        await asyncio.sleep(0)
+        assert opened.ring.sent == [DecodeMsg(1, pack_int32([5])), FlushCache(2, True)]
+        opened.calls.take(CacheFlushed(2, 7))
+        opened.calls.take(DecodeReply(1, "a"))
+        opened.calls.take(DecodeReply(1, "again"))
+        assert (await first, (await second).num_pages) == ("a", 7)
+        opened.calls.take(DecodeReply(1, "late"))
+        assert len(opened.calls) == 0
+
+    asyncio.run(run())
+
+
+def test_no_answer_is_a_503(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(calls, "CALL_TIMEOUT_S", 0.01)
+
+    async def run() -> None:
+        opened = Opened()
+        with pytest.raises(UnavailableError) as error:
+            await opened.calls.decode(b"")
+        assert error.value.info.code == "call_timeout"
+        assert len(opened.calls) == 0
+
+    asyncio.run(run())
+
+
+def test_pending_questions_are_bounded_and_asked_again_of_a_successor(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(calls, "MAX_PENDING", 1)
+
+    async def run() -> None:
+        opened = Opened()
+        asked = asyncio.create_task(opened.calls.decode(b""))
+        await asyncio.sleep(0)
+        with pytest.raises(UnavailableError, match="1 calls are waiting"):
+            await opened.calls.decode(b"")
+        opened.calls.follow()
+        assert len(opened.ring.sent) == 1
+        opened.processes.update(table(tokenizer="restarting"))
+        opened.calls.follow()
+        assert len(opened.ring.sent) == 1
+        with pytest.raises(UnavailableError, match="tokenizer is restarting"):
+            await opened.calls.decode(b"")
+        opened.processes.update(table_after({"tokenizer": 2}))
+        opened.calls.follow()
+        assert len(opened.ring.sent) == 2
+        opened.calls.take(DecodeReply(1, "a"))
+        assert await asked == "a"
+
+    asyncio.run(run())

@@ -1,0 +1,92 @@
+"""A frontend whose successor accepts connections: it finishes its own, and neither hurts the other's requests."""
+
+import http.client
+import socket
+
+import pytest
+
+from messages.control import Drained, Leave, ProcessStatus, ProcessTable
+from messages.requests import DropBefore
+from messages.uids import UIDS_PER_BLOCK
+from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, step, table, table_after
+
+
+def table_with_old(incarnation: int) -> ProcessTable:
+    """The table while the predecessor of frontend `incarnation` is still there."""
+    old = ProcessStatus("frontend.old", "ready", pid=2, incarnation=incarnation - 1, uid_block=incarnation - 1)
+    return ProcessTable((*table_after({"frontend": incarnation}).processes, old))
+
+
+def is_refused(run: FrontendRun) -> bool:
+    try:
+        socket.create_connection(run.address, TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_a_leaving_frontend_finishes_what_is_open_and_accepts_nothing_new():
+    with FrontendRun() as run:
+        idle = http.client.HTTPConnection(*run.address, timeout=TIMEOUT_S)
+        idle.request("GET", "/version")
+        idle.getresponse().read()
+        fresh = http.client.HTTPConnection(*run.address, timeout=TIMEOUT_S)
+        fresh.connect()
+        stream = run.call()
+        message = run.take_request()
+        run.send(step([(message, 5, "a")]))
+        assert "a" in stream.next_event()
+        run.launcher.send("frontend", Leave(30.0))
+        assert idle.sock.recv(10) == b""
+        assert is_refused(run)
+        fresh.request("GET", "/version")
+        response = fresh.getresponse()
+        assert (response.status, response.headers["connection"]) == (200, "close")
+        response.read()
+        with pytest.raises(AssertionError, match="did not report"):
+            run.launcher.wait_for("frontend", Drained, timeout_s=0.5)
+        run.send(step([(message, 6, "b")]))
+        run.send(step(finals=(final(message, "c", (7,)),)))
+        assert "".join(event["text"] for event in stream.events()) == "bc"
+        assert run.launcher.wait_for("frontend", Drained) == Drained(0)
+        stream.leave()
+        fresh.close()
+        idle.close()
+
+
+def test_a_leaving_frontend_gives_up_at_its_deadline():
+    with FrontendRun() as run:
+        stream = run.call()
+        run.take_request()
+        run.launcher.send("frontend", Leave(0.2))
+        assert run.launcher.wait_for("frontend", Drained) == Drained(1)
+        stream.leave()
+
+
+def test_a_successor_disowns_its_predecessors_requests_only_when_that_has_left():
+    with FrontendRun(is_ready=False, incarnation=2) as run:
+        run.show(table_with_old(2))
+        run.round_trip()
+        run.show(table_with_old(2))
+        assert run.arrived() == []
+        run.show(table_after({"frontend": 2}))
+        assert run.take_drop_before() == DropBefore(2 * UIDS_PER_BLOCK)
+        run.show(table_after({"frontend": 2}))
+        run.round_trip()
+
+
+def test_requests_wait_for_a_process_that_is_replaced_by_order():
+    with FrontendRun() as run:
+        awaited = [
+            ProcessStatus(status.name, "restarting", is_awaited=True) if status.name == "scheduler" else status
+            for status in table().processes
+        ]
+        run.show(ProcessTable(tuple(awaited)))
+        assert run.client.get("/health").json()["status"] == "ready"
+        with run.call({"stream": False}) as call:
+            assert run.take_request().attempt == 0
+            run.show(table_after({"scheduler": 2}))
+            again = run.take_request()
+            assert again.attempt == 1
+            run.send(final(again, "ok", (1,)))
+            assert call.json()["text"] == "ok"
