@@ -12,14 +12,20 @@ from messages.tokenizer_files import load_tokenizer, return_freed_memory
 
 @dataclass(frozen=True)
 class Encoding:
-    """How text becomes ids.
+    """How text becomes ids, and ids become text.
 
-    `encode` adds the special tokens that the tokenizer itself adds to a prompt; it raises for text it cannot take.
-    `longest_token_chars`: no token stands for more characters than this.
+    `to_ids` gets a text and whether to add the special tokens that the tokenizer itself adds to a prompt; it raises for
+    text it cannot take. `to_text` shows special tokens. `token_of`: the token as the vocabulary has it, `None` for an
+    id without one. `longest_token_chars`: no token stands for more characters than this.
     """
 
-    encode: Callable[[str], list[int]]
+    to_ids: Callable[[str, bool], list[int]]
+    to_text: Callable[[list[int]], str]
+    token_of: Callable[[int], str | None]
     longest_token_chars: int
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self.to_ids(text, add_special_tokens)
 
 
 def load_encoding(directory: str) -> Encoding:
@@ -37,11 +43,15 @@ def _from_tokenizer(tokenizer: Tokenizer) -> Encoding:
     tokenizer.no_truncation()  # a file may ask for it, but a prompt is refused rather than cut
     tokenizer.no_padding()
 
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text).ids
+    def to_ids(text: str, add_special_tokens: bool) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def to_text(ids: list[int]) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=False)
 
     tokens = (tokenizer.id_to_token(token_id) for token_id in range(tokenizer.get_vocab_size()))
-    return Encoding(encode, max((len(token) for token in tokens if token), default=1))
+    longest = max((len(token) for token in tokens if token), default=1)
+    return Encoding(to_ids, to_text, tokenizer.id_to_token, longest)
 
 
 def _from_directory(directory: str) -> Encoding:
@@ -51,7 +61,14 @@ def _from_directory(directory: str) -> Encoding:
     if isinstance(backend, Tokenizer):
         return _from_tokenizer(backend)
 
-    def encode(text: str) -> list[int]:
-        return loaded(text, verbose=False)["input_ids"]
+    def to_ids(text: str, add_special_tokens: bool) -> list[int]:
+        return loaded(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
 
-    return Encoding(encode, max((len(token) for token in loaded.get_vocab()), default=1))
+    def to_text(ids: list[int]) -> str:
+        return loaded.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def token_of(token_id: int) -> str | None:
+        return loaded.convert_ids_to_tokens(token_id) if token_id < len(loaded) else None
+
+    longest = max((len(token) for token in loaded.get_vocab()), default=1)
+    return Encoding(to_ids, to_text, token_of, longest)

@@ -1,21 +1,37 @@
-"""The tokenizer's main loop: prompts come in as text or ids, and leave as valid ids or as a refusal."""
+"""The tokenizer's main loop: prompts come in as text, chats or ids, and leave as valid ids or as a refusal."""
 
 import logging
 import secrets
 import time
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from messages.channels import Receiver, Sender
-from messages.errors import ChannelFullError, ErrorInfo, RequestError
+from messages.config import Config
+from messages.errors import BootError, ChannelFullError, ErrorInfo, RequestError
+from messages.frontends import FrontendSenders
 from messages.process import ProcessLink, run_process
-from messages.replies import ToFrontend, UserReply
-from messages.requests import AbortMsg, DropBefore, TokenizeMsg, ToScheduler, ToTokenizer, UserMsg
-from tokenizer_proc.encoding import load_encoding
+from messages.replies import DecodeReply, EncodeReply, UserReply
+from messages.requests import (
+    AbortMsg,
+    DecodeMsg,
+    DropBefore,
+    EncodeMsg,
+    FlushCache,
+    FramesLost,
+    TokenizeMsg,
+    ToScheduler,
+    ToTokenizer,
+    UserMsg,
+)
+from tokenizer_proc import calls
+from tokenizer_proc.chat import ChatTemplates
+from tokenizer_proc.chat_files import read_chat_files
+from tokenizer_proc.encoding import Encoding, load_encoding
 from tokenizer_proc.prompts import PromptReader
 
-T = TypeVar("T")
+T = TypeVar("T", contravariant=True)
 
 LONG_PROMPT_CHARS = 100_000
 """A text from which on the launcher is told before it is tokenized: it takes about a tenth of a second."""
@@ -23,18 +39,50 @@ LONG_PROMPT_CHARS = 100_000
 log = logging.getLogger("sluice.tokenizer")
 
 
+class TextServer:
+    """What the tokenizer does for one message that holds text or ids."""
+
+    def __init__(self, encoding: Encoding, templates: ChatTemplates, vocab_size: int, max_model_len: int):
+        self._encoding = encoding
+        self._templates = templates
+        self._vocab_size = vocab_size
+        self._reader = PromptReader(encoding, templates, vocab_size, max_model_len)
+
+    def answer(self, message: TokenizeMsg | EncodeMsg | DecodeMsg) -> UserMsg | UserReply | EncodeReply | DecodeReply:
+        """Returns what the scheduler gets or, for a call or what cannot be served, the frontend. Never raises."""
+        try:
+            match message:
+                case TokenizeMsg():
+                    return self._reader.read(message)
+                case EncodeMsg():
+                    return calls.encode(message, self._encoding, self._templates)
+                case DecodeMsg():
+                    return calls.decode(message, self._encoding, self._vocab_size)
+        except RequestError as refusal:
+            return refuse(message, refusal.info)
+        except BaseException:  # fails alone; a panic in the tokenizers library is no Exception
+            reference = secrets.token_hex(4)
+            log.exception("request %d failed in the tokenizer, reference %s", message.uid, reference)
+            what = "tokens" if isinstance(message, DecodeMsg) else "prompt"
+            verb = "decoded" if isinstance(message, DecodeMsg) else "tokenized"
+            text = f"The {what} could not be {verb} (reference {reference})"
+            return refuse(message, ErrorInfo(500, text, "server_error"))
+
+
 def serve(link: ProcessLink) -> None:
     """Tokenizes until told to stop. Raises `BootError` where the model has no tokenizer."""
-    facts = link.config.facts
     link.phase("loading the tokenizer")
-    reader = PromptReader(load_encoding(facts.tokenizer_dir), facts.vocab_size, facts.max_model_len)
-    inbox: Receiver[ToTokenizer] = Receiver(link.run_dir.socket("tokenizer"), ToTokenizer)
-    to_scheduler: Sender[ToScheduler] = Sender(link.run_dir.socket("scheduler"))
-    to_frontend: Sender[ToFrontend] = Sender(link.run_dir.socket("frontend"))
+    server = load_server(link.config)
+    if not link.stand_by():
+        return
+    inbox: Receiver[ToTokenizer] = Receiver(link.run_dir.socket(link.name), ToTokenizer)
+    to_scheduler: Sender[ToScheduler] = link.open_sender("scheduler")
+    to_frontends = FrontendSenders(link.open_sender, link.close_sender)
     chars_in_hand = 0
+    num_tokenized = 0
 
     def gauges() -> dict[str, float]:
-        return {"chars_in_hand": chars_in_hand}
+        return {"chars_in_hand": chars_in_hand, "num_tokenized": num_tokenized}
 
     link.add_receiver(inbox)
     link.ready()
@@ -42,23 +90,58 @@ def serve(link: ProcessLink) -> None:
         link.wait()
         link.take_orders()
         for message in inbox.take():
-            if isinstance(message, AbortMsg | DropBefore):
+            if isinstance(message, AbortMsg | DropBefore | FlushCache):
                 send_or_drop(to_scheduler, message)
+                if isinstance(message, DropBefore):
+                    to_frontends.forget(message)
                 continue
-            chars_in_hand = len(message.prompt_text or "")
+            if isinstance(message, FramesLost):
+                send_or_drop(to_frontends, message)
+                continue
+            to_frontends.expect(message.uid)
+            chars_in_hand = num_chars_of(message)
             link.beat(gauges, is_busy=chars_in_hand >= LONG_PROMPT_CHARS)
-            answer = read_or_refuse(reader, message)
+            answer = server.answer(message)
             if isinstance(answer, UserMsg):
                 send_or_drop(to_scheduler, answer)
             else:
-                send_or_drop(to_frontend, answer)
+                send_or_drop(to_frontends, answer)
             chars_in_hand = 0
+            num_tokenized += 1
         link.beat(gauges)
-    for channel in (inbox, to_scheduler, to_frontend):
+    for channel in (inbox, to_scheduler, to_frontends):
         channel.close()
 
 
-def send_or_drop(channel: Sender[T], message: T) -> None:
+def load_server(config: Config) -> TextServer:
+    """Raises `BootError` for a model without a tokenizer, and for a bad template that the operator asked for.
+
+    A bad template of the model's own only refuses chats.
+    """
+    facts = config.facts
+    encoding = load_encoding(facts.tokenizer_dir)
+    templates = ChatTemplates(read_chat_files(facts.tokenizer_dir, config.model.chat_template))
+    if templates.mistake is not None and config.model.chat_template:
+        raise BootError(f"the chat template {config.model.chat_template} has a mistake: {templates.mistake}")
+    return TextServer(encoding, templates, facts.vocab_size, facts.max_model_len)
+
+
+def num_chars_of(message: TokenizeMsg | EncodeMsg | DecodeMsg) -> int:
+    """Returns about how many characters have to be worked through, 0 for a prompt of ids."""
+    if isinstance(message, DecodeMsg):
+        return len(message.token_ids)
+    return len(message.prompt_text or "") + (len(message.chat.messages) if message.chat else 0)
+
+
+class Outlet(Protocol[T]):
+    """Where messages leave."""
+
+    def send(self, message: T) -> None:
+        """Raises `ChannelFullError`."""
+        ...
+
+
+def send_or_drop(channel: Outlet[T], message: T) -> None:
     """Sends `message`. A process that does not read 100,000 of them is replaced, and its successor is told all anew."""
     try:
         channel.send(message)
@@ -66,23 +149,16 @@ def send_or_drop(channel: Sender[T], message: T) -> None:
         log.error("dropped %s: %s", type(message).__name__, error)
 
 
-def read_or_refuse(reader: PromptReader, message: TokenizeMsg) -> UserMsg | UserReply:
-    """Returns what the scheduler gets or, for a prompt that cannot be served, the final reply to the client."""
-    try:
-        return reader.read(message)
-    except RequestError as refusal:
-        error = refusal.info
-    except BaseException:  # fails alone; a panic in the tokenizers library is no Exception
-        reference = secrets.token_hex(4)
-        log.exception("request %d failed in the tokenizer, reference %s", message.uid, reference)
-        error = ErrorInfo(500, f"The prompt could not be tokenized (reference {reference})", "server_error")
-    return UserReply(
-        uid=message.uid,
-        attempt=message.attempt,
-        finish_reason="error",
-        stamps=msgspec.structs.replace(message.stamps, tokenized_ns=time.monotonic_ns()),
-        error=error,
-    )
+def refuse(message: TokenizeMsg | EncodeMsg | DecodeMsg, error: ErrorInfo) -> UserReply | EncodeReply | DecodeReply:
+    """Returns the reply that tells the client of `error`."""
+    match message:
+        case TokenizeMsg():
+            stamps = msgspec.structs.replace(message.stamps, tokenized_ns=time.monotonic_ns())
+            return UserReply(message.uid, message.attempt, "error", stamps=stamps, error=error)
+        case EncodeMsg():
+            return EncodeReply(message.uid, error=error)
+        case DecodeMsg():
+            return DecodeReply(message.uid, error=error)
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What makes a prompt valid: it has a token, all its tokens exist, and it leaves room to generate one more."""
+"""What makes a prompt valid: it has a token, all its tokens exist, and it leaves room for what is wanted."""
 
 import time
 from array import array
@@ -8,33 +8,43 @@ import msgspec
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import RequestError, bad_request
 from messages.requests import TokenizeMsg, UserMsg
+from tokenizer_proc.bad_words import bad_word_ids
+from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.encoding import Encoding
 
 FIRST_PROBE_CHARS_PER_TOKEN = 4
 
 
 class PromptReader:
-    """Makes `UserMsg`s of `TokenizeMsg`s for one model. Keeps nothing between prompts.
+    """Makes `UserMsg`s of `TokenizeMsg`s for one model. Keeps the last text's ids: choices of one request share it.
 
     `vocab_size` is the model's, `max_model_len` the longest prompt plus output, in tokens.
     """
 
-    def __init__(self, encoding: Encoding, vocab_size: int, max_model_len: int):
+    def __init__(self, encoding: Encoding, templates: ChatTemplates, vocab_size: int, max_model_len: int):
         self._encoding = encoding
+        self._templates = templates
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
+        self._last_text: tuple[str, bool] | None = None
+        self._last_ids: array[int] = array("i")
 
     def read(self, message: TokenizeMsg) -> UserMsg:
         """Returns the message with valid ids and `max_tokens` lowered to what the context leaves after the prompt.
 
-        Raises `RequestError` for a prompt to refuse, and whatever the tokenizer raises.
+        A prompt must leave room for a token where one is wanted (`max_tokens` above 0). Raises `RequestError` for a
+        prompt to refuse, and whatever the tokenizer raises.
         """
-        ids = self._ids_of(message)
-        self._check(ids)
-        room_tokens = self._max_model_len - len(ids)
         sampling_params = message.sampling_params
-        if sampling_params.max_tokens > room_tokens:
-            sampling_params = msgspec.structs.replace(sampling_params, max_tokens=room_tokens)
+        max_prompt_tokens = self._max_model_len - min(1, sampling_params.max_tokens)
+        ids = self._ids_of(message, max_prompt_tokens)
+        self._check(ids, max_prompt_tokens, _param_of(message))
+        max_tokens = min(sampling_params.max_tokens, self._max_model_len - len(ids))
+        bad_words = bad_word_ids(sampling_params.bad_words, self._encoding, self._vocab_size)
+        if max_tokens < sampling_params.max_tokens or bad_words:
+            sampling_params = msgspec.structs.replace(
+                sampling_params, max_tokens=max_tokens, bad_word_ids=bad_words or sampling_params.bad_word_ids
+            )
         return UserMsg(
             uid=message.uid,
             attempt=message.attempt,
@@ -45,26 +55,31 @@ class PromptReader:
             num_chars_sent=message.num_chars_sent,
         )
 
-    def _ids_of(self, message: TokenizeMsg) -> "array[int]":
-        if message.prompt_text is None:
+    def _ids_of(self, message: TokenizeMsg, max_prompt_tokens: int) -> "array[int]":
+        text = message.prompt_text if message.chat is None else self._templates.render(message.chat)
+        if text is None:
             return unpack_int32(message.prompt_ids)
-        self._refuse_far_too_long(message.prompt_text)
-        return unpack_int32(pack_int32(self._encoding.encode(message.prompt_text)))
+        key = (text, message.add_special_tokens)
+        if key != self._last_text:
+            self._refuse_far_too_long(text, max_prompt_tokens, _param_of(message))
+            self._last_ids = unpack_int32(pack_int32(self._encoding.encode(*key)))
+            self._last_text = key
+        return self._last_ids
 
-    def _check(self, ids: "array[int]") -> None:
+    def _check(self, ids: "array[int]", max_prompt_tokens: int, param: str) -> None:
         if not ids:
-            raise bad_request("The prompt is empty: it must have at least one token", "prompt")
-        if len(ids) >= self._max_model_len:
-            raise self._too_long(f"{len(ids)}")
+            raise bad_request("The prompt is empty: it must have at least one token", param)
+        if len(ids) > max_prompt_tokens:
+            raise self._too_long(f"{len(ids)}", max_prompt_tokens, param)
         if max(ids) >= self._vocab_size or min(ids) < 0:
             position = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < self._vocab_size)
             raise bad_request(
                 f"Token id {ids[position]} at position {position} of the prompt is outside the vocabulary "
                 f"(0 to {self._vocab_size - 1})",
-                "prompt",
+                param,
             )
 
-    def _refuse_far_too_long(self, text: str) -> None:
+    def _refuse_far_too_long(self, text: str, max_prompt_tokens: int, param: str) -> None:
         """Raises for a text that cannot fit, after work that is bounded by the context and not by the text.
 
         First by length alone. Then by beginnings of growing length: if one has more tokens than the context by more
@@ -72,18 +87,24 @@ class PromptReader:
         """
         longest = self._encoding.longest_token_chars
         if len(text) > self._max_model_len * longest:
-            raise self._too_long(f"at least {len(text) // longest}")
+            raise self._too_long(f"at least {len(text) // longest}", max_prompt_tokens, param)
         num_chars = max(longest, FIRST_PROBE_CHARS_PER_TOKEN * self._max_model_len) + longest
         while num_chars * 2 < len(text):
             num_tokens = len(self._encoding.encode(text[:num_chars])) - longest
-            if num_tokens >= self._max_model_len:
-                raise self._too_long(f"at least {num_tokens}")
+            if num_tokens > max_prompt_tokens:
+                raise self._too_long(f"at least {num_tokens}", max_prompt_tokens, param)
             num_chars *= 4
 
-    def _too_long(self, length: str) -> RequestError:
+    def _too_long(self, length: str, max_prompt_tokens: int, param: str) -> RequestError:
+        room = ", which must leave room for at least one more" if max_prompt_tokens < self._max_model_len else ""
         return bad_request(
             f"This model's maximum context length is {self._max_model_len} tokens, the request has {length} in the "
-            "prompt, which must leave room for at least one more",
-            "prompt",
+            f"{param}{room}",
+            param,
             "context_length_exceeded",
         )
+
+
+def _param_of(message: TokenizeMsg) -> str:
+    """Returns the field of the request that holds the prompt."""
+    return "prompt" if message.chat is None else "messages"

@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from messages.errors import BootError
@@ -110,7 +110,12 @@ def test_vocabulary_and_merges_without_a_tokenizer_json(tmp_path: Path) -> None:
 def test_a_tokenizer_that_is_python_code(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "t5"}', encoding="ascii")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}', encoding="ascii")
-    assert load_encoding(str(tmp_path)).encode("hé") == [ord("h") + 3, 0xC3 + 3, 0xA9 + 3, 1]
+    encoding = load_encoding(str(tmp_path))
+    ids = [ord("h") + 3, 0xC3 + 3, 0xA9 + 3]
+    assert encoding.encode("hé") == [*ids, 1]
+    assert encoding.encode("hé", add_special_tokens=False) == ids
+    assert encoding.to_text([*ids, 1]) == "hé</s>"
+    assert [encoding.token_of(token_id) for token_id in (*ids[:1], 1, 10**6)] == ["h", "</s>", None]
 
 
 @pytest.mark.usefixtures("keep_torch")
@@ -132,3 +137,33 @@ def test_a_broken_file(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"version":', encoding="ascii")
     with pytest.raises(BootError, match=r"tokenizer.json cannot be read"):
         load_encoding(str(tmp_path))
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", REAL)
+def test_text_and_tokens_of_ids(name: str) -> None:
+    encoding = real_encoding(name)
+    reference = PreTrainedTokenizerFast(tokenizer_file=str(SHARED / name / "tokenizer.json"))
+    for text in TEXTS:
+        ids = encoding.encode(text)
+        assert encoding.to_text(ids) == reference.decode(ids), text
+        assert [encoding.token_of(token_id) for token_id in ids] == reference.convert_ids_to_tokens(ids)
+    assert encoding.token_of(10**6) is None
+
+
+def bos_tokenizer() -> Tokenizer:
+    """Words, and a beginning that its post-processor adds."""
+    tokenizer = Tokenizer(models.WordLevel({"<s>": 0, "one": 1, "two": 2}, unk_token="<s>"))
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return tokenizer
+
+
+def test_special_tokens_are_added_only_where_they_are_wanted(tmp_path: Path) -> None:
+    bos_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    encoding = load_encoding(str(tmp_path))
+    assert encoding.encode("one two") == [0, 1, 2]
+    assert encoding.encode("one two", add_special_tokens=False) == [1, 2]
+    assert encoding.encode("<s> one", add_special_tokens=False) == [0, 1]
+    assert encoding.to_text([0, 1]) == "<s> one"

@@ -1,41 +1,59 @@
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from messages.channels import Sender
 from messages.columns import pack_int32, unpack_int32
-from messages.config import Config, ModelFacts
+from messages.config import Config, ModelConfig, ModelFacts
 from messages.control import BootFailed
-from messages.errors import ChannelFullError
-from messages.replies import ToFrontend, UserReply
-from messages.requests import AbortMsg, DropBefore, SamplingParams, Stamps, TokenizeMsg, ToScheduler, UserMsg
+from messages.errors import BootError, ChannelFullError
+from messages.replies import DecodeReply, EncodeReply, ToFrontend, UserReply
+from messages.requests import (
+    AbortMsg,
+    DecodeMsg,
+    DropBefore,
+    EncodeMsg,
+    FlushCache,
+    FramesLost,
+    SamplingParams,
+    Stamps,
+    TokenizeMsg,
+    ToScheduler,
+    UserMsg,
+)
 from tests.fake_launcher import FakeLauncher
-from tokenizer_proc.encoding import Encoding
-from tokenizer_proc.process import read_or_refuse, send_or_drop
-from tokenizer_proc.prompts import PromptReader
+from tests.tokenizer_proc.parts import chat, encoding_of, templates_of, user
+from tokenizer_proc.process import TextServer, load_server, send_or_drop
 
 
-def config_of(tokenizer_dir: Path, vocab_size: int = 8, max_model_len: int = 16) -> Config:
+def config_of(tokenizer_dir: Path, vocab_size: int = 8, max_model_len: int = 16, chat_template: str = "") -> Config:
     return Config(
+        model=ModelConfig(chat_template=chat_template),
         facts=ModelFacts(
             model_dir=str(tokenizer_dir),
             tokenizer_dir=str(tokenizer_dir),
             served_names=("m",),
             vocab_size=vocab_size,
             max_model_len=max_model_len,
-        )
+        ),
     )
+
+
+def word_tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel({"?": 0, "one": 1, "two": 2}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
 
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[FakeLauncher]:
-    tokenizer = Tokenizer(models.WordLevel({"?": 0, "one": 1, "two": 2}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    word_tokenizer().save(str(tmp_path / "tokenizer.json"))
     with FakeLauncher(config_of(tmp_path)) as launcher:
         yield launcher
 
@@ -72,6 +90,64 @@ def test_prompts_go_on_in_order_and_refusals_go_back(launcher: FakeLauncher) -> 
     assert (unknown.uid, unknown.attempt, unknown.error.param) == (3, 4, "prompt")
     assert "Token id 8" in unknown.error.message
     assert unknown.stamps.tokenized_ns > unknown.stamps.received_ns == 9
+
+
+@pytest.mark.ring
+def test_after_a_gap_the_frontend_hears_of_it_also_before_its_first_reply(launcher: FakeLauncher) -> None:
+    scheduler = launcher.open_receiver("scheduler", ToScheduler)
+    frontend = launcher.open_receiver("frontend", ToFrontend)
+    to_tokenizer = launcher.open_sender("tokenizer")
+    launcher.start_ready("tokenizer_proc")
+    to_tokenizer.send(text_message(1, "one"))
+    to_tokenizer.num_sent += 2
+    to_tokenizer.send(text_message(4, "two"))
+    assert launcher.take_one(frontend) == FramesLost("tokenizer", to_tokenizer.sender_id, 2, 3)
+    assert [launcher.take_one(scheduler).uid for _ in range(2)] == [1, 4]
+
+
+@pytest.mark.ring
+def test_chats_calls_and_flushes(launcher: FakeLauncher, tmp_path: Path) -> None:
+    config = json.dumps({"chat_template": "{{ messages[0].content }} two"})
+    (tmp_path / "tokenizer_config.json").write_text(config, encoding="utf-8")
+    scheduler = launcher.open_receiver("scheduler", ToScheduler)
+    frontend = launcher.open_receiver("frontend", ToFrontend)
+    to_tokenizer = launcher.open_sender("tokenizer")
+    launcher.start_ready("tokenizer_proc")
+    message = text_message(1, "")
+    to_tokenizer.send(msgspec.structs.replace(message, prompt_text=None, chat=chat(user("one"))))
+    to_tokenizer.send(FlushCache(2, is_forced=True))
+    bad_words = SamplingParams(max_tokens=1, bad_words=("two",))
+    to_tokenizer.send(msgspec.structs.replace(text_message(3, "one"), sampling_params=bad_words))
+    to_tokenizer.send(EncodeMsg(4, "two one", wants_token_strs=True))
+    to_tokenizer.send(DecodeMsg(5, pack_int32([2, 1])))
+    to_tokenizer.send(DecodeMsg(6, pack_int32([8])))
+    to_tokenizer.send(EncodeMsg(7, None, chat()))
+    rendered, flush, banned = (launcher.take_one(scheduler) for _ in range(3))
+    assert list(unpack_int32(rendered.input_ids)) == [1, 2]
+    assert flush == FlushCache(2, is_forced=True)
+    assert banned.sampling_params.bad_word_ids == (pack_int32([2]),)
+    encoded, decoded, outside, empty = (launcher.take_one(frontend) for _ in range(4))
+    assert encoded == EncodeReply(4, pack_int32([2, 1]), ("two", "one"))
+    assert decoded == DecodeReply(5, "two one")
+    assert isinstance(outside, DecodeReply)
+    assert isinstance(empty, EncodeReply)
+    assert outside.error is not None
+    assert empty.error is not None
+    assert (outside.uid, outside.error.status, outside.error.param) == (6, 400, "tokens")
+    assert (empty.uid, empty.error.status, empty.error.param) == (7, 400, "messages")
+
+
+def test_only_the_operators_own_template_must_be_good(tmp_path: Path) -> None:
+    word_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text("{% if %}", encoding="utf-8")
+    server = load_server(config_of(tmp_path))
+    reply = server.answer(EncodeMsg(1, None, chat(user())))
+    assert isinstance(reply, EncodeReply)
+    assert reply.error is not None
+    assert "Expected an expression" in reply.error.message
+    assert server.answer(EncodeMsg(1, "one")) == EncodeReply(1, pack_int32([1]))
+    with pytest.raises(BootError, match="has a mistake: Expected an expression"):
+        load_server(config_of(tmp_path, chat_template=str(tmp_path / "chat_template.jinja")))
 
 
 @pytest.mark.ring
@@ -132,13 +208,17 @@ def test_a_prompt_that_breaks_the_tokenizer_fails_alone(
     def encode(text: str) -> list[int]:
         raise failure
 
-    reader = PromptReader(Encoding(encode, 1), 8, 16)
+    server = TextServer(encoding_of(encode), templates_of(), 8, 16)
     with caplog.at_level(logging.ERROR):
-        reply = read_or_refuse(reader, text_message(5, "x"))
+        reply = server.answer(text_message(5, "x"))
+        call = server.answer(EncodeMsg(6, "x"))
     assert isinstance(reply, UserReply)
+    assert isinstance(call, EncodeReply)
     assert reply.error is not None
+    assert call.error is not None
     assert (reply.uid, reply.finish_reason, reply.error.status) == (5, "error", 500)
-    (record,) = caplog.records
+    assert (call.uid, call.error.status) == (6, 500)
+    record, _ = caplog.records
     assert reply.error.message.split("reference ")[1].rstrip(")") in record.getMessage()
     assert str(failure) not in reply.error.message
     assert record.exc_info is not None

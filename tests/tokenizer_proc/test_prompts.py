@@ -1,13 +1,14 @@
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import RequestError
-from messages.requests import SamplingParams, Stamps, TokenizeMsg
-from tokenizer_proc.encoding import Encoding
+from messages.requests import ChatPrompt, SamplingParams, Stamps, TokenizeMsg
+from tests.tokenizer_proc.parts import chat, encoding_of, templates_of, user
 from tokenizer_proc.prompts import PromptReader
 
 VOCAB_SIZE, MAX_MODEL_LEN, LONGEST = 256, 16, 4
@@ -25,7 +26,7 @@ def encode_letters(text: str) -> list[int]:
 
 
 def reader_of(encode: Callable[[str], list[int]] = encode_letters) -> PromptReader:
-    return PromptReader(Encoding(encode, LONGEST), VOCAB_SIZE, MAX_MODEL_LEN)
+    return PromptReader(encoding_of(encode, LONGEST), templates_of(), VOCAB_SIZE, MAX_MODEL_LEN)
 
 
 def prompt(content: str | list[int], max_tokens: int = 5, **fields: object) -> TokenizeMsg:
@@ -39,6 +40,10 @@ def prompt(content: str | list[int], max_tokens: int = 5, **fields: object) -> T
         stamps=Stamps(received_ns=1),
         **fields,
     )
+
+
+def chat_message(content: ChatPrompt) -> TokenizeMsg:
+    return msgspec.structs.replace(prompt([]), prompt_text=None, chat=content)
 
 
 def refusal_of(content: str | list[int], reader: PromptReader | None = None) -> RequestError:
@@ -81,6 +86,52 @@ def test_a_prompt_must_leave_room_for_a_token(num_tokens: int) -> None:
         assert "maximum context length is 16 tokens, the request has" in str(refusal)
         assert refusal.info.code == "context_length_exceeded"
     assert f"the request has {num_tokens} " in str(refusal_of([1] * num_tokens))
+
+
+def test_a_prompt_may_fill_the_context_where_no_token_is_wanted() -> None:
+    reader = reader_of()
+    for content in ([1] * 16, "a" * 16):
+        assert reader.read(prompt(content, max_tokens=0)).sampling_params.max_tokens == 0
+        assert "room" in str(refusal_of(content, reader))
+    for content in ([1] * 17, "a" * 17, " " * 1000):
+        with pytest.raises(RequestError) as raised:
+            reader.read(prompt(content, max_tokens=0))
+        assert "maximum context length is 16 tokens" in str(raised.value)
+        assert "room" not in str(raised.value)
+
+
+def test_a_chat_is_rendered() -> None:
+    reader = PromptReader(encoding_of(encode_letters), templates_of("<{{ messages[0].content }}>"), 256, 16)
+    message = reader.read(chat_message(chat(user("ab"))))
+    assert bytes(unpack_int32(message.input_ids).tolist()) == b"<ab>"
+
+
+def test_refusals_of_a_chat_name_its_messages() -> None:
+    for content in ("a" * 50, "日"):
+        with pytest.raises(RequestError) as raised:
+            reader_of().read(chat_message(chat(user(content))))
+        assert raised.value.info.param == "messages"
+
+
+def test_the_same_text_in_a_row_is_tokenized_once() -> None:
+    texts: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        texts.append(text)
+        return encode_letters(text)
+
+    reader = reader_of(encode)
+    for text in ("ab", "ab", "ab", "c", "ab"):
+        assert list(unpack_int32(reader.read(prompt(text)).input_ids)) == encode_letters(text)
+    assert reader.read(prompt("ab", add_special_tokens=False)).uid == 7
+    assert texts == ["ab", "c", "ab", "ab"]
+
+
+def test_a_text_that_is_refused_is_refused_again() -> None:
+    reader = reader_of()
+    for _ in range(2):
+        refusal_of("a日", reader)
+        refusal_of("a" * 16, reader)
 
 
 @pytest.mark.parametrize("content", ["", []])

@@ -1,0 +1,136 @@
+"""A chat becomes text through the model's chat template, as `transformers` renders it."""
+
+import logging
+from typing import Any
+
+import msgspec
+from jinja2 import TemplateError
+from jinja2.environment import Template
+
+from messages.errors import RequestError, bad_request
+from messages.requests import ChatPrompt
+from tokenizer_proc.chat_files import DEFAULT, ChatFiles
+from tokenizer_proc.content_format import ContentFormat
+from tokenizer_proc.template_sandbox import TemplateSandbox
+
+TOOL_USE = "tool_use"
+END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Stands after the message to continue while it is rendered; the space shows whether the template trims."""
+
+log = logging.getLogger("sluice.tokenizer")
+
+
+class CompiledTemplate:
+    """One template, ready to render. Raises `TemplateError` for a template with a mistake."""
+
+    def __init__(self, sandbox: TemplateSandbox, source: str):
+        self.format = ContentFormat(sandbox.parse(source))
+        self._sandbox = sandbox
+        self._template: Template = sandbox.compile_template(source)
+
+    def render(self, variables: dict[str, Any]) -> str:
+        return self._sandbox.render(self._template, variables)
+
+
+class ChatTemplates:
+    """The chat templates of a model, compiled once. One with a mistake refuses the chats that ask for it.
+
+    `mistake`: what is wrong with the default template, `None` for a good one.
+    """
+
+    def __init__(self, files: ChatFiles):
+        self._special_tokens = files.special_tokens
+        self._by_name: dict[str, CompiledTemplate | str] = {}
+        sandbox = TemplateSandbox()
+        for name, source in files.templates.items():
+            try:
+                self._by_name[name] = CompiledTemplate(sandbox, source)
+            except Exception as error:  # Python's compiler has limits of its own: a SyntaxError, a RecursionError
+                self._by_name[name] = _explain(error)
+                log.error("the model's chat template %r cannot be used: %s", name, _explain(error))
+        default = self._by_name.get(DEFAULT)
+        self.mistake = default if isinstance(default, str) else None
+
+    def render(self, chat: ChatPrompt) -> str:
+        """Returns the chat as text. Raises `RequestError`, a 400 with the template's own words where it refuses."""
+        messages, template_kwargs = _decode(chat)
+        template = self._choose(template_kwargs)
+        messages = [
+            template.format.adapt({name: value for name, value in message.items() if value is not None})
+            for message in messages
+        ]
+        final_text = _mark_end(messages) if chat.continue_final_message else None
+        variables = {
+            **self._special_tokens,
+            "tools": None,
+            "documents": None,
+            **template_kwargs,
+            "messages": messages,
+            "add_generation_prompt": chat.add_generation_prompt and not chat.continue_final_message,
+        }
+        try:
+            text = template.render(variables)
+        except Exception as error:  # a template can raise anything: a TypeError, a KeyError, a RecursionError
+            raise _refusal(_explain(error)) from error
+        return text if final_text is None else _cut_at_mark(text, final_text)
+
+    def _choose(self, template_kwargs: dict[str, Any]) -> CompiledTemplate:
+        name = TOOL_USE if template_kwargs.get("tools") is not None and TOOL_USE in self._by_name else DEFAULT
+        template = self._by_name.get(name)
+        if template is None:
+            raise _refusal(f"the model has no default template, only {', '.join(sorted(self._by_name))}")
+        if isinstance(template, str):
+            raise _refusal(template)
+        return template
+
+
+def _decode(chat: ChatPrompt) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    try:
+        messages = msgspec.json.decode(chat.messages, type=list[dict[str, Any]])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise bad_request(f"The messages cannot be read: {error}", "messages") from None
+    try:
+        template_kwargs = msgspec.json.decode(chat.template_kwargs, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise bad_request(f"The template's variables cannot be read: {error}", "chat_template_kwargs") from None
+    if not messages:
+        raise bad_request("The chat is empty: it must have at least one message", "messages")
+    return messages, template_kwargs
+
+
+def _mark_end(messages: list[dict[str, Any]]) -> str:
+    """Puts the mark after the last message's content, or its last text part, and returns what that was."""
+    message = messages[-1]
+    content = message.get("content")
+    if isinstance(content, str):
+        messages[-1] = message | {"content": content + END_MARK}
+        return content
+    parts: list[Any] = list(content) if isinstance(content, list) else []  # pyright: ignore[reportUnknownArgumentType]
+    for i in reversed(range(len(parts))):
+        if isinstance(parts[i], dict) and isinstance(parts[i].get("text"), str):
+            text = parts[i]["text"]
+            parts[i] = parts[i] | {"text": text + END_MARK}
+            messages[-1] = message | {"content": parts}
+            return text
+    raise bad_request("The last message has no text that could be continued", "messages")
+
+
+def _cut_at_mark(text: str, final_text: str) -> str:
+    mark = END_MARK.strip()
+    if mark not in text or final_text.strip() not in text:
+        raise bad_request(
+            "The last message cannot be continued: the model's chat template leaves it out or changes it", "messages"
+        )
+    end = text.rindex(mark)
+    return text[:end] if text.startswith(END_MARK, end) else text[:end].rstrip()
+
+
+def _explain(error: BaseException) -> str:
+    """Returns the template's own words, or the kind and text of an error that is not Jinja's."""
+    if isinstance(error, TemplateError):
+        return error.message or type(error).__name__
+    return f"{type(error).__name__}: {error}"
+
+
+def _refusal(reason: str) -> RequestError:
+    return bad_request(f"The chat template refused the messages: {reason}", "messages")
