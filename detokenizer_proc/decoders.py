@@ -2,11 +2,16 @@
 
 Text that a later token could still change is held back, so no increment ends inside a character. One decoder serves one
 stream. `hidden` are the ids that are left out, the special tokens of a stream that skips them.
+
+A decoder may be given the end of the prompt first, whose text is dropped, so that the output is read as what follows:
+its first token keeps its space, and completes a character whose beginning the prompt ends with (as in vLLM's decoder).
 """
 
 from codecs import utf_8_decode
 from collections.abc import Callable, Sequence
 from typing import Protocol
+
+from messages.replies import NUM_CONTEXT_TOKENS
 
 
 class Decoder(Protocol):
@@ -18,6 +23,14 @@ class Decoder(Protocol):
 
     def finish(self) -> str:
         """Returns what was held back; no token follows."""
+        ...
+
+    def settle(self) -> str:
+        """Returns what was held back but the beginning of a character: what follows belongs to another text."""
+        ...
+
+    def num_held_before(self, token_id: int) -> int:
+        """Returns how many characters that are held back come before the first one to which `token_id` would add."""
         ...
 
 
@@ -51,6 +64,18 @@ class ByteLevelDecoder:
         text = self._pending.decode(errors="replace")
         self._pending = b""
         return text
+
+    def settle(self) -> str:
+        return ""
+
+    def num_held_before(self, token_id: int) -> int:
+        if not self._pending or token_id in self._hidden:
+            return 0
+        piece = self._pieces[token_id]
+        data = self._pending + (piece.encode() if isinstance(piece, str) else piece)[:1]
+        # A whole character and the beginning of one count as one; a surrogate's beginning, which is held too, as more.
+        continues = len(data.decode(errors="replace")) == 1
+        return 0 if continues else len(self._pending.decode(errors="replace"))
 
 
 class PieceDecoder:
@@ -96,6 +121,26 @@ class PieceDecoder:
     def finish(self) -> str:
         return self._strip(self._take_run())
 
+    def settle(self) -> str:
+        num_unfinished = _num_unfinished(self._run)
+        unfinished = self._run[len(self._run) - num_unfinished :]
+        del self._run[len(self._run) - num_unfinished :]
+        text = self.finish()
+        self._run = unfinished
+        return text
+
+    def num_held_before(self, token_id: int) -> int:
+        """Takes a run as it is so far: a flaw in it may show later, and then there are more characters than it said."""
+        if not self._run or token_id in self._hidden:
+            return 0
+        piece = self._pieces[token_id]
+        try:
+            text, num_bytes_used = utf_8_decode(self._run, "strict", False)
+        except UnicodeDecodeError:
+            return len(self._run)
+        is_broken = num_bytes_used < len(self._run) and isinstance(piece, str)
+        return len(self._run) if is_broken else len(text)
+
     def _take_run(self) -> str:
         try:
             text = self._run.decode()
@@ -114,7 +159,15 @@ class PieceDecoder:
         return text
 
 
-NUM_CONTEXT_TOKENS = 8
+def _num_unfinished(data: bytearray) -> int:
+    """Returns how many of the last bytes are the beginning of a UTF-8 character, 0 where the last one is whole."""
+    for num_bytes in range(1, min(3, len(data)) + 1):
+        lead = data[-num_bytes]
+        if lead >= 0xC0:
+            return num_bytes if num_bytes < 2 + (lead >= 0xE0) + (lead >= 0xF0) else 0
+        if lead < 0x80:
+            return 0
+    return 0
 
 
 class WindowDecoder:
@@ -154,9 +207,45 @@ class WindowDecoder:
         self._num_shown = len(text)
         return increment
 
+    def settle(self) -> str:
+        return ""
+
+    def num_held_before(self, token_id: int) -> int:
+        return 0
+
     def _shorten(self) -> None:
         """Forgets the older tokens, but only where the rest has letters: a decoder may treat a text's start apart."""
         rest = self._window[-NUM_CONTEXT_TOKENS:]
         text = self._decode(rest)
         if text.strip():
             self._window, self._num_shown = rest, len(text)
+
+
+class CountingDecoder:
+    """A decoder that knows how many characters it has returned, for streams whose tokens are shown with their place."""
+
+    __slots__ = ("_decoder", "_num_chars")
+
+    def __init__(self, decoder: Decoder):
+        self._decoder = decoder
+        self._num_chars = 0
+
+    def push(self, token_id: int) -> str:
+        text = self._decoder.push(token_id)
+        self._num_chars += len(text)
+        return text
+
+    def finish(self) -> str:
+        return self._decoder.finish()
+
+    def settle(self) -> str:
+        text = self._decoder.settle()
+        self._num_chars = 0
+        return text
+
+    def num_held_before(self, token_id: int) -> int:
+        return self._decoder.num_held_before(token_id)
+
+    def offset_of(self, token_id: int) -> int:
+        """Returns how many characters come before the first one to which `token_id` would add, since `settle`."""
+        return self._num_chars + self._decoder.num_held_before(token_id)

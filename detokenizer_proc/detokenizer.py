@@ -4,12 +4,32 @@ import logging
 import secrets
 import time
 
+import msgspec
+
+from detokenizer_proc.decoders import CountingDecoder
+from detokenizer_proc.scoring import PromptScoring, ScoreTable, Scoring
 from detokenizer_proc.streams import Stream
 from detokenizer_proc.vocabulary import Vocabulary
 from messages.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from messages.errors import ErrorInfo
-from messages.replies import DetokenizeMsg, FinishedRow, OpenStream, StepReplies, UserReply
-from messages.requests import StopSeen
+from messages.replies import (
+    CacheFlushed,
+    DetokenizeMsg,
+    FinishedRow,
+    OpenStream,
+    PromptReply,
+    PromptScored,
+    ScoredToken,
+    StepReplies,
+    ToDetokenizer,
+    ToFrontend,
+    UserReply,
+)
+from messages.requests import DropBefore, FramesLost, StopSeen
+from messages.uids import GoneRequests
+
+Answer = tuple[list[ToFrontend], list[StopSeen]]
+"""What a message makes the frontend hear, and the scheduler."""
 
 log = logging.getLogger("sluice.detokenizer")
 
@@ -20,24 +40,77 @@ class Detokenizer:
     def __init__(self, vocabulary: Vocabulary):
         self._vocabulary = vocabulary
         self._streams: dict[int, Stream] = {}
+        self._gone = GoneRequests()
 
     def gauges(self) -> dict[str, float]:
         """`ended_streams` have their stop string and wait for the scheduler to end the row."""
         streams = self._streams.values()
         return {"streams": len(streams), "ended_streams": sum(stream.has_ended for stream in streams)}
 
-    def open_stream(self, order: OpenStream) -> StopSeen | None:
-        """Makes the stream, in place of an older attempt's. Returns `StopSeen` where it has ended already."""
+    def take(self, message: ToDetokenizer) -> Answer:
+        """Does what `message` asks for. Never raises for what is wrong with one request."""
+        match message:
+            case DetokenizeMsg():
+                replies, stops = self.take_step(message)
+                return [replies], stops
+            case OpenStream():
+                return self.open_stream(message)
+            case PromptScored():
+                return self._tell_prompt(message)
+            case CacheFlushed():
+                return [message], []
+            case DropBefore():
+                self.drop(message)
+                return [], []
+            case FramesLost():
+                self.forget_all()
+                return [message], []
+
+    def open_stream(self, order: OpenStream) -> Answer:
+        """Makes the stream, in place of an older attempt's; with `echo` the prompt is told, unless its logprobs come.
+
+        The scheduler hears `StopSeen` where the stream has ended already.
+        """
         known = self._streams.get(order.uid)
         if known is not None and known.attempt >= order.attempt:
-            return None
-        stream = Stream(order, self._vocabulary.open_decoder(order.skip_special_tokens))
+            return [], []
+        stream = self._make_stream(order)
         self._streams[order.uid] = stream
+        replies: list[ToFrontend] = []
         try:
-            stream.catch_up(order)
+            prompt_text = stream.catch_up(order)
         except BaseException:  # fails alone; a panic in the tokenizers library is no Exception
             stream.fail(_failure(order.uid))
-        return StopSeen(order.uid, order.attempt) if stream.has_ended else None
+        else:
+            if order.echo and order.num_prompt_logprobs is None:
+                replies.append(PromptReply(order.uid, order.attempt, prompt_text, token_ids=order.prompt_ids))
+        return replies, [StopSeen(order.uid, order.attempt)] if stream.has_ended else []
+
+    def _make_stream(self, order: OpenStream) -> Stream:
+        decoder = self._vocabulary.open_decoder(order.skip_special_tokens)
+        if order.num_prompt_logprobs is not None:
+            skips_special_tokens = order.skip_special_tokens
+            prompt_scoring = PromptScoring(
+                self._vocabulary, order.prompt_ids, skips_special_tokens, order.num_prompt_logprobs
+            )
+        else:
+            prompt_scoring = None
+        if order.num_logprobs is None:
+            return Stream(order, decoder, prompt_scoring=prompt_scoring)
+        counting = CountingDecoder(decoder)
+        return Stream(order, counting, Scoring(self._vocabulary, counting, order.num_logprobs), prompt_scoring)
+
+    def _tell_prompt(self, message: PromptScored) -> Answer:
+        stream = self._streams.get(message.uid)
+        if stream is None or stream.attempt != message.attempt or stream.prompt_scoring is None or stream.has_ended:
+            return [], []
+        try:
+            return [stream.prompt_scoring.tell(message)], []
+        except BaseException:
+            stream.fail(_failure(message.uid))
+            return [], [StopSeen(message.uid, message.attempt)]
+        finally:
+            stream.prompt_scoring = None
 
     def take_step(self, step: DetokenizeMsg) -> tuple[StepReplies, list[StopSeen]]:
         """Returns the replies of the step, and the streams that ended in it before the scheduler knows.
@@ -48,7 +121,7 @@ class Detokenizer:
         attempts: list[int] = []
         token_ids: list[int] = []
         texts: list[str] = []
-        stops: list[StopSeen] = []
+        scored, stops = self._score(step) if step.logprobs is not None else ({}, [])
         ending = {(row.uid, row.attempt) for row in step.finished}
         last_ids: dict[int, int] = {}
         columns = zip(unpack_int64(step.uids), unpack_int32(step.attempts), unpack_int32(step.token_ids), strict=True)
@@ -77,16 +150,48 @@ class Detokenizer:
             attempts=pack_int32(attempts),
             token_ids=pack_int32(token_ids),
             texts=tuple(texts),
-            finals=self._finish(step.finished, last_ids),
+            finals=self._finish(step.finished, last_ids, scored),
         )
+        if scored:
+            entries = [i for i, uid in enumerate(uids) if uid in scored]
+            logprobs = tuple([scored[uids[i]] for i in entries])
+            replies = msgspec.structs.replace(replies, logprob_entries=pack_int32(entries), logprobs=logprobs)
         return replies, stops
 
-    def drop_before(self, uid: int) -> None:
-        """Forgets the streams of requests with a smaller uid: nobody waits for their end, and none may come."""
-        for orphan in [known for known in self._streams if known < uid]:
+    def _score(self, step: DetokenizeMsg) -> tuple[dict[int, ScoredToken], list[StopSeen]]:
+        """Returns the tokens of the step that have logprobs, by uid, before any is pushed; and streams that failed."""
+        assert step.logprobs is not None
+        scored: dict[int, ScoredToken] = {}
+        stops: list[StopSeen] = []
+        uids, attempts, table = unpack_int64(step.uids), unpack_int32(step.attempts), ScoreTable(step.logprobs)
+        for index, entry in enumerate(unpack_int32(step.logprob_entries)):
+            uid, attempt = uids[entry], attempts[entry]
+            stream = self._streams.get(uid)
+            if stream is None or stream.attempt != attempt or stream.scoring is None or stream.has_ended:
+                continue
+            try:
+                scored[uid] = stream.scoring.score(table, index)
+            except BaseException:
+                stream.fail(_failure(uid))
+                stops.append(StopSeen(uid, attempt))
+        return scored, stops
+
+    def drop(self, message: DropBefore) -> None:
+        """Forgets the streams of requests whose frontend is gone: nobody waits for their end, and none may come."""
+        self._gone.note(message)
+        for orphan in [uid for uid in self._streams if self._gone.has(uid)]:
             del self._streams[orphan]
 
-    def _finish(self, rows: tuple[FinishedRow, ...], last_ids: dict[int, int]) -> tuple[UserReply, ...]:
+    def forget_all(self) -> None:
+        """Forgets every stream, because some may lack a token: what still comes for them is dropped.
+
+        The frontend continues their requests, as new attempts with new streams.
+        """
+        self._streams.clear()
+
+    def _finish(
+        self, rows: tuple[FinishedRow, ...], last_ids: dict[int, int], scored: dict[int, ScoredToken]
+    ) -> tuple[UserReply, ...]:
         finals: list[UserReply] = []
         now_ns = time.monotonic_ns()
         for row in rows:
@@ -96,7 +201,7 @@ class Detokenizer:
                 continue
             del self._streams[row.uid]
             try:
-                final = stream.finish(row, last_ids.get(row.uid), now_ns)
+                final = stream.finish(row, last_ids.get(row.uid), now_ns, scored.get(row.uid))
             except BaseException:
                 stream.fail(_failure(row.uid))
                 final = stream.finish(row, None, now_ns)

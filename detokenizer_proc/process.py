@@ -1,10 +1,13 @@
 """The detokenizer's main loop: a step's tokens come in, their text leaves, and the scheduler hears of stop strings."""
 
+import gc
+
 from detokenizer_proc.detokenizer import Detokenizer
 from detokenizer_proc.vocabulary import load_vocabulary
 from messages.channels import Receiver, Sender
+from messages.frontends import FrontendSenders
 from messages.process import ProcessLink, run_process
-from messages.replies import DetokenizeMsg, OpenStream, ToDetokenizer, ToFrontend
+from messages.replies import OpenStream, ToDetokenizer
 from messages.requests import DropBefore, ToScheduler
 
 
@@ -13,29 +16,31 @@ def serve(link: ProcessLink) -> None:
     facts = link.config.facts
     link.phase("loading the tokenizer")
     detokenizer = Detokenizer(load_vocabulary(facts.tokenizer_dir, facts.vocab_size))
+    if not link.stand_by():
+        return
     inbox: Receiver[ToDetokenizer] = Receiver(link.run_dir.socket("detokenizer"), ToDetokenizer)
-    to_scheduler: Sender[ToScheduler] = Sender(link.run_dir.socket("scheduler"))
-    to_frontend: Sender[ToFrontend] = Sender(link.run_dir.socket("frontend"))
+    to_scheduler: Sender[ToScheduler] = link.open_sender("scheduler")
+    to_frontends = FrontendSenders(link.open_sender, link.close_sender)
     link.add_receiver(inbox)
+    # The vocabulary lives as long as the process: without this, every full collection walks all of it.
+    gc.collect()
+    gc.freeze()
     link.ready()
     while not link.is_stopping:
         link.wait()
         link.take_orders()
         for message in inbox.take():
-            match message:
-                case OpenStream():
-                    stop = detokenizer.open_stream(message)
-                    stops = [] if stop is None else [stop]
-                case DetokenizeMsg():
-                    replies, stops = detokenizer.take_step(message)
-                    to_frontend.send(replies)
-                case DropBefore(uid):
-                    detokenizer.drop_before(uid)
-                    stops = []
+            if isinstance(message, OpenStream):
+                to_frontends.expect(message.uid)
+            replies, stops = detokenizer.take(message)
+            for reply in replies:
+                to_frontends.send(reply)
+            if isinstance(message, DropBefore):
+                to_frontends.forget(message)
             for stop in stops:
                 to_scheduler.send(stop)
         link.beat(detokenizer.gauges)
-    for channel in (inbox, to_scheduler, to_frontend):
+    for channel in (inbox, to_scheduler, to_frontends):
         channel.close()
 
 

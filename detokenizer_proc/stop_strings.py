@@ -18,12 +18,19 @@ class StopString:
         """[n]: the longest beginning of the string that also ends its first n characters; known as far as matched."""
 
     def advance(self, char: str) -> bool:
-        """Takes the next character of the text; tells whether the text now ends with the whole string."""
+        """Takes the next character of the text; tells whether the text now ends with the whole string.
+
+        After that `restart` must come before the next character.
+        """
         num_matched = self._extend(self.num_matched, char)
         self.num_matched = num_matched
         if num_matched == len(self._borders):
             self._borders.append(self._extend(self._borders[num_matched - 1], self.string[num_matched - 1]))
         return num_matched == len(self.string)
+
+    def restart(self) -> None:
+        """Goes on after the whole string, as if it were not there but its end might begin another one."""
+        self.num_matched = self._borders[len(self.string)]
 
     def _extend(self, num_matched: int, char: str) -> int:
         while num_matched and self.string[num_matched] != char:
@@ -51,29 +58,39 @@ class StopFinder:
         self._held = ""
         """The longest end of the text that is the beginning of a stop string."""
 
-    def push(self, text: str) -> str:
-        """Returns what may be shown now that `text` has come."""
+    def push(self, text: str, may_end: bool = True) -> str:
+        """Returns what may be shown now that `text` has come. Without `may_end` no stop string that ends in it counts.
+
+        One that begins in it and ends later does.
+        """
         if not self._active and self._by_first_char.keys().isdisjoint(text):
             return text
         for end, char in enumerate(text, 1):
             complete = self._advance(char)
+            if complete and may_end:
+                return self._end(max(complete, key=lambda stop: len(stop.string)).string, text[:end])
             if complete:
-                return self._end(max(complete, key=len), text[:end])
+                self._restart(complete)
         num_held = max((stop.num_matched for stop in self._active), default=0)
         text = self._held + text
         shown_before, self._held = len(self._held), text[len(text) - num_held :]
         return text[shown_before:] if self._is_shown else text[: len(text) - num_held]
 
-    def _advance(self, char: str) -> list[str]:
+    def _advance(self, char: str) -> list[StopString]:
         """Takes one character and returns the stop strings that the text now ends with."""
         starting = self._by_first_char.get(char)
         if starting is not None:
             self._active += [stop for stop in starting if not stop.num_matched]
         elif not self._active:
             return []
-        complete = [stop.string for stop in self._active if stop.advance(char)]
+        complete = [stop for stop in self._active if stop.advance(char)]
         self._active = [stop for stop in self._active if stop.num_matched]
         return complete
+
+    def _restart(self, complete: list[StopString]) -> None:
+        for stop in complete:
+            stop.restart()
+        self._active = [stop for stop in self._active if stop.num_matched]
 
     def finish(self) -> str:
         """Returns what was held back; no text follows."""

@@ -3,39 +3,67 @@
 import msgspec
 
 from detokenizer_proc.decoders import Decoder
+from detokenizer_proc.scoring import PromptScoring, Scoring, read_prompt
 from detokenizer_proc.stop_strings import StopFinder
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import ErrorInfo
-from messages.replies import FinishedRow, FinishReason, OpenStream, UserReply
+from messages.replies import FinishedRow, FinishReason, OpenStream, ScoredToken, UserReply
 
 
 class Stream:
     """One attempt of one request. Holds at most a partial character and the beginning of a stop string.
 
     `has_ended`: a stop string was found or decoding failed, so the tokens that still come are no part of the reply.
+    `scoring` and `prompt_scoring`: what logprobs are told with, `None` where none are wanted or they have been told.
     """
 
-    __slots__ = ("_decoder", "_error", "_shows_stop", "_stops", "_unsent", "attempt", "has_ended", "num_tokens")
+    __slots__ = (
+        "_decoder",
+        "_error",
+        "_min_tokens",
+        "_shows_stop",
+        "_stops",
+        "_unsent",
+        "attempt",
+        "has_ended",
+        "num_tokens",
+        "prompt_scoring",
+        "scoring",
+    )
 
-    def __init__(self, order: OpenStream, decoder: Decoder):
+    def __init__(
+        self,
+        order: OpenStream,
+        decoder: Decoder,
+        scoring: Scoring | None = None,
+        prompt_scoring: PromptScoring | None = None,
+    ):
         self.attempt = order.attempt
         self.has_ended = False
         self.num_tokens = 0
+        self.scoring = scoring
+        self.prompt_scoring = prompt_scoring
         self._decoder = decoder
+        self._min_tokens = order.min_tokens
         self._shows_stop = order.include_stop_str_in_output
         self._stops = StopFinder(order.stop, self._shows_stop) if order.stop else None
         self._error: ErrorInfo | None = None
         self._unsent = ""
         """Text of earlier tokens that an earlier attempt has not sent."""
 
-    def catch_up(self, order: OpenStream) -> None:
-        """Repeats what earlier attempts did, silently but for text that they had not sent; may set `has_ended`."""
+    def catch_up(self, order: OpenStream) -> str:
+        """Reads the prompt, or its end, and returns its text; repeats what earlier attempts did.
+
+        That is silent but for text that they had not sent. May set `has_ended`.
+        """
+        prompt_text = read_prompt(self._decoder, unpack_int32(order.prompt_ids))
         texts: list[str] = []
         for token_id in unpack_int32(order.output_ids):
             texts.append(self.push(token_id))
             if self.has_ended:
                 break
         self._unsent = "".join(texts)[order.num_chars_sent :]
+        return prompt_text
 
     def push(self, token_id: int) -> str:
         """Returns the text that may be shown now that this token has come; may set `has_ended`."""
@@ -52,8 +80,13 @@ class Stream:
         self.has_ended = True
         self._error = error
 
-    def finish(self, row: FinishedRow, last_id: int | None, now_ns: int) -> UserReply:
-        """Returns the final reply, with the last token (`None` where the row ended without one) and all held text."""
+    def finish(
+        self, row: FinishedRow, last_id: int | None, now_ns: int, scored: ScoredToken | None = None
+    ) -> UserReply:
+        """Returns the final reply, with the last token (`None` where the row ended without one) and all held text.
+
+        `scored` is the last token with its logprobs.
+        """
         text = self._take_unsent()
         token_ids = b""
         if last_id is not None and not self.has_ended:
@@ -75,6 +108,7 @@ class Stream:
             stamps=msgspec.structs.replace(row.stamps, detokenized_ns=now_ns),
             stop_reason=stop_reason,
             error=error,
+            logprobs=(scored,) if scored is not None and token_ids else (),
         )
 
     def _outcome(self, row: FinishedRow) -> tuple[FinishReason, str | int | None, ErrorInfo | None]:
@@ -101,7 +135,7 @@ class Stream:
         return text + self._stops.finish()
 
     def _find_stop(self, stops: StopFinder, text: str) -> str:
-        shown = stops.push(text)
+        shown = stops.push(text, self.num_tokens > self._min_tokens)
         self.has_ended = stops.found is not None
         return shown
 

@@ -7,7 +7,7 @@ other rules than the known ones is asked itself, through a window of tokens.
 import importlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,12 +20,21 @@ from messages.tokenizer_files import load_tokenizer, return_freed_memory
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 
 
+Spelling = tuple[str, bytes]
+"""The text of one token by itself, U+FFFD for parts of characters, and its bytes."""
+
+
 @dataclass(frozen=True)
 class Vocabulary:
-    """Makes the decoder of each stream. `special_ids` are the tokens that a stream may leave out."""
+    """Makes the decoder of each stream. `special_ids` are the tokens that a stream may leave out.
+
+    `spell` gives a token as it is in the middle of a text, `spell_first` as it is at the beginning.
+    """
 
     make_decoder: Callable[[frozenset[int]], Decoder]
     special_ids: frozenset[int]
+    spell: Callable[[int], Spelling]
+    spell_first: Callable[[int], Spelling]
 
     def open_decoder(self, skip_special_tokens: bool) -> Decoder:
         return self.make_decoder(self.special_ids if skip_special_tokens else frozenset())
@@ -52,7 +61,9 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
     special_ids = frozenset(token_id for token_id, token in enumerate(tokens) if token in special)
     steps = _steps_of(tokenizer.decoder)
     if steps is not None and [step["type"] for step in steps] == ["ByteLevel"]:
-        return Vocabulary(partial(ByteLevelDecoder, _byte_level_pieces(tokens)), special_ids)
+        bytes_of = _byte_level_pieces(tokens)
+        spell = partial(_spell, bytes_of)
+        return Vocabulary(partial(ByteLevelDecoder, bytes_of), special_ids, spell, spell)
     rules = None if steps is None else _piece_rules(steps)
     if rules is not None:
         pieces = [None if token is None else rules.piece(token) for token in tokens]
@@ -60,7 +71,9 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
         make: Callable[[frozenset[int]], Decoder] = partial(
             PieceDecoder, pieces, first_pieces=first_pieces, strip=rules.strip
         )
-        return Vocabulary(make, special_ids)
+        return Vocabulary(
+            make, special_ids, partial(_spell, pieces), partial(_spell_first, pieces, first_pieces, rules)
+        )
     missing_ids = {token_id for token_id, token in enumerate(tokens) if token is None}
     return _windowed(partial(tokenizer.decode, skip_special_tokens=False), special_ids, missing_ids)
 
@@ -69,7 +82,48 @@ def _windowed(
     decode: Callable[[list[int]], str], special_ids: frozenset[int], missing_ids: Iterable[int]
 ) -> Vocabulary:
     missing = frozenset(missing_ids)
-    return Vocabulary(lambda hidden: WindowDecoder(decode, hidden | missing), special_ids)
+    spell_first = partial(_spell_windowed_first, decode, missing)
+    return Vocabulary(
+        lambda hidden: WindowDecoder(decode, hidden | missing),
+        special_ids,
+        partial(_spell_windowed, decode, missing),
+        spell_first,
+    )
+
+
+def _spell(pieces: Sequence[str | bytes | int | None], token_id: int) -> Spelling:
+    piece = pieces[token_id]
+    if isinstance(piece, str):
+        return piece, piece.encode()
+    data = b"" if piece is None else bytes((piece,)) if isinstance(piece, int) else piece
+    return data.decode(errors="replace"), data
+
+
+def _spell_first(
+    pieces: Sequence[str | int | None], first_pieces: dict[int, str], rules: "PieceRules", token_id: int
+) -> Spelling:
+    """Cuts off what the decoder strips, as far as it is in this token."""
+    text, data = _spell(pieces, token_id)
+    if isinstance(pieces[token_id], int):
+        return text, data
+    text = first_pieces.get(token_id, text)
+    char, num_to_strip = rules.strip
+    while num_to_strip and text.startswith(char):
+        text, num_to_strip = text[1:], num_to_strip - 1
+    return text, text.encode()
+
+
+def _spell_windowed(decode: Callable[[list[int]], str], missing: frozenset[int], token_id: int) -> Spelling:
+    """What a second one adds to the text of a first one, so that a space between them counts."""
+    alone, data = _spell_windowed_first(decode, missing, token_id)
+    twice = decode([token_id, token_id]) if alone else ""
+    text = twice[len(alone) :] if twice.startswith(alone) else ""
+    return (text, text.encode()) if text else (alone, data)
+
+
+def _spell_windowed_first(decode: Callable[[list[int]], str], missing: frozenset[int], token_id: int) -> Spelling:
+    text = "" if token_id in missing else decode([token_id])
+    return text, text.encode()
 
 
 def _from_directory(directory: str, vocab_size: int) -> Vocabulary:

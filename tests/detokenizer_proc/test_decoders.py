@@ -1,13 +1,17 @@
 import json
+from codecs import utf_8_decode
 from functools import cache
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders
 
-from detokenizer_proc.decoders import NUM_CONTEXT_TOKENS, ByteLevelDecoder, Decoder, PieceDecoder, WindowDecoder
+from detokenizer_proc.decoders import ByteLevelDecoder, CountingDecoder, Decoder, PieceDecoder, WindowDecoder
+from detokenizer_proc.scoring import read_prompt
 from detokenizer_proc.vocabulary import Vocabulary, byte_level_alphabet, vocabulary_of
+from messages.replies import NUM_CONTEXT_TOKENS
 from tests.conftest import SHARED
 from tests.detokenizer_proc.tiny_tokenizers import BYTE_TOKENS, characters, llama, make_tokenizer
 from tests.token_vectors import NAMES, read_vectors
@@ -209,3 +213,61 @@ def test_words_are_not_held_back() -> None:
     decoder = vocabulary_of(tokenizer, tokenizer.get_vocab_size()).open_decoder(True)
     ids = [tokenizer.token_to_id(token) for token in ("▁a", "b", "<0xC3>", "<0xA9>", "b", "▁", "</s>", "▁a")]
     assert increments_of(decoder, ids) == ["a", "b", "", "", "éb", " ", "", " a", ""]
+
+
+def char_of_each_byte(data: bytes) -> list[int]:
+    """Returns the index of the character that each byte is part of; a broken part of one counts as a character."""
+    chars: list[int] = []
+    while len(chars) < len(data):
+        start, index = len(chars), (chars[-1] + 1 if chars else 0)
+        num_bytes = 1
+        for end in range(start + 1, min(start + 4, len(data)) + 1):
+            try:
+                text, _ = utf_8_decode(data[start:end], "strict", False)
+            except UnicodeDecodeError:
+                break
+            if data[start] == 0xED and end - start == 2 and data[start + 1] >= 0xA0:
+                break  # a surrogate, which is broken from here on, though Python waits for its third byte
+            num_bytes = end - start
+            if text:
+                break
+        chars += [index] * num_bytes
+    return chars
+
+
+@settings(max_examples=500, deadline=None)
+@given(text=st.text(max_size=4), data=st.data())
+def test_where_tokens_of_any_bytes_begin(text: str, data: st.DataObject) -> None:
+    garbled = bytearray(text.encode())
+    for position in data.draw(st.lists(st.integers(0, max(0, len(garbled) - 1)), max_size=2)) if garbled else []:
+        garbled[position] = data.draw(st.integers(0, 255))
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(garbled)))) | {0, len(garbled)})
+    tokens = [bytes(garbled[start:end]) for start, end in pairwise(cuts)]
+    pieces = [token.decode() if token.decode(errors="ignore").encode() == token else token for token in tokens]
+    decoder = CountingDecoder(ByteLevelDecoder(pieces, frozenset()))
+    offsets: list[int] = []
+    for token_id in range(len(tokens)):
+        offsets.append(decoder.offset_of(token_id))
+        decoder.push(token_id)
+    chars = char_of_each_byte(bytes(garbled))
+    assert offsets == [chars[cut] for cut in cuts[:-1]]
+    assert len(set(chars)) == len(garbled.decode(errors="replace"))
+
+
+@pytest.mark.parametrize("num_bytes", range(1, 13))
+def test_what_a_prompt_of_bytes_leaves_for_the_output(num_bytes: int) -> None:
+    """Whole characters are the prompt's, the beginning of one is the output's."""
+    tokenizer = PIECE_TOKENIZERS["llama"]
+    ids = [tokenizer.token_to_id(BYTE_TOKENS[byte]) for byte in "é€😀日".encode()]
+    decoder = vocabulary_of(tokenizer, tokenizer.get_vocab_size()).open_decoder(True)
+    prompt_text = read_prompt(decoder, ids[:num_bytes])
+    assert prompt_text == bytes("é€😀日".encode()[:num_bytes]).decode(errors="ignore")
+    assert prompt_text + "".join(increments_of(decoder, ids[num_bytes:])) == "é€😀日"
+
+
+def test_a_prompt_of_broken_bytes_still_leaves_the_last_beginning() -> None:
+    tokenizer = PIECE_TOKENIZERS["llama"]
+    ids = [tokenizer.token_to_id(BYTE_TOKENS[byte]) for byte in b"\xff\xa9\xe2\x82"]
+    decoder = vocabulary_of(tokenizer, tokenizer.get_vocab_size()).open_decoder(True)
+    assert read_prompt(decoder, ids) == "\ufffd\ufffd"
+    assert increments_of(decoder, [tokenizer.token_to_id("<0xAC>")]) == ["", "€"]

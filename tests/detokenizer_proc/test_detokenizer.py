@@ -1,17 +1,22 @@
 import logging
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders
 
 from detokenizer_proc.detokenizer import Detokenizer
-from detokenizer_proc.vocabulary import Vocabulary, vocabulary_of
+from detokenizer_proc.vocabulary import Spelling, Vocabulary, vocabulary_of
 from messages.columns import pack_int32
 from messages.errors import ErrorInfo
-from messages.replies import OpenStream, Usage
-from messages.requests import StopSeen
+from messages.replies import OpenStream, PromptReply, Usage
+from messages.requests import DropBefore, StopSeen
+from messages.uids import first_uid_of
 from tests.detokenizer_proc.steps import Client, end, run, step
-from tests.detokenizer_proc.tiny_tokenizers import characters, llama
+from tests.detokenizer_proc.test_decoders import real_vocabulary
+from tests.detokenizer_proc.tiny_tokenizers import characters, llama, make_tokenizer
+from tests.token_vectors import NAMES, read_vectors
 
 CHARACTERS = characters()
 END = CHARACTERS.token_to_id("<end>")
@@ -83,6 +88,62 @@ def test_a_stop_string_in_the_first_token(detokenizer: Detokenizer) -> None:
     detokenizer.open_stream(OpenStream(7, 0, stop=("h",)))
     client, stops = run(detokenizer, 7, ids_of("he"))
     assert (client.text, client.token_ids, stops) == ("", ids_of("h"), [StopSeen(7, 0)])
+
+
+@pytest.mark.parametrize(
+    ("stop", "min_tokens", "text"),
+    [
+        ("h", 0, ""),
+        ("h", 1, "he"),
+        ("h", 2, "he"),
+        ("h", 3, "hehe"),
+        ("h", 5, "hehehi"),
+        ("eheh", 4, "h"),
+        ("eheh", 5, "hehehi"),
+    ],
+)
+def test_a_stop_string_that_is_there_within_min_tokens_does_not_count(
+    detokenizer: Detokenizer, stop: str, min_tokens: int, text: str
+) -> None:
+    detokenizer.open_stream(OpenStream(7, 0, stop=(stop,), min_tokens=min_tokens))
+    client, _ = run(detokenizer, 7, ids_of("hehehi"))
+    assert client.text == text
+
+
+@pytest.mark.parametrize("split", range(5))
+@pytest.mark.parametrize("num_prompt", range(3))
+def test_a_stop_string_at_every_split(split: int, num_prompt: int) -> None:
+    """The stop string `stop` is two tokens, cut at `split`, after some other text; the prompt has a beginning of it."""
+    tokens = ("st", "x", "stop"[:split] or "-", "stop"[split:] or "+", "y")
+    tokenizer = make_tokenizer(tokens, decoders.Fuse())
+    detokenizer = Detokenizer(vocabulary_of(tokenizer, 5))
+    detokenizer.open_stream(OpenStream(7, 0, stop=("stop",), prompt_ids=pack_int32([1, 0][:num_prompt])))
+    ids = [1, 2, 3, 4] if 0 < split < 4 else [1, 3 if split == 0 else 2, 4]
+    client, stops = run(detokenizer, 7, [tokenizer.token_to_id(tokens[token_id]) for token_id in ids])
+    assert client.text == "x"
+    assert client.final is not None
+    assert client.final.stop_reason == "stop"
+    assert client.final.usage.completion_tokens == len(ids) - 1
+    assert stops == [StopSeen(7, 0)]
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_stop_string_anywhere_in_real_tokens(name: str, data: st.DataObject) -> None:
+    text, ids = data.draw(st.sampled_from([vector for vector in read_vectors(name) if len(vector[1]) > 1]))
+    start = data.draw(st.integers(0, len(text) - 1))
+    stop = text[start : data.draw(st.integers(start + 1, len(text)))]
+    cut = data.draw(st.integers(0, len(ids) - 1))
+    detokenizer = Detokenizer(real_vocabulary(name))
+    (prompt,), _ = detokenizer.open_stream(OpenStream(7, 0, (stop,), prompt_ids=pack_int32(ids[:cut]), echo=True))
+    assert isinstance(prompt, PromptReply)
+    client, _ = run(detokenizer, 7, ids[cut:])
+    output = text[len(prompt.text) :]
+    assert client.text == output.partition(stop)[0]
+    assert client.final is not None
+    assert client.final.stop_reason == (stop if stop in output else None)
 
 
 @pytest.mark.parametrize("reason", ["length", "abort", "timeout", "stop"])
@@ -180,7 +241,7 @@ def test_a_newer_attempt_replaces_an_older_one_and_never_the_other_way(detokeniz
 
 def test_a_continuation_that_had_ended_says_so_at_once(detokenizer: Detokenizer) -> None:
     order = OpenStream(7, 1, stop=("lo",), output_ids=pack_int32(ids_of("hello")), num_chars_sent=3)
-    assert detokenizer.open_stream(order) == StopSeen(7, 1)
+    assert detokenizer.open_stream(order) == ([], [StopSeen(7, 1)])
     client, stops = run(detokenizer, 7, ids_of("w"), attempt=1, num_before=5)
     assert (client.text, client.token_ids, stops) == ("", [], [])
     assert client.final is not None
@@ -205,7 +266,10 @@ def test_a_continued_request_is_the_undisturbed_one(data: st.DataObject) -> None
     ids = data.draw(st.lists(st.sampled_from([LLAMA.token_to_id(name) for name in names]), min_size=2, max_size=12))
     stop = data.draw(st.sampled_from([(), ("b a", "dé"), ("éé", "d b")]))
     is_shown = data.draw(st.booleans())
-    order = OpenStream(7, 0, stop, is_shown)
+    some_id = st.sampled_from([LLAMA.token_to_id(name) for name in names])
+    prompt_ids = pack_int32(data.draw(st.lists(some_id, max_size=3)))
+    min_tokens = data.draw(st.integers(0, 4))
+    order = OpenStream(7, 0, stop, is_shown, prompt_ids=prompt_ids, min_tokens=min_tokens)
     detokenizer = Detokenizer(vocabulary)
     detokenizer.open_stream(order)
     whole, _ = run(detokenizer, 7, ids)
@@ -219,7 +283,7 @@ def test_a_continued_request_is_the_undisturbed_one(data: st.DataObject) -> None
     detokenizer = Detokenizer(vocabulary)
     sent = first.text
     output_ids = pack_int32(first.token_ids)
-    detokenizer.open_stream(OpenStream(7, 1, stop, is_shown, output_ids=output_ids, num_chars_sent=len(sent)))
+    detokenizer.open_stream(msgspec.structs.replace(order, attempt=1, output_ids=output_ids, num_chars_sent=len(sent)))
     rest, _ = run(detokenizer, 7, ids[len(first.token_ids) :], attempt=1, num_before=len(first.token_ids))
     assert sent + rest.text == whole.text
     assert first.token_ids + rest.token_ids == whole.token_ids
@@ -240,12 +304,22 @@ class FailingDecoder:
     def finish(self) -> str:
         raise BaseException("no")
 
+    def settle(self) -> str:
+        return ""
+
+    def num_held_before(self, token_id: int) -> int:
+        return 0
+
+
+def spell_nothing(token_id: int) -> Spelling:
+    return "", b""
+
 
 @pytest.mark.parametrize(("ids", "num_counted"), [([1, 13, 1, 1], 2), ([1, 13], 2), ([1, 1], 2)])
 def test_a_stream_that_cannot_be_decoded_fails_alone(
     ids: list[int], num_counted: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    detokenizer = Detokenizer(Vocabulary(lambda hidden: FailingDecoder(), frozenset()))
+    detokenizer = Detokenizer(Vocabulary(lambda hidden: FailingDecoder(), frozenset(), spell_nothing, spell_nothing))
     detokenizer.open_stream(OpenStream(7, 0))
     detokenizer.open_stream(OpenStream(8, 0))
     with caplog.at_level(logging.ERROR):
@@ -262,16 +336,26 @@ def test_a_stream_that_cannot_be_decoded_fails_alone(
 
 
 def test_a_continuation_that_cannot_be_decoded_fails_alone() -> None:
-    detokenizer = Detokenizer(Vocabulary(lambda hidden: FailingDecoder(), frozenset()))
-    assert detokenizer.open_stream(OpenStream(7, 1, output_ids=pack_int32([1, 13]))) == StopSeen(7, 1)
+    detokenizer = Detokenizer(Vocabulary(lambda hidden: FailingDecoder(), frozenset(), spell_nothing, spell_nothing))
+    assert detokenizer.open_stream(OpenStream(7, 1, output_ids=pack_int32([1, 13]))) == ([], [StopSeen(7, 1)])
     replies, _ = detokenizer.take_step(step([], end(7, 2, attempt=1)))
     assert replies.finals[0].finish_reason == "error"
+
+
+def test_streams_of_the_frontends_that_live_are_kept(detokenizer: Detokenizer) -> None:
+    for block in (1, 2, 3):
+        detokenizer.open_stream(OpenStream(first_uid_of(block) + 1, 0))
+    living = first_uid_of(1) + 1
+    detokenizer.drop(DropBefore(first_uid_of(3), (1,)))
+    assert detokenizer.gauges()["streams"] == 2
+    replies, _ = detokenizer.take_step(step([(living, 0, ids_of("a")[0])], end(first_uid_of(2) + 1, 0)))
+    assert (replies.texts, replies.finals) == (("a",), ())
 
 
 def test_streams_without_a_client_are_forgotten(detokenizer: Detokenizer) -> None:
     for uid in (7, 8, 9):
         detokenizer.open_stream(OpenStream(uid, 0))
-    detokenizer.drop_before(9)
+    detokenizer.drop(DropBefore(9))
     assert detokenizer.gauges()["streams"] == 1
     replies, _ = detokenizer.take_step(step([(7, 0, ids_of("a")[0]), (9, 0, ids_of("b")[0])], end(8, 0)))
     assert (replies.texts, replies.finals) == (("b",), ())

@@ -4,10 +4,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from messages.columns import pack_int32
 from messages.config import Config, ModelFacts, RunConfig
 from messages.control import Beat, BootFailed
-from messages.replies import OpenStream, StepReplies, ToFrontend
-from messages.requests import StopSeen, ToScheduler
+from messages.replies import CacheFlushed, OpenStream, PromptReply, StepReplies, ToFrontend
+from messages.requests import FramesLost, StopSeen, ToScheduler
+from tests.detokenizer_proc.scored_runs import prompt_scored, scored_step
 from tests.detokenizer_proc.steps import Client, end, step
 from tests.detokenizer_proc.tiny_tokenizers import characters
 from tests.fake_launcher import FakeLauncher
@@ -62,6 +64,41 @@ def test_tokens_in_text_out(launcher: FakeLauncher) -> None:
     assert stopped.final.stop_reason == "lo"
     assert launcher.take_one(scheduler) == StopSeen(7, 0)
     launcher.wait_for("detokenizer", Beat, where=lambda beat: beat.gauges["streams"] == 0)
+
+
+def test_prompts_logprobs_and_flushes_pass_in_order(launcher: FakeLauncher) -> None:
+    from_detokenizer = launcher.open_receiver("frontend", ToFrontend)
+    to_detokenizer = launcher.open_sender("detokenizer")
+    launcher.start_ready("detokenizer_proc")
+    ids = [characters().token_to_id(char) for char in "hey"]
+    to_detokenizer.send(OpenStream(6, 0, prompt_ids=pack_int32(ids), echo=True))
+    to_detokenizer.send(OpenStream(7, 0, prompt_ids=pack_int32(ids), num_logprobs=0, num_prompt_logprobs=1))
+    to_detokenizer.send(prompt_scored(ids))
+    to_detokenizer.send(scored_step(7, ids[0]))
+    to_detokenizer.send(CacheFlushed(9, 5, 2))
+    echo, prompt, replies, flushed = (launcher.take_one(from_detokenizer) for _ in range(4))
+    assert echo == PromptReply(6, 0, "hey", token_ids=pack_int32(ids))
+    assert isinstance(prompt, PromptReply)
+    assert [token.token.text for token in prompt.tokens] == list("hey")
+    assert isinstance(replies, StepReplies)
+    assert [(scored.token.text, scored.text_offset) for scored in replies.logprobs] == [("h", 0)]
+    assert flushed == CacheFlushed(9, 5, 2)
+
+
+def test_after_a_gap_it_tells_of_it_and_forgets_the_streams_that_may_lack_a_token(launcher: FakeLauncher) -> None:
+    from_detokenizer = launcher.open_receiver("frontend", ToFrontend)
+    to_detokenizer = launcher.open_sender("detokenizer")
+    launcher.start_ready("detokenizer_proc")
+    to_detokenizer.send(OpenStream(7, 0))
+    to_detokenizer.send(step([(7, 0, 1)], step_id=1))
+    to_detokenizer.num_sent += 1  # step 2 never leaves
+    to_detokenizer.send(step([(7, 0, 3)], step_id=3))
+    to_detokenizer.send(OpenStream(7, 1))
+    to_detokenizer.send(step([(7, 1, 2)], step_id=4))
+    first, lost, third = (launcher.take_one(from_detokenizer) for _ in range(3))
+    assert first.texts == ("b",)
+    assert lost == FramesLost("detokenizer", to_detokenizer.sender_id, 3, 3)
+    assert (third.step_id, third.texts) == (4, ("c",)), "step 3 was for a stream that is gone"
 
 
 def test_it_drains_in_order_when_it_has_run_behind(launcher: FakeLauncher) -> None:

@@ -61,6 +61,29 @@ def test_a_shown_stop_string_holds_nothing_back(stops: tuple[str, ...], pieces: 
     assert finder.finish() == ""
 
 
+@settings(max_examples=500, deadline=None)
+@given(stops=STOPS, pieces=PIECES, num_free=st.integers(0, 10))
+def test_stop_strings_that_end_early_do_not_count(stops: tuple[str, ...], pieces: list[str], num_free: int) -> None:
+    finder = StopFinder(stops, is_shown=False)
+    text = shown = ""
+    num_free_chars = len("".join(pieces[:num_free]))
+    for i, piece in enumerate(pieces):
+        text += piece
+        shown += finder.push(piece, i >= num_free)
+        found = [
+            (end, stop)
+            for end in range(num_free_chars + 1, len(text) + 1)
+            for stop in stops
+            if text[:end].endswith(stop)
+        ]
+        if found:
+            end, stop = min(found, key=lambda match: (match[0], -len(match[1])))
+            assert (shown, finder.found) == (text[: end - len(stop)], stop)
+            return
+        assert finder.found is None
+    assert shown + finder.finish() == text
+
+
 @pytest.mark.parametrize(
     ("stops", "pieces", "shown", "found"),
     [

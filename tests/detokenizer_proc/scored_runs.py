@@ -1,0 +1,67 @@
+"""A request with logprobs, token by token, as its client has it in the end."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from detokenizer_proc.detokenizer import Detokenizer
+from messages.columns import pack_float32, pack_int32, unpack_int32, unpack_int64
+from messages.replies import DetokenizeMsg, OpenStream, PromptReply, PromptScored, ScoredToken, StepReplies
+from messages.steps import LogprobColumns
+from tests.detokenizer_proc.steps import Client, end, step
+
+Row = tuple[int, float, Sequence[tuple[int, float]]]
+
+
+def columns(rows: Sequence[Row]) -> LogprobColumns:
+    """`rows` are (token id, logprob, alternatives), each with as many alternatives."""
+    num_top = len(rows[0][2]) if rows else 0
+    assert all(len(top) == num_top for _, _, top in rows)
+    flat = [pair for _, _, top in rows for pair in top]
+    return LogprobColumns(
+        pack_int32([token_id for token_id, _, _ in rows]),
+        pack_float32([logprob for _, logprob, _ in rows]),
+        num_top,
+        pack_int32([token_id for token_id, _ in flat]),
+        pack_float32([logprob for _, logprob in flat]),
+    )
+
+
+def scored_step(uid: int, token_id: int, top: Sequence[tuple[int, float]] = (), *finished: Any) -> DetokenizeMsg:
+    """One row, whose token has the logprob -0.5."""
+    plain = step([(uid, 0, token_id)], *finished)
+    logprobs = columns([(token_id, -0.5, top)])
+    return DetokenizeMsg(
+        plain.step_id, plain.uids, plain.attempts, plain.token_ids, plain.finished, pack_int32([0]), logprobs
+    )
+
+
+def prompt_scored(prompt_ids: list[int], uid: int = 7) -> PromptScored:
+    """Token i has the logprob -i / 4 and itself as its only alternative."""
+    rows = [(token_id, -i / 4, [(token_id, -i / 4)]) for i, token_id in enumerate(prompt_ids) if i]
+    return PromptScored(uid, 0, columns(rows))
+
+
+def tell_prompt(detokenizer: Detokenizer, prompt_ids: list[int]) -> PromptReply:
+    """Opens stream 7 and returns what the client hears of the prompt."""
+    order = OpenStream(7, 0, prompt_ids=pack_int32(prompt_ids), num_prompt_logprobs=1)
+    assert detokenizer.take(order) == ([], [])
+    (reply,), _ = detokenizer.take(prompt_scored(prompt_ids))
+    assert isinstance(reply, PromptReply)
+    return reply
+
+
+def run_scored(detokenizer: Detokenizer, order: OpenStream, token_ids: list[int]) -> tuple[Client, list[ScoredToken]]:
+    """Sends one token a step, the last with the row's end; returns what the client has and the tokens' scores."""
+    detokenizer.take(order)
+    client = Client()
+    scored: list[ScoredToken] = []
+    for i, token_id in enumerate(token_ids):
+        is_last = i == len(token_ids) - 1
+        finished = [end(order.uid, len(token_ids))] if is_last else []
+        (replies,), _ = detokenizer.take(scored_step(order.uid, token_id, (), *finished))
+        assert isinstance(replies, StepReplies)
+        client.take(replies, order.uid)
+        entries = [unpack_int64(replies.uids)[entry] for entry in unpack_int32(replies.logprob_entries)]
+        scored += [token for uid, token in zip(entries, replies.logprobs, strict=True) if uid == order.uid]
+        scored += [token for final in replies.finals for token in final.logprobs]
+    return client, scored
