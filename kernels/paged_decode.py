@@ -7,7 +7,7 @@ P pages a row (padded), L keys of the longest row (rounded up), B = R * G.
 import torch
 from torch import Tensor
 
-from kernels.paged_kv import PagedKV
+from kernels.paged_kv import PagedKV, find_attention_kernel
 
 MAX_GATHERED_ELEMENTS = 1 << 20
 """K elements that the reference gathers at a time: more leaves the processor's caches and is several times slower."""
@@ -34,9 +34,28 @@ def paged_decode(
     assert out_RHD.dtype == query_RHD.dtype == cache.keys.dtype
     assert cache.head_dim == head_dim
     assert num_heads % cache.num_heads == 0
-    assert len(page_tables_RP) == len(num_keys_R) == num_rows
+    assert page_tables_RP.shape[0] == num_keys_R.shape[0] == num_rows
     assert page_tables_RP.dtype == num_keys_R.dtype == torch.int32
-    paged_decode_reference(query_RHD, cache, page_tables_RP, num_keys_R, scale, out_RHD)
+    kernel = find_attention_kernel("paged_decode", query_RHD, cache, out_RHD)
+    if kernel is None:
+        paged_decode_reference(query_RHD, cache, page_tables_RP, num_keys_R, scale, out_RHD)
+        return
+    kernel(
+        query_RHD.data_ptr(),
+        query_RHD.stride(0),
+        cache.keys.data_ptr(),
+        cache.values.data_ptr(),
+        page_tables_RP.data_ptr(),
+        page_tables_RP.stride(0),
+        num_keys_R.data_ptr(),
+        out_RHD.data_ptr(),
+        num_rows,
+        cache.num_heads,
+        num_heads // cache.num_heads,
+        head_dim,
+        cache.page_size,
+        scale,
+    )
 
 
 def paged_decode_reference(

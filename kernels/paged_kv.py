@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.cpu.library import MAX_HEAD_DIM, MAX_QUERIES_A_HEAD, Kernel, find_kernel
+
 
 @dataclass(frozen=True)
 class PagedKV:
@@ -38,3 +40,15 @@ class PagedKV:
         """Returns the slots (int64 [R, L]) of token positions, which must lie within the rows' pages."""
         pages_RL = page_tables_RP.gather(1, (positions_RL // self.page_size).long())
         return pages_RL.long() * self.page_size + positions_RL % self.page_size
+
+
+def find_attention_kernel(name: str, query_THD: Tensor, cache: PagedKV, out_THD: Tensor) -> Kernel | None:
+    """Returns the C form of an attention over `cache`, None where there is none for these shapes."""
+    kernel = find_kernel(name, query_THD)
+    if kernel is None or cache.head_dim > MAX_HEAD_DIM:
+        return None
+    if query_THD.shape[1] > MAX_QUERIES_A_HEAD * cache.num_heads:
+        return None
+    assert query_THD.stride()[1:] == (cache.head_dim, 1)
+    assert out_THD.is_contiguous()
+    return kernel

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.paged_kv import PagedKV
+from kernels.paged_kv import PagedKV, find_attention_kernel
 
 
 def paged_prefill(
@@ -30,9 +30,30 @@ def paged_prefill(
     assert out_THD.dtype == query_THD.dtype == cache.keys.dtype
     assert cache.head_dim == query_THD.shape[2]
     assert query_THD.shape[1] % cache.num_heads == 0
-    assert len(page_tables_RP) == len(query_lens_R) == len(context_lens_R)
+    num_rows = page_tables_RP.shape[0]
+    assert query_lens_R.shape == context_lens_R.shape == (num_rows,)
     assert page_tables_RP.dtype == query_lens_R.dtype == context_lens_R.dtype == torch.int32
-    paged_prefill_reference(query_THD, cache, page_tables_RP, query_lens_R, context_lens_R, scale, out_THD)
+    kernel = find_attention_kernel("paged_prefill", query_THD, cache, out_THD)
+    if kernel is None:
+        paged_prefill_reference(query_THD, cache, page_tables_RP, query_lens_R, context_lens_R, scale, out_THD)
+        return
+    kernel(
+        query_THD.data_ptr(),
+        query_THD.stride(0),
+        cache.keys.data_ptr(),
+        cache.values.data_ptr(),
+        page_tables_RP.data_ptr(),
+        page_tables_RP.stride(0),
+        query_lens_R.data_ptr(),
+        context_lens_R.data_ptr(),
+        out_THD.data_ptr(),
+        num_rows,
+        cache.num_heads,
+        query_THD.shape[1] // cache.num_heads,
+        cache.head_dim,
+        cache.page_size,
+        scale,
+    )
 
 
 def paged_prefill_reference(

@@ -6,6 +6,8 @@ Shape legend: T tokens, E embedding size. Formula: Zhang and Sennrich, "Root Mea
 import torch
 from torch import Tensor
 
+from kernels.cpu.library import find_kernel
+
 
 def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float, update_TE: Tensor | None = None) -> Tensor:
     """Returns x / sqrt(mean(x²) + eps) * weight in a new tensor, computed in float32.
@@ -15,7 +17,22 @@ def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float, update_TE: Tensor | Non
     assert x_TE.shape[-1:] == weight_E.shape
     assert x_TE.dtype == weight_E.dtype
     assert update_TE is None or (update_TE.shape == x_TE.shape and update_TE.dtype == x_TE.dtype)
-    return rms_norm_reference(x_TE, weight_E, eps, update_TE)
+    kernel = find_kernel("rms_norm", x_TE)
+    if kernel is None:
+        return rms_norm_reference(x_TE, weight_E, eps, update_TE)
+    assert x_TE.is_contiguous()
+    assert update_TE is None or update_TE.is_contiguous()
+    out_TE = torch.empty_like(x_TE)
+    kernel(
+        x_TE.data_ptr(),
+        None if update_TE is None else update_TE.data_ptr(),
+        weight_E.data_ptr(),
+        out_TE.data_ptr(),
+        x_TE.shape[0],
+        x_TE.shape[1],
+        eps,
+    )
+    return out_TE
 
 
 def rms_norm_reference(x_TE: Tensor, weight_E: Tensor, eps: float, update_TE: Tensor | None) -> Tensor:

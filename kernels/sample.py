@@ -6,6 +6,7 @@ Shape legend: S rows, V vocabulary.
 import torch
 from torch import Tensor
 
+from kernels.cpu.library import find_kernel
 from kernels.noise import exponential_noise
 
 NO_TOKEN = -1
@@ -14,7 +15,12 @@ NO_TOKEN = -1
 def greedy(logits_SV: Tensor) -> Tensor:
     """Returns the most likely token of each row (int64; the first of equals), -1 where a logit is not finite."""
     assert logits_SV.dim() == 2
-    return greedy_reference(logits_SV)
+    kernel = find_kernel("greedy", logits_SV)
+    if kernel is None or not logits_SV.is_contiguous():
+        return greedy_reference(logits_SV)
+    tokens_S = torch.empty(logits_SV.shape[0], dtype=torch.int64)
+    kernel(logits_SV.data_ptr(), tokens_S.data_ptr(), *logits_SV.shape)
+    return tokens_S
 
 
 def greedy_reference(logits_SV: Tensor) -> Tensor:
@@ -32,7 +38,14 @@ def sample(scores_SV: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:
     """
     assert scores_SV.dtype == torch.float32
     assert len(scores_SV) == len(seeds_S) == len(positions_S)
-    return sample_reference(scores_SV, seeds_S, positions_S)
+    kernel = find_kernel("sample", scores_SV)
+    if kernel is None:
+        return sample_reference(scores_SV, seeds_S, positions_S)
+    assert seeds_S.dtype == positions_S.dtype == torch.int64
+    scores_SV, seeds_S, positions_S = scores_SV.contiguous(), seeds_S.contiguous(), positions_S.contiguous()
+    tokens_S = torch.empty(scores_SV.shape[0], dtype=torch.int64)
+    kernel(scores_SV.data_ptr(), seeds_S.data_ptr(), positions_S.data_ptr(), tokens_S.data_ptr(), *scores_SV.shape)
+    return tokens_S
 
 
 def sample_reference(scores_SV: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:

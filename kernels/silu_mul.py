@@ -3,14 +3,23 @@
 Shape legend: T tokens, F MLP size. Formula: Shazeer, "GLU Variants Improve Transformer", 2020 (SwiGLU).
 """
 
+import torch
 from torch import Tensor
 from torch.nn import functional
+
+from kernels.cpu.library import find_kernel
 
 
 def silu_mul(gate_up_TF2: Tensor) -> Tensor:
     """Returns silu(gate) * up as [T, F]; `gate_up_TF2` [T, 2F] holds the gate in its first half, and may be changed."""
     assert gate_up_TF2.shape[-1] % 2 == 0
-    return silu_mul_reference(gate_up_TF2)
+    kernel = find_kernel("silu_mul", gate_up_TF2)
+    if kernel is None or not gate_up_TF2.is_contiguous():
+        return silu_mul_reference(gate_up_TF2)
+    num_tokens, size = gate_up_TF2.shape[0], gate_up_TF2.shape[1] // 2
+    out_TF = torch.empty(num_tokens, size, dtype=gate_up_TF2.dtype)
+    kernel(gate_up_TF2.data_ptr(), out_TF.data_ptr(), num_tokens, size)
+    return out_TF
 
 
 def silu_mul_reference(gate_up_TF2: Tensor) -> Tensor:

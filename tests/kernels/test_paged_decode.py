@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -14,6 +16,12 @@ SHAPES = [
     Shape(5, 1, 16, 1),
 ]
 NUM_KEYS = [1, 2, 16, 17, 63, 64, 65, 130]
+LONG_NUM_KEYS = [255, 256, 257, 1, 700]
+GRID = [
+    Shape(2 * (1 + index % 8), 2, head_dim, page_size)
+    for index, (head_dim, page_size) in enumerate(itertools.product((64, 80, 96, 128), (1, 16, 64)))
+]
+"""Head dimensions and page sizes, with 1 to 8 query heads a key/value head."""
 
 
 def run(case: PagedCase) -> torch.Tensor:
@@ -39,6 +47,40 @@ def decode_case(shape: Shape, num_keys: list[int], dtype: torch.dtype, device: s
 def test_equals_dense_attention(shape: Shape, dtype: torch.dtype, device: str) -> None:
     case = decode_case(shape, NUM_KEYS, dtype, device)
     assert_close(run(case), case.expected, dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", GRID, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_more_keys_than_one_part_takes(shape: Shape, dtype: torch.dtype, device: str) -> None:
+    case = decode_case(shape, LONG_NUM_KEYS, dtype, device)
+    assert_close(run(case), case.expected, dtype)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_is_the_same_alone_and_in_a_batch(form: str, dtype: torch.dtype, num_threads: int) -> None:
+    """To the last bit, whatever the threads: so a request gives the same tokens beside any others."""
+    if form == "torch":
+        pytest.skip("torch's products may add in another order for another number of rows")
+    case = decode_case(Shape(6, 2, 64, 16), [*NUM_KEYS, *LONG_NUM_KEYS], dtype, "cpu")
+    alone = torch.full_like(case.query, float("nan"))
+    for row in range(len(case.query)):
+        rows = slice(row, row + 1)
+        num_keys = case.context_lens[rows] + 1
+        paged_decode(case.query[rows], case.cache, case.page_tables[rows], num_keys, case.scale, alone[rows])
+    torch.set_num_threads(num_threads)
+    try:
+        assert torch.equal(run(case), alone)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_rows(dtype: torch.dtype) -> None:
+    case = decode_case(Shape(4, 2, 16, 16), [3], dtype, "cpu")
+    none = torch.empty(0, dtype=torch.int32)
+    paged_decode(case.query[:0], case.cache, case.page_tables[:0], none, case.scale, torch.empty_like(case.query[:0]))
 
 
 @pytest.mark.parametrize("elements", [1, 3000, 1 << 20])

@@ -3,7 +3,7 @@ import torch
 
 from kernels.paged_prefill import paged_prefill
 from tests.kernels.cases import DEVICES, PagedCase, Shape, assert_close, make_paged_case
-from tests.kernels.test_paged_decode import SHAPES
+from tests.kernels.test_paged_decode import GRID, SHAPES
 
 QUERY_LENS = [1, 7, 16, 33, 64, 5, 1]
 CONTEXT_LENS = [0, 0, 16, 3, 70, 129, 48]
@@ -29,6 +29,43 @@ def run(case: PagedCase) -> torch.Tensor:
 def test_equals_dense_attention(shape: Shape, dtype: torch.dtype, device: str) -> None:
     case = make_paged_case(shape, QUERY_LENS, CONTEXT_LENS, dtype, device)
     assert_close(run(case), case.expected, dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", GRID, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_longer_than_a_tile(shape: Shape, dtype: torch.dtype, device: str) -> None:
+    case = make_paged_case(shape, [65, 1, 130], [0, 200, 61], dtype, device)
+    assert_close(run(case), case.expected, dtype)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_is_the_same_in_chunks_and_beside_other_rows(form: str, dtype: torch.dtype, num_threads: int) -> None:
+    """To the last bit, whatever the threads: so a prompt's tokens get the same however a scheduler cuts it up."""
+    if form == "torch":
+        pytest.skip("torch's products may add in another order for another number of tokens")
+    case = make_paged_case(Shape(6, 2, 64, 16), [150, 40, 3], [70, 0, 129], dtype, "cpu")
+    chunked, first = torch.full_like(case.query, float("nan")), 0
+    for row, (num_new, num_before) in enumerate(zip([150, 40, 3], [70, 0, 129], strict=True)):
+        for start in range(0, num_new, 37):
+            size = min(37, num_new - start)
+            tokens = slice(first + start, first + start + size)
+            lens = (torch.tensor([size], dtype=torch.int32), torch.tensor([num_before + start], dtype=torch.int32))
+            table = case.page_tables[row : row + 1]
+            paged_prefill(case.query[tokens], case.cache, table, *lens, case.scale, chunked[tokens])
+        first += num_new
+    torch.set_num_threads(num_threads)
+    try:
+        assert torch.equal(run(case), chunked)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_no_rows() -> None:
+    case = make_paged_case(Shape(4, 2, 16, 16), [3], [0], torch.float32, "cpu")
+    none, empty = torch.empty(0, dtype=torch.int32), torch.empty_like(case.query[:0])
+    paged_prefill(case.query[:0], case.cache, case.page_tables[:0], none, none, case.scale, empty)
 
 
 @pytest.mark.parametrize("device", DEVICES)

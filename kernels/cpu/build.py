@@ -1,0 +1,143 @@
+"""Builds the C kernels with the machine's compiler, once: the result is kept in the user's cache directory."""
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+SOURCE = Path(__file__).parent / "source"
+COMPILERS = ("cc", "gcc", "clang")
+COMPILE_TIMEOUT_S = 300.0
+
+FLAGS = [
+    *("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"),
+    *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi"),
+]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16")), "-mprefer-vector-width=512"]
+ISA_FLAGS = {
+    "portable": [],
+    "avx2": AVX2,
+    "avx512": AVX512,
+    "amx": [*AVX512, "-mamx-tile", "-mamx-bf16"],
+}
+"""The forms that are built, by what the processor must offer; `portable` is what the compiler makes by default."""
+
+SANITIZER_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
+
+
+class BuildError(Exception):
+    """The kernels cannot be built here. The text says why, in a line or a few."""
+
+
+def built_isas() -> list[str]:
+    """Returns the forms for this kind of processor, the best first."""
+    return ["amx", "avx512", "avx2", "portable"] if platform.machine() in ("x86_64", "AMD64") else ["portable"]
+
+
+def cache_dir() -> Path:
+    """Returns where built libraries are kept; it need not exist. Without a home directory it cannot be made."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
+    except RuntimeError:
+        return Path(os.devnull) / "sluice"
+
+
+def can_keep() -> bool:
+    """Whether a library can be kept for the next start: `cache_dir` exists then."""
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(cache_dir(), os.W_OK | os.X_OK)
+
+
+def find_compiler() -> list[str]:
+    """Returns the command of a C compiler: $CC, else the first of cc, gcc and clang. Raises `BuildError`."""
+    if named := os.environ.get("CC"):
+        return shlex.split(named)
+    for name in COMPILERS:
+        if path := shutil.which(name):
+            return [path]
+    raise BuildError(f"there is no C compiler ({', '.join(COMPILERS)})")
+
+
+def library_path(compiler: Sequence[str], extra_flags: Sequence[str] = ()) -> Path:
+    """Returns where the library of these sources, this compiler and these flags is, or belongs. Raises `BuildError`."""
+    key = hashlib.sha256()
+    for source in sorted(SOURCE.iterdir()):
+        key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    version = _run([*compiler, "--version"])
+    key.update(repr((platform.machine(), list(compiler), version, FLAGS, ISA_FLAGS, list(extra_flags))).encode())
+    return cache_dir() / f"kernels-{key.hexdigest()[:24]}.so"
+
+
+def build(compiler: Sequence[str], target: Path, extra_flags: Sequence[str] = ()) -> None:
+    """`target` is the library afterwards, whole: it appears under its name in one move. Raises `BuildError`."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
+            objects = _compile(compiler, Path(scratch), extra_flags)
+            library = Path(scratch) / "kernels.so"
+            _run([*compiler, "-shared", *extra_flags, "-o", str(library), *objects, "-lm"])
+            library.replace(target)
+    except OSError as error:
+        raise BuildError(f"{target.parent}: {error.strerror or error}") from None
+
+
+def _compile(compiler: Sequence[str], scratch: Path, extra_flags: Sequence[str]) -> list[str]:
+    """Compiles the forms that the compiler knows of, side by side, and returns their object files."""
+    units = [("runtime", ["-c", str(SOURCE / "runtime.c")])]
+    units += [
+        (isa, [*ISA_FLAGS[isa], f"-DISA={isa}", "-c", str(SOURCE / "kernels.c")])
+        for isa in reversed(built_isas())
+        if _knows(compiler, ISA_FLAGS[isa])
+    ]
+    objects = [str(scratch / f"{name}.o") for name, _ in units]
+    commands = [
+        [*compiler, *FLAGS, *extra_flags, *arguments, "-o", target]
+        for (_, arguments), target in zip(units, objects, strict=True)
+    ]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands
+    ]
+    try:
+        for command, compiling in zip(commands, running, strict=True):
+            _, messages = compiling.communicate(timeout=COMPILE_TIMEOUT_S)
+            if compiling.returncode != 0:
+                raise BuildError(f"{command[0]} failed: {_first_lines(messages)}")
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{compiler[0]} took more than {COMPILE_TIMEOUT_S:g} s") from None
+    finally:
+        for compiling in running:
+            compiling.kill()
+            compiling.wait()
+            assert compiling.stderr is not None
+            compiling.stderr.close()
+    return objects
+
+
+def _knows(compiler: Sequence[str], flags: Sequence[str]) -> bool:
+    """Whether the compiler takes these flags; those for tiles came with GCC 11."""
+    command = [*compiler, *flags, "-E", "-x", "c", os.devnull]
+    return subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT_S, check=False).returncode == 0
+
+
+def _run(command: Sequence[str]) -> str:
+    """Returns what the command prints. Raises `BuildError` where it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{command[0]} cannot be run: {error}") from None
+    if done.returncode != 0:
+        raise BuildError(f"{command[0]} failed: {_first_lines(done.stderr)}")
+    return done.stdout
+
+
+def _first_lines(messages: str) -> str:
+    return "; ".join(messages.strip().splitlines()[:3]) or "it says nothing"

@@ -1,0 +1,158 @@
+"""The C kernels of this process: loaded once, looked up by operation and dtype by the launchers of `kernels/`."""
+
+import ctypes
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.build import BuildError, build, built_isas, can_keep, find_compiler, library_path
+
+log = logging.getLogger("sluice.kernels")
+
+Kernel = Callable[..., None]
+"""Takes the addresses, sizes and numbers of its C function. Raises `MemoryError`."""
+
+Report = Callable[[str, float | None], None]
+
+ISA_VARIABLE = "SLUICE_CPU_ISA"
+ISA_NUMBERS = {"portable": 0, "avx2": 1, "avx512": 2, "amx": 3}
+FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+MAX_HEAD_DIM, MAX_QUERIES_A_HEAD = 256, 64
+
+POINTER, INTEGER, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+KINDS = {"p": POINTER, "i": INTEGER, "f": FLOAT}
+SIGNATURES = {
+    "layer_norm": "ppppp ii f",
+    "rms_norm": "pppp ii f",
+    "qk_norm": "ppp iiii f",
+    "silu_mul": "pp ii",
+    "gelu": "pp ii",
+    "packed_linear": "pppp iiii",
+    "store_kv": "ppppppppp iiiii",
+    "paged_decode": "pipppipp iiiii f",
+    "paged_prefill": "pipppippp iiiii f",
+    "greedy": "pp ii",
+    "sample": "pppp ii",
+}
+"""The parameters of each C function, as its source has them: pointer, int64, float."""
+MAY_RUN_OUT_OF_MEMORY = {"paged_decode", "paged_prefill", "greedy", "sample"}
+FLOAT32_ALONE = {"sample"}
+TILES_ALONE = {"packed_linear"}
+"""Those that exist for bfloat16 on tiles and not otherwise."""
+
+_kernels: dict[tuple[str, torch.dtype], Kernel] = {}
+
+
+def find_kernel(name: str, x: Tensor) -> Kernel | None:
+    """Returns the C form of an operation for tensors like `x`; None: the launcher calls its reference."""
+    return _kernels.get((name, x.dtype)) if x.is_cpu else None
+
+
+def load_kernels(report: Report) -> str | None:
+    """From now on launchers use the C kernels, built here if need be; returns the instruction set.
+
+    None, with a warning, where they cannot be had; without one, where SLUICE_CPU_ISA is "none".
+    """
+    wanted = os.environ.get(ISA_VARIABLE, "")
+    if wanted == "none":
+        unload_kernels()
+        return None
+    try:
+        compiler = find_compiler()
+        path = library_path(compiler)
+        if path.exists():
+            return use_library(path, wanted)
+        report("building the C kernels", None)
+        if can_keep():
+            log.info("building the C kernels with %s: once, and kept as %s", compiler[0], path)
+            build(compiler, path)
+            return use_library(path, wanted)
+        log.warning("building the C kernels with %s: %s cannot be written, so at each start", compiler[0], path.parent)
+        with tempfile.TemporaryDirectory(prefix="sluice-kernels-") as scratch:
+            build(compiler, Path(scratch) / path.name)
+            return use_library(Path(scratch) / path.name, wanted)
+    except (BuildError, OSError) as error:
+        unload_kernels()
+        log.warning(
+            "no C kernels: %s. Attention, norms and activations run on torch alone: a step takes several times as "
+            "long. A C compiler (gcc or clang) on the PATH mends it",
+            error,
+        )
+        return None
+
+
+def use_library(path: Path, wanted: str = "") -> str:
+    """Launchers use the kernels of this library, in the form `wanted` or else the best that runs here; returns it."""
+    library = ctypes.CDLL(str(path))
+    runnable = [
+        isa
+        for isa in built_isas()
+        if hasattr(library, f"greedy_float32_{isa}") and library.sluice_supports(ISA_NUMBERS[isa])
+    ]
+    if wanted and wanted not in runnable:
+        log.warning("%s=%s: this processor runs %s; %s is taken", ISA_VARIABLE, wanted, runnable, runnable[0])
+    isa = wanted if wanted in runnable else runnable[0]
+    region = find_parallel_region()
+    library.sluice_set_parallel_region.argtypes = [ctypes.c_void_p]
+    library.sluice_set_parallel_region(region)
+    if region is None:
+        log.warning("torch's OpenMP library is not found: the C kernels use one thread")
+    _kernels.clear()
+    for name, signature in SIGNATURES.items():
+        for dtype, form in FORMATS.items():
+            if dtype != torch.float32 and name in FLOAT32_ALONE:
+                continue
+            if name in TILES_ALONE and (dtype != torch.bfloat16 or isa != "amx"):
+                continue
+            _kernels[name, dtype] = _bind(library, f"{name}_{form}_{isa}", signature, name in MAY_RUN_OUT_OF_MEMORY)
+    return isa
+
+
+def unload_kernels() -> None:
+    """Launchers use their references."""
+    _kernels.clear()
+
+
+def find_parallel_region() -> int | None:
+    """Returns the address of GOMP_parallel in the OpenMP library that torch has loaded, None where it is not found.
+
+    A second OpenMP library would have threads of its own, which contend with torch's for the cores.
+    """
+    candidates: list[Any] = [*_loaded_openmp_libraries(), None]
+    for candidate in candidates:
+        try:
+            return ctypes.cast(ctypes.CDLL(candidate).GOMP_parallel, ctypes.c_void_p).value
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+def _loaded_openmp_libraries() -> Sequence[str]:
+    """Returns the OpenMP libraries that this process has mapped, those that came with torch first."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[5] for line in lines if "omp" in line.rpartition("/")[2]}
+    found = [path for path in paths if Path(path).name.startswith(("libgomp", "libomp", "libiomp5"))]
+    return sorted(found, key=lambda path: ("torch" not in path, path))
+
+
+def _bind(library: ctypes.CDLL, symbol: str, signature: str, may_run_out_of_memory: bool) -> Kernel:
+    function: Any = library[symbol]
+    function.argtypes = [KINDS[kind] for kind in signature.replace(" ", "")]
+    function.restype = ctypes.c_int if may_run_out_of_memory else None
+    if may_run_out_of_memory:
+        function.errcheck = _check
+    return function
+
+
+def _check(result: int, function: Any, arguments: Any) -> None:
+    if result != 0:
+        raise MemoryError(f"{function.__name__}: no memory for partial results")

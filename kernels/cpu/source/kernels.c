@@ -1,0 +1,32 @@
+/* All operations for one instruction set. Compiled once for each, with ISA as the last part of every name. */
+#include "numbers.h"
+#include "parallel.h"
+
+#include <stdlib.h>
+
+#define JOIN3_(a, b, c) a##_##b##_##c
+#define JOIN3(a, b, c) JOIN3_(a, b, c)
+#define PUBLIC __attribute__((visibility("default")))
+
+/* The files below are templates: `element` is the number format of tensors, NAME(x) the name of x in this form,
+   WIDEN and NARROW go to float and back. */
+#define NAME(x) JOIN3(x, FORMAT, ISA)
+
+#define FORMAT float32
+#define element float
+#define WIDEN widen_float32
+#define NARROW narrow_float32
+#define IS_BFLOAT16 0
+#include "operations.h"
+#undef FORMAT
+#undef element
+#undef WIDEN
+#undef NARROW
+#undef IS_BFLOAT16
+
+#define FORMAT bfloat16
+#define element uint16_t
+#define WIDEN widen_bfloat16
+#define NARROW narrow_bfloat16
+#define IS_BFLOAT16 1
+#include "operations.h"

@@ -1,0 +1,85 @@
+/* Numbers: bfloat16, 2^x, and the vectors of the machine. */
+#ifndef SLUICE_NUMBERS_H
+#define SLUICE_NUMBERS_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define PRAGMA(text) _Pragma(#text)
+#define SIMD PRAGMA(omp simd)
+#define SIMD_SUM(variable) PRAGMA(omp simd reduction(+ : variable))
+#define LOG2_E 1.44269504088896341f
+
+/* 16 floats; the compiler makes as many instructions of one operation as its registers need. */
+typedef float float16v __attribute__((vector_size(64), aligned(4), may_alias));
+
+INLINE uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+INLINE float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+INLINE float widen_bfloat16(uint16_t x) { return float_of((uint32_t)x << 16); }
+
+/* Rounds to the nearest, ties to even; NaN stays NaN. */
+INLINE uint16_t narrow_bfloat16(float x) {
+  uint32_t bits = bits_of(x);
+  uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return (uint16_t)(x != x ? 0x7fc0u : rounded);
+}
+
+INLINE float widen_float32(float x) { return x; }
+INLINE float narrow_float32(float x) { return x; }
+
+/* Returns 2^x for x <= 127: 0 below -126, NaN for NaN. Cephes' polynomial, relative error about 2e-7. */
+INLINE float power_of_2(float x) {
+  const float to_integer = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest integer in the low bits */
+  float clamped = x < -126.0f ? -126.0f : x;
+  float shifted = clamped + to_integer;
+  float f = clamped - (shifted - to_integer);
+  float p = 1.535336188319500e-4f;
+  p = p * f + 1.339887440266574e-3f;
+  p = p * f + 9.618437357674640e-3f;
+  p = p * f + 5.550332471162809e-2f;
+  p = p * f + 2.402264791363012e-1f;
+  p = p * f + 6.931472028550421e-1f;
+  p = p * f + 1.0f;
+  float scaled = p * float_of((bits_of(shifted) + 127u) << 23);
+  return x < -126.0f ? 0.0f : scaled;
+}
+
+#if defined(__AVX512BF16__)
+/* power_of_2 of 16 numbers, for results that become bfloat16. */
+INLINE __m512 powers_of_2(__m512 x) {
+  const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-200.0f), x); /* NaN stays NaN */
+  const __m512 whole = _mm512_roundscale_ps(clamped, 0), f = _mm512_sub_ps(clamped, whole);
+  __m512 p = _mm512_set1_ps(1.339887440266574e-3f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.618437357674640e-3f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.550332471162809e-2f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.402264791363012e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.931472028550421e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(p, whole);
+}
+#endif
+
+INLINE float gelu_tanh(float x) {
+  /* (1 + tanh u) / 2 = 1 / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3) */
+  float power = -2.0f * 0.79788456080286536f * LOG2_E * (x + 0.044715f * x * x * x);
+  power = power > 126.0f ? 126.0f : power;
+  return x / (1.0f + power_of_2(power));
+}
+
+#endif

@@ -1,0 +1,49 @@
+/* One layer of the paged cache, and the softmax's running state. */
+
+#ifndef SLUICE_PAGED_KV
+#define SLUICE_PAGED_KV
+enum { BLOCK = 64 /* keys at a time */, MAX_HEAD_DIM = 256, MAX_QUERIES = 64 /* that share K and V in one item */, LINE_BYTES = 64 };
+
+/* Turns a block's scores of one query (already times log2 e) into weights, in place; returns the factor by which what
+   was summed up before must be multiplied. Beyond `num_keys` the weights are 0. */
+INLINE float take_block(float *scores, int num_keys, float *highest, float *total) {
+  for (int i = num_keys; i < BLOCK; i++) scores[i] = -INFINITY;
+  float best = *highest, sum = 0.0f;
+  _Pragma("omp simd reduction(max : best)") for (int i = 0; i < BLOCK; i++) best = scores[i] > best ? scores[i] : best;
+  SIMD_SUM(sum) for (int i = 0; i < BLOCK; i++) {
+    float weight = power_of_2(scores[i] - best);
+    scores[i] = weight;
+    sum += weight;
+  }
+  const float factor = power_of_2(*highest - best);
+  *highest = best;
+  *total = *total * factor + sum;
+  return factor;
+}
+#endif
+
+typedef struct {
+  const element *keys, *values; /* [slots, num_heads, head_dim] */
+  int64_t num_heads, head_dim, page_size;
+} NAME(paged_kv);
+
+/* Sets `offsets` to where K and V of head `head` of a row's tokens begin, in elements. */
+INLINE void NAME(find_tokens)(const NAME(paged_kv) *cache, const int32_t *pages, int64_t head, int64_t first,
+                              int num_tokens, int64_t *offsets) {
+  int64_t page_index = first / cache->page_size, offset = first % cache->page_size;
+  for (int i = 0; i < num_tokens; i++) {
+    const int64_t slot = pages[page_index] * cache->page_size + offset;
+    offsets[i] = (slot * cache->num_heads + head) * cache->head_dim;
+    if (++offset == cache->page_size) offset = 0, page_index++;
+  }
+}
+
+/* Asks for the memory of K and V of one head, so that it is near when it is read. */
+INLINE void NAME(ask_for)(const element *keys, const element *values, const int64_t *offsets, int num_keys,
+                          const int head_dim) {
+  for (int j = 0; j < num_keys; j++)
+    for (int i = 0; i < head_dim; i += LINE_BYTES / (int)sizeof(element)) {
+      __builtin_prefetch(keys + offsets[j] + i);
+      __builtin_prefetch(values + offsets[j] + i);
+    }
+}

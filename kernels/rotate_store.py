@@ -1,0 +1,72 @@
+"""Turns queries and keys by their positions and writes K and V of a step's tokens into the paged cache.
+
+Shape legend: T tokens, H query heads, G key/value heads, A = H + 2 G, D head dimension,
+M positions of the tables, X = D / 2.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import find_kernel
+from kernels.paged_kv import PagedKV
+from kernels.rope import rope
+from kernels.store_kv import store_kv
+
+RopeTables = tuple[Tensor, Tensor]
+"""Cosines and sines, each float32 [M, X]."""
+
+
+def rotate_store(
+    heads_TAD: Tensor, cache: PagedKV, tables: RopeTables | None, positions_T: Tensor, slots_T: Tensor
+) -> Tensor:
+    """The cache holds the K and V of token t in slot `slots_T[t]` (int64, no slot twice; -1: the token is skipped).
+
+    `heads_TAD` holds query, key and value heads; returns the query heads, a view of it. With `tables`
+    query and key are turned by the angles of `positions_T` (int32) as `rope` says; what `heads_TAD` holds as keys is
+    undefined afterwards.
+    """
+    num_tokens, num_all_heads, head_dim = heads_TAD.shape
+    num_kv_heads = cache.num_heads
+    num_heads = num_all_heads - 2 * num_kv_heads
+    assert num_heads > 0
+    assert head_dim == cache.head_dim
+    assert heads_TAD.dtype == cache.keys.dtype
+    assert slots_T.dtype == torch.int64
+    assert positions_T.dtype == torch.int32
+    assert slots_T.shape == positions_T.shape == (num_tokens,)
+    kernel = find_kernel("store_kv", heads_TAD)
+    if kernel is None:
+        return rotate_store_reference(heads_TAD, cache, tables, positions_T, slots_T)
+    assert heads_TAD.is_contiguous()
+    query = heads_TAD.data_ptr()
+    head_bytes = head_dim * heads_TAD.itemsize
+    kernel(
+        query,
+        query + num_heads * head_bytes,
+        query + (num_heads + num_kv_heads) * head_bytes,
+        None if tables is None else tables[0].data_ptr(),
+        None if tables is None else tables[1].data_ptr(),
+        positions_T.data_ptr(),
+        slots_T.data_ptr(),
+        cache.keys.data_ptr(),
+        cache.values.data_ptr(),
+        num_tokens,
+        heads_TAD.stride(0),
+        num_heads,
+        num_kv_heads,
+        head_dim,
+    )
+    return heads_TAD[:, :num_heads]
+
+
+def rotate_store_reference(
+    heads_TAD: Tensor, cache: PagedKV, tables: RopeTables | None, positions_T: Tensor, slots_T: Tensor
+) -> Tensor:
+    num_kv_heads = cache.num_heads
+    query_THD, key_TGD, value_TGD = heads_TAD.split(
+        (heads_TAD.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1
+    )
+    if tables is not None:
+        rope(query_THD, key_TGD, *tables, positions_T)
+    store_kv(key_TGD, value_TGD, cache, slots_T)
+    return query_THD

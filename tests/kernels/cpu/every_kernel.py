@@ -1,0 +1,88 @@
+"""Runs every C kernel of a library once, in every form, on shapes that end in the middle of vectors, blocks and pages.
+
+`python -m tests.kernels.cpu.every_kernel LIBRARY`: for a library that was built to watch its own memory accesses.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from kernels.cpu.build import built_isas
+from kernels.cpu.library import use_library
+from kernels.gelu import gelu
+from kernels.layer_norm import layer_norm
+from kernels.packed_linear import pack, packed_linear
+from kernels.paged_decode import paged_decode
+from kernels.paged_prefill import paged_prefill
+from kernels.qk_norm import qk_norm
+from kernels.rms_norm import rms_norm
+from kernels.rotate_store import rotate_store
+from kernels.sample import greedy, sample
+from kernels.silu_mul import silu_mul
+from tests.kernels.cases import Shape, assert_close, make_paged_case
+
+SHAPES = [Shape(6, 2, 64, 16), Shape(7, 1, 80, 1), Shape(4, 4, 96, 64), Shape(5, 1, 128, 16), Shape(3, 3, 10, 4)]
+
+
+def attend(shape: Shape, dtype: torch.dtype) -> None:
+    case = make_paged_case(shape, [1, 66, 17], [0, 61, 300], dtype, "cpu")
+    out = torch.full_like(case.query, float("nan"))
+    paged_prefill(case.query, case.cache, case.page_tables, case.query_lens, case.context_lens, case.scale, out)
+    assert_close(out, case.expected, dtype)
+    case = make_paged_case(shape, [1, 1, 1], [0, 63, 299], dtype, "cpu")
+    out = torch.full_like(case.query, float("nan"))
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
+    assert_close(out, case.expected, dtype)
+
+
+def store(shape: Shape, dtype: torch.dtype) -> None:
+    case = make_paged_case(shape, [3], [0], dtype, "cpu")
+    heads = torch.randn(3, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim).to(dtype)
+    tables = (torch.rand(8, shape.head_dim // 2), torch.rand(8, shape.head_dim // 2))
+    positions, slots = torch.tensor([7, 0, 1], dtype=torch.int32), torch.tensor([len(case.cache.keys) - 1, -1, 0])
+    weight = torch.ones(shape.head_dim, dtype=dtype)
+    qk_norm(heads, weight, weight, shape.num_heads, 1e-6)
+    for rope in (tables, None):
+        assert bool(rotate_store(heads, case.cache, rope, positions, slots).isfinite().all())
+
+
+def compute(size: int, dtype: torch.dtype) -> None:
+    x, update = torch.randn(2, 3, size).to(dtype)
+    ones = torch.ones(size, dtype=dtype)
+    for out in (
+        layer_norm(x, ones, ones, 1e-5, update),
+        rms_norm(x, ones, 1e-5, update),
+        gelu(x, "tanh"),
+        silu_mul(torch.cat((x, update), dim=-1)),
+    ):
+        assert bool(out.isfinite().all())
+    assert greedy(x).tolist() == x.max(dim=-1).indices.tolist()
+    tokens = sample(x.float(), torch.tensor([1, -2, 3]), torch.arange(3))
+    assert bool(((tokens >= 0) & (tokens < size)).all())
+
+
+def multiply(num_tokens: int, num_inputs: int, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(num_tokens, num_inputs).to(dtype), torch.randn(70, num_inputs).to(dtype)
+    out = packed_linear(x, pack(weight), torch.randn(70).to(dtype), 70, "tanh")
+    assert bool(out.isfinite().all())
+
+
+def main(library: Path) -> None:
+    torch.manual_seed(0)
+    for isa in built_isas():
+        if use_library(library, isa) != isa:
+            continue
+        for dtype in (torch.float32, torch.bfloat16):
+            for shape in SHAPES:
+                attend(shape, dtype)
+                store(shape, dtype)
+            for size in (1, 7, 33, 4097):
+                compute(size, dtype)
+            for num_tokens, num_inputs in ((1, 32), (17, 64), (70, 96)):
+                multiply(num_tokens, num_inputs, dtype)
+        print(isa, flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

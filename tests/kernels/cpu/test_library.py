@@ -1,0 +1,138 @@
+import logging
+import shlex
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.cpu import build as build_module
+from kernels.cpu.build import BuildError, build, find_compiler, library_path
+from kernels.cpu.library import ISA_VARIABLE, find_kernel, find_parallel_region, load_kernels
+
+FLOATS, BYTES = torch.zeros(1), torch.zeros(1, dtype=torch.uint8)
+
+
+@pytest.fixture
+def compiler() -> list[str]:
+    try:
+        return find_compiler()
+    except BuildError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "sluice"
+
+
+def load() -> tuple[str | None, list[str]]:
+    reports: list[str] = []
+    return load_kernels(lambda text, fraction: reports.append(text)), reports
+
+
+@pytest.mark.usefixtures("compiler")
+def test_they_are_built_once_and_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ISA_VARIABLE, raising=False)
+    isa, reports = load()
+    assert isa in build_module.built_isas()
+    assert reports == ["building the C kernels"]
+    (library,) = own_cache.iterdir()
+    assert load() == (isa, [])
+    assert list(own_cache.iterdir()) == [library]
+    assert find_kernel("gelu", FLOATS) is not None
+    assert find_kernel("gelu", BYTES) is None
+    monkeypatch.setenv(ISA_VARIABLE, "none")
+    assert load() == (None, [])
+    assert find_kernel("gelu", FLOATS) is None
+
+
+def test_the_name_hangs_on_compiler_and_flags(compiler: list[str]) -> None:
+    assert library_path(compiler) == library_path(compiler)
+    assert library_path(compiler) != library_path(compiler, ["-g"])
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_without_a_compiler_torch_serves_and_a_warning_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with caplog.at_level(logging.WARNING):
+        assert load() == (None, [])
+    assert "there is no C compiler" in caplog.text
+    assert "several times as long" in caplog.text
+    assert find_kernel("gelu", FLOATS) is None
+
+
+def test_a_compiler_that_fails_leaves_nothing_behind(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tmp_path / "broken-cc"
+    broken.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo "no such header" >&2; exit 1; }\n', encoding="utf-8")
+    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CC", str(broken))
+    with caplog.at_level(logging.WARNING):
+        assert load() == (None, ["building the C kernels"])
+    assert "no such header" in caplog.text
+    assert list(own_cache.iterdir()) == []
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_compiler_that_does_not_know_a_form_builds_the_others(
+    compiler: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "old-cc"
+    script = f'#!/bin/sh\ncase "$*" in *-mavx*) exit 1;; esac\nexec {shlex.join(compiler)} "$@"\n'
+    old.write_text(script, encoding="utf-8")
+    old.chmod(old.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CC", str(old))
+    monkeypatch.delenv(ISA_VARIABLE, raising=False)
+    assert load() == ("portable", ["building the C kernels"])
+
+
+def test_a_cache_that_cannot_be_written_is_an_error(compiler: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(BuildError, match="file"):
+        build(compiler, tmp_path / "file" / "kernels.so")
+
+
+@pytest.mark.usefixtures("compiler")
+def test_where_nothing_can_be_kept_they_are_built_for_this_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    with caplog.at_level(logging.WARNING):
+        isa, reports = load()
+    assert isa in build_module.built_isas()
+    assert reports == ["building the C kernels"]
+    assert "cannot be written" in caplog.text
+    kernel = find_kernel("gelu", FLOATS)
+    assert kernel is not None
+    x, out = torch.ones(1, 3), torch.zeros(1, 3)
+    kernel(x.data_ptr(), out.data_ptr(), 1, 3)
+    assert out[0].tolist() == pytest.approx([0.8412] * 3, abs=1e-3)
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_an_instruction_set_that_is_not_there_is_told(
+    compiler: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not library_path(compiler).exists():
+        build(compiler, library_path(compiler))
+    monkeypatch.setenv(ISA_VARIABLE, "abacus")
+    with caplog.at_level(logging.WARNING):
+        assert load()[0] in build_module.built_isas()
+    assert "SLUICE_CPU_ISA=abacus" in caplog.text
+
+
+def test_torchs_threads_are_found() -> None:
+    torch.ones(1 << 20).sum()
+    if not torch.backends.openmp.is_available():
+        pytest.skip("this torch has no OpenMP")
+    assert find_parallel_region()

@@ -1,0 +1,46 @@
+"""The C kernels under AddressSanitizer and UndefinedBehaviorSanitizer."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.cpu.build import SANITIZER_FLAGS, BuildError, build, find_compiler
+from kernels.cpu.library import ISA_VARIABLE
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.timeout(300)
+def test_no_kernel_reads_or_writes_what_is_not_its_own(tmp_path: Path) -> None:
+    library = tmp_path / "sanitized.so"
+    try:
+        compiler = find_compiler()
+        build(compiler, library, SANITIZER_FLAGS)
+    except BuildError as error:
+        pytest.skip(str(error))
+    # Python is not linked with the sanitizer, so it must be loaded before anything else.
+    runtimes = [
+        subprocess.run([*compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    environment = {name: value for name, value in os.environ.items() if name != ISA_VARIABLE}
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.cpu.every_kernel", str(library)],
+        cwd=ROOT,
+        env=environment
+        | {
+            "LD_PRELOAD": " ".join(runtime.strip() for runtime in runtimes),
+            "ASAN_OPTIONS": "detect_leaks=0",
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+            "OMP_NUM_THREADS": "2",
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert "portable" in ran.stdout

@@ -1,0 +1,65 @@
+from typing import Literal
+
+import pytest
+import torch
+from torch.nn import functional
+
+from kernels.packed_linear import has_tiles, pack, packed_linear
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def make_case(num_tokens: int, num_inputs: int, num_outputs: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(num_tokens)
+    sizes = (num_tokens, num_inputs), (num_outputs, num_inputs), (num_outputs,)
+    return tuple(torch.randn(size, generator=generator).to(dtype) for size in sizes)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", [1, 2, 15, 16, 17, 32, 33, 48, 100])
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(32, 1), (96, 70), (768, 96)])
+@pytest.mark.parametrize("activation", [None, "tanh"])
+def test_it_is_the_product(
+    dtype: torch.dtype, num_tokens: int, num_inputs: int, num_outputs: int, activation: Literal["tanh"] | None
+) -> None:
+    x, weight, bias = make_case(num_tokens, num_inputs, num_outputs, dtype)
+    for added in (bias, None):
+        expected = functional.linear(x.double(), weight.double(), None if added is None else added.double())
+        if activation:
+            expected = functional.gelu(expected, approximate=activation)
+        got = packed_linear(x, pack(weight), added, num_outputs, activation)
+        assert got.dtype == dtype
+        assert float((got.double() - expected).norm() / expected.norm()) < {4: 1e-5, 2: 5e-3}[dtype.itemsize]
+
+
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 33), (13_312, 64)])
+def test_a_row_is_the_same_bits_in_any_batch(form: str, num_inputs: int, num_outputs: int) -> None:
+    x, weight, bias = make_case(70, num_inputs, num_outputs, torch.bfloat16)
+    if not has_tiles(weight):
+        pytest.skip(f"{form} has no kernel for it")
+    packed = pack(weight)
+    together = packed_linear(x, packed, bias, num_outputs)
+    for begin, end in ((0, 1), (5, 6), (16, 33), (33, 70)):
+        assert torch.equal(packed_linear(x[begin:end], packed, bias, num_outputs), together[begin:end])
+
+
+def test_what_is_not_a_number_stays_in_its_row() -> None:
+    x, weight, _ = make_case(20, 64, 40, torch.bfloat16)
+    x[3, 7] = float("nan")
+    out = packed_linear(x, pack(weight), None, 40)
+    assert out.isnan().any(dim=1).nonzero().flatten().tolist() == [3]
+
+
+def test_rows_that_are_not_neighbours_in_memory() -> None:
+    x, weight, bias = make_case(12, 64, 40, torch.bfloat16)
+    packed = pack(weight)
+    assert torch.allclose(
+        packed_linear(x[::2], packed, bias, 40).float(),
+        packed_linear(x[::2].clone(), packed, bias, 40).float(),
+        atol=0.1,
+    )
+
+
+def test_the_kernel_is_for_whole_steps_of_inputs() -> None:
+    assert not has_tiles(torch.zeros(8, 48, dtype=torch.bfloat16))
+    assert not has_tiles(torch.zeros(8, 64))
