@@ -2,21 +2,28 @@
 
 import gc
 import logging
+import os
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 from messages.channels import Receiver, Sender
+from messages.columns import num_int32
 from messages.config import Config
+from messages.control import Drain
 from messages.errors import BootError, ChannelFullError
 from messages.process import ProcessLink, run_process
+from messages.profiling import Observer, Part
 from messages.replies import ToDetokenizer
 from messages.requests import ToScheduler
 from messages.steps import Batch, ForwardOutput
+from scheduler_proc.computing.openmp import limit_spinning
 from scheduler_proc.deciding.isolation import run_step
 from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
+from scheduler_proc.step_times import StepTimes
 
 log = logging.getLogger("sluice.scheduler")
 
@@ -34,47 +41,92 @@ class Runner(Protocol):
 
 Report = Callable[[str, float | None], None]
 LoadRunner = Callable[[Config, Report], Runner]
+"""Loads the model. Raises `BootError` where that cannot be done."""
+
+FindLoader = Callable[[Report], LoadRunner]
+"""Does what takes time but neither device nor much memory, so that it can be done beside a predecessor."""
 
 
-def load_torch_runner(config: Config, report: Report) -> Runner:
-    """Returns the real runner. Raises `BootError` for a model that cannot be loaded."""
+def import_torch(report: Report) -> LoadRunner:
+    """Returns the loader of the real runner."""
     report("importing torch", None)
+    limit_spinning(os.environ)
     # Imported here and not above: it takes seconds, and the operator should see what is being waited for.
     from scheduler_proc.computing.runner import load_runner
 
-    return load_runner(config, report)
+    return load_runner
 
 
-def serve(link: ProcessLink, load_runner: LoadRunner = load_torch_runner) -> None:
+def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
     """Runs steps until the launcher says stop. Raises `BootError` where it cannot start."""
+    load_runner = find_loader(link.phase)
+    if not link.stand_by():
+        return
     runner = load_runner(link.config, link.phase)
     scheduler = make_scheduler(link.config, runner)
     receiver: Receiver[ToScheduler] = Receiver(link.run_dir.socket("scheduler"), ToScheduler)
-    sender: Sender[ToDetokenizer] = Sender(link.run_dir.socket("detokenizer"))
+    sender: Sender[ToDetokenizer] = link.open_sender("detokenizer")
     link.add_receiver(receiver)
+    stepper = Stepper(link.faults.poisoned(runner.run) if link.faults else runner.run)
+    add_profile(link, scheduler, stepper)
     # What start-up made lives as long as the process: without this, every full collection walks all of it in mid-step.
     gc.collect()
     gc.freeze()
     link.ready()
+    step_times = StepTimes()
     num_idle_turns = 0
     while not link.is_stopping:
-        link.take_orders()
+        if any(isinstance(order, Drain) for order in link.take_orders()):
+            scheduler.close_queue()
         for message in receiver.take():
             scheduler.take(message)
         send_replies(scheduler, sender)
+        start_s = time.monotonic()
         batch = scheduler.schedule()
-        link.beat(scheduler.gauges, is_busy=batch is not None)
+        link.beat(scheduler.gauges, is_busy=batch is not None, histograms=step_times.counts)
         if batch is not None:
             num_idle_turns = 0
-            scheduler.commit(*run_step(runner.run, batch))
+            scheduler.commit(*run_step(stepper.run, batch))
+            step_times.add(batch, time.monotonic() - start_s)
             send_replies(scheduler, sender)
             continue
+        if scheduler.take_drained():
+            link.drained(scheduler.num_waiting)
         num_idle_turns += 1
         if num_idle_turns == 2:  # a wait has brought nothing, so no request waits for the check
             check(scheduler)
         link.wait()
     receiver.close()
     sender.close()
+
+
+class Stepper:
+    """What runs a step in this loop: the runner, and whatever is put around it."""
+
+    def __init__(self, run: Callable[[Batch], ForwardOutput]):
+        self.run = run
+
+
+def add_profile(link: ProcessLink, scheduler: Scheduler, stepper: Stepper) -> None:
+    """Says what a profile of this process shows."""
+
+    def make_observer() -> Observer:
+        # Imported here and not above: it imports torch.
+        from scheduler_proc.computing.torch_observer import TorchObserver
+
+        return TorchObserver()
+
+    link.profiler.make_observer = make_observer
+    link.profiler.parts += [
+        Part(scheduler, "schedule", lambda *_: "schedule"),
+        Part(stepper, "run", step_name),
+        Part(scheduler, "commit", lambda *_: "commit"),
+    ]
+
+
+def step_name(batch: Batch) -> str:
+    """`step 7 mixed rows=32 tokens=95`."""
+    return f"step {batch.step_id} {batch.phase} rows={num_int32(batch.query_lens)} tokens={num_int32(batch.token_ids)}"
 
 
 def make_scheduler(config: Config, runner: Runner) -> Scheduler:

@@ -1,7 +1,7 @@
 """The forward pass of a decoder-only transformer over the paged KV cache.
 
-Shape legend: T tokens of the step, E embedding size, H query heads, G key/value heads, D head dimension,
-S rows that sample, V vocabulary.
+Shape legend: T tokens of the step, E embedding size, H query heads, G key/value heads, A = H + 2 G, D head dimension,
+N tokens that go to the head, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -10,19 +10,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.gelu import gelu
+from kernels.gelu import GeluKind
 from kernels.layer_norm import layer_norm
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
+from kernels.qk_norm import qk_norm
 from kernels.rms_norm import rms_norm
-from kernels.rope import rope
+from kernels.rotate_store import rotate_store
 from kernels.silu_mul import silu_mul
-from kernels.store_kv import store_kv
 from scheduler_proc.computing.decoder_config import DecoderConfig
 from scheduler_proc.computing.kv_cache import KVCache
 from scheduler_proc.computing.linear import Linear, make_linear
 from scheduler_proc.computing.rope_tables import make_rope_tables
 from scheduler_proc.computing.step_inputs import StepInputs
+
+MLP_GELUS: dict[str, GeluKind] = {"gelu_tanh": "tanh", "gelu": "exact"}
+"""The activations that are part of the MLP's first linear."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Norm:
 class Layer:
     attention_norm: Norm
     qkv: Linear
+    qk_norms: tuple[Tensor, Tensor] | None
+    """The weights of the norms of query and key heads, each [D]."""
     attention_out: Linear
     mlp_norm: Norm
     mlp_in: Linear
@@ -50,8 +55,12 @@ class Decoder:
         def norm(name: str) -> Norm:
             return Norm(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None))
 
-        def linear(name: str) -> Linear:
-            return make_linear(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None))
+        def linear(name: str, activation: GeluKind | None = None) -> Linear:
+            return make_linear(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None), activation)
+
+        def qk_norms(name: str) -> tuple[Tensor, Tensor] | None:
+            names = (f"{name}.query_norm.weight", f"{name}.key_norm.weight")
+            return (weights.pop(names[0]), weights.pop(names[1])) if config.has_qk_norm else None
 
         self.config = config
         self._embedding_VE = weights.pop("embedding")
@@ -62,9 +71,10 @@ class Decoder:
             Layer(
                 attention_norm=norm(f"layers.{index}.attention_norm"),
                 qkv=linear(f"layers.{index}.qkv"),
+                qk_norms=qk_norms(f"layers.{index}"),
                 attention_out=linear(f"layers.{index}.attention_out"),
                 mlp_norm=norm(f"layers.{index}.mlp_norm"),
-                mlp_in=linear(f"layers.{index}.mlp_in"),
+                mlp_in=linear(f"layers.{index}.mlp_in", MLP_GELUS.get(config.activation)),
                 mlp_out=linear(f"layers.{index}.mlp_out"),
             )
             for index in range(config.num_layers)
@@ -75,18 +85,22 @@ class Decoder:
             self._rope_tables = make_rope_tables(config.rope, config.head_dim, max_model_len, device)
 
     def forward(self, step: StepInputs, cache: KVCache) -> Tensor:
-        """Returns the logits [S, V] of the rows that sample; the cache then holds all tokens' K and V."""
+        """Returns what the head reads of `step.head_tokens` [N, E]; the cache then holds all tokens' K and V."""
         residual_TE = self._embed(step)
         update_TE = None
         for index, layer in enumerate(self._layers):
             normed_TE = self._norm(layer.attention_norm, residual_TE, update_TE)
             update_TE = layer.attention_out(self._attend(index, normed_TE, step, cache))
             if index == len(self._layers) - 1:
-                # No token attends to what follows, so only the rows that sample go on.
-                update_TE, residual_TE = update_TE[step.last_tokens], residual_TE[step.last_tokens]
+                # No token attends to what follows, so only those whose logits are wanted go on.
+                update_TE, residual_TE = update_TE[step.head_tokens], residual_TE[step.head_tokens]
             normed_TE = self._norm(layer.mlp_norm, residual_TE, update_TE)
             update_TE = self._mlp(layer, normed_TE)
-        return self._head(self._norm(self._final_norm, residual_TE, update_TE))
+        return self._norm(self._final_norm, residual_TE, update_TE)
+
+    def logits(self, hidden_NE: Tensor) -> Tensor:
+        """Returns the logits [N, V] of what `forward` returned, or of a part of it."""
+        return self._head(hidden_NE)
 
     def _embed(self, step: StepInputs) -> Tensor:
         embedded_TE = functional.embedding(step.token_ids, self._embedding_VE)
@@ -103,12 +117,13 @@ class Decoder:
     def _attend(self, index: int, normed_TE: Tensor, step: StepInputs, cache: KVCache) -> Tensor:
         """Stores the tokens' K and V in layer `index` of the cache; returns their attention's output, [T, H * D]."""
         config, num_decode = self.config, step.num_decode_rows
-        heads = self._layers[index].qkv(normed_TE).view(len(normed_TE), -1, config.head_dim)
-        query_THD, key_TGD, value_TGD = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
-        if self._rope_tables is not None:
-            rope(query_THD, key_TGD, *self._rope_tables, step.positions)
+        num_tokens = normed_TE.shape[0]
+        layer = self._layers[index]
+        heads_TAD = layer.qkv(normed_TE).view(num_tokens, -1, config.head_dim)
+        if layer.qk_norms is not None:
+            qk_norm(heads_TAD, *layer.qk_norms, config.num_heads, config.norm_eps)
         layer_cache = cache.layers[index]
-        store_kv(key_TGD, value_TGD, layer_cache, step.slots)
+        query_THD = rotate_store(heads_TAD, layer_cache, self._rope_tables, step.positions, step.slots)
         out_THD = torch.empty(query_THD.shape, dtype=query_THD.dtype, device=query_THD.device)
         if num_decode:
             paged_decode(
@@ -119,7 +134,7 @@ class Decoder:
                 config.attention_scale,
                 out_THD[:num_decode],
             )
-        if num_decode < len(query_THD):
+        if num_decode < num_tokens:
             paged_prefill(
                 query_THD[num_decode:],
                 layer_cache,
@@ -129,14 +144,8 @@ class Decoder:
                 config.attention_scale,
                 out_THD[num_decode:],
             )
-        return out_THD.view(len(normed_TE), -1)
+        return out_THD.view(num_tokens, -1)
 
     def _mlp(self, layer: Layer, normed_TE: Tensor) -> Tensor:
         inner = layer.mlp_in(normed_TE)
-        match self.config.activation:
-            case "silu_gated":
-                return layer.mlp_out(silu_mul(inner))
-            case "gelu_tanh":
-                return layer.mlp_out(gelu(inner, "tanh"))
-            case "gelu":
-                return layer.mlp_out(gelu(inner, "exact"))
+        return layer.mlp_out(silu_mul(inner) if self.config.activation == "silu_gated" else inner)

@@ -25,6 +25,7 @@ class DecoderConfig:
     """A decoder of `num_layers` blocks: norm, attention, norm, MLP, each pair added to the residual stream.
 
     `learned_positions` is the number of rows of the position table, 0 for rotary positions (`rope` is set then).
+    `has_qk_norm`: each query and key head is RMS-normed, with `norm_eps`, before it is turned by its position.
     """
 
     vocab_size: int
@@ -40,6 +41,7 @@ class DecoderConfig:
     attention_scale: float
     rope: RopeConfig | None = None
     learned_positions: int = 0
+    has_qk_norm: bool = False
     has_qkv_bias: bool = False
     has_attention_out_bias: bool = False
     has_mlp_bias: bool = False
@@ -74,6 +76,8 @@ def parameter_shapes(config: DecoderConfig) -> dict[str, Shape]:
         layer = f"layers.{index}"
         shapes |= _norm_shapes(f"{layer}.attention_norm", config)
         shapes |= _linear_shapes(f"{layer}.qkv", config.qkv_size, hidden, config.has_qkv_bias)
+        if config.has_qk_norm:
+            shapes |= {f"{layer}.{name}.weight": (config.head_dim,) for name in ("query_norm", "key_norm")}
         shapes |= _linear_shapes(f"{layer}.attention_out", hidden, attended, config.has_attention_out_bias)
         shapes |= _norm_shapes(f"{layer}.mlp_norm", config)
         shapes |= _linear_shapes(f"{layer}.mlp_in", config.mlp_in_size, hidden, config.has_mlp_bias)

@@ -1,10 +1,12 @@
 """A step as large as the flags allow, to measure the memory of a step and to warm up."""
 
 from messages.columns import pack_float32, pack_int32, pack_int64
-from messages.steps import Batch
+from messages.steps import Batch, LogitEdits, ScoredTokens
 
-# What costs most: every row samples, through every filter.
+# What costs most: every row samples, through every filter, with penalties and logprobs, and every token is scored.
 TEMPERATURE, TOP_P, MIN_P = 1.0, 0.9, 0.01
+REPETITION, FREQUENCY, PRESENCE = 1.1, 0.1, 0.1
+NUM_TOP = 20
 
 
 def plan_full_step(num_tokens: int, max_rows: int, max_row_tokens: int, page_size: int) -> Batch:
@@ -35,6 +37,26 @@ def plan_full_step(num_tokens: int, max_rows: int, max_row_tokens: int, page_siz
         min_ps=pack_float32([MIN_P] * num_rows),
         seeds=pack_int64(range(num_rows)),
         sample_positions=pack_int64(query_lens),
+        edits=_plan_edits(query_lens),
+        num_logprobs=pack_int32([NUM_TOP] * num_rows),
+        scored=ScoredTokens(pack_int32(range(len(positions))), pack_int32([0] * len(positions)), NUM_TOP),
+    )
+
+
+def _plan_edits(query_lens: list[int]) -> LogitEdits:
+    """Returns a bias and all penalties for each row, whose tokens all count as output."""
+    num_rows = len(query_lens)
+    return LogitEdits(
+        bias_rows=pack_int32(range(num_rows)),
+        bias_ids=pack_int32([0] * num_rows),
+        bias_values=pack_float32([0.0] * num_rows),
+        penalty_rows=pack_int32(range(num_rows)),
+        repetition_penalties=pack_float32([REPETITION] * num_rows),
+        frequency_penalties=pack_float32([FREQUENCY] * num_rows),
+        presence_penalties=pack_float32([PRESENCE] * num_rows),
+        num_history=pack_int32(query_lens),
+        num_history_prompt=pack_int32([0] * num_rows),
+        history_ids=pack_int32([0] * sum(query_lens)),
     )
 
 

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import torch
 
+from kernels.cpu.library import load_kernels
+from messages.columns import num_int32
 from messages.config import Config
 from messages.errors import BootError
 from messages.steps import Batch, ForwardOutput
@@ -20,6 +22,7 @@ from scheduler_proc.computing.kv_cache import (
     page_bytes,
     pages_per_context,
 )
+from scheduler_proc.computing.logprobs import score_prompt, score_sampled
 from scheduler_proc.computing.placement import Placement, find_placement, set_cpu_threads
 from scheduler_proc.computing.sampler import choose_tokens
 from scheduler_proc.computing.step_inputs import make_step_inputs
@@ -43,12 +46,16 @@ class ModelRunner:
         self._placement = placement
 
     def run(self, batch: Batch) -> ForwardOutput:
-        """Runs the step and returns its next tokens when they are known; the cache holds its K and V afterwards."""
+        """Runs the step and returns its result when it is known; the cache holds its K and V afterwards."""
         with torch.inference_mode():
             step = make_step_inputs(batch, self._placement.device)
-            logits_SV = self._decoder.forward(step, self._cache)
-            next_tokens = choose_tokens(logits_SV, batch)
-        return ForwardOutput(batch.step_id, next_tokens.cpu().numpy().tobytes())
+            hidden_NE = self._decoder.forward(step, self._cache)
+            num_sampled = num_int32(batch.sample_rows)
+            logits_SV = self._decoder.logits(hidden_NE[:num_sampled])
+            tokens_S = choose_tokens(logits_SV, batch)
+            logprobs = score_sampled(logits_SV, tokens_S, batch)
+            prompt_logprobs = score_prompt(hidden_NE[num_sampled:], self._decoder, batch)
+        return ForwardOutput(batch.step_id, tokens_S.cpu().numpy().tobytes(), logprobs, prompt_logprobs)
 
 
 def load_runner(config: Config, report: Report) -> ModelRunner:
@@ -63,6 +70,7 @@ def load_runner(config: Config, report: Report) -> ModelRunner:
     placement = find_placement(config.model, hf_config)
     if not placement.is_cuda:
         set_cpu_threads(config.model.cpu_threads)
+        load_kernels(report)
     if config.model.load_format == "dummy":
         weights = make_dummy_weights(decoder_config, placement, report)
     else:

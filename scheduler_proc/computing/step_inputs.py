@@ -1,6 +1,7 @@
 """The plan of a step as tensors.
 
-Shape legend: T tokens, R rows, B decode rows, C prefill rows (R = B + C), P pages a row, S rows that sample.
+Shape legend: T tokens, R rows, B decode rows, C prefill rows (R = B + C), P pages a row, S rows that sample,
+Q scored tokens.
 """
 
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ class StepInputs:
     """int32 [C]"""
     prefill_context_lens: Tensor
     """int32 [C]"""
-    last_tokens: Tensor
-    """int64 [S]: index of the last token of each row that samples."""
+    head_tokens: Tensor
+    """int64 [S + Q]: the tokens that go to the head, the last of each row that samples and then the scored ones."""
 
 
 def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
@@ -53,11 +54,20 @@ def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
         prefill_page_tables=_to_device(page_tables[num_decode:], device),
         prefill_query_lens=_to_device(query_lens[num_decode:], device),
         prefill_context_lens=_to_device(context_lens[num_decode:], device),
-        last_tokens=_to_device(ends[np.frombuffer(batch.sample_rows, np.int32)] - 1, device),
+        head_tokens=_to_device(_find_head_tokens(batch, ends), device),
     )
     assert (query_lens[:num_decode] == 1).all()
     assert len(inputs.token_ids) == len(inputs.positions) == len(inputs.slots) == (ends[-1] if num_rows else 0)
     return inputs
+
+
+def _find_head_tokens(batch: Batch, ends: np.ndarray) -> np.ndarray:
+    last_tokens = ends[np.frombuffer(batch.sample_rows, np.int32)] - 1
+    if batch.scored is None:
+        return last_tokens
+    scored = np.frombuffer(batch.scored.token_indices, np.int32)
+    assert len(scored) == 0 or 0 <= scored.min() <= scored.max() < ends[-1]
+    return np.concatenate((last_tokens, scored))
 
 
 def _column(data: bytes, dtype: type[np.generic], device: torch.device) -> Tensor:

@@ -4,28 +4,43 @@ from array import array
 from typing import NamedTuple
 
 from messages.columns import INT32, INT64, pack_int32
-from messages.steps import Batch, Phase
-from scheduler_proc.deciding.decode_rows import DecodeRows, SamplingColumns
+from messages.steps import Batch, LogitEdits, Phase
+from scheduler_proc.deciding.decode_rows import DecodeRows
+from scheduler_proc.deciding.logit_edits import EditColumns
+from scheduler_proc.deciding.prompt_scores import ScoredColumns
 from scheduler_proc.deciding.requests import Req
+from scheduler_proc.deciding.sampling_columns import SamplingColumns
 
 NO_PAGE_BYTES = pack_int32([-1])
 
 
 class Chunk(NamedTuple):
-    """The next `num_tokens` tokens of a prompt; with the last of its tokens the row samples one."""
+    """The next `num_tokens` tokens of a prompt; with the last of its tokens the row samples one, if it may have one."""
 
     req: Req
     num_tokens: int
 
     @property
+    def end(self) -> int:
+        """Position after its last token."""
+        return self.req.num_computed_tokens + self.num_tokens
+
+    @property
     def samples(self) -> bool:
-        return self.req.num_computed_tokens + self.num_tokens == len(self.req.token_ids)
+        return self.end == len(self.req.token_ids) < self.req.pending.max_len
+
+    @property
+    def num_scored(self) -> int:
+        """How many tokens of the prompt get their logprobs with it."""
+        scores = self.req.pending.scores
+        return 0 if scores is None else scores.num_new(self.end)
 
 
 class _ChunkColumns:
     """The columns of the prefill chunks, in the order in which they come after the decode rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_decode_rows: int) -> None:
+        self.num_decode_rows = num_decode_rows
         self.uids: array[int] = array(INT64)
         self.query_lens: array[int] = array(INT32)
         self.context_lens: array[int] = array(INT32)
@@ -35,6 +50,7 @@ class _ChunkColumns:
         self.sample_rows: array[int] = array(INT32)
         self.sample_positions: array[int] = array(INT64)
         self.sampling = SamplingColumns()
+        self.scored = ScoredColumns()
 
 
 class BatchBuilder:
@@ -48,7 +64,7 @@ class BatchBuilder:
     def build(self, step_id: int, decode: DecodeRows, chunks: list[Chunk]) -> Batch:
         """Returns the step of all decode rows and these chunks; the pages of their tokens must have been taken."""
         num_decode_rows = len(decode)
-        columns = _ChunkColumns()
+        columns = _ChunkColumns(num_decode_rows)
         for row, chunk in enumerate(chunks, num_decode_rows):
             self._append(columns, chunk, row)
         width = max((len(chunk.req.pages) for chunk in chunks), default=1)
@@ -56,6 +72,8 @@ class BatchBuilder:
             width = max(width, decode.table_width)
         phase: Phase = "mixed" if chunks and num_decode_rows else "prefill" if chunks else "decode"
         sampling, more = decode.sampling, columns.sampling
+        num_logprobs = sampling.num_logprobs + more.num_logprobs
+        has_edits = sampling.num_with_edits or more.num_with_edits
         next_positions = array(INT64, [context_len + 1 for context_len in decode.context_lens])
         return Batch(
             step_id=step_id,
@@ -76,12 +94,17 @@ class BatchBuilder:
             min_ps=(sampling.min_ps + more.min_ps).tobytes(),
             seeds=(sampling.seeds + more.seeds).tobytes(),
             sample_positions=(next_positions + columns.sample_positions).tobytes(),
+            edits=_edits(decode, chunks) if has_edits else None,
+            num_logprobs=num_logprobs.tobytes() if sampling.num_with_logprobs or more.num_with_logprobs else b"",
+            scored=columns.scored.columns(),
         )
 
     def _append(self, columns: _ChunkColumns, chunk: Chunk, row: int) -> None:
         req = chunk.req
         start = req.num_computed_tokens
-        end = start + chunk.num_tokens
+        end = chunk.end
+        if req.pending.scores is not None:
+            columns.scored.add(req.pending.scores, columns.num_decode_rows + len(columns.token_ids), start, end)
         columns.uids.append(req.uid)
         columns.query_lens.append(chunk.num_tokens)
         columns.context_lens.append(start)
@@ -91,7 +114,7 @@ class BatchBuilder:
         if chunk.samples:
             columns.sample_rows.append(row)
             columns.sample_positions.append(end)
-            columns.sampling.append(req.pending.sampling_params)
+            columns.sampling.append(req.pending)
 
     def _append_slots(self, slots: "array[int]", pages: list[int], start: int, end: int) -> None:
         """Appends the slots of positions `start` to `end` (exclusive) of a row with these pages."""
@@ -99,6 +122,15 @@ class BatchBuilder:
         for index in range(start // size, -(-end // size)):
             offset = (pages[index] - index) * size  # from positions to slots, within this page
             slots += self._slots[offset + max(start, index * size) : offset + min(end, (index + 1) * size)]
+
+
+def _edits(decode: DecodeRows, chunks: list[Chunk]) -> LogitEdits | None:
+    columns = EditColumns()
+    sampling = [*decode.reqs, *(chunk.req for chunk in chunks if chunk.samples)]
+    for row, req in enumerate(sampling):
+        if req.pending.edits is not None:
+            columns.add(row, req.pending.edits, req.token_ids, req.pending.num_prompt_tokens)
+    return columns.columns()
 
 
 def _page_tables(decode: DecodeRows, chunks: list[Chunk], width: int) -> bytes:

@@ -2,32 +2,11 @@
 
 from array import array
 
-from messages.columns import FLOAT32, INT32, INT64
-from messages.requests import SamplingParams
+from messages.columns import INT32, INT64
 from scheduler_proc.deciding.requests import Req
+from scheduler_proc.deciding.sampling_columns import SamplingColumns
 
 NO_PAGE = -1
-
-
-class SamplingColumns:
-    """How each row samples: the columns of that name in `Batch`."""
-
-    def __init__(self) -> None:
-        self.temperatures: array[float] = array(FLOAT32)
-        self.top_ps: array[float] = array(FLOAT32)
-        self.top_ks: array[int] = array(INT32)
-        self.min_ps: array[float] = array(FLOAT32)
-        self.seeds: array[int] = array(INT64)
-
-    def append(self, params: SamplingParams) -> None:
-        self.temperatures.append(0.0 if params.is_greedy else params.temperature)
-        self.top_ps.append(params.top_p)
-        self.top_ks.append(params.top_k)
-        self.min_ps.append(params.min_p)
-        self.seeds.append(params.seed)
-
-    def delete(self, row: int) -> None:
-        del self.temperatures[row], self.top_ps[row], self.top_ks[row], self.min_ps[row], self.seeds[row]
 
 
 class DecodeRows:
@@ -65,7 +44,7 @@ class DecodeRows:
         self.token_ids.append(req.token_ids[-1])
         self.context_lens.append(context_len)
         self.slots.append(req.pages[-1] * self.page_size + offset if offset else -1)
-        self.sampling.append(req.pending.sampling_params)
+        self.sampling.append(req.pending)
         self._last_context_lens.append(req.pending.max_len - 1)
         self._end_ids.append(req.pending.end_ids)
         self._widen(len(req.pages))
@@ -78,7 +57,7 @@ class DecodeRows:
         del self.reqs[row], self.uids[row], self.attempts[row], self.token_ids[row], self.context_lens[row]
         del self.slots[row], self._last_context_lens[row], self._end_ids[row]
         del self.tables[row * width : (row + 1) * width]
-        self.sampling.delete(row)
+        self.sampling.delete(row, req.pending)
         self._has_lost_rows = True
 
     def reqs_without_slot(self) -> list[Req]:
@@ -119,6 +98,7 @@ class DecodeRows:
             offset = context_len % self.page_size
             assert not offset or self.slots[row] == req.pages[-1] * self.page_size + offset, "a row has another's slot"
         assert len(self.tables) == len(self.reqs) * self.table_width, "page tables are left over"
+        self.sampling.check([req.pending for req in self.reqs])
 
     def _table(self, row: int) -> list[int]:
         return self.tables[row * self.table_width : (row + 1) * self.table_width].tolist()

@@ -6,10 +6,16 @@ import msgspec
 
 from messages.errors import ErrorInfo
 from messages.replies import FinishedRow, FinishReason, Usage
-from messages.requests import UserMsg
+from messages.requests import AbortReason, UserMsg
 from scheduler_proc.deciding.requests import Limits, PendingReq
 
 NOT_FINITE = ErrorInfo(status=500, message="the model's output was not finite", type="server_error")
+
+NONE_LEFT = ErrorInfo(
+    status=400,
+    message="bad_words, logit_bias or min_tokens leave none of allowed_token_ids",
+    param="allowed_token_ids",
+)
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -21,7 +27,7 @@ class Ending(msgspec.Struct, frozen=True):
     error: ErrorInfo | None = None
 
 
-ABORTED = Ending("abort")
+ABORTED: dict[AbortReason, Ending] = {"abort": Ending("abort"), "timeout": Ending("timeout")}
 STOP_STRING = Ending("stop")
 """The detokenizer, which saw the stop string, fills it in."""
 
@@ -29,7 +35,8 @@ STOP_STRING = Ending("stop")
 def find_ending(pending: PendingReq, limits: Limits) -> Ending | None:
     """Returns why a request ends with the tokens it has, or `None` where it goes on.
 
-    An end-of-sequence or stop token goes before a length that is reached with it.
+    An end-of-sequence or stop token goes before a length that is reached with it. One without output goes on until its
+    prompt is scored; the client of a continuation with output knows the scores already.
     """
     params = pending.sampling_params
     if pending.num_output_tokens:
@@ -38,7 +45,16 @@ def find_ending(pending: PendingReq, limits: Limits) -> Ending | None:
             return Ending("stop", ended_by_token=True)
         if token_id in params.stop_token_ids:
             return Ending("stop", ended_by_token=True, stop_reason=token_id)
+    elif pending.is_scoring:
+        return None
     return Ending("length") if len(pending.token_ids) >= pending.max_len else None
+
+
+def no_token(pending: PendingReq) -> ErrorInfo:
+    """Returns why a request that has these tokens got none after them."""
+    edits = pending.edits
+    is_own_fault = edits is not None and edits.leaves_none(pending.token_ids, pending.num_output_tokens)
+    return NONE_LEFT if is_own_fault else NOT_FINITE
 
 
 def finished_row(pending: PendingReq, ending: Ending) -> FinishedRow:

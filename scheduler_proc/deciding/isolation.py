@@ -6,10 +6,12 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable
 
-from messages.columns import INT32, num_int32, unpack_int32
+from messages.columns import INT32, num_int32, pack_int32, unpack_int32
 from messages.errors import ErrorInfo
-from messages.steps import Batch, ForwardOutput, Phase
-from scheduler_proc.deciding.requests import NO_TOKEN
+from messages.steps import Batch, ForwardOutput, LogprobColumns, Phase
+from scheduler_proc.deciding.logit_edits import take_edits
+from scheduler_proc.deciding.logprob_columns import NO_TOKEN, join, unknown
+from scheduler_proc.deciding.prompt_scores import take_scored
 
 MAX_RERUNS = 64
 """Runs spent on one failed step: to find one bad row among 256 takes 16; beyond this the fault is not in the rows."""
@@ -46,12 +48,13 @@ class _Search:
             return self._give_up(batch, num_rows)
         log.warning("step %d failed, running its %d rows apart", batch.step_id, num_rows)
         middle = num_rows // 2
-        tokens, failures = b"", dict[int, ErrorInfo]()
+        outputs: list[ForwardOutput] = []
+        failures: dict[int, ErrorInfo] = {}
         for start, stop in ((0, middle), (middle, num_rows)):
             output, failed = self._run_part(take_rows(batch, start, stop))
-            tokens += output.next_tokens
+            outputs.append(output)
             failures.update((start + row, error) for row, error in failed.items())
-        return ForwardOutput(batch.step_id, tokens), failures
+        return join_outputs(outputs), failures
 
     def _run_part(self, part: Batch) -> tuple[ForwardOutput, dict[int, ErrorInfo]]:
         if self._num_reruns == MAX_RERUNS:
@@ -66,8 +69,36 @@ class _Search:
         log.exception("step %d: %d rows cannot be computed, reference %s", batch.step_id, num_rows, self._reference)
         message = f"the model could not compute this request (reference {self._reference})"
         error = ErrorInfo(status=500, message=message, type="server_error")
-        no_tokens = array(INT32, [NO_TOKEN]) * num_int32(batch.sample_rows)
-        return ForwardOutput(batch.step_id, no_tokens.tobytes()), dict.fromkeys(range(num_rows), error)
+        return no_output(batch), dict.fromkeys(range(num_rows), error)
+
+
+def no_output(batch: Batch) -> ForwardOutput:
+    """Returns the result of a step that computed nothing: as many places as there should be, none of them known."""
+    no_tokens = pack_int32([NO_TOKEN]) * num_int32(batch.sample_rows)
+    num_wanted = sum(count >= 0 for count in unpack_int32(batch.num_logprobs))
+    logprobs = unknown(num_wanted) if num_wanted else None
+    scored = None if batch.scored is None else unknown(num_int32(batch.scored.target_ids))
+    return ForwardOutput(batch.step_id, no_tokens, logprobs, scored)
+
+
+def join_outputs(outputs: list[ForwardOutput]) -> ForwardOutput:
+    """Returns the result of a step whose parts, in order, gave these."""
+    return ForwardOutput(
+        outputs[0].step_id,
+        b"".join(output.next_tokens for output in outputs),
+        _join_logprobs([output.logprobs for output in outputs]),
+        _join_logprobs([output.prompt_logprobs for output in outputs]),
+    )
+
+
+def _join_logprobs(parts: list[LogprobColumns | None]) -> LogprobColumns | None:
+    known = [part for part in parts if part is not None]
+    return join(known, max(part.num_top for part in known)) if known else None
+
+
+def _wanted(num_logprobs: bytes) -> bytes:
+    """Returns the column, empty where no row wants any."""
+    return num_logprobs if any(count >= 0 for count in unpack_int32(num_logprobs)) else b""
 
 
 def take_rows(batch: Batch, start: int, stop: int) -> Batch:
@@ -99,4 +130,7 @@ def take_rows(batch: Batch, start: int, stop: int) -> Batch:
         min_ps=batch.min_ps[4 * low : 4 * high],
         seeds=batch.seeds[8 * low : 8 * high],
         sample_positions=batch.sample_positions[8 * low : 8 * high],
+        edits=None if batch.edits is None else take_edits(batch.edits, low, high),
+        num_logprobs=_wanted(batch.num_logprobs[4 * low : 4 * high]),
+        scored=None if batch.scored is None else take_scored(batch.scored, first, last),
     )

@@ -62,13 +62,16 @@ class KvCache:
     def find_prefix(self, req: Req) -> None:
         """Moves a request in PREFILL on to the longest cached beginning of its tokens, in place of pages of its own.
 
-        At least one token is left to compute, for without one there is no next token.
+        At least one token is left to compute, for without one there is no next token, and so are all those after which
+        a token of the prompt has yet to be scored.
         """
         page = self.next_page(req)
         if not page or not self._tree.has_child(req.node, req.pending.salt, page):
             return
         start, size = req.num_shared_pages, self.page_size
-        end = (len(req.token_ids) - 1) // size
+        end = req.pending.num_reusable_tokens // size
+        if end <= start:
+            return
         key = req.token_ids[start * size : end * size].tobytes()
         node, found = self._tree.find(req.node, req.pending.salt, key)
         self._give_back(req.pages[start:])
@@ -121,6 +124,12 @@ class KvCache:
         if not is_reusable:
             self._pool.give(self._tree.forget(req.node))
         req.pages, req.num_shared_pages, req.node = [], 0, self._tree.root
+
+    def flush(self) -> int:
+        """Frees every cached page that no running request uses; returns how many."""
+        pages = self._tree.evict(self._tree.num_evictable)
+        self._pool.give(pages)
+        return len(pages)
 
     def check(self, running: Iterable[Req]) -> None:
         """Asserts that every page is free, cached or held, once, and that the pins are those of `running`."""

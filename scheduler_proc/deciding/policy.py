@@ -33,6 +33,8 @@ class Policy:
         self._stages = stages
         self._cache = cache
         self._budget = budget
+        self.is_closed = False
+        """Nothing gets out of the queue any more."""
         self.num_preemptions = 0
         self.num_prompt_tokens = 0
         self.num_hit_tokens = 0
@@ -40,9 +42,9 @@ class Policy:
     def choose_rows(self) -> list[Chunk]:
         """Returns the prefill chunks of the next step; its other rows are all those in DECODE. All have their pages.
 
-        What the decode rows leave of the step's tokens goes to prompts, the oldest first, and then to the queue, first
-        come first served. Pages are taken as tokens need them; where there are none the youngest running request gives
-        way, so the oldest always goes on.
+        What the decode rows leave of the step's tokens goes to prompts, the first in rank first, and then to the queue
+        in its order. Pages are taken as tokens need them; where there are none the last in rank of the running requests
+        gives way, so the first always goes on.
         """
         stages = self._stages
         for req in stages.decode.reqs_without_slot():
@@ -50,7 +52,8 @@ class Policy:
         plan = _Plan(self._budget.max_num_batched_tokens - len(stages.decode))
         for req in tuple(stages.prefilling):
             self._add_chunk(req, plan)
-        self._admit(plan)
+        if not self.is_closed:
+            self._admit(plan)
         stages.decode.enter_pages()
         return plan.chunks
 
@@ -59,21 +62,22 @@ class Policy:
         while req.state is not State.WAITING:
             if self._cache.grow(req, num_tokens):
                 return True
-            self._stages.preempt(self._stages.youngest())
+            self._stages.preempt(self._stages.last_in_rank())
             self.num_preemptions += 1
         return False
 
     def _add_chunk(self, req: Req, plan: _Plan) -> None:
         """Adds the next chunk of a prompt.
 
-        Not so where an earlier row of this step computes the same page: after the step it can be found.
+        Not so where an earlier row of this step computes the same page: after the step it can be found (but not by a
+        prompt that must be scored).
         """
         if req.state is State.WAITING or not plan.num_tokens_left:
             return
         self._cache.find_prefix(req)
         next_page = self._cache.next_page(req)
         page_in_work = (id(req.node), req.pending.salt, next_page)
-        if page_in_work in plan.pages_in_work:
+        if page_in_work in plan.pages_in_work and not req.pending.is_scoring:
             return
         start = req.num_computed_tokens
         num_tokens = min(plan.num_tokens_left, len(req.token_ids) - start)
@@ -91,16 +95,16 @@ class Policy:
         way in this plan cannot come back in it: whoever needed its pages has taken some of them.
         """
         stages, cache = self._stages, self._cache
-        num_promised = sum(cache.num_missing(req, len(req.token_ids) + 1) for req in stages.prefilling)
+        num_promised = sum(cache.num_missing(req, _num_next_tokens(req)) for req in stages.prefilling)
         while stages.waiting and plan.num_tokens_left and len(stages.running) < self._budget.max_num_seqs:
             req = stages.open_next()
-            num_needed = cache.num_missing(req, len(req.token_ids) + 1)
+            num_needed = cache.num_missing(req, _num_next_tokens(req))
             if num_promised + num_needed + len(stages.running) > cache.num_available:
                 stages.close_next(req)
                 return
             stages.admit(req)
             self._add_chunk(req, plan)
-            num_promised += cache.num_missing(req, len(req.token_ids) + 1)
+            num_promised += cache.num_missing(req, _num_next_tokens(req))
 
     def _note_first_chunk(self, req: Req) -> None:
         pending = req.pending
@@ -109,3 +113,8 @@ class Policy:
             pending.cached_tokens = min(req.num_computed_tokens, pending.num_prompt_tokens)
             self.num_prompt_tokens += pending.num_prompt_tokens
             self.num_hit_tokens += pending.cached_tokens
+
+
+def _num_next_tokens(req: Req) -> int:
+    """Returns how many tokens it has when its prompt is computed: one more, if it may have that."""
+    return min(len(req.token_ids) + 1, req.pending.max_len)

@@ -5,15 +5,14 @@ from array import array
 
 import msgspec
 
-from messages.columns import pack_int32, pack_int64, unpack_int32
-from messages.errors import ErrorInfo, RequestError, bad_request
+from messages.columns import unpack_int32
 from messages.requests import Stamps, UserMsg
+from scheduler_proc.deciding.logit_edits import RowEdits, find_edits
+from scheduler_proc.deciding.logprob_columns import NO_TOKEN
+from scheduler_proc.deciding.prompt_scores import PromptScores
 from scheduler_proc.deciding.radix import Node
 
-UINT32 = "I"
-
-NO_TOKEN = -1
-"""The next token of a row whose logits were not finite."""
+Rank = tuple[int, int]
 
 
 class State(enum.Enum):
@@ -38,19 +37,25 @@ class PendingReq:
 
     `token_ids` is the prompt followed by the output. `cached_tokens` is `None` until its first chunk is scheduled.
     `max_len` is the length, prompt included, at which it ends. `end_ids` end it when sampled; NO_TOKEN is one of them.
+    `num_logprobs` is -1 without logprobs. `edits` and `scores` are `None` where its logits stay as they are, and where
+    its prompt's logprobs are not wanted. `rank` orders all requests, the first goes first (`waiting_queue.py`).
     """
 
     __slots__ = (
         "attempt",
         "cached_tokens",
+        "edits",
         "end_ids",
         "first_scheduled_ns",
         "first_token_ns",
         "max_len",
+        "num_logprobs",
         "num_prompt_tokens",
         "queued_ns",
+        "rank",
         "salt",
         "sampling_params",
+        "scores",
         "stamps",
         "state",
         "token_ids",
@@ -68,6 +73,12 @@ class PendingReq:
         self.max_len = min(self.num_prompt_tokens + params.max_tokens, limits.max_model_len)
         eos_ids = () if params.ignore_eos else limits.eos_token_ids
         self.end_ids = frozenset((NO_TOKEN, *eos_ids, *params.stop_token_ids))
+        self.num_logprobs = -1 if params.num_logprobs is None else params.num_logprobs
+        self.edits: RowEdits | None = find_edits(params, limits.eos_token_ids, limits.vocab_size)
+        self.scores: PromptScores | None = None
+        if params.num_prompt_logprobs is not None:
+            self.scores = PromptScores(self.token_ids[1 : self.num_prompt_tokens], params.num_prompt_logprobs)
+        self.rank: Rank = (0, 0)
         self.state = State.WAITING
         self.cached_tokens: int | None = None
         self.stamps = message.stamps
@@ -78,6 +89,18 @@ class PendingReq:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_scoring(self) -> bool:
+        """Tells whether some of its prompt's logprobs, which are wanted, are not known yet."""
+        return self.scores is not None and not self.scores.is_complete
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """How many of its tokens may be taken from the cache: where logprobs are wanted each token must be computed."""
+        if self.scores is not None and not self.scores.is_complete:
+            return self.scores.num_scored
+        return len(self.token_ids) - 1
 
     def stamped(self, finished_ns: int) -> Stamps:
         """Returns the timeline with the scheduler's own stamps filled in."""
@@ -120,30 +143,3 @@ class Req:
     def num_computed_tokens(self, value: int) -> None:
         assert self.pending.state is State.PREFILL
         self._num_prefilled = value
-
-
-def check_possible(message: UserMsg, limits: Limits) -> None:
-    """Raises `RequestError` for a request that no step could run, so that it cannot take others down with it."""
-    params = message.sampling_params
-    try:
-        num_prompt_tokens = len(unpack_int32(message.input_ids))
-        unpack_int32(message.output_ids)
-        pack_int64((message.uid, params.seed))
-        pack_int32((message.attempt, params.top_k))
-    except (ValueError, OverflowError) as error:
-        raise bad_request(f"the request cannot be read: {error}") from None
-    if not num_prompt_tokens:
-        raise bad_request("the prompt is empty", param="prompt")
-    if num_prompt_tokens >= limits.max_model_len:
-        raise RequestError(
-            ErrorInfo(
-                status=400,
-                message=f"maximum context length is {limits.max_model_len} tokens, "
-                f"the request has {num_prompt_tokens} and needs room for one more",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        )
-    # As unsigned numbers negative ids are large ones, so that one pass finds both.
-    if max(array(UINT32, message.input_ids + message.output_ids)) >= limits.vocab_size:
-        raise bad_request(f"the prompt holds token ids outside [0, {limits.vocab_size})", param="prompt")

@@ -4,14 +4,17 @@ import time
 from collections.abc import Mapping
 
 from messages.errors import ErrorInfo, RequestError
-from messages.replies import DetokenizeMsg, FinishedRow, OpenStream, ToDetokenizer
-from messages.requests import AbortMsg, DropBefore, StopSeen, ToScheduler, UserMsg
+from messages.replies import CacheFlushed, DetokenizeMsg, FinishedRow, ToDetokenizer
+from messages.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen, ToScheduler, UserMsg
 from messages.steps import Batch, ForwardOutput
+from messages.uids import GoneRequests
 from scheduler_proc.deciding.batch_columns import BatchBuilder, Chunk
 from scheduler_proc.deciding.endings import ABORTED, STOP_STRING, Ending, find_ending, refused_row
 from scheduler_proc.deciding.kv_cache import KvCache
+from scheduler_proc.deciding.openings import open_stream, scored_at_once
 from scheduler_proc.deciding.policy import Budget, Policy
-from scheduler_proc.deciding.requests import Limits, PendingReq, check_possible
+from scheduler_proc.deciding.refusals import check_possible
+from scheduler_proc.deciding.requests import Limits, PendingReq
 from scheduler_proc.deciding.results import Results
 from scheduler_proc.deciding.stages import Stages
 
@@ -22,7 +25,7 @@ class Scheduler:
     """Takes messages, plans steps, commits their results, and collects what the detokenizer must know.
 
     The caller takes turns: `take` (any number), `schedule`, and if that returned a step, `commit` with its result.
-    `cache` must have room for one request of `limits.max_model_len` tokens: then the oldest request can always go on.
+    `cache` must have room for one request of `limits.max_model_len` tokens: then the first in rank can always go on.
     """
 
     def __init__(self, cache: KvCache, limits: Limits, budget: Budget):
@@ -36,31 +39,36 @@ class Scheduler:
         self._chunks: list[Chunk] = []
         self._replies: list[ToDetokenizer] = []
         self._num_steps = 0
-        self._first_uid = 0
-        """Requests with a smaller uid have no client any more."""
+        self._must_tell_drained = False
+        self._gone = GoneRequests()
 
     @property
     def is_idle(self) -> bool:
         return not self._stages.requests
 
     def take(self, message: ToScheduler) -> None:
-        """Takes a new request, or ends known ones; what is older than the known attempt is dropped."""
+        """Takes a new request, ends known ones, empties the cache; what is older than the known attempt is dropped."""
+        if isinstance(message, FramesLost):
+            self._replies.append(message)  # the frontend hears of it by way of the detokenizer
+            return
         known = self._stages.requests.get(message.uid)
         match message:
             case UserMsg():
-                # One that a dead frontend has sent may be overtaken by its successor's `DropBefore`.
-                if message.uid >= self._first_uid and (known is None or known.attempt < message.attempt):
+                # One that a dead frontend has sent may be overtaken by another one's `DropBefore`.
+                if not self._gone.has(message.uid) and (known is None or known.attempt < message.attempt):
                     self._take_request(message, known)
             case AbortMsg():
-                self._end_known(known, message.attempt, ABORTED)
+                self._end_known(known, message.attempt, ABORTED[message.reason])
             case StopSeen():
                 self._end_known(known, message.attempt, STOP_STRING)
-            case DropBefore(first_uid):
-                self._drop_before(first_uid)
+            case DropBefore():
+                self._drop(message)
+            case FlushCache():
+                self._flush(message)
 
     def schedule(self) -> Batch | None:
-        """Returns the next step, or `None` where there is no request."""
-        if self.is_idle:
+        """Returns the next step, or `None` where there is no request, or none that may have a row."""
+        if self.is_idle or (self._policy.is_closed and not self._stages.running):
             return None
         self._chunks = self._policy.choose_rows()
         decode = self._stages.decode
@@ -68,15 +76,28 @@ class Scheduler:
         self._num_steps += 1
         return self._builder.build(self._num_steps, decode, self._chunks)
 
+    def close_queue(self) -> None:
+        """Gives no row to what waits from now on: rows that run go on, and then the process will be replaced."""
+        self._policy.is_closed = True
+        self._must_tell_drained = True
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._stages.waiting)
+
+    def take_drained(self) -> bool:
+        """Tells once, after `close_queue`, that the last row has ended."""
+        is_drained = self._must_tell_drained and not self._stages.running
+        self._must_tell_drained = self._must_tell_drained and not is_drained
+        return is_drained
+
     def commit(self, output: ForwardOutput, failures: Mapping[int, ErrorInfo] = NO_FAILURES) -> None:
         """Moves every row of the scheduled step on by its result.
 
         `failures` are rows that could not be computed, by index; those of them that sample have the next token -1.
         """
         chunks, self._chunks = self._chunks, []
-        reply = self._results.commit(chunks, output, failures)
-        if reply is not None:
-            self._replies.append(reply)
+        self._replies += self._results.commit(chunks, output, failures)
 
     def take_replies(self) -> list[ToDetokenizer]:
         """Returns, and forgets, what the detokenizer must know, in order."""
@@ -84,9 +105,9 @@ class Scheduler:
         return replies
 
     def gauges(self) -> dict[str, float]:
-        """Returns sizes and counters by name; `requests` and `pages_held`, among others, are 0 when idle."""
-        stages, cache, policy = self._stages, self._cache, self._policy
-        return {
+        """Returns sizes and counters by name; `requests` and `pages_in_use`, among others, are 0 when idle."""
+        stages, cache, policy, results = self._stages, self._cache, self._policy, self._results
+        gauges: dict[str, float] = {
             "requests": len(stages.requests),
             "waiting": len(stages.waiting),
             "running": len(stages.running),
@@ -96,13 +117,17 @@ class Scheduler:
             "pages_free": cache.num_free,
             "pages_cached": cache.num_cached,
             "pages_held": cache.num_held,
+            "pages_in_use": cache.num_pages - cache.num_available,
             "pages_all": cache.num_pages,
             "cache_nodes": cache.num_nodes,
             "steps": self._num_steps,
             "preemptions": policy.num_preemptions,
             "prompt_tokens": policy.num_prompt_tokens,
             "prefix_hit_tokens": policy.num_hit_tokens,
+            "output_tokens": results.num_output_tokens,
         }
+        gauges.update((f"finished_{reason}", count) for reason, count in results.num_finished.items())
+        return gauges
 
     def check(self) -> None:
         """Asserts everything that is true between two steps (walks all pages: milliseconds for a large cache)."""
@@ -111,14 +136,16 @@ class Scheduler:
     def _take_request(self, message: UserMsg, replaced: PendingReq | None) -> None:
         if replaced is not None:
             self._stages.finish(replaced)
-        self._replies.append(_open_stream(message))
+        self._replies.append(open_stream(message))
         try:
             check_possible(message, self._limits)
         except RequestError as error:
+            self._results.num_finished["error"] += 1
             self._reply_end(refused_row(message, error.info))
             return
         pending = PendingReq(message, self._limits, time.monotonic_ns())
         self._stages.enqueue(pending)
+        self._replies += scored_at_once(pending)
         ending = find_ending(pending, self._limits)
         if ending is not None:
             self._reply_end(self._results.finish(pending, ending))
@@ -127,24 +154,16 @@ class Scheduler:
         if known is not None and known.attempt <= attempt:
             self._reply_end(self._results.finish(known, ending))
 
-    def _drop_before(self, first_uid: int) -> None:
-        self._first_uid = max(self._first_uid, first_uid)
-        for pending in [pending for uid, pending in self._stages.requests.items() if uid < first_uid]:
-            self._reply_end(self._results.finish(pending, ABORTED))
-        self._replies.append(DropBefore(first_uid))
+    def _drop(self, message: DropBefore) -> None:
+        self._gone.note(message)
+        for pending in [pending for uid, pending in self._stages.requests.items() if self._gone.has(uid)]:
+            self._reply_end(self._results.finish(pending, ABORTED["abort"]))
+        self._replies.append(message)
+
+    def _flush(self, message: FlushCache) -> None:
+        num_requests = 0 if message.is_forced else len(self._stages.requests)
+        num_pages = 0 if num_requests else self._cache.flush()
+        self._replies.append(CacheFlushed(message.uid, num_pages, num_requests))
 
     def _reply_end(self, row: FinishedRow) -> None:
         self._replies.append(DetokenizeMsg(self._num_steps, b"", b"", b"", (row,)))
-
-
-def _open_stream(message: UserMsg) -> OpenStream:
-    params = message.sampling_params
-    return OpenStream(
-        message.uid,
-        message.attempt,
-        params.stop,
-        params.include_stop_str_in_output,
-        params.skip_special_tokens,
-        message.output_ids,
-        message.num_chars_sent,
-    )

@@ -1,39 +1,44 @@
 """Which request is in which state, and every move between states: the four arrows of a request's life."""
 
-from collections import deque
+from bisect import insort
+from itertools import count
 
 from scheduler_proc.deciding.decode_rows import DecodeRows
 from scheduler_proc.deciding.kv_cache import KvCache
-from scheduler_proc.deciding.requests import PendingReq, Req, State
+from scheduler_proc.deciding.requests import PendingReq, Rank, Req, State
+from scheduler_proc.deciding.waiting_queue import WaitingQueue, rank_of
 
 
 class Stages:
     """Every request by uid, and again in the one place that its state has.
 
-    WAITING: `waiting`. PREFILL: `prefilling`. DECODE: `decode`. FINISHED: nowhere. `waiting` and `running` are in the
-    order of arrival: rows are admitted from the front, and only the youngest gives its row up, back to the front.
+    WAITING: `waiting`. PREFILL: `prefilling`. DECODE: `decode`. FINISHED: nowhere. `waiting` and `prefilling` are
+    in the order of rank: rows are admitted from the front, and only the last in rank gives its row up.
     """
 
     def __init__(self, cache: KvCache):
         self.requests: dict[int, PendingReq] = {}
-        self.waiting: deque[PendingReq] = deque()
+        self.waiting = WaitingQueue()
         self.running: dict[int, Req] = {}
         self.prefilling: list[Req] = []
         self.decode = DecodeRows(cache.page_size)
         self._cache = cache
+        self._numbers = count()
 
-    def youngest(self) -> Req:
-        """Returns the running request that arrived last."""
-        return next(reversed(self.running.values()))
+    def last_in_rank(self) -> Req:
+        """Returns the running request that all others go before."""
+        return max(self.running.values(), key=_rank)
 
     def enqueue(self, pending: PendingReq) -> None:
-        """→ WAITING, behind the others."""
+        """→ WAITING, behind those that go before it."""
+        priority = pending.sampling_params.priority
+        pending.rank = rank_of(pending.stamps, priority, pending.queued_ns, next(self._numbers))
         self.requests[pending.uid] = pending
-        self.waiting.append(pending)
+        self.waiting.push(pending)
 
     def open_next(self) -> Req:
         """Returns the first of the queue with the pages that are cached for it; to be admitted or closed at once."""
-        req = self._cache.open(self.waiting[0])
+        req = self._cache.open(self.waiting.first)
         req.pending.state = State.PREFILL
         self._cache.find_prefix(req)
         return req
@@ -45,10 +50,9 @@ class Stages:
 
     def admit(self, req: Req) -> None:
         """WAITING → PREFILL, of the request that `open_next` returned."""
-        assert self.waiting[0] is req.pending
-        self.waiting.popleft()
+        self.waiting.remove(req.pending)
         self.running[req.uid] = req
-        self.prefilling.append(req)
+        insort(self.prefilling, req, key=_rank)
 
     def start_decoding(self, req: Req) -> None:
         """PREFILL → DECODE: its prompt is computed and its next token known."""
@@ -57,11 +61,11 @@ class Stages:
         self.decode.append(req)
 
     def preempt(self, req: Req) -> None:
-        """PREFILL or DECODE → WAITING, before the others. Its full pages stay in the tree as long as there is room."""
+        """PREFILL or DECODE → WAITING, in its old place. Its full pages stay in the tree as long as there is room."""
         self._leave_row(req)
         self._cache.close(req)
         req.pending.state = State.WAITING
-        self.waiting.appendleft(req.pending)
+        self.waiting.push(req.pending)
 
     def finish(self, pending: PendingReq, is_reusable: bool = True) -> None:
         """Any → FINISHED: all that the request had is free or, with `is_reusable`, cached for others."""
@@ -77,6 +81,8 @@ class Stages:
     def check(self) -> None:
         """Asserts that every request is where its state says."""
         assert all(pending.state is State.WAITING for pending in self.waiting), "a running request waits"
+        self.waiting.check()
+        assert self.prefilling == sorted(self.prefilling, key=_rank), "rows in PREFILL are out of order"
         assert all(req.state is State.PREFILL for req in self.prefilling), "a row in PREFILL has another state"
         assert all(req.state is State.DECODE for req in self.decode.reqs), "a row in DECODE has another state"
         placed = [pending.uid for pending in self.waiting] + list(self.running)
@@ -92,3 +98,7 @@ class Stages:
             self.prefilling.remove(req)
         else:
             self.decode.remove(req)
+
+
+def _rank(req: Req) -> Rank:
+    return req.pending.rank

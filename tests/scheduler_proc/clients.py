@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 from messages.columns import pack_int32, unpack_int32, unpack_int64
-from messages.replies import DetokenizeMsg, FinishedRow, OpenStream, ToDetokenizer
-from messages.requests import AbortMsg, DropBefore, SamplingParams, Stamps, StopSeen, UserMsg
+from messages.replies import CacheFlushed, DetokenizeMsg, FinishedRow, OpenStream, PromptScored, ToDetokenizer
+from messages.requests import DropBefore, SamplingParams, Stamps, ToScheduler, UserMsg
+from messages.steps import LogprobColumns
 from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
-from tests.scheduler_proc.simulated_runner import SimulatedRunner
+from tests.scheduler_proc.simulated_runner import Score, SimulatedRunner, unpack_scores
 
 VOCAB_SIZE = 50
 EOS = 7
@@ -35,6 +36,9 @@ class Inbox:
         self.opened: dict[tuple[int, int], OpenStream] = {}
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.finished: dict[tuple[int, int], FinishedRow] = {}
+        self.logprobs: dict[tuple[int, int], list[Score]] = {}
+        self.scores: dict[tuple[int, int], list[Score]] = {}
+        self.flushed: list[CacheFlushed] = []
         self.step_ids: list[int] = []
         self.dropped_before = 0
 
@@ -46,23 +50,52 @@ class Inbox:
                     assert key not in self.opened, "opened twice"
                     self.opened[key] = message
                     self.tokens[key] = []
+                    self.logprobs[key] = []
+                case PromptScored(uid, attempt, columns):
+                    self._take_scores((uid, attempt), columns)
+                case CacheFlushed():
+                    self.flushed.append(message)
                 case DetokenizeMsg():
                     self._take_step(message)
                 case DropBefore(uid):
                     self.dropped_before = uid
+
+    def _take_scores(self, key: tuple[int, int], columns: LogprobColumns) -> None:
+        assert key not in self.scores, "scored twice"
+        assert not self.tokens[key], "scored after the first token"
+        assert key not in self.finished, "scored after the end"
+        num_top = self.opened[key].num_prompt_logprobs
+        assert num_top == columns.num_top, "not as many alternatives as are wanted"
+        self.scores[key] = unpack_scores(columns, num_top)
 
     def _take_step(self, message: DetokenizeMsg) -> None:
         uids, attempts = unpack_int64(message.uids), unpack_int32(message.attempts)
         for uid, attempt, token_id in zip(uids, attempts, unpack_int32(message.token_ids), strict=True):
             assert (uid, attempt) not in self.finished, "a token after the end"
             assert token_id >= 0
+            opened = self.opened[uid, attempt]
+            assert opened.num_prompt_logprobs is None or (uid, attempt) in self.scores, "a token before the scores"
             self.tokens[uid, attempt].append(token_id)
             self.step_ids.append(message.step_id)
+        self._take_logprobs(message)
         for row in message.finished:
             key = (row.uid, row.attempt)
             assert key in self.opened, "ended before it was opened"
             assert key not in self.finished, "ended twice"
             self.finished[key] = row
+
+    def _take_logprobs(self, message: DetokenizeMsg) -> None:
+        entries = list(unpack_int32(message.logprob_entries))
+        assert entries == sorted(set(entries))
+        assert (message.logprobs is None) == (not entries)
+        if message.logprobs is not None:
+            uids, attempts = unpack_int64(message.uids), unpack_int32(message.attempts)
+            keys = [(uids[entry], attempts[entry]) for entry in entries]
+            all_scores = unpack_scores(message.logprobs, message.logprobs.num_top)
+            for key, (token_id, logprob, top) in zip(keys, all_scores, strict=True):
+                num_top = self.opened[key].num_logprobs
+                assert num_top is not None, "logprobs that nobody wants"
+                self.logprobs[key].append((token_id, logprob, top[:num_top]))
 
 
 class Bench:
@@ -85,7 +118,7 @@ class Bench:
         self.inbox = Inbox()
         self.max_num_batched_tokens = max_num_batched_tokens
 
-    def send(self, *messages: UserMsg | AbortMsg | StopSeen | DropBefore) -> None:
+    def send(self, *messages: ToScheduler) -> None:
         for message in messages:
             self.scheduler.take(message)
             self.scheduler.check()
@@ -122,7 +155,7 @@ class Bench:
 
     def check_idle(self) -> None:
         gauges = self.scheduler.gauges()
-        for name in ("requests", "waiting", "running", "prefilling", "decoding", "replies", "pages_held"):
+        for name in ("requests", "waiting", "running", "prefilling", "decoding", "replies", "pages_in_use"):
             assert gauges[name] == 0, f"{name} is not empty"
         assert gauges["pages_free"] + gauges["pages_cached"] == gauges["pages_all"]
         assert set(self.inbox.opened) >= set(self.inbox.finished)

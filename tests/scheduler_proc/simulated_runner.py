@@ -7,12 +7,17 @@ row reads through its page table. `expected_output` says what a request must get
 import zlib
 from array import array
 from collections.abc import Sequence
+from itertools import pairwise
 
-from messages.columns import pack_int32, unpack_int32, unpack_int64
+from messages.columns import pack_float32, pack_int32, unpack_int32, unpack_int64
 from messages.requests import SamplingParams
-from messages.steps import Batch, ForwardOutput
+from messages.steps import Batch, ForwardOutput, LogprobColumns
+from tests.scheduler_proc.simulated_edits import NOTHING, Edits, expected_edits, read_edits
 
 START = 0x5EED
+
+Score = tuple[int, float, list[tuple[int, float]]]
+"""A token, its logprob, and its alternatives with theirs."""
 
 
 def next_value(before: int, token_id: int, position: int) -> int:
@@ -20,10 +25,43 @@ def next_value(before: int, token_id: int, position: int) -> int:
     return zlib.crc32(b"%d,%d,%d" % (before, token_id, position))
 
 
-def choose(values: Sequence[int], params: tuple[float, ...], position: int, vocab_size: int) -> int:
-    """Returns the next token after a row with these slots; sampling rows depend on seed and position too."""
+def choose(
+    values: Sequence[int], params: tuple[float, ...], position: int, vocab_size: int, edits: Edits = NOTHING
+) -> int:
+    """Returns the next token after a row with these slots, -1 where all are banned.
+
+    Sampling rows depend on seed and position too, and rows with biases or penalties on each of their values.
+    """
     noise = b"" if params[0] == 0 else repr((params, position)).encode()
-    return zlib.crc32(array("q", values).tobytes() + noise) % vocab_size
+    if edits.biases or edits.penalties:
+        noise += repr((edits.biases, edits.penalties)).encode()
+    allowed = edits.allowed or range(vocab_size)
+    candidates = sorted(set(allowed).difference(edits.banned)) if edits.banned or edits.allowed else allowed
+    digest = zlib.crc32(array("q", values).tobytes() + noise)
+    return candidates[digest % len(candidates)] if candidates else -1
+
+
+def score(value: int, token_id: int) -> float:
+    """Returns the logprob of a token after the token whose slot holds `value`."""
+    return zlib.crc32(b"%d:%d" % (value, token_id)) % 4096 / -64
+
+
+def score_with_top(value: int, token_id: int, num_top: int, vocab_size: int) -> tuple[float, list[tuple[int, float]]]:
+    """Returns the logprob of a token, and the likeliest ones with theirs."""
+    scores = sorted((-score(value, other), other) for other in range(vocab_size)) if num_top else []
+    return score(value, token_id), [(other, -negative) for negative, other in scores[:num_top]]
+
+
+def pack_scores(values: Sequence[tuple[int, int]], num_top: int, vocab_size: int) -> LogprobColumns:
+    """Returns the columns of (what the slot before holds, token)."""
+    scored = [score_with_top(value, token_id, num_top, vocab_size) for value, token_id in values]
+    return LogprobColumns(
+        pack_int32(token_id for _, token_id in values),
+        pack_float32(logprob for logprob, _ in scored),
+        num_top,
+        pack_int32(token_id for _, top in scored for token_id, _ in top),
+        pack_float32(logprob for _, top in scored for _, logprob in top),
+    )
 
 
 class SimulatedRunner:
@@ -58,7 +96,24 @@ class SimulatedRunner:
             self._write(table, token_ids[start:end], context_len)
             rows.append((table, context_len + query_len, token_ids[end - 1]))
             start = end
-        return ForwardOutput(batch.step_id, pack_int32(self._sample(batch, rows)))
+        next_tokens, last_values = self._sample(batch, rows)
+        wanting = [row for row, count in enumerate(unpack_int32(batch.num_logprobs)) if count >= 0]
+        logprobs = None
+        if wanting:
+            scored = [(last_values[row], next_tokens[row]) for row in wanting]
+            logprobs = pack_scores(scored, max(unpack_int32(batch.num_logprobs)), self.vocab_size)
+        return ForwardOutput(batch.step_id, pack_int32(next_tokens), logprobs, self._score(batch, slots))
+
+    def _score(self, batch: Batch, slots: "array[int]") -> LogprobColumns | None:
+        if batch.scored is None:
+            return None
+        values: list[tuple[int, int]] = []
+        targets = unpack_int32(batch.scored.target_ids)
+        for index, target in zip(unpack_int32(batch.scored.token_indices), targets, strict=True):
+            held = self.slots[slots[index]]
+            assert held is not None
+            values.append((held[1], target))
+        return pack_scores(values, batch.scored.num_top, self.vocab_size)
 
     def _slot(self, table: "array[int]", position: int) -> int:
         page = table[position // self.page_size]
@@ -78,8 +133,11 @@ class SimulatedRunner:
             self.slots[self._slot(table, position)] = (position, value)
             position += 1
 
-    def _sample(self, batch: Batch, rows: list[tuple["array[int]", int, int]]) -> list[int]:
-        """Reads after all rows have written, as every layer of a model does."""
+    def _sample(self, batch: Batch, rows: list[tuple["array[int]", int, int]]) -> tuple[list[int], list[int]]:
+        """Returns the next tokens, and what the slots before them hold.
+
+        Reads after all rows have written, as every layer of a model does.
+        """
         columns = (
             array("f", batch.temperatures),
             array("f", batch.top_ps),
@@ -88,15 +146,18 @@ class SimulatedRunner:
             unpack_int64(batch.seeds),
         )
         tokens: list[int] = []
+        last_values: list[int] = []
+        edits = read_edits(batch.edits)
         sample_positions = unpack_int64(batch.sample_positions)
         for index, row in enumerate(unpack_int32(batch.sample_rows)):
             table, length, last_token = rows[row]
             values = [self._read(table, position) for position in range(length)]
             assert sample_positions[index] == length, "the sampled token would have another position"
             params = tuple(column[index] for column in columns)
-            token = choose(values, params, length, self.vocab_size)
+            token = choose(values, params, length, self.vocab_size, edits.get(index, NOTHING))
             tokens.append(-1 if last_token in self.nan else token)
-        return tokens
+            last_values.append(values[-1])
+        return tokens, last_values
 
 
 def check_shapes(batch: Batch) -> None:
@@ -118,6 +179,13 @@ def check_shapes(batch: Batch) -> None:
     assert len(batch.sample_positions) == 8 * len(sample_rows)
     phase = "decode" if batch.num_decode_rows == num_rows else "mixed" if batch.num_decode_rows else "prefill"
     assert batch.phase == phase
+    assert len(batch.num_logprobs) in (0, 4 * len(sample_rows))
+    if batch.scored is not None:
+        indices = list(unpack_int32(batch.scored.token_indices))
+        assert indices == sorted(set(indices))
+        assert indices
+        assert indices[-1] < num_tokens
+        assert len(batch.scored.target_ids) == 4 * len(indices)
 
 
 def expected_output(
@@ -127,7 +195,7 @@ def expected_output(
     max_model_len: int,
     eos_token_ids: Sequence[int] = (),
 ) -> list[int]:
-    """Returns the tokens that an undisturbed request gets, its end token included."""
+    """Returns the tokens that an undisturbed request gets, its end token included; fewer where all are banned."""
     values: list[int] = []
     value = START
     for position, token_id in enumerate(prompt):
@@ -138,11 +206,38 @@ def expected_output(
     columns = (floats[0], floats[1], params.top_k, floats[2], params.seed)
     output: list[int] = []
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+    tokens = list(prompt)
     while len(output) < params.max_tokens and len(values) < max_model_len:
-        token_id = choose(values, columns, len(values), vocab_size)
+        edits = expected_edits(params, tokens, len(prompt), eos_token_ids)
+        token_id = choose(values, columns, len(values), vocab_size, edits)
+        if token_id < 0:
+            break
         output.append(token_id)
+        tokens.append(token_id)
         if token_id in ends:
             break
         value = next_value(value, token_id, len(values))
         values.append(value)
     return output
+
+
+def expected_scores(token_ids: Sequence[int], start: int, num_top: int, vocab_size: int) -> list[Score]:
+    """Returns what is known of each token from position `start` on, which is at least 1."""
+    scores: list[Score] = []
+    value = START
+    for position, (token_id, following) in enumerate(pairwise(token_ids)):
+        value = next_value(value, token_id, position)
+        if position + 1 >= start:
+            scores.append((following, *score_with_top(value, following, num_top, vocab_size)))
+    return scores
+
+
+def unpack_scores(columns: LogprobColumns, num_top: int) -> list[Score]:
+    """Returns the same of columns, which may hold more alternatives than `num_top`."""
+    token_ids, logprobs = unpack_int32(columns.token_ids), array("f", columns.logprobs)
+    top_ids, top_logprobs = unpack_int32(columns.top_ids), array("f", columns.top_logprobs)
+    width = columns.num_top
+    assert width >= num_top
+    assert len(top_ids) == len(top_logprobs) == width * len(token_ids)
+    tops = [list(zip(top_ids, top_logprobs, strict=True))[row * width :][:num_top] for row in range(len(token_ids))]
+    return list(zip(token_ids, logprobs, tops, strict=True))

@@ -10,6 +10,7 @@ from messages.channels import Receiver, Sender
 from messages.config import CacheConfig, Config, ModelFacts
 from messages.control import Beat, BootFailed, PhaseReport, Ready, Stop
 from messages.errors import ChannelFullError
+from messages.histograms import BOUNDS
 from messages.replies import OpenStream, ToDetokenizer
 from messages.requests import AbortMsg, StopSeen, ToScheduler
 from scheduler_proc.process import check, send_replies
@@ -69,6 +70,9 @@ def test_requests_are_answered_and_the_accounts_balance(ring: Ring):
         assert ring.inbox.tokens[message.uid, 0] == expected
     beat = ring.launcher.wait_for("scheduler", Beat, where=lambda beat: beat.gauges["steps"] > 0 == beat.busy_since_ns)
     assert beat.gauges["requests"] == beat.gauges["pages_held"] == 0
+    assert beat.gauges["output_tokens"] == sum(len(tokens) for tokens in ring.inbox.tokens.values())
+    assert {sum(counts.counts) for counts in beat.histograms.values()} == {beat.gauges["steps"]}
+    assert beat.histograms.keys() == BOUNDS.keys()
     assert beat.gauges["pages_free"] + beat.gauges["pages_cached"] == beat.gauges["pages_all"] == 40
     assert "integrity check failed" not in ring.launcher.log_text(MODULE)
 

@@ -1,6 +1,7 @@
 """Llama and its likes (Mistral, SmolLM): RMS norms, rotary positions, grouped heads and a gated MLP."""
 
 import re
+from dataclasses import replace
 from typing import Literal
 
 from messages.errors import BootError
@@ -16,13 +17,26 @@ ROPE_SCALINGS: dict[str, Literal["default", "linear", "llama3"]] = {
 
 
 def read_config(hf_config: HfConfig, max_model_len: int) -> DecoderConfig:
+    _check_sliding_window(hf_config, max_model_len)
+    has_attention_bias = hf_config.flag("attention_bias", False)
+    return replace(
+        read_plain_config(hf_config),
+        has_qkv_bias=has_attention_bias,
+        has_attention_out_bias=has_attention_bias,
+        has_mlp_bias=hf_config.flag("mlp_bias", False),
+    )
+
+
+def read_plain_config(hf_config: HfConfig, default_head_dim: int | None = None) -> DecoderConfig:
+    """Returns what Llama and its descendants spell alike: a decoder over the whole context, without biases.
+
+    Without `default_head_dim` the heads share the hidden size where config.json gives no head_dim.
+    """
     hidden_size, num_heads = hf_config.count("hidden_size"), hf_config.count("num_attention_heads")
     activation = hf_config.text("hidden_act", "silu")
     if activation != "silu":
         raise hf_config.refuse("hidden_act", activation, "supported is silu")
-    _check_sliding_window(hf_config, max_model_len)
-    head_dim = hf_config.optional_count("head_dim") or hidden_size // num_heads
-    has_attention_bias = hf_config.flag("attention_bias", False)
+    head_dim = hf_config.optional_count("head_dim") or default_head_dim or hidden_size // num_heads
     return DecoderConfig(
         vocab_size=hf_config.count("vocab_size"),
         hidden_size=hidden_size,
@@ -36,9 +50,6 @@ def read_config(hf_config: HfConfig, max_model_len: int) -> DecoderConfig:
         activation="silu_gated",
         attention_scale=head_dim**-0.5,
         rope=read_rope(hf_config),
-        has_qkv_bias=has_attention_bias,
-        has_attention_out_bias=has_attention_bias,
-        has_mlp_bias=hf_config.flag("mlp_bias", False),
         has_tied_head=hf_config.flag("tie_word_embeddings", False),
     )
 

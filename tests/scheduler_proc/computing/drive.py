@@ -5,10 +5,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from messages.columns import pack_float32, pack_int32, pack_int64, unpack_int32
+from messages.columns import pack_float32, pack_int32, pack_int64, unpack_float32, unpack_int32
 from messages.requests import SamplingParams
-from messages.steps import Batch
+from messages.steps import Batch, ForwardOutput, ScoredTokens
 from scheduler_proc.computing.runner import ModelRunner
+from tests.scheduler_proc.computing.row_edits import RowEdits, plan_edits
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
@@ -75,8 +76,13 @@ def generate(
     return [row.output_ids for row in rows]
 
 
-def run_step(runner: ModelRunner, step_id: int, planned: list[tuple[Row, int]], page_size: int) -> None:
-    """Runs one step of these rows and numbers of tokens, and appends the tokens that it yields."""
+def run_step(
+    runner: ModelRunner, step_id: int, planned: list[tuple[Row, int]], page_size: int
+) -> tuple[list[tuple[Row, int]], ForwardOutput]:
+    """Runs one step of these rows and numbers of tokens, and appends the tokens that it yields.
+
+    Returns the rows in the order in which they ran, and what the step returned.
+    """
     planned = sorted(planned, key=lambda item: not is_decode(*item))
     output = runner.run(plan_batch(step_id, planned, page_size))
     assert output.step_id == step_id
@@ -86,6 +92,7 @@ def run_step(runner: ModelRunner, step_id: int, planned: list[tuple[Row, int]], 
         row.num_computed += num_new
     for row, token in zip(sampling, next_tokens, strict=True):
         row.ids.append(token)
+    return planned, output
 
 
 def is_decode(row: Row, num_new: int) -> bool:
@@ -125,4 +132,33 @@ def plan_batch(step_id: int, planned: list[tuple[Row, int]], page_size: int) -> 
         min_ps=pack_float32(p.min_p for p in params),
         seeds=pack_int64(p.seed for p in params),
         sample_positions=pack_int64(len(planned[i][0].ids) for i in sampling),
+        edits=plan_edits([row_edits(planned[i][0]) for i in sampling]),
+        num_logprobs=_plan_logprobs(params),
+        scored=_plan_scored(planned),
     )
+
+
+def row_edits(row: Row) -> RowEdits:
+    """Returns what the row's parameters change about its next token."""
+    params = row.params
+    biases = zip(unpack_int32(params.bias_ids), unpack_float32(params.bias_values), strict=True)
+    penalties = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+    allowed_ids = tuple(unpack_int32(params.allowed_token_ids)) or None
+    return RowEdits(allowed_ids, tuple(biases), *penalties, history=tuple(row.ids), num_prompt=row.num_prompt)
+
+
+def _plan_logprobs(params: list[SamplingParams]) -> bytes:
+    wanted = [-1 if p.num_logprobs is None else p.num_logprobs for p in params]
+    return pack_int32(wanted) if any(number >= 0 for number in wanted) else b""
+
+
+def _plan_scored(planned: list[tuple[Row, int]]) -> ScoredTokens | None:
+    token_indices, target_ids, nums_top, first = array("i"), array("i"), [], 0
+    for row, num_new in planned:
+        if row.params.num_prompt_logprobs is not None:
+            nums_top.append(row.params.num_prompt_logprobs)
+            for position in range(row.num_computed, min(row.num_computed + num_new, row.num_prompt - 1)):
+                token_indices.append(first + position - row.num_computed)
+                target_ids.append(row.ids[position + 1])
+        first += num_new
+    return ScoredTokens(token_indices.tobytes(), target_ids.tobytes(), max(nums_top)) if token_indices else None

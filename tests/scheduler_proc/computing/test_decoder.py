@@ -35,7 +35,8 @@ def our_logits(config: Config, prompts: list[list[int]]) -> Tensor:
     rows = [Row(i, prompt, len(prompt), pages=[3 * i, 3 * i + 1, 3 * i + 2]) for i, prompt in enumerate(prompts)]
     with torch.inference_mode():
         step = make_step_inputs(plan_batch(0, [(row, len(row.ids)) for row in rows], 16), placement.device)
-        return Decoder(decoder_config, weights, config.facts.max_model_len).forward(step, cache).float()
+        decoder = Decoder(decoder_config, weights, config.facts.max_model_len)
+        return decoder.logits(decoder.forward(step, cache)).float()
 
 
 def their_logits(model: PreTrainedModel, prompts: list[list[int]], dtype: str) -> Tensor:

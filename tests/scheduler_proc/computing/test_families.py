@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,8 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
 }
+QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": False, "sliding_window": 32}
+QWEN3 = QWEN2 | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 10, "layer_types": ["full_attention"] * 2}
 LLAMA3_SCALING = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -55,6 +58,10 @@ def read(fields: dict[str, Any], max_model_len: int = 64) -> tuple[Family, Decod
         GPT2 | {"tie_word_embeddings": False, "n_inner": 7},
         LLAMA,
         LLAMA | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 10},
+        QWEN2,
+        QWEN2 | {"tie_word_embeddings": True},
+        QWEN3,
+        QWEN3 | {"tie_word_embeddings": True, "attention_bias": True},
     ],
 )
 def test_sources_fill_every_element_of_every_parameter_once(fields: dict[str, Any]) -> None:
@@ -83,6 +90,26 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        ("Qwen2MoeForCausalLM", "a mixture of experts"),
+        ("Qwen3MoeForCausalLM", "a mixture of experts"),
+        ("MixtralForCausalLM", "a mixture of experts"),
+        ("Qwen2VLForConditionalGeneration", "a model of images and text"),
+    ],
+)
+def test_a_refusal_says_what_kind_of_model_it_is(architecture: str, kind: str) -> None:
+    with pytest.raises(BootError, match=rf"{architecture} \({kind}\), which is not supported"):
+        find_family(HfConfig(QWEN3 | {"architectures": [architecture]}))
+
+
+def test_quantized_weights_are_refused() -> None:
+    """Some have tensors of the right names and shapes, whose scales would be left out."""
+    with pytest.raises(BootError, match='quantization_config is "fp8": quantized checkpoints are not supported'):
+        read(QWEN3 | {"quantization_config": {"quant_method": "fp8"}})
+
+
+@pytest.mark.parametrize(
     ("fields", "complaint"),
     [
         (GPT2 | {"activation_function": "relu"}, 'activation_function is "relu": supported are gelu_new'),
@@ -101,6 +128,15 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
         (LLAMA | {"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
         (LLAMA | {"rope_scaling": "linear"}, 'rope_scaling must be an object, not "linear"'),
         (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: supported is 1.0"),
+        (QWEN2 | {"use_sliding_window": True}, "use_sliding_window is true: sliding-window attention is not supported"),
+        (QWEN3 | {"use_sliding_window": True}, "use_sliding_window is true"),
+        (
+            QWEN3 | {"layer_types": ["full_attention", "sliding_attention"]},
+            r'layer_types is \["sliding_attention"\]: supported is full_attention',
+        ),
+        (QWEN3 | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 'rope_type is "yarn": supported are default'),
+        (QWEN2 | {"hidden_act": "gelu"}, 'hidden_act is "gelu": supported is silu'),
+        (QWEN3 | {"head_dim": 5}, "an even head size, not 5"),
         (LLAMA | {"mlp_bias": "no"}, 'mlp_bias must be true or false, not "no"'),
     ],
 )
@@ -114,6 +150,16 @@ def test_a_window_as_long_as_the_context_never_bites() -> None:
     assert read(mistral)[1] == read(LLAMA)[1]
 
 
+def test_qwen2_is_llama_with_a_bias_on_query_key_and_value() -> None:
+    assert read(QWEN2 | {"attention_bias": False})[1] == replace(read(LLAMA)[1], has_qkv_bias=True)
+
+
+def test_qwen3_norms_its_heads_and_has_a_head_size_of_its_own() -> None:
+    assert read(QWEN3)[1] == replace(read(LLAMA | {"head_dim": 10})[1], has_qk_norm=True)
+    assert read({name: value for name, value in QWEN3.items() if name != "head_dim"})[1].head_dim == 128
+
+
+@pytest.mark.parametrize("fields", [LLAMA, QWEN2, QWEN3], ids=["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -125,9 +171,9 @@ def test_a_window_as_long_as_the_context_never_bites() -> None:
         ({"rope_theta": 5e5, "rope_scaling": LLAMA3_SCALING}, LLAMA3_SCALING | {"rope_theta": 5e5}),
     ],
 )
-def test_both_spellings_of_rope_mean_the_same(old: dict[str, Any], new: dict[str, Any]) -> None:
-    ours = read(LLAMA | old)[1].rope
-    assert ours == read(LLAMA | {"rope_parameters": new})[1].rope
+def test_both_spellings_of_rope_mean_the_same(fields: dict[str, Any], old: dict[str, Any], new: dict[str, Any]) -> None:
+    ours = read(fields | old)[1].rope
+    assert ours == read(fields | {"rope_parameters": new})[1].rope
     assert ours is not None
     assert ours.theta == old["rope_theta"]
 

@@ -21,6 +21,12 @@ def test_a_full_step(
     assert list(unpack_int32(batch.query_lens)) == query_lens
     assert batch.num_decode_rows == num_decode_rows
     assert batch.phase == {0: "prefill", len(query_lens): "decode"}.get(num_decode_rows, "mixed")
+    assert batch.edits is not None
+    assert list(unpack_int32(batch.edits.num_history)) == query_lens
+    assert num_int32(batch.edits.history_ids) == num_int32(batch.token_ids)
+    assert batch.scored is not None
+    assert list(unpack_int32(batch.scored.token_indices)) == list(range(num_int32(batch.token_ids)))
+    assert num_int32(batch.num_logprobs) == len(query_lens)
     assert num_int32(batch.token_ids) == sum(query_lens) <= num_tokens
     assert num_int32(batch.sample_rows) == len(query_lens)
     assert max(unpack_int32(batch.page_tables)) < -(-max_row_tokens // 16)

@@ -4,11 +4,14 @@ import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from messages.columns import pack_float32, pack_int32
+from messages.requests import SamplingParams
 from scheduler_proc.computing.runner import ModelRunner, load_runner
 from tests.checkpoints import CONTEXT, VARIANTS, VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Schedule, generate
@@ -58,6 +61,37 @@ def test_requests_together(loaded: Loaded, schedule: Schedule) -> None:
     for prompt, output, wanted in zip(prompts, outputs, num_tokens, strict=True):
         assert len(output) == wanted
         assert_greedy(loaded.model, prompt, output, f"{loaded.path.name}, {schedule}, prompt of {len(prompt)}")
+
+
+EDITS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"repetition_penalty": 1.4}, {"repetition_penalty": 1.4}),
+    ({"repetition_penalty": 0.8}, {"repetition_penalty": 0.8}),
+    (
+        {"bias_ids": pack_int32([5, 6]), "bias_values": pack_float32([80.0, 79.0]), "repetition_penalty": 1.2},
+        {"sequence_bias": {(5,): 80.0, (6,): 79.0}, "repetition_penalty": 1.2},
+    ),
+    (
+        {"bias_ids": pack_int32(range(300)), "bias_values": pack_float32([float("-inf")] * 300)},
+        {"suppress_tokens": list(range(300))},
+    ),
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES[:3], ids=str)
+@pytest.mark.parametrize("variant", ["gpt2", "llama-gqa-tied"])
+def test_edits_give_what_transformers_generates(tmp_path: Path, variant: str, schedule: Schedule) -> None:
+    """Rows with one kind of edit each, beside rows with none; the best token leads clearly in these."""
+    model = build_checkpoint(tmp_path, variant)
+    runner = load_runner(make_config(tmp_path), lambda text, fraction: None)
+    prompts = make_prompts([3, 20, 17, 9, 30])
+    params = [SamplingParams(1, temperature=0.0, **ours) for ours, _ in EDITS] + [SamplingParams(1, temperature=0.0)]
+    outputs = generate(runner, prompts, 8, schedule, params)
+    for prompt, output, theirs in zip(prompts, outputs, [*(theirs for _, theirs in EDITS), {}], strict=True):
+        ids = torch.tensor([prompt])
+        generated = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False, pad_token_id=0, **theirs
+        )
+        assert output == generated[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("page_size", [1, 64])

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from messages.columns import pack_int32
+from messages.steps import ScoredTokens
 from scheduler_proc.computing.step_inputs import make_step_inputs
 from tests.scheduler_proc.computing.drive import Row, plan_batch
 
@@ -32,11 +33,24 @@ def test_columns_become_tensors() -> None:
     assert step.prefill_page_tables.tolist() == [[0, -1], [7, -1]]
     assert step.prefill_query_lens.tolist() == [2, 2]
     assert step.prefill_context_lens.tolist() == [1, 0]
-    assert step.last_tokens.tolist() == [0, 1, 5]
+    assert step.head_tokens.tolist() == [0, 1, 5]
+
+
+def test_scored_tokens_go_to_the_head_after_those_that_sample() -> None:
+    batch = msgspec.structs.replace(
+        mixed_batch(), scored=ScoredTokens(pack_int32([2, 3, 4]), pack_int32([12, 13, 15]), 1)
+    )
+    assert make_step_inputs(batch, CPU).head_tokens.tolist() == [0, 1, 5, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
-    "changes", [{"positions": pack_int32([1])}, {"query_lens": pack_int32([1, 2, 2, 1])}, {"slots": b""}]
+    "changes",
+    [
+        {"scored": ScoredTokens(pack_int32([6]), pack_int32([1]), 0)},
+        {"positions": pack_int32([1])},
+        {"query_lens": pack_int32([1, 2, 2, 1])},
+        {"slots": b""},
+    ],
 )
 def test_columns_that_do_not_fit_together_are_a_bug(changes: dict[str, bytes]) -> None:
     with pytest.raises(AssertionError):

@@ -43,7 +43,7 @@ def edit(path: Path, **changes: torch.Tensor | None) -> None:
     save_file(tensors, path / "model.safetensors")
 
 
-@pytest.mark.parametrize("variant", ["gpt2", "gpt2-untied", "llama-gqa-tied", "llama-biases"])
+@pytest.mark.parametrize("variant", ["gpt2", "gpt2-untied", "llama-gqa-tied", "llama-biases", "qwen3-gqa-tied"])
 def test_every_layout_of_files_gives_the_same_parameters(tmp_path: Path, variant: str) -> None:
     layouts: list[SavedAs] = ["safetensors", "sharded", "pt", "pt-sharded"]
     for layout in layouts:

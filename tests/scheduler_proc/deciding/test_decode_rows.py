@@ -31,10 +31,16 @@ class RowsMachine(RuleBasedStateMachine):
             req.pages.append(self.num_pages)
             self.num_pages += 1
 
-    @rule(length=st.integers(1, 60), max_tokens=st.integers(2, 30), seed=st.integers(-(2**63), 2**63 - 1))
-    def start(self, length, max_tokens, seed):
+    @rule(
+        length=st.integers(1, 60),
+        max_tokens=st.integers(2, 30),
+        seed=st.integers(-(2**63), 2**63 - 1),
+        num_logprobs=st.sampled_from([None, 0, 5]),
+        presence_penalty=st.sampled_from([0.0, 0.5]),
+    )
+    def start(self, length, max_tokens, **params):
         self.num_uids += 1
-        pending = PendingReq(user_msg(self.num_uids, [1] * length, max_tokens, seed=seed), LIMITS, 1)
+        pending = PendingReq(user_msg(self.num_uids, [1] * length, max_tokens, **params), LIMITS, 1)
         req = Req(pending, RadixTree(PAGE_SIZE).root)
         self.take_pages(req, length)
         req.token_ids.append(self.num_uids % 90)

@@ -114,14 +114,15 @@ def abort_decode(bench):
     assert bench.gauge("decoding") == 1
 
 
+@pytest.mark.parametrize("reason", ["abort", "timeout"])
 @pytest.mark.parametrize("go_to_state", [lambda bench: None, abort_prefill, abort_decode])
-def test_an_abort_ends_a_request_in_every_state(go_to_state):
+def test_an_abort_ends_a_request_in_every_state(go_to_state, reason):
     bench = Bench(max_num_batched_tokens=16)
     go_to_state(bench)
     if not bench.inbox.opened:
         bench.send(user_msg(9, PROMPT))
-    bench.send(AbortMsg(9, 0), AbortMsg(9, 0))
-    assert bench.end(9).finish_reason == "abort"
+    bench.send(AbortMsg(9, 0, reason), AbortMsg(9, 0))
+    assert bench.end(9).finish_reason == reason
     assert bench.end(9).usage.completion_tokens == len(bench.output(9))
     assert bench.gauge("requests") == 0
     bench.run()

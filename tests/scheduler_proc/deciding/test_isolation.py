@@ -2,25 +2,42 @@
 
 import logging
 import random
+from typing import Any
 
 import msgspec
 import pytest
 
-from messages.columns import num_int32, pack_int32, pack_int64, unpack_int32, unpack_int64
-from scheduler_proc.deciding.isolation import MAX_RERUNS, run_step, take_rows
+from messages.columns import num_int32, pack_float32, pack_int32, pack_int64, unpack_int32, unpack_int64
+from messages.steps import ForwardOutput
+from scheduler_proc.deciding.isolation import MAX_RERUNS, join_outputs, no_output, run_step, take_rows
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
-from tests.scheduler_proc.simulated_runner import check_shapes, expected_output
+from tests.scheduler_proc.simulated_runner import check_shapes, expected_output, expected_scores, unpack_scores
 
 POISON = VOCAB_SIZE - 1
 
 
-def mixed_bench(num_rows: int = 8, seed: int = 1) -> tuple[Bench, dict[int, list[int]]]:
+def params_of(uid: int, is_rich: bool) -> dict[str, Any]:
+    """Returns parameters of which each column that a step may lack is full for some rows and empty for others."""
+    if not is_rich:
+        return {"ignore_eos": True}
+    return {
+        "ignore_eos": True,
+        "num_logprobs": (None, 0, 3, 1)[uid % 4],
+        "num_prompt_logprobs": (None, 2, 0)[uid % 3],
+        "allowed_token_ids": pack_int32(range(uid, uid + 20)) if uid % 5 == 1 else b"",
+        "bias_ids": pack_int32([uid] * (uid % 3)),
+        "bias_values": pack_float32([uid / 4] * (uid % 3)),
+        "presence_penalty": 0.5 * (uid % 4 == 2),
+    }
+
+
+def mixed_bench(num_rows: int = 8, seed: int = 1, is_rich: bool = False) -> tuple[Bench, dict[int, list[int]]]:
     """Returns a scheduler with half of the requests in DECODE and prompts for the rest, none with the poison token."""
     chance = random.Random(seed)
     bench = Bench(num_pages=200, max_num_seqs=64, max_num_batched_tokens=40)
     prompts = {uid: [chance.randrange(POISON) for _ in range(chance.randrange(1, 20))] for uid in range(num_rows)}
     for uid, ids in prompts.items():
-        bench.send(user_msg(uid, ids, max_tokens=12, ignore_eos=True))
+        bench.send(user_msg(uid, ids, max_tokens=12, **params_of(uid, is_rich)))
         if uid == num_rows // 2:
             bench.step()
     return bench, prompts
@@ -37,23 +54,30 @@ def isolated_step(bench: Bench) -> bool:
 
 
 @pytest.mark.parametrize("bad", [{3}, {0}, {7}, {1, 6}, {4, 5, 6}])
-def test_only_the_poisoned_requests_fail(bad, caplog):
+@pytest.mark.parametrize("is_rich", [False, True])
+def test_only_the_poisoned_requests_fail(bad, is_rich, caplog):
     caplog.set_level(logging.CRITICAL, "sluice.scheduler")
-    bench, prompts = mixed_bench()
+    bench, prompts = mixed_bench(is_rich=is_rich)
     bench.runner.poison = {POISON}
     for uid in bad:
-        bench.send(user_msg(100 + uid, [*prompts[uid], POISON], max_tokens=12))
+        bench.send(user_msg(100 + uid, [*prompts[uid], POISON], max_tokens=12, **params_of(uid, is_rich)))
     while isolated_step(bench):
         pass
     bench.check_idle()
-    params = user_msg(0, [], max_tokens=12, ignore_eos=True).sampling_params
     poisoned_alone = {uid for uid in prompts if bench.end(uid).finish_reason == "error"}
     for uid, ids in prompts.items():
+        params = user_msg(0, [], max_tokens=12, **params_of(uid, is_rich)).sampling_params
         expected = expected_output(ids, params, VOCAB_SIZE, 64)
         if POISON in expected[:-1]:
             poisoned_alone.discard(uid)
             expected = expected[: expected.index(POISON) + 1]
         assert bench.output(uid) == expected
+        if params.num_logprobs is not None:
+            scores = expected_scores(ids + expected, len(ids), params.num_logprobs, VOCAB_SIZE)
+            assert bench.inbox.logprobs[uid, 0] == scores
+        if params.num_prompt_logprobs is not None:
+            scores = expected_scores(ids, 1, params.num_prompt_logprobs, VOCAB_SIZE)
+            assert bench.inbox.scores[uid, 0] == scores
     assert not poisoned_alone
     for uid in bad:
         assert bench.end(100 + uid).finish_reason == "error"
@@ -87,20 +111,43 @@ def test_a_device_that_is_gone_is_not_asked_for_ever(caplog):
     bench.check_idle()
 
 
-def test_parts_of_a_step_give_what_the_whole_gives():
-    bench, _ = mixed_bench(12)
+@pytest.mark.parametrize("is_rich", [False, True])
+def test_parts_of_a_step_give_what_the_whole_gives(is_rich):
+    bench, _ = mixed_bench(12, is_rich=is_rich)
     batch = bench.scheduler.schedule()
     assert batch is not None
     assert batch.phase == "mixed"
-    whole = bench.runner.run(batch).next_tokens
+    assert (batch.edits is not None) == (batch.scored is not None) == bool(batch.num_logprobs) == is_rich
+    whole = bench.runner.run(batch)
     num_rows = num_int32(batch.query_lens)
     for middle in range(1, num_rows):
         parts = take_rows(batch, 0, middle), take_rows(batch, middle, num_rows)
         for part in parts:
             check_shapes(part)
-        assert b"".join(bench.runner.run(part).next_tokens for part in parts) == whole
+        assert same_results(join_outputs([bench.runner.run(part) for part in parts]), whole, batch.num_logprobs)
     assert take_rows(batch, 0, num_rows) == batch
     assert list(unpack_int32(take_rows(batch, 1, 2).query_lens)) == [1]
+
+
+def same_results(left: ForwardOutput, right: ForwardOutput, num_logprobs: bytes) -> bool:
+    """Compares as many alternatives as each row wants: a part may have fewer than the whole."""
+    wanted = [count for count in unpack_int32(num_logprobs) if count >= 0]
+    tops: list[object] = []
+    for columns in (left.logprobs, right.logprobs):
+        rows = [] if columns is None else unpack_scores(columns, columns.num_top)
+        tops.append([(*row[:2], row[2][:count]) for row, count in zip(rows, wanted, strict=True)])
+    same = left.next_tokens == right.next_tokens and left.prompt_logprobs == right.prompt_logprobs
+    return same and tops[0] == tops[1]
+
+
+def test_a_part_that_cannot_be_computed_keeps_the_places_of_the_others():
+    bench, _ = mixed_bench(12, is_rich=True)
+    batch = bench.scheduler.schedule()
+    assert batch is not None
+    whole, nothing = bench.runner.run(batch), no_output(batch)
+    for name in ("logprobs", "prompt_logprobs"):
+        assert len(getattr(nothing, name).token_ids) == len(getattr(whole, name).token_ids)
+    assert len(nothing.next_tokens) == len(whole.next_tokens)
 
 
 def test_a_part_samples_for_its_own_rows():

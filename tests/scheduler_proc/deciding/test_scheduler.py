@@ -3,8 +3,9 @@
 import pytest
 
 from messages.columns import pack_int32
-from messages.replies import DetokenizeMsg, OpenStream
-from messages.requests import AbortMsg, DropBefore, SamplingParams, Stamps, StopSeen, UserMsg
+from messages.replies import CacheFlushed, DetokenizeMsg, OpenStream
+from messages.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen
+from messages.uids import first_uid_of
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_runner import expected_output
 
@@ -17,7 +18,8 @@ def test_the_stream_is_opened_before_anything_is_computed():
     bench = Bench()
     message = user_msg(4, PROMPT, stop=("x", "yz"), include_stop_str_in_output=True, skip_special_tokens=False)
     bench.scheduler.take(message)
-    assert bench.scheduler.take_replies() == [OpenStream(4, 0, ("x", "yz"), True, False, b"", 0)]
+    opened = OpenStream(4, 0, ("x", "yz"), True, False, b"", 0, prompt_ids=message.input_ids)
+    assert bench.scheduler.take_replies() == [opened]
 
 
 @pytest.mark.parametrize("num_known", [1, 5, 8, 29])
@@ -109,6 +111,23 @@ def test_requests_that_have_lost_their_client_end_as_aborts_wherever_they_are():
     assert bench.output(9, 1) == FREE_RUN
 
 
+def test_requests_of_the_frontends_that_live_are_not_dropped():
+    bench = Bench()
+    living, gone, late = (first_uid_of(block) + 1 for block in (1, 2, 3))
+    bench.send(user_msg(living, PROMPT, max_tokens=30, **PARAMS), user_msg(gone, [7, *PROMPT], max_tokens=30, **PARAMS))
+    bench.step()
+    bench.send(
+        DropBefore(first_uid_of(3), (1,)), user_msg(gone + 1, PROMPT), user_msg(living + 1, PROMPT, max_tokens=2)
+    )
+    assert bench.end(gone).finish_reason == "abort"
+    assert bench.inbox.dropped_before == first_uid_of(3)
+    bench.send(user_msg(late, PROMPT, max_tokens=30, **PARAMS))
+    bench.run()
+    assert bench.output(living) == bench.output(late) == FREE_RUN
+    assert bench.end(living + 1).finish_reason in ("stop", "length")
+    assert (gone + 1, 0) not in bench.inbox.opened
+
+
 def test_a_request_of_a_dead_frontend_that_comes_late_is_not_taken():
     bench = Bench()
     bench.send(DropBefore(9), DropBefore(5), user_msg(8, PROMPT), AbortMsg(8, 0), StopSeen(8, 0))
@@ -117,38 +136,6 @@ def test_a_request_of_a_dead_frontend_that_comes_late_is_not_taken():
     bench.send(user_msg(9, PROMPT, max_tokens=30, **PARAMS))
     bench.run()
     assert bench.output(9) == FREE_RUN
-
-
-def raw(input_ids: bytes, output_ids: bytes = b"", **params: int) -> UserMsg:
-    return UserMsg(1, 0, input_ids, SamplingParams(**{"max_tokens": 4, **params}), Stamps(), output_ids)
-
-
-@pytest.mark.parametrize(
-    ("message", "says"),
-    [
-        (raw(b""), "empty"),
-        (raw(b"", pack_int32([1])), "empty"),
-        (raw(pack_int32([1] * 64)), "maximum context length is 64 tokens, the request has 64"),
-        (raw(pack_int32([1, VOCAB_SIZE])), "outside"),
-        (raw(pack_int32([1, -1])), "outside"),
-        (raw(pack_int32([1]), pack_int32([VOCAB_SIZE])), "outside"),
-        (raw(b"abc"), "cannot be read"),
-        (raw(b"abcde", b"abc"), "cannot be read"),
-        (raw(pack_int32([1]), seed=2**63), "cannot be read"),
-        (raw(pack_int32([1]), top_k=2**31), "cannot be read"),
-    ],
-)
-def test_an_impossible_request_is_refused_and_harms_nobody(message, says):
-    bench = Bench()
-    bench.send(user_msg(2, PROMPT, max_tokens=30, **PARAMS), message)
-    end = bench.end(1)
-    assert end.finish_reason == "error"
-    assert end.error is not None
-    assert end.error.status == 400
-    assert says in end.error.message
-    assert end.stamps.finished_ns > 0
-    bench.run()
-    assert bench.output(2) == FREE_RUN
 
 
 def test_the_timeline_is_stamped_in_order():
@@ -198,6 +185,54 @@ def test_without_prefix_caching_nothing_is_cached():
     assert bench.output(1) == bench.output(2)
 
 
+def test_the_cache_is_emptied_where_nothing_runs():
+    bench = Bench()
+    bench.send(user_msg(1, PROMPT * 4, max_tokens=1))
+    bench.run()
+    cached = bench.gauge("pages_cached")
+    assert cached == 8
+    bench.send(FlushCache(7))
+    assert bench.inbox.flushed == [CacheFlushed(7, 8, 0)]
+    assert bench.gauge("pages_free") == bench.gauge("pages_all")
+    assert bench.gauge("cache_nodes") == 0
+    bench.send(FlushCache(8))
+    assert bench.inbox.flushed[-1] == CacheFlushed(8, 0, 0)
+    bench.send(user_msg(2, PROMPT * 4, max_tokens=1))
+    bench.run()
+    assert bench.end(2).usage.cached_tokens == 0
+
+
+def test_the_cache_is_kept_while_requests_run_unless_it_must_go():
+    bench = Bench(max_num_seqs=1)
+    bench.send(user_msg(1, [9] * 21, max_tokens=1))
+    bench.run()
+    bench.send(user_msg(2, PROMPT, max_tokens=30, **PARAMS), user_msg(3, [7] * 9, max_tokens=3, ignore_eos=True))
+    bench.step()
+    before = bench.scheduler.gauges()
+    bench.send(FlushCache(9))
+    assert bench.inbox.flushed == [CacheFlushed(9, 0, 2)]
+    assert bench.scheduler.gauges() == before
+    bench.send(FlushCache(10, is_forced=True))
+    assert bench.inbox.flushed[-1] == CacheFlushed(10, 5, 0)
+    assert bench.gauge("pages_cached") == 2, "those of the running request"
+    assert bench.gauge("pages_in_use") == 2 + bench.gauge("pages_held")
+    bench.run()
+    assert bench.output(2) == FREE_RUN
+
+
+def test_tokens_and_endings_are_counted():
+    bench = Bench(max_num_seqs=2)
+    bench.send(user_msg(1, PROMPT, 3, ignore_eos=True), user_msg(2, [], 3), user_msg(3, PROMPT, 9, ignore_eos=True))
+    bench.send(user_msg(4, PROMPT), user_msg(5, PROMPT, 5, stop_token_ids=tuple(range(VOCAB_SIZE))))
+    bench.step()
+    bench.send(AbortMsg(3, 0), AbortMsg(4, 0, "timeout"))
+    num_before = len(bench.output(3))
+    bench.run()
+    names = ("stop", "length", "abort", "timeout", "error")
+    assert {name: bench.gauge(f"finished_{name}") for name in names} == dict.fromkeys(names, 1)
+    assert bench.gauge("output_tokens") == 3 + num_before + 1
+
+
 def test_tokens_of_a_step_are_one_message():
     bench = Bench()
     bench.send(*(user_msg(uid, PROMPT, max_tokens=4, ignore_eos=True) for uid in range(5)))
@@ -211,3 +246,41 @@ def test_tokens_of_a_step_are_one_message():
     assert isinstance(replies[0], DetokenizeMsg)
     assert replies[0].step_id == batch.step_id
     assert len(replies[0].uids) == 8 * 5
+
+
+def test_a_closed_queue_lets_rows_finish_and_gives_no_new_ones():
+    bench = Bench()
+    bench.send(user_msg(1, PROMPT, max_tokens=6, **PARAMS))
+    bench.step()
+    assert not bench.scheduler.take_drained()
+    bench.scheduler.close_queue()
+    bench.send(user_msg(2, PROMPT, max_tokens=6, **PARAMS))
+    bench.send(user_msg(3, PROMPT, max_tokens=6, **PARAMS))
+    while bench.step():
+        pass
+    assert bench.end(1).finish_reason == "length"
+    assert bench.scheduler.num_waiting == 2
+    assert bench.output(2) == []
+    assert bench.scheduler.take_drained()
+    assert not bench.scheduler.take_drained(), "it is told once"
+    bench.send(AbortMsg(2, 0))
+    assert bench.end(2).finish_reason == "abort"
+    assert bench.scheduler.num_waiting == 1
+
+
+def test_an_idle_scheduler_has_drained_as_soon_as_its_queue_is_closed():
+    bench = Bench()
+    bench.scheduler.close_queue()
+    assert bench.scheduler.take_drained()
+
+
+def test_word_of_lost_frames_is_passed_on_in_its_place():
+    bench = Bench()
+    lost = FramesLost("scheduler", 5, 7, 7)
+    bench.scheduler.take(user_msg(1, PROMPT, max_tokens=6, **PARAMS))
+    bench.scheduler.take(lost)
+    bench.scheduler.take(user_msg(2, PROMPT, max_tokens=6, **PARAMS))
+    first, second, third = bench.scheduler.take_replies()
+    assert isinstance(first, OpenStream)
+    assert second == lost
+    assert isinstance(third, OpenStream)

@@ -2,14 +2,16 @@
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messages.requests import AbortMsg, SamplingParams, StopSeen, UserMsg
+from messages.columns import pack_float32, pack_int32
+from messages.requests import AbortMsg, FlushCache, SamplingParams, StopSeen, UserMsg
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
-from tests.scheduler_proc.simulated_runner import expected_output
+from tests.scheduler_proc.simulated_runner import expected_output, expected_scores
 
 MAX_MODEL_LEN = 64
 
@@ -45,7 +47,7 @@ class Soak:
         message = user_msg(
             uid,
             prompt,
-            max_tokens=chance.choice((1, 2, 5, 9, 30, 200)),
+            max_tokens=chance.choice((0, 1, 2, 5, 9, 30, 200)),
             temperature=chance.choice((0.0, 0.6, 1.0)),
             top_p=chance.choice((1.0, 0.9)),
             top_k=chance.choice((0, 20)),
@@ -53,10 +55,34 @@ class Soak:
             ignore_eos=chance.random() < 0.3,
             stop_token_ids=chance.choice(((), (3, 30))),
             cache_salt=chance.choice(("", "", "tenant", "other")),
+            priority=chance.choice((0, 0, 0, -5, 3, 1_000)),
+            **(self.new_params() if chance.random() < 0.5 else {}),
         )
         expected = expected_output(prompt, message.sampling_params, VOCAB_SIZE, MAX_MODEL_LEN, (EOS,))
         self.asks[uid] = Ask(prompt, message.sampling_params, expected=expected)
         return message
+
+    def new_params(self) -> dict[str, Any]:
+        """Returns logprobs and changes to the logits, few of each, never so many bans that nothing is left."""
+        chance = self.chance
+        ids = [chance.randrange(VOCAB_SIZE) for _ in range(12)]
+        params: dict[str, Any] = {}
+        if chance.random() < 0.4:
+            params["num_logprobs"] = chance.choice((0, 1, 4))
+        if chance.random() < 0.4:
+            params["num_prompt_logprobs"] = chance.choice((0, 2, 5))
+            params["echo"] = chance.random() < 0.5
+        if chance.random() < 0.3:
+            params["min_tokens"] = chance.choice((1, 4, 8))
+        if chance.random() < 0.3:
+            params["bad_word_ids"] = (pack_int32(ids[:1]), pack_int32(ids[1:3]), pack_int32(ids[3:6]))
+        if chance.random() < 0.3:
+            params |= {"bias_ids": pack_int32(ids[6:8]), "bias_values": pack_float32((2.5, -100))}
+        if chance.random() < 0.2:
+            params["allowed_token_ids"] = pack_int32({*range(10, 30), *ids[8:]})
+        if chance.random() < 0.3:
+            params |= {"repetition_penalty": 1.2, "presence_penalty": chance.choice((0.0, 0.5))}
+        return params
 
     def running(self) -> list[int]:
         return [uid for uid, ask in self.asks.items() if (uid, ask.attempt) not in self.bench.inbox.finished]
@@ -67,10 +93,10 @@ class Soak:
         running = self.running() if chance.random() < 0.95 else []
         uid = chance.choice(running or list(self.asks))
         ask = self.asks[uid]
-        match chance.randrange(6):
+        match chance.randrange(7):
             case 0:
                 ask.is_cut = True
-                self.bench.send(AbortMsg(uid, ask.attempt))
+                self.bench.send(AbortMsg(uid, ask.attempt, chance.choice(("abort", "timeout"))))
             case 1:
                 ask.is_cut = True
                 self.bench.send(StopSeen(uid, ask.attempt), StopSeen(uid, ask.attempt))
@@ -78,6 +104,8 @@ class Soak:
                 self.bench.send(AbortMsg(uid, ask.attempt - 1))
             case 3 | 4 if uid in self.running():
                 self.resubmit(uid, ask)
+            case 5:
+                self.bench.send(FlushCache(uid, chance.random() < 0.5))
             case _:
                 pass
 
@@ -112,16 +140,29 @@ class Soak:
             assert end.usage.prompt_tokens == len(ask.prompt)
             assert end.usage.completion_tokens == len(got)
             assert 0 <= end.usage.cached_tokens <= len(ask.prompt)
-            if end.finish_reason == "abort" or (end.finish_reason == "stop" and not end.ended_by_token):
+            self.check_logprobs(uid, ask, got)
+            if end.finish_reason in ("abort", "timeout") or (end.finish_reason == "stop" and not end.ended_by_token):
                 assert ask.is_cut
             else:
                 assert len(got) == len(ask.expected), "it ended too early"
                 assert end.ended_by_token == self.ends_by_token(ask)
                 assert end.finish_reason == ("stop" if end.ended_by_token else "length")
 
+    def check_logprobs(self, uid: int, ask: Ask, got: list[int]) -> None:
+        """Every token has its logprobs, once, those of the prompt from the newest attempt."""
+        key, inbox = (uid, ask.attempt), self.bench.inbox
+        num_top, num_prompt_top = ask.params.num_logprobs, ask.params.num_prompt_logprobs
+        tokens, start = ask.prompt + got, len(ask.prompt) + len(ask.known)
+        expected = [] if num_top is None else expected_scores(tokens, start, num_top, VOCAB_SIZE)
+        assert inbox.logprobs[key] == expected, "a logprob is wrong, lost or doubled"
+        if key in inbox.scores and num_prompt_top is not None:
+            assert inbox.scores[key] == expected_scores(ask.prompt, 1, num_prompt_top, VOCAB_SIZE)
+            assert ask.known or not inbox.finished[key].usage.cached_tokens
+        assert num_prompt_top is None or key in inbox.scores or len(got) == len(ask.known)
+
     def ends_by_token(self, ask: Ask) -> bool:
         ends = {*ask.params.stop_token_ids, *(() if ask.params.ignore_eos else (EOS,))}
-        return ask.expected[-1] in ends
+        return not ends.isdisjoint(ask.expected[-1:])
 
 
 @pytest.mark.timeout(300)
@@ -132,7 +173,7 @@ def test_two_thousand_mixed_requests_lose_nothing():
     assert soak.bench.gauge("preemptions") > 20
     assert soak.bench.gauge("prefix_hit_tokens") > 1_000
     reasons = {end.finish_reason for end in soak.bench.inbox.finished.values()}
-    assert reasons == {"stop", "length", "abort"}
+    assert reasons == {"stop", "length", "abort", "timeout"}
 
 
 @given(

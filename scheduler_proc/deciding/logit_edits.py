@@ -1,0 +1,164 @@
+"""What requests change about their logits, and how a step's changes become the columns of `LogitEdits`.
+
+A request says once what it changes (`RowEdits`); a step then joins bytes, for the rows that change anything.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Collection
+from math import inf
+
+from messages.columns import FLOAT32, INT32, num_int32, pack_float32, pack_int32, unpack_int32
+from messages.requests import SamplingParams
+from messages.steps import LogitEdits
+
+BAN_BYTES = pack_float32([-inf])
+
+
+class RowEdits:
+    """The changes of one request: those of every step, and those that depend on its tokens so far.
+
+    `ids` (int32) and `values` (float32) are biases and the bans that always hold; `end_ids` (int32) are banned until
+    there are `min_tokens` of output. `words` are bad words of several tokens, by the last one but one: the tokens
+    before the last, and the last as bytes. `penalties` are (repetition, frequency, presence), `None` without effect.
+    """
+
+    __slots__ = ("allowed_ids", "end_ids", "ids", "min_tokens", "penalties", "values", "words")
+
+    def __init__(self, params: SamplingParams, end_ids: bytes):
+        self.allowed_ids = params.allowed_token_ids
+        banned = b"".join(word for word in params.bad_word_ids if len(word) == 4)
+        self.ids = params.bias_ids + banned
+        self.values = params.bias_values + BAN_BYTES * num_int32(banned)
+        self.min_tokens = params.min_tokens
+        self.end_ids = end_ids
+        self.words: dict[int, list[tuple[array[int], bytes]]] = {}
+        for word in params.bad_word_ids:
+            if len(word) > 4:
+                beginning = unpack_int32(word[:-4])
+                self.words.setdefault(beginning[-1], []).append((beginning, word[-4:]))
+        penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+        self.penalties = None if penalties == (1.0, 0.0, 0.0) else penalties
+
+    def banned_now(self, token_ids: "array[int]", num_output_tokens: int) -> bytes:
+        """Returns the int32 ids that may not follow these tokens, beside those in `ids`.
+
+        A bad word that begins in the prompt may be completed, as in vLLM.
+        """
+        banned = self.end_ids if num_output_tokens < self.min_tokens else b""
+        for beginning, last in self.words.get(token_ids[-1], ()):
+            if num_output_tokens >= len(beginning) and token_ids[-len(beginning) :] == beginning:
+                banned += last
+        return banned
+
+    def leaves_none(self, token_ids: "array[int]", num_output_tokens: int) -> bool:
+        """Tells whether every allowed token is banned after these tokens."""
+        if not self.allowed_ids:
+            return False
+        values = memoryview(self.values).cast(FLOAT32)
+        banned = {token_id for token_id, value in zip(unpack_int32(self.ids), values, strict=True) if value == -inf}
+        return banned.union(unpack_int32(self.banned_now(token_ids, num_output_tokens))).issuperset(
+            unpack_int32(self.allowed_ids)
+        )
+
+
+def find_edits(params: SamplingParams, eos_token_ids: Collection[int], vocab_size: int) -> RowEdits | None:
+    """Returns what a request changes about its logits, `None` where nothing."""
+    end_ids = b""
+    if params.min_tokens:
+        ids = {*eos_token_ids, *params.stop_token_ids}
+        end_ids = pack_int32(sorted(token_id for token_id in ids if 0 <= token_id < vocab_size))
+    edits = RowEdits(params, end_ids)
+    has_any = edits.allowed_ids or edits.ids or edits.end_ids or edits.words or edits.penalties
+    return edits if has_any else None
+
+
+class EditColumns:
+    """The columns of one step in the making."""
+
+    def __init__(self) -> None:
+        self._allowed_rows: array[int] = array(INT32)
+        self._allowed_ids: list[bytes] = []
+        self._bias_rows: list[bytes] = []
+        self._bias_ids: list[bytes] = []
+        self._bias_values: list[bytes] = []
+        self._penalty_rows: array[int] = array(INT32)
+        self._penalties: list[tuple[float, float, float]] = []
+        self._histories: list[bytes] = []
+        self._num_history_prompt: array[int] = array(INT32)
+
+    def add(self, row: int, edits: RowEdits, token_ids: "array[int]", num_prompt_tokens: int) -> None:
+        """Adds what the request changes about the token after `token_ids`; `row` is its index into the S rows."""
+        if edits.allowed_ids:
+            self._allowed_rows.append(row)
+            self._allowed_ids.append(edits.allowed_ids)
+        banned = edits.banned_now(token_ids, len(token_ids) - num_prompt_tokens)
+        if edits.ids or banned:
+            num_banned = num_int32(banned)
+            self._bias_rows.append(pack_int32((row,)) * (num_int32(edits.ids) + num_banned))
+            self._bias_ids += (edits.ids, banned)
+            self._bias_values += (edits.values, BAN_BYTES * num_banned)
+        if edits.penalties is not None:
+            self._penalty_rows.append(row)
+            self._penalties.append(edits.penalties)
+            self._histories.append(token_ids.tobytes())
+            self._num_history_prompt.append(num_prompt_tokens)
+
+    def columns(self) -> LogitEdits | None:
+        """Returns the step's changes, `None` where there are none."""
+        if not (self._allowed_rows or self._bias_rows or self._penalty_rows):
+            return None
+        return LogitEdits(
+            allowed_rows=self._allowed_rows.tobytes(),
+            num_allowed=pack_int32(map(num_int32, self._allowed_ids)),
+            allowed_ids=b"".join(self._allowed_ids),
+            bias_rows=b"".join(self._bias_rows),
+            bias_ids=b"".join(self._bias_ids),
+            bias_values=b"".join(self._bias_values),
+            penalty_rows=self._penalty_rows.tobytes(),
+            repetition_penalties=pack_float32(penalties[0] for penalties in self._penalties),
+            frequency_penalties=pack_float32(penalties[1] for penalties in self._penalties),
+            presence_penalties=pack_float32(penalties[2] for penalties in self._penalties),
+            num_history=pack_int32(map(num_int32, self._histories)),
+            num_history_prompt=self._num_history_prompt.tobytes(),
+            history_ids=b"".join(self._histories),
+        )
+
+
+def take_edits(edits: LogitEdits, low: int, high: int) -> LogitEdits | None:
+    """Returns the changes of the S rows `low` to `high` (exclusive), counted from `low`."""
+    allowed, biases = _rows_between(edits.allowed_rows, low, high), _rows_between(edits.bias_rows, low, high)
+    penalties = _rows_between(edits.penalty_rows, low, high)
+    if not any(part.stop > part.start for part in (allowed, biases, penalties)):
+        return None
+    return LogitEdits(
+        allowed_rows=_moved(edits.allowed_rows[allowed], low),
+        num_allowed=edits.num_allowed[allowed],
+        allowed_ids=edits.allowed_ids[_values_of(edits.num_allowed, allowed)],
+        bias_rows=_moved(edits.bias_rows[biases], low),
+        bias_ids=edits.bias_ids[biases],
+        bias_values=edits.bias_values[biases],
+        penalty_rows=_moved(edits.penalty_rows[penalties], low),
+        repetition_penalties=edits.repetition_penalties[penalties],
+        frequency_penalties=edits.frequency_penalties[penalties],
+        presence_penalties=edits.presence_penalties[penalties],
+        num_history=edits.num_history[penalties],
+        num_history_prompt=edits.num_history_prompt[penalties],
+        history_ids=edits.history_ids[_values_of(edits.num_history, penalties)],
+    )
+
+
+def _rows_between(rows: bytes, low: int, high: int) -> slice:
+    """Returns where the rows `low` to `high` (exclusive) are in the ascending column, in bytes."""
+    indices = unpack_int32(rows)
+    return slice(4 * bisect_left(indices, low), 4 * bisect_left(indices, high))
+
+
+def _values_of(counts: bytes, part: slice) -> slice:
+    """Returns where the values of the entries `part` of `counts` are in the column that they count, in bytes."""
+    start = sum(unpack_int32(counts[: part.start]))
+    return slice(4 * start, 4 * (start + sum(unpack_int32(counts[part]))))
+
+
+def _moved(rows: bytes, low: int) -> bytes:
+    return pack_int32(row - low for row in unpack_int32(rows))

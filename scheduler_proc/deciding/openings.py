@@ -1,0 +1,32 @@
+"""What the detokenizer is told of a request before its first token."""
+
+from messages.replies import NUM_CONTEXT_TOKENS, OpenStream, PromptScored
+from messages.requests import UserMsg
+from scheduler_proc.deciding.requests import PendingReq
+
+
+def open_stream(message: UserMsg) -> OpenStream:
+    """Returns the announcement of a request, with as much of its prompt as its text needs."""
+    params = message.sampling_params
+    wants_prompt = params.echo or params.num_prompt_logprobs is not None
+    return OpenStream(
+        uid=message.uid,
+        attempt=message.attempt,
+        stop=params.stop,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        output_ids=message.output_ids,
+        num_chars_sent=message.num_chars_sent,
+        prompt_ids=message.input_ids if wants_prompt else message.input_ids[-4 * NUM_CONTEXT_TOKENS :],
+        echo=params.echo,
+        num_logprobs=params.num_logprobs,
+        num_prompt_logprobs=params.num_prompt_logprobs,
+        min_tokens=params.min_tokens,
+    )
+
+
+def scored_at_once(pending: PendingReq) -> list[PromptScored]:
+    """Returns the logprobs of a prompt of one token, of which there are none, if they are wanted."""
+    if pending.scores is None or not pending.scores.is_complete:
+        return []
+    return [PromptScored(pending.uid, pending.attempt, pending.scores.take_all())]
