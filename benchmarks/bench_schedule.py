@@ -10,11 +10,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from benchmarks.result_file import write_result
-from messages.columns import num_int32, pack_int32
+from messages.columns import num_int32, pack_float32, pack_int32, unpack_int32
 from messages.requests import SamplingParams, Stamps, UserMsg
-from messages.steps import Batch, ForwardOutput
+from messages.steps import Batch, ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.radix import RadixTree
@@ -35,8 +36,21 @@ def make_scheduler(max_num_seqs: int = 256) -> Scheduler:
     return Scheduler(KvCache(NUM_PAGES, PAGE_SIZE), limits, Budget(max_num_seqs, 8192))
 
 
-def message(uid: int, input_ids: bytes, max_tokens: int = 20_000) -> UserMsg:
-    return UserMsg(uid, 0, input_ids, SamplingParams(max_tokens, temperature=0.6, seed=uid), Stamps())
+CHANGES: dict[str, dict[str, Any]] = {
+    "": {},
+    ", biases and bad words": {
+        "bias_ids": pack_int32(range(20)),
+        "bias_values": pack_float32([1.5] * 20),
+        "bad_word_ids": tuple(pack_int32(range(first, first + 3)) for first in range(20)),
+    },
+    ", penalties": {"repetition_penalty": 1.1, "presence_penalty": 0.5},
+    ", logprobs": {"num_logprobs": 5},
+}
+"""Parameters beyond those of every request, by what they are called in the table."""
+
+
+def message(uid: int, input_ids: bytes, max_tokens: int = 20_000, **params: Any) -> UserMsg:
+    return UserMsg(uid, 0, input_ids, SamplingParams(max_tokens, temperature=0.6, seed=uid, **params), Stamps())
 
 
 def random_ids(chance: random.Random, num_tokens: int) -> bytes:
@@ -44,8 +58,13 @@ def random_ids(chance: random.Random, num_tokens: int) -> bytes:
 
 
 def output_of(batch: Batch) -> ForwardOutput:
-    """Returns a result in which every row goes on."""
-    return ForwardOutput(batch.step_id, bytes(4 * num_int32(batch.sample_rows)))
+    """Returns a result in which every row goes on; in `batch`, all rows want logprobs or none."""
+    num_rows, logprobs = num_int32(batch.sample_rows), None
+    if batch.num_logprobs:
+        num_top = unpack_int32(batch.num_logprobs)[0]
+        each, tops = bytes(4 * num_rows), bytes(4 * num_rows * num_top)
+        logprobs = LogprobColumns(each, each, num_top, tops, tops)
+    return ForwardOutput(batch.step_id, bytes(4 * num_rows), logprobs)
 
 
 def timed(function: Callable[[], object]) -> float:
@@ -61,11 +80,11 @@ def row(what: str, samples_us: Iterable[float], per: int = 1) -> Row:
     return {"what": what, "samples": len(each), "median_us": statistics.median(each), "p99_us": p99}
 
 
-def measure_decode(num_rows: int, context_tokens: int, num_steps: int) -> list[Row]:
+def measure_decode(num_rows: int, context_tokens: int, num_steps: int, change: str = "") -> list[Row]:
     """Times steps in which `num_rows` rows decode, each at its own place within a page."""
     chance, scheduler = random.Random(0), make_scheduler()
     for uid in range(num_rows):
-        scheduler.take(message(uid, random_ids(chance, context_tokens + uid % PAGE_SIZE)))
+        scheduler.take(message(uid, random_ids(chance, context_tokens + uid % PAGE_SIZE), **CHANGES[change]))
     while scheduler.gauges()["decoding"] < num_rows:
         scheduler.commit(output_of(_planned(scheduler)))
     plans: list[float] = []
@@ -79,7 +98,7 @@ def measure_decode(num_rows: int, context_tokens: int, num_steps: int) -> list[R
         assert batch.phase == "decode"
         output = output_of(batch)
         commits.append(timed(lambda output=output: scheduler.commit(output)))
-    name = f"{num_rows} rows, context {context_tokens}"
+    name = f"{num_rows} rows, context {context_tokens}{change}"
     both = [plan + commit for plan, commit in zip(plans, commits, strict=True)]
     return [row(f"decode: plan, {name}", plans), row(f"decode: commit, {name}", commits), row(f"  both, {name}", both)]
 
@@ -170,6 +189,9 @@ def main() -> None:
     for num_rows in (1, 32, 256):
         rows += measure_decode(num_rows, 512, arguments.steps)
     rows += measure_decode(256, 3_000, arguments.steps)
+    for change in CHANGES:
+        if change:
+            rows += measure_decode(256, 512, arguments.steps // 4, change)
     rows += measure_admission(64, 1_920, 100, 20)
     rows += measure_admission(64, 0, 100, 20)
     rows += measure_prefill(8_192, 40)

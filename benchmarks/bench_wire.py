@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, decoders, models
 from benchmarks.result_file import write_result
 from detokenizer_proc.detokenizer import Detokenizer
 from detokenizer_proc.vocabulary import Vocabulary, load_vocabulary, vocabulary_of
-from frontend import sse
+from frontend.api.generate_events import tokens_frame
 from frontend.generation import Generation
 from frontend.registry import Registry
 from messages.channels import Receiver, Sender, Waiter
@@ -100,7 +100,7 @@ class Stream:
 
     def __init__(self, vocabulary: Vocabulary, num_rows: int, stop: tuple[str, ...]):
         self.detokenizer = Detokenizer(vocabulary)
-        self.registry = Registry(1, on_end=lambda: None)
+        self.registry = Registry(1, on_end=lambda _: None, on_step=lambda *_: None)
         self.generations = [open_generation(self.registry) for _ in range(num_rows)]
         self.uids = [generation.uid for generation in self.generations]
         for uid in self.uids:
@@ -153,7 +153,7 @@ def run_step(
     for generation in stream.generations:
         if generation.has_news:
             increment = generation.take()
-            sse.tokens_frame(generation.uid, increment.text, increment.token_ids)
+            tokens_frame(generation.uid, increment.text, increment.token_ids)
     watch.lap("frontend: frames")
 
 

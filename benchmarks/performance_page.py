@@ -4,6 +4,7 @@ python -m benchmarks.performance_page
 """
 
 import json
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,51 @@ def make_page(results: Path) -> str:
     footprint, mixed, schedule, wire = (
         _read(results, name) for name in ("footprint", "mixed_steps", "schedule", "wire")
     )
+    ring_cost, recovery = _read(results, "ring_cost"), _read(results, "recovery")
     loads = [_read(results, name) for name in LOADS]
     parts = [
         "# Performance\n\nMade by `python -m benchmarks.performance_page` of the files in `benchmarks/results/`; "
-        "`make bench` writes them anew. The model is the bundled one, in plain torch on a CPU; nothing has been run "
-        "on a GPU. Each figure is of one run; between equal runs, throughput was seen to differ by up to half.\n",
+        "`make bench` writes them anew. Where nothing else is said, the model is the bundled one and each figure is of "
+        "one run. Everything ran on a CPU, on the C kernels and torch; nothing has been run on a GPU. Between equal "
+        "runs, throughput was seen to differ by up to half.\n",
         "## A running server under load\n\n" + _load_table(loads) + _source(loads[0], len(loads)),
+        *_cpu_parts(results),
         "## What running streams feel when long prompts arrive\n\n" + _mixed_table(mixed) + _source(mixed),
         "## Start, memory and idle\n\n" + _footprint_text(footprint) + _source(footprint),
+        "## What clients feel of the ring\n\n" + _ring_cost_table(ring_cost) + _source(ring_cost),
+        "## When a process is killed\n\n" + _recovery_table(recovery) + _source(recovery),
         "## What a step costs outside of the model\n\n" + _wire_table(wire) + _source(wire),
         "## What deciding costs\n\n" + _schedule_table(schedule) + _source(schedule),
     ]
     return "\n".join(parts)
+
+
+def _cpu_parts(results: Path) -> list[str]:
+    """Returns the section of the CPU engine, or none where it has not been measured yet."""
+    if not (results / "cpu.json").exists():
+        return []
+    cpu = _read(results, "cpu")
+    return ["## The CPU engine beside another server\n\n" + _cpu_text(cpu["results"]) + _source(cpu)]
+
+
+def _cpu_text(found: Result) -> str:
+    peer = found.get("peer_name") or "the peer"
+    rows: list[Sequence[object]] = []
+    for line in found["workloads"]:
+        own, other = line["median"]["sluice"], line["median"].get("peer")
+        gain = "" if other is None else f"{other / own if line['unit'] == 's' else own / other:.2f}"
+        cells = ["" if value is None else f"{value:,.{1 if value < 100 else 0}f}" for value in (own, other)]
+        rows.append((f"{line['name']} {line['about']}", line["tokens"], line["unit"], *cells, gain, line["goal"]))
+    limits = found["limits"]
+    intro = (
+        f"{found['shape']} with random weights, {found['dtype']}, over HTTP, medians of "
+        f"{len(found['workloads'][0]['rounds']['sluice'])} rounds in which the servers take turns. From the command to "
+        f"the first token: {found['start_to_first_token_s']:.1f} s. Measured in the same run: {limits['threads']} "
+        f"threads read {limits['read_gb_per_s']:.0f} GB/s and multiply "
+        f"{limits['bfloat16_product_gflop_per_s']:,.0f} GFLOP/s; one stream whose every token reads all weights once "
+        f"at that rate would be given {limits['one_stream_tok_per_s_at_read_limit']:.0f} tok/s.\n\n"
+    )
+    return intro + _table(("workload", "tokens in + out", "unit", "Sluice", peer, "times as fast", "goal"), rows)
 
 
 def _load_table(loads: Iterable[Result]) -> str:
@@ -106,6 +140,56 @@ def _footprint_text(footprint: Result) -> str:
         f"{found['num_left_behind']} processes left.\n\n"
     )
     return intro + _table(("process", "RSS MiB, fresh", "RSS MiB, after 64 streams", "idle CPU %"), rows)
+
+
+def _ring_cost_table(ring_cost: Result) -> str:
+    rows: list[Sequence[object]] = []
+    for cost in ring_cost["results"]:
+        latencies = cost["latencies"]
+        first, between = latencies["of it outside of the scheduler"], latencies["inter-token"]
+        step = latencies["mean step of a stream, in the scheduler"]
+        rows.append(
+            (
+                cost["num_streams"],
+                f"{cost['output_tokens_per_s']:,.0f}",
+                f"{first['p50_ms']:.1f} / {first['p99_ms']:.1f}",
+                f"{step['p50_ms']:.1f}",
+                f"{between['p50_ms']:.1f} / {between['p99_ms']:.1f}",
+                f"{cost['cpu_us_per_token']['frontend']:.0f}",
+                f"{cost['frontend_tokens_per_core_s']:,}",
+            )
+        )
+    intro = (
+        f"The scheduler's steps only wait, {ring_cost['results'][0]['step_ms']:g} ms each; the rest is real. The first "
+        "token's column is what is left without the scheduler's part of it, the load generator's own work included.\n\n"
+    )
+    heads = (
+        "streams",
+        "tokens/s",
+        "first token: HTTP, tokenizer and back, ms, p50 / p99",
+        "step in the scheduler ms",
+        "between tokens at the client ms, p50 / p99",
+        "frontend's CPU µs a token",
+        "tokens/s for one core of frontend",
+    )
+    return intro + _table(heads, rows)
+
+
+def _recovery_table(recovery: Result) -> str:
+    rows: list[Sequence[object]] = []
+    kills = recovery["results"]["kills"]
+    for process in dict.fromkeys(kill["process"] for kill in kills):
+        of_process = [kill for kill in kills if kill["process"] == process]
+        medians = [_median(of_process, field) for field in ("ready_s", "streams_s", "new_request_s")]
+        rows.append((process, len(of_process), *medians))
+    intro = f"Seconds from `kill -9` under {recovery['results']['streams']} streams, medians.\n\n"
+    heads = ("process", "kills", "it serves again", "running streams pause", "first token of a request sent at once")
+    return intro + _table(heads, rows)
+
+
+def _median(kills: Iterable[Result], field: str) -> str:
+    values = [kill[field] for kill in kills if kill[field] is not None]
+    return f"{statistics.median(values):.2f}" if values else "they end"
 
 
 def _wire_table(wire: Result) -> str:

@@ -44,6 +44,8 @@ def main() -> int:
     run("schedule", "bench_schedule")
     run("wire", "bench_wire", "--tokenizer", model)
     run("footprint", "bench_footprint", "--model", model)
+    run("ring_cost", "bench_ring_cost", "--model", model)
+    run("recovery", "bench_recovery", "--model", model)
     run("mixed_steps", "bench_mixed_steps", "--model", model, "--budgets", *LONG_PROMPT_BUDGETS)
     with started_server(["--model", model], START_TIMEOUT_S) as (_, target):
         for name, flags in LOADS.items():

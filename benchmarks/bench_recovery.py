@@ -1,0 +1,172 @@
+"""How long clients wait when a process is killed: from SIGKILL to the next token, for each process.
+
+    python -m benchmarks.bench_recovery --kills 5 --json FILE
+
+Streams run throughout. After each kill two pauses are taken: of the running streams (the longest time without any
+token) and of a new request sent at once (again until it is admitted). The scheduler's pause is split by the phases that
+it reports while it starts.
+"""
+
+import argparse
+import asyncio
+import http.client
+import itertools
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+
+from benchmarks.load.answer import OK, StreamResult
+from benchmarks.load.connection import ConnectionPool, Target
+from benchmarks.load.drive import Limits, Load
+from benchmarks.load.server_facts import ServerUnavailableError, ask_server
+from benchmarks.load.workloads import PlannedRequest, SamplingFields
+from benchmarks.result_file import write_result
+from benchmarks.server_process import ServerProcess, started_server
+from messages.errors import SluiceError
+
+START_TIMEOUT_S = 300.0
+NUM_STREAMS = 8
+PROCESSES = ("tokenizer", "detokenizer", "scheduler", "frontend")
+SETTLE_S = 3.0
+"""Between a process's return and the next kill, so that streams run again and no back-off grows."""
+
+AWAY_TIMEOUT_S = 60.0
+RETRY_S = 0.02
+PROMPT = "Once upon a time "
+
+
+class Recovery(msgspec.Struct, frozen=True):
+    """One kill, in seconds from the signal; `streams_s` is null for the frontend, whose streams end with it."""
+
+    process: str
+    ready_s: float
+    streams_s: float | None
+    new_request_s: float
+    phases: list[tuple[float, str]]
+    """What the launcher said of the process, and when."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the benchmark; returns 0, or 1 where the server does not come back."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="", help="as for launch.py (default: the bundled model)")
+    parser.add_argument("--kills", type=int, default=5, help="kills of each process (default: 5)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
+    parser.add_argument("launch_flags", nargs="*", metavar="-- FLAG", help="more flags for launch.py, after --")
+    options = parser.parse_args(arguments)
+    model = ["--model", options.model] if options.model else []
+    flags = [*model, "--max-restarts-per-min", "1000", *options.launch_flags]
+    try:
+        with started_server(flags, START_TIMEOUT_S) as (server, target):
+            kills = [process for _ in range(options.kills) for process in PROCESSES]
+            recoveries = uvloop.run(measure(server, target, kills))
+    except SluiceError as error:
+        print(f"bench_recovery: {error}", file=sys.stderr)
+        return 1
+    print_recoveries(recoveries)
+    if options.json:
+        write_result(options.json, "recovery", {"flags": flags, "streams": NUM_STREAMS, "kills": recoveries})
+    return 0
+
+
+async def measure(server: ServerProcess, target: Target, kills: list[str]) -> list[Recovery]:
+    """Kills the processes in turn under load. Raises `ServerUnavailableError` where one does not come back."""
+    facts = ask_server(target)
+    num_tokens = facts.max_model_len // 2
+    load = Load(target, SamplingFields(ignore_eos=True), Limits(10**9, max_seconds=10**9))
+    requests = (PlannedRequest(f"{PROMPT}{number}", num_tokens) for number in itertools.count())
+    running = asyncio.create_task(load.closed_loop(requests, NUM_STREAMS))
+    found: list[Recovery] = []
+    for process in kills:
+        await asyncio.sleep(SETTLE_S)
+        found.append(await kill(server, target, process, load))
+        print(f"{process}: ready after {found[-1].ready_s:.2f} s", file=sys.stderr)
+    load.cut_off()
+    await running
+    return found
+
+
+async def kill(server: ServerProcess, target: Target, process: str, load: Load) -> Recovery:
+    """Kills one process and returns when all is as before."""
+    status = await asyncio.to_thread(process_status, target, process)
+    killed_ns, log_length = time.monotonic_ns(), len(server.log)
+    os.kill(status["pid"], signal.SIGKILL)
+    first_ns = await first_token_of_new_request(target, killed_ns)
+    while (now := await asyncio.to_thread(process_status, target, process)).get("incarnation") == status[
+        "incarnation"
+    ] or (now["state"] not in ("ready", "busy")):
+        if time.monotonic_ns() - killed_ns > AWAY_TIMEOUT_S * 1e9:
+            raise ServerUnavailableError(f"{process} did not come back:\n{server.log_text()}")
+        await asyncio.sleep(RETRY_S)
+    ready_ns = time.monotonic_ns()
+    await asyncio.sleep(1.0)
+    lines = list(server.log)[log_length:]
+    phases = [
+        (round(at_s + server.begin_s - killed_ns / 1e9, 3), line) for at_s, line in lines if line.startswith(process)
+    ]
+    return Recovery(
+        process=process,
+        ready_s=round((ready_ns - killed_ns) / 1e9, 3),
+        streams_s=None if process == "frontend" else round(longest_silence_ns(load, killed_ns) / 1e9, 3),
+        new_request_s=round((first_ns - killed_ns) / 1e9, 3),
+        phases=phases,
+    )
+
+
+async def first_token_of_new_request(target: Target, killed_ns: int) -> int:
+    """Returns when a request that is sent until it is admitted has its first token (`time.monotonic_ns`)."""
+    pool = ConnectionPool(target)
+    try:
+        while time.monotonic_ns() - killed_ns < AWAY_TIMEOUT_S * 1e9:
+            result = StreamResult()
+            await pool.stream(SamplingFields(ignore_eos=True).body(PlannedRequest(PROMPT, 4)), result)
+            if result.outcome == OK:
+                return result.arrivals_ns[0]
+            await asyncio.sleep(RETRY_S)
+    finally:
+        pool.close()
+    raise ServerUnavailableError(f"{target.origin} admits no request {AWAY_TIMEOUT_S:g} s after a kill")
+
+
+def longest_silence_ns(load: Load, since_ns: int) -> int:
+    """Returns the longest time without a token of any stream, counted from `since_ns`."""
+    arrivals = sorted(at for result in load.measurement.results for at in result.arrivals_ns if at > since_ns)
+    return max(later - earlier for earlier, later in itertools.pairwise([since_ns, *arrivals]))
+
+
+def process_status(target: Target, process: str) -> dict[str, Any]:
+    """Returns what `/health` says of a process; empty while nobody answers."""
+    connection = http.client.HTTPConnection(target.host, target.port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return msgspec.json.decode(connection.getresponse().read())["processes"][process]
+    except (OSError, http.client.HTTPException, KeyError):
+        return {"incarnation": None, "state": "unknown"}
+    finally:
+        connection.close()
+
+
+def print_recoveries(recoveries: list[Recovery]) -> None:
+    print(f"{'seconds from the kill':24}{'ready':>10}{'streams':>10}{'new request':>13}   (medians)")
+    for process in PROCESSES:
+        of_process = [recovery for recovery in recoveries if recovery.process == process]
+        if of_process:
+            print(f"{process:24}" + "".join(f"{value:>11}" for value in medians(of_process)))
+
+
+def medians(recoveries: list[Recovery]) -> Iterator[str]:
+    for field in ("ready_s", "streams_s", "new_request_s"):
+        values = [value for recovery in recoveries if (value := getattr(recovery, field)) is not None]
+        yield f"{statistics.median(values):.2f}" if values else "-"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

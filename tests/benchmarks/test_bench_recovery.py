@@ -1,0 +1,37 @@
+"""The measurement on a real server: a kill, and what clients feel of it."""
+
+import json
+from array import array
+from pathlib import Path
+
+import pytest
+
+from benchmarks import bench_recovery
+from benchmarks.load.answer import StreamResult
+from benchmarks.load.connection import Target
+from benchmarks.load.drive import Limits, Load
+from benchmarks.load.workloads import SamplingFields
+
+
+def test_a_silence_is_of_all_streams_together() -> None:
+    load = Load(Target("127.0.0.1", 1), SamplingFields(), Limits(1, 1.0))
+    load.measurement.results += [
+        StreamResult(arrivals_ns=array("q", [5, 40, 90])),
+        StreamResult(arrivals_ns=array("q", [20, 45])),
+    ]
+    assert bench_recovery.longest_silence_ns(load, since_ns=10) == 45, "from 45 to 90"
+    assert bench_recovery.longest_silence_ns(load, since_ns=44) == 45
+
+
+@pytest.mark.ring
+def test_a_killed_process_is_seen_to_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bench_recovery, "PROCESSES", ("detokenizer", "frontend"))
+    monkeypatch.setattr(bench_recovery, "SETTLE_S", 0.5)
+    file = tmp_path / "recovery.json"
+    assert bench_recovery.main(["--kills", "1", "--json", str(file), "--", "--cpu-threads", "1"]) == 0
+    first, second = json.loads(file.read_text(encoding="utf-8"))["results"]["kills"]
+    assert (first["process"], second["process"]) == ("detokenizer", "frontend")
+    assert first["streams_s"] > 0
+    assert second["streams_s"] is None
+    assert any("died" in line for _, line in first["phases"])
+    assert min(first["ready_s"], first["new_request_s"], second["ready_s"], second["new_request_s"]) > 0
