@@ -2,13 +2,25 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from messages.config import CacheConfig, Config, HttpConfig, ModelConfig, ModelFacts, RunConfig, SchedulingConfig
 
@@ -48,7 +60,22 @@ LLAMA_VARIANTS: dict[str, dict[str, Any]] = {
         },
     },
 }
-VARIANTS = [*GPT2_VARIANTS, *LLAMA_VARIANTS]
+QWEN2_VARIANTS: dict[str, dict[str, Any]] = {
+    "qwen2-gqa-tied": {"tie_word_embeddings": True, "rope_theta": 1e6},
+    "qwen2-mha-untied": {"num_key_value_heads": 4, "tie_word_embeddings": False},
+}
+QWEN3_VARIANTS: dict[str, dict[str, Any]] = {
+    "qwen3-gqa-tied": {"head_dim": 24, "tie_word_embeddings": True, "rope_theta": 1e6},
+    "qwen3-biases-untied": {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": False},
+}
+MakeConfig = Callable[..., PreTrainedConfig]
+MakeModel = Callable[..., PreTrainedModel]
+LLAMA_LIKE: list[tuple[dict[str, dict[str, Any]], MakeConfig, MakeModel]] = [
+    (LLAMA_VARIANTS, LlamaConfig, LlamaForCausalLM),
+    (QWEN2_VARIANTS, Qwen2Config, Qwen2ForCausalLM),
+    (QWEN3_VARIANTS, Qwen3Config, Qwen3ForCausalLM),
+]
+VARIANTS = [*GPT2_VARIANTS, *LLAMA_VARIANTS, *QWEN2_VARIANTS, *QWEN3_VARIANTS]
 
 
 def build_checkpoint(path: Path, variant: str, saved_as: SavedAs = "safetensors", **overrides: Any) -> PreTrainedModel:
@@ -60,7 +87,7 @@ def build_checkpoint(path: Path, variant: str, saved_as: SavedAs = "safetensors"
     if variant in GPT2_VARIANTS:
         model: PreTrainedModel = GPT2LMHeadModel(_gpt2_config(GPT2_VARIANTS[variant] | overrides))
     else:
-        model = LlamaForCausalLM(_llama_config(LLAMA_VARIANTS[variant] | overrides))
+        model = _make_llama_like(variant, overrides)
     generator = torch.Generator().manual_seed(17)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -76,7 +103,7 @@ def _gpt2_config(overrides: dict[str, Any]) -> GPT2Config:
     return GPT2Config(**(shape | ends | overrides))
 
 
-def _llama_config(overrides: dict[str, Any]) -> LlamaConfig:
+def _make_llama_like(variant: str, overrides: dict[str, Any]) -> PreTrainedModel:
     shape = {
         "vocab_size": VOCAB_SIZE,
         "max_position_embeddings": CONTEXT,
@@ -87,7 +114,8 @@ def _llama_config(overrides: dict[str, Any]) -> LlamaConfig:
         "num_key_value_heads": 2,
     }
     ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
-    return LlamaConfig(**(shape | ends | overrides))
+    variants, make_hf_config, make_model = next(entry for entry in LLAMA_LIKE if variant in entry[0])
+    return make_model(make_hf_config(**(shape | ends | variants[variant] | overrides)))
 
 
 def _save(model: PreTrainedModel, path: Path, saved_as: SavedAs) -> None:

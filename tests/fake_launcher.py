@@ -168,7 +168,7 @@ class FakeLauncher:
     def _take_reports(self) -> None:
         for name, message in self._control.take():
             if isinstance(message, Hello):
-                self._control.send(name, Welcome(self.incarnation))
+                self._control.send(name, Welcome(self.incarnation, uid_block=self.incarnation))
             self.messages.setdefault(name, []).append(message)
 
     def _close(self) -> None:

@@ -25,9 +25,9 @@ def rule(ours: str, others: str) -> Rule:
 
 RULES = {
     "launch.py": rule("supervisor", ""),
-    "supervisor": rule("supervisor messages", "msgspec"),
+    "supervisor": rule("supervisor messages", "msgspec psutil"),
     "supervisor/fetch_model.py": rule("supervisor messages", "msgspec huggingface_hub"),
-    "frontend": rule("frontend messages", "msgspec starlette uvicorn uvloop"),
+    "frontend": rule("frontend messages", "msgspec starlette uvicorn uvloop prometheus_client psutil"),
     "tokenizer_proc": rule("tokenizer_proc messages", "msgspec tokenizers transformers jinja2"),
     "detokenizer_proc": rule("detokenizer_proc messages", "msgspec tokenizers"),
     "scheduler_proc": rule("scheduler_proc messages", "msgspec"),
@@ -37,13 +37,16 @@ RULES = {
     ),
     "messages": rule("messages", "msgspec"),
     "messages/channels.py": rule("messages", "msgspec zmq"),
+    "messages/profiling.py": rule("messages", "msgspec pyinstrument"),
     "kernels": rule("kernels", "torch triton numpy"),
 }
 """The longest prefix of a file's path decides. A missing place is no error: the file that appears there has a rule."""
 
 FUNCTION_LEVEL_IMPORTS = {
-    ("frontend/server.py", "uvloop"): "does not exist on every platform",
+    ("frontend/http/server.py", "uvloop"): "does not exist on every platform",
     ("scheduler_proc/process.py", "scheduler_proc.computing.runner"): "takes seconds (torch): the launcher hears of it",
+    ("scheduler_proc/process.py", "scheduler_proc.computing.torch_observer"): "imports torch",
+    ("messages/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
 }
 """Imports that are not at the top of their file, with the reason."""
 
@@ -119,8 +122,8 @@ def test_the_law_covers_every_package_of_the_distribution():
 @pytest.mark.parametrize(
     ("name", "module"),
     [
-        ("frontend/app.py", "tokenizer_proc.encoding"),
-        ("frontend/app.py", "torch"),
+        ("frontend/http/app.py", "tokenizer_proc.encoding"),
+        ("frontend/http/app.py", "torch"),
         ("tokenizer_proc/process.py", "torch"),
         ("detokenizer_proc/process.py", "transformers"),
         ("scheduler_proc/deciding/pages.py", "numpy"),

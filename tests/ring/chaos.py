@@ -4,7 +4,8 @@
 
 Each request of a fixed set is first run undisturbed. Then 32 clients take requests of the set at random, some leave in
 the middle, and every few seconds the tokenizer, the scheduler or the detokenizer is killed (SIGKILL) or stopped
-(SIGSTOP, which ends as a hang). Who stays to the end must have the text, the ids and the end of the undisturbed run.
+(SIGSTOP, which ends as a hang), or frames on its way in or out are dropped, doubled or corrupted. Who stays to the end
+must have the text, the ids and the end of the undisturbed run.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import httpx
 import msgspec
 
 from benchmarks.server_process import ServerProcess, started_server
+from messages.orders import Acknowledged, ClearFaults, EdgeFault
 from tests.checkpoints import build_checkpoint, write_tokenizer
 from tests.ring.client import Generated, RingClient, body, events_of, generated
 
@@ -37,8 +39,22 @@ READY_TIMEOUT_S = 90.0
 RETRY_S = 0.1
 LEAVE_CHANCE = 0.15
 STOP_CHANCE = 0.25
+MIN_TURNS = 4
+"""So many disturbances happen, however slow the machine: every second one harms frames."""
+MAX_FRAMES = 3
+FRAME_FAULTS = ("drop", "drop", "duplicate", "corrupt")
+EDGES = (
+    ("frontend", "tokenizer"),
+    ("tokenizer", "scheduler"),
+    ("scheduler", "detokenizer"),
+    ("detokenizer", "scheduler"),
+    ("detokenizer", "frontend"),
+)
 PROCESSES = ("tokenizer", "scheduler", "detokenizer")
-FLAGS = ("--dtype", "float32", "--max-restarts-per-min", "1000", "--hang-timeout-s", "3", "--sse-keepalive-s", "5")
+FLAGS = (
+    *("--dtype", "float32", "--enable-fault-injection", "--max-restarts-per-min", "1000"),
+    *("--hang-timeout-s", "3", "--sse-keepalive-s", "5"),
+)
 
 QUESTIONS = Path(__file__).resolve().parents[3] / "shared" / "prompts" / "gsm8k" / "test.jsonl"
 
@@ -47,6 +63,8 @@ class Counts(msgspec.Struct):
     """What happened. `lost` and `doubled` must stay 0: tokens missing in, and tokens too many in, a client's output."""
 
     kills: Counter[str] = msgspec.field(default_factory=Counter)
+    frames: Counter[str] = msgspec.field(default_factory=Counter)
+    """Frames that were dropped, doubled or corrupted."""
     streams: int = 0
     left: int = 0
     refused: int = 0
@@ -96,15 +114,15 @@ class Chaos:
         self._is_over = False
 
     async def run(self, seconds: float) -> None:
-        """Lets everything happen for `seconds`, then waits until every stream has ended."""
+        """Lets everything happen for `seconds` and at least `MIN_TURNS`, then waits until every stream has ended."""
         async with self.ring.connect() as client:
             self._expected = [await self._whole(client, request) for request in self._requests]
             self.counts.tokens = 0
             clients = [asyncio.create_task(self._be_client(client)) for _ in range(NUM_CLIENTS)]
-            killer = asyncio.create_task(self._kill_again_and_again())
-            await asyncio.sleep(seconds)
+            await self._kill_again_and_again(seconds)
             self._is_over = True
-            await asyncio.gather(*clients, killer)
+            await asyncio.gather(*clients)
+            self._end_pause(await asyncio.to_thread(self.ring.health))
 
     async def _be_client(self, client: httpx.AsyncClient) -> None:
         while not self._is_over:
@@ -179,31 +197,48 @@ class Chaos:
         if not all(same) or got.usage["completion_tokens"] != expected.usage["completion_tokens"]:
             counts.wrong.append(f"request {index} ({got.attempts} attempts): {got} instead of {expected}")
 
-    async def _kill_again_and_again(self) -> None:
-        while not self._is_over:
+    async def _kill_again_and_again(self, seconds: float) -> None:
+        """Kills and harms frames in turn."""
+        end_s, num_turns = time.monotonic() + seconds, 0
+        while num_turns < MIN_TURNS or time.monotonic() < end_s:
             await asyncio.sleep(self._rng.uniform(2.0, 5.0))
-            if not self._is_over:
-                await self._kill_one()
-        self._end_pause(await asyncio.to_thread(self.ring.health))
+            has_happened = await (self._harm_frames() if num_turns % 2 else self._kill_one())
+            num_turns += has_happened
 
-    async def _kill_one(self) -> None:
-        """Kills or stops a process in whatever state it is, also while it starts; one that starts cannot hang."""
+    async def _harm_frames(self) -> bool:
+        """Harms the next frames of one edge; False if its sender does not serve just now."""
+        sender, receiver = self._rng.choice(EDGES)
+        kind = self._rng.choice(FRAME_FAULTS)
+        num_frames = self._rng.randint(1, MAX_FRAMES)
+        order = EdgeFault(receiver, kind, num_frames)
+        result = await asyncio.to_thread(self.ring.instruct, sender, order, timeout_s=2.0)
+        if not isinstance(result, Acknowledged):
+            return False
+        self.counts.frames[f"{sender}>{receiver} {kind}"] += num_frames
+        return True
+
+    async def _kill_one(self) -> bool:
+        """Kills or stops a process in whatever state it is, also while it starts (one that starts cannot hang).
+
+        False if the one that was drawn must be left alone just now.
+        """
         name = self._rng.choice(PROCESSES)
         health = await asyncio.to_thread(self.ring.health)
         status = health["processes"][name]
         is_calm = health["status"] == "ready"
         if not status["pid"] or (name == "scheduler" and is_calm and not self._num_tokens_since_kill):
-            return  # no request may be in three deaths of the scheduler without a token: it would be taken for poison
+            return False  # no request may be in three deaths of the scheduler without a token: it would be taken for poison
         how = signal.SIGSTOP if is_calm and self._rng.random() < STOP_CHANCE else signal.SIGKILL
         try:
             os.kill(status["pid"], how)
         except ProcessLookupError:  # it hung, and the launcher was faster
-            return
+            return False
         self._end_pause(health)
         kind = f"{name} {how.name}"
         self._pause = Pause(name, kind, status["num_restarts"]) if is_calm else None
         self._num_tokens_since_kill = 0
         self.counts.kills[kind] += 1
+        return True
 
     def _end_pause(self, health: dict[str, Any]) -> None:
         """Notes the latest pause, unless the next kill comes before it is over."""
@@ -264,6 +299,7 @@ def real_prompts(rng: random.Random) -> list[str]:
 def report(counts: Counts) -> str:
     lines = [
         f"kills: {sum(counts.kills.values())} ({', '.join(f'{k} {n}' for k, n in sorted(counts.kills.items()))})",
+        f"frames: {sum(counts.frames.values())} ({', '.join(f'{k} {n}' for k, n in sorted(counts.frames.items()))})",
         f"streams: {counts.streams} to the end, {counts.left} left by their client, {counts.refused} refusals (503)",
         f"continuations: {counts.continuations}",
         f"tokens: {counts.tokens}, lost {counts.lost}, doubled {counts.doubled}; wrong streams: {len(counts.wrong)}",
@@ -282,7 +318,8 @@ def run_chaos(ring: RingClient, seconds: float, seed: int) -> Counts:
     asyncio.run(chaos.run(seconds))
     for process in PROCESSES:
         ring.wait_for_restart(process, 0)
-    ring.wait_until_empty(timeout_s=10.0)
+        ring.instruct(process, ClearFaults())
+    ring.wait_until_empty(timeout_s=20.0)
     return chaos.counts
 
 
@@ -294,7 +331,7 @@ def chaos_ring() -> Iterator[tuple[ServerProcess, RingClient]]:
         write_tokenizer(path)
         arguments = ["--model", directory, "--cpu-threads", "1", *FLAGS]
         with started_server(arguments, READY_TIMEOUT_S) as (server, target):
-            yield server, RingClient(f"http://{target.host}:{target.port}")
+            yield server, RingClient(f"http://{target.host}:{target.port}", server.run_dir)
 
 
 def main() -> int:

@@ -9,6 +9,10 @@ from typing import Any
 import httpx
 import msgspec
 
+from messages.orders import Collected, InstructProcesses, ProcessOrder, ProcessResult
+from messages.run_dir import RunDir
+from supervisor.order_line import OrderLine
+
 TIMEOUT_S = 60.0
 
 
@@ -43,8 +47,9 @@ def body(prompt: str | Sequence[int], **params: Any) -> dict[str, Any]:
 class RingClient:
     """Talks to one server."""
 
-    def __init__(self, url: str):
+    def __init__(self, url: str, run_dir: RunDir):
         self.url = url
+        self.run_dir = run_dir
 
     def generate(self, prompt: str | Sequence[int], **params: Any) -> Generated:
         reply = httpx.post(f"{self.url}/generate", json=body(prompt, stream=False, **params), timeout=TIMEOUT_S)
@@ -67,6 +72,13 @@ class RingClient:
 
     def health(self) -> dict[str, Any]:
         return httpx.get(f"{self.url}/health", timeout=5.0).json()
+
+    def instruct(self, process: str, order: ProcessOrder, timeout_s: float = 10.0) -> ProcessResult:
+        """Gives an instruction to one process, as an operator would."""
+        with OrderLine(self.run_dir) as line:
+            result = line.give(InstructProcesses((process,), order, timeout_s), TIMEOUT_S)
+        assert isinstance(result, Collected), result
+        return result.results[process]
 
     def status(self, process: str) -> dict[str, Any]:
         return self.health()["processes"][process]

@@ -30,7 +30,7 @@ def start_ring() -> Iterator[Callable[..., RingClient]]:
         server = ServerProcess(["--model", str(model_dir), "--cpu-threads", "1", *flags])
         servers.append(server)
         target = server.wait_until_ready(READY_TIMEOUT_S)
-        return RingClient(f"http://{target.host}:{target.port}")
+        return RingClient(f"http://{target.host}:{target.port}", server.run_dir)
 
     yield start
     exit_codes = [server.stop() for server in servers]

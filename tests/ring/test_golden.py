@@ -43,11 +43,15 @@ def tight(model_dir: Path, start_ring: Any) -> RingClient:
 
 
 def check(case: dict[str, Any], got: Generated, decode: Any, num_tokens: int) -> None:
-    """`got` must be the first `num_tokens` golden tokens; their margins are 7e-4 at least, so none may differ."""
+    """`got` must be the first `num_tokens` golden tokens; their margins are 7e-4 at least, so none may differ.
+
+    Its text is what they add to the prompt's, so a space before the first word is there.
+    """
     expected = case["output_ids"][:num_tokens]
     assert got.token_ids == expected, case["prompt"]
     shown = expected[:-1] if got.finish_reason == "stop" else expected
-    assert got.text == decode(shown)
+    prompt_text = decode(case["prompt_ids"])
+    assert prompt_text + got.text == decode(case["prompt_ids"] + shown)
     assert got.usage["completion_tokens"] == len(expected)
     assert got.usage["prompt_tokens"] == len(case["prompt_ids"])
 

@@ -1,50 +1,34 @@
 """A request that really kills the scheduler: it alone is refused, the streams beside it go on and stay exact."""
 
 import asyncio
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from messages.columns import pack_int32
+from messages.orders import Poison
 from tests.ring.client import Generated, RingClient, body, collect
 
 pytestmark = pytest.mark.ring
 
+NUM_OTHERS = 31
 POISON = [319, 318, 319, 318, 319]
 """A row of token ids that no other prompt has."""
 
-KILLER = f"""
-    import os, signal, sys
-
-    if "scheduler_proc" in sys.orig_argv:
-        from array import array
-        from scheduler_proc.deciding import isolation
-
-        run_step = isolation.run_step
-
-        def run_or_die(run, batch):
-            if array("i", {POISON}).tobytes() in batch.token_ids:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return run_step(run, batch)
-
-        isolation.run_step = run_or_die
-"""
-"""Python runs it at the start of each process of the server: a step with the poison in it is its end."""
-
 
 @pytest.fixture
-def ring(tiny_checkpoint: Path, start_ring: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RingClient:
-    (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(KILLER), encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return start_ring(tiny_checkpoint, "--dtype", "float32")
+def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
+    ring = start_ring(tiny_checkpoint, "--dtype", "float32", "--enable-fault-injection")
+    ring.instruct("scheduler", Poison("kill", token_ids=pack_int32(POISON)))
+    return ring
 
 
 def test_the_culprit_is_refused_and_nobody_else(ring: RingClient):
     requests = [
         body([7 + index, 8, 9], max_tokens=200, ignore_eos=True, temperature=index % 2, seed=index)
-        for index in range(6)
+        for index in range(NUM_OTHERS)
     ]
     undisturbed = ring.generate_all(requests)
 

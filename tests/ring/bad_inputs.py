@@ -1,0 +1,202 @@
+"""Bad inputs as data: what is sent where, its status, the parameter that is named, and a part of the message."""
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+GENERATE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
+TOKENIZE, DETOKENIZE, ABORT, FLUSH = "/tokenize", "/detokenize", "/abort_request", "/flush_cache"
+
+CONTEXT = 256
+VOCAB_SIZE = 320
+
+USER = {"role": "user", "content": "hi"}
+
+
+class Bad(NamedTuple):
+    path: str
+    body: bytes | dict[str, Any]
+    param: str | None
+    fragment: str
+    status: int = 400
+    headers: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def content(self) -> bytes:
+        return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+
+    @property
+    def name(self) -> str:
+        return f"{self.path} {self.content[:60].decode(errors='replace')} {dict(self.headers) or ''}".strip()
+
+
+def field(path: str, name: str, *values: Any, fragment: str | None = None, **others: Any) -> list[Bad]:
+    """Returns a bad input for each of `values` of the field `name`, in a body that is else good for `path`."""
+    good: dict[str, Any] = {"messages": [USER]} if path == CHAT else {"prompt": "x"}
+    return [Bad(path, {**good, **others, name: value}, name, fragment or name) for value in values]
+
+
+def raw(path: str, name: str, *literals: bytes, fragment: str | None = None, param: str | None = "") -> list[Bad]:
+    """As `field`, with values that Python's JSON does not write."""
+    good = b'"messages": [{"role": "user", "content": "hi"}]' if path == CHAT else b'"prompt": "x"'
+    named = name if param == "" else param
+    return [
+        Bad(path, b'{%b, "%b": %b}' % (good, name.encode(), literal), named, fragment or name) for literal in literals
+    ]
+
+
+def malformed(path: str) -> list[Bad]:
+    """Returns bodies that are no JSON object, whatever `path` takes."""
+    return [
+        Bad(path, b"", None, "JSON"),
+        Bad(path, b'{"prompt": "x"', None, "JSON"),
+        Bad(path, b"\xff\xfe{}", None, "UTF-8"),
+        Bad(path, b'{"prompt": "\xc3\x28"}', None, "UTF-8"),
+        Bad(path, b"[1, 2]", None, "object"),
+        Bad(path, b'"x"', None, "object"),
+        Bad(path, b"null", None, "object"),
+        Bad(path, b'{"prompt": "x"} {}', None, "JSON"),
+        Bad(path, b"{'prompt': 'x'}", None, "JSON"),
+        Bad(path, b'{"zzz": ' + b"[" * 4000 + b"]" * 4000 + b"}", None, "deep"),
+        Bad(path, b'{"zzz": ' + b'{"a":' * 4000, None, "deep"),
+        Bad(path, b'{"zzz": 1, "zzz": 2}', None, "more than once"),
+        Bad(path, b'{"prompt": "\\ud800"}', None, "JSON"),
+    ]
+
+
+def media_types(path: str) -> list[Bad]:
+    return [
+        Bad(path, {"prompt": "x"}, None, "application/json", 415, {"Content-Type": kind})
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "x")
+    ] + [Bad(path, b"\x1f\x8b\x08", None, "gzip", 415, {"Content-Encoding": "gzip"})]
+
+
+def sampling(path: str) -> list[Bad]:
+    """Returns bad sampling parameters, which every endpoint that generates has alike."""
+    return [
+        *field(path, "temperature", -0.1, 2.5, "hot", True, [1], {}, fragment="a number in [0, 2]"),
+        *raw(path, "temperature", b"NaN", b"Infinity", b"-Infinity", fragment="JSON", param=None),
+        *raw(path, "temperature", b"1e999", b"-1e999"),
+        *field(path, "top_p", 0, -1, 1.01, "1", fragment="a number in (0, 1]"),
+        *field(path, "top_k", -2, 1.5, "5", 2**31, fragment="whole number"),
+        *field(path, "min_p", -0.1, 1.1, False),
+        *field(path, "presence_penalty", -2.1, 2.1, "0"),
+        *field(path, "frequency_penalty", -3, 99),
+        *field(path, "repetition_penalty", 0, -1, True),
+        *field(path, "seed", 2**63, -(2**63) - 1, 0.5, "1"),
+        *field(path, "max_tokens", 0, -1, 1.5, "5", True, 10**30),
+        *field(path, "min_tokens", -1, "1"),
+        *field(path, "min_tokens", 9, max_tokens=8),
+        *field(path, "stop", "", ["a", ""], ["a"] * 17, 5, [5], {"a": 1}),
+        *field(path, "stop_token_ids", [-1], "5", [1.5], 5),
+        *field(path, "logit_bias", {"5": 101}, {"5": "x"}, {"x": 1}, {"-1": 1}, {str(VOCAB_SIZE): 1}, [1]),
+        *field(path, "allowed_token_ids", [], [VOCAB_SIZE], [-1], "5"),
+        *field(path, "bad_words", "x", [""], [5]),
+        *field(path, "ignore_eos", 1, "true"),
+        *field(path, "timeout_s", 0, -1, "5"),
+        *field(path, "priority", "high", 0.5, 2**63),
+        *field(path, "cache_salt", "", "s" * 129, 5),
+        *field(path, "prompt_logprobs", -1, 21, "1"),
+        *field(path, "request_id", "", "a b", "a\nb", "x" * 129, 5),
+        *field(path, "stream", 1, "yes"),
+        *field(path, "temprature", 1, fragment="did you mean temperature?"),
+        *field(path, "max_token", 1, fragment="did you mean max_tokens?"),
+        *field(path, "guided_json", {"type": "object"}, fragment="not supported"),
+    ]
+
+
+def of_generate() -> list[Bad]:
+    return [
+        Bad(GENERATE, {}, "prompt", "required"),
+        *field(GENERATE, "prompt", "", [], None, 5, ["a"], [[1]], [1, True], [1.5], [5, -1], {"a": 1}),
+        Bad(GENERATE, {"prompt": [5, VOCAB_SIZE]}, "prompt", str(VOCAB_SIZE)),
+        Bad(GENERATE, {"prompt": [5] * 300}, "prompt", f"maximum context length is {CONTEXT} tokens"),
+        Bad(GENERATE, {"prompt": "x " * 50_000}, "prompt", f"maximum context length is {CONTEXT} tokens"),
+        *field(GENERATE, "n", 2, 0, "1"),
+        *field(GENERATE, "logprobs", 21, -1, True),
+        *field(GENERATE, "suffix", "end", fragment="not supported"),
+    ]
+
+
+def of_completions() -> list[Bad]:
+    return [
+        Bad(COMPLETIONS, {}, "prompt", "required"),
+        Bad(COMPLETIONS, {"prompt": "x", "model": "zzz"}, "model", "`zzz` does not exist", 404),
+        Bad(COMPLETIONS, {"prompt": "x", "model": 5}, "model", "model"),
+        *field(COMPLETIONS, "prompt", "", [], [""], [[]], ["a", 5], ["a", [5]], [1.5], [[-1]], None, True),
+        Bad(COMPLETIONS, {"prompt": ["x", "y" * 999]}, "prompt", "maximum context length"),
+        *field(COMPLETIONS, "n", 0, 65, 1.5, "2", True),
+        *field(COMPLETIONS, "n", 2, temperature=0, fragment="greedy"),
+        *field(COMPLETIONS, "best_of", 0, 65),
+        *field(COMPLETIONS, "best_of", 1, n=2),
+        *field(COMPLETIONS, "best_of", 3, stream=True),
+        *field(COMPLETIONS, "logprobs", -1, 21, True, "1"),
+        *field(COMPLETIONS, "echo", 1, "true"),
+        *field(COMPLETIONS, "suffix", "end", fragment="not supported"),
+        *field(COMPLETIONS, "stream_options", {"include_usage": True}, fragment="stream"),
+        *field(COMPLETIONS, "stream_options", 5, {"include_usage": 1}, stream=True),
+        *field(COMPLETIONS, "prompt_logprobs", 1, stream=True),
+    ]
+
+
+def of_chat() -> list[Bad]:
+    def message(**fields: Any) -> list[Bad]:
+        return [Bad(CHAT, {"messages": [USER, fields]}, "messages", "messages")]
+
+    return [
+        Bad(CHAT, {}, "messages", "required"),
+        Bad(CHAT, {"messages": [USER], "model": "zzz"}, "model", "does not exist", 404),
+        *field(CHAT, "messages", [], None, "hi", {"role": "user"}, [5], ["hi"], [[]]),
+        *message(),
+        *message(role="king", content="hi"),
+        *message(role=5, content="hi"),
+        *message(content="hi"),
+        *message(role="user"),
+        *message(role="user", content=None),
+        *message(role="user", content=5),
+        *message(role="user", content=[5]),
+        *message(role="user", content=[{"type": "text"}]),
+        *message(role="user", content=[{"type": "text", "text": 5}]),
+        *message(role="user", content=[{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]),
+        *message(role="assistant", content="a", tool_calls="x"),
+        *field(CHAT, "top_logprobs", 1, fragment="logprobs"),
+        *field(CHAT, "top_logprobs", 21, -1, "1", logprobs=True),
+        *field(CHAT, "logprobs", 1, "true"),
+        *field(CHAT, "max_completion_tokens", 0, -1, "5"),
+        *field(CHAT, "n", 0, 65, "2"),
+        *field(CHAT, "continue_final_message", True, add_generation_prompt=True),
+        *field(CHAT, "chat_template", "{{ 1 }}", fragment="not supported"),
+        *field(CHAT, "chat_template_kwargs", 5, "x"),
+        *field(CHAT, "tools", [{"type": "function"}], fragment="not supported"),
+        *field(CHAT, "response_format", {"type": "json_object"}, fragment="not supported"),
+        Bad(CHAT, {"messages": [{"role": "user", "content": "word " * 500}]}, "messages", "maximum context length"),
+    ]
+
+
+def of_the_rest() -> list[Bad]:
+    return [
+        Bad(TOKENIZE, {}, "prompt", "prompt"),
+        Bad(TOKENIZE, {"prompt": "x", "messages": [USER]}, "prompt", "either"),
+        *field(TOKENIZE, "prompt", 5, [1], True),
+        Bad(TOKENIZE, {"messages": [{"role": "user"}]}, "messages", "content"),
+        Bad(TOKENIZE, {"prompt": "x", "model": "zzz"}, "model", "does not exist", 404),
+        *field(TOKENIZE, "return_token_strs", 1),
+        *field(TOKENIZE, "add_special_token", True, fragment="did you mean"),
+        Bad(DETOKENIZE, {}, "tokens", "required"),
+        *[Bad(DETOKENIZE, {"tokens": value}, "tokens", "tokens") for value in ("x", [-1], [VOCAB_SIZE], [1.5], None)],
+        *[Bad(ABORT, body, None, "exactly one") for body in ({}, {"all": False}, {"uid": 1, "all": True})],
+        Bad(ABORT, {"uid": "1"}, "uid", "whole number"),
+        Bad(FLUSH, {"force": "yes"}, "force", "true or false"),
+    ]
+
+
+BAD_INPUTS = [
+    *(bad for path in (GENERATE, CHAT, TOKENIZE) for bad in malformed(path)),
+    *(bad for path in (GENERATE, COMPLETIONS, FLUSH) for bad in media_types(path)),
+    *(bad for path in (GENERATE, COMPLETIONS, CHAT) for bad in sampling(path)),
+    *of_generate(),
+    *of_completions(),
+    *of_chat(),
+    *of_the_rest(),
+]

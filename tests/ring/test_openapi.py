@@ -1,0 +1,99 @@
+"""schemathesis against a real server: whatever fits or breaks the description, no reply is undocumented and none is a
+5xx."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+from tests.ring.client import RingClient
+
+with warnings.catch_warnings():  # of what schemathesis imports
+    warnings.simplefilter("ignore")
+    import schemathesis
+    from schemathesis import Case, GenerationMode
+    from schemathesis.schemas import APIOperation
+    from schemathesis.specs.openapi import checks
+
+pytestmark = [pytest.mark.ring, pytest.mark.timeout(300)]
+
+MAX_EXAMPLES = 20
+PROBE = "GET /health/generate"
+"""Excepted from the ban of 5xx: it is asked for impossible deadlines too, and then rightly answers 503."""
+
+OPERATIONS = (
+    *("POST /generate", "POST /v1/completions", "POST /v1/chat/completions", "POST /tokenize", "POST /detokenize"),
+    *("POST /abort_request", "POST /flush_cache", "GET /v1/models", "GET /v1/models/{id}", "GET /version"),
+    *("GET /server_info", "GET /health", PROBE, "GET /ping", "GET /load", "GET /metrics"),
+)
+ADMINISTRATION = ("GET /admin/processes", "POST /admin/restart/{process}", "POST /start_profile", "POST /stop_profile")
+"""Described, and tested where they are: here they would restart what is being tested."""
+
+ANSWERED = frozenset(OPERATIONS[:5])
+"""Where some of what fits the description must be served."""
+
+NOTHING_TO_BREAK = frozenset(label for label in OPERATIONS if label.startswith("GET ") and label != PROBE)
+
+CHECKS = [
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+    checks.unsupported_method,
+]
+
+
+@pytest.fixture(scope="module")
+def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
+    return start_ring(tiny_checkpoint, "--dtype", "float32", "--max-model-len", "64")
+
+
+@pytest.fixture(scope="module")
+def described(ring: RingClient) -> dict[str, APIOperation]:
+    """Every operation by its method and path."""
+    schema = schemathesis.openapi.from_url(f"{ring.url}/openapi.json")
+    found = [result.ok() for result in schema.get_all_operations()]
+    return {operation.label: operation for operation in found}
+
+
+def test_all_is_described(described: dict[str, APIOperation]):
+    assert sorted(described) == sorted(
+        (*OPERATIONS, *ADMINISTRATION)
+    )  # the description itself is left out by schemathesis
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fits", "breaks"])
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_every_reply_is_documented_and_no_request_breaks_the_server(
+    described: dict[str, APIOperation], label: str, mode: GenerationMode
+):
+    if label in NOTHING_TO_BREAK and mode is GenerationMode.NEGATIVE:
+        pytest.skip("takes nothing that could be wrong")
+
+    statuses: list[int] = []
+
+    @hypothesis.settings(
+        max_examples=MAX_EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        phases=[hypothesis.Phase.generate],
+    )
+    @hypothesis.given(case=described[label].as_strategy(generation_mode=mode))
+    def ask(case: Case) -> None:
+        response = case.call(timeout=60)
+        statuses.append(response.status_code)
+        assert response.status_code < 500 or label == PROBE, response.text
+        case.validate_response(response, checks=CHECKS)
+
+    ask()
+    assert mode is GenerationMode.NEGATIVE or label not in ANSWERED or 200 in statuses, statuses
+
+
+def test_the_server_is_well_afterwards(ring: RingClient):
+    ring.wait_until_empty(timeout_s=10)
+    assert ring.health()["status"] == "ready"
+    assert ring.generate([5, 6, 7], max_tokens=4).usage["completion_tokens"] == 4

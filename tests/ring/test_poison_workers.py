@@ -1,0 +1,51 @@
+"""A request that kills the scheduler, on one of two frontends: it alone is refused, on neither of them another one."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from messages.columns import pack_int32
+from messages.orders import Poison
+from tests.ring.client import RingClient, body
+from tests.ring.test_frontend_workers import Stream, begin_on_both
+from tests.ring.test_poison import POISON
+from tests.ring.test_restart import check_same
+
+pytestmark = pytest.mark.ring
+
+NUM_REQUESTS = 16
+
+
+@pytest.fixture
+def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
+    flags = ("--dtype", "float32", "--enable-fault-injection", "--frontend-workers", "2")
+    ring = start_ring(tiny_checkpoint, *flags)
+    ring.instruct("scheduler", Poison("kill", token_ids=pack_int32(POISON)))
+    return ring
+
+
+def test_the_culprit_is_refused_and_nobody_else(ring: RingClient):
+    requests = [
+        body([7 + index, 8, 9], max_tokens=200, ignore_eos=True, temperature=index % 2, seed=index)
+        for index in range(NUM_REQUESTS)
+    ]
+    undisturbed = ring.generate_all(requests)
+
+    async def run() -> tuple[list[Stream], httpx.Response]:
+        async with ring.connect() as client:
+            streams, tasks = await begin_on_both(client, requests)
+            poison = await client.post("/generate", json=body([5, *POISON, 6], max_tokens=5))
+            await asyncio.gather(*tasks)
+            return streams, poison
+
+    streams, refusal = asyncio.run(run())
+    assert refusal.status_code == 500
+    assert "reference" in refusal.json()["error"]["message"]
+    assert len({stream.block for stream in streams}) == 2
+    check_same([stream.result() for stream in streams], [undisturbed[stream.index] for stream in streams])
+    ring.wait_for_restart("scheduler", 3)
+    assert ring.status("scheduler")["num_restarts"] == 3
+    ring.wait_until_empty(timeout_s=20.0)

@@ -1,0 +1,199 @@
+"""A profile of a real server under load: one trace, in which every process, every step and every frame is found."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.server_process import LAUNCH
+from tests.ring.client import RingClient, body
+
+pytestmark = pytest.mark.ring
+
+SECONDS = 2.0
+CLOCK_US = 1_000.0
+"""How far two notes of one event may be apart."""
+
+ROUNDING_US = 0.01
+RING = {"frontend>tokenizer", "tokenizer>scheduler", "scheduler>detokenizer", "detokenizer>frontend"}
+
+
+@pytest.fixture(scope="module")
+def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
+    return start_ring(tiny_checkpoint, "--dtype", "float32")
+
+
+@contextlib.contextmanager
+def load(ring: RingClient) -> Iterator[None]:
+    """Clients that generate again and again until the end of the block."""
+    is_over = threading.Event()
+
+    def generate() -> None:
+        while not is_over.is_set():
+            ring.generate_all([body([7 + index, 8, 9], max_tokens=60, ignore_eos=True) for index in range(4)])
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(60.0)
+
+
+@pytest.fixture(scope="module")
+def trace_file(ring: RingClient, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("profile") / "trace.json"
+    command = [*LAUNCH, "profile", "--run-dir", str(ring.run_dir.path), "--seconds", str(SECONDS), "--out", str(out)]
+    with load(ring):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100.0, check=False)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+class Trace:
+    def __init__(self, file: Path):
+        self.events: list[dict[str, Any]] = json.loads(file.read_bytes())["traceEvents"]
+        names = [event for event in self.events if event["ph"] == "M" and event["name"] == "process_name"]
+        self.pids = {event["args"]["name"]: event["pid"] for event in names}
+
+    def slices(self, process: str, cat: str) -> list[dict[str, Any]]:
+        pid = self.pids[process]
+        return [one for one in self.events if one["ph"] == "X" and one["pid"] == pid and one.get("cat") == cat]
+
+
+@pytest.fixture(scope="module")
+def trace(trace_file: Path) -> Trace:
+    return Trace(trace_file)
+
+
+def test_all_processes_are_there(trace: Trace, ring: RingClient):
+    processes = ring.health()["processes"]
+    assert trace.pids == {name: processes[name]["pid"] for name in processes}
+    for name in ("tokenizer", "scheduler", "detokenizer"):
+        assert any(one["name"] == "turn" for one in trace.slices(name, "sluice")), name
+    for name in ("frontend", "tokenizer", "detokenizer"):
+        assert any("args" in one for one in trace.slices(name, "sluice")), f"{name} has no stacks"
+
+
+def test_each_step_is_a_slice_with_its_rows_and_operators(trace: Trace):
+    ours = trace.slices("scheduler", "sluice")
+    names = Counter(one["name"].partition(" ")[0] for one in ours)
+    steps = [one for one in ours if one["name"].startswith("step ")]
+    assert len(steps) > 20
+    assert min(names["schedule"], names["commit"], names["send"]) >= len(steps) - 1
+    assert any(one["name"].endswith("decode rows=4 tokens=4") for one in steps)
+    operators = trace.slices("scheduler", "cpu_op")
+    for step in steps[1:-1]:
+        assert any(step["ts"] <= one["ts"] <= step["ts"] + step["dur"] for one in operators), step
+
+
+def test_torch_and_we_note_the_same_steps_within_a_millisecond(trace: Trace):
+    theirs = {one["name"]: one for one in trace.slices("scheduler", "user_annotation")}
+    steps = [one for one in trace.slices("scheduler", "sluice") if one["name"].startswith("step ")]
+    shared = [(one, theirs[one["name"]]) for one in steps if one["name"] in theirs]
+    assert len(shared) >= len(steps) - 2
+    # The machine may take the processor away between two notes, so a few of many may be late, and none early.
+    late = [their["ts"] - our["ts"] for our, their in shared]
+    assert min(late) > -ROUNDING_US - 100.0
+    assert sorted(late)[len(late) // 2] < CLOCK_US / 10
+    assert sum(delay > CLOCK_US for delay in late) <= len(late) // 20
+
+
+def test_arrows_lead_from_a_frame_that_is_sent_to_the_same_frame_taken(trace: Trace):
+    begins = {one["id"]: one for one in trace.events if one["ph"] == "s" and one["cat"] == "ring"}
+    ends = {one["id"]: one for one in trace.events if one["ph"] == "f" and one["cat"] == "ring"}
+    assert begins.keys() == ends.keys()
+    assert {one["name"] for one in begins.values()} >= RING
+    for key, begin in begins.items():
+        end = ends[key]
+        sender, receiver = begin["name"].split(">")
+        assert (begin["pid"], end["pid"]) == (trace.pids[sender], trace.pids[receiver])
+        assert end["ts"] >= begin["ts"], "it is taken before it is sent"
+    for process in trace.pids:
+        slices = {(one["tid"], one["ts"]) for one in trace.slices(process, "sluice")}
+        for arrow in (*begins.values(), *ends.values()):
+            if arrow["pid"] == trace.pids[process]:
+                assert (arrow["tid"], arrow["ts"]) in slices, "an arrow hangs in the air"
+
+
+def test_slices_of_a_track_lie_one_in_another(trace: Trace):
+    for process in trace.pids:
+        for track in (1, 2):
+            slices = [one for one in trace.slices(process, "sluice") if one["tid"] == track]
+            ends: list[float] = []
+            for one in sorted(slices, key=lambda one: (one["ts"], -one["dur"])):
+                while ends and ends[-1] <= one["ts"] + ROUNDING_US:
+                    ends.pop()
+                end = one["ts"] + one["dur"]
+                assert not ends or end <= ends[-1] + ROUNDING_US, (process, one)
+                ends.append(end)
+
+
+def test_perfettos_own_trace_processor_reads_it(trace_file: Path, trace: Trace):
+    api = pytest.importorskip("perfetto.trace_processor")
+    shell = os.environ.get("TRACE_PROCESSOR_SHELL") or shutil.which("trace_processor_shell")
+    config = api.TraceProcessorConfig(bin_path=shell) if shell else api.TraceProcessorConfig()
+    try:
+        processor = api.TraceProcessor(trace=str(trace_file), config=config)
+    except (OSError, subprocess.CalledProcessError) as error:
+        if shell:
+            raise
+        pytest.skip(f"no trace_processor_shell here, and it cannot be downloaded: {error}")
+    with processor:
+        rows = list(processor.query("select name, pid from process where name is not null"))
+        assert {row.name: row.pid for row in rows if row.name in trace.pids} == trace.pids
+        (steps,) = processor.query("select count(*) as num from slice where name glob 'step * decode *' and depth > 0")
+        assert steps.num > 20
+        flows = processor.query(
+            "select count(*) as num from flow join slice s on slice_out = s.id join slice t on slice_in = t.id "
+            "where s.name glob 'send *' and t.name glob 'take *' and t.ts >= s.ts"
+        )
+        (flow,) = flows
+        assert flow.num == sum(one["ph"] == "s" and one["cat"] == "ring" for one in trace.events)
+
+
+def test_over_http(ring: RingClient):
+    with load(ring):
+        started = httpx.post(f"{ring.url}/start_profile", timeout=60.0)
+        again = httpx.post(f"{ring.url}/start_profile", timeout=60.0)
+        ring.generate([5, 6, 7], max_tokens=20, ignore_eos=True)
+        stopped = httpx.post(f"{ring.url}/stop_profile", timeout=60.0)
+    assert (started.status_code, again.status_code, stopped.status_code) == (200, 409, 200)
+    assert started.json()["processes"] == ["detokenizer", "frontend", "scheduler", "tokenizer"]
+    file = Path(stopped.json()["file"])
+    try:
+        assert set(Trace(file).pids) == {"detokenizer", "frontend", "scheduler", "tokenizer"}
+    finally:
+        file.unlink()
+    assert httpx.post(f"{ring.url}/stop_profile", timeout=60.0).status_code == 409
+
+
+def test_a_profile_of_one_process(ring: RingClient, tmp_path: Path):
+    out = tmp_path / "trace.json"
+    command = [
+        *LAUNCH,
+        "profile",
+        "tokenizer",
+        "--run-dir",
+        str(ring.run_dir.path),
+        "--seconds",
+        "0.2",
+        "--out",
+        str(out),
+    ]
+    assert subprocess.run(command, capture_output=True, timeout=60.0, check=False).returncode == 0
+    assert set(Trace(out).pids) == {"tokenizer"}
+    command[3] = "tokeniser"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
+    assert done.returncode == 2
+    assert "tokeniser" in done.stderr

@@ -1,0 +1,197 @@
+"""Processes are replaced by order under load: no request fails, each text and id is that of the undisturbed run."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.ring.client import Generated, RingClient, body, collect
+from tests.ring.test_restart import check_same
+
+pytestmark = pytest.mark.ring
+
+NUM_STREAMS = 8
+ORDER_TIMEOUT_S = 90.0
+FLAGS = ("--dtype", "float32", "--drain-timeout-s", "20", "--hang-timeout-s", "5", "--max-restarts-per-min", "100")
+ALL = ("tokenizer", "detokenizer", "scheduler", "frontend")
+
+
+@pytest.fixture(scope="module")
+def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
+    return start_ring(tiny_checkpoint, *FLAGS)
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[dict[str, Any]]:
+    return make_requests(NUM_STREAMS, max_tokens=150)
+
+
+def make_requests(num: int, max_tokens: int) -> list[dict[str, Any]]:
+    """Greedy and sampled, as text and ids; some get less than half of `max_tokens`."""
+    rng = random.Random(7)
+    return [
+        body(
+            "über 😀 — " if index % 4 == 3 else [rng.randrange(3, 250) for _ in range(rng.randrange(1, 60))],
+            max_tokens=rng.randrange(max_tokens * 2 // 5, max_tokens),
+            ignore_eos=True,
+            temperature=0.0 if index % 2 == 0 else 0.9,
+            seed=index,
+        )
+        for index in range(num)
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ring: RingClient, requests: list[dict[str, Any]]) -> list[Generated]:
+    return ring.generate_all(requests)
+
+
+class Load:
+    """Clients that repeat their request until told to stop, each on a new connection; every reply is checked."""
+
+    def __init__(self, ring: RingClient, requests: list[dict[str, Any]], expected: list[Generated]):
+        self._ring = ring
+        self._requests = requests
+        self._expected = expected
+        self._is_over = False
+        self.num_replies = 0
+        self.num_attempts = 0
+        self.longest_pause_s = 0.0
+
+    async def run_during(self, act: Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]]) -> None:
+        """Keeps all clients busy while `act` runs. Fails where one of them has got anything but what it should."""
+        async with self._ring.connect() as client:
+            clients = [asyncio.create_task(self._be_client(client, index)) for index in range(len(self._requests))]
+            try:
+                await act(client)
+            finally:
+                self._is_over = True
+                await asyncio.gather(*clients)
+
+    async def wait_for_replies(self, num_more: int) -> None:
+        """Waits until every client has had a token and there are `num_more` whole replies."""
+        wanted = self.num_replies + num_more
+        async with asyncio.timeout(ORDER_TIMEOUT_S):
+            while self.num_replies < wanted:
+                await asyncio.sleep(0.02)
+
+    async def _be_client(self, client: httpx.AsyncClient, index: int) -> None:
+        while not self._is_over:
+            last_s = time.monotonic()
+
+            def note(num_tokens: int) -> None:
+                nonlocal last_s
+                now_s = time.monotonic()
+                self.longest_pause_s, last_s = max(self.longest_pause_s, now_s - last_s), now_s
+
+            got = await collect(client, self._requests[index], note)
+            check_same([got], [self._expected[index]])
+            self.num_replies += 1
+            self.num_attempts += got.attempts
+
+
+async def replace(client: httpx.AsyncClient, process: str, **params: float) -> None:
+    """Has `process` replaced, and returns when the old one is gone."""
+    before = await processes(client)
+    reply = await client.post(f"/admin/restart/{process}", params=params, timeout=ORDER_TIMEOUT_S)
+    assert reply.status_code == 200, reply.text
+    async with asyncio.timeout(ORDER_TIMEOUT_S):
+        while set(now := await processes(client)) != set(before):
+            await asyncio.sleep(0.05)
+    assert now[process]["incarnation"] == before[process]["incarnation"] + 1
+    assert now[process]["pid"] != before[process]["pid"]
+
+
+async def processes(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
+    reply = await client.get("/admin/processes")
+    assert reply.status_code == 200, reply.text
+    return {process["name"]: process for process in reply.json()["processes"]}
+
+
+def test_all_four_one_after_another_under_load(
+    ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]
+):
+    load = Load(ring, requests, undisturbed)
+
+    async def act(client: httpx.AsyncClient) -> None:
+        for process in ALL:
+            await load.wait_for_replies(NUM_STREAMS)
+            load.longest_pause_s = 0.0
+            await replace(client, process)
+            await load.wait_for_replies(NUM_STREAMS)
+            print(f"{process}: longest pause of a stream {load.longest_pause_s:.3f} s")
+
+    asyncio.run(load.run_during(act))
+    assert load.num_attempts > load.num_replies, "no stream was continued"
+    ring.wait_until_empty(timeout_s=10.0)
+
+
+def test_rows_that_do_not_finish_in_time_go_on_in_the_new_scheduler(
+    ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]
+):
+    load = Load(ring, requests, undisturbed)
+
+    async def act(client: httpx.AsyncClient) -> None:
+        await load.wait_for_replies(NUM_STREAMS)
+        await replace(client, "scheduler", timeout_s=0.0)
+        await load.wait_for_replies(NUM_STREAMS)
+
+    asyncio.run(load.run_during(act))
+    ring.wait_until_empty(timeout_s=10.0)
+
+
+def test_three_ordered_restarts_make_no_request_a_suspect(
+    ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]
+):
+    """As three deaths of the scheduler would: these requests come to no token between them."""
+
+    async def run() -> list[Generated]:
+        async with ring.connect() as client:
+            streams = [asyncio.create_task(collect(client, request)) for request in requests]
+            for _ in range(3):
+                await replace(client, "scheduler", timeout_s=0.0)
+            return list(await asyncio.gather(*streams))
+
+    check_same(asyncio.run(run()), undisturbed)
+    ring.wait_until_empty(timeout_s=10.0)
+
+
+def test_a_frontend_leaves_after_its_last_stream(
+    ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]
+):
+    """The streams of the old one end there, while the new one serves others and the ring behind both is replaced."""
+
+    async def run() -> tuple[list[Generated], list[Generated]]:
+        async with ring.connect() as client:
+            begun = asyncio.Event()
+            old = [asyncio.create_task(collect(client, request, lambda _: begun.set())) for request in requests]
+            await begun.wait()
+            await client.post("/admin/restart/frontend")
+            new = [asyncio.create_task(collect(client, request)) for request in requests]
+            reply = await client.post("/admin/restart/detokenizer", timeout=ORDER_TIMEOUT_S)
+            assert reply.status_code == 200, reply.text
+            return list(await asyncio.gather(*old)), list(await asyncio.gather(*new))
+
+    for got in asyncio.run(run()):
+        check_same(got, undisturbed)
+    wait_until_one_frontend(ring)
+    ring.wait_until_empty(timeout_s=10.0)
+
+
+def wait_until_one_frontend(ring: RingClient) -> None:
+    deadline = time.monotonic() + ORDER_TIMEOUT_S
+    while "frontend.old" in ring.health()["processes"]:
+        assert time.monotonic() < deadline, "the old frontend does not leave"
+        time.sleep(0.05)
+
+
+def test_an_order_that_cannot_be_carried_out_is_an_error(ring: RingClient):
+    url = f"{ring.url}/admin/restart"
+    assert httpx.post(f"{url}/nobody").status_code == 404
+    assert httpx.post(f"{url}/tokenizer", params={"timeout_s": "soon"}).status_code == 400
+    assert httpx.get(f"{url}/tokenizer").status_code == 405

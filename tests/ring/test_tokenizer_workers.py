@@ -1,0 +1,114 @@
+"""Several tokenizers: requests are spread over them, their number changes and one dies while requests go on."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from messages.orders import Done, Order, Result, ScaleProcess
+from supervisor.order_line import OrderLine
+from supervisor.running import choose_server
+from tests.ring.client import Generated, RingClient
+from tests.ring.test_rolling_restart import FLAGS, Load, make_requests, replace
+
+pytestmark = pytest.mark.ring
+
+NUM_STREAMS = 8
+ORDER_TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
+    return start_ring(tiny_checkpoint, *FLAGS, "--tokenizer-workers", "2")
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[dict[str, Any]]:
+    """Short ones, so that many pass the tokenizers."""
+    return make_requests(NUM_STREAMS, max_tokens=25)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ring: RingClient, requests: list[dict[str, Any]]) -> list[Generated]:
+    return ring.generate_all(requests)
+
+
+def give(ring: RingClient, order: Order) -> Result:
+    server = choose_server(None, httpx.URL(ring.url).port)
+    with OrderLine(server.run_dir) as line:
+        return line.give(order, ORDER_TIMEOUT_S)
+
+
+def tokenizers(ring: RingClient) -> set[str]:
+    return {name for name in ring.health()["processes"] if name.startswith("tokenizer")}
+
+
+def num_tokenized(ring: RingClient) -> dict[str, float]:
+    return {name: ring.gauges(name).get("num_tokenized", 0.0) for name in tokenizers(ring)}
+
+
+def test_requests_are_spread_over_all(ring: RingClient, undisturbed: list[Generated]):
+    assert tokenizers(ring) == {"tokenizer", "tokenizer-2"}
+    ring.wait_until_empty(timeout_s=5.0)
+    before = num_tokenized(ring)
+    for _ in range(8):
+        ring.generate([5], max_tokens=1)
+    deadline_s = time.monotonic() + ORDER_TIMEOUT_S
+    while any(count < before[name] + 4 for name, count in num_tokenized(ring).items()):
+        assert time.monotonic() < deadline_s, (before, num_tokenized(ring))
+        time.sleep(0.1)
+
+
+def test_their_number_changes_under_load(
+    ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]
+):
+    load = Load(ring, requests, undisturbed)
+
+    async def act(client: httpx.AsyncClient) -> None:
+        for num in (4, 1, 3, 2):
+            await load.wait_for_replies(NUM_STREAMS)
+            result = await asyncio.to_thread(give, ring, ScaleProcess("tokenizer", num))
+            assert isinstance(result, Done), result
+            assert len(await asyncio.to_thread(tokenizers, ring)) == num
+        await load.wait_for_replies(NUM_STREAMS)
+
+    asyncio.run(load.run_during(act))
+    assert tokenizers(ring) == {"tokenizer", "tokenizer-2"}
+    ring.wait_until_empty(timeout_s=10.0)
+
+
+def test_one_of_them_is_replaced_under_load(
+    ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]
+):
+    load = Load(ring, requests, undisturbed)
+
+    async def act(client: httpx.AsyncClient) -> None:
+        await load.wait_for_replies(NUM_STREAMS)
+        await replace(client, "tokenizer-2")
+        await load.wait_for_replies(NUM_STREAMS)
+
+    asyncio.run(load.run_during(act))
+    ring.wait_until_empty(timeout_s=10.0)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_where_one_dies_the_others_take_its_requests_at_once(
+    ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated], how: signal.Signals
+):
+    """No request is refused meanwhile; those that a stopped one holds go on when it is found to hang."""
+    load = Load(ring, requests, undisturbed)
+    status = ring.status("tokenizer")
+
+    async def act(client: httpx.AsyncClient) -> None:
+        await load.wait_for_replies(NUM_STREAMS)
+        os.kill(status["pid"], how)
+        await asyncio.to_thread(ring.wait_for_restart, "tokenizer", status["num_restarts"] + 1)
+        await load.wait_for_replies(NUM_STREAMS)
+
+    asyncio.run(load.run_during(act))
+    ring.wait_until_empty(timeout_s=10.0)
