@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: serve test check fix bench chaos clean
+.PHONY: serve test check fix bench chaos starts clean
 
 serve: $(VENV)/.serve
 	$(BIN)/python launch.py $(ARGS)
@@ -25,9 +25,14 @@ fix: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.run_all $(ARGS)
 
-# Kills processes of a small server under load for ten minutes: every stream must go on as if nothing had happened.
+# Kills processes and loses frames of a small server under load for ten minutes: every stream must go on as if nothing
+# had happened.
 chaos: $(VENV)/.dev
 	$(BIN)/python -m tests.ring.chaos --seconds 600 --seed 1 $(ARGS)
+
+# Starts and stops a small server fifty times, in good order and by kill -9: nothing may be left behind.
+starts: $(VENV)/.dev
+	$(BIN)/python -m tests.ring.starts --times 50 $(ARGS)
 
 clean:
 	rm -rf $(VENV)
