@@ -116,6 +116,10 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """int32 [S]: alternatives wanted with the row's token, -1 for no logprobs; empty where no row wants any."""
     scored: ScoredTokens | None = None
     """`None` where no prompt's logprobs are wanted."""
+    token_sources: bytes = b""
+    """int32 [num_decode_rows]: where the row's token is one that the step before samples, its index into that step's
+    S; -1 where `token_ids` has it. Empty: `token_ids` has all. A step with sources is planned before the one before it
+    has ended."""
 
 
 class ForwardOutput(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -1,0 +1,37 @@
+"""The Triton forms of this process: loaded once, looked up by operation by the launchers of `kernels/`.
+
+Triton is not installed beside a CPU build of torch, so nothing but this file names the modules that import it.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor
+
+Form = Callable[..., Any]
+"""Takes what the launcher of the same name takes."""
+
+NAMES: tuple[str, ...] = ()
+"""The operations with a Triton form: `kernels/gpu/<name>.py` has a function of that name."""
+
+_forms: dict[str, Form] = {}
+_device_type = "cuda"
+
+
+def find_form(name: str, x: Tensor) -> Form | None:
+    """Returns the Triton form of an operation for tensors like `x`; None: the launcher goes on without."""
+    return _forms.get(name) if x.device.type == _device_type else None
+
+
+def load_forms(device_type: str = "cuda") -> None:
+    """From now on launchers use the Triton forms for tensors on `device_type` ("cpu": Triton's interpreter)."""
+    global _device_type  # noqa: PLW0603
+    _device_type = device_type
+    for name in NAMES:
+        _forms[name] = getattr(import_module(f"kernels.gpu.{name}"), name)
+
+
+def unload_forms() -> None:
+    """Launchers use their references."""
+    _forms.clear()
