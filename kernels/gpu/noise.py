@@ -1,7 +1,7 @@
 """The noise of `kernels.noise` inside of Triton kernels: the same integers, and the logarithm of the C form.
 
-`tl.log` would differ from GPU to GPU and from the interpreter, and where the draws are that win a race (near 0) an
-approximate one would change the distribution.
+`tl.log` is another function in each library that Triton takes it from; this one differs from the C form by no more than
+the rounding of products that are added in the same step.
 """
 
 import triton
