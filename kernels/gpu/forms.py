@@ -12,7 +12,7 @@ from torch import Tensor
 Form = Callable[..., Any]
 """Takes what the launcher of the same name takes."""
 
-NAMES: tuple[str, ...] = ()
+NAMES: tuple[str, ...] = ("rms_norm",)
 """The operations with a Triton form: `kernels/gpu/<name>.py` has a function of that name."""
 
 _forms: dict[str, Form] = {}
