@@ -112,7 +112,7 @@ def compile_case(case: CompileCase) -> Compiled:
         if case.signature.get(name, "").endswith(ALIGNED)
     }
     options = {name: value for name, value in case.launch.items() if name in OPTIONS}
-    constants = {name: value for name, value in (case.constants | case.launch).items() if name not in OPTIONS}
+    constants = {name: value for name, value in {**case.constants, **case.launch}.items() if name not in OPTIONS}
     source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
     made = triton.compile(source, target=TARGET, options=options)
     ptx = made.asm["ptx"]

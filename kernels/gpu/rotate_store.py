@@ -61,7 +61,7 @@ def choose_launch(num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str,
     """Returns the blocks: as many heads as both kinds fill, and half a head dimension."""
     heads = min(MAX_HEADS_A_PROGRAM, triton.next_power_of_2(min(num_heads, num_kv_heads)))
     half = triton.next_power_of_2((head_dim + 1) // 2)
-    return {"HEADS": heads, "HALF": half, "num_warps": max(1, heads * half // 256)}
+    return {"HEADS": heads, "HALF": half, "num_warps": max(1, heads * half // 128)}
 
 
 @triton.jit

@@ -122,9 +122,7 @@ class Decoder:
         layer = self._layers[index]
         heads_TAD = layer.qkv(normed_TE).view(num_tokens, -1, config.head_dim)
         layer_cache = cache.layers[index]
-        query_THD = rotate_store(
-            heads_TAD, layer_cache, self._rope_tables, step.positions, step.slots, layer.qk_norms
-        )
+        query_THD = rotate_store(heads_TAD, layer_cache, self._rope_tables, step.positions, step.slots, layer.qk_norms)
         out_THD = torch.empty(query_THD.shape, dtype=query_THD.dtype, device=query_THD.device)
         if num_decode:
             paged_decode(

@@ -1,18 +1,14 @@
-"""Every test runs with the Triton forms: compiled on a CUDA device where there is one, else interpreted on the CPU."""
+"""Every test runs with the Triton forms, and every tensor that they allocate is poisoned."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from kernels.gpu import forms
-from tests.kernels.cases import DEVICES
-
-DEVICE = DEVICES[-1]
+from tests.kernels.gpu.forms_in_use import DEVICE, forms_in_use
 
 # One thread computes: the tensors are small, and other processes want the cores.
 torch.set_num_threads(1)
@@ -28,31 +24,11 @@ def device() -> str:
 def form(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """Launchers take the Triton forms; counts, by operation, how often one was taken.
 
-    Every tensor that they allocate is filled with NaN (integers: the largest), so that what no kernel writes is seen.
+    What they allocate is filled with NaN (integers: the largest), so that what no kernel writes is seen.
     """
-    triton = pytest.importorskip("triton", reason="needs triton")
-    is_interpreted = triton.knobs.runtime.interpret
-    if is_interpreted:
-        pytest.importorskip("tests.kernels.gpu.interpreter_bf16").make_bf16_right()
-    if is_interpreted != (DEVICE == "cpu"):
-        pytest.skip(f"torch computes on {DEVICE}, and TRITON_INTERPRET is {int(is_interpreted)}")
-    forms.load_forms(DEVICE)
-    taken: Counter[str] = Counter()
-    for name, found in list(forms._forms.items()):
-        forms._forms[name] = counted(name, found, taken)
-    poison_allocations(monkeypatch)
-    # What is masked may overflow or be NaN, as on a GPU.
-    with np.errstate(all="ignore"):
+    with forms_in_use() as taken:
+        poison_allocations(monkeypatch)
         yield taken
-    forms.unload_forms()
-
-
-def counted(name: str, found: forms.Form, taken: Counter[str]) -> forms.Form:
-    def call(*arguments: Any, **named: Any) -> Any:
-        taken[name] += 1
-        return found(*arguments, **named)
-
-    return call
 
 
 def poison_allocations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_update", [False, True])
 @pytest.mark.parametrize("size", [1, 7, 128, 769])
-def test_equals_its_reference(
-    size: int, has_update: bool, dtype: torch.dtype, device: str, form: Counter[str]
-) -> None:
+def test_equals_its_reference(size: int, has_update: bool, dtype: torch.dtype, device: str, form: Counter[str]) -> None:
     generator = torch.Generator().manual_seed(size)
     x, update = torch.randn(2, 3, size, generator=generator).to(dtype).to(device)
     weight, bias = torch.randn(2, size, generator=generator).to(dtype).to(device)
