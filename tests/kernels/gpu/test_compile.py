@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kernels.gpu.compile_case import CompileCase
 from kernels.gpu.forms import NAMES
 
 JOBS, TIMEOUT_S = 2, 600
@@ -35,3 +36,21 @@ def test_compiles_for_hopper_within_its_bounds(name: str) -> None:
     assert len({line["label"] for line in lines}) == len(lines)
     for line in lines:
         assert not line["complaints"], f"{line['label']}: {line['complaints']} {line['compiled']}"
+
+
+@pytest.mark.parametrize(
+    ("compiled", "complaint"),
+    [
+        ((64, 0, 1000, 1, 0), None),
+        ((65, 0, 1000, 1, 0), "65 registers, of 64"),
+        ((64, 8, 1000, 1, 0), "spills 8 bytes"),
+        ((64, 0, 233_000, 1, 0), "233000 bytes of shared memory"),
+        ((64, 0, 1000, 0, 9), "no wgmma"),
+    ],
+)
+def test_what_is_out_of_bounds_is_complained_of(compiled: tuple[int, ...], complaint: str | None) -> None:
+    report = pytest.importorskip("kernels.gpu.compile_report")
+    case = CompileCase("a shape", None, {}, {}, max_registers=64, has_wgmma=True)
+    complaints = report.check(case, report.Compiled(*compiled))
+    assert len(complaints) == (complaint is not None)
+    assert all(found.startswith(complaint) for found in complaints)
