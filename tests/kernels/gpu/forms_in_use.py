@@ -1,5 +1,6 @@
 """The Triton forms as tests use them: compiled on a CUDA device where there is one, else interpreted on the CPU."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,8 +32,9 @@ def forms_in_use() -> Iterator[Counter[str]]:
     for name, found in list(forms._forms.items()):
         forms._forms[name] = _counted(name, found, taken)
     try:
-        # What is masked may overflow or be NaN, as on a GPU.
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            # What is masked may overflow or be NaN, as on a GPU; loops to a loaded bound make numpy complain.
+            warnings.filterwarnings("ignore", "Conversion of an array with ndim > 0", DeprecationWarning)
             yield taken
     finally:
         forms.unload_forms()
