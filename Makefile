@@ -9,8 +9,14 @@ ARGS ?=
 serve: $(VENV)/.serve
 	$(BIN)/python launch.py $(ARGS)
 
+# Without ARGS: all tests, those that start real servers last and one at a time, so that nothing else takes their cores.
 test: $(VENV)/.dev
+ifeq ($(ARGS),)
+	$(BIN)/python -m pytest -m "not ring" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m ring
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check
