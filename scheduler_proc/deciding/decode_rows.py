@@ -124,7 +124,7 @@ class DecodeRows:
             num_entered = context_len // self.page_size + (1 if offset else self._has_entered(row))
             pages = req.pages[:num_entered]  # it may have one more already, for the step after the one in flight
             assert self._table(row) == _padded(pages, self.table_width), "a row has another's pages"
-            assert not offset or self.slots[row] == req.pages[-1] * self.page_size + offset, "a row has another's slot"
+            assert not offset or self.slots[row] == pages[-1] * self.page_size + offset, "a row has another's slot"
         assert len(self.tables) == len(self.reqs) * self.table_width, "page tables are left over"
         self.sampling.check([req.pending for req in self.reqs])
 
