@@ -38,12 +38,18 @@ class ModelRunner:
     `max_num_batched_tokens`: `--max-num-batched-tokens`, or its default on this device.
     """
 
+    can_overlap = False
+
     def __init__(self, decoder: Decoder, cache: KVCache, placement: Placement, max_num_batched_tokens: int):
         self.num_pages = cache.num_pages
         self.max_num_batched_tokens = max_num_batched_tokens
         self._decoder = decoder
         self._cache = cache
         self._placement = placement
+
+    def launch(self, batch: Batch) -> ForwardOutput:
+        """Runs the step at once: the processor that would plan the next one computes this one."""
+        return self.run(batch)
 
     def run(self, batch: Batch) -> ForwardOutput:
         """Runs the step and returns its result when it is known; the cache holds its K and V afterwards."""
