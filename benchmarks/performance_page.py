@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_page import make_gpu_part
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "PERFORMANCE.md"
@@ -32,8 +34,8 @@ def make_page(results: Path) -> str:
     parts = [
         "# Performance\n\nMade by `python -m benchmarks.performance_page` of the files in `benchmarks/results/`; "
         "`make bench` writes them anew. Where nothing else is said, the model is the bundled one and each figure is of "
-        "one run. Everything ran on a CPU, on the C kernels and torch; nothing has been run on a GPU. Between equal "
-        "runs, throughput was seen to differ by up to half.\n",
+        "one run. Everything but the last section ran on a CPU, on the C kernels and torch. Between equal runs, "
+        "throughput was seen to differ by up to half.\n",
         "## A running server under load\n\n" + _load_table(loads) + _source(loads[0], len(loads)),
         *_cpu_parts(results),
         "## What running streams feel when long prompts arrive\n\n" + _mixed_table(mixed) + _source(mixed),
@@ -42,6 +44,7 @@ def make_page(results: Path) -> str:
         "## When a process is killed\n\n" + _recovery_table(recovery) + _source(recovery),
         "## What a step costs outside of the model\n\n" + _wire_table(wire) + _source(wire),
         "## What deciding costs\n\n" + _schedule_table(schedule) + _source(schedule),
+        make_gpu_part(results),
     ]
     return "\n".join(parts)
 

@@ -12,7 +12,13 @@ from torch import Tensor
 Form = Callable[..., Any]
 """Takes what the launcher of the same name takes."""
 
-NAMES: tuple[str, ...] = ()
+NAMES: tuple[str, ...] = (
+    "gelu",
+    "layer_norm",
+    "rms_norm",
+    "rotate_store",
+    "silu_mul",
+)
 """The operations with a Triton form: `kernels/gpu/<name>.py` has a function of that name."""
 
 _forms: dict[str, Form] = {}
