@@ -132,12 +132,15 @@ class Decoder:
                 step.decode_num_keys,
                 config.attention_scale,
                 out_THD[:num_decode],
+                step.decode_work,
             )
         if num_decode < num_tokens:
             paged_prefill(
                 query_THD[num_decode:],
                 layer_cache,
-                PrefillRows(step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens),
+                PrefillRows(
+                    step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, step.prefill_tiles
+                ),
                 config.attention_scale,
                 out_THD[num_decode:],
             )
