@@ -4,7 +4,6 @@ from pathlib import Path
 
 from kernels.cpu.library import load_kernels
 from messages.config import Config
-from scheduler_proc.computing.checkpoint import open_checkpoint
 from scheduler_proc.computing.decoder import Decoder
 from scheduler_proc.computing.families.registry import find_family
 from scheduler_proc.computing.full_step import plan_warm_up
@@ -36,6 +35,9 @@ def load_runner(config: Config, report: Report) -> ModelRunner | GpuRunner:
     if config.model.load_format == "dummy":
         weights = make_dummy_weights(decoder_config, placement, report)
     else:
+        # Imported here and not above: it needs safetensors, which a machine for random weights may lack.
+        from scheduler_proc.computing.checkpoint import open_checkpoint
+
         checkpoint = open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
         weights = load_weights(decoder_config, family, checkpoint, placement, report)
     decoder = Decoder(decoder_config, weights, config.facts.max_model_len)
