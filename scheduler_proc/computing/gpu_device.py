@@ -101,5 +101,9 @@ class _OnItsWay:
         self._done = done
 
     def wait(self) -> Tensor:
-        self._done.synchronize()
+        try:
+            self._done.synchronize()
+        except RuntimeError as error:
+            # CUDA works no more in this process. Its end is noticed, and a successor goes on with the requests.
+            raise SystemExit(f"the GPU has failed: {error}") from error
         return self._host
