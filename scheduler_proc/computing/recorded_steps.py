@@ -85,6 +85,10 @@ class RecordedSteps:
         self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=device.torch_device)
         self._hidden_NE = like_NE.new_zeros(max(shape.num_head_tokens for shape in planned), like_NE.shape[1])
 
+    @property
+    def num_graphs(self) -> int:
+        return len(self._recorded)
+
     def find(self, batch: Batch) -> RecordedStep | None:
         """Returns the smallest recorded step with room for `batch`."""
         if not self._recorded:

@@ -190,6 +190,7 @@ def test_without_graphs_and_without_overlap(pair: Pair, caplog: pytest.LogCaptur
     eager = load_late(pair.path, device, enforce_eager=True, overlap=False)
     assert pair.gpu.can_overlap
     assert not eager.can_overlap
+    assert [runner._recorded and runner._recorded.num_graphs for runner in (pair.gpu, eager)] == [12, 0]
     assert generate(eager, PROMPTS, 6, SCHEDULES[1], VARIED) == generate(pair.cpu, PROMPTS, 6, SCHEDULES[1], VARIED)
     assert device.num_replays == 0
     assert "CUDA graphs cannot be recorded" not in caplog.text
