@@ -13,6 +13,8 @@ ALIGNMENT = 64
 TORCH_DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "bool": torch.bool}
 """By numpy's names."""
 
+NUMPY_DTYPES = {dtype: np.dtype(name) for name, dtype in TORCH_DTYPES.items()}
+
 Shape = tuple[int, ...]
 
 
@@ -20,12 +22,13 @@ class PackedColumns:
     """Where each named column lies. The layout is a function of names, number formats and shapes alone."""
 
     def __init__(self, columns: Mapping[str, tuple[torch.dtype, Shape]]):
-        self._places: dict[str, tuple[int, int, torch.dtype, Shape]] = {}
+        self._places: dict[str, tuple[torch.dtype, int, int, Shape]] = {}
+        """Number format, and first and last place of the column where the buffer is one array of that format."""
         end = 0
         for name, (dtype, shape) in columns.items():
-            num_bytes = dtype.itemsize * prod(shape)
-            self._places[name] = (end, end + num_bytes, dtype, shape)
-            end += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+            itemsize, count = dtype.itemsize, prod(shape)
+            self._places[name] = (dtype, end // itemsize, end // itemsize + count, shape)
+            end += -(-itemsize * count // ALIGNMENT) * ALIGNMENT
         self.num_bytes = end
 
     @classmethod
@@ -40,13 +43,23 @@ class PackedColumns:
 
     def tensors(self, buffer: Tensor) -> dict[str, Tensor]:
         """Returns the columns in `buffer` (uint8, at least `num_bytes` long), of which they are views."""
+        wholes = {dtype: buffer[: self.num_bytes].view(dtype) for dtype in self._dtypes}
         return {
-            name: buffer[start:end].view(dtype).view(shape) for name, (start, end, dtype, shape) in self._places.items()
+            name: wholes[dtype][start:end] if len(shape) == 1 else wholes[dtype][start:end].view(shape)
+            for name, (dtype, start, end, shape) in self._places.items()
         }
 
     def arrays(self, buffer: Tensor) -> dict[str, np.ndarray]:
         """Returns the same for a buffer in the host's memory."""
-        return {name: tensor.numpy() for name, tensor in self.tensors(buffer).items()}
+        whole = buffer.numpy()[: self.num_bytes]
+        wholes = {dtype: whole.view(NUMPY_DTYPES[dtype]) for dtype in self._dtypes}
+        return {
+            name: wholes[dtype][start:end].reshape(shape) for name, (dtype, start, end, shape) in self._places.items()
+        }
+
+    @property
+    def _dtypes(self) -> set[torch.dtype]:
+        return {dtype for dtype, *_ in self._places.values()}
 
 
 def join(tensors: list[Tensor]) -> Tensor:

@@ -116,7 +116,10 @@ def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
     shape = shape_of(batch)
     columns = shape.columns()
     buffer = torch.empty(columns.num_bytes, dtype=torch.uint8)
-    pack_step(batch, shape, columns.arrays(buffer))
+    arrays = columns.arrays(buffer)
+    pack_step(batch, shape, arrays)
+    if device.type == "cpu":
+        return view_step(shape, {name: torch.from_numpy(array) for name, array in arrays.items()})
     return view_step(shape, columns.tensors(buffer.to(device)))
 
 
