@@ -102,6 +102,7 @@ def measure_decode(
         plans.append((time.perf_counter_ns() - start_ns) / 1e3)
         assert batch is not None
         assert batch.phase == "decode"
+        assert batch.num_decode_rows == num_rows
         assert bool(batch.token_sources) == is_ahead
         in_flight.append(batch)
         output = output_of(in_flight.pop(0))
@@ -196,9 +197,10 @@ def main() -> None:
     rows: list[Row] = []
     for num_rows in (1, 32, 256):
         rows += measure_decode(num_rows, 512, arguments.steps)
-    rows += measure_decode(256, 3_000, arguments.steps)
-    for num_rows, context_tokens in ((1, 512), (32, 512), (256, 512), (256, 3_000)):
-        rows += measure_decode(num_rows, context_tokens, arguments.steps, is_ahead=True)
+    rows += measure_decode(256, 3_000, arguments.steps // 2)  # then the pages are used up
+    for num_rows in (1, 32, 256):
+        rows += measure_decode(num_rows, 512, arguments.steps, is_ahead=True)
+    rows += measure_decode(256, 3_000, arguments.steps // 2, is_ahead=True)
     for change in CHANGES:
         if change:
             rows += measure_decode(256, 512, arguments.steps // 4, change)

@@ -1,13 +1,14 @@
 """A step whose result is not known yet: which rows it has, what may be planned behind it, and what of it still counts.
 
-The scheduler's state is that of its last commit, whatever runs. A step is planned behind one in flight from that state and
-from what is certain of the other: each of its rows gets one token more, which only the device knows, and each chunk is
-computed. To forget a step that was planned is therefore no more than that; pages that were taken for it are used later.
+The scheduler's state is that of its last commit, whatever runs. A step is planned behind one in flight from that state
+and from what is certain of the other: each of its rows gets one token more, which only the device knows, and each chunk
+is computed. To forget a step that was planned is therefore no more than that; pages that were taken for it are used
+later.
 
-A row may end with a token of the step in flight, or be aborted meanwhile: the step behind computes it all the same, and its
-result is left out (`StepInFlight.without_ended`). Its pages are free by then, and the step behind still writes the last slot;
-but whoever gets that page writes it in a later step yet, and the radix tree never gets a page with a slot beyond what is
-committed.
+A row may end with a token of the step in flight, or be aborted meanwhile: the step behind computes it all the same, and
+its result is left out (`StepInFlight.without_ended`). Its pages are free by then, and the step behind still writes the
+last slot; but whoever gets that page writes it in a later step yet, and the radix tree never gets a page with a slot
+beyond what is committed.
 """
 
 from array import array
@@ -41,9 +42,10 @@ class StepInFlight:
         return self._stages.running.get(req.uid) is req
 
     def rows_behind(self) -> DecodeRows:
-        """Returns the rows in DECODE that the next step has; raises `MustCommitError` where a row's depends on its token.
+        """Returns the rows in DECODE that the next step has, but for those that will then have all their tokens.
 
-        A row that ends with the token of this step because of its length is not among them.
+        Raises `MustCommitError` where the next token of one depends on which one it gets in this step by more than K
+        and V.
         """
         rows = self._stages.decode.advanced()
         for chunk in self.chunks:
@@ -66,7 +68,7 @@ class StepInFlight:
     def without_ended(
         self, output: ForwardOutput, failures: Mapping[int, ErrorInfo]
     ) -> tuple[list[Chunk], ForwardOutput, Mapping[int, ErrorInfo]]:
-        """Returns the chunks, the result and the failures of the rows that have not ended since the step was planned."""
+        """Returns chunks, result and failures of the rows that have not ended since the step was planned."""
         reqs = self.decode_reqs + [chunk.req for chunk in self.chunks]
         if self._stages.num_left == self._num_left or all(map(self.runs, reqs)):
             return self.chunks, output, failures

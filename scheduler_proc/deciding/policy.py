@@ -50,7 +50,7 @@ class Policy:
         self.num_hit_tokens = 0
 
     def choose_rows(self, rows: DecodeRows, before: StepInFlight | None = None) -> list[Chunk]:
-        """Returns the prefill chunks of the next step; its other rows are `rows`, those in DECODE. All have their pages.
+        """Returns the prefill chunks of the next step; its other rows are `rows`, those in DECODE. All have pages.
 
         What the decode rows leave of the step's tokens goes to prompts, the first in rank first, and then to the queue
         in its order. Pages are taken as tokens need them; where there are none the last in rank of the running requests
@@ -101,7 +101,7 @@ class Policy:
             self._note_first_chunk(req)
 
     def _page_key(self, req: Req) -> PageKey:
-        """Returns what tells the next page that `req` computes and others could use from all others."""
+        """Returns what is the same for requests that would compute the same next page, which they could share."""
         page = self._cache.next_page(req)
         return (id(req.node), req.pending.salt, page) if page else (id(req), b"", b"")
 

@@ -26,8 +26,8 @@ NO_FAILURES: Mapping[int, ErrorInfo] = {}
 class Scheduler:
     """Takes messages, plans steps, commits their results, and collects what the detokenizer must know.
 
-    The caller takes turns: `take` (any number), `schedule`, and if that returned a step, `commit` with its result. It may
-    call `schedule` once more before that `commit`, with the first step in flight; steps are committed in their order.
+    The caller takes turns: `take` (any number), `schedule`, and if that returned a step, `commit` with its result. It
+    may call `schedule` once more before that `commit`, with the first step in flight; commits are in the same order.
     `cache` must have room for one request of `limits.max_model_len` tokens: then the first in rank can always go on.
     """
 
@@ -117,7 +117,7 @@ class Scheduler:
             self._stages.decode.enter_pages()  # which the step behind was given
 
     def forget_steps(self) -> None:
-        """Lets all be as if the steps in flight had not been planned; they must have ended, with or without a result."""
+        """Lets all be as if the steps in flight had not been planned; they must have ended, well or not."""
         self._in_flight.clear()
 
     def take_replies(self) -> list[ToDetokenizer]:
