@@ -17,15 +17,13 @@ Result = dict[str, Any]
 
 def make_gpu_part(results: Path) -> str:
     """Returns the section for the result files in a directory; without any, one that says so."""
-    found = {
-        path.stem.removeprefix(PREFIX): json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(results.glob(f"{PREFIX}*.json"), key=lambda path: (path.stem != f"{PREFIX}limits", path.stem))
-    }
+    paths = sorted(results.glob(f"{PREFIX}*.json"), key=lambda path: (path.stem != f"{PREFIX}limits", path.stem))
+    found = {path.stem.removeprefix(PREFIX): json.loads(path.read_text(encoding="utf-8")) for path in paths}
     if not found:
         return f"## On a GPU\n\n{NOT_RUN}"
-    first = next(iter(found.values()))["results"]
-    versions = [f"{what} {first[what.lower()]}" for what in ("torch", "CUDA", "Triton") if what.lower() in first]
-    where = ", ".join([first.get("gpu", "no GPU"), *versions])
+    facts: Result = next((result["results"] for result in found.values() if "gpu" in result["results"]), {})
+    versions = [f"{what} {facts[what.lower()]}" for what in ("torch", "CUDA", "Triton") if what.lower() in facts]
+    where = ", ".join([facts.get("gpu", "no GPU"), *versions])
     parts = [f"## On a GPU\n\n{where}. Medians; kernels run with a cold cache.\n"]
     kernels = {name: result for name, result in found.items() if "rows" in result["results"] and _is_kernel(name)}
     parts += [_kernel_part(name, result) for name, result in kernels.items()]

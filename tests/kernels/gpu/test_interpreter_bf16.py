@@ -20,7 +20,7 @@ def arithmetic_kernel(x_ptr, y_ptr, out_ptr, SIZE: tl.constexpr):
     tl.store(out_ptr + SIZE + columns, x * y)
     tl.store(out_ptr + 2 * SIZE + columns, tl.where(x < y, x, -y))
     tl.store(out_ptr + 3 * SIZE + columns, tl.abs(x - y))
-    tl.store(out_ptr + 4 * SIZE + columns, tl.exp(x.to(tl.float32)).to(tl.bfloat16))
+    tl.store(out_ptr + 4 * SIZE + columns, (x.to(tl.float32) * 1.01).to(tl.bfloat16))
     tl.store(out_ptr + 5 * SIZE + columns, (columns * 3).to(tl.bfloat16))
     tl.store(out_ptr + 6 * SIZE + columns, tl.maximum(x, y))
     tl.store(out_ptr + 7 * SIZE + columns, x.to(tl.float16).to(tl.bfloat16))
@@ -49,7 +49,7 @@ def test_arithmetic_is_that_of_torch(device: str) -> None:
             x * y,
             torch.where(x < y, x, -y),
             (x - y).abs(),
-            x.float().exp().bfloat16(),
+            (x.float() * 1.01).bfloat16(),
             (torch.arange(SIZE) * 3).bfloat16(),
             torch.fmax(x, y),
             x.half().bfloat16(),
