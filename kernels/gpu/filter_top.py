@@ -4,7 +4,7 @@ Shape legend: S rows, V vocabulary.
 One program a row reads it several times, mostly from the L2 cache. A pass tries one pivot: how many tokens and how much
 probability lie above it, and which scores are its neighbours. What is kept is everything from some token's score on, so
 the search ends on a score of the row and equals of the last token kept stay, as in the reference. (Pivots in place of a
-sort: Ye et al., "FlashInfer", 2025, section 3.4; here neighbours make the end exact.)
+sort: FlashInfer, "Sorting-Free GPU Kernels for LLM Sampling", 2025; here the neighbours make the end exact.)
 
 Most passes are saved before they are made: the row's maxima over V / BLOCK tokens each, one a lane, are tokens too. So
 what the best k of them, or those that hold the nucleus, are above is a lower bound, and mostly the very end.
