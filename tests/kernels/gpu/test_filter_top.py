@@ -78,6 +78,16 @@ def test_best_tokens_that_share_a_lane_are_all_found(device: str) -> None:
     assert kept[1].nonzero()[:, 0].tolist() == [5 + 8192 * part for part in (2, 3, 4)]
 
 
+def test_lanes_that_do_not_hold_enough_bound_nothing(device: str) -> None:
+    """Of 5 tokens in each of 4 lanes 10 are kept, though the lanes' best are 4; and most of the mass is below them."""
+    generator = torch.Generator().manual_seed(9)
+    scores = torch.randn(3, 40_000, generator=generator).to(device)
+    is_in = torch.arange(40_000, device=device) % 8192 < 4
+    scores[:2, ~is_in] = -INF
+    kept = run(scores, [(10, 1.0), (1 << 30, 0.95), (1 << 30, 0.9)]) > -INF
+    assert int(kept[0].sum()) == 10
+
+
 def test_tokens_that_are_out_already(device: str) -> None:
     scores = torch.full((4, 300), -INF, device=device)
     scores[:, 7], scores[:, [200, 250]] = -3.0, 2.0
