@@ -15,6 +15,8 @@ Form = Callable[..., Any]
 NAMES: tuple[str, ...] = (
     "gelu",
     "layer_norm",
+    "paged_decode",
+    "paged_prefill",
     "rms_norm",
     "rotate_store",
     "silu_mul",
