@@ -31,15 +31,17 @@ takes 255 registers in place of 114 (heads of 128), and only 2 run beside one an
 """
 
 HEADER_WORDS, ITEM_WORDS, ENTRY_WORDS = 4, 4, 2
+ENTRIES_PLACE, PARTS_PLACE = 1, 2
+"""Header words: where things are is read, not compiled in, so that one compiled kernel serves all layouts."""
 
 
 @dataclass(frozen=True)
 class DecodeLayout:
     """What a work list can hold at most, and where in it things are: fixed, so that a captured graph serves any step.
 
-    The words of a plan, int32: the number of items and three unused ones; the items, each (first key, end of keys,
-    first entry, number of entries), the longest first; the entries, each (row, part or -1: the row has no other entry);
-    the first part of each row and, at last, the number of parts.
+    The words of a plan, int32: the number of items, where entries and parts begin, an unused one; the items, each
+    (first key, end of keys, first entry, number of entries), the longest first; the entries, each (row, part or -1: the
+    row has no other entry); the first part of each row and, at last, the number of parts.
     """
 
     max_rows: int
@@ -151,7 +153,7 @@ def plan_decode_work(
     rows_E = members[ranges(items_I4[:, 2], num_entries_I)]
     items_I4[:, 2] = np.cumsum(num_entries_I) - num_entries_I
     parts_E, first_parts = _number_parts(rows_E, layout.max_rows)
-    plan[0] = len(items_I4)
+    plan[:HEADER_WORDS] = len(items_I4), layout.entries_word, layout.parts_word, 0
     plan[HEADER_WORDS : HEADER_WORDS + items_I4.size] = items_I4.ravel()
     entries = plan[layout.entries_word : layout.entries_word + ENTRY_WORDS * len(rows_E)].reshape(-1, ENTRY_WORDS)
     entries[:, 0], entries[:, 1] = rows_E, parts_E

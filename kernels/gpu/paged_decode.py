@@ -13,10 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.decode_work import (
+    ENTRIES_PLACE,
     ENTRY_WORDS,
     HEADER_WORDS,
     ITEM_WORDS,
     LANES,
+    PARTS_PLACE,
     DecodeLayout,
     DecodeWork,
     count_programs,
@@ -29,6 +31,7 @@ from kernels.gpu.model_shapes import MODEL_SHAPES
 from kernels.paged_kv import PagedKV
 
 _HEADER, _ITEM, _ENTRY = tl.constexpr(HEADER_WORDS), tl.constexpr(ITEM_WORDS), tl.constexpr(ENTRY_WORDS)
+_ENTRIES_PLACE, _PARTS_PLACE = tl.constexpr(ENTRIES_PLACE), tl.constexpr(PARTS_PLACE)
 
 MERGE_PARTS = 32
 """Parts that a program of the second kernel reads at a time."""
@@ -83,7 +86,6 @@ def paged_decode(
         out_RHD,
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
-        PARTS=layout.parts_word,
         BLOCK_P=MERGE_PARTS,
         BLOCK_D=launch["BLOCK_D"],
         num_warps=launch["num_warps"],
@@ -94,8 +96,6 @@ def _constants_of(layout: DecodeLayout) -> dict[str, int]:
     return {
         "NUM_KV_HEADS": layout.num_kv_heads,
         "QUERIES": layout.queries_a_head,
-        "ENTRIES": layout.entries_word,
-        "PARTS": layout.parts_word,
         "BLOCK_M": layout.block_lanes,
         "MERGES": layout.merges_in_kernel,
     }
@@ -128,8 +128,6 @@ def attend(
     QUERIES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
-    ENTRIES: tl.constexpr,
-    PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -142,7 +140,7 @@ def attend(
     words = plan + _HEADER + item * _ITEM
     first_key = tl.load(words)
     end_key = tl.load(words + 1)
-    entries = plan + ENTRIES + tl.load(words + 2) * _ENTRY
+    entries = plan + tl.load(plan + _ENTRIES_PLACE) + tl.load(words + 2) * _ENTRY
     num_entries = tl.load(words + 3)
 
     lane_M = tl.arange(0, BLOCK_M)
@@ -189,8 +187,8 @@ def attend(
         # The barrier puts this program's stores before its release; the last to count has acquired those of the others.
         tl.debug_barrier()
         entry_row_M = tl.load(entries + lane_M * _ENTRY, mask=lane_M < num_entries, other=0)
-        first_part_M = tl.load(plan + PARTS + entry_row_M)
-        num_parts_M = tl.load(plan + PARTS + entry_row_M + 1) - first_part_M
+        parts = plan + tl.load(plan + _PARTS_PLACE)
+        num_parts_M = tl.load(parts + entry_row_M + 1) - tl.load(parts + entry_row_M)
         is_counted_M = (lane_M < num_entries) & (num_parts_M > 0)
         counter_M = counters + entry_row_M * NUM_KV_HEADS + kv_head
         count_M = tl.atomic_add(counter_M, 1, mask=is_counted_M, sem="acq_rel", scope="gpu")
@@ -201,7 +199,7 @@ def attend(
                 row = tl.load(entries + entry * _ENTRY)
                 for query_head in range(QUERIES):
                     head = kv_head * QUERIES + query_head
-                    _merge_row(plan, partials, lses, out, row, head, NUM_HEADS, HEAD_DIM, PARTS, BLOCK_M, BLOCK_D)
+                    _merge_row(plan, partials, lses, out, row, head, NUM_HEADS, HEAD_DIM, BLOCK_M, BLOCK_D)
 
 
 @triton.jit
@@ -212,13 +210,12 @@ def merge(
     out,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    PARTS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     row = tl.program_id(0) // NUM_HEADS
     head = tl.program_id(0) % NUM_HEADS
-    _merge_row(plan, partials, lses, out, row, head, NUM_HEADS, HEAD_DIM, PARTS, BLOCK_P, BLOCK_D)
+    _merge_row(plan, partials, lses, out, row, head, NUM_HEADS, HEAD_DIM, BLOCK_P, BLOCK_D)
 
 
 @triton.jit
@@ -231,13 +228,13 @@ def _merge_row(
     head,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    PARTS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     """Writes one head of a row that has parts, adding them up in their order: the same bits each time."""
-    first_part = tl.load(plan + PARTS + row)
-    end_part = tl.load(plan + PARTS + row + 1)
+    parts = plan + tl.load(plan + _PARTS_PLACE)
+    first_part = tl.load(parts + row)
+    end_part = tl.load(parts + row + 1)
     if first_part < end_part:
         dim_D = tl.arange(0, BLOCK_D)
         is_dim_D = dim_D < HEAD_DIM
@@ -295,7 +292,7 @@ COMPILE_CASES = tuple(
         label=f"{model}, second kernel",
         kernel=merge,
         signature={name: _SIGNATURE[name] for name in ("plan", "partials", "lses", "out")},
-        constants={"NUM_HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim, "PARTS": 5000, "BLOCK_P": MERGE_PARTS},
+        constants={"NUM_HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim, "BLOCK_P": MERGE_PARTS},
         launch={"BLOCK_D": choose_launch(shape.head_dim, torch.bfloat16)["BLOCK_D"], "num_warps": 4},
         max_registers=64,
     )

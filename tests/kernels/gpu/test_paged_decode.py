@@ -14,9 +14,6 @@ from kernels.paged_decode import paged_decode
 from kernels.paged_kv import PagedKV
 from tests.kernels.cases import PagedCase, Shape, assert_close, dense_attention, make_paged_case
 
-# The interpreter takes the bounds of a loop out of arrays of one element.
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
-
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 GRID = [
     (Shape(1 + index % 8, 1, head_dim, page_size), DTYPES[index % 3])

@@ -11,9 +11,6 @@ from kernels.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_ti
 from tests.kernels.cases import PagedCase, Shape, assert_close, dense_attention, make_paged_case
 from tests.kernels.gpu.test_paged_decode import DTYPES, GRID, make_huge_cache
 
-# The interpreter takes the bounds of a loop out of arrays of one element.
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
-
 QUERY_LENS = [1, 7, 65, 1]
 CONTEXT_LENS = [0, 129, 3, 64]
 
