@@ -266,7 +266,6 @@ def test_a_full_step_that_does_not_fit_is_a_clear_error(pair: Pair, monkeypatch:
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="where there is a GPU, test_gpu_runner_on_gpu.py runs the kernels there")
-@pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")  # Triton's interpreter
 def test_tritons_kernels_take_the_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recorded decode, prefill and mixed steps through the interpreted kernels, and nothing waits for any of them."""
     monkeypatch.setattr(gpu_loading, "plan_warm_ups", lambda *arguments: [])  # seconds in the interpreter
