@@ -80,8 +80,13 @@ def row(what: str, samples_us: Iterable[float], per: int = 1) -> Row:
     return {"what": what, "samples": len(each), "median_us": statistics.median(each), "p99_us": p99}
 
 
-def measure_decode(num_rows: int, context_tokens: int, num_steps: int, change: str = "") -> list[Row]:
-    """Times steps in which `num_rows` rows decode, each at its own place within a page."""
+def measure_decode(
+    num_rows: int, context_tokens: int, num_steps: int, change: str = "", is_ahead: bool = False
+) -> list[Row]:
+    """Times steps in which `num_rows` rows decode, each at its own place within a page.
+
+    With `is_ahead` each is planned while the one before it is in flight.
+    """
     chance, scheduler = random.Random(0), make_scheduler()
     for uid in range(num_rows):
         scheduler.take(message(uid, random_ids(chance, context_tokens + uid % PAGE_SIZE), **CHANGES[change]))
@@ -89,6 +94,7 @@ def measure_decode(num_rows: int, context_tokens: int, num_steps: int, change: s
         scheduler.commit(output_of(_planned(scheduler)))
     plans: list[float] = []
     commits: list[float] = []
+    in_flight = [_planned(scheduler)] if is_ahead else []
     for _ in range(num_steps):
         scheduler.take_replies()
         start_ns = time.perf_counter_ns()
@@ -96,9 +102,12 @@ def measure_decode(num_rows: int, context_tokens: int, num_steps: int, change: s
         plans.append((time.perf_counter_ns() - start_ns) / 1e3)
         assert batch is not None
         assert batch.phase == "decode"
-        output = output_of(batch)
+        assert batch.num_decode_rows == num_rows
+        assert bool(batch.token_sources) == is_ahead
+        in_flight.append(batch)
+        output = output_of(in_flight.pop(0))
         commits.append(timed(lambda output=output: scheduler.commit(output)))
-    name = f"{num_rows} rows, context {context_tokens}{change}"
+    name = f"{num_rows} rows, context {context_tokens}{change}{', one ahead' if is_ahead else ''}"
     both = [plan + commit for plan, commit in zip(plans, commits, strict=True)]
     return [row(f"decode: plan, {name}", plans), row(f"decode: commit, {name}", commits), row(f"  both, {name}", both)]
 
@@ -188,7 +197,10 @@ def main() -> None:
     rows: list[Row] = []
     for num_rows in (1, 32, 256):
         rows += measure_decode(num_rows, 512, arguments.steps)
-    rows += measure_decode(256, 3_000, arguments.steps)
+    rows += measure_decode(256, 3_000, arguments.steps // 2)  # then the pages are used up
+    for num_rows in (1, 32, 256):
+        rows += measure_decode(num_rows, 512, arguments.steps, is_ahead=True)
+    rows += measure_decode(256, 3_000, arguments.steps // 2, is_ahead=True)
     for change in CHANGES:
         if change:
             rows += measure_decode(256, 512, arguments.steps // 4, change)

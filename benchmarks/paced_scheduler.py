@@ -23,12 +23,13 @@ class PacedRunner:
 
     num_pages = NUM_PAGES
     max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
+    can_overlap = False
 
     def __init__(self, step_s: float, vocab_size: int):
         self._step_s = step_s
         self._vocab_size = vocab_size
 
-    def run(self, batch: Batch) -> ForwardOutput:
+    def launch(self, batch: Batch) -> ForwardOutput:
         end_s = time.monotonic() + self._step_s
         num_rows = len(batch.sample_rows) // 4
         next_tokens = pack_int32((batch.step_id * 31 + row * 7) % self._vocab_size for row in range(num_rows))

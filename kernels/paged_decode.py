@@ -7,6 +7,8 @@ P pages a row (padded), L keys of the longest row (rounded up), B = R * G.
 import torch
 from torch import Tensor
 
+from kernels.decode_work import DecodeWork
+from kernels.gpu.forms import find_form
 from kernels.paged_kv import PagedKV, find_attention_kernel
 
 MAX_GATHERED_ELEMENTS = 1 << 20
@@ -23,11 +25,14 @@ def paged_decode(
     num_keys_R: Tensor,
     scale: float,
     out_RHD: Tensor,
+    work: DecodeWork | None = None,
 ) -> None:
-    """`out_RHD` holds softmax(scale * q kᵀ) v of each row over its first `num_keys_R[r]` (at least 1) tokens.
+    """`out_RHD` holds softmax(scale * q kᵀ) v of each row over its first `num_keys_R[r]` tokens.
 
     The row's own token counts and has been stored. `page_tables_RP` (int32) is padded with -1; slots beyond a row's
-    keys are not read, they may hold anything. The softmax is computed in float32.
+    keys are not read, they may hold anything. The softmax is computed in float32. What `out_RHD` holds of a row of 0
+    keys (the padding of a captured step) is undefined. `work` is the planned work of the same rows: the Triton form
+    needs it to run without waiting for the device, the other forms have no use for it.
     """
     num_rows, num_heads, head_dim = query_RHD.shape
     assert out_RHD.shape == query_RHD.shape
@@ -36,6 +41,10 @@ def paged_decode(
     assert num_heads % cache.num_heads == 0
     assert page_tables_RP.shape[0] == num_keys_R.shape[0] == num_rows
     assert page_tables_RP.dtype == num_keys_R.dtype == torch.int32
+    form = find_form("paged_decode", query_RHD)
+    if form is not None:
+        form(query_RHD, cache, page_tables_RP, num_keys_R, scale, out_RHD, work)
+        return
     kernel = find_attention_kernel("paged_decode", query_RHD, cache, out_RHD)
     if kernel is None:
         paged_decode_reference(query_RHD, cache, page_tables_RP, num_keys_R, scale, out_RHD)
@@ -75,8 +84,9 @@ def paged_decode_reference(
         longest = _round_up(max(num_keys[rows]))
         num_keys_R1 = num_keys_R[rows, None]
         positions_L = torch.arange(longest, dtype=torch.int32, device=query_RHD.device)
-        # A shorter row reads its last token again in place of what lies beyond, which could be NaN.
-        slots_RL = cache.find_slots(page_tables_RP[rows], torch.minimum(positions_L, num_keys_R1 - 1))
+        # In place of what lies beyond, which could be NaN, a row reads its last token again, an empty row slot 0.
+        last_R1 = (num_keys_R1 - 1).clamp_(min=0)
+        slots_RL = cache.find_slots(page_tables_RP[rows], torch.minimum(positions_L, last_R1)).clamp_(min=0)
         key_BLD, value_BLD = _gather_heads(cache, slots_RL)
         query_BQD = query_RHD[rows].reshape(len(key_BLD), num_heads // cache.num_heads, head_dim)
         scores_BQL = torch.bmm(query_BQD, key_BLD.transpose(1, 2)).float().mul_(scale)

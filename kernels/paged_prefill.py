@@ -4,48 +4,61 @@ Shape legend: T tokens of all rows, one row after another, R rows, H query heads
 P pages a row (padded), N new tokens of a row, L keys of a row.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.gpu.forms import find_form
 from kernels.paged_kv import PagedKV, find_attention_kernel
 
 
-def paged_prefill(
-    query_THD: Tensor,
-    cache: PagedKV,
-    page_tables_RP: Tensor,
-    query_lens_R: Tensor,
-    context_lens_R: Tensor,
-    scale: float,
-    out_THD: Tensor,
-) -> None:
+@dataclass(frozen=True)
+class PrefillRows:
+    """The rows of a step with many new tokens each, all columns int32."""
+
+    page_tables: Tensor
+    """[R, P], padded with -1."""
+    query_lens: Tensor
+    """[R]: new tokens; 0: the row is the padding of a captured step."""
+    context_lens: Tensor
+    """[R]: earlier tokens."""
+    tiles: Tensor | None = None
+    """[N, 4], what `kernels.prefill_tiles` planned for the rows: the Triton form needs it to run without waiting for
+    the device, the other forms have no use for it."""
+
+
+def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: float, out_THD: Tensor) -> None:
     """`out_THD` holds the attention of each token over the tokens of its row at its position and before.
 
-    Row r has `query_lens_R[r]` (at least 1) new tokens after `context_lens_R[r]` earlier ones; the K and V of all have
-    been stored. `page_tables_RP` (int32) is padded with -1; other slots are not read, they may hold anything. The
-    softmax is computed in float32.
+    The K and V of all tokens have been stored; slots of none are not read, they may hold anything. The softmax is
+    computed in float32. What `out_THD` holds of tokens beyond the rows' (the padding of a captured step) is undefined.
     """
     assert out_THD.shape == query_THD.shape
     assert out_THD.dtype == query_THD.dtype == cache.keys.dtype
     assert cache.head_dim == query_THD.shape[2]
     assert query_THD.shape[1] % cache.num_heads == 0
-    num_rows = page_tables_RP.shape[0]
-    assert query_lens_R.shape == context_lens_R.shape == (num_rows,)
-    assert page_tables_RP.dtype == query_lens_R.dtype == context_lens_R.dtype == torch.int32
+    num_rows = rows.page_tables.shape[0]
+    assert rows.query_lens.shape == rows.context_lens.shape == (num_rows,)
+    assert rows.page_tables.dtype == rows.query_lens.dtype == rows.context_lens.dtype == torch.int32
+    form = find_form("paged_prefill", query_THD)
+    if form is not None:
+        form(query_THD, cache, rows, scale, out_THD)
+        return
     kernel = find_attention_kernel("paged_prefill", query_THD, cache, out_THD)
     if kernel is None:
-        paged_prefill_reference(query_THD, cache, page_tables_RP, query_lens_R, context_lens_R, scale, out_THD)
+        paged_prefill_reference(query_THD, cache, rows, scale, out_THD)
         return
     kernel(
         query_THD.data_ptr(),
         query_THD.stride(0),
         cache.keys.data_ptr(),
         cache.values.data_ptr(),
-        page_tables_RP.data_ptr(),
-        page_tables_RP.stride(0),
-        query_lens_R.data_ptr(),
-        context_lens_R.data_ptr(),
+        rows.page_tables.data_ptr(),
+        rows.page_tables.stride(0),
+        rows.query_lens.data_ptr(),
+        rows.context_lens.data_ptr(),
         out_THD.data_ptr(),
         num_rows,
         cache.num_heads,
@@ -57,19 +70,15 @@ def paged_prefill(
 
 
 def paged_prefill_reference(
-    query_THD: Tensor,
-    cache: PagedKV,
-    page_tables_RP: Tensor,
-    query_lens_R: Tensor,
-    context_lens_R: Tensor,
-    scale: float,
-    out_THD: Tensor,
+    query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: float, out_THD: Tensor
 ) -> None:
     first = 0
-    rows = zip(query_lens_R.tolist(), context_lens_R.tolist(), strict=True)
-    for row, (num_new, num_before) in enumerate(rows):
+    lens = zip(rows.query_lens.tolist(), rows.context_lens.tolist(), strict=True)
+    for row, (num_new, num_before) in enumerate(lens):
+        if num_new == 0:
+            continue
         positions_L = torch.arange(num_before + num_new, dtype=torch.int32, device=query_THD.device)
-        slots_L = cache.find_slots(page_tables_RP[row : row + 1], positions_L[None])[0]
+        slots_L = cache.find_slots(rows.page_tables[row : row + 1], positions_L[None])[0]
         tokens = slice(first, first + num_new)
         out_1HND = functional.scaled_dot_product_attention(
             query_THD[tokens].transpose(0, 1)[None],

@@ -55,6 +55,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="file with the chat template, in Jinja (default: the model's own, or else a plain one)")
     ] = ""
     cpu_threads: Annotated[int, Meta(ge=0, description="threads that compute on a CPU; 0: one for each core")] = 0
+    enforce_eager: Annotated[
+        bool,
+        Meta(description="launch each operation of a step by itself, without CUDA graphs (on a CPU there are none)"),
+    ] = False
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +80,10 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: Annotated[
         bool, Meta(description="keep the KV cache of finished requests for prompts with the same beginning")
     ] = True
+    shared_prefix_attention: Annotated[
+        bool,
+        Meta(description="read pages that several running rows share once for all of them (on a CPU it is never done)"),
+    ] = True
 
 
 class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +98,10 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    overlap: Annotated[
+        bool,
+        Meta(description="plan and launch a step while the GPU runs the one before it (on a CPU it is never done)"),
+    ] = True
     max_queued_requests: Annotated[
         int,
         Meta(ge=0, description="requests that may wait for a row; beyond it clients get 503 with Retry-After"),

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from messages.channels import Sender
 from messages.columns import num_int32, unpack_int64
@@ -21,7 +21,9 @@ from messages.errors import SluiceError
 from messages.frames import HEADER
 from messages.orders import Acknowledged, ClearFaults, EdgeFault, Poison, ProcessResult, SignalSelf
 from messages.run_dir import RunDir
-from messages.steps import Batch, ForwardOutput
+from messages.steps import Batch
+
+T = TypeVar("T")
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 ANSWER_S = 0.05
@@ -89,19 +91,22 @@ class Faults:
             self._keep_poisons([])
         return Acknowledged("no faults are left")
 
-    def poisoned(self, run: Callable[[Batch], ForwardOutput]) -> Callable[[Batch], ForwardOutput]:
-        """Returns `run`, but for steps with poison in them."""
+    def poisoned(self, launch: Callable[[Batch], T]) -> Callable[[Batch], T]:
+        """Returns `launch`, but for steps with poison in them.
+
+        A token that the step before samples on the device (`Batch.token_sources`) is not seen.
+        """
         self._has_steps = True
 
-        def run_or_fail(batch: Batch) -> ForwardOutput:
+        def launch_or_fail(batch: Batch) -> T:
             for poison in self._poisons:
                 if _has_poison(batch, poison["uid"], bytes.fromhex(poison["ids"])):
                     if poison["kind"] == "kill":
                         os.kill(os.getpid(), signal.SIGKILL)
                     raise PoisonedStepError(f"step {batch.step_id} has poison in it")
-            return run(batch)
+            return launch(batch)
 
-        return run_or_fail
+        return launch_or_fail
 
     def _keep_poisons(self, poisons: list[dict[str, Any]]) -> None:
         self._poisons = poisons

@@ -134,3 +134,7 @@ class ForwardOutput(msgspec.Struct, frozen=True, array_like=True, tag=True):
     next_tokens: bytes
     logprobs: LogprobColumns | None = None
     prompt_logprobs: LogprobColumns | None = None
+
+    def result(self) -> "ForwardOutput":
+        """Returns itself: of a step that is computed as it is launched, this is all that has to be waited for."""
+        return self

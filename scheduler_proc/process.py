@@ -5,38 +5,24 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from messages.channels import Receiver, Sender
 from messages.columns import num_int32
 from messages.config import Config
 from messages.control import Drain
-from messages.errors import BootError, ChannelFullError
+from messages.errors import ChannelFullError
 from messages.process import ProcessLink, run_process
 from messages.profiling import Observer, Part
 from messages.replies import ToDetokenizer
 from messages.requests import ToScheduler
-from messages.steps import Batch, ForwardOutput
+from messages.steps import Batch
 from scheduler_proc.computing.openmp import limit_spinning
-from scheduler_proc.deciding.isolation import run_step
-from scheduler_proc.deciding.kv_cache import KvCache
-from scheduler_proc.deciding.policy import Budget
-from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
+from scheduler_proc.deciding_half import make_scheduler
 from scheduler_proc.step_times import StepTimes
+from scheduler_proc.stepper import Runner, Running, Stepper
 
 log = logging.getLogger("sluice.scheduler")
-
-
-class Runner(Protocol):
-    """The computing half as this loop sees it. `max_num_batched_tokens`: the flag, or its default on the device."""
-
-    num_pages: int
-    max_num_batched_tokens: int
-
-    def run(self, batch: Batch) -> ForwardOutput:
-        """Runs one step; its K and V are in the cache afterwards."""
-        ...
 
 
 Report = Callable[[str, float | None], None]
@@ -67,13 +53,14 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
     receiver: Receiver[ToScheduler] = Receiver(link.run_dir.socket("scheduler"), ToScheduler)
     sender: Sender[ToDetokenizer] = link.open_sender("detokenizer")
     link.add_receiver(receiver)
-    stepper = Stepper(link.faults.poisoned(runner.run) if link.faults else runner.run)
+    step_times = StepTimes()
+    launch = link.faults.poisoned(runner.launch) if link.faults else runner.launch
+    stepper = Stepper(scheduler, launch, runner.can_overlap, step_times)
     add_profile(link, scheduler, stepper)
     # What start-up made lives as long as the process: without this, every full collection walks all of it in mid-step.
     gc.collect()
     gc.freeze()
     link.ready()
-    step_times = StepTimes()
     num_idle_turns = 0
     while not link.is_stopping:
         if any(isinstance(order, Drain) for order in link.take_orders()):
@@ -83,11 +70,11 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
         send_replies(scheduler, sender)
         start_s = time.monotonic()
         batch = scheduler.schedule()
-        link.beat(scheduler.gauges, is_busy=batch is not None, histograms=step_times.counts)
-        if batch is not None:
+        is_busy = batch is not None or stepper.has_step
+        link.beat(scheduler.gauges, is_busy=is_busy, histograms=step_times.counts)
+        if is_busy:
             num_idle_turns = 0
-            scheduler.commit(*run_step(stepper.run, batch))
-            step_times.add(batch, time.monotonic() - start_s)
+            stepper.step(batch, start_s)
             send_replies(scheduler, sender)
             continue
         if scheduler.take_drained():
@@ -98,13 +85,6 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
         link.wait()
     receiver.close()
     sender.close()
-
-
-class Stepper:
-    """What runs a step in this loop: the runner, and whatever is put around it."""
-
-    def __init__(self, run: Callable[[Batch], ForwardOutput]):
-        self.run = run
 
 
 def add_profile(link: ProcessLink, scheduler: Scheduler, stepper: Stepper) -> None:
@@ -119,7 +99,8 @@ def add_profile(link: ProcessLink, scheduler: Scheduler, stepper: Stepper) -> No
     link.profiler.make_observer = make_observer
     link.profiler.parts += [
         Part(scheduler, "schedule", lambda *_: "schedule"),
-        Part(stepper, "run", step_name),
+        Part(stepper, "launch", step_name),
+        Part(stepper, "result", result_name),
         Part(scheduler, "commit", lambda *_: "commit"),
     ]
 
@@ -129,28 +110,8 @@ def step_name(batch: Batch) -> str:
     return f"step {batch.step_id} {batch.phase} rows={num_int32(batch.query_lens)} tokens={num_int32(batch.token_ids)}"
 
 
-def make_scheduler(config: Config, runner: Runner) -> Scheduler:
-    """Returns a scheduler for the pages of `runner`. Raises `BootError` where one request would not fit in them."""
-    facts, page_size = config.facts, config.cache.block_size
-    if runner.num_pages * page_size < facts.max_model_len:
-        raise BootError(
-            f"the KV cache has room for {runner.num_pages * page_size} tokens ({runner.num_pages} pages of "
-            f"{page_size}) and one request may have {facts.max_model_len}: lower --max-model-len, or raise "
-            "--num-pages or --kv-cache-memory-gb"
-        )
-    budget = Budget(config.scheduling.max_num_seqs, runner.max_num_batched_tokens)
-    log.info(
-        "%d pages of %d tokens; at most %d rows and %d tokens in a step",
-        runner.num_pages,
-        page_size,
-        budget.max_num_seqs,
-        budget.max_num_batched_tokens,
-    )
-    return Scheduler(
-        KvCache(runner.num_pages, page_size, config.cache.enable_prefix_caching),
-        Limits(facts.max_model_len, facts.vocab_size, facts.eos_token_ids),
-        budget,
-    )
+def result_name(running: Running) -> str:
+    return f"result of step {running.batch.step_id}"
 
 
 def send_replies(scheduler: Scheduler, sender: Sender[ToDetokenizer]) -> None:

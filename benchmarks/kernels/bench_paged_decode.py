@@ -3,13 +3,19 @@
 python -m benchmarks.kernels.bench_paged_decode [--device cpu|cuda] [--quick] [--json FILE]
 
 SDPA is torch's own attention over K and V that lie densely, row by row, all equally long: no pages, no lengths.
+"Triton" is the form in use; beside it are that with the merge in the same kernel and, where rows share a prefix, that
+which reads the prefix for each row. Bytes are those of each row, so that a form which reads once what rows share can
+seem to be above the bandwidth.
 """
 
+import numpy as np
 import torch
 from torch.nn import functional
 
-from benchmarks.kernels.cases import Case, make_case
-from benchmarks.kernels.measure import Work, forms_of, run
+from benchmarks.kernels.cases import Case, MadeCase, make_case
+from benchmarks.kernels.measure import Form, Work, forms_of, run
+from kernels.decode_work import DecodeLayout, DecodeWork, count_programs, make_decode_scratch, plan_decode_work
+from kernels.gpu.forms import find_form
 from kernels.paged_decode import paged_decode, paged_decode_reference
 
 CASES = {
@@ -23,6 +29,9 @@ GPU_CASES = {
     f"{model}, {num_rows} x {context}": Case(num_heads, 8, 128, num_rows, 1, context - 1)
     for model, num_heads in (("Qwen3-0.6B", 16), ("Llama-3-8B", 32), ("Qwen3-14B", 40))
     for num_rows, context in ((1, 512), (1, 8192), (64, 512), (256, 512), (256, 1024), (64, 8192))
+} | {
+    f"{model}, 64 x 1100, 1000 shared": Case(num_heads, 8, 128, 64, 1, 1099, 1000)
+    for model, num_heads in (("Qwen3-0.6B", 16), ("Llama-3-8B", 32), ("Qwen3-14B", 40))
 }
 
 
@@ -33,12 +42,31 @@ def make(case: Case, device: torch.device) -> Work:
     keys, values = made.dense_heads()
     keys, values = keys[:, :, : case.num_before + 1], values[:, :, : case.num_before + 1]
     query = made.query[:, :, None]
-    others = {
+
+    def launch(shares_prefixes: bool, merges_in_kernel: bool) -> Form:
+        work = plan_work(case, made, shares_prefixes, merges_in_kernel)
+        return lambda: paged_decode(*arguments, work)
+
+    others: dict[str, Form] = {
         "torch": lambda: paged_decode_reference(*arguments),
         "SDPA": lambda: functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True),
     }
+    if find_form("paged_decode", made.query) is not None:
+        others["one kernel"] = launch(True, True)
+        if case.num_shared:
+            others["not shared"] = launch(False, False)
     num_bytes = 2 * case.num_rows * (case.num_before + 1) * case.num_kv_heads * case.head_dim * 2
-    return Work(forms_of("paged_decode", made.query, lambda: paged_decode(*arguments), others), num_bytes)
+    return Work(forms_of("paged_decode", made.query, launch(True, False), others), num_bytes)
+
+
+def plan_work(case: Case, made: MadeCase, shares_prefixes: bool, merges_in_kernel: bool) -> DecodeWork:
+    device = made.query.device
+    programs = count_programs(device)
+    layout = DecodeLayout(case.num_rows, case.num_heads, case.num_kv_heads, programs, shares_prefixes, merges_in_kernel)
+    num_keys = np.full(case.num_rows, case.num_before + 1, np.int32)
+    plan = torch.zeros(layout.num_words, dtype=torch.int32)
+    plan_decode_work(layout, num_keys, made.page_tables.cpu().numpy(), made.cache.page_size, plan.numpy())
+    return DecodeWork(layout, plan.to(device), make_decode_scratch(layout, case.head_dim, device))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ class Case:
     num_rows: int
     num_new: int
     num_before: int
+    num_shared: int = 0
+    """Of the earlier tokens: those that all rows have in common, in the same pages."""
 
 
 @dataclass(frozen=True)
@@ -48,4 +50,5 @@ def make_case(case: Case, device: torch.device) -> MadeCase:
     num_tokens = case.num_rows * case.num_new
     query = torch.randn(num_tokens, case.num_heads, case.head_dim, dtype=torch.bfloat16, device=device)
     page_tables = torch.randperm(num_pages, dtype=torch.int32, device=device).view(case.num_rows, pages_a_row)
+    page_tables[:, : case.num_shared // PAGE_SIZE] = page_tables[0, : case.num_shared // PAGE_SIZE].clone()
     return MadeCase(query, PagedKV(kv[0], kv[1], PAGE_SIZE), page_tables, torch.empty_like(query))

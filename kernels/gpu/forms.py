@@ -21,6 +21,8 @@ NAMES: tuple[str, ...] = (
     "gelu",
     "greedy",
     "layer_norm",
+    "paged_decode",
+    "paged_prefill",
     "penalize_occurrence",
     "penalize_repetition",
     "rms_norm",

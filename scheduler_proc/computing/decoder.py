@@ -13,7 +13,7 @@ from torch.nn import functional
 from kernels.gelu import GeluKind
 from kernels.layer_norm import layer_norm
 from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
+from kernels.paged_prefill import PrefillRows, paged_prefill
 from kernels.qk_norm import HeadNorms
 from kernels.rms_norm import rms_norm
 from kernels.rotate_store import rotate_store
@@ -132,14 +132,15 @@ class Decoder:
                 step.decode_num_keys,
                 config.attention_scale,
                 out_THD[:num_decode],
+                step.decode_work,
             )
         if num_decode < num_tokens:
             paged_prefill(
                 query_THD[num_decode:],
                 layer_cache,
-                step.prefill_page_tables,
-                step.prefill_query_lens,
-                step.prefill_context_lens,
+                PrefillRows(
+                    step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, step.prefill_tiles
+                ),
                 config.attention_scale,
                 out_THD[num_decode:],
             )

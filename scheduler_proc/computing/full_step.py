@@ -1,12 +1,36 @@
-"""A step as large as the flags allow, to measure the memory of a step and to warm up."""
+"""A step as large as the flags allow, to measure the memory of a step, and a small one, to warm up."""
 
-from messages.columns import pack_float32, pack_int32, pack_int64
+from msgspec.structs import replace
+
+from messages.columns import num_int32, pack_float32, pack_int32, pack_int64
+from messages.config import Config
 from messages.steps import Batch, LogitEdits, ScoredTokens
 
 # What costs most: every row samples, through every filter, with penalties and logprobs, and every token is scored.
 TEMPERATURE, TOP_P, MIN_P = 1.0, 0.9, 0.01
 REPETITION, FREQUENCY, PRESENCE = 1.1, 0.1, 0.1
 NUM_TOP = 20
+
+WARM_UP_TOKENS, WARM_UP_ROWS = 32, 4
+
+
+def plan_warm_up(config: Config, max_num_batched_tokens: int, num_rows: int = WARM_UP_ROWS) -> Batch:
+    """Returns a small step, so that the first request does not pay for what libraries set up at their first call."""
+    num_tokens = min(WARM_UP_TOKENS, max_num_batched_tokens)
+    num_rows = min(num_rows, config.scheduling.max_num_seqs)
+    return plan_full_step(num_tokens, num_rows, config.facts.max_model_len, config.cache.block_size)
+
+
+def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
+    """Returns small steps that choose tokens in every way, for each kind of row count that Triton compiles apart."""
+    batches: list[Batch] = []
+    for num_rows in (1, WARM_UP_ROWS, 16):
+        full = plan_warm_up(config, max_num_batched_tokens, num_rows)
+        num_sampled = num_int32(full.sample_rows)
+        ones, zeros = pack_float32([1.0] * num_sampled), pack_float32([0.0] * num_sampled)
+        drawn = replace(full, top_ps=ones, min_ps=zeros, edits=None, num_logprobs=b"", scored=None)
+        batches += [full, drawn, replace(drawn, temperatures=zeros)]
+    return batches
 
 
 def plan_full_step(num_tokens: int, max_rows: int, max_row_tokens: int, page_size: int) -> Batch:

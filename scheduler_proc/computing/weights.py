@@ -3,15 +3,18 @@
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from messages.errors import BootError
-from scheduler_proc.computing.checkpoint import Checkpoint
 from scheduler_proc.computing.decoder_config import DecoderConfig, Shape, parameter_shapes
 from scheduler_proc.computing.families.family import Family, Source
 from scheduler_proc.computing.placement import Placement
+
+if TYPE_CHECKING:
+    from scheduler_proc.computing.checkpoint import Checkpoint  # it needs safetensors, which random weights do not
 
 MAX_NAMES_SHOWN = 6
 DUMMY_STD = 0.02
@@ -23,7 +26,7 @@ log = logging.getLogger("sluice.weights")
 
 
 def load_weights(
-    config: DecoderConfig, family: Family, checkpoint: Checkpoint, placement: Placement, report: Report
+    config: DecoderConfig, family: Family, checkpoint: "Checkpoint", placement: Placement, report: Report
 ) -> Weights:
     """Returns every parameter with the checkpoint's values, in the placement's dtype and on its device.
 

@@ -15,25 +15,24 @@ NO_PAGE_BYTES = pack_int32([-1])
 
 
 class Chunk(NamedTuple):
-    """The next `num_tokens` tokens of a prompt; with the last of its tokens the row samples one, if it may have one."""
+    """The tokens `start` to `end` (exclusive) of a prompt as a row of one step.
+
+    `samples`: it is the last of the prompt, and the row may have a token after it. `num_scored`: how many tokens of the
+    prompt get their logprobs with it.
+    """
 
     req: Req
-    num_tokens: int
+    start: int
+    end: int
+    samples: bool
+    num_scored: int
 
-    @property
-    def end(self) -> int:
-        """Position after its last token."""
-        return self.req.num_computed_tokens + self.num_tokens
 
-    @property
-    def samples(self) -> bool:
-        return self.end == len(self.req.token_ids) < self.req.pending.max_len
-
-    @property
-    def num_scored(self) -> int:
-        """How many tokens of the prompt get their logprobs with it."""
-        scores = self.req.pending.scores
-        return 0 if scores is None else scores.num_new(self.end)
+def plan_chunk(req: Req, start: int, end: int) -> Chunk:
+    """Returns the chunk; all tokens before `start` are computed by then."""
+    scores = req.pending.scores
+    num_scored = 0 if scores is None else len(scores.span(start, end))
+    return Chunk(req, start, end, end == len(req.token_ids) < req.pending.max_len, num_scored)
 
 
 class _ChunkColumns:
@@ -97,16 +96,15 @@ class BatchBuilder:
             edits=_edits(decode, chunks) if has_edits else None,
             num_logprobs=num_logprobs.tobytes() if sampling.num_with_logprobs or more.num_with_logprobs else b"",
             scored=columns.scored.columns(),
+            token_sources=decode.token_sources.tobytes(),
         )
 
     def _append(self, columns: _ChunkColumns, chunk: Chunk, row: int) -> None:
-        req = chunk.req
-        start = req.num_computed_tokens
-        end = chunk.end
+        req, start, end = chunk.req, chunk.start, chunk.end
         if req.pending.scores is not None:
             columns.scored.add(req.pending.scores, columns.num_decode_rows + len(columns.token_ids), start, end)
         columns.uids.append(req.uid)
-        columns.query_lens.append(chunk.num_tokens)
+        columns.query_lens.append(end - start)
         columns.context_lens.append(start)
         columns.token_ids += req.token_ids[start:end]
         columns.positions += self._positions[start:end]
@@ -126,10 +124,12 @@ class BatchBuilder:
 
 def _edits(decode: DecodeRows, chunks: list[Chunk]) -> LogitEdits | None:
     columns = EditColumns()
-    sampling = [*decode.reqs, *(chunk.req for chunk in chunks if chunk.samples)]
-    for row, req in enumerate(sampling):
+    sampling = [(req, decode.lead) for req in decode.reqs] + [(chunk.req, 0) for chunk in chunks if chunk.samples]
+    for row, (req, lead) in enumerate(sampling):
         if req.pending.edits is not None:
-            columns.add(row, req.pending.edits, req.token_ids, req.pending.num_prompt_tokens)
+            num_prompt_tokens = req.pending.num_prompt_tokens
+            num_output_tokens = len(req.token_ids) + lead - num_prompt_tokens
+            columns.add(row, req.pending.edits, req.token_ids, num_prompt_tokens, num_output_tokens)
     return columns.columns()
 
 
@@ -138,5 +138,5 @@ def _page_tables(decode: DecodeRows, chunks: list[Chunk], width: int) -> bytes:
     if decode.reqs and width > decode.table_width:
         row_bytes, padding = 4 * decode.table_width, NO_PAGE_BYTES * (width - decode.table_width)
         tables = b"".join(tables[start : start + row_bytes] + padding for start in range(0, len(tables), row_bytes))
-    rows = [pack_int32(req.pages) + NO_PAGE_BYTES * (width - len(req.pages)) for req, _ in chunks]
+    rows = [pack_int32(req.pages) + NO_PAGE_BYTES * (width - len(req.pages)) for req, *_ in chunks]
     return tables + b"".join(rows)

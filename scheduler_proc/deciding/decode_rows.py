@@ -7,6 +7,8 @@ from scheduler_proc.deciding.requests import Req
 from scheduler_proc.deciding.sampling_columns import SamplingColumns
 
 NO_PAGE = -1
+UNKNOWN = 0
+"""Stands for a token that is still being computed; an id that every vocabulary has."""
 
 
 class DecodeRows:
@@ -14,10 +16,15 @@ class DecodeRows:
 
     `token_ids` holds the last token, whose K and V the next step writes to `slots`; `context_lens` counts those before.
     `tables` is [rows, table_width], padded with NO_PAGE. A row at the start of a page has no slot until `enter_pages`.
+
+    `lead` counts the tokens that each row has beyond those of its request: 0 but in what `advanced` returns, whose rows
+    have one more, which is still being computed. Where it comes from is then in `token_sources`, as in `Batch`.
     """
 
     def __init__(self, page_size: int):
         self.page_size = page_size
+        self.lead = 0
+        self.token_sources: array[int] = array(INT32)
         self.reqs: list[Req] = []
         self.uids: array[int] = array(INT64)
         self.attempts: array[int] = array(INT32)
@@ -35,15 +42,15 @@ class DecodeRows:
         return len(self.reqs)
 
     def append(self, req: Req) -> None:
-        """Adds a row whose prompt is computed and whose first token of this attempt is known."""
-        context_len = len(req.token_ids) - 1
+        """Adds a row whose prompt is computed and whose first token of this attempt is known (or on its way)."""
+        context_len = len(req.token_ids) - 1 + self.lead
         offset = context_len % self.page_size
         self.reqs.append(req)
         self.uids.append(req.uid)
         self.attempts.append(req.pending.attempt)
-        self.token_ids.append(req.token_ids[-1])
+        self.token_ids.append(UNKNOWN if self.lead else req.token_ids[-1])
         self.context_lens.append(context_len)
-        self.slots.append(req.pages[-1] * self.page_size + offset if offset else -1)
+        self.slots.append(req.pages[context_len // self.page_size] * self.page_size + offset if offset else -1)
         self.sampling.append(req.pending)
         self._last_context_lens.append(req.pending.max_len - 1)
         self._end_ids.append(req.pending.end_ids)
@@ -60,6 +67,24 @@ class DecodeRows:
         self.sampling.delete(row, req.pending)
         self._has_lost_rows = True
 
+    def advanced(self) -> "DecodeRows":
+        """Returns the rows as they will be with one more token each, as far as is known before that is computed."""
+        rows = DecodeRows(self.page_size)
+        rows.lead = self.lead + 1
+        rows.reqs, rows.uids, rows.attempts = self.reqs[:], self.uids[:], self.attempts[:]
+        rows.token_ids = array(INT32, [UNKNOWN]) * len(self.reqs)
+        rows.context_lens = array(INT32, [context_len + 1 for context_len in self.context_lens])
+        rows.slots = array(INT64, [slot + 1 for slot in self.slots])
+        rows.sampling = self.sampling.copy()
+        rows.tables, rows.table_width = self.tables[:], self.table_width
+        rows._last_context_lens, rows._end_ids = self._last_context_lens[:], self._end_ids[:]
+        return rows
+
+    def full_reqs(self) -> list[Req]:
+        """Returns those that have all the tokens they may have."""
+        lengths = zip(self.context_lens, self._last_context_lens, strict=True)
+        return [self.reqs[row] for row, (now, last) in enumerate(lengths) if now >= last]
+
     def reqs_without_slot(self) -> list[Req]:
         """Returns the rows, in order, whose next token begins a page."""
         size = self.page_size
@@ -71,10 +96,11 @@ class DecodeRows:
         size = self.page_size
         for row, context_len in enumerate(self.context_lens):
             if not context_len % size:
-                pages = self.reqs[row].pages
-                self._widen(len(pages))
-                self.slots[row] = pages[-1] * size
-                self.tables[row * self.table_width + len(pages) - 1] = pages[-1]
+                index = context_len // size
+                page = self.reqs[row].pages[index]
+                self._widen(index + 1)
+                self.slots[row] = page * size
+                self.tables[row * self.table_width + index] = page
 
     def advance(self, next_tokens: "array[int]") -> list[int]:
         """Moves every row on by its next token; returns the rows (ascending) that end with it."""
@@ -94,11 +120,18 @@ class DecodeRows:
             assert self.attempts[row] == req.pending.attempt, "a row has another's attempt"
             assert self.token_ids[row] == req.token_ids[-1], "a row has another's token"
             assert self.context_lens[row] == context_len, "a row has another's length"
-            assert self._table(row) == _padded(req.pages, self.table_width), "a row has another's pages"
             offset = context_len % self.page_size
-            assert not offset or self.slots[row] == req.pages[-1] * self.page_size + offset, "a row has another's slot"
+            num_entered = context_len // self.page_size + (1 if offset else self._has_entered(row))
+            pages = req.pages[:num_entered]  # it may have one more already, for the step after the one in flight
+            assert self._table(row) == _padded(pages, self.table_width), "a row has another's pages"
+            assert not offset or self.slots[row] == pages[-1] * self.page_size + offset, "a row has another's slot"
         assert len(self.tables) == len(self.reqs) * self.table_width, "page tables are left over"
         self.sampling.check([req.pending for req in self.reqs])
+
+    def _has_entered(self, row: int) -> bool:
+        """Tells whether a row at the start of a page has that page in its table."""
+        index = self.context_lens[row] // self.page_size
+        return index < self.table_width and self.tables[row * self.table_width + index] != NO_PAGE
 
     def _table(self, row: int) -> list[int]:
         return self.tables[row * self.table_width : (row + 1) * self.table_width].tolist()

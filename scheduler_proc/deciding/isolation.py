@@ -102,7 +102,8 @@ def _wanted(num_logprobs: bytes) -> bytes:
 
 
 def take_rows(batch: Batch, start: int, stop: int) -> Batch:
-    """Returns the step of rows `start` to `stop` (exclusive, not empty) of `batch` alone."""
+    """Returns the step of rows `start` to `stop` (exclusive, not empty) of `batch` alone; all tokens must be known."""
+    assert not batch.token_sources, "a step that waits for the tokens of another was to be run apart"
     query_lens = unpack_int32(batch.query_lens)
     first = sum(query_lens[:start])
     last = first + sum(query_lens[start:stop])

@@ -40,6 +40,11 @@ class RowEdits:
         penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         self.penalties = None if penalties == (1.0, 0.0, 0.0) else penalties
 
+    @property
+    def needs_last_token(self) -> bool:
+        """Tells whether what it changes depends on which tokens there are, and not only on how many."""
+        return bool(self.words) or self.penalties is not None
+
     def banned_now(self, token_ids: "array[int]", num_output_tokens: int) -> bytes:
         """Returns the int32 ids that may not follow these tokens, beside those in `ids`.
 
@@ -87,12 +92,17 @@ class EditColumns:
         self._histories: list[bytes] = []
         self._num_history_prompt: array[int] = array(INT32)
 
-    def add(self, row: int, edits: RowEdits, token_ids: "array[int]", num_prompt_tokens: int) -> None:
-        """Adds what the request changes about the token after `token_ids`; `row` is its index into the S rows."""
+    def add(
+        self, row: int, edits: RowEdits, token_ids: "array[int]", num_prompt_tokens: int, num_output_tokens: int
+    ) -> None:
+        """Adds what the request changes about its next token; `row` is its index into the S rows.
+
+        `token_ids` may lack the last of the output where that does not matter (`needs_last_token`).
+        """
         if edits.allowed_ids:
             self._allowed_rows.append(row)
             self._allowed_ids.append(edits.allowed_ids)
-        banned = edits.banned_now(token_ids, len(token_ids) - num_prompt_tokens)
+        banned = edits.banned_now(token_ids, num_output_tokens)
         if edits.ids or banned:
             num_banned = num_int32(banned)
             self._bias_rows.append(pack_int32((row,)) * (num_int32(edits.ids) + num_banned))

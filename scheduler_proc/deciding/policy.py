@@ -4,7 +4,9 @@ import time
 
 import msgspec
 
-from scheduler_proc.deciding.batch_columns import Chunk
+from scheduler_proc.deciding.batch_columns import Chunk, plan_chunk
+from scheduler_proc.deciding.decode_rows import DecodeRows
+from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.requests import Req, State
 from scheduler_proc.deciding.stages import Stages
@@ -17,13 +19,21 @@ class Budget(msgspec.Struct, frozen=True):
     max_num_batched_tokens: int
 
 
-class _Plan:
-    """The prefill part of the step in the making: its chunks, and the pages that no second row need compute."""
+PageKey = tuple[int, bytes, bytes]
 
-    def __init__(self, num_tokens_left: int):
+
+class _Plan:
+    """The prefill part of the step in the making: its chunks, and the pages that no second row need compute.
+
+    `ends_in_flight`: how far the step in flight, if this one is planned behind it, computes its prompts, by uid.
+    """
+
+    def __init__(self, num_tokens_left: int, before: StepInFlight | None):
         self.num_tokens_left = num_tokens_left
         self.chunks: list[Chunk] = []
-        self.pages_in_work: set[tuple[int, bytes, bytes]] = set()
+        self.pages_in_work: set[PageKey] = set()
+        self.before = [] if before is None else before.chunks_in_work()
+        self.ends_in_flight = {chunk.req.uid: chunk.end for chunk in self.before}
 
 
 class Policy:
@@ -39,56 +49,63 @@ class Policy:
         self.num_prompt_tokens = 0
         self.num_hit_tokens = 0
 
-    def choose_rows(self) -> list[Chunk]:
-        """Returns the prefill chunks of the next step; its other rows are all those in DECODE. All have their pages.
+    def choose_rows(self, rows: DecodeRows, before: StepInFlight | None = None) -> list[Chunk]:
+        """Returns the prefill chunks of the next step; its other rows are `rows`, those in DECODE. All have pages.
 
         What the decode rows leave of the step's tokens goes to prompts, the first in rank first, and then to the queue
         in its order. Pages are taken as tokens need them; where there are none the last in rank of the running requests
-        gives way, so the first always goes on.
+        gives way, so the first always goes on. With a step in flight nobody does: that raises `MustCommitError`.
         """
-        stages = self._stages
-        for req in stages.decode.reqs_without_slot():
-            self._make_room(req, len(req.token_ids))
-        plan = _Plan(self._budget.max_num_batched_tokens - len(stages.decode))
+        stages, may_preempt = self._stages, before is None
+        for req in rows.reqs_without_slot():
+            self._make_room(req, len(req.token_ids) + rows.lead, may_preempt)
+        plan = _Plan(self._budget.max_num_batched_tokens - len(rows), before)
+        plan.pages_in_work.update(self._page_key(chunk.req) for chunk in plan.before)
         for req in tuple(stages.prefilling):
-            self._add_chunk(req, plan)
+            self._add_chunk(req, plan, may_preempt)
         if not self.is_closed:
-            self._admit(plan)
-        stages.decode.enter_pages()
+            self._admit(plan, may_preempt)
+        rows.enter_pages()
         return plan.chunks
 
-    def _make_room(self, req: Req, num_tokens: int) -> bool:
+    def _make_room(self, req: Req, num_tokens: int, may_preempt: bool) -> bool:
         """Gives `req` pages for `num_tokens` in all; returns False where it had to give way itself."""
         while req.state is not State.WAITING:
             if self._cache.grow(req, num_tokens):
                 return True
+            if not may_preempt:
+                raise MustCommitError
             self._stages.preempt(self._stages.last_in_rank())
             self.num_preemptions += 1
         return False
 
-    def _add_chunk(self, req: Req, plan: _Plan) -> None:
+    def _add_chunk(self, req: Req, plan: _Plan, may_preempt: bool) -> None:
         """Adds the next chunk of a prompt.
 
-        Not so where an earlier row of this step computes the same page: after the step it can be found (but not by a
-        prompt that must be scored).
+        Not so where an earlier row of this step, or of the one in flight, computes the same page: after the step it can
+        be found (but not by a prompt that must be scored).
         """
         if req.state is State.WAITING or not plan.num_tokens_left:
             return
-        self._cache.find_prefix(req)
-        next_page = self._cache.next_page(req)
-        page_in_work = (id(req.node), req.pending.salt, next_page)
-        if page_in_work in plan.pages_in_work and not req.pending.is_scoring:
-            return
-        start = req.num_computed_tokens
-        num_tokens = min(plan.num_tokens_left, len(req.token_ids) - start)
-        if self._make_room(req, start + num_tokens):
-            plan.chunks.append(Chunk(req, num_tokens))
-            plan.num_tokens_left -= num_tokens
-            if next_page:
-                plan.pages_in_work.add(page_in_work)
+        start = plan.ends_in_flight.get(req.uid)
+        if start is None:
+            self._cache.find_prefix(req)
+            if self._page_key(req) in plan.pages_in_work and not req.pending.is_scoring:
+                return
+            start = req.num_computed_tokens
+        end = min(start + plan.num_tokens_left, len(req.token_ids))
+        if start < end and self._make_room(req, end, may_preempt):
+            plan.chunks.append(plan_chunk(req, start, end))
+            plan.num_tokens_left -= end - start
+            plan.pages_in_work.add(self._page_key(req))
             self._note_first_chunk(req)
 
-    def _admit(self, plan: _Plan) -> None:
+    def _page_key(self, req: Req) -> PageKey:
+        """Returns what is the same for requests that would compute the same next page, which they could share."""
+        page = self._cache.next_page(req)
+        return (id(req.node), req.pending.salt, page) if page else (id(req), b"", b"")
+
+    def _admit(self, plan: _Plan, may_preempt: bool) -> None:
         """Lets requests out of the queue as long as their whole prompt fits beside what the running rows need.
 
         One page a running row is left to grow into: a row let in too early only has to give way again. One that gave
@@ -103,7 +120,7 @@ class Policy:
                 stages.close_next(req)
                 return
             stages.admit(req)
-            self._add_chunk(req, plan)
+            self._add_chunk(req, plan, may_preempt)
             num_promised += cache.num_missing(req, _num_next_tokens(req))
 
     def _note_first_chunk(self, req: Req) -> None:

@@ -25,14 +25,23 @@ class PromptScores:
     def is_complete(self) -> bool:
         return self.num_scored == len(self._target_ids)
 
-    def num_new(self, end: int) -> int:
-        """Returns how many tokens are scored once all up to position `end` (exclusive) are computed."""
-        return max(0, min(end, len(self._target_ids)) - self.num_scored)
+    def span(self, start: int, end: int) -> range:
+        """Returns which targets a chunk of the positions `start` to `end` (exclusive) scores.
+
+        Target i is known with position i. Those before `start` that are not known yet are about to be: the step in
+        flight scores them.
+        """
+        first = max(start, self.num_scored)
+        return range(first, max(first, min(end, len(self._target_ids))))
+
+    def targets(self, span: range) -> "array[int]":
+        return self._target_ids[span.start : span.stop]
 
     def add(self, scores: LogprobColumns) -> None:
         """Takes the next tokens' logprobs; they may come with more alternatives than this request wants."""
         count = num_int32(scores.token_ids)
-        assert scores.token_ids == self.next_targets(count).tobytes(), "other tokens were scored"
+        next_targets = self.targets(range(self.num_scored, self.num_scored + count))
+        assert scores.token_ids == next_targets.tobytes(), "other tokens were scored"
         self._parts.append(scores)
         self.num_scored += count
 
@@ -40,10 +49,6 @@ class PromptScores:
         """Returns what is known, and forgets it; the counts stay."""
         parts, self._parts = self._parts, []
         return join(parts, self.num_top)
-
-    def next_targets(self, count: int) -> "array[int]":
-        """Returns the next tokens to be scored."""
-        return self._target_ids[self.num_scored : self.num_scored + count]
 
 
 class ScoredColumns:
@@ -56,12 +61,11 @@ class ScoredColumns:
 
     def add(self, scores: PromptScores, first_index: int, start: int, end: int) -> None:
         """Adds what a chunk of the positions `start` to `end` scores; its first token is `first_index` of the step."""
-        count = scores.num_new(end)
-        if count:
-            index = first_index + scores.num_scored - start
-            assert index >= first_index, "a token that is to be scored was not computed"
-            self._token_indices.extend(range(index, index + count))
-            self._target_ids += scores.next_targets(count)
+        span = scores.span(start, end)
+        if span:
+            offset = first_index - start
+            self._token_indices.extend(range(offset + span.start, offset + span.stop))
+            self._target_ids += scores.targets(span)
             self._num_top = max(self._num_top, scores.num_top)
 
     def columns(self) -> ScoredTokens | None:

@@ -97,7 +97,7 @@ class Results:
     def _commit_chunk(self, chunk: Chunk, token_id: int | None) -> Ending | None:
         """Counts the chunk as computed; with the prompt's last one the row begins to decode, or ends already."""
         req, pending = chunk.req, chunk.req.pending
-        req.num_computed_tokens += chunk.num_tokens
+        req.num_computed_tokens = chunk.end
         self._cache.share(req)
         if token_id is None:
             return find_ending(pending, self._limits)  # one that gets no token ends with its prompt

@@ -19,6 +19,15 @@ class SamplingColumns:
         self.num_with_logprobs = 0
         self.num_with_edits = 0
 
+    def copy(self) -> "SamplingColumns":
+        """Returns columns of the same rows that can be changed by themselves."""
+        columns = SamplingColumns()
+        columns.temperatures, columns.top_ps = self.temperatures[:], self.top_ps[:]
+        columns.top_ks, columns.min_ps = self.top_ks[:], self.min_ps[:]
+        columns.seeds, columns.num_logprobs = self.seeds[:], self.num_logprobs[:]
+        columns.num_with_logprobs, columns.num_with_edits = self.num_with_logprobs, self.num_with_edits
+        return columns
+
     def append(self, pending: PendingReq) -> None:
         params = pending.sampling_params
         self.temperatures.append(0.0 if params.is_greedy else params.temperature)

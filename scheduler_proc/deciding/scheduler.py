@@ -1,6 +1,7 @@
 """The deciding half in one object: messages in, steps out, results in, replies out."""
 
 import time
+from collections import deque
 from collections.abc import Mapping
 
 from messages.errors import ErrorInfo, RequestError
@@ -8,8 +9,9 @@ from messages.replies import CacheFlushed, DetokenizeMsg, FinishedRow, ToDetoken
 from messages.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen, ToScheduler, UserMsg
 from messages.steps import Batch, ForwardOutput
 from messages.uids import GoneRequests
-from scheduler_proc.deciding.batch_columns import BatchBuilder, Chunk
+from scheduler_proc.deciding.batch_columns import BatchBuilder
 from scheduler_proc.deciding.endings import ABORTED, STOP_STRING, Ending, find_ending, refused_row
+from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.openings import open_stream, scored_at_once
 from scheduler_proc.deciding.policy import Budget, Policy
@@ -24,7 +26,8 @@ NO_FAILURES: Mapping[int, ErrorInfo] = {}
 class Scheduler:
     """Takes messages, plans steps, commits their results, and collects what the detokenizer must know.
 
-    The caller takes turns: `take` (any number), `schedule`, and if that returned a step, `commit` with its result.
+    The caller takes turns: `take` (any number), `schedule`, and if that returned a step, `commit` with its result. It
+    may call `schedule` once more before that `commit`, with the first step in flight; commits are in the same order.
     `cache` must have room for one request of `limits.max_model_len` tokens: then the first in rank can always go on.
     """
 
@@ -36,9 +39,10 @@ class Scheduler:
         self._policy = Policy(self._stages, cache, budget)
         self._results = Results(self._stages, cache, limits)
         self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len)
-        self._chunks: list[Chunk] = []
+        self._in_flight: deque[StepInFlight] = deque()
         self._replies: list[ToDetokenizer] = []
         self._num_steps = 0
+        self._num_steps_ahead = 0
         self._must_tell_drained = False
         self._gone = GoneRequests()
 
@@ -67,14 +71,26 @@ class Scheduler:
                 self._flush(message)
 
     def schedule(self) -> Batch | None:
-        """Returns the next step, or `None` where there is no request, or none that may have a row."""
+        """Returns the next step, or `None` where there is no request, or none that may have a row.
+
+        With a step in flight, `None` also means that it has to be committed first.
+        """
         if self.is_idle or (self._policy.is_closed and not self._stages.running):
             return None
-        self._chunks = self._policy.choose_rows()
-        decode = self._stages.decode
-        assert decode.reqs or self._chunks, "there are requests and none can run"
+        assert len(self._in_flight) < 2, "there are two steps in flight"
+        before = self._in_flight[0] if self._in_flight else None
+        try:
+            rows = self._stages.decode if before is None else before.rows_behind()
+            chunks = self._policy.choose_rows(rows, before)
+        except MustCommitError:
+            return None
+        if not rows.reqs and not chunks:
+            assert before is not None, "there are requests and none can run"
+            return None
         self._num_steps += 1
-        return self._builder.build(self._num_steps, decode, self._chunks)
+        self._num_steps_ahead += before is not None
+        self._in_flight.append(StepInFlight(rows.reqs, chunks, self._stages))
+        return self._builder.build(self._num_steps, rows, chunks)
 
     def close_queue(self) -> None:
         """Gives no row to what waits from now on: rows that run go on, and then the process will be replaced."""
@@ -92,12 +108,17 @@ class Scheduler:
         return is_drained
 
     def commit(self, output: ForwardOutput, failures: Mapping[int, ErrorInfo] = NO_FAILURES) -> None:
-        """Moves every row of the scheduled step on by its result.
+        """Moves every row of the first step in flight on by its result, but for those that have ended meanwhile.
 
         `failures` are rows that could not be computed, by index; those of them that sample have the next token -1.
         """
-        chunks, self._chunks = self._chunks, []
-        self._replies += self._results.commit(chunks, output, failures)
+        self._replies += self._results.commit(*self._in_flight.popleft().without_ended(output, failures))
+        if self._in_flight:
+            self._stages.decode.enter_pages()  # which the step behind was given
+
+    def forget_steps(self) -> None:
+        """Lets all be as if the steps in flight had not been planned; they must have ended, well or not."""
+        self._in_flight.clear()
 
     def take_replies(self) -> list[ToDetokenizer]:
         """Returns, and forgets, what the detokenizer must know, in order."""
@@ -121,6 +142,7 @@ class Scheduler:
             "pages_all": cache.num_pages,
             "cache_nodes": cache.num_nodes,
             "steps": self._num_steps,
+            "steps_ahead": self._num_steps_ahead,
             "preemptions": policy.num_preemptions,
             "prompt_tokens": policy.num_prompt_tokens,
             "prefix_hit_tokens": policy.num_hit_tokens,

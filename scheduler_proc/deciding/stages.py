@@ -22,6 +22,8 @@ class Stages:
         self.running: dict[int, Req] = {}
         self.prefilling: list[Req] = []
         self.decode = DecodeRows(cache.page_size)
+        self.num_left = 0
+        """How many rows have been given up so far, by an end or a preemption."""
         self._cache = cache
         self._numbers = count()
 
@@ -94,6 +96,7 @@ class Stages:
 
     def _leave_row(self, req: Req) -> None:
         del self.running[req.uid]
+        self.num_left += 1
         if req.state is State.PREFILL:
             self.prefilling.remove(req)
         else:

@@ -102,6 +102,14 @@ def test_a_row_that_is_not_finite_leaves_the_others_alone(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_row_of_no_keys_leaves_the_others_alone(device: str) -> None:
+    case = decode_case(Shape(4, 2, 16, 16), [5, 40, 20], torch.float32, device)
+    case.context_lens[1] = -1
+    case.page_tables[1] = -1
+    assert_close(run(case)[[0, 2]], case.expected[[0, 2]], torch.float32)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_takes_a_query_that_is_a_view(device: str) -> None:
     case = decode_case(Shape(4, 2, 16, 16), [9, 3], torch.float32, device)
     merged = torch.cat((case.query, torch.zeros(2, 4, 16, device=device)), dim=1)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.paged_prefill import paged_prefill
+from kernels.paged_prefill import PrefillRows, paged_prefill
 from tests.kernels.cases import DEVICES, PagedCase, Shape, assert_close, make_paged_case
 from tests.kernels.test_paged_decode import GRID, SHAPES
 
@@ -11,15 +11,8 @@ CONTEXT_LENS = [0, 0, 16, 3, 70, 129, 48]
 
 def run(case: PagedCase) -> torch.Tensor:
     out = torch.full_like(case.query, float("nan"))
-    paged_prefill(
-        case.query,
-        case.cache,
-        case.page_tables,
-        case.query_lens,
-        case.context_lens,
-        case.scale,
-        out,
-    )
+    rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
+    paged_prefill(case.query, case.cache, rows, case.scale, out)
     return out
 
 
@@ -53,7 +46,8 @@ def test_a_token_is_the_same_in_chunks_and_beside_other_rows(form: str, dtype: t
             tokens = slice(first + start, first + start + size)
             lens = (torch.tensor([size], dtype=torch.int32), torch.tensor([num_before + start], dtype=torch.int32))
             table = case.page_tables[row : row + 1]
-            paged_prefill(case.query[tokens], case.cache, table, *lens, case.scale, chunked[tokens])
+            rows = PrefillRows(table, *lens)
+            paged_prefill(case.query[tokens], case.cache, rows, case.scale, chunked[tokens])
         first += num_new
     torch.set_num_threads(num_threads)
     try:
@@ -65,7 +59,8 @@ def test_a_token_is_the_same_in_chunks_and_beside_other_rows(form: str, dtype: t
 def test_no_rows() -> None:
     case = make_paged_case(Shape(4, 2, 16, 16), [3], [0], torch.float32, "cpu")
     none, empty = torch.empty(0, dtype=torch.int32), torch.empty_like(case.query[:0])
-    paged_prefill(case.query[:0], case.cache, case.page_tables[:0], none, none, case.scale, empty)
+    rows = PrefillRows(case.page_tables[:0], none, none)
+    paged_prefill(case.query[:0], case.cache, rows, case.scale, empty)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -78,15 +73,19 @@ def test_a_row_that_is_not_finite_leaves_the_others_alone(device: str) -> None:
     assert_close(out[8:], case.expected[8:], torch.float32)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_of_no_new_tokens_has_none(device: str) -> None:
+    case = make_paged_case(Shape(4, 2, 16, 16), [3, 5], [20, 2], torch.float32, device)
+    tables, lens = torch.full((3, case.page_tables.shape[1]), -1, dtype=torch.int32, device=device), torch.zeros(2, 3)
+    lens = lens.int().to(device)
+    tables[[0, 2]], lens[0, [0, 2]], lens[1, [0, 2]] = case.page_tables, case.query_lens, case.context_lens
+    out = torch.full_like(case.query, float("nan"))
+    paged_prefill(case.query, case.cache, PrefillRows(tables, lens[0], lens[1]), case.scale, out)
+    assert_close(out, case.expected, torch.float32)
+
+
 def test_refuses_lengths_of_another_type() -> None:
     case = make_paged_case(Shape(2, 2, 8, 16), [3], [0], torch.float32, "cpu")
+    rows = PrefillRows(case.page_tables, case.query_lens.long(), case.context_lens)
     with pytest.raises(AssertionError):
-        paged_prefill(
-            case.query,
-            case.cache,
-            case.page_tables,
-            case.query_lens.long(),
-            case.context_lens,
-            case.scale,
-            torch.empty_like(case.query),
-        )
+        paged_prefill(case.query, case.cache, rows, case.scale, torch.empty_like(case.query))

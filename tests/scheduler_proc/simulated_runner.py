@@ -67,6 +67,8 @@ def pack_scores(values: Sequence[tuple[int, int]], num_top: int, vocab_size: int
 class SimulatedRunner:
     """Same interface as the real one. `poison` tokens make the step raise, `nan` tokens make their row's logits bad."""
 
+    can_overlap = False
+
     def __init__(self, num_pages: int, page_size: int, vocab_size: int, max_num_batched_tokens: int = 32):
         self.num_pages = num_pages
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -76,6 +78,9 @@ class SimulatedRunner:
         self.poison: set[int] = set()
         self.nan: set[int] = set()
         self.batches: list[Batch] = []
+
+    def launch(self, batch: Batch) -> ForwardOutput:
+        return self.run(batch)
 
     def run(self, batch: Batch) -> ForwardOutput:
         self.batches.append(batch)

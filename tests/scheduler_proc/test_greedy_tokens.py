@@ -12,8 +12,11 @@ from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
+from scheduler_proc.step_times import StepTimes
+from scheduler_proc.stepper import Runner, Stepper
 from tests.checkpoints import CONTEXT, VARIANTS, VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.clients import Inbox, user_msg
+from tests.scheduler_proc.overlapped import OverlappedRunner
 
 SMALLEST_MARGIN = 1e-3
 """Where the reference's two best logits are closer than this, either token is right."""
@@ -63,7 +66,7 @@ def some_prompts() -> list[list[int]]:
 
 
 def run(
-    model: Model, prompts: list[list[int]], num_pages: int, num_step_tokens: int
+    model: Model, prompts: list[list[int]], num_pages: int, num_step_tokens: int, runner: Runner | None = None
 ) -> tuple[list[list[int]], Scheduler]:
     """Runs all prompts to the end of the context and returns their output ids."""
     scheduler = Scheduler(
@@ -71,11 +74,13 @@ def run(
         Limits(CONTEXT, VOCAB_SIZE),
         Budget(max_num_seqs=32, max_num_batched_tokens=num_step_tokens),
     )
+    runner = runner or model.runner
+    stepper = Stepper(scheduler, runner.launch, runner.can_overlap, StepTimes())
     inbox = Inbox()
     for uid, prompt in enumerate(prompts):
         scheduler.take(user_msg(uid, prompt, max_tokens=CONTEXT))
-    while (batch := scheduler.schedule()) is not None:
-        scheduler.commit(model.runner.run(batch))
+    while (batch := scheduler.schedule()) is not None or stepper.has_step:
+        stepper.step(batch, 0.0)
         inbox.take(scheduler.take_replies())
     scheduler.check()
     return [inbox.tokens[uid, 0] for uid in range(len(prompts))], scheduler
@@ -98,6 +103,19 @@ def test_32_at_once(model: Model, num_pages: int, num_step_tokens: int):
     assert (gauges["preemptions"] > 0) == (num_pages == SCARCE)
     if num_close:
         print(f"{num_close} tokens differ where the margin is below {SMALLEST_MARGIN}")
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama-gqa-tied"], indirect=True)
+@pytest.mark.parametrize("num_pages", [PLENTY, SCARCE], ids=["plenty", "scarce"])
+def test_planned_one_step_ahead(model: Model, num_pages: int):
+    """The tokens are those that are right, by a runner whose next step is planned before the last has ended."""
+    prompts, device = some_prompts(), OverlappedRunner(model.runner)
+    outputs, scheduler = run(model, prompts, num_pages, 64, device)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert len(prompt) + len(output) == CONTEXT
+        model.check(prompt, output)
+    assert device.num_ahead > device.num_launched / 2
+    assert (scheduler.gauges()["preemptions"] > 0) == (num_pages == SCARCE)
 
 
 def test_alone_and_again_from_the_cache(model: Model):

@@ -19,6 +19,7 @@ from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, Inbox, user_msg
 from tests.scheduler_proc.simulated_runner import expected_output
 
 MODULE = "tests.scheduler_proc.simulated_process"
+OVERLAPPED = "tests.scheduler_proc.overlapped_process"
 MAX_MODEL_LEN = 64
 FACTS = ModelFacts(
     model_dir="/none",
@@ -30,20 +31,21 @@ FACTS = ModelFacts(
 )
 
 
-def start(launcher: FakeLauncher) -> None:
+def start(launcher: FakeLauncher, module: str = MODULE) -> None:
     """Starts the process; `launcher` knows it as "scheduler" then, as it does its messages."""
-    launcher.processes["scheduler"] = launcher.start(MODULE)
-    del launcher.processes[MODULE]
+    launcher.processes["scheduler"] = launcher.start(module)
+    del launcher.processes[module]
 
 
 class Ring:
     """A running scheduler with the test before it (tokenizer) and behind it (detokenizer)."""
 
-    def __init__(self, launcher: FakeLauncher):
+    def __init__(self, launcher: FakeLauncher, module: str):
         self.launcher = launcher
+        self.module = module
         self.inbox = Inbox()
         self.receiver: Receiver[ToDetokenizer] = launcher.open_receiver("detokenizer", ToDetokenizer)
-        start(launcher)
+        start(launcher, module)
         launcher.wait_for("scheduler", Ready, timeout_s=30)
         self.sender: Sender[ToScheduler] = launcher.open_sender("scheduler")
 
@@ -52,11 +54,11 @@ class Ring:
             self.inbox.take([self.launcher.take_one(self.receiver)])
 
 
-@pytest.fixture
-def ring() -> Iterator[Ring]:
+@pytest.fixture(params=[MODULE, OVERLAPPED], ids=["alone", "overlapped"])
+def ring(request: pytest.FixtureRequest) -> Iterator[Ring]:
     config = Config(cache=CacheConfig(num_pages=40, block_size=4), facts=FACTS)
     with FakeLauncher(config) as launcher:
-        yield Ring(launcher)
+        yield Ring(launcher, request.param)
 
 
 def test_requests_are_answered_and_the_accounts_balance(ring: Ring):
@@ -72,9 +74,10 @@ def test_requests_are_answered_and_the_accounts_balance(ring: Ring):
     assert beat.gauges["requests"] == beat.gauges["pages_held"] == 0
     assert beat.gauges["output_tokens"] == sum(len(tokens) for tokens in ring.inbox.tokens.values())
     assert {sum(counts.counts) for counts in beat.histograms.values()} == {beat.gauges["steps"]}
+    assert (beat.gauges["steps_ahead"] > 0) == (ring.module == OVERLAPPED)
     assert beat.histograms.keys() == BOUNDS.keys()
     assert beat.gauges["pages_free"] + beat.gauges["pages_cached"] == beat.gauges["pages_all"] == 40
-    assert "integrity check failed" not in ring.launcher.log_text(MODULE)
+    assert "integrity check failed" not in ring.launcher.log_text(ring.module)
 
 
 def test_an_abort_and_a_stop_string_end_rows_while_others_run(ring: Ring):
@@ -97,7 +100,7 @@ def test_a_step_that_raises_costs_only_the_request_at_fault(ring: Ring):
     assert error is not None
     assert error.status == 500
     reference = error.message.partition("reference ")[2].rstrip(")")
-    log = ring.launcher.log_text(MODULE)
+    log = ring.launcher.log_text(ring.module)
     assert reference in log
     assert "a poisoned token" in log, "the trace is in the log"
     params = user_msg(1, [], max_tokens=30, ignore_eos=True).sampling_params

@@ -200,6 +200,10 @@ PUBLIC int NAME(paged_decode)(const element *query, int64_t query_stride, const 
     total_keys += num_keys[row];
   }
   const int64_t num_splits = first_split[num_rows], partial_size = queries_a_head * (head_dim + 2);
+  if (num_splits == 0) { /* rows of no keys are padding */
+    free(first_split);
+    return 0;
+  }
   float *partial = malloc((size_t)(num_splits * num_heads * partial_size) * sizeof *partial);
   if (!partial) {
     free(first_split);

@@ -14,7 +14,7 @@ from kernels.gelu import gelu
 from kernels.layer_norm import layer_norm
 from kernels.packed_linear import pack, packed_linear
 from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
+from kernels.paged_prefill import PrefillRows, paged_prefill
 from kernels.qk_norm import HeadNorms
 from kernels.rms_norm import rms_norm
 from kernels.rotate_store import rotate_store
@@ -28,7 +28,8 @@ SHAPES = [Shape(6, 2, 64, 16), Shape(7, 1, 80, 1), Shape(4, 4, 96, 64), Shape(5,
 def attend(shape: Shape, dtype: torch.dtype) -> None:
     case = make_paged_case(shape, [1, 66, 17], [0, 61, 300], dtype, "cpu")
     out = torch.full_like(case.query, float("nan"))
-    paged_prefill(case.query, case.cache, case.page_tables, case.query_lens, case.context_lens, case.scale, out)
+    rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
+    paged_prefill(case.query, case.cache, rows, case.scale, out)
     assert_close(out, case.expected, dtype)
     case = make_paged_case(shape, [1, 1, 1], [0, 63, 299], dtype, "cpu")
     out = torch.full_like(case.query, float("nan"))

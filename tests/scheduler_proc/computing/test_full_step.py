@@ -1,7 +1,11 @@
+from pathlib import Path
+
 import pytest
 
 from messages.columns import num_int32, unpack_int32
-from scheduler_proc.computing.full_step import plan_full_step
+from scheduler_proc.computing.full_step import plan_full_step, plan_warm_ups
+from scheduler_proc.computing.sampling_plan import plan_sampling
+from tests.checkpoints import VOCAB_SIZE, build_checkpoint, make_config
 
 
 @pytest.mark.parametrize(
@@ -31,3 +35,15 @@ def test_a_full_step(
     assert num_int32(batch.sample_rows) == len(query_lens)
     assert max(unpack_int32(batch.page_tables)) < -(-max_row_tokens // 16)
     assert num_int32(batch.page_tables) == len(query_lens) * batch.num_pages_per_row
+
+
+def test_warm_ups_choose_tokens_in_every_way(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "llama-mqa")
+    batches = plan_warm_ups(make_config(tmp_path, max_num_seqs=6), 512)
+    assert [num_int32(batch.sample_rows) for batch in batches] == [1, 1, 1, 4, 4, 4, 6, 6, 6]
+    plans = [plan_sampling(batch, VOCAB_SIZE) for batch in batches]
+    assert [(plan.num_special > 0, "temperatures" in plan.columns) for plan in plans[:3]] == [
+        (True, False),
+        (False, True),
+        (False, False),
+    ]

@@ -3,12 +3,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 
 from messages.columns import unpack_int32
 from messages.errors import BootError
 from messages.requests import SamplingParams
-from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.runner import ModelRunner, load_runner
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Row, Schedule, generate, plan_batch, run_step
@@ -144,34 +142,6 @@ def test_the_default_step_on_a_cpu_is_small(model_dir: Path, runner: ModelRunner
     assert runner.max_num_batched_tokens == 512
     given = load_runner(make_config(model_dir, max_num_batched_tokens=3), lambda text, fraction: None)
     assert given.max_num_batched_tokens == 3
-
-
-@pytest.fixture
-def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device of 8 MiB, 2 of them taken, that computes where the tensors are: on the CPU."""
-    monkeypatch.setattr(Placement, "is_cuda", property(lambda self: True))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (6 << 20, 8 << 20))
-
-
-@pytest.mark.usefixtures("fake_gpu")
-def test_on_a_gpu_the_cache_takes_its_share_of_what_a_full_step_leaves(model_dir: Path) -> None:
-    flags = {"num_pages": None, "max_num_batched_tokens": 200, "gpu_memory_utilization": 0.5}
-    loaded = load_runner(make_config(model_dir, **flags), lambda text, fraction: None)
-    page_bytes = 2 * 3 * 16 * 2 * 16 * 4
-    assert loaded.num_pages == ((4 << 20) - (2 << 20) + 6 * page_bytes) // page_bytes
-    few = load_runner(make_config(model_dir, **flags, max_num_seqs=2), lambda text, fraction: None)
-    assert few.num_pages == 12
-    assert load_runner(make_config(model_dir), lambda text, fraction: None).max_num_batched_tokens == 8192
-
-
-@pytest.mark.usefixtures("fake_gpu")
-def test_a_full_step_that_does_not_fit_is_a_clear_error(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_out(*arguments: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
-
-    monkeypatch.setattr(ModelRunner, "run", run_out)
-    with pytest.raises(BootError, match=r"a step of 300 tokens does not fit .* 2 GiB\. Lower --max-num-batched-tokens"):
-        load_runner(make_config(model_dir, max_num_batched_tokens=300), lambda text, fraction: None)
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path, model_dir: Path) -> None:

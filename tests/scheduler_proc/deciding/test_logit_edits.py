@@ -27,7 +27,8 @@ def columns_of(*rows: tuple[SamplingParams, list[int], int]) -> LogitEdits | Non
     for row, (params, token_ids, num_prompt_tokens) in enumerate(rows):
         edits = find_edits(params, (EOS,), VOCAB_SIZE)
         if edits is not None:
-            columns.add(row, edits, array("i", token_ids), num_prompt_tokens)
+            num_output_tokens = len(token_ids) - num_prompt_tokens
+            columns.add(row, edits, array("i", token_ids), num_prompt_tokens, num_output_tokens)
     return columns.columns()
 
 

@@ -201,6 +201,7 @@ def test_other_tokens_than_those_that_were_to_be_scored_are_a_bug():
     output = msgspec.structs.replace(bench.runner.run(batch), prompt_logprobs=None)
     with pytest.raises(AssertionError, match="logprobs are missing"):
         bench.scheduler.commit(output)
+    assert bench.scheduler.schedule() is not None
     output = msgspec.structs.replace(output, prompt_logprobs=msgspec.structs.replace(unknown(2), logprobs=bytes(8)))
     with pytest.raises(AssertionError):
         bench.scheduler.commit(output)

@@ -1,173 +1,16 @@
 """Thousands of mixed requests through a cache that is far too small: every token right, nothing lost, nothing left."""
 
-import random
-from dataclasses import dataclass, field
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messages.columns import pack_float32, pack_int32
-from messages.requests import AbortMsg, FlushCache, SamplingParams, StopSeen, UserMsg
-from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
-from tests.scheduler_proc.simulated_runner import expected_output, expected_scores
-
-MAX_MODEL_LEN = 64
-
-
-@dataclass
-class Ask:
-    """One request of the soak and what must come of it."""
-
-    prompt: list[int]
-    params: SamplingParams
-    attempt: int = 0
-    known: list[int] = field(default_factory=list)
-    """What the client had when the newest attempt began."""
-    expected: list[int] = field(default_factory=list)
-    is_cut: bool = False
-    """Aborted or stopped by a string: it may end before `expected` does."""
-
-
-class Soak:
-    def __init__(self, seed: int, num_requests: int, **bench: int):
-        self.chance = random.Random(seed)
-        self.bench = Bench(**bench)
-        self.asks: dict[int, Ask] = {}
-        self.num_requests = num_requests
-        prefixes = [[self.chance.randrange(VOCAB_SIZE) for _ in range(40)] for _ in range(6)]
-        self.prefixes = prefixes
-
-    def make(self, uid: int) -> UserMsg:
-        chance = self.chance
-        length = chance.choice((1, 2, 4, 7, 16, 33, 60, 63))
-        shared = chance.choice(self.prefixes)[: chance.randrange(0, min(length, 40) + 1)]
-        prompt = shared + [chance.randrange(VOCAB_SIZE) for _ in range(length - len(shared))]
-        message = user_msg(
-            uid,
-            prompt,
-            max_tokens=chance.choice((0, 1, 2, 5, 9, 30, 200)),
-            temperature=chance.choice((0.0, 0.6, 1.0)),
-            top_p=chance.choice((1.0, 0.9)),
-            top_k=chance.choice((0, 20)),
-            seed=chance.randrange(-(2**63), 2**63),
-            ignore_eos=chance.random() < 0.3,
-            stop_token_ids=chance.choice(((), (3, 30))),
-            cache_salt=chance.choice(("", "", "tenant", "other")),
-            priority=chance.choice((0, 0, 0, -5, 3, 1_000)),
-            **(self.new_params() if chance.random() < 0.5 else {}),
-        )
-        expected = expected_output(prompt, message.sampling_params, VOCAB_SIZE, MAX_MODEL_LEN, (EOS,))
-        self.asks[uid] = Ask(prompt, message.sampling_params, expected=expected)
-        return message
-
-    def new_params(self) -> dict[str, Any]:
-        """Returns logprobs and changes to the logits, few of each, never so many bans that nothing is left."""
-        chance = self.chance
-        ids = [chance.randrange(VOCAB_SIZE) for _ in range(12)]
-        params: dict[str, Any] = {}
-        if chance.random() < 0.4:
-            params["num_logprobs"] = chance.choice((0, 1, 4))
-        if chance.random() < 0.4:
-            params["num_prompt_logprobs"] = chance.choice((0, 2, 5))
-            params["echo"] = chance.random() < 0.5
-        if chance.random() < 0.3:
-            params["min_tokens"] = chance.choice((1, 4, 8))
-        if chance.random() < 0.3:
-            params["bad_word_ids"] = (pack_int32(ids[:1]), pack_int32(ids[1:3]), pack_int32(ids[3:6]))
-        if chance.random() < 0.3:
-            params |= {"bias_ids": pack_int32(ids[6:8]), "bias_values": pack_float32((2.5, -100))}
-        if chance.random() < 0.2:
-            params["allowed_token_ids"] = pack_int32({*range(10, 30), *ids[8:]})
-        if chance.random() < 0.3:
-            params |= {"repetition_penalty": 1.2, "presence_penalty": chance.choice((0.0, 0.5))}
-        return params
-
-    def running(self) -> list[int]:
-        return [uid for uid, ask in self.asks.items() if (uid, ask.attempt) not in self.bench.inbox.finished]
-
-    def disturb(self) -> None:
-        """Aborts, stops or resubmits one request, now and then one that has ended already."""
-        chance = self.chance
-        running = self.running() if chance.random() < 0.95 else []
-        uid = chance.choice(running or list(self.asks))
-        ask = self.asks[uid]
-        match chance.randrange(7):
-            case 0:
-                ask.is_cut = True
-                self.bench.send(AbortMsg(uid, ask.attempt, chance.choice(("abort", "timeout"))))
-            case 1:
-                ask.is_cut = True
-                self.bench.send(StopSeen(uid, ask.attempt), StopSeen(uid, ask.attempt))
-            case 2 if ask.attempt:
-                self.bench.send(AbortMsg(uid, ask.attempt - 1))
-            case 3 | 4 if uid in self.running():
-                self.resubmit(uid, ask)
-            case 5:
-                self.bench.send(FlushCache(uid, chance.random() < 0.5))
-            case _:
-                pass
-
-    def resubmit(self, uid: int, ask: Ask) -> None:
-        """Does what the frontend does after a process died: asks on behind the tokens that the client has."""
-        ask.known = ask.known + self.bench.output(uid, ask.attempt)
-        ask.attempt += 1
-        message = user_msg(uid, ask.prompt, attempt=ask.attempt, output_ids=ask.known)
-        self.bench.send(
-            UserMsg(uid, ask.attempt, message.input_ids, ask.params, message.stamps, message.output_ids, len(ask.known))
-        )
-
-    def run(self) -> None:
-        chance, num_sent = self.chance, 0
-        while num_sent < self.num_requests or self.running():
-            if num_sent < self.num_requests and len(self.running()) < 30:
-                burst = chance.randrange(1, 8)
-                self.bench.send(*(self.make(uid) for uid in range(num_sent, num_sent + burst)))
-                num_sent += burst
-            if chance.random() < 0.3:
-                self.disturb()
-            assert self.bench.step() or not self.running(), "requests wait and nothing runs"
-        self.bench.run()
-
-    def check(self) -> None:
-        inbox = self.bench.inbox
-        assert len(inbox.finished) == len({uid for uid, _ in inbox.finished}) == len(self.asks), "not one end each"
-        for uid, ask in self.asks.items():
-            got = ask.known + inbox.tokens[uid, ask.attempt]
-            end = inbox.finished[uid, ask.attempt]
-            assert got == ask.expected[: len(got)], "a token is wrong, lost or doubled"
-            assert end.usage.prompt_tokens == len(ask.prompt)
-            assert end.usage.completion_tokens == len(got)
-            assert 0 <= end.usage.cached_tokens <= len(ask.prompt)
-            self.check_logprobs(uid, ask, got)
-            if end.finish_reason in ("abort", "timeout") or (end.finish_reason == "stop" and not end.ended_by_token):
-                assert ask.is_cut
-            else:
-                assert len(got) == len(ask.expected), "it ended too early"
-                assert end.ended_by_token == self.ends_by_token(ask)
-                assert end.finish_reason == ("stop" if end.ended_by_token else "length")
-
-    def check_logprobs(self, uid: int, ask: Ask, got: list[int]) -> None:
-        """Every token has its logprobs, once, those of the prompt from the newest attempt."""
-        key, inbox = (uid, ask.attempt), self.bench.inbox
-        num_top, num_prompt_top = ask.params.num_logprobs, ask.params.num_prompt_logprobs
-        tokens, start = ask.prompt + got, len(ask.prompt) + len(ask.known)
-        expected = [] if num_top is None else expected_scores(tokens, start, num_top, VOCAB_SIZE)
-        assert inbox.logprobs[key] == expected, "a logprob is wrong, lost or doubled"
-        if key in inbox.scores and num_prompt_top is not None:
-            assert inbox.scores[key] == expected_scores(ask.prompt, 1, num_prompt_top, VOCAB_SIZE)
-            assert ask.known or not inbox.finished[key].usage.cached_tokens
-        assert num_prompt_top is None or key in inbox.scores or len(got) == len(ask.known)
-
-    def ends_by_token(self, ask: Ask) -> bool:
-        ends = {*ask.params.stop_token_ids, *(() if ask.params.ignore_eos else (EOS,))}
-        return not ends.isdisjoint(ask.expected[-1:])
+from tests.scheduler_proc.clients import Bench
+from tests.scheduler_proc.soak import MAX_MODEL_LEN, Soak
 
 
 @pytest.mark.timeout(300)
 def test_two_thousand_mixed_requests_lose_nothing():
-    soak = Soak(20, 2_000, num_pages=40, page_size=4, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=48)
+    soak = Soak(20, 2_000, Bench(num_pages=40, page_size=4, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=48))
     soak.run()
     soak.check()
     assert soak.bench.gauge("preemptions") > 20
@@ -188,9 +31,7 @@ def test_two_thousand_mixed_requests_lose_nothing():
 def test_every_shape_of_scheduler_is_right(
     seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, is_sharing
 ):
-    soak = Soak(
-        seed,
-        12,
+    bench = Bench(
         num_pages=MAX_MODEL_LEN // page_size + num_spare,
         page_size=page_size,
         max_model_len=MAX_MODEL_LEN,
@@ -198,6 +39,7 @@ def test_every_shape_of_scheduler_is_right(
         max_num_batched_tokens=max_num_batched_tokens,
         is_sharing=is_sharing,
     )
+    soak = Soak(seed, 12, bench)
     soak.run()
     soak.check()
 
@@ -205,7 +47,7 @@ def test_every_shape_of_scheduler_is_right(
 def test_cached_and_uncached_runs_give_the_same_tokens():
     outputs = []
     for is_sharing in (True, False):
-        soak = Soak(3, 100, num_pages=24, page_size=4, max_num_batched_tokens=20, is_sharing=is_sharing)
+        soak = Soak(3, 100, Bench(num_pages=24, page_size=4, max_num_batched_tokens=20, is_sharing=is_sharing))
         for uid in range(100):
             soak.bench.send(soak.make(uid))
         soak.bench.run()

@@ -1,0 +1,159 @@
+"""The field's offline benchmark: 256 sequences at once, input and output of 100 to 1,024 tokens each, without a server.
+
+    python -m benchmarks.bench_offline --shape qwen3-0.6b
+    python -m benchmarks.bench_offline --shape llama-3-8b --shared-prefix 512 --no-overlap --json FILE
+
+The same as nano-vllm's and mini-sglang's (random.seed(0), temperature 0.6, no end token), so the numbers compare; the
+weights are random and time the same. Any flag of the server may be given as well: --enforce-eager, --no-overlap,
+--no-shared-prefix-attention, --max-num-seqs, --kv-cache-memory-gb … It prints output tok/s, and which part that is of
+what the device could do at most, by its bandwidth as measured here.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.kernels.measure import copy_bandwidth, describe, gpu_facts, product_rate
+from benchmarks.model_shapes import SHAPES
+from benchmarks.offline_floor import DeviceLimits, Lengths, floor_s
+from benchmarks.offline_workload import LONGEST, TEMPERATURE, offline_workload
+from benchmarks.result_file import write_result
+from messages.config import Config
+from messages.errors import SluiceError, UsageError
+from messages.flags import parse_flags
+from messages.requests import SamplingParams
+from scheduler_proc.computing.families.registry import find_family
+from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.placement import find_placement, set_cpu_threads
+from scheduler_proc.offline import OfflineEngine
+from supervisor.model_facts import read_model_facts
+
+LIMIT_ROUNDS = 5
+
+Workload = tuple[list[list[int]], list[SamplingParams]]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--shape", choices=SHAPES, default="qwen3-0.6b", help="default: %(default)s")
+    add("--num-sequences", type=int, default=256, help="default: %(default)s")
+    add("--max-tokens", type=int, default=LONGEST, help="longest input and longest output (default: %(default)s)")
+    add("--shared-prefix", type=int, default=0, metavar="N", help="tokens with which all prompts begin (default: none)")
+    add("--json", type=Path, metavar="FILE", help="write the result to FILE")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 0, 1 where the model cannot be run, 2 on bad usage."""
+    options, server_flags = make_parser().parse_known_args(arguments)
+    try:
+        result = run(options, server_flags)
+    except SluiceError as error:
+        print(f"bench_offline: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    print(json.dumps(result, indent=1))
+    print(
+        f"{options.shape}: {result['output_tok_per_s']:,.0f} output tok/s, {result['fraction_of_floor']:.1%} of the "
+        f"{result['floor_tok_per_s']:,.0f} that {result['device']} allows"
+    )
+    if options.json:
+        write_result(options.json, "offline", result)
+    return 0
+
+
+def run(options: argparse.Namespace, server_flags: list[str]) -> dict:
+    """Loads the model and runs the workload once; raises `SluiceError`."""
+    shape = SHAPES[options.shape]
+    context = int(str(shape.get("n_positions") or shape["max_position_embeddings"]))
+    longest = min(options.max_tokens, context // 2)
+    if options.num_sequences < 1 or longest < 1 or not 0 <= options.shared_prefix < longest:
+        raise UsageError("--num-sequences and --max-tokens must be at least 1, --shared-prefix less than --max-tokens")
+    prompts, params = make_workload(options.num_sequences, longest, options.shared_prefix)
+    with tempfile.TemporaryDirectory(prefix="sluice-shape-") as model_dir:
+        config = make_config(Path(model_dir), shape, longest, server_flags)
+        placement = find_placement(config.model, HfConfig(shape))
+        if not placement.is_cuda:
+            set_cpu_threads(config.model.cpu_threads)
+        limits = measure_limits(placement.device)
+        engine = OfflineEngine(config, lambda text, _: print(f"\r{text:<60}", end="", file=sys.stderr, flush=True))
+    print(file=sys.stderr)
+    engine.generate([[1, 2, 3]], [SamplingParams(4, temperature=TEMPERATURE, ignore_eos=True)])
+    num_steps = engine.gauges["steps"]
+    begin_s = time.perf_counter()
+    outputs = engine.generate(prompts, params)
+    seconds = time.perf_counter() - begin_s
+    lengths = Lengths(
+        [len(prompt) for prompt in prompts],
+        [len(output.token_ids) for output in outputs],
+        options.shared_prefix,
+        config.scheduling.max_num_seqs,
+    )
+    assert lengths.outputs == [own.max_tokens for own in params]
+    facts = {
+        "shape": options.shape,
+        "device": describe(placement.device),
+        **(gpu_facts(placement.device) if placement.is_cuda else {"torch": str(torch.__version__)}),
+        "flags": server_flags,
+        "dtype": placement.dtype_name,
+        "num_sequences": options.num_sequences,
+        "shared_prefix_tokens": options.shared_prefix,
+    }
+    decoder_config = find_family(HfConfig(shape)).read_config(HfConfig(shape), config.facts.max_model_len)
+    parts = floor_s(decoder_config, placement.dtype.itemsize, lengths, limits)
+    return facts | summarize(lengths, seconds, engine.gauges["steps"] - num_steps, parts, limits)
+
+
+def make_workload(num_sequences: int, longest: int, num_shared: int) -> Workload:
+    """Returns prompts, whose first `num_shared` tokens are alike, and parameters, the same in every run."""
+    prompts, output_lens = offline_workload(num_sequences, longest)
+    shared = list(range(num_shared))
+    # A prompt that is no longer than what is shared gets one token of its own behind it.
+    prompts = [shared + (prompt[num_shared:] or prompt[:1]) for prompt in prompts]
+    params = [
+        SamplingParams(max_tokens, temperature=TEMPERATURE, seed=seed, ignore_eos=True)
+        for seed, max_tokens in enumerate(output_lens)
+    ]
+    return prompts, params
+
+
+def make_config(model_dir: Path, shape: dict[str, object], longest: int, server_flags: list[str]) -> Config:
+    """Writes config.json and returns the configuration; flags that are given win. Raises `UsageError`."""
+    (model_dir / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+    own = ["--model", str(model_dir), "--load-format", "dummy", "--max-model-len", str(2 * longest)]
+    sections: dict[str, Any] = {**parse_flags([*own, *server_flags])}
+    return Config(**sections, facts=read_model_facts(sections["model"], model_dir, model_dir, "shape"))
+
+
+def measure_limits(device: torch.device) -> DeviceLimits:
+    return DeviceLimits(copy_bandwidth(LIMIT_ROUNDS, device) * 1e9, product_rate(LIMIT_ROUNDS, device) * 1e9)
+
+
+def summarize(
+    lengths: Lengths, seconds: float, num_steps: float, parts: dict[str, float], limits: DeviceLimits
+) -> dict:
+    num_output = sum(lengths.outputs)
+    return {
+        "num_input_tokens": sum(lengths.inputs),
+        "num_output_tokens": num_output,
+        "num_steps": num_steps,
+        "seconds": seconds,
+        "output_tok_per_s": num_output / seconds,
+        "floor_s": parts,
+        "floor_tok_per_s": num_output / parts["total"],
+        "fraction_of_floor": parts["total"] / seconds,
+        "copy_gb_per_s": limits.bytes_per_s / 1e9,
+        "product_tflop_per_s": limits.flop_per_s / 1e12,
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,73 @@
+"""What decode and prefill attention do with a block of keys: read it through the page table, add it to the softmax.
+
+Shape legend: M queries of a program, N keys of a block, D head dimension (padded to a power of two).
+
+The softmax is computed as running maximum, sum and output, to base 2 (FlashAttention-2, arXiv:2307.08691).
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.decode_work import BLOCK_KEYS
+
+LOG2_E = 1.4426950408889634
+"""Scores times this are exponents of 2, which the hardware computes."""
+
+
+def choose_launch(head_dim: int, dtype: torch.dtype) -> dict[str, int]:
+    """Returns the sizes of blocks, and how a kernel over them is launched, for heads of this size.
+
+    In 3 stages the page numbers of a block are read before those of its K and V are needed; large heads leave no memory
+    for as many.
+    """
+    block_dim = max(16, triton.next_power_of_2(head_dim))
+    head_bytes = block_dim * dtype.itemsize
+    num_stages = 3 if head_bytes <= 256 else 2 if head_bytes <= 512 else 1
+    return {"BLOCK_N": BLOCK_KEYS, "BLOCK_D": block_dim, "num_warps": 4, "num_stages": num_stages}
+
+
+@triton.jit
+def load_block(
+    keys,
+    values,
+    page_table,
+    key_N,
+    end_key,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    REACHES_END: tl.constexpr,
+):
+    """Returns K as [D, N] and V as [N, D] of one head, 0 from `end_key` on, which only a block that REACHES_END has.
+
+    Pages are widened before they are multiplied: a cache may have more than 2^31 elements.
+    """
+    dim_D = tl.arange(0, BLOCK_D)
+    is_dim_D = dim_D < HEAD_DIM
+    if REACHES_END:
+        is_key_N = key_N < end_key
+        page_N = tl.load(page_table + key_N // PAGE_SIZE, mask=is_key_N, other=0).to(tl.int64)
+        token_N = (page_N * PAGE_SIZE + key_N % PAGE_SIZE) * TOKEN_STRIDE
+        key_mask, value_mask = is_key_N[None, :] & is_dim_D[:, None], is_key_N[:, None] & is_dim_D[None, :]
+        key_DN = tl.load(keys + token_N[None, :] + dim_D[:, None], mask=key_mask, other=0.0)
+        value_ND = tl.load(values + token_N[:, None] + dim_D[None, :], mask=value_mask, other=0.0)
+    else:
+        page_N = tl.load(page_table + key_N // PAGE_SIZE).to(tl.int64)
+        token_N = (page_N * PAGE_SIZE + key_N % PAGE_SIZE) * TOKEN_STRIDE
+        key_DN = tl.load(keys + token_N[None, :] + dim_D[:, None], mask=is_dim_D[:, None], other=0.0)
+        value_ND = tl.load(values + token_N[:, None] + dim_D[None, :], mask=is_dim_D[None, :], other=0.0)
+    return key_DN, value_ND
+
+
+@triton.jit
+def fold(score_MN, value_ND, max_M, sum_M, acc_MD):
+    """Returns maximum, sum and output after one more block; a masked score is -inf, and no query has all masked."""
+    new_max_M = tl.maximum(max_M, tl.max(score_MN, 1))
+    shrink_M = tl.exp2(max_M - new_max_M)
+    weight_MN = tl.exp2(score_MN - new_max_M[:, None])
+    sum_M = sum_M * shrink_M + tl.sum(weight_MN, 1)
+    acc_MD = acc_MD * shrink_M[:, None]
+    acc_MD = tl.dot(weight_MN.to(value_ND.dtype), value_ND, acc_MD, input_precision="ieee")
+    return new_max_M, sum_M, acc_MD

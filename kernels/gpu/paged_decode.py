@@ -1,0 +1,300 @@
+"""Decode attention in Triton: one program an item of the work list and key/value head.
+
+Shape legend: R rows, H query heads, G key/value heads, D head dimension, P pages a row (padded); in a program M lanes
+(query heads of the item's entries), N keys.
+
+A row's keys may be split among programs (FlashDecoding): each writes the attention over its keys alone and the
+logarithm of its sum, by which they are merged.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.decode_work import (
+    ENTRIES_PLACE,
+    ENTRY_WORDS,
+    HEADER_WORDS,
+    ITEM_WORDS,
+    LANES,
+    PARTS_PLACE,
+    DecodeLayout,
+    DecodeWork,
+    count_programs,
+    make_decode_scratch,
+    plan_decode_work,
+)
+from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.key_blocks import LOG2_E, choose_launch, fold, load_block
+from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.paged_kv import PagedKV
+
+_HEADER, _ITEM, _ENTRY = tl.constexpr(HEADER_WORDS), tl.constexpr(ITEM_WORDS), tl.constexpr(ENTRY_WORDS)
+_ENTRIES_PLACE, _PARTS_PLACE = tl.constexpr(ENTRIES_PLACE), tl.constexpr(PARTS_PLACE)
+
+MERGE_PARTS = 32
+"""Parts that a program of the second kernel reads at a time."""
+
+
+def paged_decode(
+    query_RHD: Tensor,
+    cache: PagedKV,
+    page_tables_RP: Tensor,
+    num_keys_R: Tensor,
+    scale: float,
+    out_RHD: Tensor,
+    work: DecodeWork | None = None,
+) -> None:
+    """As the launcher says; without `work` the list is planned here, which waits for the device."""
+    if work is None:
+        work = _plan_here(query_RHD, cache, page_tables_RP, num_keys_R)
+    layout, scratch = work.layout, work.scratch
+    num_heads, head_dim = query_RHD.shape[1:]
+    assert (layout.num_heads, layout.num_kv_heads) == (num_heads, cache.num_heads)
+    assert query_RHD.stride()[1:] == (head_dim, 1)
+    assert out_RHD.is_contiguous()
+    assert work.plan.shape == (layout.num_words,)
+    assert scratch.partials.shape[0] >= layout.max_entries
+    assert scratch.partials.shape[1:] == query_RHD.shape[1:]
+    assert scratch.counters.shape[0] >= layout.max_rows
+    launch = choose_launch(head_dim, query_RHD.dtype)
+    attend[(layout.max_items * layout.num_kv_heads,)](
+        query_RHD,
+        cache.keys,
+        cache.values,
+        page_tables_RP,
+        work.plan,
+        scratch.partials,
+        scratch.lses,
+        scratch.counters,
+        out_RHD,
+        scale * LOG2_E,
+        query_RHD.stride(0),
+        page_tables_RP.stride(0),
+        HEAD_DIM=head_dim,
+        PAGE_SIZE=cache.page_size,
+        **_constants_of(layout),
+        **launch,
+    )
+    if layout.merges_in_kernel:
+        return
+    merge[(layout.max_rows * num_heads,)](
+        work.plan,
+        scratch.partials,
+        scratch.lses,
+        out_RHD,
+        NUM_HEADS=num_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_P=MERGE_PARTS,
+        BLOCK_D=launch["BLOCK_D"],
+        num_warps=launch["num_warps"],
+    )
+
+
+def _constants_of(layout: DecodeLayout) -> dict[str, int]:
+    return {
+        "NUM_KV_HEADS": layout.num_kv_heads,
+        "QUERIES": layout.queries_a_head,
+        "BLOCK_M": layout.block_lanes,
+        "MERGES": layout.merges_in_kernel,
+    }
+
+
+def _plan_here(query_RHD: Tensor, cache: PagedKV, page_tables_RP: Tensor, num_keys_R: Tensor) -> DecodeWork:
+    num_rows, num_heads, head_dim = query_RHD.shape
+    device = query_RHD.device
+    layout = DecodeLayout(num_rows, num_heads, cache.num_heads, count_programs(device), shares_prefixes=False)
+    plan = torch.zeros(layout.num_words, dtype=torch.int32)
+    plan_decode_work(layout, num_keys_R.cpu().numpy(), page_tables_RP.cpu().numpy(), cache.page_size, plan.numpy())
+    return DecodeWork(layout, plan.to(device), make_decode_scratch(layout, head_dim, device))
+
+
+@triton.jit
+def attend(
+    query,
+    keys,
+    values,
+    page_tables,
+    plan,
+    partials,
+    lses,
+    counters,
+    out,
+    scale_log2,
+    query_stride,
+    table_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MERGES: tl.constexpr,
+):
+    item = tl.program_id(0) // NUM_KV_HEADS
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    if item >= tl.load(plan):
+        return
+    words = plan + _HEADER + item * _ITEM
+    first_key = tl.load(words)
+    end_key = tl.load(words + 1)
+    entries = plan + tl.load(plan + _ENTRIES_PLACE) + tl.load(words + 2) * _ENTRY
+    num_entries = tl.load(words + 3)
+
+    lane_M = tl.arange(0, BLOCK_M)
+    entry_M = lane_M // QUERIES
+    is_used_M = entry_M < num_entries
+    row_M = tl.load(entries + entry_M * _ENTRY, mask=is_used_M, other=0)
+    part_M = tl.load(entries + entry_M * _ENTRY + 1, mask=is_used_M, other=-1)
+    head_M = kv_head * QUERIES + lane_M % QUERIES
+    dim_D = tl.arange(0, BLOCK_D)
+    is_dim_D = dim_D < HEAD_DIM
+    is_used_MD = is_used_M[:, None] & is_dim_D[None, :]
+    query_M = row_M.to(tl.int64) * query_stride + head_M * HEAD_DIM
+    query_MD = tl.load(query + query_M[:, None] + dim_D[None, :], mask=is_used_MD, other=0.0)
+
+    # All entries hold the same pages here.
+    page_table = page_tables + tl.load(entries).to(tl.int64) * table_stride
+    keys += kv_head * HEAD_DIM
+    values += kv_head * HEAD_DIM
+    max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    sum_M = tl.zeros([BLOCK_M], tl.float32)
+    acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in range(first_key, end_key, BLOCK_N):
+        key_N = start + tl.arange(0, BLOCK_N)
+        key_DN, value_ND = load_block(
+            keys, values, page_table, key_N, end_key, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, BLOCK_D, True
+        )
+        score_MN = tl.dot(query_MD, key_DN, input_precision="ieee") * scale_log2
+        score_MN = tl.where((key_N < end_key)[None, :], score_MN, float("-inf"))
+        max_M, sum_M, acc_MD = fold(score_MN, value_ND, max_M, sum_M, acc_MD)
+    acc_MD = acc_MD / sum_M[:, None]
+
+    # A row's only entry writes the row, any other writes a part.
+    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * QUERIES
+    is_only_M = is_used_M & (part_M < 0)
+    is_part_M = is_used_M & (part_M >= 0)
+    out_M = (row_M.to(tl.int64) * NUM_HEADS + head_M) * HEAD_DIM
+    out_MD = acc_MD.to(out.dtype.element_ty)
+    tl.store(out + out_M[:, None] + dim_D[None, :], out_MD, mask=is_only_M[:, None] & is_dim_D[None, :])
+    part_head_M = part_M.to(tl.int64) * NUM_HEADS + head_M
+    partial_M = part_head_M * HEAD_DIM
+    tl.store(partials + partial_M[:, None] + dim_D[None, :], acc_MD, mask=is_part_M[:, None] & is_dim_D[None, :])
+    tl.store(lses + part_head_M, max_M + tl.log2(sum_M), mask=is_part_M)
+    if MERGES:
+        # The barrier puts this program's stores before its release; the last to count has acquired those of the others.
+        tl.debug_barrier()
+        entry_row_M = tl.load(entries + lane_M * _ENTRY, mask=lane_M < num_entries, other=0)
+        parts = plan + tl.load(plan + _PARTS_PLACE)
+        num_parts_M = tl.load(parts + entry_row_M + 1) - tl.load(parts + entry_row_M)
+        is_counted_M = (lane_M < num_entries) & (num_parts_M > 0)
+        counter_M = counters + entry_row_M * NUM_KV_HEADS + kv_head
+        count_M = tl.atomic_add(counter_M, 1, mask=is_counted_M, sem="acq_rel", scope="gpu")
+        is_last_M = is_counted_M & (count_M == num_parts_M - 1)
+        tl.store(counter_M, 0, mask=is_last_M)  # ready for the next layer
+        for entry in range(num_entries):
+            if tl.sum(tl.where(lane_M == entry, is_last_M.to(tl.int32), 0)) > 0:
+                row = tl.load(entries + entry * _ENTRY)
+                for query_head in range(QUERIES):
+                    head = kv_head * QUERIES + query_head
+                    _merge_row(plan, partials, lses, out, row, head, NUM_HEADS, HEAD_DIM, BLOCK_M, BLOCK_D)
+
+
+@triton.jit
+def merge(
+    plan,
+    partials,
+    lses,
+    out,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    row = tl.program_id(0) // NUM_HEADS
+    head = tl.program_id(0) % NUM_HEADS
+    _merge_row(plan, partials, lses, out, row, head, NUM_HEADS, HEAD_DIM, BLOCK_P, BLOCK_D)
+
+
+@triton.jit
+def _merge_row(
+    plan,
+    partials,
+    lses,
+    out,
+    row,
+    head,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Writes one head of a row that has parts, adding them up in their order: the same bits each time."""
+    parts = plan + tl.load(plan + _PARTS_PLACE)
+    first_part = tl.load(parts + row)
+    end_part = tl.load(parts + row + 1)
+    if first_part < end_part:
+        dim_D = tl.arange(0, BLOCK_D)
+        is_dim_D = dim_D < HEAD_DIM
+        largest = float("-inf")
+        total = 0.0
+        acc_D = tl.zeros([BLOCK_D], tl.float32)
+        for start in range(first_part, end_part, BLOCK_P):
+            part_P = start + tl.arange(0, BLOCK_P)
+            is_part_P = part_P < end_part
+            part_head_P = part_P.to(tl.int64) * NUM_HEADS + head
+            # Not from the first-level cache, which other processors' stores do not reach.
+            lse_P = tl.load(lses + part_head_P, mask=is_part_P, other=float("-inf"), cache_modifier=".cg")
+            partial_PD = tl.load(
+                partials + part_head_P[:, None] * HEAD_DIM + dim_D[None, :],
+                mask=is_part_P[:, None] & is_dim_D[None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            new_largest = tl.maximum(largest, tl.max(lse_P, 0))
+            shrink = tl.exp2(largest - new_largest)
+            weight_P = tl.exp2(lse_P - new_largest)
+            total = total * shrink + tl.sum(weight_P, 0)
+            acc_D = acc_D * shrink + tl.sum(partial_PD * weight_P[:, None], 0)
+            largest = new_largest
+        out_head = (row.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
+        tl.store(out + out_head + dim_D, (acc_D / total).to(out.dtype.element_ty), mask=is_dim_D)
+
+
+_SIGNATURE = (
+    dict.fromkeys(("query", "keys", "values", "out"), "*bf16:16")
+    | dict.fromkeys(("page_tables", "plan", "counters"), "*i32:16")
+    | dict.fromkeys(("partials", "lses"), "*fp32:16")
+    | {"scale_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32:16"}
+)
+# Merges in the kernel, lanes, registers: with 128 a processor has 4 programs, with 168 it has 3, with 255 it has 2.
+_CONFIGURATIONS = ((False, LANES, 128), (True, LANES, 168), (False, 64, 255))
+_MORE_REGISTERS = {"Llama-3-8B": 168}
+"""Of the plain configuration: the assembler settles on 158, for no reason to be seen."""
+COMPILE_CASES = tuple(
+    CompileCase(
+        label=f"{model}, {lanes} lanes{', merges' if merges else ''}",
+        kernel=attend,
+        signature=_SIGNATURE,
+        constants={"HEAD_DIM": shape.head_dim, "PAGE_SIZE": 16}
+        | _constants_of(DecodeLayout(256, shape.num_heads, shape.num_kv_heads, 528, True, merges, lanes)),
+        launch=choose_launch(shape.head_dim, torch.bfloat16),
+        max_registers=max(registers, _MORE_REGISTERS.get(model, 0)),
+        has_wgmma=lanes == 64,
+    )
+    for model, shape in MODEL_SHAPES.items()
+    for merges, lanes, registers in _CONFIGURATIONS
+    if lanes == LANES or model == "Qwen3-0.6B"
+) + tuple(
+    CompileCase(
+        label=f"{model}, second kernel",
+        kernel=merge,
+        signature={name: _SIGNATURE[name] for name in ("plan", "partials", "lses", "out")},
+        constants={"NUM_HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim, "BLOCK_P": MERGE_PARTS},
+        launch={"BLOCK_D": choose_launch(shape.head_dim, torch.bfloat16)["BLOCK_D"], "num_warps": 4},
+        max_registers=64,
+    )
+    for model, shape in MODEL_SHAPES.items()
+)

@@ -1,0 +1,148 @@
+"""Prefill attention in Triton: one program a tile of a row's new tokens and query head.
+
+Shape legend: T tokens of all rows, H query heads, D head dimension; in a program M queries, N keys.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.key_blocks import LOG2_E, choose_launch, fold, load_block
+from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.paged_kv import PagedKV
+from kernels.paged_prefill import PrefillRows
+from kernels.prefill_tiles import TILE_TOKENS, TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
+
+_TILE = tl.constexpr(TILE_WORDS)
+
+
+def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: float, out_THD: Tensor) -> None:
+    """As the launcher says; without `rows.tiles` the list is planned here, which waits for the device."""
+    num_heads, head_dim = query_THD.shape[1:]
+    assert query_THD.stride()[1:] == (head_dim, 1)
+    assert out_THD.is_contiguous()
+    tiles = _plan_here(query_THD, rows) if rows.tiles is None else rows.tiles
+    assert tiles.shape[1] == TILE_WORDS
+    assert tiles.is_contiguous()
+    if not len(tiles):
+        return
+    attend[(len(tiles) * num_heads,)](
+        query_THD,
+        cache.keys,
+        cache.values,
+        rows.page_tables,
+        rows.context_lens,
+        tiles,
+        out_THD,
+        scale * LOG2_E,
+        query_THD.stride(0),
+        rows.page_tables.stride(0),
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=cache.num_heads,
+        HEAD_DIM=head_dim,
+        PAGE_SIZE=cache.page_size,
+        BLOCK_M=TILE_TOKENS,
+        **choose_launch(head_dim, query_THD.dtype),
+    )
+
+
+def _plan_here(query_THD: Tensor, rows: PrefillRows) -> Tensor:
+    query_lens, context_lens = rows.query_lens.cpu().numpy(), rows.context_lens.cpu().numpy()
+    tiles = torch.empty(max_prefill_tiles(len(query_THD), len(query_lens)), TILE_WORDS, dtype=torch.int32)
+    plan_prefill_tiles(query_lens, context_lens, tiles.numpy())
+    return tiles.to(query_THD.device)
+
+
+@triton.jit
+def attend(
+    query,
+    keys,
+    values,
+    page_tables,
+    context_lens,
+    tiles,
+    out,
+    scale_log2,
+    query_stride,
+    table_stride,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    words = tiles + tl.program_id(0) // NUM_HEADS * _TILE
+    head = tl.program_id(0) % NUM_HEADS
+    row = tl.load(words)
+    if row < 0:
+        return
+    num_before = tl.load(context_lens + row) + tl.load(words + 1)
+    first_token = tl.load(words + 2).to(tl.int64)
+    num_queries = tl.load(words + 3)
+
+    query_M = tl.arange(0, BLOCK_M)
+    dim_D = tl.arange(0, BLOCK_D)
+    is_used_MD = (query_M < num_queries)[:, None] & (dim_D < HEAD_DIM)[None, :]
+    query_MD = tl.load(
+        query + ((first_token + query_M) * query_stride + head * HEAD_DIM)[:, None] + dim_D[None, :],
+        mask=is_used_MD,
+        other=0.0,
+    )
+    page_table = page_tables + row.to(tl.int64) * table_stride
+    kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
+    keys += kv_head * HEAD_DIM
+    values += kv_head * HEAD_DIM
+    max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    sum_M = tl.zeros([BLOCK_M], tl.float32)
+    acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    # Whole blocks of keys that all queries see, and then those at the diagonal.
+    end_key = num_before + num_queries
+    first_masked = num_before // BLOCK_N * BLOCK_N
+    for start in range(0, first_masked, BLOCK_N):
+        key_N = start + tl.arange(0, BLOCK_N)
+        key_DN, value_ND = load_block(
+            keys, values, page_table, key_N, end_key, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, BLOCK_D, False
+        )
+        score_MN = tl.dot(query_MD, key_DN, input_precision="ieee") * scale_log2
+        max_M, sum_M, acc_MD = fold(score_MN, value_ND, max_M, sum_M, acc_MD)
+    for start in range(first_masked, end_key, BLOCK_N):
+        key_N = start + tl.arange(0, BLOCK_N)
+        key_DN, value_ND = load_block(
+            keys, values, page_table, key_N, end_key, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, BLOCK_D, True
+        )
+        score_MN = tl.dot(query_MD, key_DN, input_precision="ieee") * scale_log2
+        is_seen_MN = (key_N < end_key)[None, :] & (key_N[None, :] <= num_before + query_M[:, None])
+        score_MN = tl.where(is_seen_MN, score_MN, float("-inf"))
+        max_M, sum_M, acc_MD = fold(score_MN, value_ND, max_M, sum_M, acc_MD)
+    out_MD = (acc_MD / sum_M[:, None]).to(out.dtype.element_ty)
+    out_M = ((first_token + query_M) * NUM_HEADS + head) * HEAD_DIM
+    tl.store(out + out_M[:, None] + dim_D[None, :], out_MD, mask=is_used_MD)
+
+
+_SIGNATURE = (
+    dict.fromkeys(("query", "keys", "values", "out"), "*bf16:16")
+    | dict.fromkeys(("page_tables", "context_lens", "tiles"), "*i32:16")
+    | {"scale_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32:16"}
+)
+COMPILE_CASES = tuple(
+    CompileCase(
+        label=model,
+        kernel=attend,
+        signature=_SIGNATURE,
+        constants={
+            "NUM_HEADS": shape.num_heads,
+            "NUM_KV_HEADS": shape.num_kv_heads,
+            "HEAD_DIM": shape.head_dim,
+            "PAGE_SIZE": 16,
+            "BLOCK_M": TILE_TOKENS,
+        },
+        launch=choose_launch(shape.head_dim, torch.bfloat16),
+        max_registers=168 if shape.head_dim == 64 else 224,
+        has_wgmma=True,
+    )
+    for model, shape in MODEL_SHAPES.items()
+)

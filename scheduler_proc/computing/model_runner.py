@@ -1,0 +1,44 @@
+"""Runs planned steps on the processor that plans them: a step is computed when it is launched."""
+
+import torch
+
+from messages.columns import num_int32
+from messages.steps import Batch, ForwardOutput
+from scheduler_proc.computing.decoder import Decoder
+from scheduler_proc.computing.kv_cache import KVCache
+from scheduler_proc.computing.logprobs import score_prompt, score_sampled
+from scheduler_proc.computing.placement import Placement
+from scheduler_proc.computing.sampler import choose_tokens
+from scheduler_proc.computing.step_inputs import make_step_inputs
+
+
+class ModelRunner:
+    """Runs one step at a time. What a step returns is a function of its `Batch` and of the KV cache alone.
+
+    `max_num_batched_tokens`: `--max-num-batched-tokens`, or its default on this device.
+    """
+
+    can_overlap = False
+
+    def __init__(self, decoder: Decoder, cache: KVCache, placement: Placement, max_num_batched_tokens: int):
+        self.num_pages = cache.num_pages
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self._decoder = decoder
+        self._cache = cache
+        self._placement = placement
+
+    def launch(self, batch: Batch) -> ForwardOutput:
+        """Runs the step at once: the processor that would plan the next one computes this one."""
+        return self.run(batch)
+
+    def run(self, batch: Batch) -> ForwardOutput:
+        """Runs the step and returns its result when it is known; the cache holds its K and V afterwards."""
+        with torch.inference_mode():
+            step = make_step_inputs(batch, self._placement.device)
+            hidden_NE = self._decoder.forward(step, self._cache)
+            num_sampled = num_int32(batch.sample_rows)
+            logits_SV = self._decoder.logits(hidden_NE[:num_sampled])
+            tokens_S = choose_tokens(logits_SV, batch)
+            logprobs = score_sampled(logits_SV, tokens_S, batch)
+            prompt_logprobs = score_prompt(hidden_NE[num_sampled:], self._decoder, batch)
+        return ForwardOutput(batch.step_id, tokens_S.cpu().numpy().tobytes(), logprobs, prompt_logprobs)

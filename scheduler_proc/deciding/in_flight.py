@@ -1,0 +1,97 @@
+"""A step whose result is not known yet: which rows it has, what may be planned behind it, and what of it still counts.
+
+The scheduler's state is that of its last commit, whatever runs. A step is planned behind one in flight from that state
+and from what is certain of the other: each of its rows gets one token more, which only the device knows, and each chunk
+is computed. To forget a step that was planned is therefore no more than that; pages that were taken for it are used
+later.
+
+A row may end with a token of the step in flight, or be aborted meanwhile: the step behind computes it all the same, and
+its result is left out (`StepInFlight.without_ended`). Its pages are free by then, and the step behind still writes the
+last slot; but whoever gets that page writes it in a later step yet, and the radix tree never gets a page with a slot
+beyond what is committed.
+"""
+
+from array import array
+from collections.abc import Mapping
+
+from messages.columns import INT32, unpack_int32
+from messages.errors import ErrorInfo
+from messages.steps import ForwardOutput, LogprobColumns
+from scheduler_proc.deciding.batch_columns import Chunk
+from scheduler_proc.deciding.decode_rows import DecodeRows
+from scheduler_proc.deciding.logprob_columns import cut_up, join
+from scheduler_proc.deciding.requests import Req
+from scheduler_proc.deciding.stages import Stages
+
+
+class MustCommitError(Exception):
+    """The next step cannot be planned before the one in flight is committed."""
+
+
+class StepInFlight:
+    """The rows of a step as they were planned. The first are those in `decode_reqs`, then come the `chunks`."""
+
+    def __init__(self, decode_reqs: list[Req], chunks: list[Chunk], stages: Stages):
+        self.decode_reqs = decode_reqs[:]
+        self.chunks = chunks
+        self._stages = stages
+        self._num_left = stages.num_left
+
+    def runs(self, req: Req) -> bool:
+        """Tells whether a row of this step still is that of a running request."""
+        return self._stages.running.get(req.uid) is req
+
+    def rows_behind(self) -> DecodeRows:
+        """Returns the rows in DECODE that the next step has, but for those that will then have all their tokens.
+
+        Raises `MustCommitError` where the next token of one depends on which one it gets in this step by more than K
+        and V.
+        """
+        rows = self._stages.decode.advanced()
+        for chunk in self.chunks:
+            if chunk.samples and self.runs(chunk.req):
+                rows.append(chunk.req)
+        for req in rows.full_reqs():
+            rows.remove(req)
+        edits = [req.pending.edits for req in rows.reqs] if rows.sampling.num_with_edits else []
+        if any(edit is not None and edit.needs_last_token for edit in edits):
+            raise MustCommitError
+        sampling = [*self.decode_reqs, *(chunk.req for chunk in self.chunks if chunk.samples)]
+        sources = {req.uid: index for index, req in enumerate(sampling)}
+        rows.token_sources = array(INT32, [sources[uid] for uid in rows.uids])
+        return rows
+
+    def chunks_in_work(self) -> list[Chunk]:
+        """Returns the chunks whose requests still run."""
+        return [chunk for chunk in self.chunks if self.runs(chunk.req)]
+
+    def without_ended(
+        self, output: ForwardOutput, failures: Mapping[int, ErrorInfo]
+    ) -> tuple[list[Chunk], ForwardOutput, Mapping[int, ErrorInfo]]:
+        """Returns chunks, result and failures of the rows that have not ended since the step was planned."""
+        reqs = self.decode_reqs + [chunk.req for chunk in self.chunks]
+        if self._stages.num_left == self._num_left or all(map(self.runs, reqs)):
+            return self.chunks, output, failures
+        sampling = self.decode_reqs + [chunk.req for chunk in self.chunks if chunk.samples]
+        is_kept = [self.runs(req) for req in sampling]
+        next_tokens = zip(unpack_int32(output.next_tokens), is_kept, strict=True)
+        num_logprobs = [int(req.pending.num_logprobs >= 0) for req in sampling]
+        num_scored = [chunk.num_scored for chunk in self.chunks]
+        kept = ForwardOutput(
+            output.step_id,
+            array(INT32, [token_id for token_id, keeps in next_tokens if keeps]).tobytes(),
+            _take(output.logprobs, num_logprobs, is_kept),
+            _take(output.prompt_logprobs, num_scored, [self.runs(chunk.req) for chunk in self.chunks]),
+        )
+        rows = [row for row, req in enumerate(reqs) if self.runs(req)]
+        kept_failures = {index: failures[row] for index, row in enumerate(rows) if row in failures}
+        return self.chunks_in_work(), kept, kept_failures
+
+
+def _take(columns: LogprobColumns | None, counts: list[int], is_kept: list[bool]) -> LogprobColumns | None:
+    """Returns the logprobs of those rows that are kept; each has as many as `counts` says."""
+    if columns is None:
+        return None
+    parts = zip(cut_up(columns, counts), is_kept, strict=True)
+    kept = [part for part, keeps in parts if keeps and part is not None]
+    return join(kept, columns.num_top) if kept else None

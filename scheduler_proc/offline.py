@@ -1,0 +1,110 @@
+"""Both halves in one process, with no other: prompts of token ids in, token ids out.
+
+    engine = OfflineEngine(config)
+    outputs = engine.generate([[1, 2, 3], [4, 5]], [SamplingParams(max_tokens=16, temperature=0.0)] * 2)
+
+It needs torch, numpy and msgspec (Triton on a GPU), and nothing that the other processes need.
+"""
+
+import gc
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from messages.columns import INT32, pack_int32, unpack_int32, unpack_int64
+from messages.config import Config
+from messages.errors import ErrorInfo, UsageError
+from messages.replies import DetokenizeMsg, FinishedRow, FinishReason, ToDetokenizer, Usage
+from messages.requests import SamplingParams, Stamps, UserMsg
+from scheduler_proc.computing.runner import load_runner
+from scheduler_proc.deciding_half import make_scheduler
+from scheduler_proc.step_times import StepTimes
+from scheduler_proc.stepper import Stepper
+
+Report = Callable[[str, float | None], None]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What became of one prompt. `error` is set where the reason is "error": it was refused, or failed, alone."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason
+    usage: Usage
+    error: ErrorInfo | None = None
+
+
+def no_report(text: str, fraction: float | None) -> None:
+    """Hears what is being done while a model is loaded."""
+
+
+class OfflineEngine:
+    """A model in this process. The prefix cache lives as long as it does."""
+
+    def __init__(self, config: Config, report: Report = no_report):
+        """Loads the model. Raises `BootError` where that cannot be done."""
+        runner = load_runner(config, report)
+        self.gauges: dict[str, float] = {}
+        self._scheduler = make_scheduler(config, runner)
+        self._stepper = Stepper(self._scheduler, runner.launch, runner.can_overlap, StepTimes())
+        self._next_uid = 0
+        # A full collection in mid-step would walk all that loading has made.
+        gc.collect()
+        gc.freeze()
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Output]:
+        """Returns the output of each prompt under its parameters.
+
+        Raises `UsageError` for parameters that need text, or logprobs: those only a server gives.
+        """
+        if len(prompts) != len(params):
+            raise UsageError(f"{len(prompts)} prompts and {len(params)} sampling parameters: give one for each")
+        for own in params:
+            _refuse_what_needs_text(own)
+        first_uid, self._next_uid = self._next_uid, self._next_uid + len(prompts)
+        for uid, (prompt, own) in enumerate(zip(prompts, params, strict=True), first_uid):
+            self._scheduler.take(UserMsg(uid, 0, pack_int32(prompt), own, Stamps()))
+        inbox = _Inbox()
+        inbox.take(self._scheduler.take_replies())
+        while True:
+            start_s = time.monotonic()
+            batch = self._scheduler.schedule()
+            if batch is None and not self._stepper.has_step:
+                break
+            self._stepper.step(batch, start_s)
+            inbox.take(self._scheduler.take_replies())
+        self.gauges = self._scheduler.gauges()
+        return [inbox.output(uid) for uid in range(first_uid, self._next_uid)]
+
+
+class _Inbox:
+    """The tokens and the end of each request, as the detokenizer would hear of them."""
+
+    def __init__(self) -> None:
+        self._token_ids: dict[int, array[int]] = {}
+        self._finished: dict[int, FinishedRow] = {}
+
+    def take(self, replies: Sequence[ToDetokenizer]) -> None:
+        for reply in replies:
+            if isinstance(reply, DetokenizeMsg):
+                for uid, token_id in zip(unpack_int64(reply.uids), unpack_int32(reply.token_ids), strict=True):
+                    self._token_ids.setdefault(uid, array(INT32)).append(token_id)
+                self._finished.update((row.uid, row) for row in reply.finished)
+
+    def output(self, uid: int) -> Output:
+        row = self._finished[uid]
+        return Output(list(self._token_ids.get(uid, ())), row.finish_reason, row.usage, row.error)
+
+
+def _refuse_what_needs_text(params: SamplingParams) -> None:
+    unwanted = {
+        "stop": bool(params.stop),
+        "bad_words": bool(params.bad_words),
+        "echo": params.echo,
+        "num_logprobs": params.num_logprobs is not None,
+        "num_prompt_logprobs": params.num_prompt_logprobs is not None,
+    }
+    names = ", ".join(name for name, is_given in unwanted.items() if is_given)
+    if names:
+        raise UsageError(f"{names}: only a server does this; without one, prompts and outputs are token ids alone")

@@ -1,0 +1,119 @@
+"""Runs planned steps: one after another or, where the runner can, the next before the result of the last is there."""
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from messages.steps import Batch, ForwardOutput
+from scheduler_proc.deciding.isolation import run_step
+from scheduler_proc.deciding.scheduler import Scheduler
+from scheduler_proc.step_times import StepTimes
+
+log = logging.getLogger("sluice.scheduler")
+
+
+class Launched(Protocol):
+    """A step that has been started."""
+
+    def result(self) -> ForwardOutput:
+        """Waits until the step has ended; called once, in the order of the launches. Raises where the step failed."""
+        ...
+
+
+class Runner(Protocol):
+    """The computing half as the loop sees it.
+
+    `max_num_batched_tokens`: the flag, or its default on the device. `can_overlap`: a second step may be launched
+    before the result of the first is asked for, and it may name tokens of the first (`Batch.token_sources`).
+    """
+
+    num_pages: int
+    max_num_batched_tokens: int
+    can_overlap: bool
+
+    def launch(self, batch: Batch) -> Launched:
+        """Starts a step. Steps run in the order of their launches; K and V of one are in the cache for the next.
+
+        Raises where nothing of the step was started; those before it go on.
+        """
+        ...
+
+
+Launch = Callable[[Batch], Launched]
+
+
+class Running(NamedTuple):
+    """A step between its launch and its result."""
+
+    batch: Batch
+    launched: Launched
+    start_s: float
+
+
+class Stepper:
+    """Gives the scheduler the results of its steps, in order; with `can_overlap` one step later than it plans them.
+
+    `launch` and `result` are the two halves of a step as a profile shows them.
+    """
+
+    def __init__(self, scheduler: Scheduler, launch: Launch, can_overlap: bool, times: StepTimes):
+        self.launch = launch
+        self._scheduler = scheduler
+        self._can_overlap = can_overlap
+        self._times = times
+        self._running: deque[Running] = deque()
+        self._last_end_s = 0.0
+
+    @property
+    def has_step(self) -> bool:
+        """Tells whether a step runs whose result the scheduler has not got."""
+        return bool(self._running)
+
+    def step(self, batch: Batch | None, start_s: float) -> None:
+        """Launches the step, if there is one, and then commits the one before it; without overlap this one at once.
+
+        `start_s` is when its plan was begun. Where a step fails, no matter at which of the two, all that run are
+        forgotten, and then one is planned and run with no other beside it, so that its rows can be run apart.
+        """
+        if not self._can_overlap:
+            assert batch is not None
+            self._run_alone(batch, start_s)
+            return
+        try:
+            if batch is not None:
+                self._running.append(Running(batch, self.launch(batch), start_s))
+            if len(self._running) == 1 and batch is not None:
+                return  # there is none before it
+            ended = self._running.popleft()
+            output = self.result(ended)
+        except Exception:
+            log.warning("a step failed, planning it again with no other beside it", exc_info=True)
+            self._forget_all()
+            batch = self._scheduler.schedule()
+            if batch is not None:
+                self._run_alone(batch, time.monotonic())
+            return
+        self._scheduler.commit(output)
+        self._note_time(ended.batch, ended.start_s)
+
+    def result(self, running: Running) -> ForwardOutput:
+        return running.launched.result()
+
+    def _run_alone(self, batch: Batch, start_s: float) -> None:
+        self._scheduler.commit(*run_step(lambda part: self.result(Running(part, self.launch(part), start_s)), batch))
+        self._note_time(batch, start_s)
+
+    def _forget_all(self) -> None:
+        while self._running:
+            with contextlib.suppress(Exception):  # what fails behind a failed step says nothing
+                self.result(self._running.popleft())
+        self._scheduler.forget_steps()
+
+    def _note_time(self, batch: Batch, start_s: float) -> None:
+        """Counts the step; as long as the one before it ran, it did not."""
+        end_s = time.monotonic()
+        self._times.add(batch, end_s - max(start_s, self._last_end_s))
+        self._last_end_s = end_s

@@ -1,0 +1,153 @@
+"""A runner on which steps take time while the scheduler goes on, and a bench that plans one step ahead on it.
+
+Steps are computed in the order of their launches, by any function of a `Batch`, and no earlier than their results are
+asked for: whatever the scheduler does meanwhile must not matter. Time is counted, not spent.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from messages.columns import pack_int32, unpack_int32, unpack_int64
+from messages.requests import ToScheduler, UserMsg
+from messages.steps import Batch, ForwardOutput
+from scheduler_proc.step_times import StepTimes
+from scheduler_proc.stepper import Stepper
+from tests.scheduler_proc.clients import VOCAB_SIZE, Bench
+
+GHOST = VOCAB_SIZE + 1_000
+"""The token of a row whose request has ended; nobody may ever get it."""
+
+STEP_S, TOKEN_S = 1.0, 0.05
+"""What a step takes, and each of its tokens."""
+
+HOST_S = 0.9
+"""What a turn of the scheduler takes."""
+
+
+class LaunchedStep(NamedTuple):
+    runner: "OverlappedRunner"
+    batch: Batch
+    end_s: float
+    attempts: list[int | None]
+
+    def result(self) -> ForwardOutput:
+        return self.runner.result_of(self)
+
+
+class OverlappedRunner:
+    """Computes steps with another runner's `run`; fills in the tokens that a step takes from the one before it.
+
+    `fails` is asked at each launch and result with another step in flight, and may make it raise. `attempt_of` says
+    which attempt of a request runs, `None` for none: with it the results of other rows are GHOSTs.
+    """
+
+    can_overlap = True
+
+    def __init__(self, runner: Any, attempt_of: Callable[[int], int | None] = lambda uid: 0) -> None:
+        self.num_pages: int = runner.num_pages
+        self.max_num_batched_tokens: int = runner.max_num_batched_tokens
+        self.now_s = 0.0
+        self.num_launched = self.num_ahead = self.num_ghosts = 0
+        self.fails: Callable[[str], bool] = lambda where: False
+        self._run: Callable[[Batch], ForwardOutput] = runner.run
+        self._attempt_of = attempt_of
+        self._end_s = 0.0
+        self._waiting: deque[LaunchedStep] = deque()
+        self._last_step_id = 0
+        self._last_tokens: array[int] = array("i")
+
+    def launch(self, batch: Batch) -> LaunchedStep:
+        assert len(self._waiting) < 2, "two steps are in flight"
+        if batch.token_sources:
+            assert len(batch.token_sources) == 4 * batch.num_decode_rows
+            assert batch.step_id == self._last_step_id + 1, "the tokens are those of another step"
+            assert len(self._waiting) == 1, "a step names tokens that are known"
+        if self._waiting and self.fails("launch"):
+            raise ArithmeticError("a launch that fails")
+        self.num_launched += 1
+        self.num_ahead += bool(self._waiting)
+        self._last_step_id = batch.step_id
+        num_tokens = len(batch.token_ids) // 4
+        self._end_s = max(self.now_s, self._end_s) + STEP_S + TOKEN_S * num_tokens
+        attempts = [self._attempt_of(uid) for uid in unpack_int64(batch.uids)]
+        launched = LaunchedStep(self, batch, self._end_s, attempts)
+        self._waiting.append(launched)
+        return launched
+
+    def result_of(self, launched: LaunchedStep) -> ForwardOutput:
+        assert self._waiting.popleft() is launched, "results are asked for in another order"
+        self.now_s = max(self.now_s, launched.end_s)
+        if self._waiting and self.fails("result"):
+            self._last_tokens = array("i")
+            raise ArithmeticError("a step that fails")
+        batch = launched.batch
+        if batch.token_sources:
+            token_ids, sources = unpack_int32(batch.token_ids), unpack_int32(batch.token_sources)
+            for row, source in enumerate(sources):
+                if source >= 0:
+                    assert not token_ids[row], "a token that is not known is told"
+                    token_ids[row] = max(0, self._last_tokens[source])
+            batch = msgspec.structs.replace(batch, token_ids=token_ids.tobytes(), token_sources=b"")
+        output = self._run(batch)
+        self._last_tokens = unpack_int32(output.next_tokens)
+        return self._haunted(launched, output)
+
+    def _haunted(self, launched: LaunchedStep, output: ForwardOutput) -> ForwardOutput:
+        """Returns the result with nothing of use for the rows whose requests do not run any more."""
+        uids = unpack_int64(launched.batch.uids)
+        is_ghost = [
+            attempt is None or attempt != self._attempt_of(uid)
+            for uid, attempt in zip(uids, launched.attempts, strict=True)
+        ]
+        if not any(is_ghost):
+            return output
+        self.num_ghosts += sum(is_ghost)
+        sample_rows, tokens = unpack_int32(launched.batch.sample_rows), unpack_int32(output.next_tokens)
+        told = [GHOST if is_ghost[row] else token for row, token in zip(sample_rows, tokens, strict=True)]
+        return msgspec.structs.replace(output, next_tokens=pack_int32(told))
+
+
+class OverlappedBench(Bench):
+    """A `Bench` whose scheduler plans one step ahead, by the code that does so in the process."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.device = OverlappedRunner(self.runner, self._attempt_of)
+        self.times = StepTimes()
+        self.stepper = Stepper(self.scheduler, self.device.launch, self.device.can_overlap, self.times)
+        self._attempts: dict[int, int] = {}
+        self._planned: dict[int, int] = {}
+
+    def send(self, *messages: ToScheduler) -> None:
+        """Sends them; the next turn checks the accounts."""
+        for message in messages:
+            if isinstance(message, UserMsg):
+                self._attempts[message.uid] = max(message.attempt, self._attempts.get(message.uid, 0))
+            self.scheduler.take(message)
+        self.inbox.take(self.scheduler.take_replies())
+
+    def step(self) -> dict[int, int]:
+        """Takes one turn; returns the rows of the newest step, {} where there is nothing to do any more."""
+        batch = self.scheduler.schedule()
+        if batch is None and not self.stepper.has_step:
+            return {}
+        self.device.now_s += HOST_S
+        if batch is not None:
+            assert len(batch.token_ids) // 4 <= self.max_num_batched_tokens, "the step is over its budget"
+            self._planned = dict(zip(unpack_int64(batch.uids), unpack_int32(batch.query_lens), strict=True))
+        self.stepper.step(batch, self.device.now_s)
+        self.scheduler.check()
+        self.inbox.take(self.scheduler.take_replies())
+        return self._planned
+
+    def check_idle(self) -> None:
+        super().check_idle()
+        assert not self.stepper.has_step, "a step was left uncommitted"
+
+    def _attempt_of(self, uid: int) -> int | None:
+        attempt = self._attempts.get(uid)
+        return None if (uid, attempt) in self.inbox.finished else attempt

@@ -1,0 +1,15 @@
+"""The same as `simulated_process`, with a runner that has each step planned while the one before it is in flight."""
+
+from messages.config import Config
+from messages.process import run_process
+from scheduler_proc.process import Report, serve
+from tests.scheduler_proc.overlapped import OverlappedRunner
+from tests.scheduler_proc.simulated_process import load_simulated_runner
+
+
+def load_overlapped_runner(config: Config, report: Report) -> OverlappedRunner:
+    return OverlappedRunner(load_simulated_runner(config, report))
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_process("scheduler_proc", lambda link: serve(link, lambda report: load_overlapped_runner)))

@@ -1,0 +1,129 @@
+"""Both halves in one process: golden tokens on the CPU, the same with overlapped steps, and what is imported."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from messages.errors import UsageError
+from messages.requests import SamplingParams
+from scheduler_proc.computing import gpu_loading
+from scheduler_proc.computing import runner as runner_module
+from scheduler_proc.computing.placement import Placement
+from scheduler_proc.offline import OfflineEngine, Output
+from tests.checkpoints import CONTEXT, build_checkpoint, make_config
+from tests.scheduler_proc.computing.late_device import LateDevice
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPTS = [[5, 6, 7], list(range(40)), [9], [5, 6, 7, 8], list(range(60, 80)), list(range(45)), [1] * 30]
+PARAMS = [
+    SamplingParams(12, temperature=0.0),
+    SamplingParams(20, temperature=1.2, seed=4),
+    SamplingParams(7, temperature=0.0, repetition_penalty=1.3),
+    SamplingParams(1, temperature=0.0),
+    SamplingParams(30, temperature=0.8, top_p=0.9, top_k=40, seed=5),
+    SamplingParams(25, temperature=0.0, stop_token_ids=tuple(range(0, 320, 9))),
+    SamplingParams(200, temperature=0.0),
+]
+
+
+@pytest.mark.parametrize("name", ["nano-shakespeare-gpt2", "tinystories-656k-llama"])
+def test_trained_models_give_the_recorded_ids(shared_dir: Path, name: str) -> None:
+    path = shared_dir / "models" / name
+    cases = json.loads((path / "golden.json").read_text(encoding="utf-8"))["cases"]
+    params = [SamplingParams(len(case["output_ids"]), temperature=0.0, ignore_eos=True) for case in cases]
+    outputs = OfflineEngine(make_config(path)).generate([case["prompt_ids"] for case in cases], params)
+    assert [output.token_ids for output in outputs] == [case["output_ids"] for case in cases]
+    assert {output.finish_reason for output in outputs} == {"length"}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    build_checkpoint(path, "llama-gqa-tied")
+    return path
+
+
+def late_engine(path: Path, device: LateDevice, **flags: object) -> OfflineEngine:
+    """An engine whose steps run on a device that stands in for a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Placement, "is_cuda", property(lambda self: True))
+        patch.setattr(runner_module, "CudaDevice", lambda torch_device: device)
+        patch.setattr(gpu_loading, "load_forms", lambda device_type: None)
+        return OfflineEngine(make_config(path, max_num_seqs=4, max_num_batched_tokens=32, **flags))
+
+
+@pytest.fixture(scope="module")
+def expected(model_dir: Path) -> list[Output]:
+    return OfflineEngine(make_config(model_dir)).generate(PROMPTS, PARAMS)
+
+
+@pytest.mark.parametrize("flags", [{}, {"overlap": False}, {"num_pages": 12}], ids=["overlap", "none", "few pages"])
+def test_overlapped_steps_give_the_same_tokens(
+    model_dir: Path, expected: list[Output], flags: dict[str, object]
+) -> None:
+    """Rows end by length, by a token and at the context's end, while the step after their last one runs already."""
+    device = LateDevice()
+    engine = late_engine(model_dir, device, **flags)
+    outputs = engine.generate(PROMPTS, PARAMS)
+    assert [(output.token_ids, output.finish_reason) for output in outputs] == [
+        (output.token_ids, output.finish_reason) for output in expected
+    ]
+    assert (device.most_waiting == 2) == (flags.get("overlap") is None)
+    gauges = engine.gauges
+    assert (gauges["requests"], gauges["pages_in_use"]) == (0, 0)
+    assert len(expected[6].token_ids) == CONTEXT - 30
+    assert expected[5].finish_reason == "stop"
+
+
+def test_the_prefix_cache_lasts_from_call_to_call(model_dir: Path) -> None:
+    engine = OfflineEngine(make_config(model_dir))
+    first = engine.generate(PROMPTS[1:2], PARAMS[:1])
+    again = engine.generate(PROMPTS[1:2], PARAMS[:1])
+    assert first[0].token_ids == again[0].token_ids
+    assert (first[0].usage.cached_tokens, again[0].usage.cached_tokens) == (0, 32)
+
+
+def test_a_prompt_that_cannot_run_is_refused_alone(model_dir: Path) -> None:
+    engine = OfflineEngine(make_config(model_dir))
+    good, too_long, unknown = engine.generate([[1, 2], [1] * CONTEXT, [999]], [SamplingParams(3, temperature=0.0)] * 3)
+    assert len(good.token_ids) == 3
+    assert good.error is None
+    assert too_long.error is not None
+    assert "maximum context length is 96" in too_long.error.message
+    assert unknown.error is not None
+    assert (unknown.finish_reason, unknown.token_ids) == ("error", [])
+
+
+def test_what_needs_text_is_refused(model_dir: Path) -> None:
+    engine = OfflineEngine(make_config(model_dir))
+    with pytest.raises(UsageError, match="stop, num_logprobs: only a server does this"):
+        engine.generate([[1]], [SamplingParams(3, stop=("x",), num_logprobs=1)])
+    with pytest.raises(UsageError, match="2 prompts and 1 sampling parameters"):
+        engine.generate([[1], [2]], [SamplingParams(3)])
+
+
+SCRIPT = """
+import sys
+sys.modules.update(dict.fromkeys(%(hidden)r))
+from messages.config import Config, ModelConfig, ModelFacts
+from messages.requests import SamplingParams
+from scheduler_proc.offline import OfflineEngine
+facts = ModelFacts(
+    model_dir=%(model_dir)r, tokenizer_dir="", served_names=(), vocab_size=320, max_model_len=32
+)
+model = ModelConfig(device="cpu", cpu_threads=1, load_format="dummy")
+(output,) = OfflineEngine(Config(model=model, facts=facts)).generate([[1, 2]], [SamplingParams(3)])
+print(len(output.token_ids))
+"""
+
+
+def test_it_needs_nothing_that_only_the_other_processes_need(model_dir: Path) -> None:
+    """Random weights run where torch, numpy and msgspec are all there is."""
+    hidden = ("zmq", "starlette", "tokenizers", "jinja2", "transformers", "huggingface_hub", "psutil", "safetensors")
+    script = SCRIPT % {"hidden": hidden, "model_dir": str(model_dir)}
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "3\n"

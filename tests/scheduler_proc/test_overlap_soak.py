@@ -1,0 +1,91 @@
+"""Random requests with one step planned ahead: every token right, nothing lost or doubled, nothing left."""
+
+import logging
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.scheduler_proc.overlapped import OverlappedBench
+from tests.scheduler_proc.soak import MAX_MODEL_LEN, Soak
+
+SECONDS_BETWEEN = 2.6
+"""The mean time from one request to the next: about what one takes of the device, so that a queue comes and goes."""
+
+
+class TimedSoak(Soak):
+    """Requests, aborts and the rest come at their own times, as a rule while a step is in flight."""
+
+    bench: OverlappedBench
+
+    def run(self) -> None:
+        chance, device, num_sent, next_s = self.chance, self.bench.device, 0, 0.0
+        while num_sent < self.num_requests or self.running():
+            while num_sent < self.num_requests and next_s <= device.now_s:
+                self.bench.send(self.make(num_sent))
+                num_sent += 1
+                next_s += chance.expovariate(1 / SECONDS_BETWEEN)
+            if num_sent and chance.random() < 0.1:
+                self.disturb()
+            if not self.bench.step():
+                assert not self.running(), "requests wait and nothing runs"
+                device.now_s = max(device.now_s, next_s)
+        self.bench.run()
+
+
+@pytest.mark.timeout(300)
+def test_ten_thousand_requests_lose_nothing():
+    bench = OverlappedBench(num_pages=56, max_model_len=MAX_MODEL_LEN, max_num_seqs=12, max_num_batched_tokens=64)
+    soak = TimedSoak(21, 10_000, bench, rich_share=0.05)
+    soak.run()
+    soak.check()
+    gauges = bench.scheduler.gauges()
+    assert gauges["steps_ahead"] == bench.device.num_ahead > 0.8 * gauges["steps"]
+    assert bench.device.num_ghosts > 1_000
+    assert gauges["preemptions"] > 20
+    reasons = {end.finish_reason for end in bench.inbox.finished.values()}
+    assert reasons == {"stop", "length", "abort", "timeout"}
+
+
+@pytest.mark.timeout(300)
+def test_failing_steps_and_rows_cost_nobody_else_a_token(caplog: pytest.LogCaptureFixture):
+    """Tokens behind which a step raises or a row has no logits, and now and then a launch or a step that just fails."""
+    caplog.set_level(logging.CRITICAL, "sluice.scheduler")
+    bench = OverlappedBench(num_pages=40, page_size=4, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=48)
+    bench.runner.poison, bench.runner.nan = {41}, {42, 43}
+    soak = TimedSoak(22, 600, bench, rich_share=0.1)
+    bench.device.fails = lambda where: soak.chance.random() < 0.02
+    soak.run()
+    soak.check()
+    assert bench.device.num_ahead > 300
+    reasons = {end.finish_reason for end in bench.inbox.finished.values()}
+    assert reasons == {"stop", "length", "abort", "timeout", "error"}
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    page_size=st.sampled_from([1, 4, 16]),
+    num_spare=st.integers(0, 12),
+    max_num_seqs=st.sampled_from([1, 3, 8, 32]),
+    max_num_batched_tokens=st.sampled_from([1, 7, 32, 256]),
+    is_sharing=st.booleans(),
+    is_faulty=st.booleans(),
+    rich_share=st.sampled_from([0.0, 0.1, 0.5]),
+)
+@settings(max_examples=40, deadline=None)
+def test_every_shape_of_scheduler_is_right(
+    seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, is_sharing, is_faulty, rich_share
+):
+    bench = OverlappedBench(
+        num_pages=MAX_MODEL_LEN // page_size + num_spare,
+        page_size=page_size,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        is_sharing=is_sharing,
+    )
+    if is_faulty:
+        bench.runner.poison, bench.runner.nan = {41}, {42}
+    soak = Soak(seed, 12, bench, rich_share)
+    soak.run()
+    soak.check()
