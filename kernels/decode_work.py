@@ -211,11 +211,12 @@ def _cut(sizes: np.ndarray, num_pieces: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def _number_parts(rows_E: np.ndarray, max_rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns each entry's part, -1 where its row has no other, and the first part of each row, the end included."""
+    assert max_rows < 1 << 15
     num_entries_R = np.bincount(rows_E, minlength=max_rows)
     num_parts_R = np.where(num_entries_R > 1, num_entries_R, 0)
     first_parts = np.zeros(max_rows + 1, np.int64)
     np.cumsum(num_parts_R, out=first_parts[1:])
-    # 16 bits are sorted by digits, several times as fast; there are no so many rows.
+    # 16 bits are sorted by digits, several times as fast.
     by_row = rows_E.astype(np.int16).argsort(kind="stable")
     parts_E = np.empty(len(rows_E), np.int64)
     parts_E[by_row] = ranges(first_parts[:-1], num_entries_R)
