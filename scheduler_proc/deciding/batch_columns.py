@@ -123,13 +123,14 @@ class BatchBuilder:
 
 
 def _edits(decode: DecodeRows, chunks: list[Chunk]) -> LogitEdits | None:
-    columns = EditColumns()
-    sampling = [(req, decode.lead) for req in decode.reqs] + [(chunk.req, 0) for chunk in chunks if chunk.samples]
-    for row, (req, lead) in enumerate(sampling):
-        if req.pending.edits is not None:
-            num_prompt_tokens = req.pending.num_prompt_tokens
-            num_output_tokens = len(req.token_ids) + lead - num_prompt_tokens
-            columns.add(row, req.pending.edits, req.token_ids, num_prompt_tokens, num_output_tokens)
+    columns, num_decode_rows = EditColumns(), len(decode)
+    sampling = [*decode.reqs, *(chunk.req for chunk in chunks if chunk.samples)]
+    for row, req in enumerate(sampling):
+        pending = req.pending
+        if pending.edits is not None:
+            num_tokens = len(req.token_ids) + (decode.lead if row < num_decode_rows else 0)
+            num_output_tokens = num_tokens - pending.num_prompt_tokens
+            columns.add(row, pending.edits, req.token_ids, pending.num_prompt_tokens, num_output_tokens)
     return columns.columns()
 
 
