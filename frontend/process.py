@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 
 from frontend.api.admin import AdminApi
 from frontend.api.admin_routes import administering
@@ -29,6 +30,9 @@ from messages.orders import Answer, Order
 from messages.process import ProcessLink, run_process
 from messages.profiling import Part
 from messages.requests import FramesLost
+
+TABLE_TIMEOUT_S = 1.0
+"""The launcher sends the table right behind the welcome."""
 
 log = logging.getLogger("sluice.frontend")
 
@@ -70,12 +74,22 @@ class Frontend:
         loop.add_reader(control, self._take_orders)
         loop.add_reader(wakeup, self._take_wakeup, wakeup)
         self._take_orders()
+        self._wait_for_table()
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
             for descriptor in (self._service.ring.fileno(), control, wakeup):
                 loop.remove_reader(descriptor)
             self._service.ring.close()
+
+    def _wait_for_table(self) -> None:
+        """A frontend that replaces another serves at once, so it must know the others before its first connection."""
+        deadline_s = time.monotonic() + TABLE_TIMEOUT_S
+        while self._link.incarnation > 1 and not (self._service.processes.is_known or self._link.is_stopping):
+            if time.monotonic() >= deadline_s:
+                return
+            self._link.wait(TABLE_TIMEOUT_S / 10)
+            self._take_orders()
 
     def gauges(self) -> dict[str, float]:
         """Sizes of all that must return to zero when nothing runs."""

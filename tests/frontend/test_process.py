@@ -44,6 +44,14 @@ def test_before_all_are_ready_only_health_answers():
         run.round_trip()
 
 
+def test_one_that_replaces_another_answers_also_while_the_ring_is_not_closed():
+    with FrontendRun(is_ready=False, incarnation=2) as run:
+        run.show(table(scheduler="starting"))
+        assert run.health()["status"] == "unhealthy"
+        assert run.client.get("/v1/models").status_code == 200
+        assert run.client.post("/generate", json={"prompt": "hi"}).json()["error"]["code"] == "not_ready"
+
+
 def test_a_hung_process_is_shown_and_cancel_still_works():
     with FrontendRun() as run, run.call() as call:
         message = run.take_request()

@@ -62,6 +62,7 @@ class Stream:
                 self.has_begun.set()
         except httpx.TransportError:
             self.is_broken = True
+        finally:
             self.has_begun.set()
 
     def result(self) -> Generated:
@@ -84,6 +85,9 @@ async def begin_on_both(
         tasks.append(asyncio.create_task(stream.follow(client, requests[stream.index])))
         if len(streams) >= NUM_STREAMS:
             await asyncio.wait_for(asyncio.gather(*(each.has_begun.wait() for each in streams)), TIMEOUT_S)
+            for task in tasks:
+                if task.done():
+                    task.result()  # who was refused says why
     return streams, tasks
 
 
