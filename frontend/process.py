@@ -64,7 +64,7 @@ class Frontend:
         self._server = HttpServer(app, link.config.http, self._start, self._tick)
         link.profiler.loop = None  # an event loop has no turns that could be seen from here
         link.profiler.parts.append(Part(self._service.ring, "take", lambda *_: "take replies"))
-        self._drain = DrainWatch(self._count_unfinished, self._report_drained)
+        self._drain = DrainWatch(self._count_open, self._report_drained)
 
     async def run(self) -> None:
         """Serves until the link says stop."""
@@ -153,7 +153,7 @@ class Frontend:
         self._server.close_idle()
         self._drain.begin(timeout_s)
 
-    def _count_unfinished(self) -> int:
+    def _count_open(self) -> int:
         """Returns how many requests are open or, while this process leaves, connections that may still bring one."""
         return max(len(self._service.registry), self._server.num_connections if self._server.is_leaving else 0)
 
@@ -164,8 +164,9 @@ class Frontend:
         self._server.leave()
         self._drain.begin(timeout_s)
 
-    def _report_drained(self, num_unfinished: int) -> None:
-        self._link.drained(num_unfinished)
+    def _report_drained(self) -> None:
+        num_answering = self._server.num_answering if self._server.is_leaving else 0
+        self._link.drained(max(len(self._service.registry), num_answering))
         self._take_orders()
 
 
