@@ -43,8 +43,8 @@ RING = {"frontend>tokenizer", "tokenizer>scheduler", "scheduler>detokenizer", "d
 
 
 @pytest.fixture(scope="module")
-def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, "--dtype", "float32")
+def ring(plain_ring: RingClient) -> RingClient:
+    return plain_ring
 
 
 @contextlib.contextmanager
