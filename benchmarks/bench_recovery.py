@@ -1,10 +1,11 @@
-"""How long clients wait when a process is killed: from SIGKILL to the next token, for each process.
+"""How long clients wait when a process is killed, and when it is replaced by order: for each process.
 
     python -m benchmarks.bench_recovery --kills 5 --json FILE
 
-Streams run throughout. After each kill two pauses are taken: of the running streams (the longest time without any
-token) and of a new request sent at once (again until it is admitted). The scheduler's pause is split by the phases that
-it reports while it starts.
+Streams run throughout. After each SIGKILL it is taken when HTTP answers, when the process serves again, how long the
+running streams pause (the longest time without any token), and when a request that is sent at once (again until it is
+admitted) has its first token. The scheduler's pause is split by the phases that it reports while it starts. At the end
+each process is replaced by order.
 """
 
 import argparse
@@ -47,11 +48,23 @@ class Recovery(msgspec.Struct, frozen=True):
     """One kill, in seconds from the signal; `streams_s` is null for the frontend, whose streams end with it."""
 
     process: str
+    accepts_s: float
+    """Until `GET /health` is answered; what is connected meanwhile waits in the socket's queue."""
+
     ready_s: float
     streams_s: float | None
     new_request_s: float
     phases: list[tuple[float, str]]
     """What the launcher said of the process, and when."""
+
+
+class Replacement(msgspec.Struct, frozen=True):
+    """One restart by order: from the order to its end, the longest time without any token, and requests that failed."""
+
+    process: str
+    seconds: float
+    streams_s: float
+    num_failed: int
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,18 +80,23 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with started_server(flags, START_TIMEOUT_S) as (server, target):
             kills = [process for _ in range(options.kills) for process in PROCESSES]
-            recoveries = uvloop.run(measure(server, target, kills))
+            recoveries, replacements = uvloop.run(measure(server, target, kills))
     except SluiceError as error:
         print(f"bench_recovery: {error}", file=sys.stderr)
         return 1
     print_recoveries(recoveries)
+    print_replacements(replacements)
     if options.json:
-        write_result(options.json, "recovery", {"flags": flags, "streams": NUM_STREAMS, "kills": recoveries})
+        results = {"flags": flags, "streams": NUM_STREAMS, "kills": recoveries, "replacements": replacements}
+        write_result(options.json, "recovery", results)
     return 0
 
 
-async def measure(server: ServerProcess, target: Target, kills: list[str]) -> list[Recovery]:
-    """Kills the processes in turn under load. Raises `ServerUnavailableError` where one does not come back."""
+async def measure(server: ServerProcess, target: Target, kills: list[str]) -> tuple[list[Recovery], list[Replacement]]:
+    """Kills the processes in turn under load, then replaces each by order.
+
+    Raises `ServerUnavailableError` where one does not come back.
+    """
     facts = ask_server(target)
     num_tokens = facts.max_model_len // 2
     load = Load(target, SamplingFields(ignore_eos=True), Limits(10**9, max_seconds=10**9))
@@ -89,9 +107,14 @@ async def measure(server: ServerProcess, target: Target, kills: list[str]) -> li
         await asyncio.sleep(SETTLE_S)
         found.append(await kill(server, target, process, load))
         print(f"{process}: ready after {found[-1].ready_s:.2f} s", file=sys.stderr)
+    replaced: list[Replacement] = []
+    for process in PROCESSES:
+        await asyncio.sleep(SETTLE_S)
+        replaced.append(await replace(target, process, load))
+        print(f"{process}: replaced in {replaced[-1].seconds:.2f} s", file=sys.stderr)
     load.cut_off()
     await running
-    return found
+    return found, replaced
 
 
 async def kill(server: ServerProcess, target: Target, process: str, load: Load) -> Recovery:
@@ -99,7 +122,9 @@ async def kill(server: ServerProcess, target: Target, process: str, load: Load) 
     status = await asyncio.to_thread(process_status, target, process)
     killed_ns, log_length = time.monotonic_ns(), len(server.log)
     os.kill(status["pid"], signal.SIGKILL)
-    first_ns = await first_token_of_new_request(target, killed_ns)
+    first_ns, accepts_ns = await asyncio.gather(
+        first_token_of_new_request(target, killed_ns), asyncio.to_thread(first_answer, target)
+    )
     while (now := await asyncio.to_thread(process_status, target, process)).get("incarnation") == status[
         "incarnation"
     ] or (now["state"] not in ("ready", "busy")):
@@ -114,11 +139,52 @@ async def kill(server: ServerProcess, target: Target, process: str, load: Load) 
     ]
     return Recovery(
         process=process,
+        accepts_s=round((accepts_ns - killed_ns) / 1e9, 3),
         ready_s=round((ready_ns - killed_ns) / 1e9, 3),
         streams_s=None if process == "frontend" else round(longest_silence_ns(load, killed_ns) / 1e9, 3),
         new_request_s=round((first_ns - killed_ns) / 1e9, 3),
         phases=phases,
     )
+
+
+async def replace(target: Target, process: str, load: Load) -> Replacement:
+    """Has one process replaced under load, and returns when the old one has left."""
+    began_ns, results = time.monotonic_ns(), load.measurement.results
+    old = await asyncio.to_thread(process_status, target, process)
+    await asyncio.to_thread(order_restart, target, process)
+    while (now := await asyncio.to_thread(process_status, target, f"{process}.old")).get("pid") == old["pid"]:
+        if time.monotonic_ns() - began_ns > AWAY_TIMEOUT_S * 1e9:
+            raise ServerUnavailableError(f"the old {process} does not leave: {now}")
+        await asyncio.sleep(RETRY_S)
+    done_ns = time.monotonic_ns()
+    await asyncio.sleep(1.0)
+    return Replacement(
+        process=process,
+        seconds=round((done_ns - began_ns) / 1e9, 3),
+        streams_s=round(longest_silence_ns(load, began_ns) / 1e9, 3),
+        num_failed=sum(result.end_ns > began_ns and result.outcome != OK for result in results),
+    )
+
+
+def order_restart(target: Target, process: str) -> None:
+    connection = http.client.HTTPConnection(target.host, target.port, timeout=AWAY_TIMEOUT_S)
+    try:
+        connection.request("POST", f"/admin/restart/{process}")
+        reply = connection.getresponse()
+        if reply.status != 200:
+            raise ServerUnavailableError(f"{process} was not replaced: {reply.read().decode()}")
+    finally:
+        connection.close()
+
+
+def first_answer(target: Target) -> int:
+    """Returns when HTTP answers (`time.monotonic_ns`)."""
+    deadline_s = time.monotonic() + AWAY_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        if process_status(target, "frontend")["incarnation"] is not None:
+            return time.monotonic_ns()
+        time.sleep(RETRY_S)
+    raise ServerUnavailableError(f"{target.origin} does not answer {AWAY_TIMEOUT_S:g} s after a kill")
 
 
 async def first_token_of_new_request(target: Target, killed_ns: int) -> int:
@@ -155,15 +221,24 @@ def process_status(target: Target, process: str) -> dict[str, Any]:
 
 
 def print_recoveries(recoveries: list[Recovery]) -> None:
-    print(f"{'seconds from the kill':24}{'ready':>10}{'streams':>10}{'new request':>13}   (medians)")
+    print(f"{'seconds from the kill':24}{'HTTP':>10}{'ready':>11}{'streams':>11}{'new request':>14}   (medians)")
     for process in PROCESSES:
         of_process = [recovery for recovery in recoveries if recovery.process == process]
         if of_process:
             print(f"{process:24}" + "".join(f"{value:>11}" for value in medians(of_process)))
+    of_scheduler = sorted((one for one in recoveries if one.process == "scheduler"), key=lambda one: one.ready_s)
+    for at_s, line in of_scheduler[len(of_scheduler) // 2].phases if of_scheduler else ():
+        print(f"{at_s:8.2f}  {line}")
+
+
+def print_replacements(replacements: list[Replacement]) -> None:
+    for one in replacements:
+        pause = f"longest pause of the streams {one.streams_s:.2f} s, {one.num_failed} requests failed"
+        print(f"{one.process:24}replaced by order in {one.seconds:.2f} s: {pause}")
 
 
 def medians(recoveries: list[Recovery]) -> Iterator[str]:
-    for field in ("ready_s", "streams_s", "new_request_s"):
+    for field in ("accepts_s", "ready_s", "streams_s", "new_request_s"):
         values = [value for recovery in recoveries if (value := getattr(recovery, field)) is not None]
         yield f"{statistics.median(values):.2f}" if values else "-"
 

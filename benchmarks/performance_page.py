@@ -191,7 +191,12 @@ def _recovery_table(recovery: Result) -> str:
         rows.append((process, len(of_process), *medians))
     intro = f"Seconds from `kill -9` under {recovery['results']['streams']} streams, medians.\n\n"
     heads = ("process", "kills", "it serves again", "running streams pause", "first token of a request sent at once")
-    return intro + _table(heads, rows)
+    pauses = [
+        f"{one['process']} {one['streams_s']:.2f} s" + (f" ({one['num_failed']} failed)" if one["num_failed"] else "")
+        for one in recovery["results"].get("replacements", ())
+    ]
+    rolling = f"\nReplaced by order, one after another, the longest pause of the streams: {', '.join(pauses)}.\n"
+    return intro + _table(heads, rows) + (rolling if pauses else "")
 
 
 def _median(kills: Iterable[Result], field: str) -> str:

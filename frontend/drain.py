@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 
 class DrainWatch:
-    """Calls `report` once for each `begin`, with what `count_open` returns then."""
+    """Calls `report` once for each `begin`: when `count_open` returns 0, or at the deadline."""
 
-    def __init__(self, count_open: Callable[[], int], report: Callable[[int], None]):
+    def __init__(self, count_open: Callable[[], int], report: Callable[[], None]):
         self._count_open = count_open
         self._report = report
         self._deadline: asyncio.TimerHandle | None = None
@@ -28,4 +28,4 @@ class DrainWatch:
         assert self._deadline is not None
         self._deadline.cancel()
         self._deadline = None
-        self._report(self._count_open())
+        self._report()

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 
 from frontend.api.admin import AdminApi
 from frontend.api.admin_routes import administering
@@ -29,6 +30,9 @@ from messages.orders import Answer, Order
 from messages.process import ProcessLink, run_process
 from messages.profiling import Part
 from messages.requests import FramesLost
+
+TABLE_TIMEOUT_S = 1.0
+"""The launcher sends the table right behind the welcome."""
 
 log = logging.getLogger("sluice.frontend")
 
@@ -60,7 +64,7 @@ class Frontend:
         self._server = HttpServer(app, link.config.http, self._start, self._tick)
         link.profiler.loop = None  # an event loop has no turns that could be seen from here
         link.profiler.parts.append(Part(self._service.ring, "take", lambda *_: "take replies"))
-        self._drain = DrainWatch(self._count_unfinished, self._report_drained)
+        self._drain = DrainWatch(self._count_open, self._report_drained)
 
     async def run(self) -> None:
         """Serves until the link says stop."""
@@ -70,12 +74,22 @@ class Frontend:
         loop.add_reader(control, self._take_orders)
         loop.add_reader(wakeup, self._take_wakeup, wakeup)
         self._take_orders()
+        self._wait_for_table()
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
             for descriptor in (self._service.ring.fileno(), control, wakeup):
                 loop.remove_reader(descriptor)
             self._service.ring.close()
+
+    def _wait_for_table(self) -> None:
+        """A frontend that replaces another serves at once, so it must know the others before its first connection."""
+        deadline_s = time.monotonic() + TABLE_TIMEOUT_S
+        while self._link.incarnation > 1 and not (self._service.processes.is_known or self._link.is_stopping):
+            if time.monotonic() >= deadline_s:
+                return
+            self._link.wait(TABLE_TIMEOUT_S / 10)
+            self._take_orders()
 
     def gauges(self) -> dict[str, float]:
         """Sizes of all that must return to zero when nothing runs."""
@@ -139,7 +153,7 @@ class Frontend:
         self._server.close_idle()
         self._drain.begin(timeout_s)
 
-    def _count_unfinished(self) -> int:
+    def _count_open(self) -> int:
         """Returns how many requests are open or, while this process leaves, connections that may still bring one."""
         return max(len(self._service.registry), self._server.num_connections if self._server.is_leaving else 0)
 
@@ -150,8 +164,9 @@ class Frontend:
         self._server.leave()
         self._drain.begin(timeout_s)
 
-    def _report_drained(self, num_unfinished: int) -> None:
-        self._link.drained(num_unfinished)
+    def _report_drained(self) -> None:
+        num_answering = self._server.num_answering if self._server.is_leaving else 0
+        self._link.drained(max(len(self._service.registry), num_answering))
         self._take_orders()
 
 

@@ -38,10 +38,15 @@ class ProcessHealth(msgspec.Struct, frozen=True, omit_defaults=True):
 class ProcessView:
     """The latest table."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_started: bool = False) -> None:
         self._processes: dict[str, ProcessStatus] = {}
-        self.has_started = False
-        """True from the first moment at which every process of the ring was ready."""
+        self.has_started = has_started
+        """True from the first moment at which every process of the ring was ready, whichever frontend was there."""
+
+    @property
+    def is_known(self) -> bool:
+        """Tells whether there has been a table."""
+        return bool(self._processes)
 
     def update(self, table: ProcessTable) -> None:
         self._processes = {status.name: status for status in table.processes}

@@ -37,7 +37,7 @@ class Service:
         self.config = config = link.config
         self.name = link.name
         self.incarnation = link.incarnation
-        self.processes = ProcessView()
+        self.processes = ProcessView(has_started=link.incarnation > 1)
         self.admission = Admission(config.scheduling, self.processes, config.run.frontend_workers)
         self.metrics = RequestMetrics(config.facts.max_model_len)
         self.registry = Registry(link.uid_block, self._note_end, self.metrics.note_step)

@@ -176,7 +176,10 @@ def _is_number(event: Event) -> bool:
 
 
 def _arrows(profiles: Sequence[ProcessProfile], base_ns: int) -> list[Event]:
-    """One arrow for each frame whose two ends are known: sender and number are the same at both."""
+    """One arrow for each frame whose two ends are known: sender and number are the same at both.
+
+    They are numbered through: Perfetto takes no flow whose id is not a plain number.
+    """
     arrivals = {
         (sender, number): (profile, began_ns)
         for profile in profiles
@@ -191,7 +194,7 @@ def _arrows(profiles: Sequence[ProcessProfile], base_ns: int) -> list[Event]:
                 if arrival is None:
                     continue
                 target, arrived_ns = arrival
-                arrow = {"cat": "ring", "name": f"{profile.name}>{receiver}", "id": f"{sender:x}.{number}"}
+                arrow = {"cat": "ring", "name": f"{profile.name}>{receiver}", "id": len(events) // 2 + 1}
                 event = {**arrow, "ph": "s", "pid": profile.pid, "tid": MAIN_LOOP, "ts": _us(began_ns, base_ns)}
                 events.append({**event, "args": {"message": name}})
                 event = {**arrow, "ph": "f", "bp": "e", "pid": target.pid, "tid": MAIN_LOOP}

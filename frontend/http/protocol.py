@@ -62,11 +62,22 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)
 
+    @property
+    def is_answering(self) -> bool:
+        """Tells whether a response is being waited for or written."""
+        return self._running is not None and not self._running.response_complete
+
     def finish_up(self) -> None:
-        """Closes the connection after the response at hand, or the first one where it is new; an idle one at once."""
+        """Makes the next response the connection's last; `close_if_stalled` ends it where no request comes for one.
+
+        It is not closed at once, nor after a response that has begun: its client was told that the connection stays,
+        and may be sending the next request already. May be called again.
+        """
+        if self._running is not None and self.is_answering:
+            self._running.keep_alive = self._running.keep_alive and self._running.response_started
+        elif self._head_began_s is None or not self._is_last:
+            self._head_began_s = time.monotonic()
         self._is_last = True
-        if self._running is not None:
-            self.shutdown()
 
     def close_if_stalled(self, now_s: float) -> None:
         """Closes a connection that has been waited on for the head of a request, or lingered on, for too long."""
@@ -93,6 +104,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _disconnect_running(self) -> None:
         """Tells the request that is being answered; uvicorn tells only the newest of a connection's requests."""
-        if self._running is not None and not self._running.response_complete:
+        if self._running is not None and self.is_answering:
             self._running.disconnected = True
             self._running.message_event.set()

@@ -65,6 +65,11 @@ class HttpServer(Server):
     def num_connections(self) -> int:
         return len(self.server_state.connections)
 
+    @property
+    def num_answering(self) -> int:
+        """Counts the connections on which a response is waited for or written."""
+        return sum(one.is_answering for one in cast("set[BoundedProtocol]", self.server_state.connections))
+
     def stop(self) -> None:
         """Lets `serve` close all connections and return. May be called again."""
         self.should_exit = True
@@ -76,7 +81,7 @@ class HttpServer(Server):
             connection.shutdown()
 
     def leave(self) -> None:
-        """Accepts no more connections, and closes each that is open after its response."""
+        """Accepts no more connections, and closes each that is open after the next response that can say so."""
         self.is_leaving = True
         for server in self.servers:
             server.close()

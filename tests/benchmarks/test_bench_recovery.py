@@ -29,9 +29,16 @@ def test_a_killed_process_is_seen_to_come_back(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(bench_recovery, "SETTLE_S", 0.5)
     file = tmp_path / "recovery.json"
     assert bench_recovery.main(["--kills", "1", "--json", str(file), "--", "--cpu-threads", "1"]) == 0
-    first, second = json.loads(file.read_text(encoding="utf-8"))["results"]["kills"]
+    results = json.loads(file.read_text(encoding="utf-8"))["results"]
+    first, second = results["kills"]
     assert (first["process"], second["process"]) == ("detokenizer", "frontend")
     assert first["streams_s"] > 0
     assert second["streams_s"] is None
     assert any("died" in line for _, line in first["phases"])
+    assert [(one["process"], one["num_failed"]) for one in results["replacements"]] == [
+        ("detokenizer", 0),
+        ("frontend", 0),
+    ]
+    assert min(one["streams_s"] for one in results["replacements"]) > 0
+    assert second["accepts_s"] > 0
     assert min(first["ready_s"], first["new_request_s"], second["ready_s"], second["new_request_s"]) > 0

@@ -24,7 +24,7 @@ from tests.fake_launcher import FakeLauncher
 M = TypeVar("M")
 
 NAMES = ("frontend", "tokenizer", "scheduler", "detokenizer")
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 FACTS = ModelFacts(
     model_dir="/models/m", tokenizer_dir="/models/m", served_names=("org/m", "m"), vocab_size=1000, max_model_len=512

@@ -8,7 +8,7 @@ import pytest
 from messages.control import Drained, Leave, ProcessStatus, ProcessTable
 from messages.requests import DropBefore
 from messages.uids import UIDS_PER_BLOCK
-from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, step, table, table_after
+from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, step, table, table_after, wait_until
 
 
 def table_with_old(incarnation: int) -> ProcessTable:
@@ -27,9 +27,10 @@ def is_refused(run: FrontendRun) -> bool:
 
 def test_a_leaving_frontend_finishes_what_is_open_and_accepts_nothing_new():
     with FrontendRun() as run:
-        idle = http.client.HTTPConnection(*run.address, timeout=TIMEOUT_S)
-        idle.request("GET", "/version")
-        idle.getresponse().read()
+        idle, silent = (http.client.HTTPConnection(*run.address, timeout=TIMEOUT_S) for _ in range(2))
+        for connection in (idle, silent):
+            connection.request("GET", "/version")
+            connection.getresponse().read()
         fresh = http.client.HTTPConnection(*run.address, timeout=TIMEOUT_S)
         fresh.connect()
         stream = run.call()
@@ -37,12 +38,13 @@ def test_a_leaving_frontend_finishes_what_is_open_and_accepts_nothing_new():
         run.send(step([(message, 5, "a")]))
         assert "a" in stream.next_event()
         run.launcher.send("frontend", Leave(30.0))
-        assert idle.sock.recv(10) == b""
-        assert is_refused(run)
-        fresh.request("GET", "/version")
-        response = fresh.getresponse()
-        assert (response.status, response.headers["connection"]) == (200, "close")
-        response.read()
+        wait_until(lambda: is_refused(run))
+        for connection in (idle, fresh):
+            connection.request("GET", "/version")
+            response = connection.getresponse()
+            assert (response.status, response.headers["connection"]) == (200, "close")
+            response.read()
+        assert silent.sock.recv(10) == b""
         with pytest.raises(AssertionError, match="did not report"):
             run.launcher.wait_for("frontend", Drained, timeout_s=0.5)
         run.send(step([(message, 6, "b")]))
@@ -50,8 +52,8 @@ def test_a_leaving_frontend_finishes_what_is_open_and_accepts_nothing_new():
         assert "".join(event["text"] for event in stream.events()) == "bc"
         assert run.launcher.wait_for("frontend", Drained) == Drained(0)
         stream.leave()
-        fresh.close()
-        idle.close()
+        for connection in (idle, fresh, silent):
+            connection.close()
 
 
 def test_a_leaving_frontend_gives_up_at_its_deadline():

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+MAX_BODY_MB = 1
+"""The limit of the server that gets them."""
+
 GENERATE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
 TOKENIZE, DETOKENIZE, ABORT, FLUSH = "/tokenize", "/detokenize", "/abort_request", "/flush_cache"
 

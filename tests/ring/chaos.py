@@ -34,6 +34,9 @@ from tests.ring.client import Generated, RingClient, body, events_of, generated
 
 NUM_CLIENTS = 32
 NUM_REQUESTS = 64
+NUM_UNDISTURBED = 8
+"""Requests that run at once before anything happens."""
+
 CONTEXT = 256
 READY_TIMEOUT_S = 90.0
 RETRY_S = 0.1
@@ -103,8 +106,9 @@ class Pause:
 class Chaos:
     """The clients and the killer of one ring."""
 
-    def __init__(self, ring: RingClient, seed: int):
+    def __init__(self, ring: RingClient, seed: int, pause_s: tuple[float, float]):
         self.ring = ring
+        self._pause_s = pause_s
         self.counts = Counts()
         self._rng = random.Random(seed)
         self._requests = make_requests(self._rng)
@@ -116,7 +120,9 @@ class Chaos:
     async def run(self, seconds: float) -> None:
         """Lets everything happen for `seconds` and at least `MIN_TURNS`, then waits until every stream has ended."""
         async with self.ring.connect() as client:
-            self._expected = [await self._whole(client, request) for request in self._requests]
+            for begin in range(0, NUM_REQUESTS, NUM_UNDISTURBED):
+                some = self._requests[begin : begin + NUM_UNDISTURBED]
+                self._expected += await asyncio.gather(*(self._whole(client, request) for request in some))
             self.counts.tokens = 0
             clients = [asyncio.create_task(self._be_client(client)) for _ in range(NUM_CLIENTS)]
             await self._kill_again_and_again(seconds)
@@ -201,7 +207,7 @@ class Chaos:
         """Kills and harms frames in turn."""
         end_s, num_turns = time.monotonic() + seconds, 0
         while num_turns < MIN_TURNS or time.monotonic() < end_s:
-            await asyncio.sleep(self._rng.uniform(2.0, 5.0))
+            await asyncio.sleep(self._rng.uniform(*self._pause_s))
             has_happened = await (self._harm_frames() if num_turns % 2 else self._kill_one())
             num_turns += has_happened
 
@@ -227,8 +233,7 @@ class Chaos:
         status = health["processes"][name]
         is_calm = health["status"] == "ready"
         if not status["pid"] or (name == "scheduler" and is_calm and not self._num_tokens_since_kill):
-            # No request may be in three deaths of the scheduler without a token: it would be taken for poison.
-            return False
+            return False  # who is in three deaths of the scheduler without a token is taken for poison
         how = signal.SIGSTOP if is_calm and self._rng.random() < STOP_CHANCE else signal.SIGKILL
         try:
             os.kill(status["pid"], how)
@@ -313,14 +318,14 @@ def report(counts: Counts) -> str:
     return "\n".join(lines + counts.wrong[:10])
 
 
-def run_chaos(ring: RingClient, seconds: float, seed: int) -> Counts:
-    """Runs chaos on a ring with `FLAGS`; afterwards nothing must be left in any process."""
-    chaos = Chaos(ring, seed)
+def run_chaos(ring: RingClient, seconds: float, seed: int, pause_s: tuple[float, float] = (2.0, 5.0)) -> Counts:
+    """Runs chaos on a ring with `FLAGS`, something every `pause_s`; afterwards nothing may be left in any process."""
+    chaos = Chaos(ring, seed, pause_s)
     asyncio.run(chaos.run(seconds))
     for process in PROCESSES:
         ring.wait_for_restart(process, 0)
         ring.instruct(process, ClearFaults())
-    ring.wait_until_empty(timeout_s=20.0)
+    ring.wait_until_empty()
     return chaos.counts
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -71,17 +73,29 @@ class RingClient:
         return httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S, limits=limits)
 
     def health(self) -> dict[str, Any]:
-        return httpx.get(f"{self.url}/health", timeout=5.0).json()
+        return httpx.get(f"{self.url}/health", timeout=TIMEOUT_S).json()
 
-    def instruct(self, process: str, order: ProcessOrder, timeout_s: float = 10.0) -> ProcessResult:
+    def instruct(self, process: str, order: ProcessOrder, timeout_s: float = TIMEOUT_S) -> ProcessResult:
         """Gives an instruction to one process, as an operator would."""
         with OrderLine(self.run_dir) as line:
-            result = line.give(InstructProcesses((process,), order, timeout_s), TIMEOUT_S)
+            result = line.give(InstructProcesses((process,), order, timeout_s), 2 * TIMEOUT_S)
         assert isinstance(result, Collected), result
         return result.results[process]
 
     def status(self, process: str) -> dict[str, Any]:
         return self.health()["processes"][process]
+
+    def kill(self, process: str, how: signal.Signals = signal.SIGKILL) -> int:
+        """Sends the signal as soon as `process` serves; returns how many restarts it will have had when it is back.
+
+        One that does not run has no pid of its own (0 would be all of ours), and one that starts cannot hang.
+        """
+        deadline = time.monotonic() + TIMEOUT_S
+        while (status := self.status(process))["state"] not in ("ready", "busy"):
+            assert time.monotonic() < deadline, f"{process} does not serve: {status}"
+            time.sleep(0.02)
+        os.kill(status["pid"], how)
+        return status["num_restarts"] + 1
 
     def wait_for_restart(self, process: str, num_restarts: int, timeout_s: float = 60.0) -> None:
         """Waits until `process` has been replaced that often and all serve."""
@@ -99,7 +113,7 @@ class RingClient:
     def gauges(self, process: str) -> dict[str, float]:
         return self.health()["processes"][process]["gauges"]
 
-    def wait_until_empty(self, timeout_s: float) -> None:
+    def wait_until_empty(self, timeout_s: float = TIMEOUT_S / 2) -> None:
         """Waits until no process holds anything of any request and all pages are free or cached."""
         deadline = time.monotonic() + timeout_s
         while (left := self.what_is_left()) and time.monotonic() < deadline:

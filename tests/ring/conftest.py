@@ -1,5 +1,6 @@
 """Real servers for the tests of the whole ring, one for each combination of model and flags in a module."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,9 +8,18 @@ import pytest
 
 from benchmarks.server_process import ServerProcess
 from tests.checkpoints import build_checkpoint, write_tokenizer
+from tests.ring.bad_inputs import MAX_BODY_MB
 from tests.ring.client import RingClient
 
 READY_TIMEOUT_S = 90.0
+TEST_TIMEOUT_S = 300
+"""Many of these tests start processes again and again, and a busy machine takes several times as long for that."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")
@@ -21,17 +31,50 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def start_ring() -> Iterator[Callable[..., RingClient]]:
-    """Returns a function that starts a server on a model directory with flags; all must exit with 0 at the end."""
+Start = Callable[..., RingClient]
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[Start]:
+    """Gives a function that starts a server on a model directory with flags.
+
+    At the end no process may hold anything of a request, and all must exit with 0.
+    """
     servers: list[ServerProcess] = []
+    clients: list[RingClient] = []
 
     def start(model_dir: Path, *flags: str) -> RingClient:
         server = ServerProcess(["--model", str(model_dir), "--cpu-threads", "1", *flags])
         servers.append(server)
         target = server.wait_until_ready(READY_TIMEOUT_S)
-        return RingClient(f"http://{target.host}:{target.port}", server.run_dir)
+        clients.append(RingClient(f"http://{target.host}:{target.port}", server.run_dir))
+        return clients[-1]
 
-    yield start
-    exit_codes = [server.stop() for server in servers]
+    try:
+        yield start
+        for client in clients:
+            client.wait_until_empty()
+    finally:
+        exit_codes = [server.stop() for server in servers]
     assert exit_codes == [0] * len(servers), [server.log_text() for server in servers]
+
+
+@pytest.fixture(scope="module")
+def start_ring() -> Iterator[Start]:
+    """As `starting`, for the servers of one module."""
+    with starting() as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
+def plain_ring(tiny_checkpoint: Path) -> Iterator[RingClient]:
+    """A server for modules that want nothing special, and kill nothing."""
+    with starting() as start:
+        yield start(tiny_checkpoint, "--dtype", "float32", "--max-body-mb", str(MAX_BODY_MB))
+
+
+@pytest.fixture(scope="session")
+def faulty_ring(tiny_checkpoint: Path) -> Iterator[RingClient]:
+    """A server into which modules inject faults, which they clear again."""
+    with starting() as start:
+        yield start(tiny_checkpoint, "--dtype", "float32", "--enable-fault-injection", "--sse-keepalive-s", "5")

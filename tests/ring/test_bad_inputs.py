@@ -2,20 +2,18 @@
 
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.ring.bad_inputs import BAD_INPUTS, GENERATE, Bad
+from tests.ring.bad_inputs import BAD_INPUTS, GENERATE, MAX_BODY_MB, Bad
 from tests.ring.client import RingClient
 
 pytestmark = pytest.mark.ring
 
 GOOD: dict[str, Any] = {"prompt": [5, 6, 7, 8], "max_tokens": 4, "temperature": 0, "stream": False}
 
-MAX_BODY_MB = 1
 TIMEOUT_S = 20.0
 
 
@@ -42,8 +40,8 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, "--dtype", "float32", "--max-body-mb", str(MAX_BODY_MB))
+def ring(plain_ring: RingClient) -> RingClient:
+    return plain_ring
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +49,7 @@ def server(ring: RingClient) -> Iterator[Server]:
     server = Server(ring.url)
     yield server
     server.client.close()
-    ring.wait_until_empty(timeout_s=10)
+    ring.wait_until_empty()
 
 
 def test_there_are_many():

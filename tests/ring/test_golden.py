@@ -89,5 +89,5 @@ def test_long_prompts_in_chunks_with_preemption_and_eviction(
         expected.append(case["output_ids"][grown : grown + length])
     got = tight.generate_all(requests)
     assert [reply.token_ids for reply in got] == expected
-    tight.wait_until_empty(timeout_s=3.0)
+    tight.wait_until_empty()
     assert tight.gauges("scheduler")["preemptions"] > 0

@@ -1,8 +1,6 @@
 """`launch.py inject` against real servers, as a person types it."""
 
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,8 +11,8 @@ pytestmark = pytest.mark.ring
 
 
 @pytest.fixture(scope="module")
-def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, "--dtype", "float32", "--enable-fault-injection")
+def ring(faulty_ring: RingClient) -> RingClient:
+    return faulty_ring
 
 
 def inject(ring: RingClient, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -67,10 +65,9 @@ def test_what_cannot_be_done_is_told(ring: RingClient):
         assert text in done.stdout + done.stderr
 
 
-def test_without_the_flag_it_is_refused(tiny_checkpoint: Path, start_ring: Any):
-    plain = start_ring(tiny_checkpoint, "--dtype", "float32")
-    pid = plain.status("scheduler")["pid"]
-    done = inject(plain, "kill", "scheduler")
+def test_without_the_flag_it_is_refused(plain_ring: RingClient):
+    pid = plain_ring.status("scheduler")["pid"]
+    done = inject(plain_ring, "kill", "scheduler")
     assert done.returncode == 1
     assert "--enable-fault-injection" in done.stdout + done.stderr
-    assert plain.status("scheduler")["pid"] == pid
+    assert plain_ring.status("scheduler")["pid"] == pid

@@ -34,7 +34,6 @@ def ring(start_ring: Start) -> RingClient:
 def client(ring: RingClient) -> Iterator[OpenAI]:
     with connect(ring) as client:
         yield client
-    ring.wait_until_empty(timeout_s=10.0)
 
 
 def connect(ring: RingClient, api_key: str = "none") -> OpenAI:
@@ -247,7 +246,6 @@ def test_64_at_once(ring: RingClient):
 
     whole, streams = asyncio.run(run())
     assert [reply.choices[0].text for reply in whole] == streams
-    ring.wait_until_empty(timeout_s=10.0)
 
 
 def test_the_models(client: OpenAI):
@@ -258,19 +256,21 @@ def test_the_models(client: OpenAI):
 def test_a_client_that_loses_patience_leaves_nothing_behind(client: OpenAI, ring: RingClient):
     with pytest.raises(openai.APITimeoutError):
         complete(client, max_tokens=900, timeout=0.3, extra_body={"ignore_eos": True})
-    ring.wait_until_empty(timeout_s=10.0)
+    ring.wait_until_empty()
 
 
 def test_a_stream_that_is_closed_leaves_nothing_behind(client: OpenAI, ring: RingClient):
     stream = complete(client, max_tokens=900, stream=True, n=4, temperature=1.0, extra_body={"ignore_eos": True})
     assert next(iter(stream)).choices
     stream.close()
-    ring.wait_until_empty(timeout_s=10.0)
+    ring.wait_until_empty()
 
 
 def test_a_deadline_brings_what_there_is(client: OpenAI):
-    extra = {"timeout_s": 0.5, "ignore_eos": True}
-    reply = complete(client, max_tokens=900, extra_body=extra)
+    for timeout_s in (0.5, 1.0, 2.0, 4.0):  # the machine may be busy
+        reply = complete(client, max_tokens=900, extra_body={"timeout_s": timeout_s, "ignore_eos": True})
+        if usage_of(reply).completion_tokens:
+            break
     assert (reply.choices[0].finish_reason, reply.choices[0].text != "") == ("timeout", True)
     assert 0 < usage_of(reply).completion_tokens < 900
 

@@ -1,8 +1,6 @@
 """A process is killed while choices are written: text, logprobs and usage are those of an undisturbed request."""
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -63,24 +61,32 @@ def stream(ring: RingClient, path: str, body: dict[str, Any], kill: str | None =
             choices.add(json.loads(line[6:]))
             num_chunks += 1
             if num_chunks == NUM_CHUNKS_BEFORE and kill is not None:
-                os.kill(ring.status(kill)["pid"], signal.SIGKILL)
+                ring.kill(kill)
     return choices
 
 
-@pytest.mark.parametrize("process", ["tokenizer", "scheduler", "detokenizer"])
-@pytest.mark.parametrize(("path", "body"), [COMPLETION, CHAT], ids=["completion", "chat"])
-def test_choices_go_on(ring: RingClient, path: str, body: dict[str, Any], process: str):
-    undisturbed = stream(ring, path, body)
+@pytest.fixture(scope="module")
+def undisturbed(ring: RingClient) -> dict[str, Choices]:
+    return {path: stream(ring, path, body) for path, body in (COMPLETION, CHAT)}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "process"),
+    [(*COMPLETION, "tokenizer"), (*COMPLETION, "scheduler"), (*CHAT, "scheduler"), (*CHAT, "detokenizer")],
+)
+def test_choices_go_on(
+    ring: RingClient, undisturbed: dict[str, Choices], path: str, body: dict[str, Any], process: str
+):
+    expected = undisturbed[path]
     num_restarts = ring.status(process)["num_restarts"]
     got = stream(ring, path, body, kill=process)
     ring.wait_for_restart(process, num_restarts + 1)
-    assert got.texts == undisturbed.texts
+    assert got.texts == expected.texts
     assert len(set(got.texts)) == 3
     assert got.reasons == ["length"] * 3
-    for ours, theirs in zip(got.logprobs, undisturbed.logprobs, strict=True):
+    for ours, theirs in zip(got.logprobs, expected.logprobs, strict=True):
         assert len(ours) == len(theirs)
         assert [entry is None for entry in ours] == [entry is None for entry in theirs]
         assert [entry or 0.0 for entry in ours] == pytest.approx([entry or 0.0 for entry in theirs], abs=1e-4)
     for name in ("prompt_tokens", "completion_tokens"):
-        assert got.usage[name] == undisturbed.usage[name]
-    ring.wait_until_empty(timeout_s=10.0)
+        assert got.usage[name] == expected.usage[name]

@@ -61,7 +61,7 @@ def test_a_deadline_in_any_stage_returns_what_there_is_and_frees_all(ring: RingC
     assert whole["finish_reason"] == "length"
     assert whole["token_ids"][: len(reply["token_ids"])] == reply["token_ids"]
     assert len(reply["token_ids"]) < len(whole["token_ids"])
-    ring.wait_until_empty(timeout_s=10)
+    ring.wait_until_empty()
 
 
 def test_a_scheduler_that_stands_still_keeps_nobody_waiting(ring: RingClient):
@@ -74,7 +74,7 @@ def test_a_scheduler_that_stands_still_keeps_nobody_waiting(ring: RingClient):
         assert ring.health()["processes"]["frontend"]["gauges"]["abandoned_requests"] == 1
     finally:
         os.kill(pid, signal.SIGCONT)
-    ring.wait_until_empty(timeout_s=10)
+    ring.wait_until_empty()
     assert post(ring, "/generate", {**LONG, "max_tokens": 2})["finish_reason"] == "length"
 
 
@@ -90,7 +90,7 @@ def test_an_abort_by_id_ends_all_choices_with_their_partial_texts(ring: RingClie
     thread.join(20)
     assert len(aborted) == 3
     assert [choice["finish_reason"] for choice in replies[0]["choices"]] == ["abort"] * 3
-    ring.wait_until_empty(timeout_s=10)
+    ring.wait_until_empty()
 
 
 def test_tokens_there_and_back(ring: RingClient):
@@ -107,7 +107,7 @@ def test_a_flushed_cache_has_no_hits(ring: RingClient):
     body = {**LONG, "prompt": list(range(3, 67)), "max_tokens": 2}
     post(ring, "/generate", body)
     assert post(ring, "/generate", body)["usage"]["cached_tokens"] > 0
-    ring.wait_until_empty(timeout_s=10)
+    ring.wait_until_empty()
     assert post(ring, "/flush_cache", {})["num_pages"] > 0
     assert post(ring, "/generate", body)["usage"]["cached_tokens"] == 0
 
@@ -115,7 +115,7 @@ def test_a_flushed_cache_has_no_hits(ring: RingClient):
 def test_metrics_agree_with_what_clients_got(ring: RingClient):
     before = samples(ring)
     replies = [post(ring, "/generate", {**LONG, "max_tokens": 5 + i}) for i in range(3)]
-    ring.wait_until_empty(timeout_s=10)
+    ring.wait_until_empty()
     after = samples(ring)
     usage = [reply["usage"] for reply in replies]
 

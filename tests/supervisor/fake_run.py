@@ -16,7 +16,7 @@ from typing import Any, Self
 from messages.run_dir import RunDir
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 GOOD = "serve_until_stopped"
 
 

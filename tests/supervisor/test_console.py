@@ -66,7 +66,7 @@ def test_a_reader_that_does_not_read_never_blocks_the_writer_and_hears_how_much_
     began_s = time.monotonic()
     for number in range(10 * MAX_HELD_LINES):
         console.say(f"line {number:<100}")
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 30
     text = ""
     while part := read_all(pipe[0]):
         text += part
@@ -112,4 +112,4 @@ def test_close_waits_for_a_reader_only_so_long(pipe: tuple[int, int]):
     console.say("x" * 200_000)
     began_s = time.monotonic()
     console.close()
-    assert 0.5 < time.monotonic() - began_s < 5
+    assert 0.5 < time.monotonic() - began_s < 30

@@ -43,6 +43,7 @@ def test_an_arrow_goes_from_the_slice_that_sends_a_frame_to_the_one_that_takes_i
     (begin,), (end,) = events_of(trace, ph="s"), events_of(trace, ph="f")
     assert begin["name"] == end["name"] == "tokenizer>scheduler"
     assert (begin["id"], begin["cat"]) == (end["id"], end["cat"])
+    assert isinstance(begin["id"], int)
     assert (begin["pid"], begin["ts"], end["pid"], end["ts"], end["bp"]) == (1, 0.0, 2, 3.0, "e")
     assert begin["args"] == {"message": "UserMsg uid 5"}
     assert events_of(trace, pid=1, ph="X")[0]["name"] == "send UserMsg uid 5 to scheduler"
