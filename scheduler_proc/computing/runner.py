@@ -26,7 +26,8 @@ from scheduler_proc.computing.logprobs import score_prompt, score_sampled
 from scheduler_proc.computing.placement import Placement, find_placement, set_cpu_threads
 from scheduler_proc.computing.sampler import choose_tokens
 from scheduler_proc.computing.step_inputs import make_step_inputs
-from scheduler_proc.computing.weights import Report, load_weights, make_dummy_weights
+from scheduler_proc.computing.weight_cache import load_through_cache
+from scheduler_proc.computing.weights import Report, make_dummy_weights
 
 STEP_TOKENS_CUDA, STEP_TOKENS_CPU = 8192, 512
 WARM_UP_TOKENS, WARM_UP_ROWS = 32, 4
@@ -75,7 +76,8 @@ def load_runner(config: Config, report: Report) -> ModelRunner:
         weights = make_dummy_weights(decoder_config, placement, report)
     else:
         checkpoint = open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
-        weights = load_weights(decoder_config, family, checkpoint, placement, report)
+        is_cached = config.model.weight_cache
+        weights = load_through_cache(decoder_config, family, checkpoint, placement, report, is_cached)
     decoder = Decoder(decoder_config, weights, config.facts.max_model_len)
     max_num_batched_tokens = config.scheduling.max_num_batched_tokens or (
         STEP_TOKENS_CUDA if placement.is_cuda else STEP_TOKENS_CPU
