@@ -16,17 +16,18 @@ from torch.nn import functional
 from kernels.cpu.huge_pages import empty_huge
 from kernels.cpu.library import find_kernel
 
-GROUPS = {8: 64, 4: 32}
-"""Inputs that have one scale, by the bits of a code."""
+Bits = Literal[4, 8]
+
+GROUPS: dict[Bits, int] = {8: 64, 4: 32}
+"""Inputs that have one scale, by the bits of a code; kernels/cpu/source/quantized_dot.h has both numbers too."""
+
 BLOCK = 32
-"""Outputs that lie together. kernels/cpu/source/quantized_dot.h has both too."""
+"""Outputs that lie together, there too."""
 
 FACTOR_BYTES = 8
 LEAST_MAGNITUDE = 1e-30
 ROWS_AT_ONCE = 8192
-"""Outputs that are quantized at once, which bounds the memory it takes."""
-
-Bits = Literal[4, 8]
+"""Outputs that torch quantizes at once, which bounds the memory it takes."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class QuantizedWeight:
 
 
 def quantize(weight_OI: Tensor, bits: Bits) -> QuantizedWeight:
-    """Returns the weight in so many bits; its values are finite. A group's largest magnitude keeps its place."""
+    """Returns the weight rounded to so many bits; its values are finite. Every form makes the same codes."""
     num_outputs, num_inputs = weight_OI.shape
     kernel = find_kernel("quantize", weight_OI)
     if kernel is None or not weight_OI.is_contiguous():
@@ -58,8 +59,8 @@ def quantize_reference(weight_OI: Tensor, bits: Bits) -> Tensor:
 
 def dequantize(weight: QuantizedWeight) -> Tensor:
     """Returns the weight in float32, [O, I]."""
-    scale_ONG, codes_ONG = _unpack(weight.packed, weight.bits)
-    return (codes_ONG * scale_ONG).flatten(1)[: weight.num_outputs, : weight.num_inputs]
+    scale_ON1, codes_ONG = _unpack(weight.packed, weight.bits)
+    return (codes_ONG * scale_ON1).flatten(1)[: weight.num_outputs, : weight.num_inputs]
 
 
 def quantized_linear(
