@@ -4,13 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: serve test check fix bench chaos starts clean
+.PHONY: serve test check fix bench test-gpu bench-gpu chaos starts clean
 
 serve: $(VENV)/.serve
 	$(BIN)/python launch.py $(ARGS)
 
+# Without ARGS: all tests, those that start real servers last and one at a time, so that nothing else takes their cores.
 test: $(VENV)/.dev
+ifeq ($(ARGS),)
+	$(BIN)/python -m pytest -m "not ring" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m ring
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -24,6 +30,19 @@ fix: $(VENV)/.dev
 # Measures on this machine and writes benchmarks/results/*.json: nothing else should run meanwhile.
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.run_all $(ARGS)
+
+# On a machine with a CUDA GPU. Both run on PYTHON as it is and set nothing up: it needs a torch built for CUDA, triton,
+# numpy, pytest, pytest-timeout and hypothesis; msgspec, too, for what is more than kernels (it is left out without).
+HAS_MSGSPEC = $(PYTHON) -c "import msgspec" 2>/dev/null
+test-gpu:
+	$(PYTHON) -c "import torch; assert torch.cuda.is_available(), 'torch finds no CUDA device'"
+	$(PYTHON) -m pytest -W default tests/kernels $(ARGS)
+	if $(HAS_MSGSPEC); then $(PYTHON) -m pytest -W default -m gpu tests/scheduler_proc $(ARGS) || test $$? = 5; fi
+	if command -v compute-sanitizer; then compute-sanitizer --tool racecheck --error-exitcode 3 \
+	    $(PYTHON) -m pytest -W default tests/kernels/gpu --deselect tests/kernels/gpu/test_compile.py; fi
+
+bench-gpu:
+	$(PYTHON) -m benchmarks.run_gpu $(ARGS)
 
 # Kills processes and loses frames of a small server under load for ten minutes: every stream must go on as if nothing
 # had happened.

@@ -1,15 +1,16 @@
-"""The CPU engine through HTTP, beside the machine's limits and, with --peer-url, beside another server.
+"""The CPU engine through HTTP, beside the machine's limits, other flags of its own, and other servers.
 
-    python -m benchmarks.bench_cpu --tokenizer ../shared/tokenizers/gpt2
-    python -m benchmarks.bench_cpu --shape llama-135m --peer-url http://127.0.0.1:8080 --peer-model NAME
+    python -m benchmarks.bench_cpu --variant 'int8=--quantization int8'
+    python -m benchmarks.bench_cpu --shape llama-135m --peer 'vLLM 0.32, bf16=http://127.0.0.1:8080/NAME-OF-ITS-MODEL'
 
-Weights are random: they time the same. The peer must serve the same shape and the /v1/completions of OpenAI with token
+Weights are random: they time the same. A peer must serve the same shape and the /v1/completions of OpenAI with token
 ids as prompts and `ignore_eos`. Rounds of all servers take turns; each round has prompts of its own.
 """
 
 import argparse
 import json
 import os
+import shlex
 import shutil
 import statistics
 import sys
@@ -87,9 +88,10 @@ def make_parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=5, help="of each workload on each server (default: 5)")
     about_seed = "of the prompts (default: from the clock, so that no server has an earlier run's in its prefix cache)"
     add("--seed", type=int, default=time.time_ns() // 1_000_000, help=about_seed)
-    add("--peer-url", help="an OpenAI-compatible server that is measured in the same rounds")
-    add("--peer-model", default="default", help="the peer's name of its model (default: %(default)s)")
-    add("--peer-name", help="what the peer is, for the result: its name, version, number format and flags")
+    about_peer = "an OpenAI-compatible server that is measured in the same rounds, what it is, and its model's name"
+    add("--peer", action="append", default=[], metavar="ABOUT=URL/MODEL", help=f"{about_peer}; may be repeated")
+    about_variant = "one more server of ours with these flags besides; may be repeated"
+    add("--variant", action="append", default=[], metavar="ABOUT=FLAGS", help=about_variant)
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     return parser
 
@@ -115,6 +117,8 @@ def run(options: argparse.Namespace) -> dict:
     """Measures everything; raises `SluiceError`."""
     shape = SHAPES[options.shape]
     limits = measure_limits(shape)
+    peers = [read_peer(text) for text in options.peer]
+    variants = [read_pair(text, "--variant") for text in options.variant]
     with ExitStack() as stack:
         model_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-shape-")))
         write_model(model_dir, shape, options.tokenizer)
@@ -122,19 +126,20 @@ def run(options: argparse.Namespace) -> dict:
         flags += ["--cpu-threads", str(options.cpu_threads), "--log-level", "warning"]
         if options.max_num_batched_tokens:
             flags += ["--max-num-batched-tokens", str(options.max_num_batched_tokens)]
-        begin_s = time.perf_counter()
-        _, target = stack.enter_context(started_server(flags, START_TIMEOUT_S))
-        servers = {"sluice": Server(target)}
-        servers["sluice"].answer(PlannedRequest([100] * 32, 1))
-        first_token_s = time.perf_counter() - begin_s
-        if options.peer_url:
-            peer = Target(*parse_url(options.peer_url), api_key=os.environ.get("PEER_API_KEY", ""), timeout_s=600.0)
-            servers["peer"] = Server(peer, options.peer_model)
+        servers: dict[str, Server] = {}
+        first_token_s: dict[str, float] = {}
+        for name, more_flags in [("sluice", ""), *variants]:
+            begin_s = time.perf_counter()
+            _, target = stack.enter_context(started_server([*flags, *shlex.split(more_flags)], START_TIMEOUT_S))
+            servers[name] = Server(target)
+            servers[name].answer(PlannedRequest([100] * 32, 1))
+            first_token_s[name] = time.perf_counter() - begin_s
+        servers.update(peers)
         lines = measure(servers, options.workloads, options.rounds, int(str(shape["vocab_size"])), options.seed)
     return {
         "shape": options.shape,
         "seed": options.seed,
-        "peer_name": options.peer_name,
+        "peers": [name for name, _ in peers],
         "dtype": options.dtype,
         "cpu_threads": options.cpu_threads,
         "max_num_batched_tokens": options.max_num_batched_tokens,
@@ -142,6 +147,24 @@ def run(options: argparse.Namespace) -> dict:
         "limits": limits,
         "workloads": lines,
     }
+
+
+def read_pair(text: str, flag: str) -> tuple[str, str]:
+    """Returns the two sides of ABOUT=REST. Raises `UsageError`."""
+    about, separator, rest = text.partition("=")
+    if not (about and separator and rest):
+        raise UsageError(f"{flag} {text}: it must be ABOUT=..., with both sides")
+    return about, rest
+
+
+def read_peer(text: str) -> tuple[str, Server]:
+    """Returns what a peer is and how it is asked. Raises `UsageError`."""
+    about, address = read_pair(text, "--peer")
+    url, _, model = address.rpartition("/")
+    if not model or not url.startswith("http"):
+        raise UsageError(f"--peer {text}: the address must be http://HOST:PORT/NAME-OF-ITS-MODEL")
+    api_key = os.environ.get("PEER_API_KEY", "")
+    return about, Server(Target(*parse_url(url), api_key=api_key, timeout_s=600.0), model)
 
 
 def measure(

@@ -1,4 +1,4 @@
-"""Configurations of well-known small models: their shapes without their weights."""
+"""Configurations of well-known models: their shapes without their weights."""
 
 SHAPES: dict[str, dict[str, object]] = {
     "gpt2-124m": {
@@ -54,5 +54,34 @@ SHAPES: dict[str, dict[str, object]] = {
         "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0,
         "tie_word_embeddings": True,
+    },
+    "qwen3-14b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+    },
+    "llama-3-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "max_position_embeddings": 8192,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
     },
 }

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_page import make_gpu_part
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "PERFORMANCE.md"
@@ -32,8 +34,8 @@ def make_page(results: Path) -> str:
     parts = [
         "# Performance\n\nMade by `python -m benchmarks.performance_page` of the files in `benchmarks/results/`; "
         "`make bench` writes them anew. Where nothing else is said, the model is the bundled one and each figure is of "
-        "one run. Everything ran on a CPU, on the C kernels and torch; nothing has been run on a GPU. Between equal "
-        "runs, throughput was seen to differ by up to half.\n",
+        "one run. Everything but the last section ran on a CPU, on the C kernels and torch. Between equal runs, "
+        "throughput was seen to differ by up to half.\n",
         "## A running server under load\n\n" + _load_table(loads) + _source(loads[0], len(loads)),
         *_cpu_parts(results),
         *_quantization_parts(results),
@@ -43,36 +45,41 @@ def make_page(results: Path) -> str:
         "## When a process is killed\n\n" + _recovery_table(recovery) + _source(recovery),
         "## What a step costs outside of the model\n\n" + _wire_table(wire) + _source(wire),
         "## What deciding costs\n\n" + _schedule_table(schedule) + _source(schedule),
+        make_gpu_part(results),
     ]
     return "\n".join(parts)
 
 
 def _cpu_parts(results: Path) -> list[str]:
     """Returns the section of the CPU engine, or none where it has not been measured yet."""
-    if not (results / "cpu.json").exists():
+    found = [_read(results, file.stem) for file in sorted(results.glob("cpu*.json"))]
+    if not found:
         return []
-    cpu = _read(results, "cpu")
-    return ["## The CPU engine beside another server\n\n" + _cpu_text(cpu["results"]) + _source(cpu)]
+    return ["## The CPU engine beside other servers\n", *(_cpu_text(cpu["results"]) + _source(cpu) for cpu in found)]
 
 
 def _cpu_text(found: Result) -> str:
-    peer = found.get("peer_name") or "the peer"
-    rows: list[Sequence[object]] = []
-    for line in found["workloads"]:
-        own, other = line["median"]["sluice"], line["median"].get("peer")
-        gain = "" if other is None else f"{other / own if line['unit'] == 's' else own / other:.2f}"
-        cells = ["" if value is None else f"{value:,.{1 if value < 100 else 0}f}" for value in (own, other)]
-        rows.append((f"{line['name']} {line['about']}", line["tokens"], line["unit"], *cells, gain, line["goal"]))
-    limits = found["limits"]
+    names = list(found["workloads"][0]["median"])
+    limits, starts = found["limits"], found["start_to_first_token_s"]
     intro = (
         f"{found['shape']} with random weights, {found['dtype']}, over HTTP, medians of "
         f"{len(found['workloads'][0]['rounds']['sluice'])} rounds in which the servers take turns. From the command to "
-        f"the first token: {found['start_to_first_token_s']:.1f} s. Measured in the same run: {limits['threads']} "
-        f"threads read {limits['read_gb_per_s']:.0f} GB/s and multiply "
+        f"the first token: {', '.join(f'{name} {seconds:.1f} s' for name, seconds in starts.items())}. Measured in the "
+        f"same run: {limits['threads']} threads read {limits['read_gb_per_s']:.0f} GB/s and multiply "
         f"{limits['bfloat16_product_gflop_per_s']:,.0f} GFLOP/s; one stream whose every token reads all weights once "
         f"at that rate would be given {limits['one_stream_tok_per_s_at_read_limit']:.0f} tok/s.\n\n"
     )
-    return intro + _table(("workload", "tokens in + out", "unit", "Sluice", peer, "times as fast", "goal"), rows)
+    heads = ("workload", "tokens in + out", "unit", *names, "times the best peer", "goal")
+    return intro + _table(heads, [_cpu_row(line, found["peers"]) for line in found["workloads"]])
+
+
+def _cpu_row(line: Result, peers: Sequence[str]) -> Sequence[object]:
+    median = line["median"]
+    own, others = median["sluice"], [median[name] for name in peers]
+    is_time = line["unit"] == "s"
+    gain = f"{min(others) / own if is_time else own / max(others):.2f}" if others else ""
+    cells = [f"{value:,.{1 if value < 100 else 0}f}" for value in median.values()]
+    return (f"{line['name']} {line['about']}", line["tokens"], line["unit"], *cells, gain, line["goal"])
 
 
 def _quantization_parts(results: Path) -> list[str]:

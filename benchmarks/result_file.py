@@ -1,20 +1,21 @@
 """How a benchmark's result is kept: what was measured, by which command, on what machine, at which commit."""
 
+import dataclasses
 import datetime
+import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-
-import msgspec
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def write_result(path: Path, name: str, results: object) -> None:
-    """Writes `results` (anything msgspec can encode) as JSON, with everything needed to measure it again."""
+    """Writes `results` (plain values, dataclasses, structs) as JSON, with everything needed to measure it again."""
     document = {
         "name": name,
         "command": shlex.join(command()),
@@ -24,7 +25,16 @@ def write_result(path: Path, name: str, results: object) -> None:
         "results": results,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+    text = json.dumps(document, indent=1, ensure_ascii=False, default=_plain)
+    path.write_text(f"{text}\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    """Returns what a dataclass or a msgspec struct holds; machines with a GPU may lack msgspec itself."""
+    if isinstance(value, Path):
+        return str(value)
+    names = getattr(value, "__struct_fields__", None) or [field.name for field in dataclasses.fields(value)]
+    return {name: getattr(value, name) for name in names}
 
 
 def machine() -> dict[str, str | int | float]:

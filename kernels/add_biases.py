@@ -6,6 +6,7 @@ Shape legend: S rows, V vocabulary, N biases of all rows.
 import torch
 from torch import Tensor
 
+from kernels.gpu.forms import find_form
 from kernels.pair_sums import find_places, sum_equals
 
 
@@ -15,7 +16,11 @@ def add_biases(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, values_N: Tenso
     Several biases of one token of a row add up first, whatever their order. Logits are float32.
     """
     assert values_N.dtype == torch.float32
-    add_biases_reference(logits_SV, rows_N, ids_N, values_N)
+    form = find_form("add_biases", logits_SV)
+    if form is not None:
+        form(logits_SV, rows_N, ids_N, values_N)
+    else:
+        add_biases_reference(logits_SV, rows_N, ids_N, values_N)
 
 
 def add_biases_reference(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, values_N: Tensor) -> None:

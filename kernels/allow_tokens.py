@@ -6,6 +6,7 @@ Shape legend: S rows, V vocabulary, A rows concerned, N allowed tokens of all of
 import torch
 from torch import Tensor
 
+from kernels.gpu.forms import find_form
 from kernels.pair_sums import find_places
 
 
@@ -15,7 +16,11 @@ def allow_tokens(logits_SV: Tensor, rows_A: Tensor, entry_rows_N: Tensor, ids_N:
     `ids_N` is allowed in row `entry_rows_N` (int64, values of `rows_A`); a pair may come twice. Logits are float32.
     """
     assert rows_A.dtype == torch.int64
-    allow_tokens_reference(logits_SV, rows_A, entry_rows_N, ids_N)
+    form = find_form("allow_tokens", logits_SV)
+    if form is not None:
+        form(logits_SV, rows_A, entry_rows_N, ids_N)
+    else:
+        allow_tokens_reference(logits_SV, rows_A, entry_rows_N, ids_N)
 
 
 def allow_tokens_reference(logits_SV: Tensor, rows_A: Tensor, entry_rows_N: Tensor, ids_N: Tensor) -> None:

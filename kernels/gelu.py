@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.cpu.library import find_kernel
+from kernels.gpu.forms import find_form
 
 GeluKind = Literal["tanh", "exact"]
 
@@ -17,6 +18,9 @@ GeluKind = Literal["tanh", "exact"]
 def gelu(x_TF: Tensor, kind: GeluKind) -> Tensor:
     """Returns gelu(x): by the normal distribution's own function (`exact`) or by its `tanh` approximation."""
     assert kind in ("tanh", "exact")
+    form = find_form("gelu", x_TF)
+    if form is not None and x_TF.is_contiguous():
+        return form(x_TF, kind)
     kernel = find_kernel("gelu", x_TF)
     if kernel is None or kind == "exact" or not x_TF.is_contiguous():
         return gelu_reference(x_TF, kind)

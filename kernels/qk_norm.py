@@ -4,10 +4,21 @@ Shape legend: T tokens, H query heads, G key/value heads, A = H + 2 G, D head di
 Normalization for Transformers", 2020; here with the norm of `rms_norm`.
 """
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from kernels.cpu.library import find_kernel
 from kernels.rms_norm import rms_norm_reference
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """The norms of all query heads and of all key heads; each weight is [D], of the heads' dtype."""
+
+    query_weight: Tensor
+    key_weight: Tensor
+    eps: float
 
 
 def qk_norm(heads_TAD: Tensor, query_weight_D: Tensor, key_weight_D: Tensor, num_heads: int, eps: float) -> None:

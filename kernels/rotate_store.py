@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import find_kernel
+from kernels.gpu.forms import find_form
 from kernels.paged_kv import PagedKV
+from kernels.qk_norm import HeadNorms, qk_norm, qk_norm_reference
 from kernels.rope import rope
 from kernels.store_kv import store_kv
 
@@ -17,13 +19,18 @@ RopeTables = tuple[Tensor, Tensor]
 
 
 def rotate_store(
-    heads_TAD: Tensor, cache: PagedKV, tables: RopeTables | None, positions_T: Tensor, slots_T: Tensor
+    heads_TAD: Tensor,
+    cache: PagedKV,
+    tables: RopeTables | None,
+    positions_T: Tensor,
+    slots_T: Tensor,
+    norms: HeadNorms | None = None,
 ) -> Tensor:
     """The cache holds the K and V of token t in slot `slots_T[t]` (int64, no slot twice; -1: the token is skipped).
 
     `heads_TAD` holds query, key and value heads; returns the query heads, a view of it. With `tables`
-    query and key are turned by the angles of `positions_T` (int32) as `rope` says; what `heads_TAD` holds as keys is
-    undefined afterwards.
+    query and key are turned by the angles of `positions_T` (int32) as `rope` says; with `norms` they are normed before,
+    as `qk_norm` says. What `heads_TAD` holds as keys is undefined afterwards.
     """
     num_tokens, num_all_heads, head_dim = heads_TAD.shape
     num_kv_heads = cache.num_heads
@@ -34,9 +41,14 @@ def rotate_store(
     assert slots_T.dtype == torch.int64
     assert positions_T.dtype == torch.int32
     assert slots_T.shape == positions_T.shape == (num_tokens,)
+    form = find_form("rotate_store", heads_TAD)
+    if form is not None:
+        return form(heads_TAD, cache, tables, positions_T, slots_T, norms)
     kernel = find_kernel("store_kv", heads_TAD)
     if kernel is None:
-        return rotate_store_reference(heads_TAD, cache, tables, positions_T, slots_T)
+        return rotate_store_reference(heads_TAD, cache, tables, positions_T, slots_T, norms)
+    if norms is not None:
+        qk_norm(heads_TAD, norms.query_weight, norms.key_weight, num_heads, norms.eps)
     assert heads_TAD.is_contiguous()
     query = heads_TAD.data_ptr()
     head_bytes = head_dim * heads_TAD.itemsize
@@ -60,12 +72,18 @@ def rotate_store(
 
 
 def rotate_store_reference(
-    heads_TAD: Tensor, cache: PagedKV, tables: RopeTables | None, positions_T: Tensor, slots_T: Tensor
+    heads_TAD: Tensor,
+    cache: PagedKV,
+    tables: RopeTables | None,
+    positions_T: Tensor,
+    slots_T: Tensor,
+    norms: HeadNorms | None = None,
 ) -> Tensor:
     num_kv_heads = cache.num_heads
-    query_THD, key_TGD, value_TGD = heads_TAD.split(
-        (heads_TAD.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1
-    )
+    num_heads = heads_TAD.shape[1] - 2 * num_kv_heads
+    if norms is not None:
+        qk_norm_reference(heads_TAD, norms.query_weight, norms.key_weight, num_heads, norms.eps)
+    query_THD, key_TGD, value_TGD = heads_TAD.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if tables is not None:
         rope(query_THD, key_TGD, *tables, positions_T)
     store_kv(key_TGD, value_TGD, cache, slots_T)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import find_kernel
+from kernels.gpu.forms import find_form
 from kernels.noise import exponential_noise
 
 NO_TOKEN = -1
@@ -15,6 +16,9 @@ NO_TOKEN = -1
 def greedy(logits_SV: Tensor) -> Tensor:
     """Returns the most likely token of each row (int64; the first of equals), -1 where a logit is not finite."""
     assert logits_SV.dim() == 2
+    form = find_form("greedy", logits_SV)
+    if form is not None:
+        return form(logits_SV)
     kernel = find_kernel("greedy", logits_SV)
     if kernel is None or not logits_SV.is_contiguous():
         return greedy_reference(logits_SV)
@@ -37,11 +41,14 @@ def sample(scores_SV: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:
     least. The draw is a function of the row's scores, its seed and the token's position (both int64).
     """
     assert scores_SV.dtype == torch.float32
+    assert seeds_S.dtype == positions_S.dtype == torch.int64
     assert len(scores_SV) == len(seeds_S) == len(positions_S)
+    form = find_form("sample", scores_SV)
+    if form is not None:
+        return form(scores_SV, seeds_S, positions_S)
     kernel = find_kernel("sample", scores_SV)
     if kernel is None:
         return sample_reference(scores_SV, seeds_S, positions_S)
-    assert seeds_S.dtype == positions_S.dtype == torch.int64
     scores_SV, seeds_S, positions_S = scores_SV.contiguous(), seeds_S.contiguous(), positions_S.contiguous()
     tokens_S = torch.empty(scores_SV.shape[0], dtype=torch.int64)
     kernel(scores_SV.data_ptr(), seeds_S.data_ptr(), positions_S.data_ptr(), tokens_S.data_ptr(), *scores_SV.shape)
@@ -52,3 +59,28 @@ def sample_reference(scores_SV: Tensor, seeds_S: Tensor, positions_S: Tensor) ->
     """The Gumbel-max trick: minus the logarithm of an exponential draw is a Gumbel draw (Maddison et al., 2014)."""
     noise_SV = exponential_noise(seeds_S, positions_S, scores_SV.shape[1])
     return scores_SV.sub_(noise_SV.log_()).max(dim=-1).indices
+
+
+def draw(logits_SV: Tensor, temperatures_S: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:
+    """Returns a token of each row (int64): drawn with probability softmax(logits / temperature), or, at temperature 0
+    (float32), the most likely one; -1 where a logit of the row is not finite.
+
+    It is `greedy` and `sample` in one read of the logits; seeds and positions are those of `sample`.
+    """
+    assert logits_SV.dim() == 2
+    assert temperatures_S.dtype == torch.float32
+    assert seeds_S.dtype == positions_S.dtype == torch.int64
+    assert len(logits_SV) == len(temperatures_S) == len(seeds_S) == len(positions_S)
+    form = find_form("draw", logits_SV)
+    if form is not None:
+        return form(logits_SV, temperatures_S, seeds_S, positions_S)
+    return draw_reference(logits_SV, temperatures_S, seeds_S, positions_S)
+
+
+def draw_reference(logits_SV: Tensor, temperatures_S: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:
+    """Greedy rows are not drawn, which is most of the work; to find the others it waits for the device."""
+    tokens_S = greedy(logits_SV)
+    rows_N = temperatures_S.nonzero()[:, 0]
+    scores_NV = logits_SV.index_select(0, rows_N).float().div_(temperatures_S[rows_N][:, None])
+    drawn_N = sample(scores_NV, seeds_S[rows_N], positions_S[rows_N])
+    return tokens_S.index_copy_(0, rows_N, drawn_N.where(tokens_S[rows_N] != NO_TOKEN, NO_TOKEN))

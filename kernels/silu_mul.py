@@ -8,11 +8,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.cpu.library import find_kernel
+from kernels.gpu.forms import find_form
 
 
 def silu_mul(gate_up_TF2: Tensor) -> Tensor:
     """Returns silu(gate) * up as [T, F]; `gate_up_TF2` [T, 2F] holds the gate in its first half, and may be changed."""
     assert gate_up_TF2.shape[-1] % 2 == 0
+    form = find_form("silu_mul", gate_up_TF2)
+    if form is not None and gate_up_TF2.is_contiguous():
+        return form(gate_up_TF2)
     kernel = find_kernel("silu_mul", gate_up_TF2)
     if kernel is None or not gate_up_TF2.is_contiguous():
         return silu_mul_reference(gate_up_TF2)

@@ -6,6 +6,8 @@ Shape legend: N rows, V vocabulary, K likeliest tokens, B blocks of a vocabulary
 import torch
 from torch import Tensor
 
+from kernels.gpu.forms import find_form
+
 BLOCK_TOKENS = 64
 
 
@@ -18,6 +20,9 @@ def top_logprobs(logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor
     assert logits_NV.dim() == 2
     assert len(logits_NV) == len(ids_N)
     assert 0 <= num_top <= logits_NV.shape[1]
+    form = find_form("top_logprobs", logits_NV)
+    if form is not None:
+        return form(logits_NV, ids_N, num_top)
     return top_logprobs_reference(logits_NV, ids_N, num_top)
 
 

@@ -29,13 +29,23 @@ class MadeCase:
     page_tables: Tensor
     out: Tensor
 
+    def dense_heads(self) -> tuple[Tensor, Tensor]:
+        """Returns copies of K and V as torch's attention reads them: [rows, kv heads, tokens, head dimension]."""
+        tokens = self.page_tables.shape[1] * self.cache.page_size
+        positions = torch.arange(tokens, device=self.query.device).expand(len(self.page_tables), -1)
+        slots = self.cache.find_slots(self.page_tables, positions)
+        keys, values = self.cache.keys[slots], self.cache.values[slots]
+        return keys.transpose(1, 2).contiguous(), values.transpose(1, 2).contiguous()
 
-def make_case(case: Case) -> MadeCase:
+
+def make_case(case: Case, device: torch.device) -> MadeCase:
     """Returns bfloat16 tensors of the case."""
     torch.manual_seed(0)
     pages_a_row = -(-(case.num_before + case.num_new) // PAGE_SIZE)
     num_pages = case.num_rows * pages_a_row
-    kv = torch.randn(2, num_pages * PAGE_SIZE, case.num_kv_heads, case.head_dim).bfloat16()
-    query = torch.randn(case.num_rows * case.num_new, case.num_heads, case.head_dim).bfloat16()
-    page_tables = torch.randperm(num_pages).int().view(case.num_rows, pages_a_row)
+    num_slots = num_pages * PAGE_SIZE
+    kv = torch.randn(2, num_slots, case.num_kv_heads, case.head_dim, dtype=torch.bfloat16, device=device)
+    num_tokens = case.num_rows * case.num_new
+    query = torch.randn(num_tokens, case.num_heads, case.head_dim, dtype=torch.bfloat16, device=device)
+    page_tables = torch.randperm(num_pages, dtype=torch.int32, device=device).view(case.num_rows, pages_a_row)
     return MadeCase(query, PagedKV(kv[0], kv[1], PAGE_SIZE), page_tables, torch.empty_like(query))

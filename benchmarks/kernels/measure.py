@@ -1,86 +1,188 @@
-"""Interleaved timing of several forms of one operation, and the machine's limits."""
+"""Interleaved timing of several forms of one operation, on a CPU or a CUDA device, and the device's limits."""
 
 import argparse
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from benchmarks.result_file import write_result
 from kernels.cpu.library import find_kernel, load_kernels
+from kernels.gpu.forms import find_form, load_forms
 
+CPU = torch.device("cpu")
 LEAST_SAMPLE_S = 0.005
-READ_BYTES, PRODUCT_SIZE = 256 << 20, 1536
+CUDA_SAMPLES_A_ROUND = 5
+CACHE_BYTES = 512 << 20
+"""Written between samples on a GPU: no form finds its operands in the cache, and the host has time to launch it."""
+READ_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
+PRODUCT_SIZE = {"cpu": 1536, "cuda": 8192}
 
 Row = dict[str, str | float]
+Form = Callable[[], object]
+Case = TypeVar("Case")
+
+
+@dataclass(frozen=True)
+class Work:
+    """The forms of one operation on one case, and what it must move and, where that is the limit, compute."""
+
+    forms: Mapping[str, Form]
+    num_bytes: int
+    num_operations: int = 0
+
+
+def run(
+    about: str | None,
+    name: str,
+    cases: Mapping[str, Mapping[str, Case]],
+    make: Callable[[Case, torch.device], Work],
+) -> int:
+    """The main function of an operation's benchmark: times every form of every case and writes the table.
+
+    `cases` are those of a device, "cpu" or "cuda", by what to call them. With --quick only the first one is run, once.
+    """
+    options = start(about)
+    rows: list[Row] = []
+    for label, case in list(cases[options.device.type].items())[: 1 if options.quick else None]:
+        work = make(case, options.device)
+        times = median_ms(work.forms, options.rounds, options.device)
+        rate, amount = ("GFLOP/s", work.num_operations) if work.num_operations else ("GB/s", work.num_bytes)
+        row: Row = {"case": label, "MB": work.num_bytes / 1e6}
+        row |= {f"{form} ms": ms for form, ms in times.items()}
+        row |= {f"{form} {rate}": amount / ms / 1e6 for form, ms in times.items()}
+        rows.append(row)
+    limits = {"copy GB/s": copy_bandwidth(options.rounds, options.device)}
+    if any("GFLOP/s" in head for row in rows for head in row):
+        limits["bfloat16 product GFLOP/s"] = product_rate(options.rounds, options.device)
+    finish(options, name, rows, limits)
+    return 0
 
 
 def start(about: str | None) -> argparse.Namespace:
-    """Reads the flags that all share, sets the threads and loads the C kernels."""
+    """Reads the flags that all share, sets the threads and loads the kernels of the device.
+
+    TRITON_INTERPRET=1 with --device cpu: Triton's forms, interpreted, which shows that they run and nothing else.
+    """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=9, help="samples of each form, interleaved (default: 9)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
+    add = parser.add_argument
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: cuda where there is one")
+    add("--threads", type=int, default=torch.get_num_threads(), help="on a CPU (default: %(default)s)")
+    add("--rounds", type=int, default=9, help="samples of each form, interleaved (default: 9)")
+    add("--quick", action="store_true", help="one round of the first case: shows that it runs")
+    add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args()
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+    options.device = torch.device(name)
+    options.rounds = 1 if options.quick else options.rounds
     torch.set_num_threads(options.threads)
-    isa = load_kernels(lambda text, fraction: print(text, file=sys.stderr))
-    print(f"C kernels: {isa or 'none'}; {options.threads} threads; medians of {options.rounds} interleaved rounds")
+    if name == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+        load_forms(name)
+        print(f"Triton kernels on {describe(options.device)}; medians of {options.rounds} interleaved rounds")
+    else:
+        isa = load_kernels(lambda text, fraction: print(text, file=sys.stderr))
+        print(f"C kernels: {isa or 'none'}; {options.threads} threads; medians of {options.rounds} interleaved rounds")
     return options
 
 
-def median_ms(forms: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def describe(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def forms_of(
+    name: str, x: torch.Tensor, launcher: Form, others: Mapping[str, Form], c_name: str | None = None
+) -> dict[str, Form]:
+    """Returns what is compared: the kernel that the launcher takes for tensors like `x`, if any, and others."""
+    if find_form(name, x) is not None:
+        return {**others, "Triton": launcher}
+    return {**others, "C": launcher} if find_kernel(c_name or name, x) is not None else dict(others)
+
+
+def median_ms(forms: Mapping[str, Form], rounds: int, device: torch.device = CPU) -> dict[str, float]:
     """Returns the median time of each form; they take turns, so that a machine that slows down slows all."""
-    repeats: dict[str, int] = {}
-    for name, form in forms.items():
-        form()
-        repeats[name] = max(1, round(LEAST_SAMPLE_S / max(1e-6, _time_s(form, 1))))
+    sample = _CudaClock(device).sample_ms if device.type == "cuda" else _sample_cpu_ms
     samples: dict[str, list[float]] = {name: [] for name in forms}
+    for form in forms.values():
+        form()
     for _ in range(rounds):
         for name, form in forms.items():
-            samples[name].append(_time_s(form, repeats[name]) / repeats[name] * 1e3)
+            samples[name] += sample(form)
     return {name: statistics.median(times) for name, times in samples.items()}
 
 
 def read_bandwidth(rounds: int) -> float:
     """Returns the GB/s at which torch sums up memory that no cache of a core holds."""
-    values = torch.ones(READ_BYTES // 4)
+    values = torch.ones(READ_BYTES["cpu"] // 4)
     return values.nbytes / median_ms({"read": values.sum}, rounds)["read"] / 1e6
 
 
-def product_rate(rounds: int) -> float:
+def copy_bandwidth(rounds: int, device: torch.device) -> float:
+    """Returns the GB/s of a copy, read and written bytes together."""
+    source = torch.ones(READ_BYTES[device.type] // 4, device=device)
+    target = torch.empty_like(source)
+    copy = median_ms({"copy": lambda: target.copy_(source)}, rounds, device)["copy"]
+    return 2 * source.nbytes / copy / 1e6
+
+
+def product_rate(rounds: int, device: torch.device = CPU) -> float:
     """Returns the GFLOP/s of a square bfloat16 product."""
-    a, b = torch.randn(2, PRODUCT_SIZE, PRODUCT_SIZE).bfloat16()
-    return 2 * PRODUCT_SIZE**3 / median_ms({"product": lambda: a @ b}, rounds)["product"] / 1e6
-
-
-def forms_of(
-    name: str, launcher: Callable[[], object], reference: Callable[[], object]
-) -> dict[str, Callable[[], object]]:
-    """Returns what is compared: torch, and the C kernel where there is one."""
-    forms = {"torch": reference}
-    if find_kernel(name, torch.empty(0, dtype=torch.bfloat16)) is not None:
-        forms["C"] = launcher
-    return forms
+    size = PRODUCT_SIZE[device.type]
+    a, b = torch.randn(2, size, size, device=device).bfloat16()
+    return 2 * size**3 / median_ms({"product": lambda: a @ b}, rounds, device)["product"] / 1e6
 
 
 def finish(options: argparse.Namespace, name: str, rows: Sequence[Row], limits: Mapping[str, float]) -> None:
     """Prints the table and writes the result file."""
-    heads = list(rows[0])
+    heads = list(dict.fromkeys(head for row in rows for head in row))
     print("  ".join(f"{head:>24}" for head in heads))
     for row in rows:
-        print(
-            "  ".join(f"{row[head]:>24.3f}" if isinstance(row[head], float) else f"{row[head]:>24}" for head in heads)
-        )
+        cells = [row.get(head, "") for head in heads]
+        print("  ".join(f"{cell:>24.3f}" if isinstance(cell, float) else f"{cell:>24}" for cell in cells))
     print(", ".join(f"{what}: {value:.1f}" for what, value in limits.items()))
     if options.json:
-        write_result(options.json, name, {"threads": options.threads, "limits": limits, "rows": rows})
+        place = {"threads": options.threads} if options.device.type == "cpu" else gpu_facts(options.device)
+        write_result(options.json, name, {**place, "limits": limits, "rows": rows})
 
 
-def _time_s(form: Callable[[], object], repeats: int) -> float:
+def gpu_facts(device: torch.device) -> dict[str, str | None]:
+    """Returns what a number measured on a GPU depends on beside the code."""
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "triton": version("triton")}
+    return {"gpu": describe(device), **versions}
+
+
+def _sample_cpu_ms(form: Form) -> list[float]:
+    repeats = max(1, round(LEAST_SAMPLE_S / max(1e-6, _time_s(form, 1))))
+    return [_time_s(form, repeats) / repeats * 1e3]
+
+
+def _time_s(form: Form, repeats: int) -> float:
     begin = time.perf_counter()
     for _ in range(repeats):
         form()
     return time.perf_counter() - begin
+
+
+class _CudaClock:
+    """Times single calls on the device's own clock, each after its cache has been overwritten."""
+
+    def __init__(self, device: torch.device):
+        self._cache = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device)
+
+    def sample_ms(self, form: Form) -> list[float]:
+        spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        for _ in range(CUDA_SAMPLES_A_ROUND):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            self._cache.zero_()
+            begin.record()
+            form()
+            end.record()
+            spans.append((begin, end))
+        torch.cuda.synchronize()
+        return [begin.elapsed_time(end) for begin, end in spans]

@@ -12,7 +12,24 @@ from torch import Tensor
 Form = Callable[..., Any]
 """Takes what the launcher of the same name takes."""
 
-NAMES: tuple[str, ...] = ()
+NAMES: tuple[str, ...] = (
+    "add_biases",
+    "allow_tokens",
+    "draw",
+    "filter_min_p",
+    "filter_top",
+    "gelu",
+    "greedy",
+    "layer_norm",
+    "penalize_occurrence",
+    "penalize_repetition",
+    "rms_norm",
+    "rotate_store",
+    "sample",
+    "silu_mul",
+    "take_tokens",
+    "top_logprobs",
+)
 """The operations with a Triton form: `kernels/gpu/<name>.py` has a function of that name."""
 
 _forms: dict[str, Form] = {}

@@ -15,7 +15,7 @@ from kernels.gelu import GeluKind
 from kernels.layer_norm import layer_norm
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
-from kernels.qk_norm import qk_norm
+from kernels.qk_norm import HeadNorms
 from kernels.rms_norm import rms_norm
 from kernels.rotate_store import rotate_store
 from kernels.silu_mul import silu_mul
@@ -41,8 +41,7 @@ class Norm:
 class Layer:
     attention_norm: Norm
     qkv: Linear
-    qk_norms: tuple[Tensor, Tensor] | None
-    """The weights of the norms of query and key heads, each [D]."""
+    qk_norms: HeadNorms | None
     attention_out: Linear
     mlp_norm: Norm
     mlp_in: Linear
@@ -63,9 +62,11 @@ class Decoder:
         def linear(name: str, activation: GeluKind | None = None) -> Linear:
             return make_linear(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None), activation)
 
-        def qk_norms(name: str) -> tuple[Tensor, Tensor] | None:
-            names = (f"{name}.query_norm.weight", f"{name}.key_norm.weight")
-            return (weights.pop(names[0]), weights.pop(names[1])) if config.has_qk_norm else None
+        def qk_norms(name: str) -> HeadNorms | None:
+            if not config.has_qk_norm:
+                return None
+            query_weight, key_weight = (weights.pop(f"{name}.{kind}_norm.weight") for kind in ("query", "key"))
+            return HeadNorms(query_weight, key_weight, config.norm_eps)
 
         self.config = config
         self._embedding_VE = weights.pop("embedding")
@@ -125,10 +126,8 @@ class Decoder:
         num_tokens = normed_TE.shape[0]
         layer = self._layers[index]
         heads_TAD = layer.qkv(normed_TE).view(num_tokens, -1, config.head_dim)
-        if layer.qk_norms is not None:
-            qk_norm(heads_TAD, *layer.qk_norms, config.num_heads, config.norm_eps)
         layer_cache = cache.layers[index]
-        query_THD = rotate_store(heads_TAD, layer_cache, self._rope_tables, step.positions, step.slots)
+        query_THD = rotate_store(heads_TAD, layer_cache, self._rope_tables, step.positions, step.slots, layer.qk_norms)
         out_THD = torch.empty(query_THD.shape, dtype=query_THD.dtype, device=query_THD.device)
         if num_decode:
             paged_decode(

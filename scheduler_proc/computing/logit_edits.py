@@ -4,8 +4,9 @@ Shape legend: N rows with a copy of their logits, V vocabulary. An entry is one 
 proportion to the entries, but for rows with allowed tokens, which are written once from end to end.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
-import torch
 from torch import Tensor
 
 from kernels.add_biases import add_biases
@@ -24,27 +25,41 @@ def find_edited(edits: LogitEdits | None, num_rows: int) -> np.ndarray:
     return is_edited
 
 
-def edit_logits(logits_NV: Tensor, edits: LogitEdits, places: np.ndarray) -> None:
-    """Edits the float32 logits in place; `places[row]` is where the copy of a row that samples is (int64)."""
+def expand_edits(edits: LogitEdits, places: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
+    """Returns what `apply_edits` wants; `places[row]` is where the copy of a row that samples is (int64)."""
+    columns: dict[str, np.ndarray] = {}
     if edits.allowed_rows:
-        _allow(logits_NV, edits, places)
+        rows = places[_int32(edits.allowed_rows)]
+        columns["allowed_rows"] = rows
+        columns["allowed_entry_rows"] = np.repeat(rows, _int32(edits.num_allowed))
+        columns["allowed_ids"] = _ids(edits.allowed_ids, vocab_size)
     if edits.bias_rows:
-        rows, ids = places[_int32(edits.bias_rows)], _ids(edits.bias_ids, logits_NV)
-        values = np.frombuffer(edits.bias_values, np.float32)
-        add_biases(logits_NV, *_to_device(logits_NV, rows, ids, values))
+        columns["bias_rows"] = places[_int32(edits.bias_rows)]
+        columns["bias_ids"] = _ids(edits.bias_ids, vocab_size)
+        columns["bias_values"] = np.frombuffer(edits.bias_values, np.float32)
     if edits.penalty_rows:
-        _penalize(logits_NV, edits, places)
+        columns |= _expand_penalties(edits, places, vocab_size)
+    return columns
 
 
-def _allow(logits_NV: Tensor, edits: LogitEdits, places: np.ndarray) -> None:
-    rows, ids = places[_int32(edits.allowed_rows)], _ids(edits.allowed_ids, logits_NV)
-    entry_rows = np.repeat(rows, _int32(edits.num_allowed))
-    allow_tokens(logits_NV, *_to_device(logits_NV, rows, entry_rows, ids))
+def apply_edits(logits_NV: Tensor, columns: Mapping[str, Tensor]) -> None:
+    """Edits the float32 logits in place, as the columns that are there say."""
+    if "allowed_rows" in columns:
+        allow_tokens(logits_NV, columns["allowed_rows"], columns["allowed_entry_rows"], columns["allowed_ids"])
+    if "bias_rows" in columns:
+        add_biases(logits_NV, columns["bias_rows"], columns["bias_ids"], columns["bias_values"])
+    if "repetition_rows" in columns:
+        entries = columns["repetition_rows"], columns["repetition_ids"]
+        penalize_repetition(logits_NV, *entries, columns["repetition_penalties"])
+    if "occurrence_rows" in columns:
+        entries = columns["occurrence_rows"], columns["occurrence_ids"]
+        penalize_occurrence(logits_NV, *entries, columns["frequency_penalties"], columns["presence_penalties"])
 
 
-def _penalize(logits_NV: Tensor, edits: LogitEdits, places: np.ndarray) -> None:
+def _expand_penalties(edits: LogitEdits, places: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
     """Of the history only the entries that a penalty reads go to the device."""
-    num_history, ids = _int32(edits.num_history), _ids(edits.history_ids, logits_NV)
+    columns: dict[str, np.ndarray] = {}
+    num_history, ids = _int32(edits.num_history), _ids(edits.history_ids, vocab_size)
     rows = places[_int32(edits.penalty_rows)]
     assert len(rows) == len(num_history)
     owners = np.repeat(np.arange(len(rows)), num_history)
@@ -56,26 +71,24 @@ def _penalize(logits_NV: Tensor, edits: LogitEdits, places: np.ndarray) -> None:
     entries = np.flatnonzero((repetition != 1)[owners])
     if len(entries):
         owned = owners[entries]
-        penalize_repetition(logits_NV, *_to_device(logits_NV, rows[owned], ids[entries], repetition[owned]))
+        columns["repetition_rows"], columns["repetition_ids"] = rows[owned], ids[entries]
+        columns["repetition_penalties"] = repetition[owned]
     first_outputs = np.cumsum(num_history, dtype=np.int64) - num_history + _int32(edits.num_history_prompt)
     is_counted = ((frequency != 0) | (presence != 0))[owners] & (np.arange(len(ids)) >= first_outputs[owners])
     entries = np.flatnonzero(is_counted)
     if len(entries):
         owned = owners[entries]
-        columns = rows[owned], ids[entries], frequency[owned], presence[owned]
-        penalize_occurrence(logits_NV, *_to_device(logits_NV, *columns))
+        columns["occurrence_rows"], columns["occurrence_ids"] = rows[owned], ids[entries]
+        columns["frequency_penalties"], columns["presence_penalties"] = frequency[owned], presence[owned]
+    return columns
 
 
 def _int32(column: bytes) -> np.ndarray:
     return np.frombuffer(column, np.int32)
 
 
-def _ids(column: bytes, logits_NV: Tensor) -> np.ndarray:
+def _ids(column: bytes, vocab_size: int) -> np.ndarray:
     """Returns token ids; one outside of the vocabulary would change another row's logits."""
     ids = _int32(column)
-    assert len(ids) == 0 or 0 <= ids.min() <= ids.max() < logits_NV.shape[1], "a token id outside of the vocabulary"
+    assert len(ids) == 0 or 0 <= ids.min() <= ids.max() < vocab_size, "a token id outside of the vocabulary"
     return ids
-
-
-def _to_device(like: Tensor, *columns: np.ndarray) -> tuple[Tensor, ...]:
-    return tuple(torch.from_numpy(column.copy()).to(like.device) for column in columns)

@@ -4,53 +4,94 @@ Shape legend: S rows that sample, N tokens with logprobs, Q scored tokens of pro
 V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.top_logprobs import top_logprobs
 from messages.steps import Batch, LogprobColumns
 from scheduler_proc.computing.decoder import Decoder
+from scheduler_proc.computing.sampling_plan import SamplingPlan, plan_sampling
+from scheduler_proc.computing.transfer import send_arrays
 
 SLICE_ELEMENTS_CUDA, SLICE_ELEMENTS_CPU = 1 << 25, 1 << 22
 """Logits that are worked on at a time, 128 and 16 MiB in float32: those of a whole prompt might not fit."""
 
 
-def score_sampled(logits_SV: Tensor, tokens_S: Tensor, batch: Batch) -> LogprobColumns | None:
+class TokenScores(NamedTuple):
+    """Tokens with their logprobs, on whatever device."""
+
+    token_ids: Tensor
+    """int32 [N]"""
+    logprobs: Tensor
+    """float32 [N]"""
+    top_ids: Tensor
+    """int32 [N, K]"""
+    top_logprobs: Tensor
+    """float32 [N, K]"""
+
+
+def score_rows(
+    logits_SV: Tensor, tokens_S: Tensor, plan: SamplingPlan, tensors: Sequence[Tensor]
+) -> TokenScores | None:
     """Returns the logprobs of the rows that want any, each aligned with its next token; `None` where none does.
 
-    A row without a next token keeps its place, with the logprob NaN.
+    A row without a next token keeps its place, with the logprob NaN. `tensors` are the plan's arrays on the device.
     """
-    if not batch.num_logprobs:
+    if plan.num_top < 0:
         return None
-    num_logprobs = np.frombuffer(batch.num_logprobs, np.int32)
-    rows = np.flatnonzero(num_logprobs >= 0)
-    if len(rows) == 0:
-        return None
-    assert len(num_logprobs) == len(logits_SV)
-    rows_N = torch.from_numpy(rows).to(logits_SV.device)
-    return _score(lambda part: logits_SV[rows_N[part]], tokens_S[rows_N], int(num_logprobs.max()), logits_SV.shape[1])
+    rows_N = plan.name(tensors)["logprob_rows"]
+    ids_N = tokens_S.index_select(0, rows_N)
+    return _score(lambda part: logits_SV.index_select(0, rows_N[part]), ids_N, plan.num_top, logits_SV.shape[1])
 
 
-def score_prompt(hidden_QE: Tensor, decoder: Decoder, batch: Batch) -> LogprobColumns | None:
-    """Returns the logprobs of `batch.scored` from what the head reads of its tokens; `None` where it is `None`.
+def score_targets(
+    hidden_QE: Tensor, decoder: Decoder, plan: SamplingPlan, tensors: Sequence[Tensor]
+) -> TokenScores | None:
+    """Returns the logprobs of the step's scored tokens from what the head reads of its tokens; `None`: there are none.
 
     They are NaN where logits are not finite.
     """
+    if plan.num_scored_top < 0:
+        return None
+    ids_Q = plan.name(tensors)["scored_ids"]
+    assert len(ids_Q) == len(hidden_QE)
+    return _score(lambda part: decoder.logits(hidden_QE[part]), ids_Q, plan.num_scored_top, decoder.config.vocab_size)
+
+
+def score_sampled(logits_SV: Tensor, tokens_S: Tensor, batch: Batch) -> LogprobColumns | None:
+    """Returns what `score_rows` does, when it is known."""
+    if not batch.num_logprobs:
+        return None
+    plan = plan_sampling(batch, logits_SV.shape[1])
+    return to_columns(score_rows(logits_SV, tokens_S, plan, send_arrays(plan.arrays, logits_SV.device)))
+
+
+def score_prompt(hidden_QE: Tensor, decoder: Decoder, batch: Batch) -> LogprobColumns | None:
+    """Returns what `score_targets` does, when it is known."""
     if batch.scored is None:
         return None
-    vocab_size = decoder.config.vocab_size
-    target_ids = np.frombuffer(batch.scored.target_ids, np.int32)
-    assert len(target_ids) == len(hidden_QE)
-    assert len(target_ids) == 0 or 0 <= target_ids.min() <= target_ids.max() < vocab_size
-    ids_Q = torch.from_numpy(target_ids.copy()).to(hidden_QE.device)
-    return _score(lambda part: decoder.logits(hidden_QE[part]), ids_Q, batch.scored.num_top, vocab_size)
+    plan = plan_sampling(batch, decoder.config.vocab_size)
+    return to_columns(score_targets(hidden_QE, decoder, plan, send_arrays(plan.arrays, hidden_QE.device)))
 
 
-def _score(make_logits: Callable[[slice], Tensor], ids_N: Tensor, num_top: int, vocab_size: int) -> LogprobColumns:
-    """Returns the columns of `ids_N` (int32); `make_logits` gives the logits of a slice of them.
+def to_columns(scores: TokenScores | None) -> LogprobColumns | None:
+    """Returns them as a message; it waits for scores that are not on the host."""
+    if scores is None:
+        return None
+    return LogprobColumns(
+        token_ids=_to_bytes(scores.token_ids),
+        logprobs=_to_bytes(scores.logprobs),
+        num_top=scores.top_ids.shape[1],
+        top_ids=_to_bytes(scores.top_ids),
+        top_logprobs=_to_bytes(scores.top_logprobs),
+    )
+
+
+def _score(make_logits: Callable[[slice], Tensor], ids_N: Tensor, num_top: int, vocab_size: int) -> TokenScores:
+    """Returns the logprobs of `ids_N` (int32); `make_logits` gives the logits of a slice of them.
 
     There are never more alternatives than tokens in the vocabulary.
     """
@@ -62,14 +103,9 @@ def _score(make_logits: Callable[[slice], Tensor], ids_N: Tensor, num_top: int, 
     for start in range(0, len(ids_N), slice_tokens):
         part = slice(start, start + slice_tokens)
         scored = top_logprobs(make_logits(part), ids_N[part], num_top)
-        chosen_N[part], top_ids_NK[part], top_logprobs_NK[part] = scored
-    return LogprobColumns(
-        token_ids=_to_bytes(ids_N),
-        logprobs=_to_bytes(chosen_N),
-        num_top=num_top,
-        top_ids=_to_bytes(top_ids_NK),
-        top_logprobs=_to_bytes(top_logprobs_NK),
-    )
+        for whole, computed in zip((chosen_N, top_ids_NK, top_logprobs_NK), scored, strict=True):
+            whole[part].copy_(computed)
+    return TokenScores(ids_N, chosen_N, top_ids_NK, top_logprobs_NK)
 
 
 def _to_bytes(values: Tensor) -> bytes:

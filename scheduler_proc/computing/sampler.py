@@ -1,16 +1,20 @@
 """Turns logits into next tokens as each row's sampling parameters say.
 
-Shape legend: S rows that sample, N of them not greedy, V vocabulary.
+Shape legend: S rows that sample, N special ones of them, V vocabulary.
+On a GPU nothing here waits for the device: which rows need what is in the plan.
 """
 
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
+
 import torch
 from torch import Tensor
 
 from kernels.filter_scores import filter_min_p, filter_top
-from kernels.sample import NO_TOKEN, greedy, sample
+from kernels.sample import NO_TOKEN, draw, greedy, sample
 from messages.steps import Batch
-from scheduler_proc.computing.logit_edits import edit_logits, find_edited
+from scheduler_proc.computing.logit_edits import apply_edits
+from scheduler_proc.computing.sampling_plan import SamplingPlan, plan_sampling
+from scheduler_proc.computing.transfer import send_arrays
 
 
 def choose_tokens(logits_SV: Tensor, batch: Batch) -> Tensor:
@@ -20,65 +24,53 @@ def choose_tokens(logits_SV: Tensor, batch: Batch) -> Tensor:
     Edits are those of `logit_edits`; a row that they leave without a token of finite logit has none, -1. Filters are
     those of transformers in its order: temperature, top-k, top-p, min-p. Rows without one do not pay for it.
     """
-    tokens_S = greedy(logits_SV)
-    temperatures = np.frombuffer(batch.temperatures, np.float32)
-    assert len(temperatures) == len(logits_SV)
-    is_drawn, is_edited = temperatures > 0, find_edited(batch.edits, len(logits_SV))
-    # Drawn rows come first and edited ones last, so that both are slices of one copy.
-    groups = [np.flatnonzero(group) for group in (is_drawn & ~is_edited, is_drawn & is_edited, ~is_drawn & is_edited)]
-    rows = np.concatenate(groups)
-    if len(rows) == 0:
-        return tokens_S.to(torch.int32)
-    num_unedited, num_drawn = len(groups[0]), len(groups[0]) + len(groups[1])
-    rows_N = torch.from_numpy(rows).to(logits_SV.device)
+    plan = plan_sampling(batch, logits_SV.shape[1])
+    return choose_planned(logits_SV, plan, send_arrays(plan.arrays, logits_SV.device))
+
+
+def choose_planned(logits_SV: Tensor, plan: SamplingPlan, tensors: Sequence[Tensor]) -> Tensor:
+    """Returns what `choose_tokens` does; `tensors` are the plan's arrays on the device of the logits."""
+    assert plan.num_rows == len(logits_SV)
+    columns = plan.name(tensors)
+    if "temperatures" in columns:
+        tokens_S = draw(logits_SV, columns["temperatures"], columns["seeds"], columns["positions"])
+    else:
+        tokens_S = greedy(logits_SV)
+    if plan.num_special:
+        _choose_special(logits_SV, tokens_S, plan, columns)
+    return tokens_S.to(torch.int32)
+
+
+def _choose_special(logits_SV: Tensor, tokens_S: Tensor, plan: SamplingPlan, columns: Mapping[str, Tensor]) -> None:
+    """Writes the special rows' tokens over those they have so far, which say whether their logits are finite."""
+    num_unedited, num_drawn, rows_N = plan.num_unedited, plan.num_drawn, columns["special_rows"]
     scores_NV = logits_SV.index_select(0, rows_N).float()
-    chosen_N = tokens_S[rows_N]
+    chosen_N = tokens_S.index_select(0, rows_N)
     is_possible_N = chosen_N != NO_TOKEN
-    if num_unedited < len(rows):
-        best = _edit(scores_NV, batch, rows, num_unedited)
-        chosen_N[num_unedited:] = best.indices
-        is_possible_N[num_unedited:] &= best.values.isfinite()
+    if num_unedited < plan.num_special:
+        apply_edits(scores_NV, columns)
+        best = scores_NV[num_unedited:].max(dim=-1)
+        chosen_N[num_unedited:].copy_(best.indices)
+        is_possible_N[num_unedited:].logical_and_(best.values.isfinite())
     if num_drawn:
-        chosen_N[:num_drawn] = _draw(scores_NV[:num_drawn], batch, rows[:num_drawn])
-    return tokens_S.index_copy_(0, rows_N, chosen_N.where(is_possible_N, NO_TOKEN)).to(torch.int32)
+        chosen_N[:num_drawn].copy_(_draw_special(scores_NV[:num_drawn], columns))
+    tokens_S.index_copy_(0, rows_N, chosen_N.where(is_possible_N, NO_TOKEN))
 
 
-def _edit(scores_NV: Tensor, batch: Batch, rows: np.ndarray, num_unedited: int) -> torch.return_types.max:
-    """Applies the edits to the logits of `rows`; returns the best token of each row from `num_unedited` on."""
-    assert batch.edits is not None
-    places = np.full(len(batch.temperatures) // 4, -1, dtype=np.int64)
-    places[rows] = np.arange(len(rows))
-    edit_logits(scores_NV, batch.edits, places)
-    return scores_NV[num_unedited:].max(dim=-1)
+def _draw_special(scores_NV: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+    """Returns a token for each row (int64 [N]), drawn from its logits, which are overwritten."""
+    scores_NV.div_(columns["special_temperatures"][:, None])
+    top_ks, top_ps, min_ps = columns["special_top_ks"], columns["special_top_ps"], columns["special_min_ps"]
+    _change_rows(scores_NV, columns["special_top_places"], lambda some_NV: filter_top(some_NV, top_ks, top_ps))
+    _change_rows(scores_NV, columns["special_min_p_places"], lambda some_NV: filter_min_p(some_NV, min_ps))
+    return sample(scores_NV, columns["special_seeds"], columns["special_positions"])
 
 
-def _draw(scores_NV: Tensor, batch: Batch, rows: np.ndarray) -> Tensor:
-    """Returns a token for each of `rows` (int64 [N]), drawn from their logits, which it overwrites."""
-    device = scores_NV.device
-    scores_NV.div_(_take(batch.temperatures, np.float32, rows, device)[:, None])
-    _filter(scores_NV, batch, rows)
-    seeds_N, positions_N = (_take(column, np.int64, rows, device) for column in (batch.seeds, batch.sample_positions))
-    return sample(scores_NV, seeds_N, positions_N)
-
-
-def _filter(scores_NV: Tensor, batch: Batch, rows: np.ndarray) -> None:
-    """Sets the scores of tokens that the rows' top-k, top-p and min-p take out to -inf."""
-    device, vocab_size = scores_NV.device, scores_NV.shape[1]
-    top_ks = np.frombuffer(batch.top_ks, np.int32)[rows].astype(np.int64)
-    top_ks[top_ks <= 0] = vocab_size
-    top_ps = np.frombuffer(batch.top_ps, np.float32)[rows]
-    min_ps = np.frombuffer(batch.min_ps, np.float32)[rows]
-    filtered = np.flatnonzero((top_ks < vocab_size) | (top_ps < 1))
-    if len(filtered):
-        scores = scores_NV[filtered]
-        filter_top(scores, torch.from_numpy(top_ks[filtered]).to(device), torch.from_numpy(top_ps[filtered]).to(device))
-        scores_NV[filtered] = scores
-    filtered = np.flatnonzero(min_ps > 0)
-    if len(filtered):
-        scores = scores_NV[filtered]
-        filter_min_p(scores, torch.from_numpy(min_ps[filtered]).to(device))
-        scores_NV[filtered] = scores
-
-
-def _take(column: bytes, dtype: type[np.generic], rows: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.frombuffer(column, dtype)[rows]).to(device)
+def _change_rows(scores_NV: Tensor, places: Tensor, change: Callable[[Tensor], None]) -> None:
+    """Changes the rows at `places`, which ascend, in place."""
+    if len(places) == len(scores_NV):
+        change(scores_NV)
+    elif len(places):
+        some_NV = scores_NV.index_select(0, places)
+        change(some_NV)
+        scores_NV.index_copy_(0, places, some_NV)

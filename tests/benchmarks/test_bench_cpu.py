@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks import bench_cpu
-from benchmarks.bench_cpu import WORKLOADS, measure, measure_limits, write_model
+from benchmarks.bench_cpu import WORKLOADS, measure, measure_limits, read_peer, write_model
 from benchmarks.kernels.measure import median_ms
 from benchmarks.load.batch_client import Server, seconds_of
 from benchmarks.load.connection import Target
@@ -79,6 +79,18 @@ def test_the_weights_that_a_token_reads(monkeypatch: pytest.MonkeyPatch, shape: 
     limits = measure_limits(SHAPES[shape])
     assert limits["weight_bytes_bfloat16"] == pytest.approx(2 * num_parameters, rel=0.01)
     assert limits["one_stream_tok_per_s_at_read_limit"] == pytest.approx(10e9 / (2 * num_parameters), rel=0.01)
+
+
+def test_a_peer_is_what_it_is_and_where_it_is() -> None:
+    about, server = read_peer("vLLM, bf16=http://127.0.0.1:8080/gpt2")
+    assert about == "vLLM, bf16"
+    assert (server.target.host, server.target.port, server.model) == ("127.0.0.1", 8080, "gpt2")
+
+
+@pytest.mark.parametrize("text", ["http://127.0.0.1:8080/gpt2", "vLLM=127.0.0.1:8080", "vLLM=http://127.0.0.1:8080/"])
+def test_a_peer_that_cannot_be_asked(text: str) -> None:
+    with pytest.raises(UsageError, match="--peer"):
+        read_peer(text)
 
 
 def test_a_model_directory_needs_a_tokenizer(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from kernels.paged_kv import PagedKV
+from kernels.qk_norm import HeadNorms, qk_norm
 from kernels.rotate_store import rotate_store, rotate_store_reference
 from tests.kernels.cases import DEVICES, assert_close
 
@@ -44,6 +45,22 @@ def test_equals_its_reference(shape: tuple[int, int, int], has_rope: bool, dtype
         assert_close(mine[written], theirs[written], dtype)
         untouched = [slot for slot in range(20) if slot not in written.tolist()]
         assert bool(mine[untouched].isnan().all())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_with_norms_it_is_the_norm_and_then_the_rest(dtype: torch.dtype, device: str) -> None:
+    heads, tables, positions, slots = make_inputs(6, 2, 64, dtype, device)
+    weights = torch.randn(2, 64, generator=torch.Generator().manual_seed(2)).to(dtype).to(device)
+    cache, expected = (empty_cache(2, 64, dtype, device) for _ in range(2))
+    normed = heads.clone()
+    qk_norm(normed, weights[0], weights[1], 6, 1e-2)
+    expected_query = rotate_store(normed, expected, tables, positions, slots)
+    query = rotate_store(heads, cache, tables, positions, slots, HeadNorms(weights[0], weights[1], 1e-2))
+    assert torch.equal(query, expected_query)
+    written = slots[slots >= 0]
+    assert torch.equal(cache.keys[written], expected.keys[written])
+    assert torch.equal(cache.values[written], expected.values[written])
 
 
 @pytest.mark.parametrize("device", DEVICES)

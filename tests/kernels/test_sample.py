@@ -2,7 +2,7 @@ import pytest
 import torch
 from scipy import stats
 
-from kernels.sample import greedy, sample, sample_reference
+from kernels.sample import draw, greedy, sample, sample_reference
 from tests.kernels.cases import DEVICES
 
 
@@ -74,3 +74,21 @@ def test_draws_what_its_reference_draws(vocab_size: int, device: str) -> None:
 def test_no_rows_draw_nothing() -> None:
     none = torch.empty(0, dtype=torch.int64)
     assert sample(torch.empty(0, 10), none, none).shape == (0,)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_draw_is_greedy_or_a_sample(dtype: torch.dtype, device: str) -> None:
+    logits = (torch.randn(5, 1001, generator=torch.Generator().manual_seed(3)) * 2).to(device, dtype)
+    logits[4, 17] = float("nan")
+    temperatures = torch.tensor([0.0, 0.7, 2.0, 1e-5, 1.0], device=device)
+    seeds, positions = torch.arange(5, device=device) - 2, torch.arange(5, device=device) * 9
+    drawn = sample(logits[1:4].float() / temperatures[1:4, None], seeds[1:4], positions[1:4])
+    tokens = draw(logits, temperatures, seeds, positions)
+    assert tokens.tolist() == [*greedy(logits[:1]).tolist(), *drawn.tolist(), -1]
+    assert int(tokens[3]) == int(greedy(logits)[3])
+
+
+def test_draw_of_greedy_rows_alone() -> None:
+    logits, seeds = torch.randn(3, 50), torch.zeros(3, dtype=torch.int64)
+    assert draw(logits, torch.zeros(3), seeds, seeds).tolist() == greedy(logits).tolist()

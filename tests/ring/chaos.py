@@ -227,7 +227,8 @@ class Chaos:
         status = health["processes"][name]
         is_calm = health["status"] == "ready"
         if not status["pid"] or (name == "scheduler" and is_calm and not self._num_tokens_since_kill):
-            return False  # no request may be in three deaths of the scheduler without a token: it would be taken for poison
+            # No request may be in three deaths of the scheduler without a token: it would be taken for poison.
+            return False
         how = signal.SIGSTOP if is_calm and self._rng.random() < STOP_CHANCE else signal.SIGKILL
         try:
             os.kill(status["pid"], how)

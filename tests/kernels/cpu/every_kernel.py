@@ -15,7 +15,7 @@ from kernels.layer_norm import layer_norm
 from kernels.packed_linear import pack, packed_linear
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
-from kernels.qk_norm import qk_norm
+from kernels.qk_norm import HeadNorms
 from kernels.quantized_linear import quantize, quantized_linear
 from kernels.rms_norm import rms_norm
 from kernels.rotate_store import rotate_store
@@ -43,9 +43,8 @@ def store(shape: Shape, dtype: torch.dtype) -> None:
     tables = (torch.rand(8, shape.head_dim // 2), torch.rand(8, shape.head_dim // 2))
     positions, slots = torch.tensor([7, 0, 1], dtype=torch.int32), torch.tensor([len(case.cache.keys) - 1, -1, 0])
     weight = torch.ones(shape.head_dim, dtype=dtype)
-    qk_norm(heads, weight, weight, shape.num_heads, 1e-6)
-    for rope in (tables, None):
-        assert bool(rotate_store(heads, case.cache, rope, positions, slots).isfinite().all())
+    for rope, norms in ((tables, None), (None, None), (tables, HeadNorms(weight, weight, 1e-6))):
+        assert bool(rotate_store(heads, case.cache, rope, positions, slots, norms).isfinite().all())
 
 
 def compute(size: int, dtype: torch.dtype) -> None:

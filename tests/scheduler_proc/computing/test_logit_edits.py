@@ -18,8 +18,9 @@ from transformers import (
 
 from messages.requests import SamplingParams
 from messages.steps import LogitEdits
-from scheduler_proc.computing.logit_edits import edit_logits
+from scheduler_proc.computing.logit_edits import apply_edits, expand_edits
 from scheduler_proc.computing.sampler import choose_tokens
+from scheduler_proc.computing.transfer import send_arrays
 from tests.scheduler_proc.computing.row_edits import RowEdits, edited_logits, plan_edits
 from tests.scheduler_proc.computing.test_sampler import (
     NUM_DRAWS,
@@ -70,7 +71,8 @@ def test_every_row_is_edited_as_in_plain_python(rows: list[RowEdits], seed: int,
     copy[torch.from_numpy(places)] = logits
     edits = plan_edits(rows)
     if edits is not None:
-        edit_logits(copy, edits, places)
+        columns = expand_edits(edits, places, copy.shape[1])
+        apply_edits(copy, dict(zip(columns, send_arrays(tuple(columns.values()), copy.device), strict=True)))
     ours = copy[torch.from_numpy(places)]
     torch.testing.assert_close(ours, torch.tensor(expected), rtol=1e-5, atol=1e-4)
     tokens = choose(logits, rows, [GREEDY] * len(rows))

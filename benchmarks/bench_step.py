@@ -1,0 +1,143 @@
+"""Decode steps of several batch sizes, one at a time, beside what reading weights, K and V once takes.
+
+    python -m benchmarks.bench_step --shape qwen3-0.6b [--rows 1 16 64 256] [--context 512] [--device cuda] [FLAGS]
+
+FLAGS are the server's own, as --enforce-eager. A step's time includes its launch and the way of its tokens to the host.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from math import prod
+from pathlib import Path
+
+import torch
+
+from benchmarks.kernels.measure import copy_bandwidth, gpu_facts
+from benchmarks.model_shapes import SHAPES
+from benchmarks.offline_workload import TEMPERATURE
+from benchmarks.result_file import write_result
+from benchmarks.shape_runner import load_shape, make_shape
+from messages.columns import pack_float32, pack_int32, pack_int64
+from messages.errors import SluiceError
+from messages.steps import Batch
+from scheduler_proc.computing.decoder_config import parameter_shapes
+from scheduler_proc.computing.families.registry import find_family
+from scheduler_proc.computing.hf_config import HfConfig
+
+PAGE_SIZE = 16
+WARM_UP_STEPS = 3
+LIMIT_ROUNDS = 5
+
+Row = dict[str, float]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 0, 1 where the model cannot be run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--shape", choices=SHAPES, default="qwen3-0.6b", help="default: %(default)s")
+    add("--rows", type=int, nargs="+", default=[1, 16, 64, 256], help="batch sizes (default: 1 16 64 256)")
+    add("--context", type=int, default=512, help="tokens before the step's own (default: %(default)s)")
+    add("--steps", type=int, default=50, help="timed steps of each batch size (default: %(default)s)")
+    add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--quick", action="store_true", help="one layer, one row, one step: shows that it runs")
+    add("--json", type=Path, metavar="FILE", help="write the result to FILE")
+    options, flags = parser.parse_known_args(arguments)
+    if options.quick:
+        options.rows, options.steps = [1], 1
+    try:
+        rows, limit = measure(options, flags)
+    except SluiceError as error:
+        print(f"bench_step: {error}", file=sys.stderr)
+        return 1
+    for row in rows:
+        print("  ".join(f"{name} {value:,.3f}" for name, value in row.items()))
+    if options.json:
+        device = torch.device(options.device)
+        facts = gpu_facts(device) if device.type == "cuda" else {}
+        settings = {"shape": options.shape, "context": options.context, "flags": flags, "is_quick": options.quick}
+        write_result(options.json, "step", {**facts, **settings, "copy GB/s": limit, "rows": rows})
+    return 0
+
+
+def measure(options: argparse.Namespace, flags: list[str]) -> tuple[list[Row], float]:
+    """Returns a row for each batch size, and the device's GB/s."""
+    shape = make_shape(options.shape, 1 if options.quick else None)
+    pages_a_row = -(-(options.context + 1) // PAGE_SIZE)
+    own = ["--device", options.device, "--dtype", "bfloat16", "--block-size", str(PAGE_SIZE)]
+    own += ["--num-pages", str(max(options.rows) * pages_a_row + 64), "--max-num-seqs", str(max(options.rows))]
+    own += ["--max-model-len", str(min(_positions(shape), options.context + 2 * PAGE_SIZE))]
+    runner = load_shape(shape, [*own, *flags])
+    bytes_per_ms = copy_bandwidth(LIMIT_ROUNDS, torch.device(options.device)) * 1e6
+    found: list[Row] = []
+    for num_rows in options.rows:
+        batch = plan_decode(num_rows, options.context)
+        for _ in range(WARM_UP_STEPS):
+            runner.run(batch)
+        times: list[float] = []
+        for _ in range(options.steps):
+            begin_s = time.perf_counter()
+            runner.run(batch)
+            times.append((time.perf_counter() - begin_s) * 1e3)
+        ms = statistics.median(times)
+        floor_ms = step_bytes(shape, num_rows, options.context + 1) / bytes_per_ms
+        found.append(
+            {
+                "rows": num_rows,
+                "ms": ms,
+                "floor_ms": floor_ms,
+                "times_floor": ms / floor_ms,
+                "tok/s": num_rows / ms * 1e3,
+            }
+        )
+    return found, bytes_per_ms / 1e6
+
+
+def plan_decode(num_rows: int, context: int) -> Batch:
+    """Returns a step of one token in each row, every row with pages of its own, as the offline benchmark samples."""
+    pages_a_row = -(-(context + 1) // PAGE_SIZE)
+    last_slots = [(row * pages_a_row) * PAGE_SIZE + context for row in range(num_rows)]
+    return Batch(
+        step_id=0,
+        phase="decode",
+        num_decode_rows=num_rows,
+        uids=pack_int64(range(num_rows)),
+        query_lens=pack_int32([1] * num_rows),
+        context_lens=pack_int32([context] * num_rows),
+        token_ids=pack_int32(range(num_rows)),
+        positions=pack_int32([context] * num_rows),
+        slots=pack_int64(last_slots),
+        page_tables=pack_int32(range(num_rows * pages_a_row)),
+        num_pages_per_row=pages_a_row,
+        sample_rows=pack_int32(range(num_rows)),
+        temperatures=pack_float32([TEMPERATURE] * num_rows),
+        top_ps=pack_float32([1.0] * num_rows),
+        top_ks=pack_int32([0] * num_rows),
+        min_ps=pack_float32([0.0] * num_rows),
+        seeds=pack_int64(range(num_rows)),
+        sample_positions=pack_int64([context + 1] * num_rows),
+    )
+
+
+def step_bytes(shape: dict[str, object], num_rows: int, num_keys: int) -> int:
+    """Returns what a decode step must at least read: the weights, and the K and V of every row; bfloat16."""
+    hf_config = HfConfig(dict(shape))
+    config = find_family(hf_config).read_config(hf_config, num_keys)
+    shapes = parameter_shapes(config)
+    shapes.pop("position_embedding", None)
+    if not config.has_tied_head:
+        shapes.pop("embedding")
+    kv_elements = 2 * config.num_layers * config.num_kv_heads * config.head_dim * num_keys * num_rows
+    return 2 * (sum(prod(sizes) for sizes in shapes.values()) + kv_elements)
+
+
+def _positions(shape: dict[str, object]) -> int:
+    return int(str(shape.get("n_positions") or shape["max_position_embeddings"]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,34 @@
+"""A runner of a well-known shape with random weights, without a server."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.model_shapes import SHAPES
+from messages.config import Config
+from messages.flags import parse_flags
+from scheduler_proc.computing.runner import ModelRunner, load_runner
+from supervisor.model_facts import read_model_facts
+
+LAYER_COUNTS = ("n_layer", "num_hidden_layers")
+
+
+def make_shape(name: str, num_layers: int | None = None) -> dict[str, object]:
+    """Returns the Hugging Face configuration, with fewer layers if `num_layers` says so."""
+    shape = SHAPES[name]
+    return shape if num_layers is None else shape | {key: num_layers for key in LAYER_COUNTS if key in shape}
+
+
+def load_shape(shape: dict[str, object], flags: Sequence[str]) -> ModelRunner:
+    """Returns a runner that is ready, as these flags of the server configure it.
+
+    Raises `UsageError` for flags, `BootError` where it does not fit.
+    """
+    with tempfile.TemporaryDirectory(prefix="sluice-shape-") as scratch:
+        model_dir = Path(scratch)
+        (model_dir / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+        sections: dict[str, Any] = dict(parse_flags(["--model", scratch, "--load-format", "dummy", *flags]))
+        facts = read_model_facts(sections["model"], model_dir, model_dir, "shape")
+        return load_runner(Config(**sections, facts=facts), lambda text, fraction: None)

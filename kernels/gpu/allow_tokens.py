@@ -1,0 +1,49 @@
+"""The Triton form of `allow_tokens`: allowed logits are read, the rows are filled, and they are written back.
+
+Shape legend: S rows, V vocabulary, A rows concerned, N allowed tokens of all of them.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gpu.best_token import VOCAB_SIZES
+from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.pair_entries import GATHER_CASE, SCATTER_CASE, gather_entries, scatter_entries
+
+FILL_LAUNCH = {"BLOCK": 4096, "num_warps": 4}
+
+
+def allow_tokens(logits_SV: Tensor, rows_A: Tensor, entry_rows_N: Tensor, ids_N: Tensor) -> None:
+    assert logits_SV.is_contiguous()
+    kept_N = gather_entries(logits_SV, entry_rows_N, ids_N)
+    vocab_size = logits_SV.shape[1]
+    fill_kernel[(len(rows_A), triton.cdiv(vocab_size, FILL_LAUNCH["BLOCK"]))](
+        logits_SV, rows_A, VOCAB=vocab_size, **FILL_LAUNCH
+    )
+    scatter_entries(logits_SV, entry_rows_N, ids_N, kept_N)
+
+
+@triton.jit
+def fill_kernel(logits_ptr, rows_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.load(rows_ptr + tl.program_id(0))
+    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    nothing = tl.full([BLOCK], float("-inf"), tl.float32)
+    tl.store(logits_ptr + row * VOCAB + tokens, nothing, mask=tokens < VOCAB)
+
+
+COMPILE_CASES = (
+    GATHER_CASE,
+    SCATTER_CASE,
+    *(
+        CompileCase(
+            label=f"rows of {vocab_size} tokens",
+            kernel=fill_kernel,
+            signature={"logits_ptr": "*fp32:16", "rows_ptr": "*i64:16"},
+            constants={"VOCAB": vocab_size},
+            launch=FILL_LAUNCH,
+            max_registers=32,
+        )
+        for vocab_size in VOCAB_SIZES
+    ),
+)

@@ -1,0 +1,159 @@
+"""What `greedy`, `sample` and `draw` share: the best token of each part of a row, then the best of the parts.
+
+Shape legend: S rows, V vocabulary, C parts of a row. A part is one block of one program, so that a single row of a
+large vocabulary is read by many multiprocessors; the grid is a function of the shape alone.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.gpu.noise import exponential_noise, logarithm, row_key
+
+PART_TOKENS = 4096
+NONE = tl.constexpr(-1)
+BEYOND = tl.constexpr(0x7FFFFFFF)
+"""An index behind all tokens: no token of a part is the best one, because none is a number."""
+
+
+def part_block(vocab_size: int) -> dict[str, int]:
+    """Returns how a row of the vocabulary is cut up."""
+    block = min(PART_TOKENS, max(128, triton.next_power_of_2(vocab_size)))
+    return {"BLOCK": block, "num_warps": 8 if block == PART_TOKENS else 4}
+
+
+def find_best(logits_SV: Tensor, draws: tuple[Tensor | None, Tensor, Tensor] | None) -> Tensor:
+    """Returns the best token of each row (int64). `draws`: temperatures, seeds and positions of noise to be added.
+
+    Without temperatures `logits_SV` are scores, among which -inf means "out". With them, or without draws, a row with
+    a logit that is not finite gets -1; a row of temperature 0 is not drawn.
+    """
+    num_rows, vocab_size = logits_SV.shape
+    assert logits_SV.stride(1) == 1 or vocab_size == 1
+    block = part_block(vocab_size)
+    num_parts = triton.cdiv(vocab_size, block["BLOCK"])
+    values_SC = torch.empty((num_rows, num_parts), dtype=torch.float32, device=logits_SV.device)
+    tokens_SC = torch.empty((num_rows, num_parts), dtype=torch.int32, device=logits_SV.device)
+    tokens_S = torch.empty(num_rows, dtype=torch.int64, device=logits_SV.device)
+    temperatures_S, seeds_S, positions_S = draws or (None, tokens_S, tokens_S)
+    assert seeds_S.is_contiguous()
+    assert positions_S.is_contiguous()
+    assert temperatures_S is None or temperatures_S.is_contiguous()
+    best_of_part_kernel[(num_rows, num_parts)](
+        logits_SV,
+        values_SC if temperatures_S is None else temperatures_S,
+        seeds_S,
+        positions_S,
+        values_SC,
+        tokens_SC,
+        logits_SV.stride(0),
+        VOCAB=vocab_size,
+        IS_DRAWN=draws is not None,
+        HAS_LOGITS=draws is None or temperatures_S is not None,
+        **block,
+    )
+    best_of_row_kernel[(num_rows,)](
+        values_SC,
+        tokens_SC,
+        tokens_S,
+        NUM_PARTS=num_parts,
+        VOCAB=vocab_size,
+        BLOCK=triton.next_power_of_2(num_parts),
+        num_warps=1,
+    )
+    return tokens_S
+
+
+@triton.jit
+def best_of_part_kernel(
+    logits_ptr,
+    temperatures_ptr,
+    seeds_ptr,
+    positions_ptr,
+    values_ptr,
+    tokens_ptr,
+    row_stride,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IS_DRAWN: tl.constexpr,
+    HAS_LOGITS: tl.constexpr,
+):
+    row, part = tl.program_id(0), tl.program_id(1)
+    tokens = part * BLOCK + tl.arange(0, BLOCK)
+    mask = tokens < VOCAB
+    x = tl.load(logits_ptr + row.to(tl.int64) * row_stride + tokens, mask=mask, other=float("-inf")).to(tl.float32)
+    # Comparisons with NaN are false.
+    is_finite = tl.abs(x) < float("inf")
+    if IS_DRAWN:
+        temperature = tl.load(temperatures_ptr + row) if HAS_LOGITS else 1.0
+        if temperature > 0:
+            key = row_key(tl.load(seeds_ptr + row), tl.load(positions_ptr + row))
+            scores = tl.math.div_rn(x, temperature) if HAS_LOGITS else x
+            # The Gumbel-max trick: minus the logarithm of an exponential draw is a Gumbel draw (Maddison et al., 2014).
+            x = scores - logarithm(exponential_noise(key, tokens))
+    best = tl.max(x, 0)
+    first = tl.min(tl.where(mask & (x == best), tokens, BEYOND), 0)
+    if HAS_LOGITS:
+        first = tl.where(tl.max((mask & ~is_finite).to(tl.int32), 0) > 0, NONE, first)
+    place = row * tl.num_programs(1) + part
+    tl.store(values_ptr + place, best)
+    tl.store(tokens_ptr + place, first)
+
+
+@triton.jit
+def best_of_row_kernel(
+    values_ptr, tokens_ptr, out_ptr, NUM_PARTS: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0)
+    parts = tl.arange(0, BLOCK)
+    mask = parts < NUM_PARTS
+    values = tl.load(values_ptr + row * NUM_PARTS + parts, mask=mask, other=float("-inf"))
+    tokens = tl.load(tokens_ptr + row * NUM_PARTS + parts, mask=mask, other=BEYOND)
+    is_refused = tl.min(tokens, 0) == NONE
+    token = tl.min(tl.where(values == tl.max(values, 0), tokens, BEYOND), 0)
+    # A row of scores that are no numbers has any token: its caller knows it.
+    token = tl.where(is_refused, NONE, tl.minimum(token, VOCAB - 1))
+    tl.store(out_ptr + row, token.to(tl.int64))
+
+
+VOCAB_SIZES = sorted({shape.vocab_size for shape in MODEL_SHAPES.values()})
+DRAW_TYPES = {"temperatures_ptr": "*fp32:16", "seeds_ptr": "*i64:16", "positions_ptr": "*i64:16"}
+PART_TYPES = {"values_ptr": "*fp32:16", "tokens_ptr": "*i32:16"}
+
+
+def part_cases(dtype: str, is_drawn: bool, has_logits: bool) -> tuple[CompileCase, ...]:
+    """Returns the specializations of the first half for the vocabularies of all models."""
+    return tuple(
+        CompileCase(
+            label=f"parts of {vocab_size} tokens",
+            kernel=best_of_part_kernel,
+            signature={"logits_ptr": f"*{dtype}:16"}
+            | DRAW_TYPES
+            | PART_TYPES
+            | {"row_stride": "i32" if vocab_size % 16 else "i32:16"},
+            constants={"VOCAB": vocab_size, "IS_DRAWN": is_drawn, "HAS_LOGITS": has_logits},
+            launch=part_block(vocab_size),
+            max_registers=96,
+        )
+        for vocab_size in VOCAB_SIZES
+    )
+
+
+def row_cases() -> tuple[CompileCase, ...]:
+    """Returns the specializations of the second half."""
+    cases: list[CompileCase] = []
+    for vocab_size in VOCAB_SIZES:
+        num_parts = triton.cdiv(vocab_size, part_block(vocab_size)["BLOCK"])
+        case = CompileCase(
+            label=f"{num_parts} parts of {vocab_size} tokens",
+            kernel=best_of_row_kernel,
+            signature=PART_TYPES | {"out_ptr": "*i64:16"},
+            constants={"NUM_PARTS": num_parts, "VOCAB": vocab_size},
+            launch={"BLOCK": triton.next_power_of_2(num_parts), "num_warps": 1},
+            max_registers=64,
+        )
+        cases.append(case)
+    return tuple(cases)

@@ -1,0 +1,33 @@
+"""What a Triton kernel is compiled for: one specialization of it, and what the compiled code must be."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_SHARED_BYTES = 227 << 10
+"""What a block can have on a Hopper GPU."""
+
+
+@dataclass(frozen=True)
+class CompileCase:
+    """A module of `kernels.gpu` lists those in use as `COMPILE_CASES`; `compile_report` compiles and checks them.
+
+    What a launcher chooses by the shape (blocks, warps, stages) comes from the function that the launcher calls, too.
+    """
+
+    label: str
+    """The shape and the configuration, unique in its module."""
+    kernel: Any
+    """The function under `triton.jit`."""
+    signature: Mapping[str, str]
+    """The type of each parameter that is no constexpr: "*bf16:16" (address a multiple of 16), "i32:16", "i64", "fp32".
+
+    What a launcher passes under `do_not_specialize` has no ":16".
+    """
+    constants: Mapping[str, Any]
+    max_registers: int
+    """Of a thread; a bound with some air for the next compiler, below what would cost a resident block."""
+    launch: Mapping[str, int] = field(default_factory=dict)
+    """More constants, and `num_warps` and `num_stages`, as the launcher passes them."""
+    has_wgmma: bool = False
+    max_shared_bytes: int = MAX_SHARED_BYTES

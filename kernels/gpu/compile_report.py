@@ -1,0 +1,187 @@
+"""Compiles the Triton kernels for Hopper GPUs, which needs none, and checks what the compiler made of them.
+
+python -m kernels.gpu.compile_report [NAME ...] [--jobs N] [--json]
+
+Results are kept in a directory under the system's temporary one: a kernel is compiled again when its source, the
+specialization or Triton has changed.
+"""
+
+import argparse
+import getpass
+import hashlib
+import importlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from json import dumps, loads
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends import nvidia
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.forms import NAMES
+
+TARGET = GPUTarget("cuda", 90, 32)
+PTXAS_NAMES = ("ptxas", "ptxas-blackwell")
+"""Bundled with Triton. Newer Tritons write what only the second one reads, whatever the GPU."""
+ALIGNED = ":16"
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "num_ctas")
+"""What a launch says beside the kernel's parameters."""
+COLUMNS = ("registers", "spilled_bytes", "shared_bytes", "num_wgmma", "num_mma")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a kernel needs of the GPU; `spilled_bytes` are stored and loaded again, and the stack's."""
+
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    num_wgmma: int
+    num_mma: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """One case of the report."""
+
+    name: str
+    label: str
+    compiled: Compiled
+    complaints: list[str]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", default=NAMES, help="operations (default: all)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document in place of the table")
+    options = parser.parse_args()
+    if triton.knobs.runtime.interpret:
+        parser.error("TRITON_INTERPRET is set: kernels are not compiled then; unset it")
+    lines = make_report(options.names, options.jobs)
+    print(dumps([asdict(line) for line in lines], indent=1) if options.json else format_table(lines))
+    return 1 if any(line.complaints for line in lines) else 0
+
+
+def make_report(names: Sequence[str], jobs: int) -> list[Line]:
+    """Returns a line for each case of these operations, after those that are new have been compiled."""
+    places = [(name, index) for name in names for index in range(len(cases_of(name)))]
+    new = [place for place in places if not _cache_path(_case_at(place)).exists()]
+    if new:
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            list(pool.map(_compile_at, new))
+    lines: list[Line] = []
+    for place in places:
+        case = _case_at(place)
+        compiled = compile_case(case)
+        lines.append(Line(place[0], case.label, compiled, check(case, compiled)))
+    return lines
+
+
+def cases_of(name: str) -> Sequence[CompileCase]:
+    return importlib.import_module(f"kernels.gpu.{name}").COMPILE_CASES
+
+
+def check(case: CompileCase, compiled: Compiled) -> list[str]:
+    """Returns what is not as it must be."""
+    complaints: list[str] = []
+    if compiled.spilled_bytes:
+        complaints.append(f"spills {compiled.spilled_bytes} bytes")
+    if compiled.registers > case.max_registers:
+        complaints.append(f"{compiled.registers} registers, of {case.max_registers}")
+    if compiled.shared_bytes > case.max_shared_bytes:
+        complaints.append(f"{compiled.shared_bytes} bytes of shared memory, of {case.max_shared_bytes}")
+    if case.has_wgmma and not compiled.num_wgmma:
+        complaints.append("no wgmma")
+    return complaints
+
+
+def compile_case(case: CompileCase) -> Compiled:
+    """Returns what the compiler made of it, now or earlier."""
+    path = _cache_path(case)
+    if path.exists():
+        return Compiled(**loads(path.read_text(encoding="utf-8")))
+    kernel = case.kernel
+    types = {name: case.signature.get(name, "constexpr").removesuffix(ALIGNED) for name in kernel.arg_names}
+    attributes = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(kernel.arg_names)
+        if case.signature.get(name, "").endswith(ALIGNED)
+    }
+    options = {name: value for name, value in case.launch.items() if name in OPTIONS}
+    constants = {name: value for name, value in {**case.constants, **case.launch}.items() if name not in OPTIONS}
+    source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
+    made = triton.compile(source, target=TARGET, options=options)
+    ptx = made.asm["ptx"]
+    registers, spilled_bytes = _assemble(ptx)
+    num_wgmma, num_mma = (len(re.findall(what, ptx)) for what in (r"wgmma\.mma_async", r"\bmma\.sync"))
+    compiled = Compiled(registers, spilled_bytes, made.metadata.shared, num_wgmma, num_mma)
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_text(dumps(asdict(compiled)), encoding="utf-8")
+    partial.replace(path)
+    return compiled
+
+
+def format_table(lines: Sequence[Line]) -> str:
+    rows = [["", *(name.replace("_", " ") for name in COLUMNS), ""]]
+    for line in lines:
+        numbers = [str(getattr(line.compiled, name)) for name in COLUMNS]
+        rows.append([f"{line.name}: {line.label}", *numbers, "; ".join(line.complaints)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS) + 1)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:-1], widths[1:]), row[-1]]).rstrip() for row in rows
+    )
+
+
+def _case_at(place: tuple[str, int]) -> CompileCase:
+    """Another process is told the place: a kernel does not travel."""
+    name, index = place
+    return cases_of(name)[index]
+
+
+def _compile_at(place: tuple[str, int]) -> None:
+    compile_case(_case_at(place))
+
+
+def _assemble(ptx: str) -> tuple[int, int]:
+    """Returns the registers of a thread and the bytes that do not fit into them."""
+    target = re.search(r"^\.target\s+(\w+)", ptx, re.M)
+    assert target is not None
+    complaints = ""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "kernel.ptx"
+        source.write_text(ptx, encoding="utf-8")
+        for name in PTXAS_NAMES:
+            ptxas = Path(nvidia.__path__[0]) / "bin" / name
+            command = [str(ptxas), "-v", f"--gpu-name={target[1]}", str(source), "-o", os.devnull]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                spills = re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", done.stderr)
+                registers = re.search(r"Used (\d+) registers", done.stderr)
+                assert registers is not None
+                return int(registers[1]), sum(map(int, spills))
+            complaints += f"{name}: {done.stderr}"
+    raise RuntimeError(f"no bundled ptxas assembles this kernel: {complaints}")
+
+
+def _cache_path(case: CompileCase) -> Path:
+    parts: list[Any] = [triton.__version__, case.kernel.cache_key, sorted(case.signature.items())]
+    parts += [sorted(case.constants.items()), sorted(case.launch.items()), Path(__file__).read_text("utf-8")]
+    directory = Path(tempfile.gettempdir()) / f"sluice-compile-report-{getpass.getuser()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return directory / f"{hashlib.sha256(repr(parts).encode()).hexdigest()}.json"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""The Triton form of `filter_top`: a search for the score from which on tokens stay, in place of a sort.
+
+Shape legend: S rows, V vocabulary.
+One program a row reads it several times, mostly from the L2 cache. A pass tries one pivot: how many tokens and how much
+probability lie above it, and which scores are its neighbours. What is kept is everything from some token's score on, so
+the search ends on a score of the row and equals of the last token kept stay, as in the reference. (Pivots in place of a
+sort: FlashInfer, "Sorting-Free GPU Kernels for LLM Sampling", 2025; here the neighbours make the end exact.)
+
+Most passes are saved before they are made: the row's maxima over V / BLOCK tokens each, one a lane, are tokens too. So
+what the best k of them, or those that hold the nucleus, are above is a lower bound, and mostly the very end.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.model_shapes import MODEL_SHAPES
+
+MAX_BLOCK = 8192
+INF = tl.constexpr(float("inf"))
+
+
+def row_lanes(vocab_size: int) -> dict[str, int]:
+    """Returns how many tokens a program looks at together."""
+    block = min(MAX_BLOCK, max(128, triton.next_power_of_2(vocab_size)))
+    return {"BLOCK": block, "num_warps": max(1, block // 512)}
+
+
+def filter_top(scores_SV: Tensor, top_ks_S: Tensor, top_ps_S: Tensor) -> None:
+    num_rows, vocab_size = scores_SV.shape
+    assert scores_SV.is_contiguous()
+    assert top_ks_S.is_contiguous()
+    assert top_ps_S.is_contiguous()
+    filter_top_kernel[(num_rows,)](scores_SV, top_ks_S, top_ps_S, VOCAB=vocab_size, **row_lanes(vocab_size))
+
+
+@triton.jit
+def filter_top_kernel(scores_ptr, top_ks_ptr, top_ps_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    row_ptr = scores_ptr + row.to(tl.int64) * VOCAB
+    top_k, top_p = tl.load(top_ks_ptr + row), tl.load(top_ps_ptr + row)
+    if (top_k < VOCAB) | (top_p < 1.0):
+        lanes = _lane_maxima(row_ptr, VOCAB, BLOCK)
+        best = tl.max(lanes, 0)
+        # A row with NaN or inf is refused whatever this does; without a finite score there is nothing to take out.
+        if (best < INF) & (best > -INF):
+            count, mass, _, threshold = _measure(row_ptr, -INF, best, VOCAB, BLOCK)
+            if top_k < count:
+                top_count = top_k.to(tl.float32)
+                threshold = _find_threshold(row_ptr, lanes, top_count, threshold, best, VOCAB, BLOCK, False)
+                count, mass, _, _ = _measure(row_ptr, threshold, best, VOCAB, BLOCK)
+                # Of the equals of the last one, top-p counts no more than top-k has room for.
+                mass += (top_count - count) * tl.exp(threshold - best)
+            if top_p < 1.0:
+                threshold = _find_threshold(row_ptr, lanes, mass * top_p, threshold, best, VOCAB, BLOCK, True)
+            _cut(row_ptr, threshold, VOCAB, BLOCK)
+
+
+@triton.jit
+def _lane_maxima(row_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    lanes = tl.full([BLOCK], -INF, tl.float32)
+    for start in range(0, VOCAB, BLOCK):
+        tokens = start + tl.arange(0, BLOCK)
+        lanes = tl.maximum(lanes, tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=-INF))
+    return lanes
+
+
+@triton.jit
+def _measure(row_ptr, pivot, best, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    """How many scores are above the pivot, the sum of exp(score - best) over them, and the scores next to the pivot:
+    the largest that is not above it, the smallest that is."""
+    count, mass = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    below, above = tl.full([BLOCK], -INF, tl.float32), tl.full([BLOCK], INF, tl.float32)
+    for start in range(0, VOCAB, BLOCK):
+        tokens = start + tl.arange(0, BLOCK)
+        x = tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=-INF)
+        is_above = x > pivot
+        count += is_above.to(tl.float32)
+        mass += tl.where(is_above, tl.exp(x - best), 0.0)
+        below = tl.maximum(below, tl.where(x <= pivot, x, -INF))
+        above = tl.minimum(above, tl.where(is_above, x, INF))
+    return tl.sum(count, 0), tl.sum(mass, 0), tl.max(below, 0), tl.min(above, 0)
+
+
+@triton.jit
+def _find_threshold(row_ptr, lanes, target, low, best, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BY_MASS: tl.constexpr):
+    """The smallest score of the row, from the score `low` on, above which there is less than the target."""
+    low = tl.maximum(low, _find_lane(lanes, target, best, BY_MASS))
+    high = best
+    pivot = low
+    while low < high:
+        count, mass, below, above = _measure(row_ptr, pivot, best, VOCAB, BLOCK)
+        is_enough = (mass if BY_MASS else count) < target
+        high = tl.where(is_enough, below, high)
+        low = tl.where(is_enough, low, above)
+        pivot = _between(low, high)
+    return high
+
+
+@triton.jit
+def _find_lane(lanes, target, best, BY_MASS: tl.constexpr):
+    """The same among the lanes; -inf where all lanes together do not reach the target."""
+    weights = tl.exp(lanes - best) if BY_MASS else (lanes > -INF).to(tl.float32)
+    high = best
+    low = tl.min(tl.where(lanes > -INF, lanes, INF), 0)
+    low = tl.where(tl.sum(weights, 0) < target, best, low)
+    is_bound = low < best
+    pivot = low
+    while low < high:
+        is_enough = tl.sum(tl.where(lanes > pivot, weights, 0.0), 0) < target
+        below = tl.max(tl.where(lanes <= pivot, lanes, -INF), 0)
+        above = tl.min(tl.where(lanes > pivot, lanes, INF), 0)
+        high = tl.where(is_enough, below, high)
+        low = tl.where(is_enough, low, above)
+        pivot = _between(low, high)
+    return tl.where(is_bound, high, -INF)
+
+
+@triton.jit
+def _between(low, high):
+    """A pivot from `low` on and below `high`, so that each one takes some score out."""
+    pivot = low * 0.5 + high * 0.5
+    return tl.where((pivot >= low) & (pivot < high), pivot, low)
+
+
+@triton.jit
+def _cut(row_ptr, threshold, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    for start in range(0, VOCAB, BLOCK):
+        tokens = start + tl.arange(0, BLOCK)
+        x = tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=INF)
+        tl.store(row_ptr + tokens, tl.full([BLOCK], -INF, tl.float32), mask=x < threshold)
+
+
+COMPILE_CASES = tuple(
+    CompileCase(
+        label=f"{vocab_size} tokens",
+        kernel=filter_top_kernel,
+        signature={"scores_ptr": "*fp32:16", "top_ks_ptr": "*i64:16", "top_ps_ptr": "*fp32:16"},
+        constants={"VOCAB": vocab_size},
+        launch=row_lanes(vocab_size),
+        max_registers=128,
+    )
+    for vocab_size in sorted({shape.vocab_size for shape in MODEL_SHAPES.values()})
+)

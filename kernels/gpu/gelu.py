@@ -1,0 +1,51 @@
+"""The Triton form of `gelu`: element by element, a program for each piece of a row.
+
+Shape legend: T tokens, F MLP size.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.model_shapes import MODEL_SHAPES
+
+LAUNCH = {"BLOCK": 1024, "num_warps": 4}
+"""16 bytes a thread and operand."""
+
+
+def gelu(x_TF: Tensor, kind: str) -> Tensor:
+    num_tokens, size = x_TF.shape
+    assert x_TF.is_contiguous()
+    out_TF = torch.empty_like(x_TF)
+    grid = (num_tokens, triton.cdiv(size, LAUNCH["BLOCK"]))
+    gelu_kernel[grid](x_TF, out_TF, SIZE=size, IS_TANH=kind == "tanh", **LAUNCH)
+    return out_TF
+
+
+@triton.jit
+def gelu_kernel(x_ptr, out_ptr, SIZE: tl.constexpr, IS_TANH: tl.constexpr, BLOCK: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * SIZE
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < SIZE
+    x = tl.load(x_ptr + first + columns, mask=mask, other=0.0).to(tl.float32)
+    if IS_TANH:
+        # (1 + tanh(u)) / 2 is the sigmoid of 2 u; 1.5957691... is 2 sqrt(2 / pi).
+        out = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    else:
+        out = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    tl.store(out_ptr + first + columns, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+COMPILE_CASES = tuple(
+    CompileCase(
+        label=f"GPT-2 124M, {'tanh' if is_tanh else 'exact'}",
+        kernel=gelu_kernel,
+        signature={"x_ptr": "*bf16:16", "out_ptr": "*bf16:16"},
+        constants={"SIZE": MODEL_SHAPES["GPT-2 124M"].mlp_size, "IS_TANH": is_tanh},
+        launch=LAUNCH,
+        max_registers=40,
+    )
+    for is_tanh in (True, False)
+)

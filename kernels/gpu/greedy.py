@@ -1,0 +1,15 @@
+"""The Triton form of `greedy`: one read of the logits, many programs a row.
+
+Shape legend: S rows, V vocabulary.
+"""
+
+from torch import Tensor
+
+from kernels.gpu.best_token import find_best, part_cases, row_cases
+
+
+def greedy(logits_SV: Tensor) -> Tensor:
+    return find_best(logits_SV, None)
+
+
+COMPILE_CASES = part_cases("bf16", is_drawn=False, has_logits=True) + row_cases()

@@ -1,0 +1,21 @@
+"""The models whose shapes the Triton kernels are compiled for in tests, and measured with."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    embedding_size: int
+    mlp_size: int
+    vocab_size: int
+
+
+MODEL_SHAPES = {
+    "GPT-2 124M": ModelShape(12, 12, 64, 768, 3072, 50257),
+    "Qwen3-0.6B": ModelShape(16, 8, 128, 1024, 3072, 151936),
+    "Llama-3-8B": ModelShape(32, 8, 128, 4096, 14336, 128256),
+    "Qwen3-14B": ModelShape(40, 8, 128, 5120, 17408, 151936),
+}

@@ -1,0 +1,133 @@
+"""Entries that name (row, token) pairs, more than once maybe, inside of Triton kernels: what is read before anything is
+written, and sums over entries of the same pair without a sort.
+
+Shape legend: S rows, V vocabulary, N entries.
+For a sum the entries of a pair agree on one of them: all write their index where the pair's logit is, and the one that
+is found there afterwards, whichever it is, gets the sum. It is taken in float64, in which a few float32 add up exactly
+but for extremes, so neither the choice nor the order of the additions shows. Each half is a launch of its own: between
+two launches everything that was written is seen.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gpu.compile_case import CompileCase
+
+LAUNCH = {"BLOCK": 256, "num_warps": 4}
+
+
+def entry_grid(rows_N: Tensor) -> tuple[int]:
+    """Returns the grid of a kernel with a program for each block of entries."""
+    return (triton.cdiv(len(rows_N), LAUNCH["BLOCK"]),)
+
+
+def gather_entries(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor) -> Tensor:
+    """Returns the logit of each entry (float32 [N])."""
+    before_N = torch.empty(len(rows_N), dtype=torch.float32, device=logits_SV.device)
+    gather_kernel[entry_grid(rows_N)](logits_SV, rows_N, ids_N, before_N, len(rows_N), logits_SV.shape[1], **LAUNCH)
+    return before_N
+
+
+def scatter_entries(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, values_N: Tensor) -> None:
+    """Writes the value of each entry over its logit; entries of one pair have the same."""
+    scatter_kernel[entry_grid(rows_N)](logits_SV, rows_N, ids_N, values_N, len(rows_N), logits_SV.shape[1], **LAUNCH)
+
+
+def sum_entries(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, values_N: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns which entry has the sum of each entry's pair (int32 [N]) and these sums (float64 [N], the rest is 0).
+
+    Without values it counts. It overwrites the logits of the entries: they have been gathered before.
+    """
+    leaders_N = torch.empty(len(rows_N), dtype=torch.int32, device=logits_SV.device)
+    sums_N = torch.zeros(len(rows_N), dtype=torch.float64, device=logits_SV.device)
+    vocab_size = logits_SV.shape[1]
+    claim_kernel[entry_grid(rows_N)](logits_SV, rows_N, ids_N, len(rows_N), vocab_size, **LAUNCH)
+    sum_kernel[entry_grid(rows_N)](
+        logits_SV,
+        rows_N,
+        ids_N,
+        sums_N if values_N is None else values_N,
+        leaders_N,
+        sums_N,
+        len(rows_N),
+        vocab_size,
+        HAS_VALUES=values_N is not None,
+        **LAUNCH,
+    )
+    return leaders_N, sums_N
+
+
+@triton.jit
+def entry_places(rows_ptr, ids_ptr, num_entries, vocab_size, BLOCK: tl.constexpr):
+    """The program's entries, which of them exist, and where in the logits their pairs are (int64)."""
+    entries = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = entries < num_entries
+    rows = tl.load(rows_ptr + entries, mask=mask, other=0).to(tl.int64)
+    return entries, mask, rows * vocab_size + tl.load(ids_ptr + entries, mask=mask, other=0)
+
+
+@triton.jit(do_not_specialize=["num_entries"])
+def gather_kernel(logits_ptr, rows_ptr, ids_ptr, before_ptr, num_entries, vocab_size, BLOCK: tl.constexpr):
+    entries, mask, places = entry_places(rows_ptr, ids_ptr, num_entries, vocab_size, BLOCK)
+    tl.store(before_ptr + entries, tl.load(logits_ptr + places, mask=mask, other=0.0), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_entries"])
+def scatter_kernel(logits_ptr, rows_ptr, ids_ptr, values_ptr, num_entries, vocab_size, BLOCK: tl.constexpr):
+    entries, mask, places = entry_places(rows_ptr, ids_ptr, num_entries, vocab_size, BLOCK)
+    tl.store(logits_ptr + places, tl.load(values_ptr + entries, mask=mask, other=0.0), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_entries"])
+def claim_kernel(logits_ptr, rows_ptr, ids_ptr, num_entries, vocab_size, BLOCK: tl.constexpr):
+    entries, mask, places = entry_places(rows_ptr, ids_ptr, num_entries, vocab_size, BLOCK)
+    tl.store(logits_ptr + places, entries.to(tl.float32, bitcast=True), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_entries"])
+def sum_kernel(
+    logits_ptr,
+    rows_ptr,
+    ids_ptr,
+    values_ptr,
+    leaders_ptr,
+    sums_ptr,
+    num_entries,
+    vocab_size,
+    BLOCK: tl.constexpr,
+    HAS_VALUES: tl.constexpr,
+):
+    entries, mask, places = entry_places(rows_ptr, ids_ptr, num_entries, vocab_size, BLOCK)
+    leaders = tl.load(logits_ptr + places, mask=mask, other=0.0).to(tl.int32, bitcast=True)
+    tl.store(leaders_ptr + entries, leaders, mask=mask)
+    if HAS_VALUES:
+        values = tl.load(values_ptr + entries, mask=mask, other=0.0).to(tl.float64)
+    else:
+        values = tl.full([BLOCK], 1.0, tl.float64)
+    tl.atomic_add(sums_ptr + leaders, values, mask=mask, sem="relaxed")
+
+
+ENTRY_TYPES = {"logits_ptr": "*fp32:16", "rows_ptr": "*i64:16", "ids_ptr": "*i32:16"}
+COUNT_TYPES = {"num_entries": "i32", "vocab_size": "i32:16"}
+
+
+def entry_case(kernel: triton.JITFunction, types: dict[str, str], constants: dict[str, bool]) -> CompileCase:
+    """Returns the specialization of a kernel over entries; `types` are those of its parameters beside theirs."""
+    return CompileCase(
+        label=f"{kernel.__name__} {constants or ''}".strip(),
+        kernel=kernel,
+        signature=ENTRY_TYPES | types | COUNT_TYPES,
+        constants=constants,
+        launch=LAUNCH,
+        max_registers=48,
+    )
+
+
+SUM_TYPES = {"values_ptr": "*fp32:16", "leaders_ptr": "*i32:16", "sums_ptr": "*fp64:16"}
+GATHER_CASE = entry_case(gather_kernel, {"before_ptr": "*fp32:16"}, {})
+SCATTER_CASE = entry_case(scatter_kernel, {"values_ptr": "*fp32:16"}, {})
+CLAIM_CASE = entry_case(claim_kernel, {}, {})
+SUM_CASE = entry_case(sum_kernel, SUM_TYPES, {"HAS_VALUES": True})
+COUNT_CASE = entry_case(sum_kernel, SUM_TYPES, {"HAS_VALUES": False})

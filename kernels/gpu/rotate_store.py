@@ -1,0 +1,166 @@
+"""The Triton form of `rotate_store`: norm, rotation and cache write of a token's heads, read once.
+
+Shape legend: T tokens, H query heads, G key/value heads, A = H + 2 G, D head dimension, X = D / 2, S slots.
+
+A program takes some heads of one kind (query, key or value) of one token, as two halves of D: the rotation pairs them.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.paged_kv import PagedKV
+from kernels.qk_norm import HeadNorms
+from kernels.rotate_store import RopeTables
+
+MAX_HEADS_A_PROGRAM = 8
+
+
+def rotate_store(
+    heads_TAD: Tensor,
+    cache: PagedKV,
+    tables: RopeTables | None,
+    positions_T: Tensor,
+    slots_T: Tensor,
+    norms: HeadNorms | None,
+) -> Tensor:
+    num_tokens, num_all_heads, head_dim = heads_TAD.shape
+    num_heads = num_all_heads - 2 * cache.num_heads
+    assert heads_TAD.is_contiguous()
+    assert positions_T.is_contiguous()
+    assert slots_T.is_contiguous()
+    cos_MX, sin_MX = tables or (cache.keys, cache.keys)
+    query_weight_D, key_weight_D = (norms.query_weight, norms.key_weight) if norms else (heads_TAD, heads_TAD)
+    assert all(operand.is_contiguous() for operand in (cos_MX, sin_MX, query_weight_D, key_weight_D))
+    launch = choose_launch(num_heads, cache.num_heads, head_dim)
+    num_programs = triton.cdiv(num_heads, launch["HEADS"]) + 2 * triton.cdiv(cache.num_heads, launch["HEADS"])
+    rotate_store_kernel[(num_tokens, num_programs)](
+        heads_TAD,
+        cache.keys,
+        cache.values,
+        cos_MX,
+        sin_MX,
+        positions_T,
+        slots_T,
+        query_weight_D,
+        key_weight_D,
+        norms.eps if norms else 0.0,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=cache.num_heads,
+        HEAD_DIM=head_dim,
+        HAS_ROPE=tables is not None,
+        HAS_NORM=norms is not None,
+        **launch,
+    )
+    return heads_TAD[:, :num_heads]
+
+
+def choose_launch(num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, int]:
+    """Returns the blocks: as many heads as both kinds fill, and half a head dimension."""
+    heads = min(MAX_HEADS_A_PROGRAM, triton.next_power_of_2(min(num_heads, num_kv_heads)))
+    half = triton.next_power_of_2((head_dim + 1) // 2)
+    return {"HEADS": heads, "HALF": half, "num_warps": max(1, heads * half // 128)}
+
+
+@triton.jit
+def rotate_store_kernel(
+    heads_ptr,
+    keys_ptr,
+    values_ptr,
+    cos_ptr,
+    sin_ptr,
+    positions_ptr,
+    slots_ptr,
+    query_weight_ptr,
+    key_weight_ptr,
+    eps,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HAS_ROPE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    X: tl.constexpr = (HEAD_DIM + 1) // 2
+    NUM_QUERY_PROGRAMS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+    NUM_KEY_PROGRAMS: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
+    token = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(1)
+    is_query = program < NUM_QUERY_PROGRAMS
+    has_angle = program < NUM_QUERY_PROGRAMS + NUM_KEY_PROGRAMS
+    slot = tl.load(slots_ptr + token)
+    if is_query | (slot >= 0):
+        num_heads = tl.where(is_query, NUM_HEADS, NUM_KV_HEADS)
+        first_head = tl.where(is_query, 0, tl.where(has_angle, NUM_HEADS, NUM_HEADS + NUM_KV_HEADS))
+        program_of_kind = tl.where(is_query, program, (program - NUM_QUERY_PROGRAMS) % NUM_KEY_PROGRAMS)
+        head = program_of_kind * HEADS + tl.arange(0, HEADS)
+        column = tl.arange(0, HALF)
+        mask_1 = (head < num_heads)[:, None] & (column < X)[None, :]
+        mask_2 = (head < num_heads)[:, None] & (column + X < HEAD_DIM)[None, :]
+        offsets = head[:, None] * HEAD_DIM + column[None, :]
+        source_ptr = heads_ptr + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + first_head) * HEAD_DIM
+        half_1 = tl.load(source_ptr + offsets, mask=mask_1, other=0.0)
+        half_2 = tl.load(source_ptr + offsets + X, mask=mask_2, other=0.0)
+        if has_angle:
+            if HAS_NORM:
+                weight_ptr = key_weight_ptr
+                if is_query:
+                    weight_ptr = query_weight_ptr
+                half_1, half_2 = _norm(half_1, half_2, weight_ptr, eps, HEAD_DIM, X, HALF)
+            if HAS_ROPE:
+                angle = tl.load(positions_ptr + token).to(tl.int64) * X + column
+                cos = tl.load(cos_ptr + angle, mask=column < X, other=0.0)[None, :]
+                sin = tl.load(sin_ptr + angle, mask=column < X, other=0.0)[None, :]
+                wide_1, wide_2 = half_1.to(tl.float32), half_2.to(tl.float32)
+                half_1 = (wide_1 * cos - wide_2 * sin).to(half_1.dtype)
+                half_2 = (wide_2 * cos + wide_1 * sin).to(half_2.dtype)
+        if is_query:
+            if HAS_NORM or HAS_ROPE:
+                tl.store(source_ptr + offsets, half_1, mask=mask_1)
+                tl.store(source_ptr + offsets + X, half_2, mask=mask_2)
+        else:
+            target_ptr = values_ptr
+            if has_angle:
+                target_ptr = keys_ptr
+            target_ptr += slot * (NUM_KV_HEADS * HEAD_DIM)
+            tl.store(target_ptr + offsets, half_1, mask=mask_1)
+            tl.store(target_ptr + offsets + X, half_2, mask=mask_2)
+
+
+@triton.jit
+def _norm(half_1, half_2, weight_ptr, eps, HEAD_DIM: tl.constexpr, X: tl.constexpr, HALF: tl.constexpr):
+    column = tl.arange(0, HALF)
+    wide_1, wide_2 = half_1.to(tl.float32), half_2.to(tl.float32)
+    scale = tl.rsqrt((tl.sum(wide_1 * wide_1, 1) + tl.sum(wide_2 * wide_2, 1)) / HEAD_DIM + eps)[:, None]
+    weight_1 = tl.load(weight_ptr + column, mask=column < X, other=0.0).to(tl.float32)[None, :]
+    weight_2 = tl.load(weight_ptr + column + X, mask=column + X < HEAD_DIM, other=0.0).to(tl.float32)[None, :]
+    # Rounded before it is weighted, as `rms_norm` does.
+    normed_1 = (wide_1 * scale).to(half_1.dtype).to(tl.float32) * weight_1
+    normed_2 = (wide_2 * scale).to(half_2.dtype).to(tl.float32) * weight_2
+    return normed_1.to(half_1.dtype), normed_2.to(half_2.dtype)
+
+
+_POINTERS = ("heads_ptr", "keys_ptr", "values_ptr", "query_weight_ptr", "key_weight_ptr")
+COMPILE_CASES = tuple(
+    CompileCase(
+        label=model,
+        kernel=rotate_store_kernel,
+        signature=dict.fromkeys(_POINTERS, "*bf16:16")
+        | {"cos_ptr": f"*{table}:16", "sin_ptr": f"*{table}:16", "positions_ptr": "*i32:16", "slots_ptr": "*i64:16"}
+        | {"eps": "fp32"},
+        constants={
+            "NUM_HEADS": shape.num_heads,
+            "NUM_KV_HEADS": shape.num_kv_heads,
+            "HEAD_DIM": shape.head_dim,
+            "HAS_ROPE": table == "fp32",
+            "HAS_NORM": model.startswith("Qwen3"),
+        },
+        launch=choose_launch(shape.num_heads, shape.num_kv_heads, shape.head_dim),
+        max_registers=64,
+    )
+    for model, shape in MODEL_SHAPES.items()
+    for table in ["bf16" if model.startswith("GPT-2") else "fp32"]
+)

@@ -1,0 +1,49 @@
+"""The Triton form of `silu_mul`: element by element, a program for each piece of a row.
+
+Shape legend: T tokens, F MLP size.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.model_shapes import MODEL_SHAPES
+
+LAUNCH = {"BLOCK": 1024, "num_warps": 4}
+"""16 bytes a thread and operand."""
+
+
+def silu_mul(gate_up_TF2: Tensor) -> Tensor:
+    num_tokens, size = gate_up_TF2.shape[0], gate_up_TF2.shape[1] // 2
+    assert gate_up_TF2.is_contiguous()
+    out_TF = torch.empty(num_tokens, size, dtype=gate_up_TF2.dtype, device=gate_up_TF2.device)
+    grid = (num_tokens, triton.cdiv(size, LAUNCH["BLOCK"]))
+    silu_mul_kernel[grid](gate_up_TF2, out_TF, SIZE=size, **LAUNCH)
+    return out_TF
+
+
+@triton.jit
+def silu_mul_kernel(gate_up_ptr, out_ptr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < SIZE
+    gate = tl.load(gate_up_ptr + row * 2 * SIZE + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_ptr + row * 2 * SIZE + SIZE + columns, mask=mask, other=0.0).to(tl.float32)
+    # Rounded before it is multiplied, as in the models' own code.
+    silu = (gate / (1.0 + tl.exp(-gate))).to(out_ptr.dtype.element_ty).to(tl.float32)
+    tl.store(out_ptr + row * SIZE + columns, (silu * up).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+COMPILE_CASES = tuple(
+    CompileCase(
+        label=model,
+        kernel=silu_mul_kernel,
+        signature={"gate_up_ptr": "*bf16:16", "out_ptr": "*bf16:16"},
+        constants={"SIZE": MODEL_SHAPES[model].mlp_size},
+        launch=LAUNCH,
+        max_registers=40,
+    )
+    for model in ("Qwen3-0.6B", "Llama-3-8B", "Qwen3-14B")
+)

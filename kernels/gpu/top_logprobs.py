@@ -1,0 +1,185 @@
+"""The Triton form of `top_logprobs`: two reads of the logits, no sort.
+
+Shape legend: N rows, V vocabulary, K likeliest tokens, C parts of a row.
+A logprob and its token are one 64-bit key: the larger key is the larger logprob and, of equals, the smaller token. Keys
+are unique, so the best K are K maxima, each of what lies below the one before; of each part, then of all parts.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gpu.best_token import VOCAB_SIZES, part_block
+from kernels.gpu.compile_case import CompileCase
+from kernels.top_logprobs import top_logprobs_reference
+
+MAX_TOP = 64
+"""More maxima would take longer than a sort."""
+LAST_ID = tl.constexpr(0x7FFFFFFF)
+"""All bits: what a token is combined with, so that the smaller one gives the larger key."""
+NO_KEY = tl.constexpr(-(1 << 63))
+BEYOND_KEYS = tl.constexpr((1 << 63) - 1)
+
+
+def top_logprobs(logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    if num_top > MAX_TOP:
+        return top_logprobs_reference(logits_NV, ids_N, num_top)
+    num_rows, vocab_size = logits_NV.shape
+    assert logits_NV.stride(1) == 1 or vocab_size == 1
+    device, block = logits_NV.device, part_block(vocab_size)
+    num_parts = triton.cdiv(vocab_size, block["BLOCK"])
+    sizes = {"VOCAB": vocab_size, "NUM_PARTS": num_parts, "PARTS_BLOCK": triton.next_power_of_2(num_parts)}
+    maxima_NC, sums_NC = torch.empty((2, num_rows, num_parts), dtype=torch.float32, device=device)
+    keys_NCK = torch.empty((num_rows, num_parts, num_top), dtype=torch.int64, device=device)
+    logprobs_N = torch.empty(num_rows, dtype=torch.float32, device=device)
+    top_ids_NK = torch.empty((num_rows, num_top), dtype=torch.int32, device=device)
+    top_logprobs_NK = torch.empty((num_rows, num_top), dtype=torch.float32, device=device)
+    logits = (logits_NV, logits_NV.stride(0))
+    part_sums_kernel[(num_rows, num_parts)](*logits, maxima_NC, sums_NC, VOCAB=vocab_size, **block)
+    if num_top:
+        part_keys_kernel[(num_rows, num_parts)](*logits, maxima_NC, sums_NC, keys_NCK, num_top, **sizes, **block)
+    row_top_kernel[(num_rows,)](
+        *logits,
+        maxima_NC,
+        sums_NC,
+        ids_N.to(torch.int32),
+        keys_NCK,
+        logprobs_N,
+        top_ids_NK,
+        top_logprobs_NK,
+        num_top,
+        **sizes,
+        **merge_block(num_parts, num_top),
+    )
+    return logprobs_N, top_ids_NK, top_logprobs_NK
+
+
+def merge_block(num_parts: int, num_top: int) -> dict[str, int]:
+    """Returns how the keys of a row's parts are held."""
+    block = triton.next_power_of_2(max(1, num_parts * num_top))
+    return {"BLOCK": block, "num_warps": max(1, min(8, block // 256))}
+
+
+@triton.jit
+def part_sums_kernel(logits_ptr, row_stride, maxima_ptr, sums_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    row, part = tl.program_id(0), tl.program_id(1)
+    tokens = part * BLOCK + tl.arange(0, BLOCK)
+    row_ptr = logits_ptr + row.to(tl.int64) * row_stride
+    x = tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=float("-inf")).to(tl.float32)
+    best = tl.max(x, 0)
+    total = tl.sum(tl.where(x == float("-inf"), 0.0, tl.exp(x - best)), 0)
+    place = row * tl.num_programs(1) + part
+    tl.store(maxima_ptr + place, best)
+    tl.store(sums_ptr + place, total)
+
+
+@triton.jit(do_not_specialize=["num_top"])
+def part_keys_kernel(
+    logits_ptr,
+    row_stride,
+    maxima_ptr,
+    sums_ptr,
+    keys_ptr,
+    num_top,
+    VOCAB: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row, part = tl.program_id(0), tl.program_id(1)
+    tokens = part * BLOCK + tl.arange(0, BLOCK)
+    best, log_total = _row_totals(maxima_ptr, sums_ptr, row, NUM_PARTS, PARTS_BLOCK)
+    row_ptr = logits_ptr + row.to(tl.int64) * row_stride
+    x = tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=float("-inf")).to(tl.float32)
+    bits = ((x - best) - log_total).to(tl.int32, bitcast=True)
+    keys = (_order(bits).to(tl.int64) << 32) | (tokens ^ LAST_ID).to(tl.int64)
+    keys = tl.where(tokens < VOCAB, keys, NO_KEY)
+    last = tl.full([], BEYOND_KEYS, tl.int64)
+    first_ptr = keys_ptr + (row * NUM_PARTS + part).to(tl.int64) * num_top
+    for index in range(num_top):
+        last = tl.max(tl.where(keys < last, keys, NO_KEY), 0)
+        tl.store(first_ptr + index, last)
+
+
+@triton.jit(do_not_specialize=["num_top"])
+def row_top_kernel(
+    logits_ptr,
+    row_stride,
+    maxima_ptr,
+    sums_ptr,
+    ids_ptr,
+    keys_ptr,
+    logprobs_ptr,
+    top_ids_ptr,
+    top_logprobs_ptr,
+    num_top,
+    VOCAB: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    best, log_total = _row_totals(maxima_ptr, sums_ptr, row, NUM_PARTS, PARTS_BLOCK)
+    chosen = tl.load(ids_ptr + row)
+    x = tl.load(logits_ptr + row.to(tl.int64) * row_stride + tl.maximum(chosen, 0)).to(tl.float32)
+    tl.store(logprobs_ptr + row, tl.where(chosen >= 0, (x - best) - log_total, float("nan")))
+    places = tl.arange(0, BLOCK)
+    num_keys = NUM_PARTS * num_top
+    keys = tl.load(keys_ptr + row.to(tl.int64) * num_keys + places, mask=places < num_keys, other=NO_KEY)
+    last = tl.full([], BEYOND_KEYS, tl.int64)
+    for index in range(num_top):
+        last = tl.max(tl.where(keys < last, keys, NO_KEY), 0)
+        tl.store(top_ids_ptr + row * num_top + index, (last & LAST_ID).to(tl.int32) ^ LAST_ID)
+        logprob = _order((last >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
+        tl.store(top_logprobs_ptr + row * num_top + index, logprob)
+
+
+@triton.jit
+def _row_totals(maxima_ptr, sums_ptr, row, NUM_PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr):
+    """The largest logit of the row and the logarithm of the sum of exp(logit - largest)."""
+    parts = tl.arange(0, PARTS_BLOCK)
+    mask = parts < NUM_PARTS
+    maxima = tl.load(maxima_ptr + row * NUM_PARTS + parts, mask=mask, other=float("-inf"))
+    sums = tl.load(sums_ptr + row * NUM_PARTS + parts, mask=mask, other=0.0)
+    best = tl.max(maxima, 0)
+    return best, tl.log(tl.sum(sums * tl.exp(maxima - best), 0))
+
+
+@triton.jit
+def _order(bits):
+    """Turns the bits of a float into an int32 of the same order, and back."""
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+LOGITS_TYPES = {"logits_ptr": "*bf16:16"}
+SUMS_TYPES = {"maxima_ptr": "*fp32:16", "sums_ptr": "*fp32:16", "keys_ptr": "*i64:16", "num_top": "i32"}
+OUT_TYPES = {
+    "ids_ptr": "*i32:16",
+    "logprobs_ptr": "*fp32:16",
+    "top_ids_ptr": "*i32:16",
+    "top_logprobs_ptr": "*fp32:16",
+}
+
+
+def _cases(vocab_size: int) -> tuple[CompileCase, ...]:
+    block = part_block(vocab_size)
+    num_parts = triton.cdiv(vocab_size, block["BLOCK"])
+    sizes = {"VOCAB": vocab_size, "NUM_PARTS": num_parts, "PARTS_BLOCK": triton.next_power_of_2(num_parts)}
+    logits = LOGITS_TYPES | {"row_stride": "i32" if vocab_size % 16 else "i32:16"}
+    sums = {name: SUMS_TYPES[name] for name in ("maxima_ptr", "sums_ptr")}
+    return (
+        CompileCase(f"sums of {vocab_size}", part_sums_kernel, logits | sums, {"VOCAB": vocab_size}, 64, block),
+        CompileCase(f"keys of {vocab_size}", part_keys_kernel, logits | SUMS_TYPES, sizes, 128, block),
+        CompileCase(
+            f"top 20 of {vocab_size}",
+            row_top_kernel,
+            logits | SUMS_TYPES | OUT_TYPES,
+            sizes,
+            96,
+            merge_block(num_parts, 20),
+        ),
+    )
+
+
+COMPILE_CASES = tuple(case for vocab_size in VOCAB_SIZES for case in _cases(vocab_size))

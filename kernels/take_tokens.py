@@ -1,0 +1,37 @@
+"""Puts the tokens that the step before sampled where this step reads its tokens, without the host's knowing them.
+
+Shape legend: T tokens of the step, D decode rows, S rows that the step before sampled.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.gpu.forms import find_form
+
+
+def take_tokens(token_ids_T: Tensor, sources_D: Tensor, sampled_S: Tensor) -> None:
+    """The token of each decode row with a source becomes `sampled_S[source]`, in place; source -1: it stays.
+
+    The decode rows are the first tokens of the step. Tokens and sources are int32, the sampled int32 or int64. A row
+    that has no token (-1: its logits were not finite) becomes token 0, which every vocabulary has: what is computed
+    from it is dropped.
+    """
+    assert token_ids_T.dtype == sources_D.dtype == torch.int32
+    assert sampled_S.dtype in (torch.int32, torch.int64)
+    assert len(sources_D) <= len(token_ids_T)
+    assert token_ids_T.is_contiguous()
+    assert sources_D.is_contiguous()
+    assert sampled_S.is_contiguous()
+    form = find_form("take_tokens", token_ids_T)
+    if form is not None:
+        form(token_ids_T, sources_D, sampled_S)
+    else:
+        take_tokens_reference(token_ids_T, sources_D, sampled_S)
+
+
+def take_tokens_reference(token_ids_T: Tensor, sources_D: Tensor, sampled_S: Tensor) -> None:
+    if len(sources_D) == 0 or len(sampled_S) == 0:
+        return
+    tokens_D = sampled_S.index_select(0, sources_D.clamp(min=0)).clamp_(min=0).to(torch.int32)
+    decode_D = token_ids_T[: len(sources_D)]
+    decode_D.copy_(tokens_D.where(sources_D >= 0, decode_D))

@@ -1,0 +1,22 @@
+"""The shapes that kernels are compiled for are those of the configurations that are served."""
+
+import pytest
+
+from benchmarks.model_shapes import SHAPES
+from kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
+from scheduler_proc.computing.families.registry import find_family
+from scheduler_proc.computing.hf_config import HfConfig
+
+
+@pytest.mark.parametrize("name", MODEL_SHAPES)
+def test_shapes_agree(name: str) -> None:
+    hf_config = HfConfig(dict(SHAPES[name.lower().replace(" ", "-").replace("gpt-2", "gpt2")]))
+    config = find_family(hf_config).read_config(hf_config, 1024)
+    assert MODEL_SHAPES[name] == ModelShape(
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.hidden_size,
+        config.mlp_size,
+        config.vocab_size,
+    )

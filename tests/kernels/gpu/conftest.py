@@ -1,0 +1,45 @@
+"""Every test runs with the Triton forms, and every tensor that they allocate is poisoned."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.gpu.forms_in_use import DEVICE, forms_in_use
+
+# One thread computes: the tensors are small, and other processes want the cores.
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def device() -> str:
+    """Where the tensors of a test are."""
+    return DEVICE
+
+
+@pytest.fixture(autouse=True)
+def form(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Launchers take the Triton forms; counts, by operation, how often one was taken.
+
+    What they allocate is filled with NaN (integers: the largest), so that what no kernel writes is seen.
+    """
+    with forms_in_use() as taken:
+        poison_allocations(monkeypatch)
+        yield taken
+
+
+def poison_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
+    def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(*arguments: Any, **named: Any) -> Tensor:
+            tensor = allocate(*arguments, **named)
+            if tensor.dtype.is_floating_point:
+                return tensor.fill_(float("nan"))
+            return tensor.fill_(True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max)
+
+        return call
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))

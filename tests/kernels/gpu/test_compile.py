@@ -1,0 +1,56 @@
+"""The kernels as a Hopper GPU would run them: compiled with no GPU, at every shape and configuration in use."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+
+from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.forms import NAMES
+
+JOBS, TIMEOUT_S = 2, 600
+
+
+@cache
+def make_report() -> dict[str, list[dict[str, Any]]]:
+    """Returns the lines of each operation; in a process of its own, for here kernels are interpreted."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "kernels.gpu.compile_report", "--jobs", str(JOBS), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
+    assert done.stdout, done.stderr
+    lines: dict[str, list[dict[str, Any]]] = {name: [] for name in NAMES}
+    for line in json.loads(done.stdout):
+        lines[line["name"]].append(line)
+    return lines
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize("name", NAMES)
+def test_compiles_for_hopper_within_its_bounds(name: str) -> None:
+    lines = make_report()[name]
+    assert lines, f"kernels/gpu/{name}.py lists no COMPILE_CASES"
+    assert len({line["label"] for line in lines}) == len(lines)
+    for line in lines:
+        assert not line["complaints"], f"{line['label']}: {line['complaints']} {line['compiled']}"
+
+
+@pytest.mark.parametrize(
+    ("compiled", "complaint"),
+    [
+        ((64, 0, 1000, 1, 0), None),
+        ((65, 0, 1000, 1, 0), "65 registers, of 64"),
+        ((64, 8, 1000, 1, 0), "spills 8 bytes"),
+        ((64, 0, 233_000, 1, 0), "233000 bytes of shared memory"),
+        ((64, 0, 1000, 0, 9), "no wgmma"),
+    ],
+)
+def test_what_is_out_of_bounds_is_complained_of(compiled: tuple[int, ...], complaint: str | None) -> None:
+    report = pytest.importorskip("kernels.gpu.compile_report")
+    case = CompileCase("a shape", None, {}, {}, max_registers=64, has_wgmma=True)
+    complaints = report.check(case, report.Compiled(*compiled))
+    assert len(complaints) == (complaint is not None)
+    assert all(found.startswith(complaint) for found in complaints)

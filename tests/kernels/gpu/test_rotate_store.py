@@ -1,0 +1,68 @@
+from collections import Counter
+
+import pytest
+import torch
+
+from kernels.paged_kv import PagedKV
+from kernels.qk_norm import HeadNorms
+from kernels.rotate_store import rotate_store, rotate_store_reference
+from tests.kernels.cases import assert_close
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [(2, 1, 64), (4, 4, 80), (9, 3, 96), (8, 1, 128), (12, 12, 6), (5, 1, 10), (1, 1, 1)]
+NUM_POSITIONS = 40
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("has_rope", "has_norms"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_equals_its_reference(
+    shape: tuple[int, int, int],
+    has_rope: bool,
+    has_norms: bool,
+    dtype: torch.dtype,
+    device: str,
+    form: Counter[str],
+) -> None:
+    num_heads, num_kv_heads, head_dim = shape
+    if has_rope and head_dim % 2:
+        pytest.skip("a rotation pairs the elements of a head")
+    generator = torch.Generator().manual_seed(head_dim)
+    heads = torch.randn(3, num_heads + 2 * num_kv_heads, head_dim, generator=generator).to(dtype).to(device)
+    angles = (torch.rand(NUM_POSITIONS, head_dim // 2, generator=generator) * 6).to(device)
+    weights = torch.randn(2, head_dim, generator=generator).to(dtype).to(device)
+    positions = torch.tensor([39, 0, 7], dtype=torch.int32, device=device)
+    slots = torch.tensor([19, -1, 0], device=device)
+    rope = (angles.cos(), angles.sin()) if has_rope else None
+    norms = HeadNorms(weights[0], weights[1], 1e-2) if has_norms else None
+    caches = torch.full((2, 2, 20, num_kv_heads, head_dim), float("nan"), dtype=dtype, device=device)
+    cache, expected = PagedKV(caches[0, 0], caches[0, 1], 4), PagedKV(caches[1, 0], caches[1, 1], 4)
+    expected_query = rotate_store_reference(heads.clone(), expected, rope, positions, slots, norms)
+    query = rotate_store(heads, cache, rope, positions, slots, norms)
+    assert form["rotate_store"] == 1
+    assert query.data_ptr() == heads.data_ptr()
+    assert_close(query, expected_query, dtype)
+    for mine, theirs in ((cache.keys, expected.keys), (cache.values, expected.values)):
+        assert_close(mine[[19, 0]], theirs[[19, 0]], dtype)
+        assert bool(mine[1:19].isnan().all())
+    assert torch.equal(cache.values[[19, 0]], expected.values[[19, 0]])
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_a_slot_far_back_is_written(page_size: int, device: str) -> None:
+    heads = torch.randn(1, 3, 8).to(device)
+    caches = torch.zeros(2, 64, 1, 8, device=device)
+    slots, positions = torch.tensor([63], device=device), torch.zeros(1, dtype=torch.int32, device=device)
+    rotate_store(heads, PagedKV(caches[0], caches[1], page_size), None, positions, slots)
+    assert torch.equal(caches[:, 63], heads[0, 1:, None])
+    assert not bool(caches[:, :63].any())
+
+
+def test_no_tokens_store_nothing(device: str) -> None:
+    caches = torch.full((2, 20, 2, 8), float("nan"), device=device)
+    nothing = torch.zeros(0, dtype=torch.int32, device=device)
+    query = rotate_store(
+        torch.zeros(0, 8, 8, device=device), PagedKV(caches[0], caches[1], 4), None, nothing, nothing.long()
+    )
+    assert query.shape == (0, 4, 8)
+    assert bool(caches.isnan().all())

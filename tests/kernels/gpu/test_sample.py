@@ -1,0 +1,129 @@
+"""`sample` and `draw`: the same draws as on the CPU, and the right distribution."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from kernels.cpu.build import BuildError, build, find_compiler, library_path
+from kernels.cpu.library import find_kernel, unload_kernels, use_library
+from kernels.gpu import forms
+from kernels.noise import exponential_noise
+from kernels.sample import draw, greedy_reference, sample, sample_reference
+
+INF, NAN = float("inf"), float("nan")
+
+
+def make_seeds(num: int, device: str) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(num)
+    seeds = torch.randint(-(1 << 63), (1 << 63) - 1, (num,), generator=generator)
+    return seeds.to(device), (torch.arange(num) * 1000).to(device)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 128, 4097, 70_001])
+def test_draws_what_its_reference_draws(vocab_size: int, device: str, form: Counter[str]) -> None:
+    """Logarithms may differ in the last bit, and then a near tie may go either way: none of these is so near."""
+    scores = (torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 2).to(device)
+    scores[::3, ::2] = -INF
+    scores[:, 0] = -3.0
+    seeds, positions = make_seeds(6, device)
+    expected = sample_reference(scores.clone(), seeds, positions)
+    assert sample(scores, seeds, positions).tolist() == expected.tolist()
+    assert form["sample"] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab_size", [1, 301, 5_000])
+def test_draw_is_greedy_or_a_sample(vocab_size: int, dtype: torch.dtype, device: str, form: Counter[str]) -> None:
+    logits = (torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(1)) * 3).to(device, dtype)
+    temperatures = torch.tensor([0.0, 1.0, 0.6, 1e-5, 100.0, 0.0], device=device)
+    seeds, positions = make_seeds(6, device)
+    expected = greedy_reference(logits)
+    warm = [1, 2, 3, 4]
+    scores = logits[warm].float() / temperatures[warm, None]
+    expected[warm] = sample_reference(scores, seeds[warm], positions[warm])
+    tokens = draw(logits, temperatures, seeds, positions)
+    assert tokens.tolist() == expected.tolist()
+    assert int(tokens[3]) == int(logits[3].argmax())
+    assert form["draw"] == 1
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_draw_refuses_only_the_rows_that_are_not_finite(bad: float, device: str) -> None:
+    logits = torch.randn(4, 5_000, generator=torch.Generator().manual_seed(2)).to(device)
+    temperatures = torch.tensor([0.0, 0.7, 0.7, 0.7], device=device)
+    seeds, positions = make_seeds(4, device)
+    wanted = draw(logits, temperatures, seeds, positions).tolist()
+    logits[0, 4_999] = bad
+    logits[2, 3] = bad
+    assert draw(logits, temperatures, seeds, positions).tolist() == [-1, wanted[1], -1, wanted[3]]
+
+
+def test_a_row_draws_the_same_alone_and_in_any_batch(device: str) -> None:
+    logits = torch.randn(4, 5_000, generator=torch.Generator().manual_seed(4)).to(device)
+    temperatures = torch.tensor([0.7, 1.0, 0.0, 2.0], device=device)
+    seeds, positions = make_seeds(4, device)
+    together = draw(logits, temperatures, seeds, positions).tolist()
+    order = torch.tensor([2, 0, 3], device=device)
+    shuffled = draw(logits[order], temperatures[order], seeds[order], positions[order])
+    assert shuffled.tolist() == [together[2], together[0], together[3]]
+
+
+def test_the_only_token_left_is_drawn_whatever_its_noise(device: str) -> None:
+    scores = torch.full((20, 3), -INF, device=device)
+    scores[:, 1] = -80.0
+    assert sample(scores, *make_seeds(20, device)).tolist() == [1] * 20
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")
+def test_a_row_without_a_number_has_some_token(device: str) -> None:
+    scores = torch.full((1, 5_000), NAN, device=device)
+    assert 0 <= int(sample(scores, *make_seeds(1, device))) < 5_000
+
+
+def test_draws_follow_the_softmax(device: str) -> None:
+    scores = torch.tensor([2.0, 0.0, -1.0, 1.0, -INF], device=device)
+    num_draws = 20_000 if device == "cuda" else 250
+    seeds = torch.full((num_draws,), 3, device=device)
+    tokens = sample(scores.repeat(num_draws, 1), seeds, torch.arange(num_draws, device=device)).cpu()
+    counts = torch.bincount(tokens, minlength=5)
+    assert counts[4] == 0
+    expected = scores.softmax(-1)[:4].cpu().double() * num_draws
+    assert stats.chisquare(counts[:4].numpy(), expected.numpy() * num_draws / expected.sum().item()).pvalue > 0.01
+
+
+@pytest.fixture
+def c_sample(device: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The C form of `sample`, without the Triton form before it."""
+    try:
+        compiler = find_compiler()
+        path = library_path(compiler)
+        if not path.exists():
+            build(compiler, path)
+    except BuildError as error:
+        pytest.skip(str(error))
+
+    def call(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+        triton_form = forms._forms.pop("sample")
+        use_library(path, "portable")
+        try:
+            assert find_kernel("sample", scores.cpu()) is not None
+            return sample(scores.cpu(), seeds.cpu(), positions.cpu())
+        finally:
+            unload_kernels()
+            forms._forms["sample"] = triton_form
+
+    return call
+
+
+def test_draws_what_the_c_form_draws(c_sample: Callable[[Tensor, Tensor, Tensor], Tensor], device: str) -> None:
+    """With equal scores the draw is the token with the smallest noise: the noise alone decides."""
+    for vocab_size in (5, 4_097):
+        scores = torch.zeros(20, vocab_size, device=device)
+        seeds, positions = make_seeds(20, device)
+        drawn = sample(scores, seeds, positions).tolist()
+        assert drawn == c_sample(scores, seeds, positions).tolist()
+        assert drawn == exponential_noise(seeds, positions, vocab_size).argmin(-1).tolist()

@@ -1,0 +1,168 @@
+"""The sampler over the Triton forms: the tokens and logprobs of the CPU, and no waiting for the device."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.gpu import forms
+from messages.columns import pack_float32, pack_int32, pack_int64
+from messages.requests import SamplingParams
+from messages.steps import Batch
+from scheduler_proc.computing.logprobs import TokenScores, score_rows, to_columns
+from scheduler_proc.computing.sampler import choose_planned, choose_tokens
+from scheduler_proc.computing.sampling_plan import SamplingPlan, plan_sampling
+from scheduler_proc.computing.transfer import send_arrays
+from tests.scheduler_proc.computing.row_edits import RowEdits, plan_edits
+
+# Triton's interpreter turns the end of a loop from an array into an integer.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+
+VOCAB_SIZE = 300
+HISTORY = tuple(range(0, 60, 2)) * 2
+ROWS = [
+    (SamplingParams(1, temperature=0.0), RowEdits()),
+    (SamplingParams(1, temperature=0.7, seed=1), RowEdits()),
+    (SamplingParams(1, top_k=5, seed=2), RowEdits()),
+    (SamplingParams(1, top_p=0.5, seed=-4), RowEdits(biases=((7, 5.0), (7, 1.0), (9, -float("inf"))))),
+    (SamplingParams(1, min_p=0.3, seed=5), RowEdits()),
+    (SamplingParams(1, temperature=0.0), RowEdits(allowed_ids=(4, 9, 250))),
+    (SamplingParams(1, temperature=0.0), RowEdits(allowed_ids=())),
+    (SamplingParams(1, top_k=100_000, top_p=0.9, seed=6), RowEdits(repetition=1.5, history=HISTORY, num_prompt=30)),
+    (SamplingParams(1, seed=7), RowEdits(frequency=0.5, presence=1.0, history=HISTORY, num_prompt=9)),
+]
+EVERY_OPERATION = {
+    *("greedy", "draw", "sample", "filter_top", "filter_min_p", "top_logprobs"),
+    *("penalize_repetition", "penalize_occurrence", "add_biases", "allow_tokens"),
+}
+
+
+def make_batch(rows: list[tuple[SamplingParams, RowEdits]], num_logprobs: list[int]) -> Batch:
+    """Returns a plan of which only the sampling columns count."""
+    params = [row[0] for row in rows]
+    return Batch(
+        step_id=0,
+        phase="decode",
+        num_decode_rows=len(rows),
+        uids=b"",
+        query_lens=b"",
+        context_lens=b"",
+        token_ids=b"",
+        positions=b"",
+        slots=b"",
+        page_tables=b"",
+        num_pages_per_row=0,
+        sample_rows=pack_int32(range(len(rows))),
+        temperatures=pack_float32(0.0 if p.is_greedy else p.temperature for p in params),
+        top_ps=pack_float32(p.top_p for p in params),
+        top_ks=pack_int32(p.top_k for p in params),
+        min_ps=pack_float32(p.min_p for p in params),
+        seeds=pack_int64(p.seed for p in params),
+        sample_positions=pack_int64(range(100, 100 + len(rows))),
+        edits=plan_edits([row[1] for row in rows]),
+        num_logprobs=pack_int32(num_logprobs),
+    )
+
+
+NUM_LOGPROBS = [-1, 3, -1, 0, 5, -1, 2, -1, -1]
+BATCHES = {
+    "all": make_batch(ROWS, NUM_LOGPROBS),
+    "greedy": make_batch(ROWS[:1], [-1]),
+    "plain": make_batch(ROWS[:2], [-1, 2]),
+    "filtered": make_batch(ROWS[2:3] * 3, [-1] * 3),
+}
+
+
+def make_logits(num_rows: int, device: str) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return (torch.randn(num_rows, VOCAB_SIZE, generator=generator) * 3).to(device, torch.bfloat16)
+
+
+def run(logits: Tensor, plan: SamplingPlan) -> tuple[Tensor, TokenScores | None]:
+    tensors = send_arrays(plan.arrays, logits.device)
+    tokens = choose_planned(logits, plan, tensors)
+    return tokens, score_rows(logits, tokens, plan, tensors)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_gives_the_tokens_and_the_logprobs_of_the_cpu(name: str, device: str, form: dict[str, int]) -> None:
+    """On a GPU it does so without waiting: torch raises an error where it would."""
+    batch = BATCHES[name]
+    num_rows = len(batch.temperatures) // 4
+    logits, plan = make_logits(num_rows, device), plan_sampling(batch, VOCAB_SIZE)
+    if device == "cuda":
+        run(logits, plan)  # builds the kernels
+    with no_synchronization(device):
+        tokens, scores = run(logits, plan)
+    assert (EVERY_OPERATION - {"greedy"} <= set(form)) == (name == "all")
+    forms.unload_forms()
+    expected = choose_tokens(logits.cpu(), batch)
+    assert tokens.tolist() == expected.tolist()
+    tensors = send_arrays(plan.arrays, torch.device("cpu"))
+    found, wanted = to_columns(scores), to_columns(score_rows(logits.cpu(), expected, plan, tensors))
+    assert (found is None) == (wanted is None) == (name in ("greedy", "filtered"))
+    if found is not None and wanted is not None:
+        assert (found.token_ids, found.top_ids) == (wanted.token_ids, wanted.top_ids)
+        ours, theirs = np.frombuffer(found.logprobs, np.float32), np.frombuffer(wanted.logprobs, np.float32)
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@contextmanager
+def no_synchronization(device: str) -> Iterator[None]:
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Kernels are not run: their launches are noted."""
+    names: list[str] = []
+
+    def note(kernel: Any, *arguments: Any, **named: Any) -> None:
+        names.append(kernel.fn.__name__)
+
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    monkeypatch.setattr(interpreter.InterpretedFunction, "run", note)
+    monkeypatch.setattr(pytest.importorskip("triton").JITFunction, "run", note)
+    return names
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_never_asks_the_device_for_a_value(name: str, launched: list[str]) -> None:
+    """Tensors of the device "meta" have no values: whatever needs one raises."""
+    plan = plan_sampling(BATCHES[name], VOCAB_SIZE)
+    forms.load_forms("meta")
+    tensors = [torch.from_numpy(values.copy()).to("meta") for values in plan.arrays]
+    logits = torch.empty(plan.num_rows, VOCAB_SIZE, dtype=torch.bfloat16, device="meta")
+    tokens = choose_planned(logits, plan, tensors)
+    scores = score_rows(logits, tokens, plan, tensors)
+    assert (tokens.shape, tokens.dtype) == ((plan.num_rows,), torch.int32)
+    assert (scores is None) == (name in ("greedy", "filtered"))
+    assert "best_of_part_kernel" in launched
+    assert ("filter_top_kernel" in launched) == (name in ("all", "filtered"))
+
+
+READS = {
+    "a condition": lambda x: bool(x.any()),
+    "a number": Tensor.item,
+    "a list": Tensor.tolist,
+    "a copy on the host": Tensor.cpu,
+    "indices of a mask": lambda x: (x > 0).nonzero(),
+    "a masked part": lambda x: x[x > 0],
+    "as many as it says": torch.repeat_interleave,
+}
+
+
+@pytest.mark.parametrize("what", READS)
+def test_a_tensor_without_values_raises_where_one_is_read(what: str) -> None:
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        READS[what](torch.ones(1, dtype=torch.int64, device="meta"))
