@@ -38,6 +38,7 @@ def make_page(results: Path) -> str:
         "throughput was seen to differ by up to half.\n",
         "## A running server under load\n\n" + _load_table(loads) + _source(loads[0], len(loads)),
         *_cpu_parts(results),
+        *_quantization_parts(results),
         "## What running streams feel when long prompts arrive\n\n" + _mixed_table(mixed) + _source(mixed),
         "## Start, memory and idle\n\n" + _footprint_text(footprint) + _source(footprint),
         "## What clients feel of the ring\n\n" + _ring_cost_table(ring_cost) + _source(ring_cost),
@@ -79,6 +80,40 @@ def _cpu_row(line: Result, peers: Sequence[str]) -> Sequence[object]:
     gain = f"{min(others) / own if is_time else own / max(others):.2f}" if others else ""
     cells = [f"{value:,.{1 if value < 100 else 0}f}" for value in median.values()]
     return (f"{line['name']} {line['about']}", line["tokens"], line["unit"], *cells, gain, line["goal"])
+
+
+def _quantization_parts(results: Path) -> list[str]:
+    """Returns the section of quantized weights, or none where they have not been measured yet."""
+    if not (results / "quantization.json").exists():
+        return []
+    found = _read(results, "quantization")
+    tables = _perplexity_table(found["results"]["perplexity"]), _quantized_speed_table(found["results"]["speed"])
+    return ["## int8 and int4 weights on a CPU\n\n" + "\n".join(tables) + _source(found)]
+
+
+def _perplexity_table(lines: Iterable[Result]) -> str:
+    rows: list[Sequence[object]] = []
+    exact: dict[str, float] = {}
+    for line in lines:
+        exact.setdefault(line["model"], line["perplexity"])
+        more = 100 * (line["perplexity"] / exact[line["model"]] - 1)
+        cells = f"{line['num_tokens']:,}", line["format"], f"{line['perplexity']:.4f}", f"{more:+.3f} %"
+        rows.append((line["model"], *cells))
+    intro = "Perplexity of the end of tiny Shakespeare, asked of a server; int8 and int4 compute in bfloat16.\n\n"
+    return intro + _table(("model", "tokens", "format", "perplexity", "beside float32"), rows)
+
+
+def _quantized_speed_table(speed: Result) -> str:
+    formats = list(speed["scheduler_rss_mib"])
+    rows: list[Sequence[object]] = []
+    for line in speed["workloads"]:
+        figures = (f"{line['median'][name]:,.0f}" for name in formats)
+        rows.append((f"{line['name']} {line['about']}", line["tokens"], line["unit"], *figures))
+    memory = (f"{speed['scheduler_rss_mib'][name]:,.0f}" for name in formats)
+    rows.append(("memory of the scheduler's process after the start", "", "MiB", *memory))
+    rounds = len(next(iter(speed["workloads"][0]["rounds"].values())))
+    intro = f"{speed['shape']} with random weights, over HTTP, medians of {rounds} rounds; servers take turns.\n\n"
+    return intro + _table(("workload", "tokens in + out", "unit", *formats), rows)
 
 
 def _load_table(loads: Iterable[Result]) -> str:

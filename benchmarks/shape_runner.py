@@ -9,7 +9,9 @@ from typing import Any
 from benchmarks.model_shapes import SHAPES
 from messages.config import Config
 from messages.flags import parse_flags
-from scheduler_proc.computing.runner import ModelRunner, load_runner
+from scheduler_proc.computing.gpu_runner import GpuRunner
+from scheduler_proc.computing.model_runner import ModelRunner
+from scheduler_proc.computing.runner import load_runner
 from supervisor.model_facts import read_model_facts
 
 LAYER_COUNTS = ("n_layer", "num_hidden_layers")
@@ -21,7 +23,7 @@ def make_shape(name: str, num_layers: int | None = None) -> dict[str, object]:
     return shape if num_layers is None else shape | {key: num_layers for key in LAYER_COUNTS if key in shape}
 
 
-def load_shape(shape: dict[str, object], flags: Sequence[str]) -> ModelRunner:
+def load_shape(shape: dict[str, object], flags: Sequence[str]) -> ModelRunner | GpuRunner:
     """Returns a runner that is ready, as these flags of the server configure it.
 
     Raises `UsageError` for flags, `BootError` where it does not fit.

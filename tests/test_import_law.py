@@ -47,6 +47,10 @@ FUNCTION_LEVEL_IMPORTS = {
     ("scheduler_proc/process.py", "scheduler_proc.computing.runner"): "takes seconds (torch): the launcher hears of it",
     ("scheduler_proc/process.py", "scheduler_proc.computing.torch_observer"): "imports torch",
     ("scheduler_proc/computing/runner.py", "scheduler_proc.computing.checkpoint"): "random weights need no safetensors",
+    (
+        "scheduler_proc/computing/runner.py",
+        "scheduler_proc.computing.weight_cache",
+    ): "random weights need no safetensors",
     ("messages/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
 }
 """Imports that are not at the top of their file, with the reason."""

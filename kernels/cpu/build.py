@@ -19,7 +19,7 @@ FLAGS = [
     *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi"),
 ]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
-AVX512 = [*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16")), "-mprefer-vector-width=512"]
+AVX512 = [*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16", "vnni")), "-mprefer-vector-width=512"]
 ISA_FLAGS = {
     "portable": [],
     "avx2": AVX2,

@@ -34,6 +34,8 @@ SIGNATURES = {
     "silu_mul": "pp ii",
     "gelu": "pp ii",
     "packed_linear": "pppp iiii",
+    "quantize": "pp iii",
+    "quantized_linear": "ppppp iiiii",
     "store_kv": "ppppppppp iiiii",
     "paged_decode": "pipppipp iiiii f",
     "paged_prefill": "pipppippp iiiii f",

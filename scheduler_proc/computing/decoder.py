@@ -5,6 +5,7 @@ N tokens that go to the head, V vocabulary.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,9 +49,13 @@ class Layer:
 
 
 class Decoder:
-    """A model with its weights, which it takes out of `weights`; `max_model_len` positions are served."""
+    """A model with its weights, which it takes out of `weights`; `max_model_len` positions are served.
 
-    def __init__(self, config: DecoderConfig, weights: dict[str, Tensor], max_model_len: int):
+    A weight of a linear layer, the head included, may be a `QuantizedWeight`. A tied head is the embedding unless there
+    is a "head".
+    """
+
+    def __init__(self, config: DecoderConfig, weights: dict[str, Any], max_model_len: int):
         def norm(name: str) -> Norm:
             return Norm(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None))
 
@@ -65,7 +70,7 @@ class Decoder:
 
         self.config = config
         self._embedding_VE = weights.pop("embedding")
-        self._head = make_linear(self._embedding_VE if config.has_tied_head else weights.pop("head"), None)
+        self._head = make_linear(weights.pop("head", self._embedding_VE), None)
         self._positions_ME = weights.pop("position_embedding", None)
         self._final_norm = norm("final_norm")
         self._layers = [

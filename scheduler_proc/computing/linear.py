@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from kernels.gelu import GeluKind, gelu
 from kernels.packed_linear import has_tiles, pack, packed_linear
+from kernels.quantized_linear import QuantizedWeight, quantized_linear
 
 Linear = Callable[[Tensor], Tensor]
 """[T, I] → [T, O]"""
@@ -19,13 +20,17 @@ GELU_ALGORITHMS = {"tanh": "tanh", "exact": "none"}
 """The names of oneDNN's operator for the kinds of `gelu`."""
 
 
-def make_linear(weight_OI: Tensor, bias_O: Tensor | None, activation: GeluKind | None = None) -> Linear:
+def make_linear(
+    weight_OI: Tensor | QuantizedWeight, bias_O: Tensor | None, activation: GeluKind | None = None
+) -> Linear:
     """Returns the layer, with a GELU after it where `activation` names one.
 
     A caller that keeps no other reference to the weight has it in memory once. bfloat16 weights on a CPU are laid out
     for the tiles of the C kernel, or else for oneDNN, here, once, and not in each call as `functional.linear` does; the
     GELU is part of the same product there.
     """
+    if isinstance(weight_OI, QuantizedWeight):
+        return _quantized(weight_OI, bias_O, activation)
     if has_tiles(weight_OI):
         return _on_tiles(weight_OI, bias_O, activation)
     if weight_OI.device.type == "cpu" and weight_OI.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available():
@@ -33,6 +38,12 @@ def make_linear(weight_OI: Tensor, bias_O: Tensor | None, activation: GeluKind |
     if activation is None:
         return lambda x_TI: functional.linear(x_TI, weight_OI, bias_O)
     return lambda x_TI: gelu(functional.linear(x_TI, weight_OI, bias_O), activation)
+
+
+def _quantized(weight: QuantizedWeight, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
+    if activation == "exact":
+        return lambda x_TI: gelu(quantized_linear(x_TI, weight, bias_O), "exact")
+    return lambda x_TI: quantized_linear(x_TI, weight, bias_O, activation)
 
 
 def _on_tiles(weight_OI: Tensor, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:

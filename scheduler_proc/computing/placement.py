@@ -6,10 +6,12 @@ from pathlib import Path
 
 import torch
 
+from kernels.quantized_linear import Bits
 from messages.config import ModelConfig
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
 
+WEIGHT_BITS: dict[str, Bits | None] = {"none": None, "int8": 8, "int4": 4}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BFLOAT16_CPU_FLAGS = {"avx512_bf16", "amx_bf16"}
 CPU_INFO = Path("/proc/cpuinfo")
@@ -17,10 +19,11 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True)
 class Placement:
-    """The device and the dtype of weights and KV cache."""
+    """The device, the dtype of weights and KV cache, and the bits of linear layers' weights if they are quantized."""
 
     device: torch.device
     dtype: torch.dtype
+    weight_bits: Bits | None = None
 
     @property
     def is_cuda(self) -> bool:
@@ -32,17 +35,24 @@ class Placement:
 
 
 def find_placement(model: ModelConfig, hf_config: HfConfig) -> Placement:
-    """Resolves `--device auto` and `--dtype auto`. Raises `BootError` where CUDA is wanted and absent."""
+    """Resolves `--device auto` and `--dtype auto`. Raises `BootError` for what is not there or not supported."""
     if model.device == "cuda" and not torch.cuda.is_available():
         raise BootError("--device cuda: torch finds no CUDA device; --device cpu runs without one")
     is_cuda = model.device == "cuda" or (model.device == "auto" and torch.cuda.is_available())
     device = torch.device("cuda:0" if is_cuda else "cpu")
+    if model.quantization != "none" and (is_cuda or model.dtype == "float16"):
+        where = "on CUDA" if is_cuda else "with --dtype float16"
+        raise BootError(
+            f"--quantization {model.quantization}: not supported {where} yet; it needs --device cpu and --dtype "
+            "bfloat16 or float32"
+        )
+    weight_bits = WEIGHT_BITS[model.quantization]
     if model.dtype != "auto":
-        return Placement(device, DTYPES[model.dtype])
+        return Placement(device, DTYPES[model.dtype], weight_bits)
     if is_cuda:
         stored = hf_config.text("dtype", hf_config.text("torch_dtype", "bfloat16"))
         return Placement(device, torch.float16 if stored == "float16" else torch.bfloat16)
-    return Placement(device, torch.bfloat16 if computes_bfloat16(CPU_INFO) else torch.float32)
+    return Placement(device, torch.bfloat16 if computes_bfloat16(CPU_INFO) else torch.float32, weight_bits)
 
 
 def computes_bfloat16(cpu_info: Path) -> bool:

@@ -14,7 +14,7 @@ from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.kv_cache import allocate_cache, choose_num_pages, free_cpu_cache_bytes, page_bytes
 from scheduler_proc.computing.model_runner import ModelRunner
 from scheduler_proc.computing.placement import find_placement, set_cpu_threads
-from scheduler_proc.computing.weights import Report, load_weights, make_dummy_weights
+from scheduler_proc.computing.weights import Report, make_dummy_weights
 
 STEP_TOKENS_CUDA, STEP_TOKENS_CPU = 8192, 512
 
@@ -35,11 +35,13 @@ def load_runner(config: Config, report: Report) -> ModelRunner | GpuRunner:
     if config.model.load_format == "dummy":
         weights = make_dummy_weights(decoder_config, placement, report)
     else:
-        # Imported here and not above: it needs safetensors, which a machine for random weights may lack.
+        # Imported here and not above: they need safetensors, which a machine for random weights may lack.
         from scheduler_proc.computing.checkpoint import open_checkpoint
+        from scheduler_proc.computing.weight_cache import load_through_cache
 
         checkpoint = open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
-        weights = load_weights(decoder_config, family, checkpoint, placement, report)
+        is_cached = config.model.weight_cache
+        weights = load_through_cache(decoder_config, family, checkpoint, placement, report, is_cached)
     decoder = Decoder(decoder_config, weights, config.facts.max_model_len)
     max_num_batched_tokens = config.scheduling.max_num_batched_tokens or (
         STEP_TOKENS_CUDA if placement.is_cuda else STEP_TOKENS_CPU

@@ -1,13 +1,16 @@
 """Fills a decoder's parameters from a checkpoint, or with random values."""
 
 import logging
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from kernels.quantized_linear import quantize
 from messages.errors import BootError
 from scheduler_proc.computing.decoder_config import DecoderConfig, Shape, parameter_shapes
 from scheduler_proc.computing.families.family import Family, Source
@@ -19,7 +22,10 @@ if TYPE_CHECKING:
 MAX_NAMES_SHOWN = 6
 DUMMY_STD = 0.02
 
-Weights = dict[str, Tensor]
+Weights = dict[str, Any]
+"""Parameters by name: tensors, and for linear layers' weights `QuantizedWeight` where the placement says so."""
+
+QUANTIZED = re.compile(r"head|layers\.\d+\.(qkv|attention_out|mlp_in|mlp_out)\.weight")
 Report = Callable[[str, float | None], None]
 
 log = logging.getLogger("sluice.weights")
@@ -28,15 +34,18 @@ log = logging.getLogger("sluice.weights")
 def load_weights(
     config: DecoderConfig, family: Family, checkpoint: "Checkpoint", placement: Placement, report: Report
 ) -> Weights:
-    """Returns every parameter with the checkpoint's values, in the placement's dtype and on its device.
+    """Returns every parameter with the checkpoint's values, in the placement's formats and on its device.
 
     One tensor at a time is read and cast, so there is never a second copy. Raises `BootError` that names missing and
     misshaped tensors; what the model does not need is only logged.
     """
     sources = _find_sources(family.list_sources(config), family.prefix, set(checkpoint.files))
     _log_unexpected(set(checkpoint.files) - set(sources), family)
-    weights = allocate(parameter_shapes(config), placement)
+    weights: Weights = {**allocate(parameter_shapes(config), placement)}
     wrong_shapes: list[str] = []
+    missing_rows = Counter[str]()
+    for source in sources.values():
+        missing_rows[source.target] += source.num_rows
     for num_done, (name, tensor) in enumerate(checkpoint.read(set(sources)), start=1):
         source = sources[name]
         if tuple(tensor.shape) != source.shape:
@@ -44,6 +53,9 @@ def load_weights(
             continue
         rows = weights[source.target][source.first_row : source.first_row + source.num_rows]
         rows.copy_(tensor.T if source.is_transposed else tensor)
+        missing_rows[source.target] -= source.num_rows
+        if missing_rows[source.target] == 0:
+            _quantize(weights, source.target, config, placement)
         report("loading weights", num_done / len(sources))
     if wrong_shapes:
         raise BootError(f"weights do not fit config.json: {_shorten(wrong_shapes, '; ')}")
@@ -52,20 +64,35 @@ def load_weights(
 
 def make_dummy_weights(config: DecoderConfig, placement: Placement, report: Report) -> Weights:
     """Returns random parameters of the real shapes, the same in every run: they time like real ones."""
-    weights = allocate(parameter_shapes(config), placement)
+    weights: Weights = {**allocate(parameter_shapes(config), placement)}
     generator = torch.Generator(placement.device).manual_seed(0)
-    for num_done, (name, tensor) in enumerate(weights.items(), start=1):
+    for num_done, name in enumerate(list(weights), start=1):
+        tensor = weights[name]
         if name.endswith("norm.weight"):
             tensor.fill_(1.0)
         elif name.endswith(".bias"):
             tensor.zero_()
         else:
             tensor.normal_(std=DUMMY_STD, generator=generator)
+        _quantize(weights, name, config, placement)
         report("making random weights", num_done / len(weights))
     return weights
 
 
-def allocate(shapes: dict[str, Shape], placement: Placement) -> Weights:
+def _quantize(weights: Weights, name: str, config: DecoderConfig, placement: Placement) -> None:
+    """Quantizes one parameter whose values are there, if it is one to be quantized.
+
+    A tied head is a parameter of its own then: the embedding is looked up as it is.
+    """
+    if placement.weight_bits is None:
+        return
+    if QUANTIZED.fullmatch(name):
+        weights[name] = quantize(weights[name], placement.weight_bits)
+    elif name == "embedding" and config.has_tied_head:
+        weights["head"] = quantize(weights[name], placement.weight_bits)
+
+
+def allocate(shapes: dict[str, Shape], placement: Placement) -> dict[str, Tensor]:
     """Returns uninitialized tensors. Raises `BootError` where there is not enough memory."""
     try:
         return {

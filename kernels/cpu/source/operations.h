@@ -10,5 +10,8 @@
 #include "tile_product.h"
 #include "paged_prefill.c"
 #include "packed_linear.c"
+#include "quantized_dot.h"
+#include "quantized_linear.c"
+#include "quantize.c"
 #include "greedy.c"
 #include "sample.c"

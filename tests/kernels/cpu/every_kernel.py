@@ -16,6 +16,7 @@ from kernels.packed_linear import pack, packed_linear
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import PrefillRows, paged_prefill
 from kernels.qk_norm import HeadNorms
+from kernels.quantized_linear import quantize, quantized_linear
 from kernels.rms_norm import rms_norm
 from kernels.rotate_store import rotate_store
 from kernels.sample import greedy, sample
@@ -66,6 +67,9 @@ def multiply(num_tokens: int, num_inputs: int, dtype: torch.dtype) -> None:
     x, weight = torch.randn(num_tokens, num_inputs).to(dtype), torch.randn(70, num_inputs).to(dtype)
     out = packed_linear(x, pack(weight), torch.randn(70).to(dtype), 70, "tanh")
     assert bool(out.isfinite().all())
+    for bits in (8, 4):
+        out = quantized_linear(x, quantize(weight, bits), torch.randn(70).to(dtype), "tanh")
+        assert bool(out.isfinite().all())
 
 
 def main(library: Path) -> None:
@@ -79,7 +83,7 @@ def main(library: Path) -> None:
                 store(shape, dtype)
             for size in (1, 7, 33, 4097):
                 compute(size, dtype)
-            for num_tokens, num_inputs in ((1, 32), (17, 64), (70, 96)):
+            for num_tokens, num_inputs in ((1, 32), (17, 64), (70, 96), (300, 1120)):
                 multiply(num_tokens, num_inputs, dtype)
         print(isa, flush=True)
 

@@ -3,6 +3,7 @@ import torch
 from torch.nn import functional
 
 from kernels.gelu import GeluKind
+from kernels.quantized_linear import Bits, dequantize, quantize
 from scheduler_proc.computing.linear import make_linear
 
 
@@ -25,3 +26,20 @@ def test_it_is_the_product_whatever_form_it_takes(
         got = make_linear(weight.to(dtype), bias.to(dtype) if has_bias else None, activation)(x.to(dtype))
     assert got.dtype == dtype
     assert float((got.double() - expected).norm() / expected.norm()) < {4: 1e-6, 2: 4e-3}[dtype.itemsize]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", [None, "tanh", "exact"])
+def test_a_quantized_weight_is_multiplied_as_what_it_stands_for(
+    bits: Bits, dtype: torch.dtype, activation: GeluKind | None
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight, x, bias = (torch.randn(*shape, generator=generator) for shape in ((70, 48), (9, 48), (70,)))
+    quantized = quantize(weight.to(dtype), bits)
+    expected = functional.linear(x.to(dtype).float(), dequantize(quantized), bias.to(dtype).float())
+    if activation is not None:
+        expected = functional.gelu(expected, approximate="tanh" if activation == "tanh" else "none")
+    got = make_linear(quantized, bias.to(dtype), activation)(x.to(dtype))
+    assert got.dtype == dtype
+    assert float((got.float() - expected).norm() / expected.norm()) < 0.015  # activations have 8 bits

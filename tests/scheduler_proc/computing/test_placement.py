@@ -1,5 +1,6 @@
 import os
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -53,6 +54,22 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert find_placement(ModelConfig(), HfConfig({})).device.type == "cpu"
     with pytest.raises(BootError, match="--device cuda: torch finds no CUDA device"):
         find_placement(ModelConfig(device="cuda"), HfConfig({}))
+
+
+@pytest.mark.parametrize(("quantization", "bits"), [("none", None), ("int8", 8), ("int4", 4)])
+def test_bits_of_weights(quantization: Literal["none", "int8", "int4"], bits: int | None) -> None:
+    for dtype in ("auto", "float32", "bfloat16"):
+        model = ModelConfig(device="cpu", dtype=dtype, quantization=quantization)
+        assert find_placement(model, HfConfig({})).weight_bits == bits
+
+
+def test_quantization_where_it_is_not_supported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(BootError, match="--quantization int8: not supported on CUDA yet; it needs --device cpu"):
+        find_placement(ModelConfig(quantization="int8"), HfConfig({}))
+    with pytest.raises(BootError, match="--quantization int4: not supported with --dtype float16 yet"):
+        find_placement(ModelConfig(quantization="int4", device="cpu", dtype="float16"), HfConfig({}))
+    assert find_placement(ModelConfig(quantization="int4", device="cpu"), HfConfig({})).weight_bits == 4
 
 
 def test_threads() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from messages.columns import unpack_int32
+from messages.columns import unpack_float32, unpack_int32
 from messages.errors import BootError
 from messages.requests import SamplingParams
 from scheduler_proc.computing.runner import ModelRunner, load_runner
@@ -157,3 +157,27 @@ def test_next_tokens_are_int32(runner: ModelRunner) -> None:
     tokens = unpack_int32(runner.run(plan_batch(1, [(row, 1) for row in rows], 16)).next_tokens)
     assert len(tokens) == 3
     assert all(0 <= token < 320 for token in tokens)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_quantized_weights_serve(model_dir: Path, quantization: str, dtype: str) -> None:
+    """The tokens of a prompt are the same alone and in a batch, and how likely they are is near what it was."""
+    config = make_config(model_dir, quantization=quantization, dtype=dtype)
+    loaded = load_runner(config, lambda text, fraction: None)
+    together = generate(loaded, PROMPTS, 12, params=SAMPLED)
+    for prompt, params, output in zip(PROMPTS, SAMPLED, together, strict=True):
+        assert generate(loaded, [prompt], 12, Schedule(seed=3), [params]) == [output]
+    plain = load_runner(make_config(model_dir), lambda text, fraction: None)
+    exact, near = (mean_logprob(runner, list(range(60))) for runner in (plain, loaded))
+    assert abs(near - exact) < {"int8": 0.05, "int4": 0.6}[quantization]
+
+
+def mean_logprob(runner: ModelRunner, ids: list[int]) -> float:
+    """Returns the mean logprob of a prompt's tokens but the first."""
+    params = SamplingParams(max_tokens=1, temperature=0.0, num_prompt_logprobs=0)
+    row = Row(1, list(ids), len(ids), params, pages=[0, 1, 2, 3])
+    _, output = run_step(runner, 0, [(row, len(ids))], 16)
+    assert output.prompt_logprobs is not None
+    logprobs = unpack_float32(output.prompt_logprobs.logprobs)
+    return sum(logprobs) / len(logprobs)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kernels.quantized_linear import QuantizedWeight, quantize
 from messages.errors import BootError
 from scheduler_proc.computing.checkpoint import open_checkpoint
 from scheduler_proc.computing.families.registry import find_family
@@ -75,6 +76,36 @@ def test_values_are_cast(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "gpt2")
     wide, narrow = load(tmp_path), load(tmp_path, placement=Placement(CPU.device, torch.bfloat16))
     assert_same(narrow, {name: tensor.bfloat16() for name, tensor in wide.items()})
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "gpt2-untied", "llama-gqa-tied", "qwen3-biases-untied"])
+@pytest.mark.parametrize("layout", ["safetensors", "pt-sharded"])
+def test_linears_and_the_head_are_quantized_and_nothing_else_is(tmp_path: Path, variant: str, layout: SavedAs) -> None:
+    build_checkpoint(tmp_path, variant, layout)
+    plain = load(tmp_path)
+    plain_head = plain.get("head", plain["embedding"])
+    quantized = load(tmp_path, placement=Placement(CPU.device, torch.float32, 4))
+    assert quantized.keys() == plain.keys() | {"head"}
+    for name, weight in quantized.items():
+        is_linear = name == "head" or (name.endswith(".weight") and "norm" not in name)
+        assert isinstance(weight, QuantizedWeight) == is_linear, name
+        if is_linear:
+            expected = quantize(plain.get(name, plain_head), 4)
+            assert torch.equal(weight.packed, expected.packed), name
+        else:
+            assert torch.equal(weight, plain[name]), name
+
+
+def test_random_weights_are_quantized_too(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "gpt2")
+    hf_config = read_hf_config(tmp_path)
+    config = find_family(hf_config).read_config(hf_config, 96)
+    placement = Placement(CPU.device, torch.float32, 8)
+    quantized = make_dummy_weights(config, placement, lambda text, fraction: None)
+    plain = make_dummy_weights(config, CPU, lambda text, fraction: None)
+    assert torch.equal(quantized["head"].packed, quantize(plain["embedding"], 8).packed)
+    assert torch.equal(quantized["layers.2.qkv.weight"].packed, quantize(plain["layers.2.qkv.weight"], 8).packed)
+    assert torch.equal(quantized["final_norm.weight"], plain["final_norm.weight"])
 
 
 def test_a_format_can_be_forced(tmp_path: Path) -> None:

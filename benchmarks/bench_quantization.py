@@ -1,0 +1,121 @@
+"""What --quantization gains and costs: perplexity of real weights, speed and memory of a known shape.
+
+    python -m benchmarks.bench_quantization --models assets/shakespeare-gpt2 --text FILE --shape gpt2-124m
+
+Perplexity is that of the end of a text, asked of a server in each format. The shape has random weights; its servers
+take turns. Either part is left out where its flags are.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.bench_cpu import WORKLOADS, measure, write_model
+from benchmarks.load.batch_client import Server
+from benchmarks.load.server_facts import ask_server
+from benchmarks.model_shapes import SHAPES
+from benchmarks.process_tree import memory
+from benchmarks.result_file import write_result
+from benchmarks.server_process import started_server
+from benchmarks.text_score import score_text
+from messages.errors import SluiceError
+
+START_TIMEOUT_S = 600.0
+FORMATS: dict[str, list[str]] = {
+    "float32": ["--dtype", "float32"],
+    "bfloat16": ["--dtype", "bfloat16"],
+    "int8": ["--dtype", "bfloat16", "--quantization", "int8"],
+    "int4": ["--dtype", "bfloat16", "--quantization", "int4"],
+}
+TIMED_FORMATS = ("bfloat16", "int8", "int4")
+PASSAGE_TOKENS = 512
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--models", nargs="*", type=Path, default=[], help="directories of models whose perplexity is measured")
+    add("--text", type=Path, help="the text, in UTF-8")
+    add("--end-bytes", type=int, default=89_281, help="so much of its end (default: what the bundled model never saw)")
+    add("--shape", choices=SHAPES, help="the shape whose speed and memory are measured")
+    add(
+        "--tokenizer", type=Path, default=Path("../shared/tokenizers/gpt2"), help="its tokenizer (default: %(default)s)"
+    )
+    add(
+        "--workloads",
+        nargs="+",
+        choices=WORKLOADS,
+        default=["W1", "W2", "W3"],
+        help="of bench_cpu (default: %(default)s)",
+    )
+    add("--rounds", type=int, default=5, help="of each workload (default: 5)")
+    add("--cpu-threads", type=int, default=0, help="of the servers; 0: as they choose (default)")
+    add("--json", type=Path, metavar="FILE", help="write the result to FILE")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 0, or 1 where a server cannot be measured."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if options.models and options.text is None:
+        parser.error("--models needs --text")
+    flags = ["--cpu-threads", str(options.cpu_threads), "--log-level", "warning"]
+    try:
+        perplexities = [
+            line for model in options.models for line in measure_perplexity(model, read_end(options), flags)
+        ]
+        speed = measure_speed(options, flags) if options.shape else None
+    except SluiceError as error:
+        print(f"bench_quantization: {error}", file=sys.stderr)
+        return 1
+    if options.json:
+        write_result(options.json, "quantization", {"perplexity": perplexities, "speed": speed})
+    return 0
+
+
+def read_end(options: argparse.Namespace) -> str:
+    return options.text.read_bytes()[-options.end_bytes :].decode("utf-8", errors="ignore")
+
+
+def measure_perplexity(model: Path, text: str, flags: Sequence[str]) -> list[dict]:
+    """Returns a line for each format."""
+    lines: list[dict] = []
+    for name, format_flags in FORMATS.items():
+        model_flags = ["--model", str(model), "--served-model-name", model.name, *format_flags, *flags]
+        with started_server(model_flags, START_TIMEOUT_S) as (_, target):
+            passage_tokens = min(PASSAGE_TOKENS, ask_server(target).max_model_len - 1)
+            score = score_text(target, model.name, text, passage_tokens)
+        lines.append(
+            {"model": model.name, "format": name, "passage_tokens": passage_tokens, "num_tokens": score.num_tokens}
+        )
+        lines[-1] |= {"nats": score.nats, "perplexity": score.perplexity}
+        print(f"{model.name} {name}: perplexity {score.perplexity:.4f} ({score.num_tokens:,} tokens)", flush=True)
+    return lines
+
+
+def measure_speed(options: argparse.Namespace, flags: Sequence[str]) -> dict:
+    """Returns the workloads' figures, by format, and the memory of each server's scheduler before them."""
+    shape = SHAPES[options.shape]
+    with ExitStack() as stack:
+        model_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-shape-")))
+        write_model(model_dir, shape, options.tokenizer)
+        servers, memory_mib = {}, {}
+        for name in TIMED_FORMATS:
+            model_flags = ["--model", str(model_dir), "--load-format", "dummy", *FORMATS[name], *flags]
+            process, target = stack.enter_context(started_server(model_flags, START_TIMEOUT_S))
+            servers[name] = Server(target)
+            memory_mib[name] = next(found.rss_mib for found in memory(process.pid) if found.command == "scheduler_proc")
+        lines = measure(servers, options.workloads, options.rounds, int(str(shape["vocab_size"])))
+    for line in lines:
+        figures = ", ".join(f"{name} {value:,.1f}" for name, value in line["median"].items())
+        print(f"{line['name']} {line['about']}: {figures} {line['unit']}", flush=True)
+    print(f"scheduler's memory, MiB: {memory_mib}")
+    return {"shape": options.shape, "scheduler_rss_mib": memory_mib, "workloads": lines}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,62 @@
+"""Linear layers of int8 and int4 weights beside bfloat16, the layers of GPT-2 124M.
+
+python -m benchmarks.kernels.bench_quantized_linear [--threads N] [--json FILE]
+"""
+
+import itertools
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.kernels.measure import Row, finish, median_ms, product_rate, read_bandwidth, start
+from kernels.quantized_linear import Bits, quantize
+from scheduler_proc.computing.linear import Linear, make_linear
+
+SHAPES = {"768 to 2304": (768, 2304), "3072 to 768": (3072, 768), "768 to 50257": (768, 50257)}
+BITS: list[Bits] = [8, 4]
+TOKENS = (1, 4, 16, 64, 512)
+COPIED_BYTES = 128 << 20
+"""Weights are copied until the copies together have so many bytes, so that no cache holds them from call to call."""
+
+
+def make_calls(num_inputs: int, num_outputs: int) -> dict[str, Linear]:
+    """Returns what multiplies activations by one of several copies of a weight, the next each time, by format."""
+    weight = torch.randn(num_outputs, num_inputs).bfloat16()
+    num_copies = max(1, COPIED_BYTES // weight.nbytes)
+    calls = {"bfloat16": _take_turns([make_linear(weight.clone(), None) for _ in range(num_copies)])}
+    for bits in BITS:
+        copies = [make_linear(quantize(weight, bits), None) for _ in range(num_copies * 16 // bits)]
+        calls[f"int{bits}"] = _take_turns(copies)
+    return calls
+
+
+def _take_turns(layers: list[Linear]) -> Linear:
+    turns = itertools.cycle(layers)
+
+    def call(x_TI: Tensor) -> Tensor:
+        layer = next(turns)
+        return layer(x_TI)
+
+    return call
+
+
+def main() -> int:
+    options = start(__doc__)
+    rows: list[Row] = []
+    for name, (num_inputs, num_outputs) in SHAPES.items():
+        calls = make_calls(num_inputs, num_outputs)
+        for num_tokens in TOKENS:
+            x_TI = torch.randn(num_tokens, num_inputs).bfloat16()
+            times = median_ms({form: partial(call, x_TI) for form, call in calls.items()}, options.rounds)
+            row: Row = {"case": f"{name}, {num_tokens} tokens"}
+            row |= {f"{form} ms": ms for form, ms in times.items()}
+            row |= {f"{form} times": times["bfloat16"] / times[form] for form in ("int8", "int4")}
+            rows.append(row)
+    limits = {"read GB/s": read_bandwidth(options.rounds), "product GFLOP/s": product_rate(options.rounds)}
+    finish(options, "quantized_linear", rows, limits)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
