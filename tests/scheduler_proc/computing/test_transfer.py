@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from scheduler_proc.computing.transfer import ALIGNMENT, send_arrays
+from scheduler_proc.computing.packed_columns import ALIGNMENT
+from scheduler_proc.computing.transfer import send_arrays
 from tests.kernels.cases import DEVICES
 
 
