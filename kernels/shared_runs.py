@@ -89,7 +89,7 @@ def _find_level(num_equal: np.ndarray, covered_K: np.ndarray, least: int) -> lis
     A run's members: neighbours that all share `least` pages more than is covered. Neighbours that the level before put
     into different runs share no more than was covered.
     """
-    goes_on = num_equal - np.maximum(covered_K[1:], covered_K[:-1]) >= least
+    goes_on = num_equal - covered_K[1:] >= least
     edges = np.diff(goes_on, prepend=False, append=False).nonzero()[0].reshape(-1, 2)
     first_members, num_members = edges[:, 0], edges[:, 1] - edges[:, 0] + 1
     if not len(edges):

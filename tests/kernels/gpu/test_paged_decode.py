@@ -76,7 +76,12 @@ def test_several_heads_and_rows_of_one_part_beside_rows_of_many(
 
 @pytest.mark.parametrize(("merges_in_kernel", "num_parts"), [(False, 33), (True, 17)])
 def test_a_row_of_more_parts_than_are_merged_at_a_time(merges_in_kernel: bool, num_parts: int, device: str) -> None:
-    case = decode_case(Shape(1, 1, 16, 64), [128 * num_parts - 5], torch.float32, device)
+    """The last key has most of the weight, so that what was merged before it must shrink."""
+    num_keys = 128 * num_parts - 5
+    case = decode_case(Shape(1, 1, 16, 64), [num_keys], torch.float32, device)
+    last = case.cache.find_slots(case.page_tables, torch.tensor([[num_keys - 1]], device=device))[0]
+    case.cache.keys[last] = 3 * case.query
+    case = share(case, [])
     work = plan_work(case, DecodeLayout(1, 1, 1, num_parts, False, merges_in_kernel), case.context_lens + 1)
     assert int(work.plan[0]) == num_parts
     assert_close(run(case, work), case.expected, torch.float32)
