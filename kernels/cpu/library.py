@@ -41,10 +41,10 @@ SIGNATURES = {
     "sample": "pppp ii",
 }
 """The parameters of each C function, as its source has them: pointer, int64, float."""
-MAY_RUN_OUT_OF_MEMORY = {"paged_decode", "paged_prefill", "greedy", "sample"}
+MAY_RUN_OUT_OF_MEMORY = {"packed_linear", "paged_decode", "paged_prefill", "greedy", "sample"}
 FLOAT32_ALONE = {"sample"}
-TILES_ALONE = {"packed_linear"}
-"""Those that exist for bfloat16 on tiles and not otherwise."""
+BFLOAT16_PAIRS_ALONE = {"packed_linear"}
+"""Those that exist where the processor multiplies pairs of bfloat16, for them and not otherwise."""
 
 _kernels: dict[tuple[str, torch.dtype], Kernel] = {}
 
@@ -108,7 +108,7 @@ def use_library(path: Path, wanted: str = "") -> str:
         for dtype, form in FORMATS.items():
             if dtype != torch.float32 and name in FLOAT32_ALONE:
                 continue
-            if name in TILES_ALONE and (dtype != torch.bfloat16 or isa != "amx"):
+            if name in BFLOAT16_PAIRS_ALONE and (dtype != torch.bfloat16 or isa not in ("avx512", "amx")):
                 continue
             _kernels[name, dtype] = _bind(library, f"{name}_{form}_{isa}", signature, name in MAY_RUN_OUT_OF_MEMORY)
     return isa
