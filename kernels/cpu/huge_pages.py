@@ -4,6 +4,7 @@ A core that streams weights or K and V meets a new page every 4 KB otherwise, an
 tables; in a virtual machine, through two.
 """
 
+import contextlib
 import math
 import mmap
 from collections.abc import Sequence
@@ -19,10 +20,8 @@ class Chunk:
 
     def __init__(self, num_bytes: int):
         memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        try:
+        with contextlib.suppress(AttributeError, OSError):  # a system without them: the memory is as good as any
             memory.madvise(mmap.MADV_HUGEPAGE)
-        except (AttributeError, OSError):
-            pass  # this system has none: the memory is as good as any
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self._next = -self._bytes.data_ptr() % HUGE_PAGE
 
