@@ -11,7 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.cpu.build import BuildError, build, built_isas, can_keep, find_compiler, library_path
+from kernels.cpu.build import (
+    PREBUILT,
+    BuildError,
+    build,
+    built_isas,
+    can_keep,
+    find_compiler,
+    library_path,
+    prebuilt_name,
+)
 
 log = logging.getLogger("sluice.kernels")
 
@@ -55,7 +64,7 @@ def find_kernel(name: str, x: Tensor) -> Kernel | None:
 
 
 def load_kernels(report: Report) -> str | None:
-    """From now on launchers use the C kernels, built here if need be; returns the instruction set.
+    """From now on launchers use the C kernels, built here unless `pip install` has; returns the instruction set.
 
     None, with a warning, where they cannot be had; without one, where SLUICE_CPU_ISA is "none".
     """
@@ -63,6 +72,11 @@ def load_kernels(report: Report) -> str | None:
     if wanted == "none":
         unload_kernels()
         return None
+    try:
+        if (PREBUILT / prebuilt_name()).exists():
+            return use_library(PREBUILT / prebuilt_name(), wanted)
+    except OSError as error:
+        log.warning("%s cannot be used: %s", PREBUILT / prebuilt_name(), error)
     try:
         compiler = find_compiler()
         path = library_path(compiler)
