@@ -1,4 +1,7 @@
-"""Builds the C kernels with the machine's compiler, once: the result is kept in the user's cache directory."""
+"""Builds the C kernels with the machine's compiler, once: while the package is installed, else at the first start.
+
+Then the result is kept in the user's cache directory.
+"""
 
 import hashlib
 import os
@@ -11,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "source"
+PREBUILT = Path(__file__).parent / "prebuilt"
 COMPILERS = ("cc", "gcc", "clang")
 COMPILE_TIMEOUT_S = 300.0
 
@@ -67,13 +71,15 @@ def find_compiler() -> list[str]:
     raise BuildError(f"there is no C compiler ({', '.join(COMPILERS)})")
 
 
+def prebuilt_name() -> str:
+    """Returns the name that a library of these sources has in `PREBUILT`, whatever compiler made it."""
+    return f"kernels-{_source_key().hexdigest()[:24]}.so"
+
+
 def library_path(compiler: Sequence[str], extra_flags: Sequence[str] = ()) -> Path:
     """Returns where the library of these sources, this compiler and these flags is, or belongs. Raises `BuildError`."""
-    key = hashlib.sha256()
-    for source in sorted(SOURCE.iterdir()):
-        key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    version = _run([*compiler, "--version"])
-    key.update(repr((platform.machine(), list(compiler), version, FLAGS, ISA_FLAGS, list(extra_flags))).encode())
+    key = _source_key()
+    key.update(repr((list(compiler), _run([*compiler, "--version"]), list(extra_flags))).encode())
     return cache_dir() / f"kernels-{key.hexdigest()[:24]}.so"
 
 
@@ -88,6 +94,13 @@ def build(compiler: Sequence[str], target: Path, extra_flags: Sequence[str] = ()
             library.replace(target)
     except OSError as error:
         raise BuildError(f"{target.parent}: {error.strerror or error}") from None
+
+
+def _source_key() -> "hashlib._Hash":
+    key = hashlib.sha256(repr((platform.machine(), FLAGS, ISA_FLAGS)).encode())
+    for source in sorted(SOURCE.iterdir()):
+        key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return key
 
 
 def _compile(compiler: Sequence[str], scratch: Path, extra_flags: Sequence[str]) -> list[str]:

@@ -4,10 +4,10 @@ A core that streams weights or K and V meets a new page every 4 KB otherwise, an
 tables; in a virtual machine, through two.
 """
 
+import contextlib
 import math
 import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ class Chunk:
 
     def __init__(self, num_bytes: int):
         memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with suppress(AttributeError, OSError):  # this system has none: the memory is as good as any
+        with contextlib.suppress(AttributeError, OSError):  # a system without them: the memory is as good as any
             memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self._next = -self._bytes.data_ptr() % HUGE_PAGE

@@ -11,7 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.cpu.build import BuildError, build, built_isas, can_keep, find_compiler, library_path
+from kernels.cpu.build import (
+    PREBUILT,
+    BuildError,
+    build,
+    built_isas,
+    can_keep,
+    find_compiler,
+    library_path,
+    prebuilt_name,
+)
 
 log = logging.getLogger("sluice.kernels")
 
@@ -43,10 +52,10 @@ SIGNATURES = {
     "sample": "pppp ii",
 }
 """The parameters of each C function, as its source has them: pointer, int64, float."""
-MAY_RUN_OUT_OF_MEMORY = {"paged_decode", "paged_prefill", "greedy", "sample"}
+MAY_RUN_OUT_OF_MEMORY = {"packed_linear", "paged_decode", "paged_prefill", "greedy", "sample"}
 FLOAT32_ALONE = {"sample"}
-TILES_ALONE = {"packed_linear"}
-"""Those that exist for bfloat16 on tiles and not otherwise."""
+BFLOAT16_PAIRS_ALONE = {"packed_linear"}
+"""Those that exist where the processor multiplies pairs of bfloat16, for them and not otherwise."""
 
 _kernels: dict[tuple[str, torch.dtype], Kernel] = {}
 
@@ -57,7 +66,7 @@ def find_kernel(name: str, x: Tensor) -> Kernel | None:
 
 
 def load_kernels(report: Report) -> str | None:
-    """From now on launchers use the C kernels, built here if need be; returns the instruction set.
+    """From now on launchers use the C kernels, built here unless `pip install` has; returns the instruction set.
 
     None, with a warning, where they cannot be had; without one, where SLUICE_CPU_ISA is "none".
     """
@@ -65,6 +74,11 @@ def load_kernels(report: Report) -> str | None:
     if wanted == "none":
         unload_kernels()
         return None
+    try:
+        if (PREBUILT / prebuilt_name()).exists():
+            return use_library(PREBUILT / prebuilt_name(), wanted)
+    except OSError as error:
+        log.warning("%s cannot be used: %s", PREBUILT / prebuilt_name(), error)
     try:
         compiler = find_compiler()
         path = library_path(compiler)
@@ -110,7 +124,7 @@ def use_library(path: Path, wanted: str = "") -> str:
         for dtype, form in FORMATS.items():
             if dtype != torch.float32 and name in FLOAT32_ALONE:
                 continue
-            if name in TILES_ALONE and (dtype != torch.bfloat16 or isa != "amx"):
+            if name in BFLOAT16_PAIRS_ALONE and (dtype != torch.bfloat16 or isa not in ("avx512", "amx")):
                 continue
             _kernels[name, dtype] = _bind(library, f"{name}_{form}_{isa}", signature, name in MAY_RUN_OUT_OF_MEMORY)
     return isa

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kernels.cpu.huge_pages import empty_huge
 from kernels.paged_kv import PagedKV
 from messages.config import Config
 from messages.errors import BootError
@@ -38,8 +39,11 @@ def allocate_cache(config: DecoderConfig, num_pages: int, page_size: int, placem
     """Returns an uninitialized cache; a CPU gives the memory only when it is written. Raises `BootError`."""
     shape = (config.num_layers, num_pages * page_size, config.num_kv_heads, config.head_dim)
     try:
-        key, value = (torch.empty(shape, dtype=placement.dtype, device=placement.device) for _ in range(2))
-    except RuntimeError as error:
+        if placement.is_cuda:
+            key, value = (torch.empty(shape, dtype=placement.dtype, device=placement.device) for _ in range(2))
+        else:
+            key, value = (empty_huge(shape, placement.dtype) for _ in range(2))
+    except (RuntimeError, OSError) as error:
         needed = num_pages * page_bytes(config, page_size, placement) / GIB
         raise BootError(
             f"the KV cache of {num_pages:,} pages needs {needed:.2f} GiB, which {placement.device} does not give: "

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.gelu import GeluKind, gelu
-from kernels.packed_linear import has_tiles, pack, packed_linear
+from kernels.packed_linear import has_packed_form, pack, packed_linear
 from kernels.quantized_linear import QuantizedWeight, quantized_linear
 
 Linear = Callable[[Tensor], Tensor]
@@ -26,15 +26,15 @@ def make_linear(
     """Returns the layer, with a GELU after it where `activation` names one.
 
     A caller that keeps no other reference to the weight has it in memory once. bfloat16 weights on a CPU are laid out
-    for the tiles of the C kernel, or else for oneDNN, here, once, and not in each call as `functional.linear` does; the
-    GELU is part of the same product there.
+    for the C kernel, or else for oneDNN, here, once, and not in each call as `functional.linear` does; the GELU is part
+    of the same product there.
     """
     if isinstance(weight_OI, QuantizedWeight):
         return _quantized(weight_OI, bias_O, activation)
-    if has_tiles(weight_OI):
-        return _on_tiles(weight_OI, bias_O, activation)
+    if has_packed_form(weight_OI):
+        return _on_kernel(weight_OI, bias_O, activation)
     if weight_OI.device.type == "cpu" and weight_OI.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available():
-        return _packed(weight_OI, bias_O, activation)
+        return _on_onednn(weight_OI, bias_O, activation)
     if activation is None:
         return lambda x_TI: functional.linear(x_TI, weight_OI, bias_O)
     return lambda x_TI: gelu(functional.linear(x_TI, weight_OI, bias_O), activation)
@@ -46,14 +46,14 @@ def _quantized(weight: QuantizedWeight, bias_O: Tensor | None, activation: GeluK
     return lambda x_TI: quantized_linear(x_TI, weight, bias_O, activation)
 
 
-def _on_tiles(weight_OI: Tensor, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
+def _on_kernel(weight_OI: Tensor, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
     packed, num_outputs = pack(weight_OI), weight_OI.shape[0]
     if activation == "exact":
         return lambda x_TI: gelu(packed_linear(x_TI, packed, bias_O, num_outputs), "exact")
     return lambda x_TI: packed_linear(x_TI, packed, bias_O, num_outputs, activation)
 
 
-def _packed(weight_OI: Tensor, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
+def _on_onednn(weight_OI: Tensor, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
     """The operators are those that torch's own compiler uses for CPUs (torch/_inductor/fx_passes/mkldnn_fusion.py)."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI)
     apply = torch.ops.mkldnn._linear_pointwise.default

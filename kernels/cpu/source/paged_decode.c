@@ -2,12 +2,14 @@
 
    An item is (row, SPLIT_KEYS keys of it, some key/value heads). What is computed for a head, and the order in which a
    row's splits are put together, hang on the row's length alone: its result is the same whatever the batch and threads.
-   A head's part of a token is two cache lines or four, too short for the processor to foresee the next: while one head
-   is computed, the lines of the next one, or of the next keys, are asked for. */
+   A head's part of a token is two cache lines or four, too short for the processor to foresee the next. So memory is
+   read in its order, some tokens with all the item's heads and then the next; an item has as many heads as leave the
+   threads items enough. */
 
 #ifndef SLUICE_SPLIT_KEYS
 #define SLUICE_SPLIT_KEYS
-enum { SPLIT_KEYS = 256, ENOUGH_ITEMS = 64 };
+enum { SPLIT_KEYS = 256, ENOUGH_ITEMS = 16, MAX_ITEM_QUERIES = 64, NEAR_KEYS = 4 };
+#define SUMS_SIZE(head_dim) (((head_dim) + 31) / 32 * 32) /* whole vectors of bfloat16 */
 #endif
 
 typedef struct {
@@ -23,10 +25,6 @@ typedef struct {
 } NAME(paged_decode_call);
 
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
-INLINE __m512 NAME(load_bf16)(__mmask16 lanes, const uint16_t *x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, x)), 16));
-}
-
 INLINE __m512 NAME(dot_lanes)(const uint16_t *query, const uint16_t *key, const int head_dim) {
   __m512 sum = _mm512_setzero_ps();
   int i = 0;
@@ -61,23 +59,38 @@ INLINE void NAME(score_keys)(const uint16_t *query, const uint16_t *keys, const 
   }
 }
 
+/* 32 elements of two keys after the other become two vectors of sums, of the first and the second four of each eight
+   elements: put_in_order says where they belong. Weights are rounded as the prefill's are. */
 INLINE void NAME(add_values)(const float *weights, const uint16_t *values, const int64_t *offsets, int num_keys,
                              const int head_dim, float factor, float *sums) {
-  for (int first = 0; first < head_dim; first += 128) {
-    const int size = head_dim - first < 128 ? head_dim - first : 128, num_vectors = (size + 15) / 16;
-    __m512 sum[8];
-    __mmask16 lanes[8];
-    for (int i = 0; i < num_vectors; i++) {
-      lanes[i] = size - 16 * i >= 16 ? 0xffff : (__mmask16)((1 << (size - 16 * i)) - 1);
-      sum[i] = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes[i], sums + first + 16 * i), _mm512_set1_ps(factor));
+  __m512bh pairs[NEAR_KEYS / 2];
+  for (int j = 0; j < NEAR_KEYS; j += 2) { /* beyond the last key weights are 0 */
+    const uint32_t both = (uint32_t)narrow_bfloat16(weights[j + 1]) << 16 | narrow_bfloat16(weights[j]);
+    pairs[j / 2] = (__m512bh)_mm512_set1_epi32((int32_t)both);
+  }
+  for (int first = 0; first < head_dim; first += 32) {
+    const __mmask32 lanes = head_dim - first >= 32 ? 0xffffffffu : (__mmask32)((1ull << (head_dim - first)) - 1);
+    __m512 low = _mm512_mul_ps(_mm512_loadu_ps(sums + first), _mm512_set1_ps(factor));
+    __m512 high = _mm512_mul_ps(_mm512_loadu_ps(sums + first + 16), _mm512_set1_ps(factor));
+    for (int j = 0; j < num_keys; j += 2) {
+      const __m512i even = _mm512_maskz_loadu_epi16(lanes, values + offsets[j] + first);
+      const __m512i odd = j + 1 < num_keys ? _mm512_maskz_loadu_epi16(lanes, values + offsets[j + 1] + first)
+                                           : _mm512_setzero_si512();
+      low = _mm512_dpbf16_ps(low, pairs[j / 2], (__m512bh)_mm512_unpacklo_epi16(even, odd));
+      high = _mm512_dpbf16_ps(high, pairs[j / 2], (__m512bh)_mm512_unpackhi_epi16(even, odd));
     }
-    for (int j = 0; j < num_keys; j++) {
-      const __m512 weight = _mm512_set1_ps(weights[j]);
-      const uint16_t *value = values + offsets[j] + first;
-      for (int i = 0; i < num_vectors; i++)
-        sum[i] = _mm512_fmadd_ps(weight, NAME(load_bf16)(lanes[i], value + 16 * i), sum[i]);
-    }
-    for (int i = 0; i < num_vectors; i++) _mm512_mask_storeu_ps(sums + first + 16 * i, lanes[i], sum[i]);
+    _mm512_storeu_ps(sums + first, low);
+    _mm512_storeu_ps(sums + first + 16, high);
+  }
+}
+
+INLINE void NAME(put_in_order)(float *sums, const int head_dim) {
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+  for (int i = 0; i < head_dim; i += 32) {
+    const __m512 low = _mm512_loadu_ps(sums + i), high = _mm512_loadu_ps(sums + i + 16);
+    _mm512_storeu_ps(sums + i, _mm512_permutex2var_ps(low, first, high));
+    _mm512_storeu_ps(sums + i + 16, _mm512_permutex2var_ps(low, second, high));
   }
 }
 #else
@@ -99,40 +112,52 @@ INLINE void NAME(add_values)(const float *weights, const element *values, const 
     SIMD for (int i = 0; i < head_dim; i++) sums[i] += weights[j] * WIDEN(value[i]);
   }
 }
+
+INLINE void NAME(put_in_order)(float *sums, const int head_dim) {
+  (void)sums, (void)head_dim;
+}
 #endif
 
 /* Attends to keys [first, end) of a row with all queries of `num_heads` heads from `head` on. state: per query the highest
-   score, the total weight, the weighted sums; a head's queries are `partial_size` after those of the head before. */
+   score, the total weight, the weighted sums; a head's queries are `partial_size` after those of the head before.
+   While a block's keys are read, its values are asked for, and while those are read, the next block's keys. */
 INLINE void NAME(attend_keys)(const NAME(paged_decode_call) *call, const element *query, const int32_t *pages,
                               int64_t head, int64_t num_heads, int64_t first, int64_t end, const int head_dim,
                               float *state) {
-  const int64_t num_queries = call->queries_a_head, state_size = head_dim + 2;
+  const int64_t num_queries = call->queries_a_head, state_size = SUMS_SIZE(head_dim) + 2;
+  const float scale = call->scale * LOG2_E;
+  const int num_all = (int)(end - first);
+  const element *keys = call->cache.keys, *values = call->cache.values;
+  float scores[MAX_ITEM_QUERIES * BLOCK], factors[MAX_ITEM_QUERIES];
+  int64_t offsets[SPLIT_KEYS];
+  NAME(find_tokens)(&call->cache, pages, head, first, num_all, offsets);
   memset(state, 0, (size_t)(num_heads * call->partial_size) * sizeof(float));
   for (int64_t q = 0; q < num_heads * num_queries; q++) state[q * state_size] = -INFINITY;
-  int64_t buffers[2][BLOCK], *offsets = buffers[0], *next_offsets = buffers[1];
-  int num_keys = end - first < BLOCK ? (int)(end - first) : BLOCK;
-  NAME(find_tokens)(&call->cache, pages, head, first, num_keys, offsets);
-  while (first < end) {
-    float scores[BLOCK];
-    const int64_t next = first + BLOCK;
-    const int num_next = next >= end ? 0 : end - next < BLOCK ? (int)(end - next) : BLOCK;
-    if (num_next) NAME(find_tokens)(&call->cache, pages, head, next, num_next, next_offsets);
-    for (int64_t h = 0; h < num_heads; h++) {
-      const element *keys = call->cache.keys + h * head_dim, *values = call->cache.values + h * head_dim;
-      if (h + 1 < num_heads) NAME(ask_for)(keys + head_dim, values + head_dim, offsets, num_keys, head_dim);
-      else NAME(ask_for)(call->cache.keys, call->cache.values, next_offsets, num_next, head_dim);
-      for (int64_t q = 0; q < num_queries; q++) {
-        const element *mine = query + (h * num_queries + q) * head_dim;
-        float *sums = state + (h * num_queries + q) * state_size;
-        NAME(score_keys)(mine, keys, offsets, num_keys, head_dim, call->scale * LOG2_E, scores);
-        const float factor = take_block(scores, num_keys, sums, sums + 1);
-        NAME(add_values)(scores, values, offsets, num_keys, head_dim, factor, sums + 2);
-      }
+  for (int begin = 0; begin < num_all; begin += BLOCK) {
+    const int num_keys = num_all - begin < BLOCK ? num_all - begin : BLOCK;
+    const int num_next = num_all - begin - BLOCK < BLOCK ? num_all - begin - BLOCK : BLOCK;
+    const int64_t *here = offsets + begin;
+    for (int j = 0; j < num_keys; j += NEAR_KEYS) {
+      const int near = num_keys - j < NEAR_KEYS ? num_keys - j : NEAR_KEYS;
+      NAME(ask_for)(values, here + j, near, num_heads * head_dim);
+      for (int64_t h = 0, q = 0; h < num_heads; h++)
+        for (const int64_t beyond = q + num_queries; q < beyond; q++)
+          NAME(score_keys)(query + q * head_dim, keys + h * head_dim, here + j, near, head_dim, scale,
+                           scores + q * BLOCK + j);
     }
-    int64_t *const read = offsets;
-    offsets = next_offsets, next_offsets = read;
-    first = next, num_keys = num_next;
+    for (int64_t q = 0; q < num_heads * num_queries; q++)
+      factors[q] = take_block(scores + q * BLOCK, num_keys, state + q * state_size, state + q * state_size + 1);
+    for (int j = 0; j < num_keys; j += NEAR_KEYS) {
+      const int near = num_keys - j < NEAR_KEYS ? num_keys - j : NEAR_KEYS;
+      const int near_next = num_next - j < NEAR_KEYS ? num_next - j : NEAR_KEYS;
+      NAME(ask_for)(keys, here + BLOCK + j, near_next, num_heads * head_dim);
+      for (int64_t h = 0, q = 0; h < num_heads; h++)
+        for (const int64_t beyond = q + num_queries; q < beyond; q++)
+          NAME(add_values)(scores + q * BLOCK + j, values + h * head_dim, here + j, near, head_dim,
+                           j ? 1.0f : factors[q], state + q * state_size + 2);
+    }
   }
+  for (int64_t q = 0; q < num_heads * num_queries; q++) NAME(put_in_order)(state + q * state_size + 2, head_dim);
 }
 
 static void NAME(paged_decode_item)(const void *data, int64_t item) {
@@ -166,7 +191,7 @@ static void NAME(paged_decode_merge)(const NAME(paged_decode_call) *call, int64_
   const int64_t head_dim = call->cache.head_dim, num_heads = call->cache.num_heads, queries = call->queries_a_head;
   const int64_t first = call->first_split[row], end = call->first_split[row + 1];
   const int64_t step = num_heads * call->partial_size;
-  const float *states = call->partial + first * step + head * call->partial_size + q * (head_dim + 2);
+  const float *states = call->partial + first * step + head * call->partial_size + q * (SUMS_SIZE(head_dim) + 2);
   element *out = call->out + ((row * num_heads + head) * queries + q) * head_dim;
   float highest = -INFINITY, total = 0.0f, sums[MAX_HEAD_DIM] = {0};
   for (int64_t i = 0; i < end - first; i++) highest = states[i * step] > highest ? states[i * step] : highest;
@@ -199,7 +224,7 @@ PUBLIC int NAME(paged_decode)(const element *query, int64_t query_stride, const 
     first_split[row + 1] = first_split[row] + (num_keys[row] + SPLIT_KEYS - 1) / SPLIT_KEYS;
     total_keys += num_keys[row];
   }
-  const int64_t num_splits = first_split[num_rows], partial_size = queries_a_head * (head_dim + 2);
+  const int64_t num_splits = first_split[num_rows], partial_size = queries_a_head * (SUMS_SIZE(head_dim) + 2);
   if (num_splits == 0) { /* rows of no keys are padding */
     free(first_split);
     return 0;
@@ -209,8 +234,9 @@ PUBLIC int NAME(paged_decode)(const element *query, int64_t query_stride, const 
     free(first_split);
     return -1;
   }
-  const int64_t wanted_groups = (ENOUGH_ITEMS + num_splits - 1) / num_splits;
-  const int64_t heads_an_item = wanted_groups < num_heads ? num_heads / wanted_groups : 1;
+  const int64_t wanted_groups = (ENOUGH_ITEMS + num_splits - 1) / num_splits, most_heads = MAX_ITEM_QUERIES / queries_a_head;
+  int64_t heads_an_item = wanted_groups < num_heads ? num_heads / wanted_groups : 1;
+  if (heads_an_item > most_heads) heads_an_item = most_heads;
   const int64_t groups = (num_heads + heads_an_item - 1) / heads_an_item;
   NAME(paged_decode_call)
   call = {{keys, values, num_heads, head_dim, page_size}, query, out, page_tables, num_keys, query_stride, table_stride,

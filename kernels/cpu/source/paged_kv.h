@@ -38,12 +38,8 @@ INLINE void NAME(find_tokens)(const NAME(paged_kv) *cache, const int32_t *pages,
   }
 }
 
-/* Asks for the memory of K and V of one head, so that it is near when it is read. */
-INLINE void NAME(ask_for)(const element *keys, const element *values, const int64_t *offsets, int num_keys,
-                          const int head_dim) {
+/* Asks for `size` elements from each of the places on, in the order of memory, so that they are near when they are read. */
+INLINE void NAME(ask_for)(const element *values, const int64_t *offsets, int num_keys, int64_t size) {
   for (int j = 0; j < num_keys; j++)
-    for (int i = 0; i < head_dim; i += LINE_BYTES / (int)sizeof(element)) {
-      __builtin_prefetch(keys + offsets[j] + i);
-      __builtin_prefetch(values + offsets[j] + i);
-    }
+    for (int64_t i = 0; i < size; i += LINE_BYTES / (int)sizeof(element)) __builtin_prefetch(values + offsets[j] + i);
 }

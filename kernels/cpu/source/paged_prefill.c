@@ -189,7 +189,8 @@ static void NAME(paged_prefill_item)(const void *data, int64_t item) {
     NAME(pack_block)(&call->cache, here, padded_dim, s);
     here = rest_keys <= 0 ? 0 : rest_keys < BLOCK ? (int)rest_keys : BLOCK;
     NAME(find_tokens)(&call->cache, pages, head, first + BLOCK, here, s->offsets);
-    NAME(ask_for)(call->cache.keys, call->cache.values, s->offsets, here, (int)head_dim);
+    NAME(ask_for)(call->cache.keys, s->offsets, here, (int)head_dim);
+    NAME(ask_for)(call->cache.values, s->offsets, here, (int)head_dim);
     NAME(attend_block)(call, position, num_queries, first, padded_dim, s);
   }
 #if STEP == 2 && defined(__AMX_BF16__)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kernels.cpu import build as build_module
-from kernels.cpu.build import BuildError, build, find_compiler, library_path
+from kernels.cpu import library as library_module
+from kernels.cpu.build import BuildError, build, find_compiler, library_path, prebuilt_name
 from kernels.cpu.library import ISA_VARIABLE, find_kernel, find_parallel_region, load_kernels
 
 FLOATS, BYTES = torch.zeros(1), torch.zeros(1, dtype=torch.uint8)
@@ -20,6 +21,14 @@ def compiler() -> list[str]:
         return find_compiler()
     except BuildError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True)
+def no_prebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the library of an install would be: what was installed here is not looked at."""
+    folder = tmp_path / "prebuilt"
+    monkeypatch.setattr(library_module, "PREBUILT", folder)
+    return folder
 
 
 @pytest.fixture
@@ -52,6 +61,30 @@ def test_they_are_built_once_and_kept(own_cache: Path, monkeypatch: pytest.Monke
 def test_the_name_hangs_on_compiler_and_flags(compiler: list[str]) -> None:
     assert library_path(compiler) == library_path(compiler)
     assert library_path(compiler) != library_path(compiler, ["-g"])
+
+
+def test_what_the_install_has_built_needs_neither_compiler_nor_cache(
+    compiler: list[str], own_cache: Path, no_prebuilt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ISA_VARIABLE, raising=False)
+    build(compiler, no_prebuilt / prebuilt_name())
+    monkeypatch.setenv("CC", "/nonexistent")
+    isa, reports = load()
+    assert isa in build_module.built_isas()
+    assert reports == []
+    assert not own_cache.exists()
+
+
+def test_a_broken_library_of_the_install_is_built_again(
+    compiler: list[str], no_prebuilt: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not library_path(compiler).exists():
+        build(compiler, library_path(compiler))
+    no_prebuilt.mkdir()
+    (no_prebuilt / prebuilt_name()).write_bytes(b"not a library")
+    with caplog.at_level(logging.WARNING):
+        assert load()[0] in build_module.built_isas()
+    assert "cannot be used" in caplog.text
 
 
 @pytest.mark.usefixtures("own_cache")

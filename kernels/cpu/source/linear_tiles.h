@@ -1,0 +1,112 @@
+/* A packed linear layer on tiles. */
+
+/* Bytes: of a step's weight, of the rows that stay in a core's cache, and how far ahead of its use the weight is asked
+   for. Then rows of a group at most, and inputs whose weight stays near while a group's rows go by. */
+enum { LINEAR_STEP = 2048, LINEAR_ROWS = 768 << 10, LINEAR_AHEAD = 8192 };
+enum { LINEAR_MOST_ROWS = 512, LINEAR_CHUNK = 256 };
+
+static int64_t linear_rows_per_group(int64_t num_rows, int64_t inputs) {
+  (void)num_rows;
+  const int64_t rows = LINEAR_ROWS / (inputs * 2) / 32 * 32;
+  return rows < 32 ? 32 : rows > LINEAR_MOST_ROWS ? LINEAR_MOST_ROWS : rows;
+}
+
+/* Tiles 0 to 3 are 2 by 2 sums, 4 and 5 the rows, 6 and 7 the weight. `rows` is at most 32. */
+static void use_linear_tiles(int rows) {
+  tile_settings mine = {{0}};
+  const int first = rows < 16 ? rows : 16, second = rows - first;
+  const int tile_rows[8] = {first, first, second, second, first, second, 16, 16};
+  mine.bytes[0] = 1;
+  for (int tile = 0; tile < 8; tile++)
+    if (tile_rows[tile]) {
+      mine.bytes[16 + 2 * tile] = 64;
+      mine.bytes[48 + tile] = (uint8_t)tile_rows[tile];
+    }
+  _tile_loadconfig(&mine);
+}
+
+/* Adds what inputs [input, end) give to 32 outputs of at most 32 rows. */
+INLINE void linear_sums(const linear_call *call, int64_t row, int64_t block, int64_t input, const int64_t end,
+                        float *sums, const int has_second, const int is_streamed) {
+  const int stride = (int)(call->inputs * 2);
+  const char *weight = (const char *)call->weight + block * call->inputs * 64 + input * 64;
+  const element *first = call->x + row * call->inputs, *second = first + 16 * call->inputs;
+  if (input == 0) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (has_second) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  } else {
+    _tile_loadd(0, sums, 4 * LINEAR_BLOCK);
+    _tile_loadd(1, sums + 16, 4 * LINEAR_BLOCK);
+    if (has_second) {
+      _tile_loadd(2, sums + 16 * LINEAR_BLOCK, 4 * LINEAR_BLOCK);
+      _tile_loadd(3, sums + 16 * LINEAR_BLOCK + 16, 4 * LINEAR_BLOCK);
+    }
+  }
+  for (; input < end; input += 32, weight += LINEAR_STEP) {
+    if (is_streamed)
+      for (int line = 0; line < LINEAR_STEP; line += 64)
+        __builtin_prefetch(weight + LINEAR_AHEAD + line, 0, 3);
+    _tile_loadd(4, first + input, stride);
+    _tile_loadd(6, weight, 128);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, weight + 64, 128);
+    _tile_dpbf16ps(1, 4, 7);
+    if (has_second) {
+      _tile_loadd(5, second + input, stride);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, sums, 4 * LINEAR_BLOCK);
+  _tile_stored(1, sums + 16, 4 * LINEAR_BLOCK);
+  if (has_second) {
+    _tile_stored(2, sums + 16 * LINEAR_BLOCK, 4 * LINEAR_BLOCK);
+    _tile_stored(3, sums + 16 * LINEAR_BLOCK + 16, 4 * LINEAR_BLOCK);
+  }
+}
+
+/* An item is some blocks of 32 outputs of a group of rows, which stay in a core's cache from block to block. */
+static void linear_item(const void *data, int64_t item) {
+  const linear_call *call = data;
+  const int64_t begin = item / call->items_per_group * call->rows_per_group;
+  const int64_t end = begin + call->rows_per_group < call->num_rows ? begin + call->rows_per_group : call->num_rows;
+  const int64_t first_block = item % call->items_per_group * call->blocks_per_item;
+  float sums[LINEAR_MOST_ROWS * LINEAR_BLOCK] __attribute__((aligned(64)));
+  tile_settings before;
+  int64_t configured = 0;
+  const int64_t chunk = end - begin > 32 ? LINEAR_CHUNK : call->inputs;
+  _tile_storeconfig(&before);
+  for (int64_t block = first_block; block < first_block + call->blocks_per_item && block < call->num_blocks; block++)
+    for (int64_t input = 0; input < call->inputs; input += chunk) {
+      const int64_t beyond = input + chunk < call->inputs ? input + chunk : call->inputs;
+      for (int64_t row = begin; row < end; row += 32) {
+        const int64_t num_rows = end - row < 32 ? end - row : 32;
+        float *mine = sums + (row - begin) * LINEAR_BLOCK;
+        if (num_rows != configured) use_linear_tiles((int)num_rows);
+        configured = num_rows;
+        if (num_rows > 16 && row > begin)
+          linear_sums(call, row, block, input, beyond, mine, 1, 0);
+        else if (num_rows > 16)
+          linear_sums(call, row, block, input, beyond, mine, 1, 1);
+        else if (row > begin)
+          linear_sums(call, row, block, input, beyond, mine, 0, 0);
+        else
+          linear_sums(call, row, block, input, beyond, mine, 0, 1);
+        if (beyond == call->inputs)
+          for (int64_t r = 0; r < num_rows; r++)
+            linear_finish(call, row + r, block, _mm512_load_ps(mine + r * LINEAR_BLOCK),
+                          _mm512_load_ps(mine + r * LINEAR_BLOCK + 16));
+      }
+    }
+  leave_tiles(&before);
+}
+
+static int linear_run(linear_call *call) {
+  const int64_t num_groups = (call->num_rows + call->rows_per_group - 1) / call->rows_per_group;
+  run_items(num_groups * call->items_per_group, call->inputs * call->outputs, linear_item, call);
+  return 0;
+}

@@ -1,0 +1,40 @@
+"""Builds the C kernels while the package is installed, so that the first start need not; pyproject.toml says the rest.
+
+A machine without a compiler gets the package without them: the server tries again at its start, and says what is lost.
+"""
+
+import sys
+from pathlib import Path
+
+from setuptools import Distribution, setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))  # a build does not run where the package is
+
+from kernels.cpu.build import PREBUILT, BuildError, build, find_compiler, prebuilt_name  # noqa: E402
+
+
+class BuildKernels(build_py):
+    """Leaves a library in `kernels/cpu/prebuilt` of what is installed: with --editable, of this checkout."""
+
+    def run(self) -> None:
+        super().run()
+        places = ROOT if self.editable_mode else Path(self.build_lib)
+        folder = places / PREBUILT.relative_to(ROOT)
+        try:
+            for old in folder.glob("kernels-*.so"):
+                old.unlink()
+            build(find_compiler(), folder / prebuilt_name())
+        except (BuildError, OSError) as error:
+            self.warn(f"the C kernels are not built: {error}")
+
+
+class PlatformDistribution(Distribution):
+    """What has a library in it is for one kind of machine."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+setup(cmdclass={"build_py": BuildKernels}, distclass=PlatformDistribution)

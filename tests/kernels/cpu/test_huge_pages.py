@@ -1,0 +1,21 @@
+import torch
+
+from kernels.cpu.huge_pages import CHUNK_BYTES, HUGE_PAGE, empty_huge
+
+
+def test_tensors_are_apart_and_aligned() -> None:
+    tensors = [
+        empty_huge((size, 3), torch.bfloat16).fill_(size) for size in (1, 100, 7, CHUNK_BYTES // 8, CHUNK_BYTES // 4)
+    ]
+    for tensor in tensors:
+        assert tensor.is_contiguous()
+        assert tensor.data_ptr() % 64 == 0
+        assert bool((tensor == torch.tensor(len(tensor)).to(torch.bfloat16)).all())
+
+
+def test_a_large_tensor_begins_a_huge_page() -> None:
+    assert empty_huge((CHUNK_BYTES,), torch.uint8).data_ptr() % HUGE_PAGE == 0
+
+
+def test_nothing_is_a_tensor_too() -> None:
+    assert empty_huge((0, 4), torch.float32).shape == (0, 4)
