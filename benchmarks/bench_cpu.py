@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
-from math import prod
 from pathlib import Path
 
 import torch
@@ -29,13 +28,11 @@ from benchmarks.kernels.measure import product_rate, read_bandwidth
 from benchmarks.load.batch_client import Server, seconds_of
 from benchmarks.load.connection import Target, parse_url
 from benchmarks.load.workloads import LengthRange, Lengths, PlannedRequest, random_prompts
+from benchmarks.model_bytes import read_shape, weight_bytes
 from benchmarks.model_shapes import SHAPES
 from benchmarks.result_file import write_result
 from benchmarks.server_process import started_server
 from messages.errors import SluiceError, UsageError
-from scheduler_proc.computing.decoder_config import parameter_shapes
-from scheduler_proc.computing.families.registry import find_family
-from scheduler_proc.computing.hf_config import HfConfig
 
 START_TIMEOUT_S = 600.0
 LIMIT_ROUNDS = 5
@@ -200,20 +197,14 @@ def measure(
 
 def measure_limits(shape: dict[str, object]) -> dict[str, float]:
     """Returns the machine's limits and what follows for one stream, whose every token reads all weights once."""
-    hf_config = HfConfig(dict(shape))
-    config = find_family(hf_config).read_config(hf_config, 1024)
-    shapes = parameter_shapes(config)
-    shapes.pop("position_embedding", None)
-    if not config.has_tied_head:
-        shapes.pop("embedding")
-    weight_bytes = 2 * sum(prod(sizes) for sizes in shapes.values())
+    num_bytes = weight_bytes(read_shape(shape, 1024), itemsize=2)
     bandwidth = read_bandwidth(LIMIT_ROUNDS)
     return {
         "threads": torch.get_num_threads(),
         "read_gb_per_s": bandwidth,
         "bfloat16_product_gflop_per_s": product_rate(LIMIT_ROUNDS),
-        "weight_bytes_bfloat16": weight_bytes,
-        "one_stream_tok_per_s_at_read_limit": bandwidth * 1e9 / weight_bytes,
+        "weight_bytes_bfloat16": num_bytes,
+        "one_stream_tok_per_s_at_read_limit": bandwidth * 1e9 / num_bytes,
     }
 
 
