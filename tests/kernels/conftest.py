@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kernels.cpu.build import BuildError, build, built_isas, find_compiler, library_path
+from kernels.cpu.build import built_isas
 from kernels.cpu.library import unload_kernels, use_library
+from tests.kernels.c_library import built_library
 
 # One thread computes: the tensors are small, and other processes want the cores.
 torch.set_num_threads(1)
@@ -19,14 +20,7 @@ def form(request: pytest.FixtureRequest) -> Iterator[str]:
         unload_kernels()
         yield request.param
         return
-    try:
-        compiler = find_compiler()
-        path = library_path(compiler)
-        if not path.exists():
-            build(compiler, path)
-    except BuildError as error:
-        pytest.skip(str(error))
-    if use_library(path, request.param) != request.param:
+    if use_library(built_library(), request.param) != request.param:
         pytest.skip(f"this processor does not run {request.param}")
     yield request.param
     unload_kernels()
