@@ -60,6 +60,10 @@ class Engine:
                     del running[uid]
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 128  # all clients come at once
+
+
 class Connection(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     engine: Engine
@@ -84,7 +88,7 @@ def main() -> None:
     parser.add_argument("--cache-gb", type=int, default=2)
     options = parser.parse_args()
     Connection.engine = Engine(options.model, options.cache_gb)
-    ThreadingHTTPServer(("127.0.0.1", options.port), Connection).serve_forever()
+    Server(("127.0.0.1", options.port), Connection).serve_forever()
 
 
 if __name__ == "__main__":
