@@ -4,7 +4,8 @@
     python -m benchmarks.bench_cpu --shape llama-135m --peer 'vLLM 0.32, bf16=http://127.0.0.1:8080/NAME-OF-ITS-MODEL'
 
 Weights are random: they time the same. A peer must serve the same shape and the /v1/completions of OpenAI with token
-ids as prompts and `ignore_eos`. Rounds of all servers take turns; each round has prompts of its own.
+ids as prompts and `ignore_eos`. Rounds of all servers take turns, with a pause in which the last one's threads come to
+rest; each round has prompts of its own.
 """
 
 import argparse
@@ -39,6 +40,8 @@ from scheduler_proc.computing.hf_config import HfConfig
 
 START_TIMEOUT_S = 600.0
 LIMIT_ROUNDS = 5
+REST_S = 1.0
+"""Threads of a server that has just answered may still spin, and would take the next one's cores."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -168,7 +171,12 @@ def read_peer(text: str) -> tuple[str, Server]:
 
 
 def measure(
-    servers: dict[str, Server], names: Sequence[str], rounds: int, vocab_size: int, seed: int = 0
+    servers: dict[str, Server],
+    names: Sequence[str],
+    rounds: int,
+    vocab_size: int,
+    seed: int = 0,
+    rest_s: float = REST_S,
 ) -> list[dict]:
     """Returns a line for each workload: the figures of each server in each round, and their medians.
 
@@ -181,6 +189,7 @@ def measure(
             turns = list(servers.items())
             for server_name, server in turns if round_index % 2 else reversed(turns):
                 requests = workload.requests(vocab_size, seed + 1000 * (round_index + 1) + index)
+                time.sleep(rest_s)
                 seconds = seconds_of(server, requests, workload.concurrency)
                 if round_index >= 0:
                     figures[name][server_name].append(workload.figure(seconds))

@@ -26,8 +26,8 @@ class Engine:
         scheduling.cache_size = cache_gb
         scheduling.enable_prefix_caching = True
         scheduling.max_num_seqs = 64
-        hint = {"INFERENCE_PRECISION_HINT": openvino.Type.bf16}
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduling, "CPU", hint)
+        formats = {"INFERENCE_PRECISION_HINT": openvino.Type.bf16, "KV_CACHE_PRECISION": openvino.Type.bf16}
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduling, "CPU", formats)
         self._new: list[tuple[list[int], int, Future[int]]] = []
         self._has_new = threading.Condition()
         threading.Thread(target=self._serve, daemon=True).start()
