@@ -4,7 +4,8 @@
     python -m benchmarks.bench_cpu --shape llama-135m --peer 'vLLM 0.32, bf16=http://127.0.0.1:8080/NAME-OF-ITS-MODEL'
 
 Weights are random: they time the same. A peer must serve the same shape and the /v1/completions of OpenAI with token
-ids as prompts and `ignore_eos`. Rounds of all servers take turns; each round has prompts of its own.
+ids as prompts and `ignore_eos`. Rounds of all servers take turns, with a pause in which the last one's threads come to
+rest; each round has prompts of its own.
 """
 
 import argparse

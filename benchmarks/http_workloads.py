@@ -1,12 +1,16 @@
 """The workloads on which servers are compared through HTTP, taking turns."""
 
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from benchmarks.load.batch_client import Server, seconds_of
 from benchmarks.load.workloads import LengthRange, Lengths, PlannedRequest, random_prompts
+
+REST_S = 1.0
+"""Threads of a server that has just answered may still spin, and would take the next one's cores."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,12 @@ WORKLOADS = {
 
 
 def measure(
-    servers: dict[str, Server], names: Sequence[str], rounds: int, vocab_size: int, seed: int = 0
+    servers: dict[str, Server],
+    names: Sequence[str],
+    rounds: int,
+    vocab_size: int,
+    seed: int = 0,
+    rest_s: float = REST_S,
 ) -> list[dict]:
     """Returns a line for each workload: the figures of each server in each round, and their medians.
 
@@ -57,6 +66,7 @@ def measure(
             turns = list(servers.items())
             for server_name, server in turns if round_index % 2 else reversed(turns):
                 requests = workload.requests(vocab_size, seed + 1000 * (round_index + 1) + index)
+                time.sleep(rest_s)
                 seconds = seconds_of(server, requests, workload.concurrency)
                 if round_index >= 0:
                     figures[name][server_name].append(workload.figure(seconds))

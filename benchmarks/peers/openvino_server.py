@@ -26,8 +26,8 @@ class Engine:
         scheduling.cache_size = cache_gb
         scheduling.enable_prefix_caching = True
         scheduling.max_num_seqs = 64
-        hint = {"INFERENCE_PRECISION_HINT": openvino.Type.bf16}
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduling, "CPU", hint)
+        formats = {"INFERENCE_PRECISION_HINT": openvino.Type.bf16, "KV_CACHE_PRECISION": openvino.Type.bf16}
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduling, "CPU", formats)
         self._new: list[tuple[list[int], int, Future[int]]] = []
         self._has_new = threading.Condition()
         threading.Thread(target=self._serve, daemon=True).start()
@@ -60,6 +60,10 @@ class Engine:
                     del running[uid]
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 128  # all clients come at once
+
+
 class Connection(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     engine: Engine
@@ -84,7 +88,7 @@ def main() -> None:
     parser.add_argument("--cache-gb", type=int, default=2)
     options = parser.parse_args()
     Connection.engine = Engine(options.model, options.cache_gb)
-    ThreadingHTTPServer(("127.0.0.1", options.port), Connection).serve_forever()
+    Server(("127.0.0.1", options.port), Connection).serve_forever()
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def test_only_the_shared_part_is_alike() -> None:
 
 
 def test_servers_take_turns_in_every_round() -> None:
-    lines = measure({"sluice": Counting(NOWHERE), "peer": Counting(NOWHERE, "full")}, ["W1", "W3"], 3, 1000)
+    lines = measure({"sluice": Counting(NOWHERE), "peer": Counting(NOWHERE, "full")}, ["W1", "W3"], 3, 1000, rest_s=0.0)
     assert [line["name"] for line in lines] == ["W1", "W3"]
     for line in lines:
         assert {server: len(figures) for server, figures in line["rounds"].items()} == {"sluice": 3, "peer": 3}

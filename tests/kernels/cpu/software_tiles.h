@@ -1,0 +1,88 @@
+/* The tile instructions in plain C, for processors without them: included before the sources of the `amx` form.
+
+   As Intel's manual has them (Software Developer's Manual, volume 2: LDTILECFG, TILELOADD, TDPBF16PS). What was never
+   configured, or reaches beyond what was, ends the process. */
+#include <immintrin.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+} software_settings;
+
+static __thread software_settings tile_settings_now;
+static __thread uint8_t tile_bytes[8][16][64];
+
+static inline void check_tile(int tile) {
+  const software_settings *now = &tile_settings_now;
+  if (now->palette != 1 || tile > 7 || now->rows[tile] < 1 || now->rows[tile] > 16 || now->row_bytes[tile] > 64) abort();
+}
+
+static inline void software_loadconfig(const void *settings) {
+  memcpy(&tile_settings_now, settings, 64);
+  memset(tile_bytes, 0, sizeof tile_bytes);
+}
+
+static inline void software_storeconfig(void *settings) { memcpy(settings, &tile_settings_now, 64); }
+
+static inline void software_zero(int tile) {
+  check_tile(tile);
+  memset(tile_bytes[tile], 0, sizeof tile_bytes[tile]);
+}
+
+static inline void software_loadd(int tile, const void *base, int64_t stride) {
+  software_zero(tile);
+  for (int row = 0; row < tile_settings_now.rows[tile]; row++)
+    memcpy(tile_bytes[tile][row], (const char *)base + row * stride, tile_settings_now.row_bytes[tile]);
+}
+
+static inline void software_stored(int tile, void *base, int64_t stride) {
+  check_tile(tile);
+  for (int row = 0; row < tile_settings_now.rows[tile]; row++)
+    memcpy((char *)base + row * stride, tile_bytes[tile][row], tile_settings_now.row_bytes[tile]);
+}
+
+static inline float software_wide(uint16_t half) {
+  const uint32_t bits = (uint32_t)half << 16;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+static inline void software_dpbf16ps(int sums, int left, int right) {
+  check_tile(sums), check_tile(left), check_tile(right);
+  const software_settings *now = &tile_settings_now;
+  if (now->rows[sums] != now->rows[left] || now->row_bytes[left] != 4 * now->rows[right] ||
+      now->row_bytes[sums] != now->row_bytes[right])
+    abort();
+  for (int row = 0; row < now->rows[sums]; row++)
+    for (int pair = 0; pair < now->row_bytes[left] / 4; pair++)
+      for (int column = 0; column < now->row_bytes[sums] / 4; column++) {
+        float sum;
+        uint16_t a[2], b[2];
+        memcpy(&sum, &tile_bytes[sums][row][4 * column], 4);
+        memcpy(a, &tile_bytes[left][row][4 * pair], 4);
+        memcpy(b, &tile_bytes[right][pair][4 * column], 4);
+        sum += software_wide(a[0]) * software_wide(b[0]);
+        sum += software_wide(a[1]) * software_wide(b[1]);
+        memcpy(&tile_bytes[sums][row][4 * column], &sum, 4);
+      }
+}
+
+#undef _tile_loadconfig
+#undef _tile_storeconfig
+#undef _tile_zero
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_dpbf16ps
+#undef _tile_release
+#define _tile_loadconfig software_loadconfig
+#define _tile_storeconfig software_storeconfig
+#define _tile_zero software_zero
+#define _tile_loadd software_loadd
+#define _tile_stored software_stored
+#define _tile_dpbf16ps software_dpbf16ps
+#define _tile_release() ((void)0)
