@@ -12,27 +12,23 @@ what the device could do at most, by its bandwidth as measured here.
 import argparse
 import json
 import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks.kernels.measure import copy_bandwidth, describe, gpu_facts, product_rate
+from benchmarks.model_bytes import read_shape
 from benchmarks.model_shapes import SHAPES
 from benchmarks.offline_floor import DeviceLimits, Lengths, floor_s
 from benchmarks.offline_workload import LONGEST, TEMPERATURE, offline_workload
 from benchmarks.result_file import write_result
-from messages.config import Config
+from benchmarks.shape_runner import configured_shape, max_positions
 from messages.errors import SluiceError, UsageError
-from messages.flags import parse_flags
 from messages.requests import SamplingParams
-from scheduler_proc.computing.families.registry import find_family
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.placement import find_placement, set_cpu_threads
 from scheduler_proc.offline import OfflineEngine
-from supervisor.model_facts import read_model_facts
 
 LIMIT_ROUNDS = 5
 
@@ -73,13 +69,11 @@ def main(arguments: list[str] | None = None) -> int:
 def run(options: argparse.Namespace, server_flags: list[str]) -> dict:
     """Loads the model and runs the workload once; raises `SluiceError`."""
     shape = SHAPES[options.shape]
-    context = int(str(shape.get("n_positions") or shape["max_position_embeddings"]))
-    longest = min(options.max_tokens, context // 2)
+    longest = min(options.max_tokens, max_positions(shape) // 2)
     if options.num_sequences < 1 or longest < 1 or not 0 <= options.shared_prefix < longest:
         raise UsageError("--num-sequences and --max-tokens must be at least 1, --shared-prefix less than --max-tokens")
     prompts, params = make_workload(options.num_sequences, longest, options.shared_prefix)
-    with tempfile.TemporaryDirectory(prefix="sluice-shape-") as model_dir:
-        config = make_config(Path(model_dir), shape, longest, server_flags)
+    with configured_shape(shape, ["--max-model-len", str(2 * longest), *server_flags]) as config:
         placement = find_placement(config.model, HfConfig(shape))
         if not placement.is_cuda:
             set_cpu_threads(config.model.cpu_threads)
@@ -107,7 +101,7 @@ def run(options: argparse.Namespace, server_flags: list[str]) -> dict:
         "num_sequences": options.num_sequences,
         "shared_prefix_tokens": options.shared_prefix,
     }
-    decoder_config = find_family(HfConfig(shape)).read_config(HfConfig(shape), config.facts.max_model_len)
+    decoder_config = read_shape(shape, config.facts.max_model_len)
     parts = floor_s(decoder_config, placement.dtype.itemsize, lengths, limits)
     return facts | summarize(lengths, seconds, engine.gauges["steps"] - num_steps, parts, limits)
 
@@ -123,14 +117,6 @@ def make_workload(num_sequences: int, longest: int, num_shared: int) -> Workload
         for seed, max_tokens in enumerate(output_lens)
     ]
     return prompts, params
-
-
-def make_config(model_dir: Path, shape: dict[str, object], longest: int, server_flags: list[str]) -> Config:
-    """Writes config.json and returns the configuration; flags that are given win. Raises `UsageError`."""
-    (model_dir / "config.json").write_text(json.dumps(shape), encoding="utf-8")
-    own = ["--model", str(model_dir), "--load-format", "dummy", "--max-model-len", str(2 * longest)]
-    sections: dict[str, Any] = {**parse_flags([*own, *server_flags])}
-    return Config(**sections, facts=read_model_facts(sections["model"], model_dir, model_dir, "shape"))
 
 
 def measure_limits(device: torch.device) -> DeviceLimits:

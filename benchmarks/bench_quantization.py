@@ -8,17 +8,17 @@ take turns. Either part is left out where its flags are.
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.bench_cpu import WORKLOADS, measure, write_model
+from benchmarks.http_workloads import WORKLOADS, measure
 from benchmarks.load.batch_client import Server
 from benchmarks.load.server_facts import ask_server
 from benchmarks.model_shapes import SHAPES
 from benchmarks.process_tree import memory
 from benchmarks.result_file import write_result
+from benchmarks.served_shape import served_shape
 from benchmarks.server_process import started_server
 from benchmarks.text_score import score_text
 from messages.errors import SluiceError
@@ -49,7 +49,7 @@ def make_parser() -> argparse.ArgumentParser:
         nargs="+",
         choices=WORKLOADS,
         default=["W1", "W2", "W3"],
-        help="of bench_cpu (default: %(default)s)",
+        help="default: %(default)s",
     )
     add("--rounds", type=int, default=5, help="of each workload (default: 5)")
     add("--cpu-threads", type=int, default=0, help="of the servers; 0: as they choose (default)")
@@ -101,11 +101,10 @@ def measure_speed(options: argparse.Namespace, flags: Sequence[str]) -> dict:
     """Returns the workloads' figures, by format, and the memory of each server's scheduler before them."""
     shape = SHAPES[options.shape]
     with ExitStack() as stack:
-        model_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-shape-")))
-        write_model(model_dir, shape, options.tokenizer)
+        shape_flags = stack.enter_context(served_shape(shape, options.tokenizer))
         servers, memory_mib = {}, {}
         for name in TIMED_FORMATS:
-            model_flags = ["--model", str(model_dir), "--load-format", "dummy", *FORMATS[name], *flags]
+            model_flags = [*shape_flags, *FORMATS[name], *flags]
             process, target = stack.enter_context(started_server(model_flags, START_TIMEOUT_S))
             servers[name] = Server(target)
             memory_mib[name] = next(found.rss_mib for found in memory(process.pid) if found.command == "scheduler_proc")

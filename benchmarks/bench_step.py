@@ -9,22 +9,19 @@ import argparse
 import statistics
 import sys
 import time
-from math import prod
 from pathlib import Path
 
 import torch
 
 from benchmarks.kernels.measure import copy_bandwidth, gpu_facts
+from benchmarks.model_bytes import kv_bytes, read_shape, weight_bytes
 from benchmarks.model_shapes import SHAPES
 from benchmarks.offline_workload import TEMPERATURE
 from benchmarks.result_file import write_result
-from benchmarks.shape_runner import load_shape, make_shape
+from benchmarks.shape_runner import load_shape, make_shape, max_positions
 from messages.columns import pack_float32, pack_int32, pack_int64
 from messages.errors import SluiceError
 from messages.steps import Batch
-from scheduler_proc.computing.decoder_config import parameter_shapes
-from scheduler_proc.computing.families.registry import find_family
-from scheduler_proc.computing.hf_config import HfConfig
 
 PAGE_SIZE = 16
 WARM_UP_STEPS = 3
@@ -70,7 +67,7 @@ def measure(options: argparse.Namespace, flags: list[str]) -> tuple[list[Row], f
     pages_a_row = -(-(options.context + 1) // PAGE_SIZE)
     own = ["--device", options.device, "--dtype", "bfloat16", "--block-size", str(PAGE_SIZE)]
     own += ["--num-pages", str(max(options.rows) * pages_a_row + 64), "--max-num-seqs", str(max(options.rows))]
-    own += ["--max-model-len", str(min(_positions(shape), options.context + 2 * PAGE_SIZE))]
+    own += ["--max-model-len", str(min(max_positions(shape), options.context + 2 * PAGE_SIZE))]
     runner = load_shape(shape, [*own, *flags])
     bytes_per_ms = copy_bandwidth(LIMIT_ROUNDS, torch.device(options.device)) * 1e6
     found: list[Row] = []
@@ -125,18 +122,8 @@ def plan_decode(num_rows: int, context: int) -> Batch:
 
 def step_bytes(shape: dict[str, object], num_rows: int, num_keys: int) -> int:
     """Returns what a decode step must at least read: the weights, and the K and V of every row; bfloat16."""
-    hf_config = HfConfig(dict(shape))
-    config = find_family(hf_config).read_config(hf_config, num_keys)
-    shapes = parameter_shapes(config)
-    shapes.pop("position_embedding", None)
-    if not config.has_tied_head:
-        shapes.pop("embedding")
-    kv_elements = 2 * config.num_layers * config.num_kv_heads * config.head_dim * num_keys * num_rows
-    return 2 * (sum(prod(sizes) for sizes in shapes.values()) + kv_elements)
-
-
-def _positions(shape: dict[str, object]) -> int:
-    return int(str(shape.get("n_positions") or shape["max_position_embeddings"]))
+    config = read_shape(shape, num_keys)
+    return weight_bytes(config, 2) + num_rows * num_keys * kv_bytes(config, 2)
 
 
 if __name__ == "__main__":

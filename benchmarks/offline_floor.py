@@ -6,9 +6,9 @@ plans and samples counts as nothing, and steps are as few as may be.
 """
 
 from dataclasses import dataclass
-from math import prod
 
-from scheduler_proc.computing.decoder_config import DecoderConfig, parameter_shapes
+from benchmarks.model_bytes import kv_bytes, weight_bytes
+from scheduler_proc.computing.decoder_config import DecoderConfig
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,6 @@ class Lengths:
 class DeviceLimits:
     bytes_per_s: float
     flop_per_s: float
-
-
-def weight_bytes(config: DecoderConfig, itemsize: int) -> int:
-    """Returns the bytes of the weights that one step reads: embeddings are looked up, but for a tied head."""
-    shapes = parameter_shapes(config)
-    shapes.pop("position_embedding", None)
-    if not config.has_tied_head:
-        shapes.pop("embedding")
-    return itemsize * sum(prod(shape) for shape in shapes.values())
-
-
-def kv_bytes(config: DecoderConfig, itemsize: int) -> int:
-    """Returns the bytes of a token's K and V in all layers."""
-    return 2 * itemsize * config.num_layers * config.num_kv_heads * config.head_dim
 
 
 def floor_s(config: DecoderConfig, itemsize: int, lengths: Lengths, limits: DeviceLimits) -> dict[str, float]:

@@ -44,11 +44,16 @@ class Part:
 QUICK_OFFLINE = ("--num-sequences", "2", "--max-tokens", "16", "--shared-prefix", "8")
 
 
+HOST_ONLY = ("bench_quantized_linear",)
+"""Benchmarks of operations that have no form on a GPU."""
+
+
 def list_parts(shapes: list[str], has_peers: bool) -> Iterator[Part]:
-    """Yields the device's limits, then kernels, steps, the offline benchmark and peers."""
+    """Yields the device's limits, then kernels, the planning of steps, steps, the offline benchmark and peers."""
     files = sorted(path.stem for path in (ROOT / "benchmarks" / "kernels").glob("bench_*.py"))
-    for name in sorted(files, key=lambda name: name != "bench_limits"):
+    for name in sorted(set(files) - set(HOST_ONLY), key=lambda name: (name != "bench_limits", name)):
         yield Part(name.removeprefix("bench_"), f"kernels.{name}", ())
+    yield Part("decode_plan", "bench_decode_plan", ())
     for shape in shapes:
         yield Part(f"step_{shape}", "bench_step", ("--shape", shape))
         yield Part(f"step_{shape}_eager", "bench_step", ("--shape", shape, "--enforce-eager"))

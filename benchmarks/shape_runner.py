@@ -1,8 +1,9 @@
-"""A runner of a well-known shape with random weights, without a server."""
+"""The configuration and the runner of a well-known shape with random weights, without a server."""
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,29 @@ def make_shape(name: str, num_layers: int | None = None) -> dict[str, object]:
     return shape if num_layers is None else shape | {key: num_layers for key in LAYER_COUNTS if key in shape}
 
 
-def load_shape(shape: dict[str, object], flags: Sequence[str]) -> ModelRunner | GpuRunner:
-    """Returns a runner that is ready, as these flags of the server configure it.
+def max_positions(shape: dict[str, object]) -> int:
+    """Returns the longest context of the model."""
+    return int(str(shape.get("n_positions") or shape["max_position_embeddings"]))
 
-    Raises `UsageError` for flags, `BootError` where it does not fit.
+
+@contextmanager
+def configured_shape(shape: dict[str, object], flags: Sequence[str]) -> Iterator[Config]:
+    """The server's configuration for such a model with random weights, whose directory is there inside of the block.
+
+    Raises `UsageError` for flags.
     """
     with tempfile.TemporaryDirectory(prefix="sluice-shape-") as scratch:
         model_dir = Path(scratch)
         (model_dir / "config.json").write_text(json.dumps(shape), encoding="utf-8")
         sections: dict[str, Any] = dict(parse_flags(["--model", scratch, "--load-format", "dummy", *flags]))
         facts = read_model_facts(sections["model"], model_dir, model_dir, "shape")
-        return load_runner(Config(**sections, facts=facts), lambda text, fraction: None)
+        yield Config(**sections, facts=facts)
+
+
+def load_shape(shape: dict[str, object], flags: Sequence[str]) -> ModelRunner | GpuRunner:
+    """Returns a runner that is ready, as these flags of the server configure it.
+
+    Raises `UsageError` for flags, `BootError` where it does not fit.
+    """
+    with configured_shape(shape, flags) as config:
+        return load_runner(config, lambda text, fraction: None)

@@ -216,19 +216,12 @@ class ControlServer(Generic[T]):
 
         Where a name has been admitted, others that call themselves so are heard only with `from_anybody`, a type.
         """
-        while True:
-            try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            message = _decode(self._decoder, frames[-1], self.path)
-            if message is not None:
-                identity = frames[0]
-                name = self._names.get(identity) or identity.rpartition(b".")[0].decode(errors="replace")
-                if self._admitted.get(name, identity) != identity and not isinstance(message, from_anybody):
-                    continue
-                self._heard[name] = identity
-                yield name, message
+        for identity, message in _take_from_many(self.socket, self._decoder, self.path):
+            name = self._names.get(identity) or identity.rpartition(b".")[0].decode(errors="replace")
+            if self._admitted.get(name, identity) != identity and not isinstance(message, from_anybody):
+                continue
+            self._heard[name] = identity
+            yield name, message
 
     def close(self) -> None:
         """Closes after at most 0.2 s in which queued messages may still leave."""
@@ -247,15 +240,8 @@ class AskServer(Generic[T]):
         self.socket.bind(f"ipc://{path}")
 
     def take(self) -> Iterator[tuple[bytes, T]]:
-        """Yields (asker, message) of what has arrived and never waits."""
-        while True:
-            try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            message = _decode(self._decoder, frames[-1], self.path)
-            if message is not None:
-                yield frames[0], message
+        """Iterates over (asker, message) of what has arrived and never waits."""
+        return _take_from_many(self.socket, self._decoder, self.path)
 
     def answer(self, asker: bytes, message: Any) -> None:
         """Queues `message` for one asker; it is dropped where that has gone."""
@@ -325,6 +311,20 @@ def _take(socket: "zmq.Socket[bytes]", decoder: "msgspec.msgpack.Decoder[T]", pa
         message = _decode(decoder, frame, path)
         if message is not None:
             yield message
+
+
+def _take_from_many(
+    socket: "zmq.Socket[bytes]", decoder: "msgspec.msgpack.Decoder[T]", path: Path
+) -> Iterator[tuple[bytes, T]]:
+    """Yields (connection, message) of what has arrived and never waits."""
+    while True:
+        try:
+            frames = socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        message = _decode(decoder, frames[-1], path)
+        if message is not None:
+            yield frames[0], message
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[T]", frame: bytes | memoryview, path: Path) -> T | None:

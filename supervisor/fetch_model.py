@@ -27,9 +27,6 @@ LOOK_UP_TIMEOUT_S = 8.0
 
 ROOT_FILES_ONLY = ["*/*"]
 TOKENIZER_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model"]
-TOKENIZER_MARKS = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
-MODEL_MARKS = ("config.json",)
-"""Files of which one tells that the cache has the rest."""
 
 SAFETENSORS, PICKLES = "model*.safetensors", "pytorch_model*.bin"
 WEIGHT_PATTERNS = {

@@ -88,7 +88,7 @@ class FakeLauncher:
         self._control.send(name, message)
 
     def wait_for(
-        self, name: str, kind: type[M], timeout_s: float = 10.0, where: Callable[[M], bool] = lambda message: True
+        self, name: str, kind: type[M], timeout_s: float = 30.0, where: Callable[[M], bool] = lambda message: True
     ) -> M:
         """Takes out and returns the oldest `kind` that process `name` has reported and `where` holds for.
 
@@ -119,7 +119,7 @@ class FakeLauncher:
         self._channels.append(sender)
         return sender
 
-    def take_one(self, receiver: Receiver[Any], timeout_s: float = 10.0) -> Any:
+    def take_one(self, receiver: Receiver[Any], timeout_s: float = 30.0) -> Any:
         """Returns the next message of `receiver`. Fails at the deadline."""
         deadline = time.monotonic() + timeout_s
         waiter = Waiter()

@@ -1,6 +1,6 @@
 """Linear layers of int8 and int4 weights beside bfloat16, the layers of GPT-2 124M.
 
-python -m benchmarks.kernels.bench_quantized_linear [--threads N] [--json FILE]
+python -m benchmarks.kernels.bench_quantized_linear [--threads N] [--quick] [--json FILE]
 """
 
 import itertools
@@ -42,11 +42,11 @@ def _take_turns(layers: list[Linear]) -> Linear:
 
 
 def main() -> int:
-    options = start(__doc__)
+    options = start(__doc__, devices=("cpu",))
     rows: list[Row] = []
-    for name, (num_inputs, num_outputs) in SHAPES.items():
+    for name, (num_inputs, num_outputs) in list(SHAPES.items())[: 1 if options.quick else None]:
         calls = make_calls(num_inputs, num_outputs)
-        for num_tokens in TOKENS:
+        for num_tokens in TOKENS[: 1 if options.quick else None]:
             x_TI = torch.randn(num_tokens, num_inputs).bfloat16()
             times = median_ms({form: partial(call, x_TI) for form, call in calls.items()}, options.rounds)
             row: Row = {"case": f"{name}, {num_tokens} tokens"}

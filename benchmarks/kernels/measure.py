@@ -66,20 +66,21 @@ def run(
     return 0
 
 
-def start(about: str | None) -> argparse.Namespace:
-    """Reads the flags that all share, sets the threads and loads the kernels of the device.
+def start(about: str | None, devices: Sequence[str] = ("cpu", "cuda")) -> argparse.Namespace:
+    """Reads the flags that all share, sets the threads and loads the kernels of the device, one of `devices`.
 
     TRITON_INTERPRET=1 with --device cpu: Triton's forms, interpreted, which shows that they run and nothing else.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: cuda where there is one")
+    add("--device", choices=("auto", *devices), default="auto", help="default: cuda, if it may be, where there is one")
     add("--threads", type=int, default=torch.get_num_threads(), help="on a CPU (default: %(default)s)")
     add("--rounds", type=int, default=9, help="samples of each form, interleaved (default: 9)")
     add("--quick", action="store_true", help="one round of the first case: shows that it runs")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args()
-    name = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+    best = "cuda" if "cuda" in devices and torch.cuda.is_available() else "cpu"
+    name = best if options.device == "auto" else options.device
     options.device = torch.device(name)
     options.rounds = 1 if options.quick else options.rounds
     torch.set_num_threads(options.threads)

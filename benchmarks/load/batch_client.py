@@ -3,8 +3,6 @@
 Answers are not streamed, so that each server is measured by the same, least work of the client.
 """
 
-import http.client
-import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.load.connection import Target
+from benchmarks.load.post_json import post_json
 from benchmarks.load.server_facts import ServerUnavailableError
 from benchmarks.load.workloads import PlannedRequest
 
@@ -40,21 +39,8 @@ class Server:
 
     def answer(self, planned: PlannedRequest) -> int:
         """Returns the number of tokens of the answer. Raises `ServerUnavailableError` where there is none."""
-        connection = http.client.HTTPConnection(self.target.host, self.target.port, timeout=self.target.timeout_s)
-        try:
-            headers = {"Content-Type": "application/json"}
-            if self.target.api_key:
-                headers["Authorization"] = f"Bearer {self.target.api_key}"
-            connection.request("POST", self.path, json.dumps(self.body(planned)), headers)
-            response = connection.getresponse()
-            text = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise ServerUnavailableError(f"{self.target.origin}{self.path}: {error}") from None
-        finally:
-            connection.close()
-        if response.status != 200:
-            raise ServerUnavailableError(f"{self.target.origin}{self.path} answers {response.status}: {text[:200]!r}")
-        return int(json.loads(text)["usage"]["completion_tokens"])
+        answer = post_json(self.target, self.path, self.body(planned))
+        return int(answer["usage"]["completion_tokens"])
 
 
 def seconds_of(server: Server, requests: Sequence[PlannedRequest], concurrency: int) -> float:

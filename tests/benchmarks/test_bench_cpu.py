@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 
 from benchmarks import bench_cpu
-from benchmarks.bench_cpu import WORKLOADS, measure, measure_limits, read_peer, write_model
+from benchmarks.bench_cpu import measure_limits, read_peer
+from benchmarks.http_workloads import WORKLOADS, measure
 from benchmarks.kernels.measure import median_ms
 from benchmarks.load.batch_client import Server, seconds_of
 from benchmarks.load.connection import Target
 from benchmarks.load.server_facts import ServerUnavailableError
 from benchmarks.load.workloads import PlannedRequest
 from benchmarks.model_shapes import SHAPES
+from benchmarks.served_shape import write_model
 from messages.errors import UsageError
 
 NOWHERE = Target("127.0.0.1", 1, timeout_s=1.0)

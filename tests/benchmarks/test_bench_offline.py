@@ -7,10 +7,9 @@ import torch
 from benchmarks import bench_offline
 from benchmarks.bench_offline import main, make_workload
 from benchmarks.kernels import measure
+from benchmarks.model_bytes import kv_bytes, read_shape, weight_bytes
 from benchmarks.model_shapes import SHAPES
-from benchmarks.offline_floor import DeviceLimits, Lengths, floor_s, kv_bytes, weight_bytes
-from scheduler_proc.computing.families.registry import find_family
-from scheduler_proc.computing.hf_config import HfConfig
+from benchmarks.offline_floor import DeviceLimits, Lengths, floor_s
 
 TINY = SHAPES["qwen3-0.6b"] | {
     "vocab_size": 10_001,
@@ -70,8 +69,7 @@ def test_prompts_share_their_beginning() -> None:
 
 
 def test_the_floor_counts_what_must_be_moved() -> None:
-    hf_config = HfConfig(TINY)
-    config = find_family(hf_config).read_config(hf_config, 64)
+    config = read_shape(TINY, 64)
     layer = (4 + 2 * 2) * 8 * 32 + 32 * 32 + 3 * 32 * 64 + 2 * 32 + 2 * 8
     assert weight_bytes(config, 2) == 2 * (2 * layer + 32 + 10_001 * 32)
     assert kv_bytes(config, 2) == 2 * 2 * 2 * 2 * 8

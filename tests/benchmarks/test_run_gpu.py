@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks import bench_step, run_gpu
-from benchmarks.gpu_page import NOT_RUN, make_gpu_part
 from benchmarks.offline_workload import offline_workload
+from benchmarks.page.gpu import NOT_RUN, make_gpu_part
 
 
 def test_the_offline_workload_is_the_one_that_others_publish() -> None:
@@ -22,7 +22,13 @@ def test_parts_begin_with_the_limits_and_have_names_of_their_own() -> None:
     assert parts[0].name == "limits"
     assert len({part.name for part in parts}) == len(parts)
     names = {part.name for part in parts}
-    assert {"rms_norm", "step_qwen3-0.6b", "offline_gpt2-124m_no_overlap", "transformers_gpt2-124m"} <= names
+    assert {
+        "rms_norm",
+        "decode_plan",
+        "step_qwen3-0.6b",
+        "offline_gpt2-124m_no_overlap",
+        "transformers_gpt2-124m",
+    } <= names
 
 
 def test_kernels_and_steps_run_on_the_cpu_and_make_a_page(tmp_path: Path) -> None:

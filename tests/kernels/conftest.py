@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.cpu.build import FLAGS, ISA_FLAGS, SOURCE, BuildError, build, built_isas, find_compiler, library_path
+from kernels.cpu.build import FLAGS, ISA_FLAGS, SOURCE, built_isas, find_compiler
 from kernels.cpu.library import unload_kernels, use_library
+from tests.kernels.c_library import built_library
 
 SOFTWARE_TILES = Path(__file__).parent / "cpu" / "software_tiles.h"
 MODULES_WITH_TILES = ("test_packed_linear", "test_paged_prefill")
@@ -24,17 +25,9 @@ def form(request: pytest.FixtureRequest) -> Iterator[str]:
         unload_kernels()
         yield request.param
         return
-    try:
-        compiler = find_compiler()
-        path = library_path(compiler)
-        if not path.exists():
-            build(compiler, path)
-    except BuildError as error:
-        pytest.skip(str(error))
-    has_form = use_library(path, request.param) == request.param
+    has_form = use_library(built_library(), request.param) == request.param
     if not has_form and request.param == "amx" and request.module.__name__.endswith(MODULES_WITH_TILES):
-        path = request.getfixturevalue("library_with_software_tiles")
-        has_form = use_library(path, "avx512") == "avx512"
+        has_form = use_library(request.getfixturevalue("library_with_software_tiles"), "avx512") == "avx512"
     if not has_form:
         pytest.skip(f"this processor does not run {request.param}")
     yield request.param

@@ -1,10 +1,11 @@
 import pytest
 import torch
 from torch import Tensor
-from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from kernels.filter_scores import FIRST_CANDIDATES, filter_min_p, filter_top
 from tests.kernels.cases import DEVICES
+
+transformers = pytest.importorskip("transformers")
 
 NO_IDS = torch.zeros(1, 1, dtype=torch.long)
 VOCAB_SIZE = 5000
@@ -13,9 +14,9 @@ VOCAB_SIZE = 5000
 def warp(scores_V: Tensor, top_k: int, top_p: float) -> Tensor:
     scores = scores_V[None].clone()
     if top_k < scores.shape[1]:
-        scores = TopKLogitsWarper(top_k)(NO_IDS, scores)
+        scores = transformers.TopKLogitsWarper(top_k)(NO_IDS, scores)
     if top_p < 1:
-        scores = TopPLogitsWarper(top_p)(NO_IDS, scores)
+        scores = transformers.TopPLogitsWarper(top_p)(NO_IDS, scores)
     return scores[0]
 
 
@@ -74,6 +75,6 @@ def test_min_p_keeps_the_tokens_that_transformers_keeps(min_p: float, device: st
     torch.manual_seed(0)
     scores = torch.randn(4, 500, device=device) * 2
     scores[2, 100:] = float("-inf")
-    expected = MinPLogitsWarper(min_p)(NO_IDS.to(device), scores.clone())
+    expected = transformers.MinPLogitsWarper(min_p)(NO_IDS.to(device), scores.clone())
     filter_min_p(scores, torch.full((4,), min_p, device=device))
     assert torch.equal(scores, expected)

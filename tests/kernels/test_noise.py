@@ -2,10 +2,11 @@ import math
 
 import pytest
 import torch
-from scipy import stats
 
 from kernels.noise import exponential_noise
 from tests.kernels.cases import DEVICES
+
+stats = pytest.importorskip("scipy.stats")
 
 MASK32, MASK64 = (1 << 32) - 1, (1 << 64) - 1
 

@@ -1,9 +1,10 @@
 import pytest
 import torch
-from transformers import RepetitionPenaltyLogitsProcessor
 
 from kernels.penalize_repetition import penalize_repetition
 from tests.kernels.cases import DEVICES
+
+transformers = pytest.importorskip("transformers")
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -14,7 +15,7 @@ def test_logits_are_those_of_transformers(penalty: float, device: str) -> None:
     logits[0, 7] = float("-inf")
     history = torch.randint(0, 50, (3, 40), generator=generator)
     history[0, :2] = 7
-    expected = RepetitionPenaltyLogitsProcessor(penalty)(history, logits.clone())
+    expected = transformers.RepetitionPenaltyLogitsProcessor(penalty)(history, logits.clone())
     rows = torch.arange(3).repeat_interleave(40)
     ours = logits.to(device, copy=True)
     columns = rows, history.flatten().to(torch.int32), torch.full((120,), penalty)

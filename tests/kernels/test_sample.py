@@ -1,9 +1,10 @@
 import pytest
 import torch
-from scipy import stats
 
 from kernels.sample import draw, greedy, sample, sample_reference
 from tests.kernels.cases import DEVICES
+
+stats = pytest.importorskip("scipy.stats")
 
 
 @pytest.mark.parametrize("device", DEVICES)

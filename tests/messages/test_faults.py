@@ -81,12 +81,12 @@ def test_a_corrupted_frame_is_a_lost_one(edge: Edge):
 
 
 def test_delayed_frames_keep_their_order(edge: Edge):
-    edge.faults.fault_edge(EdgeFault("scheduler", "delay", delay_s=0.2))
+    edge.faults.fault_edge(EdgeFault("scheduler", "delay", delay_s=1.0))
     began_s = time.monotonic()
     edge.send(1, 2, 3)
-    assert time.monotonic() - began_s < TIMEOUT_S / 10, "the sender does not wait"
+    assert time.monotonic() - began_s < 2.5, "a sender that waits takes 3 s"
     assert edge.take_until(3) == [1, 2, 3]
-    assert time.monotonic() - began_s >= 0.2
+    assert time.monotonic() - began_s >= 1.0
 
 
 def test_a_process_has_only_its_own_edges(edge: Edge):

@@ -50,7 +50,7 @@ def samples(ring: RingClient) -> dict[str, float]:
     [
         ("queue", {"timeout_s": 1e-6}),
         ("prefill", {"timeout_s": 0.01, "prompt": [5] * 250, "max_tokens": 6}),
-        ("decode", {"timeout_s": 0.06}),
+        ("decode", {"timeout_s": 0.03, "max_tokens": 240}),
     ],
 )
 def test_a_deadline_in_any_stage_returns_what_there_is_and_frees_all(ring: RingClient, stage: str, fields: Any):

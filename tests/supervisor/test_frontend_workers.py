@@ -74,11 +74,11 @@ def test_all_drain_and_the_door_closes_first():
 
 
 def test_a_drain_goes_on_without_one_that_dies_and_its_replacement_takes_nothing():
-    with start(frontend="never_finish_draining", drain_timeout_s=3.0) as run:
+    with start(frontend="never_finish_draining", drain_timeout_s=6.0) as run:
         run.wait_for(SERVING)
         run.launcher.send_signal(signal.SIGTERM)
-        run.wait_for("frontend-2   drain 3")
-        run.wait_for("frontend     drain 3")
+        run.wait_for("frontend-2   drain 6")
+        run.wait_for("frontend     drain 6")
         os.kill(run.note_pids()["frontend-2"], signal.SIGKILL)
         run.wait_for("frontend-2   drain 0")
         assert run.wait_exit() == 0, run.output

@@ -5,14 +5,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor
 
-from kernels.cpu.build import BuildError, build, find_compiler, library_path
 from kernels.cpu.library import find_kernel, unload_kernels, use_library
 from kernels.gpu import forms
 from kernels.noise import exponential_noise
 from kernels.sample import draw, greedy_reference, sample, sample_reference
+from tests.kernels.c_library import built_library
+
+stats = pytest.importorskip("scipy.stats")
 
 INF, NAN = float("inf"), float("nan")
 
@@ -98,13 +99,7 @@ def test_draws_follow_the_softmax(device: str) -> None:
 @pytest.fixture
 def c_sample(device: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The C form of `sample`, without the Triton form before it."""
-    try:
-        compiler = find_compiler()
-        path = library_path(compiler)
-        if not path.exists():
-            build(compiler, path)
-    except BuildError as error:
-        pytest.skip(str(error))
+    path = built_library()
 
     def call(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         triton_form = forms._forms.pop("sample")

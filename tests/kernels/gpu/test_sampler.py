@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.gpu import forms
-from messages.columns import pack_float32, pack_int32, pack_int64
+from messages.columns import pack_int32
 from messages.requests import SamplingParams
 from messages.steps import Batch
 from scheduler_proc.computing.logprobs import TokenScores, score_rows, to_columns
@@ -18,6 +19,7 @@ from scheduler_proc.computing.sampler import choose_planned, choose_tokens
 from scheduler_proc.computing.sampling_plan import SamplingPlan, plan_sampling
 from scheduler_proc.computing.transfer import send_arrays
 from tests.scheduler_proc.computing.row_edits import RowEdits, plan_edits
+from tests.scheduler_proc.computing.sampling_batch import make_batch
 
 # Triton's interpreter turns the end of a loop from an array into an integer.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -41,39 +43,18 @@ EVERY_OPERATION = {
 }
 
 
-def make_batch(rows: list[tuple[SamplingParams, RowEdits]], num_logprobs: list[int]) -> Batch:
-    """Returns a plan of which only the sampling columns count."""
-    params = [row[0] for row in rows]
-    return Batch(
-        step_id=0,
-        phase="decode",
-        num_decode_rows=len(rows),
-        uids=b"",
-        query_lens=b"",
-        context_lens=b"",
-        token_ids=b"",
-        positions=b"",
-        slots=b"",
-        page_tables=b"",
-        num_pages_per_row=0,
-        sample_rows=pack_int32(range(len(rows))),
-        temperatures=pack_float32(0.0 if p.is_greedy else p.temperature for p in params),
-        top_ps=pack_float32(p.top_p for p in params),
-        top_ks=pack_int32(p.top_k for p in params),
-        min_ps=pack_float32(p.min_p for p in params),
-        seeds=pack_int64(p.seed for p in params),
-        sample_positions=pack_int64(range(100, 100 + len(rows))),
-        edits=plan_edits([row[1] for row in rows]),
-        num_logprobs=pack_int32(num_logprobs),
-    )
+def make_step(rows: list[tuple[SamplingParams, RowEdits]], num_logprobs: list[int]) -> Batch:
+    batch = make_batch([params for params, _ in rows], range(100, 100 + len(rows)))
+    edits = plan_edits([edits for _, edits in rows])
+    return msgspec.structs.replace(batch, edits=edits, num_logprobs=pack_int32(num_logprobs))
 
 
 NUM_LOGPROBS = [-1, 3, -1, 0, 5, -1, 2, -1, -1]
 BATCHES = {
-    "all": make_batch(ROWS, NUM_LOGPROBS),
-    "greedy": make_batch(ROWS[:1], [-1]),
-    "plain": make_batch(ROWS[:2], [-1, 2]),
-    "filtered": make_batch(ROWS[2:3] * 3, [-1] * 3),
+    "all": make_step(ROWS, NUM_LOGPROBS),
+    "greedy": make_step(ROWS[:1], [-1]),
+    "plain": make_step(ROWS[:2], [-1, 2]),
+    "filtered": make_step(ROWS[2:3] * 3, [-1] * 3),
 }
 
 

@@ -22,11 +22,11 @@ from scheduler_proc.computing.logit_edits import apply_edits, expand_edits
 from scheduler_proc.computing.sampler import choose_tokens
 from scheduler_proc.computing.transfer import send_arrays
 from tests.scheduler_proc.computing.row_edits import RowEdits, edited_logits, plan_edits
+from tests.scheduler_proc.computing.sampling_batch import make_batch
 from tests.scheduler_proc.computing.test_sampler import (
     NUM_DRAWS,
     VOCAB_SIZE,
     chi_square_p_value,
-    make_batch,
     make_logits,
     warped_probabilities,
     with_seed,

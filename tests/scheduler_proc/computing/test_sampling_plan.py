@@ -9,7 +9,7 @@ from messages.requests import SamplingParams
 from messages.steps import ScoredTokens
 from scheduler_proc.computing.sampling_plan import SamplingPlan, plan_sampling
 from tests.scheduler_proc.computing.row_edits import RowEdits, plan_edits
-from tests.scheduler_proc.computing.test_sampler import make_batch
+from tests.scheduler_proc.computing.sampling_batch import make_batch
 
 VOCAB_SIZE = 300
 GREEDY, WARM = SamplingParams(1, temperature=0.0), SamplingParams(1, temperature=0.7, seed=5)

@@ -1,9 +1,8 @@
 """The part of docs/PERFORMANCE.md about GPUs, made of the result files `gpu_*.json` that `make bench-gpu` writes."""
 
-import json
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+
+from benchmarks.page.text import Result, make_table, read_result
 
 PREFIX = "gpu_"
 NOT_RUN = (
@@ -12,28 +11,27 @@ NOT_RUN = (
 )
 OWN_FORM = "Triton"
 
-Result = dict[str, Any]
-
 
 def make_gpu_part(results: Path) -> str:
     """Returns the section for the result files in a directory; without any, one that says so."""
     paths = sorted(results.glob(f"{PREFIX}*.json"), key=lambda path: (path.stem != f"{PREFIX}limits", path.stem))
-    found = {path.stem.removeprefix(PREFIX): json.loads(path.read_text(encoding="utf-8")) for path in paths}
+    found = {path.stem.removeprefix(PREFIX): read_result(results, path.stem) for path in paths}
     if not found:
         return f"## On a GPU\n\n{NOT_RUN}"
     facts: Result = next((result["results"] for result in found.values() if "gpu" in result["results"]), {})
     versions = [f"{what} {facts[what.lower()]}" for what in ("torch", "CUDA", "Triton") if what.lower() in facts]
     where = ", ".join([facts.get("gpu", "no GPU"), *versions])
     parts = [f"## On a GPU\n\n{where}. Medians; kernels run with a cold cache.\n"]
-    kernels = {name: result for name, result in found.items() if "rows" in result["results"] and _is_kernel(name)}
+    kernels = {name: result for name, result in found.items() if _is_kernel(name)}
     parts += [_kernel_part(name, result) for name, result in kernels.items()]
+    parts += [_plans_part(found["decode_plan"])] if "decode_plan" in found else []
     parts += [_steps_part(found)] if any(name.startswith("step_") for name in found) else []
     parts += [_offline_part(found)] if any(name.startswith("offline_") for name in found) else []
     return "\n".join(parts)
 
 
 def _is_kernel(name: str) -> bool:
-    return not name.startswith(("step_", "offline_", "transformers_"))
+    return not name.startswith(("decode_plan", "step_", "offline_", "transformers_"))
 
 
 def _kernel_part(name: str, result: Result) -> str:
@@ -54,8 +52,14 @@ def _kernel_part(name: str, result: Result) -> str:
         share = f"{own / limit:.0%}" if own is not None and limit else ""
         rows.append([row["case"], unit, *("" if rate is None else f"{rate:,.0f}" for rate in rates), share])
     measured = ", ".join(f"{what} {value:,.0f}" for what, value in limits.items())
-    table = _table(["", "rate", *forms, f"{OWN_FORM} of the limit"], rows)
-    return f"### {name}\n\nMeasured in the same run: {measured}.\n\n{table}{_source(result)}"
+    table = make_table(["", "rate", *forms, f"{OWN_FORM} of the limit"], rows)
+    return f"### {name}\n\nMeasured in the same run: {measured}.\n\n{table}{_name_run(result)}"
+
+
+def _plans_part(result: Result) -> str:
+    """A row for each case: what planning its attention adds to a step's preparation on the host."""
+    rows = [(row["case"], f"{row['ms']:.3f}") for row in result["results"]["rows"]]
+    return "### Planning decode attention, on the host\n\n" + make_table(["", "ms"], rows) + _name_run(result)
 
 
 def _steps_part(found: dict[str, Result]) -> str:
@@ -73,7 +77,10 @@ def _steps_part(found: dict[str, Result]) -> str:
     context = found[f"step_{shapes[0]}"]["results"]["context"] if shapes else 0
     about = f"One at a time, {context} tokens before the step's own; the floor reads weights, K and V once.\n\n"
     return (
-        "### Decode steps\n\n" + about + _table(heads, rows) + (_source(found[f"step_{shapes[0]}"]) if shapes else "")
+        "### Decode steps\n\n"
+        + about
+        + make_table(heads, rows)
+        + (_name_run(found[f"step_{shapes[0]}"]) if shapes else "")
     )
 
 
@@ -90,7 +97,11 @@ def _offline_part(found: dict[str, Result]) -> str:
             rate = f"{line['output_tok_per_s']:,.0f}" if "output_tok_per_s" in line else line["reason"]
             rows.append([name.removeprefix("transformers_"), "transformers' continuous batching", rate, ""])
     last = next(result for name, result in found.items() if name.startswith("offline_"))
-    return "### The offline benchmark\n\n" + _table(["", "flags", "output tok/s", "of the floor"], rows) + _source(last)
+    return (
+        "### The offline benchmark\n\n"
+        + make_table(["", "flags", "output tok/s", "of the floor"], rows)
+        + _name_run(last)
+    )
 
 
 def _times(result: Result | None) -> dict[float, float]:
@@ -101,10 +112,6 @@ def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
-
-
-def _source(result: Result) -> str:
+def _name_run(result: Result) -> str:
+    """The GPU is named once, at the top; the host's CPU says little of it."""
     return f"\n`{result['command']}`, commit {result['commit']}.\n"

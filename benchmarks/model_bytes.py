@@ -1,0 +1,27 @@
+"""What a model must move: the bytes of its weights that a step reads, and of a token's K and V."""
+
+from math import prod
+
+from scheduler_proc.computing.decoder_config import DecoderConfig, parameter_shapes
+from scheduler_proc.computing.families.registry import find_family
+from scheduler_proc.computing.hf_config import HfConfig
+
+
+def read_shape(shape: dict[str, object], max_model_len: int) -> DecoderConfig:
+    """Returns the decoder of a Hugging Face configuration."""
+    hf_config = HfConfig(dict(shape))
+    return find_family(hf_config).read_config(hf_config, max_model_len)
+
+
+def weight_bytes(config: DecoderConfig, itemsize: int) -> int:
+    """Returns the bytes of the weights that one step reads: embeddings are looked up, but for a tied head."""
+    shapes = parameter_shapes(config)
+    shapes.pop("position_embedding", None)
+    if not config.has_tied_head:
+        shapes.pop("embedding")
+    return itemsize * sum(prod(shape) for shape in shapes.values())
+
+
+def kv_bytes(config: DecoderConfig, itemsize: int) -> int:
+    """Returns the bytes of a token's K and V in all layers."""
+    return 2 * itemsize * config.num_layers * config.num_kv_heads * config.head_dim

@@ -1,0 +1,75 @@
+"""The sections about the CPU engine: beside other servers, and with quantized weights."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.page.text import Result, make_table, name_source, read_result
+
+
+def cpu_parts(results: Path) -> list[str]:
+    """Returns the section of the CPU engine, or none where it has not been measured yet."""
+    found = [read_result(results, file.stem) for file in sorted(results.glob("cpu*.json"))]
+    if not found:
+        return []
+    return [
+        "## The CPU engine beside other servers\n",
+        *(_cpu_text(cpu["results"]) + name_source(cpu) for cpu in found),
+    ]
+
+
+def _cpu_text(found: Result) -> str:
+    names = list(found["workloads"][0]["median"])
+    limits, starts = found["limits"], found["start_to_first_token_s"]
+    intro = (
+        f"{found['shape']} with random weights, {found['dtype']}, over HTTP, medians of "
+        f"{len(found['workloads'][0]['rounds']['sluice'])} rounds in which the servers take turns. From the command to "
+        f"the first token: {', '.join(f'{name} {seconds:.1f} s' for name, seconds in starts.items())}. Measured in the "
+        f"same run: {limits['threads']} threads read {limits['read_gb_per_s']:.0f} GB/s and multiply "
+        f"{limits['bfloat16_product_gflop_per_s']:,.0f} GFLOP/s; one stream whose every token reads all weights once "
+        f"at that rate would be given {limits['one_stream_tok_per_s_at_read_limit']:.0f} tok/s.\n\n"
+    )
+    heads = ("workload", "tokens in + out", "unit", *names, "times the best peer", "goal")
+    return intro + make_table(heads, [_cpu_row(line, found["peers"]) for line in found["workloads"]])
+
+
+def _cpu_row(line: Result, peers: Sequence[str]) -> Sequence[object]:
+    median = line["median"]
+    own, others = median["sluice"], [median[name] for name in peers]
+    is_time = line["unit"] == "s"
+    gain = f"{min(others) / own if is_time else own / max(others):.2f}" if others else ""
+    cells = [f"{value:,.{1 if value < 100 else 0}f}" for value in median.values()]
+    return (f"{line['name']} {line['about']}", line["tokens"], line["unit"], *cells, gain, line["goal"])
+
+
+def quantization_parts(results: Path) -> list[str]:
+    """Returns the section of quantized weights, or none where they have not been measured yet."""
+    if not (results / "quantization.json").exists():
+        return []
+    found = read_result(results, "quantization")
+    tables = _perplexity_table(found["results"]["perplexity"]), _quantized_speed_table(found["results"]["speed"])
+    return ["## int8 and int4 weights on a CPU\n\n" + "\n".join(tables) + name_source(found)]
+
+
+def _perplexity_table(lines: Iterable[Result]) -> str:
+    rows: list[Sequence[object]] = []
+    exact: dict[str, float] = {}
+    for line in lines:
+        exact.setdefault(line["model"], line["perplexity"])
+        more = 100 * (line["perplexity"] / exact[line["model"]] - 1)
+        cells = f"{line['num_tokens']:,}", line["format"], f"{line['perplexity']:.4f}", f"{more:+.3f} %"
+        rows.append((line["model"], *cells))
+    intro = "Perplexity of the end of tiny Shakespeare, asked of a server; int8 and int4 compute in bfloat16.\n\n"
+    return intro + make_table(("model", "tokens", "format", "perplexity", "beside float32"), rows)
+
+
+def _quantized_speed_table(speed: Result) -> str:
+    formats = list(speed["scheduler_rss_mib"])
+    rows: list[Sequence[object]] = []
+    for line in speed["workloads"]:
+        figures = (f"{line['median'][name]:,.0f}" for name in formats)
+        rows.append((f"{line['name']} {line['about']}", line["tokens"], line["unit"], *figures))
+    memory = (f"{speed['scheduler_rss_mib'][name]:,.0f}" for name in formats)
+    rows.append(("memory of the scheduler's process after the start", "", "MiB", *memory))
+    rounds = len(next(iter(speed["workloads"][0]["rounds"].values())))
+    intro = f"{speed['shape']} with random weights, over HTTP, medians of {rounds} rounds; servers take turns.\n\n"
+    return intro + make_table(("workload", "tokens in + out", "unit", *formats), rows)
