@@ -113,7 +113,7 @@ def shape_of(batch: Batch) -> StepShape:
 
 def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
     """Returns the columns of `batch` on `device`, not packed: where nothing is copied, that gains nothing."""
-    tensors = {name: torch.from_numpy(array).to(device) for name, array in _read_columns(batch).items()}
+    tensors: dict[str, Any] = {name: torch.from_numpy(array).to(device) for name, array in _read_columns(batch).items()}
     return StepInputs(batch.num_decode_rows, **tensors)
 
 
