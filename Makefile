@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: serve test check fix bench test-gpu bench-gpu chaos starts clean
+.PHONY: serve test check fix bench test-gpu bench-gpu chaos starts sanitize clean
 
 serve: $(VENV)/.serve
 	$(BIN)/python launch.py $(ARGS)
@@ -52,6 +52,10 @@ chaos: $(VENV)/.dev
 # Starts and stops a small server fifty times, in good order and by kill -9: nothing may be left behind.
 starts: $(VENV)/.dev
 	$(BIN)/python -m tests.ring.starts --times 50 $(ARGS)
+
+# Runs every C kernel under AddressSanitizer and UndefinedBehaviorSanitizer.
+sanitize: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/kernels/cpu/test_sanitizers.py $(ARGS)
 
 clean:
 	rm -rf $(VENV)

@@ -5,6 +5,7 @@ L positions of a row.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -28,11 +29,12 @@ class PagedKV:
         assert self.values.is_contiguous()
         assert self.keys.shape[0] % self.page_size == 0
 
-    @property
+    # A cache lives as long as its process, and each step asks each layer's for these.
+    @cached_property
     def num_heads(self) -> int:
         return self.keys.shape[1]
 
-    @property
+    @cached_property
     def head_dim(self) -> int:
         return self.keys.shape[2]
 

@@ -40,7 +40,9 @@ _device_type = "cuda"
 
 def find_form(name: str, x: Tensor) -> Form | None:
     """Returns the Triton form of an operation for tensors like `x`; None: the launcher goes on without."""
-    return _forms.get(name) if x.device.type == _device_type else None
+    form = _forms.get(name)
+    # The dictionary first: where no forms are loaded, asking the tensor would be most of the cost.
+    return form if form is not None and x.device.type == _device_type else None
 
 
 def load_forms(device_type: str = "cuda") -> None:

@@ -94,9 +94,12 @@ class Decoder:
         """Returns what the head reads of `step.head_tokens` [N, E]; the cache then holds all tokens' K and V."""
         residual_TE = self._embed(step)
         update_TE = None
+        # One for all layers: what a layer's attention leaves here is read before the next layer's is written.
+        heads = residual_TE.shape[0], self.config.num_heads, self.config.head_dim
+        attended_THD = torch.empty(heads, dtype=residual_TE.dtype, device=residual_TE.device)
         for index, layer in enumerate(self._layers):
             normed_TE = self._norm(layer.attention_norm, residual_TE, update_TE)
-            update_TE = layer.attention_out(self._attend(index, normed_TE, step, cache))
+            update_TE = layer.attention_out(self._attend(index, normed_TE, step, cache, attended_THD))
             if index == len(self._layers) - 1:
                 # No token attends to what follows, so only those whose logits are wanted go on.
                 update_TE, residual_TE = update_TE[step.head_tokens], residual_TE[step.head_tokens]
@@ -120,23 +123,26 @@ class Decoder:
             return rms_norm(residual_TE, norm.weight, self.config.norm_eps, update_TE)
         return layer_norm(residual_TE, norm.weight, norm.bias, self.config.norm_eps, update_TE)
 
-    def _attend(self, index: int, normed_TE: Tensor, step: StepInputs, cache: KVCache) -> Tensor:
-        """Stores the tokens' K and V in layer `index` of the cache; returns their attention's output, [T, H * D]."""
+    def _attend(self, index: int, normed_TE: Tensor, step: StepInputs, cache: KVCache, out_THD: Tensor) -> Tensor:
+        """Stores the tokens' K and V in layer `index` of the cache; returns their attention's output, [T, H * D].
+
+        That is a view of `out_THD`, which is written.
+        """
         config, num_decode = self.config, step.num_decode_rows
         num_tokens = normed_TE.shape[0]
         layer = self._layers[index]
         heads_TAD = layer.qkv(normed_TE).view(num_tokens, -1, config.head_dim)
         layer_cache = cache.layers[index]
         query_THD = rotate_store(heads_TAD, layer_cache, self._rope_tables, step.positions, step.slots, layer.qk_norms)
-        out_THD = torch.empty(query_THD.shape, dtype=query_THD.dtype, device=query_THD.device)
         if num_decode:
+            has_others = num_decode < num_tokens
             paged_decode(
-                query_THD[:num_decode],
+                query_THD[:num_decode] if has_others else query_THD,
                 layer_cache,
                 step.decode_page_tables,
                 step.decode_num_keys,
                 config.attention_scale,
-                out_THD[:num_decode],
+                out_THD[:num_decode] if has_others else out_THD,
                 step.decode_work,
             )
         if num_decode < num_tokens:

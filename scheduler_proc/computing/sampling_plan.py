@@ -76,11 +76,13 @@ def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
 
 def _plan_logprobs(batch: Batch, vocab_size: int, columns: dict[str, np.ndarray]) -> tuple[int, int]:
     """Adds the columns of tokens with logprobs; returns how many alternatives rows and scored tokens want."""
-    num_logprobs = np.frombuffer(batch.num_logprobs, np.int32)
-    num_top = int(num_logprobs.max(initial=-1))
-    if num_top >= 0:
-        assert len(num_logprobs) == len(batch.temperatures) // 4
-        columns["logprob_rows"] = np.flatnonzero(num_logprobs >= 0)
+    num_top = -1
+    if batch.num_logprobs:
+        num_logprobs = np.frombuffer(batch.num_logprobs, np.int32)
+        num_top = int(num_logprobs.max())
+        if num_top >= 0:
+            assert len(num_logprobs) == len(batch.temperatures) // 4
+            columns["logprob_rows"] = np.flatnonzero(num_logprobs >= 0)
     if batch.scored is None:
         return num_top, -1
     target_ids = np.frombuffer(batch.scored.target_ids, np.int32)

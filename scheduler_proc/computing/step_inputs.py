@@ -112,15 +112,9 @@ def shape_of(batch: Batch) -> StepShape:
 
 
 def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
-    """Returns the columns of `batch` on `device`."""
-    shape = shape_of(batch)
-    columns = shape.columns()
-    buffer = torch.empty(columns.num_bytes, dtype=torch.uint8)
-    arrays = columns.arrays(buffer)
-    pack_step(batch, shape, arrays)
-    if device.type == "cpu":
-        return view_step(shape, {name: torch.from_numpy(array) for name, array in arrays.items()})
-    return view_step(shape, columns.tensors(buffer.to(device)))
+    """Returns the columns of `batch` on `device`, not packed: where nothing is copied, that gains nothing."""
+    tensors: dict[str, Any] = {name: torch.from_numpy(array).to(device) for name, array in _read_columns(batch).items()}
+    return StepInputs(batch.num_decode_rows, **tensors)
 
 
 def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
@@ -131,25 +125,42 @@ def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
 
 def pack_step(batch: Batch, shape: StepShape, arrays: Arrays) -> None:
     """Writes the columns of `batch` and the padding into `arrays`, the columns of a shape that has room for it."""
-    query_lens, context_lens = _int32(batch.query_lens), _int32(batch.context_lens)
-    token_ids, positions = _int32(batch.token_ids), _int32(batch.positions)
-    slots = np.frombuffer(batch.slots, np.int64)
-    num_rows, num_decode, places = len(query_lens), batch.num_decode_rows, shape.num_decode_rows
-    assert (query_lens[:num_decode] == 1).all()
-    assert len(token_ids) == len(positions) == len(slots) == query_lens.sum()
-    for name, values, padding in (("token_ids", token_ids, 0), ("positions", positions, 0), ("slots", slots, -1)):
-        _fill(arrays[name][:places], values[:num_decode], padding)
-        _fill(arrays[name][places:], values[num_decode:], padding)
-    _fill(arrays["token_sources"], _int32(batch.token_sources), -1)
-    tables = _int32(batch.page_tables).reshape(num_rows, batch.num_pages_per_row)
-    _fill_tables(arrays["decode_page_tables"], tables[:num_decode])
-    _fill(arrays["decode_num_keys"], context_lens[:num_decode] + np.int32(1), 0)
-    _fill_tables(arrays["prefill_page_tables"], tables[num_decode:])
-    _fill(arrays["prefill_query_lens"], query_lens[num_decode:], 0)
-    _fill(arrays["prefill_context_lens"], context_lens[num_decode:], 0)
-    head_tokens = _find_head_tokens(batch, query_lens)
+    columns, num_decode, places = _read_columns(batch), batch.num_decode_rows, shape.num_decode_rows
+    for name, padding in (("token_ids", 0), ("positions", 0), ("slots", -1)):
+        _fill(arrays[name][:places], columns[name][:num_decode], padding)
+        _fill(arrays[name][places:], columns[name][num_decode:], padding)
+    for name, padding in (("token_sources", -1), ("decode_num_keys", 0)):
+        _fill(arrays[name], columns[name], padding)
+    for name in ("prefill_query_lens", "prefill_context_lens"):
+        _fill(arrays[name], columns[name], 0)
+    for name in ("decode_page_tables", "prefill_page_tables"):
+        _fill_tables(arrays[name], columns[name])
+    head_tokens = columns["head_tokens"]
     head_tokens[head_tokens >= num_decode] += places - num_decode
     _fill(arrays["head_tokens"], head_tokens, 0)
+
+
+def _read_columns(batch: Batch) -> Arrays:
+    """Returns the columns of `StepInputs` without padding, which may be written."""
+    query_lens, context_lens = _int32(batch.query_lens), _int32(batch.context_lens)
+    token_ids, positions = _int32(batch.token_ids), _int32(batch.positions)
+    slots, num_decode = np.frombuffer(bytearray(batch.slots), np.int64), batch.num_decode_rows
+    assert (query_lens[:num_decode] == 1).all()
+    assert len(token_ids) == len(positions) == len(slots) == query_lens.sum()
+    tables = _int32(batch.page_tables).reshape(len(query_lens), batch.num_pages_per_row)
+    has_sources = bool(batch.token_sources)
+    return {
+        "token_ids": token_ids,
+        "positions": positions,
+        "slots": slots,
+        "token_sources": _int32(batch.token_sources) if has_sources else np.full(num_decode, -1, np.int32),
+        "decode_page_tables": tables[:num_decode],
+        "decode_num_keys": context_lens[:num_decode] + np.int32(1),
+        "prefill_page_tables": tables[num_decode:],
+        "prefill_query_lens": query_lens[num_decode:],
+        "prefill_context_lens": context_lens[num_decode:],
+        "head_tokens": _find_head_tokens(batch, query_lens),
+    }
 
 
 def _find_head_tokens(batch: Batch, query_lens: np.ndarray) -> np.ndarray:
@@ -164,7 +175,7 @@ def _find_head_tokens(batch: Batch, query_lens: np.ndarray) -> np.ndarray:
 
 
 def _int32(column: bytes) -> np.ndarray:
-    return np.frombuffer(column, np.int32)
+    return np.frombuffer(bytearray(column), np.int32)  # torch takes only memory that it may write
 
 
 def _fill(column: np.ndarray, values: np.ndarray, padding: int) -> None:

@@ -11,6 +11,8 @@ from scheduler_proc.computing.packed_columns import PackedColumns
 
 def send_arrays(arrays: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, ...]:
     """Returns copies of the arrays on `device`, views of one buffer; a GPU copies behind what is in flight there."""
+    if not arrays:
+        return ()
     named = {str(index): values for index, values in enumerate(arrays)}
     columns = PackedColumns.like(named)
     # Pinned memory that a copy in flight reads is not given out again before that copy has ended.
