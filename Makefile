@@ -37,7 +37,7 @@ HAS_MSGSPEC = $(PYTHON) -c "import msgspec" 2>/dev/null
 test-gpu:
 	$(PYTHON) -c "import torch; assert torch.cuda.is_available(), 'torch finds no CUDA device'"
 	$(PYTHON) -m pytest -W default tests/kernels $(ARGS)
-	if $(HAS_MSGSPEC); then $(PYTHON) -m pytest -W default -m gpu tests/scheduler_proc $(ARGS) || test $$? = 5; fi
+	if $(HAS_MSGSPEC); then $(PYTHON) -m pytest -W default -m gpu tests/scheduler_proc/computing $(ARGS) || test $$? = 5; fi
 	if command -v compute-sanitizer; then compute-sanitizer --tool racecheck --error-exitcode 3 \
 	    $(PYTHON) -m pytest -W default tests/kernels/gpu --deselect tests/kernels/gpu/test_compile.py; fi
 

@@ -110,7 +110,7 @@ def _plan_here(query_RHD: Tensor, cache: PagedKV, page_tables_RP: Tensor, num_ke
     return DecodeWork(layout, plan.to(device), make_decode_scratch(layout, head_dim, device))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def attend(
     query,
     keys,
@@ -267,7 +267,7 @@ _SIGNATURE = (
     dict.fromkeys(("query", "keys", "values", "out"), "*bf16:16")
     | dict.fromkeys(("page_tables", "plan", "counters"), "*i32:16")
     | dict.fromkeys(("partials", "lses"), "*fp32:16")
-    | {"scale_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32:16"}
+    | {"scale_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
 )
 # Merges in the kernel, lanes, registers: with 128 a processor has 4 programs, with 168 it has 3, with 255 it has 2.
 _CONFIGURATIONS = ((False, LANES, 128), (True, LANES, 168), (False, 64, 255))

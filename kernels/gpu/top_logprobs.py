@@ -16,6 +16,8 @@ from kernels.top_logprobs import top_logprobs_reference
 
 MAX_TOP = 64
 """More maxima would take longer than a sort."""
+USUAL_TOP = 20
+"""The most that the API gives: fewer are held as so many, so that no other count is compiled for in mid-service."""
 LAST_ID = tl.constexpr(0x7FFFFFFF)
 """All bits: what a token is combined with, so that the smaller one gives the larger key."""
 NO_KEY = tl.constexpr(-(1 << 63))
@@ -57,7 +59,7 @@ def top_logprobs(logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor
 
 def merge_block(num_parts: int, num_top: int) -> dict[str, int]:
     """Returns how the keys of a row's parts are held."""
-    block = triton.next_power_of_2(max(1, num_parts * num_top))
+    block = triton.next_power_of_2(num_parts * max(num_top, USUAL_TOP))
     return {"BLOCK": block, "num_warps": max(1, min(8, block // 256))}
 
 

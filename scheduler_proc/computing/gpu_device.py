@@ -66,7 +66,11 @@ class CudaDevice:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def submit(self, work: Callable[[], Tensor]) -> Fetched:
-        result = work()
+        try:
+            result = work()
+        except RuntimeError:
+            self._end_if_failed()
+            raise
         host = self.allocate_host(result.nbytes)
         self._fetching.wait_stream(torch.cuda.current_stream(self.torch_device))
         with torch.cuda.stream(self._fetching):
@@ -81,7 +85,8 @@ class CudaDevice:
 
     def record(self, work: Work, pool: Pool) -> Work:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        # A recording that fails may leave its stream as the current one: the outer context goes back in any case.
+        with torch.cuda.stream(torch.cuda.current_stream(self.torch_device)), torch.cuda.graph(graph, pool=pool):
             work()
         return graph.replay
 
@@ -91,6 +96,13 @@ class CudaDevice:
 
     def release_unused(self) -> None:
         torch.cuda.empty_cache()
+
+    def _end_if_failed(self) -> None:
+        """Ends the process where CUDA itself has failed: an earlier step's fault shows at whatever is called next."""
+        try:
+            torch.cuda.synchronize(self.torch_device)
+        except RuntimeError as error:
+            raise _end_of(error) from error
 
 
 class _OnItsWay:
@@ -104,6 +116,10 @@ class _OnItsWay:
         try:
             self._done.synchronize()
         except RuntimeError as error:
-            # CUDA works no more in this process. Its end is noticed, and a successor goes on with the requests.
-            raise SystemExit(f"the GPU has failed: {error}") from error
+            raise _end_of(error) from error
         return self._host
+
+
+def _end_of(error: RuntimeError) -> SystemExit:
+    """CUDA works no more in this process. Its end is noticed, and a successor goes on with the requests."""
+    return SystemExit(f"the GPU has failed: {error}")
