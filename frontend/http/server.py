@@ -121,12 +121,13 @@ def check_certificates(http: HttpConfig) -> None:
     try:
         context.load_cert_chain(http.ssl_certfile, http.ssl_keyfile or None, _refuse_password)
     except OSError as error:
-        raise BootError(f"--ssl-certfile {http.ssl_certfile} --ssl-keyfile {http.ssl_keyfile}: {error}") from None
+        key_flag = f" --ssl-keyfile {http.ssl_keyfile}" if http.ssl_keyfile else ""
+        raise BootError(f"--ssl-certfile {http.ssl_certfile}{key_flag}: {error.strerror or error}") from None
     try:
         if http.ssl_ca_certs:
             context.load_verify_locations(http.ssl_ca_certs)
     except OSError as error:
-        raise BootError(f"--ssl-ca-certs {http.ssl_ca_certs}: {error}") from None
+        raise BootError(f"--ssl-ca-certs {http.ssl_ca_certs}: {error.strerror or error}") from None
 
 
 def _refuse_password() -> str:

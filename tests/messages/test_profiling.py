@@ -110,16 +110,14 @@ def test_notes_and_samples_are_on_one_clock(loop: Loop):
         assert began <= true_began <= true_ended <= ended
         late_ns += [true_began - began, ended - true_ended]
     assert statistics.median(late_ns) < 1_000_000, "most, for the machine may be busy between two looks at the clock"
-    num_inside = num_outside = 0
+    distances_ns: list[int] = []
     at_ns = profile.samples_began_ns
     for stack, span_ns in profile.samples:
         at_ns += span_ns
         if any(frame.startswith("work\0") for frame in stack):
-            is_inside = any(began - 1_000_000 <= at_ns <= ended + 1_000_000 for began, ended in loop.spans_ns)
-            num_inside += is_inside
-            num_outside += not is_inside
-    assert num_inside >= 10
-    assert num_outside <= num_inside / 5, "a busy machine may stop the process between a sample and its time"
+            distances_ns.append(min(max(0, began - at_ns, at_ns - ended) for began, ended in loop.spans_ns))
+    assert len(distances_ns) >= 10
+    assert statistics.median(distances_ns) < 1_000_000, "a busy machine may stop the process between sample and clock"
 
 
 def test_one_profile_at_a_time(loop: Loop):
