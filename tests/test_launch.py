@@ -123,8 +123,8 @@ class RealServer:
             try:
                 return self.generate()
             except urllib.error.HTTPError as error:
-                assert error.code == 503, error
-                assert time.monotonic() < deadline, error
+                if error.code != 503 or time.monotonic() > deadline:
+                    raise
             time.sleep(0.1)
 
     def is_ready(self) -> bool:
