@@ -123,7 +123,7 @@ def test_it_says_what_it_does_while_it_starts_and_uses_no_time_when_idle(ring: R
     ring.launcher.wait_for("scheduler", Beat)
     ring.launcher.wait_for("scheduler", Beat)
     after = process.cpu_times()
-    assert after.user + after.system - before.user - before.system < 0.1
+    assert after.user + after.system - before.user - before.system < 0.3
 
 
 def test_a_stop_order_ends_it_in_mid_request(ring: Ring):
