@@ -26,10 +26,11 @@ def _cpu_text(found: Result) -> str:
         f"the first token: {', '.join(f'{name} {seconds:.1f} s' for name, seconds in starts.items())}. Measured in the "
         f"same run: {limits['threads']} threads read {limits['read_gb_per_s']:.0f} GB/s and multiply "
         f"{limits['bfloat16_product_gflop_per_s']:,.0f} GFLOP/s; one stream whose every token reads all weights once "
-        f"at that rate would be given {limits['one_stream_tok_per_s_at_read_limit']:.0f} tok/s.\n\n"
+        f"at that rate would be given {limits['one_stream_tok_per_s_at_read_limit']:.0f} tok/s."
     )
+    remark = f" {found['remark']}" if "remark" in found else ""
     heads = ("workload", "tokens in + out", "unit", *names, "times the best peer", "goal")
-    return intro + make_table(heads, [_cpu_row(line, found["peers"]) for line in found["workloads"]])
+    return f"{intro}{remark}\n\n" + make_table(heads, [_cpu_row(line, found["peers"]) for line in found["workloads"]])
 
 
 def _cpu_row(line: Result, peers: Sequence[str]) -> Sequence[object]:
