@@ -120,11 +120,12 @@ def test_it_drains_in_order_when_it_has_run_behind(launcher: FakeLauncher) -> No
 def test_it_sleeps_when_there_is_nothing_to_do(launcher: FakeLauncher) -> None:
     process = psutil.Process(launcher.start_ready("detokenizer_proc").pid)
     launcher.wait_for("detokenizer", Beat)
-    before = process.cpu_times()
+    before, wakeups = process.cpu_times(), process.num_ctx_switches().voluntary
     for _ in range(3):
         launcher.wait_for("detokenizer", Beat)
-    after = process.cpu_times()
+    after, wakeups = process.cpu_times(), process.num_ctx_switches().voluntary - wakeups
     assert (after.user - before.user) + (after.system - before.system) < 0.3, "seconds of CPU in about 3 s"
+    assert wakeups <= 40, "a poll of 20 ms makes 150 in about 3 s"
 
 
 @pytest.mark.shared

@@ -119,11 +119,12 @@ def test_it_says_what_it_does_while_it_starts_and_uses_no_time_when_idle(ring: R
     assert ring.launcher.wait_for("scheduler", PhaseReport) == PhaseReport("simulating", 0.5)
     process = psutil.Process(ring.launcher.processes["scheduler"].pid)
     ring.launcher.wait_for("scheduler", Beat)
-    before = process.cpu_times()
+    before, wakeups = process.cpu_times(), process.num_ctx_switches().voluntary
     ring.launcher.wait_for("scheduler", Beat)
     ring.launcher.wait_for("scheduler", Beat)
-    after = process.cpu_times()
+    after, wakeups = process.cpu_times(), process.num_ctx_switches().voluntary - wakeups
     assert after.user + after.system - before.user - before.system < 0.3
+    assert wakeups <= 40, "a poll of 20 ms makes 100 in about 2 s"
 
 
 def test_a_stop_order_ends_it_in_mid_request(ring: Ring):

@@ -327,7 +327,10 @@ def test_an_idle_launcher_uses_next_to_no_processor_time(external: list[str], la
         run.wait_for(last_line)
         launcher = psutil.Process(run.launcher.pid)
         before, began_s = sum(launcher.cpu_times()[:2]), time.monotonic()
+        wakeups = launcher.num_ctx_switches().voluntary
         with pytest.raises(AssertionError, match="within 3"):
             run.wait_for("never", timeout_s=3.0)
         used = (sum(launcher.cpu_times()[:2]) - before) / (time.monotonic() - began_s)
         assert used < 0.1
+        wakeups = launcher.num_ctx_switches().voluntary - wakeups
+        assert wakeups <= 60, "a poll of 20 ms makes 150 in 3 s"
