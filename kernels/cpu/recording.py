@@ -1,0 +1,94 @@
+"""C kernels' calls, recorded while a computation makes them, and made again from C, in one parallel region.
+
+What the computation does beside calling kernels, its shapes, assertions and allocations, is done once; what it computes
+hangs on the contents of the memory that its calls name.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels.cpu.library import FLOAT, INTEGER, POINTER, Kernel, LoadedKernel, observed_kernels, replay_function
+
+MAX_ARGUMENTS = 14
+"""As in source/recorded_call.h."""
+
+NEW_MEMORY = {"empty", "empty_like", "new_empty", "empty_strided"}
+VIEWS = {"alias", "as_strided", "detach", "select", "slice", "split", "squeeze", "t", "transpose", "unsqueeze", "view"}
+
+
+class Argument(ctypes.Union):
+    _fields_ = [("p", POINTER), ("i", INTEGER), ("f", FLOAT)]
+
+
+class RecordedCall(ctypes.Structure):
+    _fields_ = [("run", ctypes.c_void_p), ("arguments", Argument * MAX_ARGUMENTS)]
+
+
+class Recording:
+    """Calls that can be made again, on the same memory. What the computation allocated lives as long as this."""
+
+    def __init__(self, calls: Sequence[tuple[LoadedKernel, Sequence[Any]]], allocated: list[Tensor]):
+        self._names = [kernel.name for kernel, _ in calls]
+        self._calls = (RecordedCall * len(calls))(*(_as_call(*call) for call in calls))
+        self._allocated = allocated
+        self._replay = replay_function()
+
+    def replay(self) -> None:
+        """Makes the calls in their order. Raises `MemoryError`."""
+        failed = self._replay(self._calls, len(self._calls))
+        if failed >= 0:
+            raise MemoryError(f"{self._names[failed]}: no memory for partial results")
+
+
+class Recorder(TorchDispatchMode):
+    """Sees what a computation calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[LoadedKernel, Sequence[Any]]] = []
+        self.allocated: list[Tensor] = []
+        self.other: str | None = None
+        """The first thing that computes and cannot be recorded."""
+
+    def observe(self, kernel: LoadedKernel) -> Kernel:
+        def call(*arguments: Any) -> None:
+            if kernel.recorded_address is None:
+                self.other = self.other or kernel.name
+            else:
+                self.calls.append((kernel, arguments))
+            kernel.call(*arguments)
+
+        return call
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in NEW_MEMORY:
+            self.allocated.append(result)
+        elif name not in VIEWS:
+            self.other = self.other or f"torch's {name}"
+        return result
+
+
+def record(compute: Callable[[], Tensor]) -> tuple[Tensor, Recording | None, str | None]:
+    """Computes once; returns the result, and a recording that leaves the next one in the same memory.
+
+    No recording but the name of what else computes, where that is not C kernels alone.
+    """
+    recorder = Recorder()
+    with observed_kernels(recorder.observe), recorder:
+        result = compute()
+    if recorder.other is not None:
+        return result, None, recorder.other
+    return result, Recording(recorder.calls, recorder.allocated), None
+
+
+def _as_call(kernel: LoadedKernel, arguments: Sequence[Any]) -> RecordedCall:
+    call = RecordedCall(kernel.recorded_address)
+    for place, kind, value in zip(call.arguments, kernel.kinds, arguments, strict=False):
+        setattr(place, kind, value)
+    return call
