@@ -42,7 +42,7 @@ SHAPE: dict[str, object] = {
     "layer_norm_epsilon": 1e-5,
 }
 PAGE_SIZE, NUM_PAGES, PROMPT_TOKENS, OUTPUT_TOKENS = 16, 512, 8, 64
-PARTS_OF_LAUNCH = ((RecordedDecodes, "logits"), (Recording, "replay"), (model_runner, "choose_tokens"))
+PARTS_OF_LAUNCH = ((RecordedDecodes, "compute"), (Recording, "replay"), (model_runner, "choose_tokens"))
 
 Times = dict[str, list[float]]
 
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> None:
         for about, temperature in (("greedy", 0.0), ("drawn", 0.8)):
             times: Times = defaultdict(list)
             measure(num_rows, temperature, options.rounds, times)
-            medians = {name: statistics.median(values) for name, values in times.items()}
+            medians = {name: statistics.median(values) for name, values in times.items() if values}
             medians["outside"] = medians["step"] - medians.get("replay", 0.0)
             lines.append({"rows": num_rows, "tokens": about, "steps": len(times["step"]), "median_us": medians})
             print(f"{num_rows} rows, {about}: " + ", ".join(f"{name} {us:.0f}" for name, us in medians.items()) + " µs")

@@ -6,7 +6,7 @@ hangs on the contents of the memory that its calls name.
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,6 +18,9 @@ MAX_ARGUMENTS = 14
 
 NEW_MEMORY = {"empty", "empty_like", "new_empty", "empty_strided"}
 VIEWS = {"alias", "as_strided", "detach", "select", "slice", "split", "squeeze", "t", "transpose", "unsqueeze", "view"}
+
+
+Result = TypeVar("Result")
 
 
 class Argument(ctypes.Union):
@@ -74,8 +77,8 @@ class Recorder(TorchDispatchMode):
         return result
 
 
-def record(compute: Callable[[], Tensor]) -> tuple[Tensor, Recording | None, str | None]:
-    """Computes once; returns the result, and a recording that leaves the next one in the same memory.
+def record(compute: Callable[[], Result]) -> tuple[Result, Recording | None, str | None]:
+    """Computes once; returns the result, and a recording that leaves the next one in the same tensors.
 
     No recording but the name of what else computes, where that is not C kernels alone.
     """

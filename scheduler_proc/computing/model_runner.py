@@ -13,7 +13,7 @@ from scheduler_proc.computing.kv_cache import KVCache
 from scheduler_proc.computing.logprobs import score_prompt, score_sampled
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.recorded_decodes import RecordedDecodes
-from scheduler_proc.computing.sampler import choose_tokens
+from scheduler_proc.computing.sampler import choose_tokens, is_greedy
 from scheduler_proc.computing.step_inputs import make_step_inputs
 from scheduler_proc.computing.step_shapes import StepLimits
 from scheduler_proc.computing.workspace import Workspace
@@ -44,15 +44,19 @@ class ModelRunner:
 
     def run(self, batch: Batch) -> ForwardOutput:
         """Runs the step and returns its result when it is known; the cache holds its K and V afterwards."""
+        decoded = self._decodes.compute(batch)
+        if decoded is not None and is_greedy(batch) and not batch.num_logprobs:
+            return ForwardOutput(batch.step_id, decoded.next_tokens())
         with torch.inference_mode():
             prompt_logprobs = None
-            logits_SV = self._decodes.logits(batch)
-            if logits_SV is None:
-                hidden_NE = self._forward(batch)
-                num_sampled = num_int32(batch.sample_rows)
+            if decoded is not None:
+                logits_SV, likeliest_S = decoded.logits, decoded.likeliest
+            else:
+                hidden_NE, num_sampled = self._forward(batch), num_int32(batch.sample_rows)
                 logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled))
+                likeliest_S = None
                 prompt_logprobs = score_prompt(hidden_NE[num_sampled:], self._decoder, batch)
-            tokens_S = choose_tokens(logits_SV, batch)
+            tokens_S = choose_tokens(logits_SV, batch, likeliest_S)
             logprobs = score_sampled(logits_SV, tokens_S, batch)
         return ForwardOutput(batch.step_id, tokens_S.cpu().numpy().tobytes(), logprobs, prompt_logprobs)
 

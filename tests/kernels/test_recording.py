@@ -17,7 +17,7 @@ from kernels.qk_norm import HeadNorms
 from kernels.quantized_linear import quantize, quantized_linear
 from kernels.rms_norm import rms_norm
 from kernels.rotate_store import rotate_store
-from kernels.sample import greedy
+from kernels.sample import greedy, sample
 from kernels.silu_mul import silu_mul
 from tests.kernels.cases import Shape, make_paged_case
 
@@ -60,6 +60,7 @@ class Layers:
         update = gelu(silu_mul(quantized_linear(normed, self.codes, None)), "tanh")
         if self.packed is not None:
             update = packed_linear(update, self.packed, self.bias, SIZE)
+        self.likeliest = greedy(update)
         return rms_norm(residual, self.weight, 1e-5, update)
 
 
@@ -70,13 +71,17 @@ def test_a_replay_computes_anew(dtype: torch.dtype) -> None:
     first, recording, other = record(layers.compute)
     assert other is None
     assert recording is not None
+    likeliest = layers.likeliest
     assert torch.equal(first, layers.compute())
     for _ in range(3):
         layers.ids.random_(0, 50)
         expected = layers.compute()
+        tokens = layers.likeliest
         first.fill_(float("nan"))
+        likeliest.zero_()
         recording.replay()
         assert torch.equal(first, expected)
+        assert torch.equal(likeliest, tokens)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -122,11 +127,11 @@ def test_more_items_than_one_operation_of_a_crew_may_have() -> None:
 
 
 def test_what_others_compute_is_named() -> None:
-    x, weight = torch.randn(2, SIZE), torch.ones(SIZE)
+    x, weight, seeds = torch.randn(2, SIZE), torch.ones(SIZE), torch.arange(2)
     for compute, name in (
         (lambda: rms_norm(x, weight, 1e-5) * 2, "torch's mul"),
         (lambda: gelu(x, "exact"), "torch's gelu"),
-        (lambda: greedy(rms_norm(x, weight, 1e-5)), "greedy"),
+        (lambda: sample(rms_norm(x, weight, 1e-5), seeds, seeds), "sample"),
     ):
         result, recording, other = record(compute)
         assert torch.equal(result, compute())

@@ -1,4 +1,4 @@
-/* Each operation of a forward pass as a function of recorded arguments: `call_NAME`. */
+/* Each operation of a decode step as a function of recorded arguments: `call_NAME`. */
 
 #define P(index) arguments[index].pointer
 #define I(index) arguments[index].integer
@@ -48,6 +48,8 @@ CALL(quantized_linear) {
   NAME(quantized_linear)(P(0), P(1), P(2), P(3), P(4), I(5), I(6), I(7), I(8), I(9));
   return 0;
 }
+
+CALL(greedy) { return NAME(greedy)(P(0), P(1), I(2), I(3)); }
 
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
 CALL(packed_linear) { return NAME(packed_linear)(P(0), P(1), P(2), P(3), I(4), I(5), I(6), I(7)); }
