@@ -53,9 +53,10 @@ SIGNATURES = {
     "paged_prefill": "pipppippp iiiii f",
     "greedy": "pp ii",
     "sample": "pppp ii",
+    "draw": "ppppp ii",
 }
 """The parameters of each C function, as its source has them: pointer, int64, float."""
-MAY_RUN_OUT_OF_MEMORY = {"packed_linear", "paged_decode", "paged_prefill", "greedy", "sample"}
+MAY_RUN_OUT_OF_MEMORY = {"packed_linear", "paged_decode", "paged_prefill", "greedy", "sample", "draw"}
 FLOAT32_ALONE = {"sample"}
 BFLOAT16_PAIRS_ALONE = {"packed_linear"}
 """Those that exist where the processor multiplies pairs of bfloat16, for them and not otherwise."""

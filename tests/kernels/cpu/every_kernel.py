@@ -21,7 +21,7 @@ from kernels.qk_norm import HeadNorms
 from kernels.quantized_linear import quantize, quantized_linear
 from kernels.rms_norm import rms_norm
 from kernels.rotate_store import rotate_store
-from kernels.sample import greedy, sample
+from kernels.sample import draw, greedy, sample
 from kernels.silu_mul import silu_mul
 from tests.kernels.cases import Shape, assert_close, make_paged_case
 
@@ -75,6 +75,9 @@ def compute(size: int, dtype: torch.dtype) -> None:
     assert greedy(x).tolist() == x.max(dim=-1).indices.tolist()
     tokens = sample(x.float(), torch.tensor([1, -2, 3]), torch.arange(3))
     assert bool(((tokens >= 0) & (tokens < size)).all())
+    drawn = draw(x, torch.tensor([0.0, 0.5, 2.0]), torch.tensor([1, -2, 3]), torch.arange(3))
+    assert int(drawn[0]) == int(greedy(x)[0])
+    assert bool(((drawn >= 0) & (drawn < size)).all())
 
 
 def multiply(num_tokens: int, num_inputs: int, dtype: torch.dtype) -> None:
