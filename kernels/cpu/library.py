@@ -149,7 +149,7 @@ def use_library(path: Path, wanted: str = "") -> str:
                 continue
             _loaded[name, dtype] = _bind(library, name, f"{form}_{isa}")
     _kernels.update({key: kernel.call for key, kernel in _loaded.items()})
-    library.sluice_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.sluice_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     library.sluice_replay.restype = ctypes.c_int64
     _replay.append(library.sluice_replay)
     return isa
@@ -164,12 +164,13 @@ def unload_kernels() -> None:
 
 @contextmanager
 def observed_kernels(observe: Callable[[LoadedKernel], Kernel]) -> Iterator[None]:
-    """Launchers call what `observe` makes of each kernel, inside of the block."""
+    """Launchers call what `observe` makes of each kernel, inside of the block, and then what they called before."""
+    before = dict(_kernels)
     _kernels.update({key: observe(kernel) for key, kernel in _loaded.items()})
     try:
         yield
     finally:
-        _kernels.update({key: kernel.call for key, kernel in _loaded.items()})
+        _kernels.update(before)
 
 
 def replay_function() -> Callable[..., int]:

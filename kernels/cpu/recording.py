@@ -5,7 +5,9 @@ hangs on the contents of the memory that its calls name.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -21,6 +23,12 @@ VIEWS = {"alias", "as_strided", "detach", "select", "slice", "split", "squeeze",
 
 
 Result = TypeVar("Result")
+
+Note = Callable[[str, int, int], None]
+"""Takes the name of a kernel, and when a call of it began and ended: `time.monotonic_ns()`."""
+
+_notes: list[Note] = []
+"""Who wants to know what replayed calls take, the latest last."""
 
 
 class Argument(ctypes.Union):
@@ -42,9 +50,19 @@ class Recording:
 
     def replay(self) -> None:
         """Makes the calls in their order. Raises `MemoryError`."""
-        failed = self._replay(self._calls, len(self._calls))
+        ended_ns = (INTEGER * len(self._calls))() if _notes else None
+        began_ns = time.monotonic_ns()
+        failed = self._replay(self._calls, len(self._calls), ended_ns)
+        if ended_ns is not None:
+            self._note(began_ns, ended_ns)
         if failed >= 0:
             raise MemoryError(f"{self._names[failed]}: no memory for partial results")
+
+    def _note(self, began_ns: int, ended_ns: Iterable[int]) -> None:
+        for name, end_ns in zip(self._names, ended_ns, strict=True):
+            if end_ns:  # behind a call that fails, none is made
+                _notes[-1](name, began_ns, end_ns)
+                began_ns = end_ns
 
 
 class Recorder(TorchDispatchMode):
@@ -88,6 +106,26 @@ def record(compute: Callable[[], Result]) -> tuple[Result, Recording | None, str
     if recorder.other is not None:
         return result, None, recorder.other
     return result, Recording(recorder.calls, recorder.allocated), None
+
+
+@contextmanager
+def timed_kernels(note: Note) -> Iterator[None]:
+    """Each call of a C kernel is noted, inside of the block, be it a launcher's or replayed."""
+
+    def observe(kernel: LoadedKernel) -> Kernel:
+        def call(*arguments: Any) -> None:
+            began_ns = time.monotonic_ns()
+            kernel.call(*arguments)
+            note(kernel.name, began_ns, time.monotonic_ns())
+
+        return call
+
+    _notes.append(note)
+    try:
+        with observed_kernels(observe):
+            yield
+    finally:
+        _notes.remove(note)
 
 
 def _as_call(kernel: LoadedKernel, arguments: Sequence[Any]) -> RecordedCall:

@@ -1,5 +1,6 @@
 """What recorded calls compute is what the launchers compute, on whatever the memory holds at the time."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import find_kernel
-from kernels.cpu.recording import record
+from kernels.cpu.recording import record, timed_kernels
 from kernels.embed import embed
 from kernels.gelu import gelu
 from kernels.layer_norm import layer_norm
@@ -113,6 +114,28 @@ def test_attention_follows_the_lengths_that_it_finds(dtype: torch.dtype) -> None
     recording.replay()
     assert torch.equal(out, expected)
     assert bool(expected.isfinite().all())
+
+
+def test_each_call_is_timed_where_that_is_wanted() -> None:
+    layers, notes = Layers(torch.float32), list[tuple[str, int, int]]()
+    _, recording, _ = record(layers.compute)
+    assert recording is not None
+
+    def note(name: str, began_ns: int, ended_ns: int) -> None:
+        notes.append((name, began_ns, ended_ns))
+
+    with timed_kernels(note):
+        began_ns = time.monotonic_ns()
+        layers.compute()
+        launched, notes[:] = [name for name, _, _ in notes], []
+        recording.replay()
+    assert launched == [name for name, _, _ in notes]
+    assert launched[:2] == ["embed", "layer_norm"]
+    times = [began_ns, *(at_ns for _, began, ended in notes for at_ns in (began, ended)), time.monotonic_ns()]
+    assert times == sorted(times)
+    recording.replay()
+    layers.compute()
+    assert len(notes) == len(launched)
 
 
 def test_more_items_than_one_operation_of_a_crew_may_have() -> None:

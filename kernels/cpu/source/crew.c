@@ -4,6 +4,7 @@
 #include "recorded_call.h"
 
 #include <sched.h>
+#include <time.h>
 
 /* An operation's items are claimed by a compare-and-swap on one word: the number of the operation, how many items it has
    and the next one. So nothing of an operation that is over can be claimed, however late a thread comes, and what its
@@ -84,14 +85,22 @@ void sluice_run_with_crew(crew *led, int64_t num_items, item_fn run_item, const 
 typedef struct {
   crew crew;
   const recorded_call *calls;
-  int64_t num_calls, failed;
+  int64_t num_calls, failed, *ended_ns;
   _Atomic int has_leader;
 } replay;
 
+static int64_t monotonic_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
 static void lead(replay *mine) {
   led_crew = &mine->crew;
-  for (int64_t i = 0; i < mine->num_calls && mine->failed < 0; i++)
+  for (int64_t i = 0; i < mine->num_calls && mine->failed < 0; i++) {
     if (mine->calls[i].run(mine->calls[i].arguments) != 0) mine->failed = i;
+    if (mine->ended_ns) mine->ended_ns[i] = monotonic_ns();
+  }
   led_crew = 0;
   atomic_store_explicit(&mine->crew.is_over, 1, memory_order_release);
 }
@@ -109,9 +118,11 @@ static void join(void *data) {
   else lead(mine);
 }
 
-/* Makes the calls one after another; returns -1, or the index of the one that ran out of memory: none after it is made. */
-__attribute__((visibility("default"))) int64_t sluice_replay(const recorded_call *calls, int64_t num_calls) {
-  replay mine = {.calls = calls, .num_calls = num_calls, .failed = -1};
+/* Makes the calls one after another; returns -1, or the index of the one that ran out of memory: none after it is made.
+   `ended_ns`, where it is not null, is set to the time at which each call ended. */
+__attribute__((visibility("default"))) int64_t sluice_replay(const recorded_call *calls, int64_t num_calls,
+                                                             int64_t *ended_ns) {
+  replay mine = {.calls = calls, .num_calls = num_calls, .failed = -1, .ended_ns = ended_ns};
   if (sluice_parallel_region) sluice_parallel_region(join, &mine, 0, 0);
   else join(&mine);
   return mine.failed;
