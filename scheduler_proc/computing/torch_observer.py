@@ -1,4 +1,4 @@
-"""The scheduler's observer: each operator of torch, on the CPU and on a GPU, and each C kernel, under its step's name."""
+"""The scheduler's observer: each operator of torch, on the CPU and on a GPU, and each C kernel, beside the steps."""
 
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
