@@ -180,6 +180,6 @@ PUBLIC void NAME(quantized_linear)(const element *x, const uint8_t *weight, cons
   quant_call call = {x, bias, out, weight, (int8_t *)(factors + num_rows * num_groups), factors, num_rows, rows_per_tile,
                      rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows, (int)bits,
                      is_gelu != 0};
-  run_items((num_rows + rows_per_tile - 1) / rows_per_tile, num_rows * inputs, NAME(quant_code_tile), &call);
+  run_items((num_rows + rows_per_tile - 1) / rows_per_tile, 2 * num_rows * inputs, NAME(quant_code_tile), &call);
   run_items((num_rows + rows_per_item - 1) / rows_per_item * items_per_rows, inputs * outputs, NAME(quant_item), &call);
 }
