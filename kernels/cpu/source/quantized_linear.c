@@ -8,6 +8,9 @@
 /* Bytes of an item's weight at least and at most, items at least, and most rows of an item. */
 enum { QUANT_LEAST_ITEM = 32 << 10, QUANT_LARGEST_ITEM = 1 << 20, QUANT_ITEMS = 16, QUANT_MOST_ROWS = 256 };
 
+/* Rows of a tile alone from which it computes more than it waits for memory, and how far ahead it asks for that then. */
+enum { QUANT_BUSY_ROWS = 6, QUANT_AHEAD = 8 << 10 };
+
 /* Rows lie in tiles, which are as equal as may be. */
 typedef struct {
   const void *x, *bias;
@@ -131,14 +134,15 @@ static void NAME(quant_finish)(const quant_call *call, int64_t row, int64_t bloc
 #endif
 }
 
-/* Rows [begin, end) of a block. While its tiles go by, each asks for its part of the next block, which lies behind: memory
-   is read while there is something to compute. */
+/* Rows [begin, end) of a block. While its tiles go by, each asks for its part of the next block, which lies behind; a tile
+   alone, for what it needs itself a little later: memory is read while there is something to compute. */
 static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t begin, int64_t end) {
   const int64_t block_bytes = call->num_groups * quant_group_bytes(call->bits);
   const int64_t num_tiles = (end - begin + call->rows_per_tile - 1) / call->rows_per_tile;
   const int64_t num_lines = quant_group_bytes(call->bits) / 64, share = (num_lines + num_tiles - 1) / num_tiles;
-  const uint8_t *weight = call->weight + block * block_bytes, *later = weight + block_bytes;
-  int64_t left = num_tiles > 1 ? num_lines : 0; /* one tile reads all from memory as it comes */
+  const uint8_t *weight = call->weight + block * block_bytes;
+  const uint8_t *later = weight + (num_tiles > 1 ? block_bytes : QUANT_AHEAD);
+  int64_t left = num_tiles > 1 || end - begin >= QUANT_BUSY_ROWS ? num_lines : 0;
   for (int64_t row = begin; row < end; row += call->rows_per_tile) {
     const int64_t lines = left < share ? left : share, rows = quant_rows_left(call, row);
     float sums[QUANT_ROWS * QUANT_BLOCK] __attribute__((aligned(64)));
