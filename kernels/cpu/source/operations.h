@@ -12,6 +12,7 @@
 #include "paged_prefill.c"
 #include "packed_linear.c"
 #include "quantized_dot.h"
+#include "quantized_codes.h"
 #include "quantized_linear.c"
 #include "quantize.c"
 #include "greedy.c"

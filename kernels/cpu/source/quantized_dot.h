@@ -10,24 +10,24 @@ enum { QUANT_BLOCK = 32, QUANT_MOST_INPUTS = 64 /* of a group */ };
 INLINE int quant_group(const int bits) { return bits == 4 ? 32 : 64; }
 INLINE int64_t quant_group_bytes(int bits) { return 2 * QUANT_BLOCK + quant_group(bits) * QUANT_BLOCK * bits / 8; }
 
-/* What a row's group of activation codes is multiplied by, and the codes' sum. */
+/* What the products with a row's group of activation codes start from, so that codes without sign do no harm, and what
+   they are multiplied by. */
 typedef struct {
+  int32_t first;
   float scale;
-  int32_t sum;
 } quant_factor;
 
 typedef int32_t int32x16 __attribute__((vector_size(64), aligned(4), may_alias));
 
 #if defined(__AVX512VNNI__)
-#define QUANT_ROWS 4 /* whose sums fit in the registers */
-#define QUANT_UNROLL PRAGMA(GCC unroll 16)
+#define QUANT_ROWS 8 /* of a tile: their sums of a group fit in the registers */
+#define QUANT_UNROLL PRAGMA(GCC unroll 4)
 typedef __m512i quant_codes;
 typedef __m512i quant_sums;
 
 INLINE quant_codes quant_load(const uint8_t *codes) { return _mm512_loadu_si512(codes); }
 INLINE quant_codes quant_low(quant_codes both) { return _mm512_and_si512(both, _mm512_set1_epi8(15)); }
 INLINE quant_codes quant_high(quant_codes both) { return quant_low(_mm512_srli_epi16(both, 4)); }
-INLINE void quant_store(uint8_t *to, quant_codes codes) { _mm512_storeu_si512(to, codes); }
 INLINE quant_sums quant_start(int32_t value) { return _mm512_set1_epi32(value); }
 INLINE quant_sums quant_dot(quant_sums sums, quant_codes codes, int32_t four, const int bits) {
   (void)bits;
@@ -38,7 +38,7 @@ INLINE float16v quant_floats(quant_sums sums) { return (float16v)_mm512_cvtepi32
 #elif defined(__AVX2__)
 #include <immintrin.h>
 #define QUANT_ROWS 2
-#define QUANT_UNROLL PRAGMA(GCC unroll 16)
+#define QUANT_UNROLL PRAGMA(GCC unroll 4)
 typedef struct {
   __m256i half[2];
 } quant_codes;
@@ -54,10 +54,6 @@ INLINE quant_codes quant_low(quant_codes both) {
 INLINE quant_codes quant_high(quant_codes both) {
   return (quant_codes){
       {quant_low_half(_mm256_srli_epi16(both.half[0], 4)), quant_low_half(_mm256_srli_epi16(both.half[1], 4))}};
-}
-INLINE void quant_store(uint8_t *to, quant_codes codes) {
-  _mm256_storeu_si256((void *)to, codes.half[0]);
-  _mm256_storeu_si256((void *)(to + 32), codes.half[1]);
 }
 INLINE quant_sums quant_start(int32_t value) {
   return (quant_sums){{_mm256_set1_epi32(value), _mm256_set1_epi32(value)}};
@@ -95,7 +91,6 @@ typedef int32x16 quant_sums;
 INLINE quant_codes quant_load(const uint8_t *codes) { return *(const int32x16 *)codes; }
 INLINE quant_codes quant_low(quant_codes both) { return both & 0x0f0f0f0f; }
 INLINE quant_codes quant_high(quant_codes both) { return quant_low(both >> 4); }
-INLINE void quant_store(uint8_t *to, quant_codes codes) { *(int32x16 *)to = codes; }
 INLINE quant_sums quant_start(int32_t value) { return (quant_sums){0} + value; }
 INLINE quant_sums quant_dot(quant_sums sums, quant_codes codes, int32_t four, const int bits) {
   (void)bits;
@@ -113,64 +108,49 @@ INLINE int32_t quant_zero(const int bits) {
   return bits == 4 ? 8 : 128;
 }
 
-/* A stretch of a block's weight: codes and scales of each group, and the bytes from one group to the next. */
-typedef struct {
-  const uint8_t *codes, *scales;
-  int64_t codes_stride, scales_stride;
-} quant_weight;
-
-/* Adds what `num_groups` groups give to 32 outputs of `rows` rows; `sums` is [rows, 32], `codes` [rows, codes_stride].
-   `is_unpacked`: codes of 4 bits lie as those of 8 do. */
-INLINE void quant_product(quant_weight weight, const int8_t *codes, int64_t codes_stride, const quant_factor *factors,
-                          int64_t factors_stride, int64_t num_groups, float *sums, const int rows, const int bits,
-                          const int is_unpacked) {
-  float16v totals[QUANT_ROWS][2];
-  for (int r = 0; r < rows; r++)
-    for (int v = 0; v < 2; v++) totals[r][v] = *(const float16v *)(sums + r * QUANT_BLOCK + 16 * v);
-  for (int64_t group = 0; group < num_groups; group++) {
-    quant_sums products[QUANT_ROWS][2];
-    for (int r = 0; r < rows; r++) {
-      const int32_t first = -quant_zero(bits) * factors[r * factors_stride + group].sum;
-      for (int v = 0; v < 2; v++) products[r][v] = quant_start(first);
-    }
-    const uint8_t *weight_codes = weight.codes;
-    const int8_t *inputs = codes + group * quant_group(bits);
-    const int step = bits == 4 && !is_unpacked ? 8 : 4; /* inputs in a vector of codes */
-    QUANT_UNROLL for (int i = 0; i < quant_group(bits); i += step, weight_codes += 128)
-      for (int half = 0; half < step / 4; half++) {
-        quant_codes vectors[2];
-        for (int v = 0; v < 2; v++) {
-          const quant_codes loaded = quant_load(weight_codes + 64 * v);
-          vectors[v] = step == 4 ? loaded : half == 0 ? quant_low(loaded) : quant_high(loaded);
-        }
-        for (int r = 0; r < rows; r++) {
-          int32_t four;
-          memcpy(&four, inputs + r * codes_stride + i + 4 * half, sizeof four);
-          for (int v = 0; v < 2; v++) products[r][v] = quant_dot(products[r][v], vectors[v], four, bits);
-        }
-      }
-    for (int v = 0; v < 2; v++) {
-      float16v scales;
-      const uint16_t *from = (const uint16_t *)weight.scales + 16 * v;
-      for (int i = 0; i < 16; i++) scales[i] = widen_bfloat16(from[i]);
-      for (int r = 0; r < rows; r++)
-        totals[r][v] += quant_floats(products[r][v]) * (scales * factors[r * factors_stride + group].scale);
-    }
-    weight.codes += weight.codes_stride;
-    weight.scales += weight.scales_stride;
+/* Adds to `sums` [rows, 32] what one vector of codes for each half of the outputs gives; `four`: [rows, 4]. */
+INLINE void quant_step(quant_sums sums[][2], const quant_codes codes[2], const int8_t *four, const int rows,
+                       const int bits) {
+  for (int r = 0; r < rows; r++) {
+    int32_t inputs;
+    memcpy(&inputs, four + 4 * r, sizeof inputs);
+    for (int v = 0; v < 2; v++) sums[r][v] = quant_dot(sums[r][v], codes[v], inputs, bits);
   }
-  for (int r = 0; r < rows; r++)
-    for (int v = 0; v < 2; v++) *(float16v *)(sums + r * QUANT_BLOCK + 16 * v) = totals[r][v];
 }
 
-/* Lays `num_groups` groups of 4-bit codes out as those of 8 bits are. */
-static void quant_unpack(quant_weight weight, int64_t num_groups, uint8_t *to) {
-  for (int64_t group = 0; group < num_groups; group++, weight.codes += weight.codes_stride)
-    for (int from = 0; from < quant_group(4) * QUANT_BLOCK / 2; from += 128, to += 256)
-      for (int v = 0; v < 128; v += 64) {
-        const quant_codes both = quant_load(weight.codes + from + v);
-        quant_store(to + v, quant_low(both));
-        quant_store(to + 128 + v, quant_high(both));
+/* Adds what `num_groups` groups of a block's `weight` give to the 32 outputs of the rows of a tile; `sums`: [rows, 32],
+   `codes`: [groups, inputs of a group / 4, rows, 4], `factors`: [groups, rows]. `later`: as many groups that will be wanted soon, of which
+   `lines` cache lines each are asked for here. */
+INLINE void quant_tile(const uint8_t *weight, const int8_t *codes, const quant_factor *factors, int64_t num_groups,
+                       float *sums, const uint8_t *later, int lines, const int rows, const int bits) {
+  for (int64_t group = 0; group < num_groups; group++, factors += rows) {
+    for (int line = 0; line < lines; line++) __builtin_prefetch(later + 64 * line, 0, 2);
+    later += quant_group_bytes(bits);
+    __asm__ volatile("" ::: "memory"); /* sums stay in memory: in registers they would drive the products out */
+    quant_sums products[QUANT_ROWS][2];
+    for (int r = 0; r < rows; r++) products[r][0] = products[r][1] = quant_start(factors[r].first);
+    const uint8_t *from = weight + 2 * QUANT_BLOCK;
+    QUANT_UNROLL for (int i = 0; i < quant_group(bits) * bits / 32; i++, from += 4 * QUANT_BLOCK) {
+      const quant_codes loaded[2] = {quant_load(from), quant_load(from + 2 * QUANT_BLOCK)};
+      if (bits == 8) {
+        quant_step(products, loaded, codes, rows, bits);
+      } else {
+        const quant_codes low[2] = {quant_low(loaded[0]), quant_low(loaded[1])};
+        quant_step(products, low, codes, rows, bits);
+        const quant_codes high[2] = {quant_high(loaded[0]), quant_high(loaded[1])};
+        quant_step(products, high, codes + 4 * rows, rows, bits);
       }
+      codes += 32 / bits * rows;
+    }
+    QUANT_UNROLL for (int v = 0; v < 2; v++) {
+      float16v scales;
+      for (int i = 0; i < 16; i++) scales[i] = widen_bfloat16(((const uint16_t *)weight)[16 * v + i]);
+      for (int r = 0; r < rows; r++) {
+        float16v *sum = (float16v *)(sums + r * QUANT_BLOCK + 16 * v);
+        *sum += quant_floats(products[r][v]) * (scales * factors[r].scale);
+      }
+    }
+    weight += quant_group_bytes(bits);
+  }
 }
 #endif
