@@ -22,8 +22,12 @@ CASES = {
     "GPT-2 124M, 1 x 160": Case(12, 12, 64, 1, 1, 159),
     "GPT-2 124M, 1 x 1000": Case(12, 12, 64, 1, 1, 999),
     "GPT-2 124M, 32 x 200": Case(12, 12, 64, 32, 1, 199),
+    "GPT-2 124M, 8 x 800": Case(12, 12, 64, 8, 1, 799),
+    "GPT-2 124M, 8 x 800, 768 shared": Case(12, 12, 64, 8, 1, 799, 768),
     "Llama 135M, 32 x 200": Case(9, 3, 64, 32, 1, 199),
+    "Llama 135M, 8 x 800, 768 shared": Case(9, 3, 64, 8, 1, 799, 768),
     "Qwen3-0.6B, 8 x 512": Case(16, 8, 128, 8, 1, 511),
+    "Qwen3-0.6B, 8 x 800, 768 shared": Case(16, 8, 128, 8, 1, 799, 768),
 }
 GPU_CASES = {
     f"{model}, {num_rows} x {context}": Case(num_heads, 8, 128, num_rows, 1, context - 1)

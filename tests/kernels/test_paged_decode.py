@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import paged_decode as module
-from kernels.paged_decode import paged_decode
+from kernels.paged_decode import paged_decode, paged_decode_reference
 from tests.kernels.cases import DEVICES, PagedCase, Shape, assert_close, make_paged_case
 
 SHAPES = [
@@ -17,6 +17,16 @@ SHAPES = [
 ]
 NUM_KEYS = [1, 2, 16, 17, 63, 64, 65, 130]
 LONG_NUM_KEYS = [255, 256, 257, 1, 700]
+SHARING_SHAPES = [
+    Shape(6, 2, 64, 1),
+    Shape(6, 2, 64, 16),
+    Shape(4, 4, 80, 16),
+    Shape(6, 2, 64, 64),
+    Shape(6, 2, 64, 24),
+]
+SHARING_NUM_KEYS = [300, 300, 300, 290, 257, 256, 280, 300, 300, 150, 400]
+NUM_SHARED = [0, 0, 256, 256, 192, 192, 128, 80, 16, 64, 300]
+"""Of each row of `SHARING_NUM_KEYS`, its first tokens in the first row's pages; rounded down to whole pages."""
 GRID = [
     Shape(2 * (1 + index % 8), 2, head_dim, page_size)
     for index, (head_dim, page_size) in enumerate(itertools.product((64, 80, 96, 128), (1, 16, 64)))
@@ -35,6 +45,15 @@ def run(case: PagedCase) -> torch.Tensor:
         out,
     )
     return out
+
+
+def run_each_alone(case: PagedCase) -> torch.Tensor:
+    alone = torch.full_like(case.query, float("nan"))
+    for row in range(len(case.query)):
+        rows = slice(row, row + 1)
+        num_keys = case.context_lens[rows] + 1
+        paged_decode(case.query[rows], case.cache, case.page_tables[rows], num_keys, case.scale, alone[rows])
+    return alone
 
 
 def decode_case(shape: Shape, num_keys: list[int], dtype: torch.dtype, device: str) -> PagedCase:
@@ -64,16 +83,39 @@ def test_a_row_is_the_same_alone_and_in_a_batch(form: str, dtype: torch.dtype, n
     if form == "torch":
         pytest.skip("torch's products may add in another order for another number of rows")
     case = decode_case(Shape(6, 2, 64, 16), [*NUM_KEYS, *LONG_NUM_KEYS], dtype, "cpu")
-    alone = torch.full_like(case.query, float("nan"))
-    for row in range(len(case.query)):
-        rows = slice(row, row + 1)
-        num_keys = case.context_lens[rows] + 1
-        paged_decode(case.query[rows], case.cache, case.page_tables[rows], num_keys, case.scale, alone[rows])
     torch.set_num_threads(num_threads)
     try:
-        assert torch.equal(run(case), alone)
+        assert torch.equal(run(case), run_each_alone(case))
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("shape", SHARING_SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_is_the_same_alone_and_beside_rows_that_share_its_pages(
+    form: str, shape: Shape, dtype: torch.dtype
+) -> None:
+    """To the last bit, whether they share all of a part of its keys, or some, or the same pages in another order."""
+    if form == "torch":
+        pytest.skip("torch's products may add in another order for another number of rows")
+    case = decode_case(shape, SHARING_NUM_KEYS, dtype, "cpu")
+    for row, num_shared in enumerate(NUM_SHARED):
+        num_pages = num_shared // shape.page_size
+        case.page_tables[row, :num_pages] = case.page_tables[0, :num_pages].clone()
+    first = case.page_tables[0, : 256 // shape.page_size]
+    case.page_tables[1, : len(first)] = first.flip(0)
+    assert torch.equal(run(case), run_each_alone(case))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_many_rows_that_share_pages(dtype: torch.dtype) -> None:
+    case = decode_case(Shape(4, 2, 64, 16), [140] * 40, dtype, "cpu")
+    case.page_tables[1::2, :8] = case.page_tables[1, :8].clone()
+    expected = torch.empty_like(case.query)
+    num_keys = case.context_lens + 1
+    paged_decode_reference(case.query, case.cache, case.page_tables, num_keys, case.scale, expected)
+    assert_close(run(case), expected, dtype)
+    assert_close(run(case)[::2], case.expected[::2], dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

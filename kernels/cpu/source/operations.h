@@ -7,6 +7,7 @@
 #include "gelu.c"
 #include "store_kv.c"
 #include "paged_kv.h"
+#include "decode_splits.h"
 #include "paged_decode.c"
 #include "tile_product.h"
 #include "paged_prefill.c"

@@ -38,8 +38,9 @@ INLINE void NAME(find_tokens)(const NAME(paged_kv) *cache, const int32_t *pages,
   }
 }
 
-/* Asks for `size` elements from each of the places on, in the order of memory, so that they are near when they are read. */
+/* Asks for `size` elements from each of the places on, in the order of memory, so that they are near when they are read.
+   They come as far as the second cache: into the first one, fewer can be on their way. */
 INLINE void NAME(ask_for)(const element *values, const int64_t *offsets, int num_keys, int64_t size) {
   for (int j = 0; j < num_keys; j++)
-    for (int64_t i = 0; i < size; i += LINE_BYTES / (int)sizeof(element)) __builtin_prefetch(values + offsets[j] + i);
+    for (int64_t i = 0; i < size; i += LINE_BYTES / (int)sizeof(element)) __builtin_prefetch(values + offsets[j] + i, 0, 2);
 }

@@ -34,10 +34,13 @@ def attend(shape: Shape, dtype: torch.dtype) -> None:
     rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
     paged_prefill(case.query, case.cache, rows, case.scale, out)
     assert_close(out, case.expected, dtype)
-    case = make_paged_case(shape, [1, 1, 1], [0, 63, 299], dtype, "cpu")
+    case = make_paged_case(shape, [1, 1, 1, 1], [0, 63, 299, 299], dtype, "cpu")
     out = torch.full_like(case.query, float("nan"))
     paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
     assert_close(out, case.expected, dtype)
+    case.page_tables[3, : 256 // shape.page_size] = case.page_tables[2, : 256 // shape.page_size].clone()
+    paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
+    assert_close(out[:3], case.expected[:3], dtype)
 
 
 def store(shape: Shape, dtype: torch.dtype) -> None:

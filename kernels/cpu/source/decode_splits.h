@@ -1,0 +1,90 @@
+/* How a decode step's keys are cut into splits of BLOCK keys, and which rows have the same keys in a split. */
+#ifndef SLUICE_DECODE_SPLITS
+#define SLUICE_DECODE_SPLITS
+
+/* Splits in a group; where more are the same, there are several groups of them for the threads to take. */
+enum { MAX_SHARING = 16, NO_SPLIT = -1 };
+
+typedef struct {
+  int32_t row, next;   /* the next split of its group, or NO_SPLIT */
+  int32_t num_sharing; /* of a group's first split: how many they are */
+} decode_split;
+
+typedef struct {
+  const int32_t *page_tables, *num_keys;
+  int64_t table_stride, page_size, num_rows, num_splits, num_groups, total_keys;
+  int64_t *first_split; /* [rows + 1] */
+  decode_split *splits; /* of all rows, one row after the other */
+  int32_t *groups;      /* the first split of each */
+} decode_plan;
+
+static int64_t split_start(const decode_plan *plan, int64_t split) {
+  return (split - plan->first_split[plan->splits[split].row]) * BLOCK;
+}
+
+static const int32_t *split_pages(const decode_plan *plan, int64_t split) {
+  return plan->page_tables + plan->splits[split].row * plan->table_stride + split_start(plan, split) / plan->page_size;
+}
+
+/* Whether two whole splits are the same keys: the same pages, from the same position on. */
+static int is_same_split(const decode_plan *plan, int64_t a, int64_t b) {
+  const int64_t start = split_start(plan, a);
+  const int64_t num_pages = (start + BLOCK - 1) / plan->page_size - start / plan->page_size + 1;
+  return start == split_start(plan, b) &&
+         memcmp(split_pages(plan, a), split_pages(plan, b), (size_t)num_pages * sizeof(int32_t)) == 0;
+}
+
+/* Returns the place in the table, of groups by their first page, for splits like this one: a group's first split plus 1,
+   or 0 where there is none yet. */
+static int32_t *find_place(const decode_plan *plan, int32_t *table, uint64_t table_size, int64_t split) {
+  const uint64_t key = (uint64_t)(uint32_t)*split_pages(plan, split) << 32 | (uint32_t)split_start(plan, split);
+  for (uint64_t index = key * 0x9e3779b97f4a7c15u >> 32;; index++) {
+    int32_t *place = table + index % table_size;
+    if (!*place || is_same_split(plan, *place - 1, split)) return place;
+  }
+}
+
+/* Puts each split into a group. A row has just stored the last of its keys, so what it has of a split that it does not
+   fill is its own. */
+static void group_splits(decode_plan *plan, int32_t *table, int64_t table_size) {
+  for (int64_t row = 0, split = 0; row < plan->num_rows; row++)
+    for (; split < plan->first_split[row + 1]; split++) {
+      plan->splits[split] = (decode_split){(int32_t)row, NO_SPLIT, 1};
+      if (plan->num_rows > 1 && split_start(plan, split) + BLOCK <= plan->num_keys[row]) {
+        int32_t *place = find_place(plan, table, (uint64_t)table_size, split);
+        decode_split *first = plan->splits + *place - 1;
+        if (*place && first->num_sharing < MAX_SHARING) {
+          plan->splits[split].next = first->next;
+          first->next = (int32_t)split;
+          first->num_sharing++;
+          continue;
+        }
+        *place = (int32_t)split + 1;
+      }
+      plan->groups[plan->num_groups++] = (int32_t)split;
+    }
+}
+
+/* Fills the rest of a plan, all of it in the memory at `first_split`. Returns 0, or -1 without memory. */
+static int plan_splits(decode_plan *plan) {
+  for (int64_t row = 0; row < plan->num_rows; row++) {
+    plan->num_splits += (plan->num_keys[row] + BLOCK - 1) / BLOCK;
+    plan->total_keys += plan->num_keys[row];
+  }
+  const int64_t table_size = 2 * plan->num_splits + 1;
+  const size_t firsts_bytes = (size_t)(plan->num_rows + 1) * sizeof(int64_t);
+  const size_t splits_bytes = (size_t)plan->num_splits * (sizeof(decode_split) + sizeof(int32_t));
+  const size_t table_bytes = (size_t)table_size * sizeof(int32_t);
+  plan->first_split = malloc(firsts_bytes + splits_bytes + table_bytes);
+  if (!plan->first_split) return -1;
+  plan->splits = (decode_split *)(plan->first_split + plan->num_rows + 1);
+  plan->groups = (int32_t *)(plan->splits + plan->num_splits);
+  int32_t *table = plan->groups + plan->num_splits;
+  memset(table, 0, table_bytes);
+  plan->first_split[0] = 0;
+  for (int64_t row = 0; row < plan->num_rows; row++)
+    plan->first_split[row + 1] = plan->first_split[row] + (plan->num_keys[row] + BLOCK - 1) / BLOCK;
+  group_splits(plan, table, table_size);
+  return 0;
+}
+#endif
