@@ -15,10 +15,11 @@ typedef struct {
 
 /* gelu_tanh of 16 numbers, as near as bfloat16 can tell. */
 INLINE __m512 linear_gelu(__m512 x) {
-  const __m512 one = _mm512_set1_ps(1.0f), rate = _mm512_set1_ps(-2.0f * 0.79788456080286536f * LOG2_E);
-  const __m512 cubed = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_mul_ps(x, x), _mm512_set1_ps(0.044715f)), x, x);
-  const __m512 power = _mm512_min_ps(_mm512_set1_ps(126.0f), _mm512_mul_ps(cubed, rate)); /* NaN stays NaN */
-  return _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(one, powers_of_2(power))));
+  const __m512 rate = _mm512_set1_ps(-2.0f * 0.79788456080286536f * LOG2_E), limit = _mm512_set1_ps(126.0f);
+  const __m512 slope = _mm512_fmadd_ps(_mm512_mul_ps(x, x), _mm512_mul_ps(rate, _mm512_set1_ps(0.044715f)), rate);
+  __m512 power = _mm512_min_ps(limit, _mm512_mul_ps(slope, x)); /* NaN stays NaN */
+  power = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), limit), power);
+  return _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(_mm512_set1_ps(1.0f), rough_powers_of_2(power))));
 }
 
 /* 16 outputs: the last block's end where fewer are left. */

@@ -1,5 +1,7 @@
 /* What prefill attention does between its products, where the processor multiplies pairs of bfloat16. */
 
+#include "pairs.h"
+
 /* How `values` lie, for tile_product. */
 #if defined(__AMX_BF16__)
 #define VALUES_ROW(padded_dim) BLOCK
@@ -8,38 +10,6 @@
 #define VALUES_ROW(padded_dim) 2
 #define VALUES_STEP(padded_dim) (2 * (padded_dim))
 #endif
-
-/* 16 rows of 16 pairs: rows[i] pair j becomes rows[j] pair i. */
-INLINE void transpose_pairs(__m512i *rows) {
-  __m512i pairs[16], fours[16];
-  for (int i = 0; i < 16; i += 2) {
-    pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-    pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    fours[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
-    fours[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
-    fours[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
-    fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
-  }
-  for (int i = 0; i < 4; i++) {
-    const __m512i low = _mm512_shuffle_i32x4(fours[i], fours[4 + i], 0x44);
-    const __m512i high = _mm512_shuffle_i32x4(fours[i], fours[4 + i], 0xee);
-    const __m512i low2 = _mm512_shuffle_i32x4(fours[8 + i], fours[12 + i], 0x44);
-    const __m512i high2 = _mm512_shuffle_i32x4(fours[8 + i], fours[12 + i], 0xee);
-    rows[i] = _mm512_shuffle_i32x4(low, low2, 0x88);
-    rows[4 + i] = _mm512_shuffle_i32x4(low, low2, 0xdd);
-    rows[8 + i] = _mm512_shuffle_i32x4(high, high2, 0x88);
-    rows[12 + i] = _mm512_shuffle_i32x4(high, high2, 0xdd);
-  }
-}
-
-/* Pairs of what stands at the same place of both, rounded. */
-INLINE __m512i pair_up(__m512 first, __m512 second) {
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
-                                         20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(second, first));
-}
 
 /* 32 elements from the d-th on. */
 INLINE __mmask32 lanes_from(int d, int head_dim) {
@@ -100,17 +70,6 @@ static void NAME(pack_block)(const NAME(paged_kv) *cache, int num_keys, int padd
 #if defined(__AMX_BF16__)
   NAME(turn_values)(padded_dim, s);
 #endif
-}
-
-/* 2^x for x <= 0, for weights: relative error about 9e-5, a fortieth of what rounding them to bfloat16 adds. An infinite x
-   gives NaN. */
-INLINE __m512 rough_powers_of_2(__m512 x) {
-  const __m512 f = _mm512_sub_ps(x, _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
-  __m512 p = _mm512_set1_ps(0.0770672f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.22764482f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69511682f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-  return _mm512_scalef_ps(p, x); /* which rounds x down */
 }
 
 /* The weights of 16 queries for the block's first `num_keys` keys, from their scores; what was summed up before is
