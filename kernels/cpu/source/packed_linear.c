@@ -24,13 +24,10 @@ INLINE __m512 linear_gelu(__m512 x) {
 
 /* 16 outputs: the last block's end where fewer are left. */
 INLINE void linear_narrow(const linear_call *call, __m512 values, const element *bias, element *out, int64_t left) {
-  const __mmask16 lanes = left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0;
-  if (bias) {
-    const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, bias)), 16);
-    values = _mm512_add_ps(values, _mm512_castsi512_ps(wide));
-  }
+  const __mmask16 lanes = lanes_of(left);
+  if (bias) values = _mm512_add_ps(values, load_vector(bias, lanes));
   if (call->is_gelu) values = linear_gelu(values);
-  _mm256_mask_storeu_epi16(out, lanes, (__m256i)_mm512_cvtneps_pbh(values));
+  store_vector(out, lanes, values);
 }
 
 /* A row's 32 outputs of a block, as their sums are. */
