@@ -8,6 +8,38 @@ typedef struct {
   float eps;
 } NAME(layer_norm_call);
 
+#if IS_BFLOAT16 && defined(__AVX512BF16__)
+static void NAME(layer_norm_token)(const void *data, int64_t token) {
+  const NAME(layer_norm_call) *call = data;
+  const int64_t size = call->size;
+  element *x = call->x + token * size, *out = call->out + token * size;
+  const element *update = call->update ? call->update + token * size : 0;
+  __m512 sum = _mm512_setzero_ps(), squares = sum;
+  for (int64_t i = 0; i < size; i += 16) {
+    const __mmask16 lanes = lanes_of(size - i);
+    __m512 wide = load_vector(x + i, lanes);
+    if (update) {
+      const __m256i both = narrow_vector(_mm512_add_ps(wide, load_vector(update + i, lanes)));
+      _mm256_mask_storeu_epi16(x + i, lanes, both);
+      wide = widen_vector(both);
+    }
+    sum = _mm512_add_ps(sum, wide);
+  }
+  const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / (float)size);
+  for (int64_t i = 0; i < size; i += 16) {
+    const __mmask16 lanes = lanes_of(size - i);
+    const __m512 centered = _mm512_maskz_sub_ps(lanes, load_vector(x + i, lanes), mean);
+    squares = _mm512_fmadd_ps(centered, centered, squares);
+  }
+  const __m512 scale = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / (float)size + call->eps));
+  for (int64_t i = 0; i < size; i += 16) {
+    const __mmask16 lanes = lanes_of(size - i);
+    const __m512 normed = _mm512_mul_ps(_mm512_sub_ps(load_vector(x + i, lanes), mean), scale);
+    const __m512 weight = load_vector(call->weight + i, lanes);
+    store_vector(out + i, lanes, _mm512_fmadd_ps(normed, weight, load_vector(call->bias + i, lanes)));
+  }
+}
+#else
 static void NAME(layer_norm_token)(const void *data, int64_t token) {
   const NAME(layer_norm_call) *call = data;
   const int64_t size = call->size;
@@ -28,6 +60,7 @@ static void NAME(layer_norm_token)(const void *data, int64_t token) {
   SIMD for (int64_t i = 0; i < size; i++)
       out[i] = NARROW((WIDEN(x[i]) - mean) * scale * WIDEN(weight[i]) + WIDEN(bias[i]));
 }
+#endif
 
 /* x, update (or null) and out: [num_tokens, size]. */
 PUBLIC void NAME(layer_norm)(element *x, const element *update, const element *weight, const element *bias,

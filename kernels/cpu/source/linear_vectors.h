@@ -1,6 +1,9 @@
 /* A packed linear layer on vectors: a group of rows and a block's 32 outputs meet in the registers. */
 
-enum { LINEAR_MOST_ROWS = 14 /* of a group: two vectors of sums each, and three for the operands */ };
+#include "pairs.h"
+
+/* Rows of a group at most (two vectors of sums each, and three for the operands), and from how many on it asks ahead. */
+enum { LINEAR_MOST_ROWS = 14, LINEAR_ROWS_AHEAD = 8 };
 
 /* Groups are as equal as may be: 32 rows are 11, 11 and 10. */
 static int64_t linear_rows_per_group(int64_t num_rows, int64_t inputs) {
@@ -9,12 +12,19 @@ static int64_t linear_rows_per_group(int64_t num_rows, int64_t inputs) {
   return (num_rows + num_groups - 1) / num_groups;
 }
 
-/* `x`: pairs of inputs, those of a group's rows side by side. */
-INLINE void linear_product(const linear_call *call, const element *x, int64_t row, int64_t block, const int rows) {
+/* `x`: pairs of inputs, those of a group's rows side by side. `ahead`: a block that is asked for on the way, for with
+   many rows the arithmetic takes longer than the memory. */
+INLINE void linear_product(const linear_call *call, const element *x, int64_t row, int64_t block, const element *ahead,
+                           const int rows) {
   const element *weight = call->weight + block * call->inputs * LINEAR_BLOCK;
   __m512 sum[LINEAR_MOST_ROWS][2];
   for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
   for (int64_t pair = 0; pair < call->inputs / 2; pair++, x += 2 * rows, weight += 2 * LINEAR_BLOCK) {
+    if (rows >= LINEAR_ROWS_AHEAD) {
+      __builtin_prefetch(ahead, 0, 2);
+      __builtin_prefetch(ahead + LINEAR_BLOCK, 0, 2);
+      ahead += 2 * LINEAR_BLOCK;
+    }
     const __m512bh first = (__m512bh)_mm512_loadu_si512(weight);
     const __m512bh second = (__m512bh)_mm512_loadu_si512(weight + LINEAR_BLOCK);
     for (int r = 0; r < rows; r++) {
@@ -29,9 +39,10 @@ INLINE void linear_product(const linear_call *call, const element *x, int64_t ro
 }
 
 /* A group's product in code for just as many rows. */
-static void linear_group(const linear_call *call, const element *x, int64_t row, int64_t block, int64_t rows) {
+static void linear_group(const linear_call *call, const element *x, int64_t row, int64_t block, const element *ahead,
+                         int64_t rows) {
 #define ROWS(count) \
-  case count: linear_product(call, x, row, block, count); break;
+  case count: linear_product(call, x, row, block, ahead, count); break;
   switch (rows) {
     ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7)
     ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12) ROWS(13) ROWS(14)
@@ -39,14 +50,17 @@ static void linear_group(const linear_call *call, const element *x, int64_t row,
 #undef ROWS
 }
 
-/* An item is some blocks of 32 outputs: a block's weight stays near while all rows go by. */
+/* An item is some blocks of 32 outputs: a block's weight stays near while all rows go by, and from the second group on
+   the next block comes near too. */
 static void linear_item(const void *data, int64_t item) {
   const linear_call *call = data;
-  const int64_t begin = item * call->blocks_per_item, end = begin + call->blocks_per_item;
-  for (int64_t block = begin; block < end && block < call->num_blocks; block++)
+  const int64_t begin = item * call->blocks_per_item, beyond = begin + call->blocks_per_item;
+  const int64_t end = beyond < call->num_blocks ? beyond : call->num_blocks;
+  for (int64_t block = begin; block < end; block++)
     for (int64_t row = 0; row < call->num_rows; row += call->rows_per_group) {
       const int64_t left = call->num_rows - row, rows = left < call->rows_per_group ? left : call->rows_per_group;
-      linear_group(call, call->x + row * call->inputs, row, block, rows);
+      const int64_t next = row > 0 && block + 1 < end ? block + 1 : block;
+      linear_group(call, call->x + row * call->inputs, row, block, call->weight + next * call->inputs * LINEAR_BLOCK, rows);
     }
 }
 
@@ -60,17 +74,32 @@ static void linear_pack_group(const void *data, int64_t group) {
   const linear_call *call = packing->call;
   const int64_t row = group * call->rows_per_group, left = call->num_rows - row, pairs = call->inputs / 2;
   const int64_t rows = left < call->rows_per_group ? left : call->rows_per_group;
-  for (int64_t r = 0; r < rows; r++) {
-    const element *x = call->x + (row + r) * call->inputs;
-    uint32_t *out = packing->packed + row * pairs + r;
-    for (int64_t pair = 0; pair < pairs; pair++) memcpy(out + pair * rows, x + 2 * pair, 4);
+  const __mmask16 lanes = (__mmask16)((1u << rows) - 1);
+  for (int64_t pair = 0; pair < pairs; pair += 16) {
+    __m512i mine[16];
+    for (int64_t r = 0; r < 16; r++)
+      mine[r] = r < rows ? _mm512_loadu_si512(call->x + (row + r) * call->inputs + 2 * pair) : _mm512_setzero_si512();
+    transpose_pairs(mine);
+    uint32_t *out = packing->packed + row * pairs + pair * rows;
+    for (int i = 0; i < 16; i++) _mm512_mask_storeu_epi32(out + i * rows, lanes, mine[i]);
   }
 }
 
+/* Returns memory that this thread's next call gets again, so that it need not be made each time, or null. */
+static void *linear_room(size_t size) {
+  static _Thread_local void *room = 0;
+  static _Thread_local size_t room_size = 0;
+  if (size > room_size) {
+    free(room);
+    room = malloc(size);
+    room_size = room ? size : 0;
+  }
+  return room;
+}
+
 static int linear_run(linear_call *call) {
-  uint32_t *packed = 0;
   if (call->num_rows > 1) {
-    packed = malloc((size_t)(call->num_rows * call->inputs) * sizeof(element));
+    uint32_t *packed = linear_room((size_t)(call->num_rows * call->inputs) * sizeof(element));
     if (!packed) return -1;
     const linear_packing packing = {call, packed};
     const int64_t num_groups = (call->num_rows + call->rows_per_group - 1) / call->rows_per_group;
@@ -78,6 +107,5 @@ static int linear_run(linear_call *call) {
     call->x = (const element *)packed;
   }
   run_items(call->items_per_group, call->inputs * call->outputs, linear_item, call);
-  free(packed);
   return 0;
 }

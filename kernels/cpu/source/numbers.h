@@ -73,6 +73,26 @@ INLINE __m512 powers_of_2(__m512 x) {
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
   return _mm512_scalef_ps(p, whole);
 }
+
+/* 2^x with a relative error of 9e-5: rounding to bfloat16 adds up to forty times as much. NaN where x is not finite. */
+INLINE __m512 rough_powers_of_2(__m512 x) {
+  const __m512 f = _mm512_sub_ps(x, _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
+  __m512 p = _mm512_set1_ps(0.0770672f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.22764482f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69511682f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(p, x); /* which rounds x down */
+}
+
+/* Which of 16 elements there are where `left` are left. */
+INLINE __mmask16 lanes_of(int64_t left) { return left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0; }
+
+INLINE __m512 widen_vector(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+INLINE __m256i narrow_vector(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+
+/* 0 where there is none. */
+INLINE __m512 load_vector(const uint16_t *x, __mmask16 lanes) { return widen_vector(_mm256_maskz_loadu_epi16(lanes, x)); }
+INLINE void store_vector(uint16_t *out, __mmask16 lanes, __m512 x) { _mm256_mask_storeu_epi16(out, lanes, narrow_vector(x)); }
 #endif
 
 INLINE float gelu_tanh(float x) {

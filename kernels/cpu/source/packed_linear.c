@@ -15,21 +15,19 @@ typedef struct {
 
 /* gelu_tanh of 16 numbers, as near as bfloat16 can tell. */
 INLINE __m512 linear_gelu(__m512 x) {
-  const __m512 one = _mm512_set1_ps(1.0f), rate = _mm512_set1_ps(-2.0f * 0.79788456080286536f * LOG2_E);
-  const __m512 cubed = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_mul_ps(x, x), _mm512_set1_ps(0.044715f)), x, x);
-  const __m512 power = _mm512_min_ps(_mm512_set1_ps(126.0f), _mm512_mul_ps(cubed, rate)); /* NaN stays NaN */
-  return _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(one, powers_of_2(power))));
+  const __m512 rate = _mm512_set1_ps(-2.0f * 0.79788456080286536f * LOG2_E), limit = _mm512_set1_ps(126.0f);
+  const __m512 slope = _mm512_fmadd_ps(_mm512_mul_ps(x, x), _mm512_mul_ps(rate, _mm512_set1_ps(0.044715f)), rate);
+  __m512 power = _mm512_min_ps(limit, _mm512_mul_ps(slope, x)); /* NaN stays NaN */
+  power = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), limit), power);
+  return _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(_mm512_set1_ps(1.0f), rough_powers_of_2(power))));
 }
 
 /* 16 outputs: the last block's end where fewer are left. */
 INLINE void linear_narrow(const linear_call *call, __m512 values, const element *bias, element *out, int64_t left) {
-  const __mmask16 lanes = left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0;
-  if (bias) {
-    const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, bias)), 16);
-    values = _mm512_add_ps(values, _mm512_castsi512_ps(wide));
-  }
+  const __mmask16 lanes = lanes_of(left);
+  if (bias) values = _mm512_add_ps(values, load_vector(bias, lanes));
   if (call->is_gelu) values = linear_gelu(values);
-  _mm256_mask_storeu_epi16(out, lanes, (__m256i)_mm512_cvtneps_pbh(values));
+  store_vector(out, lanes, values);
 }
 
 /* A row's 32 outputs of a block, as their sums are. */

@@ -1,4 +1,6 @@
-/* Root-mean-square normalization with the residual addition before it: kernels/rms_norm.py says what it does. */
+/* Root-mean-square normalization with the residual addition before it: kernels/rms_norm.py says what it does.
+
+   What is normed is rounded before the weight is applied, as the checkpoints' own code does. */
 
 typedef struct {
   element *x;
@@ -8,6 +10,31 @@ typedef struct {
   float eps;
 } NAME(rms_norm_call);
 
+#if IS_BFLOAT16 && defined(__AVX512BF16__)
+static void NAME(rms_norm_token)(const void *data, int64_t token) {
+  const NAME(rms_norm_call) *call = data;
+  const int64_t size = call->size;
+  element *x = call->x + token * size, *out = call->out + token * size;
+  const element *update = call->update ? call->update + token * size : 0;
+  __m512 squares = _mm512_setzero_ps();
+  for (int64_t i = 0; i < size; i += 16) {
+    const __mmask16 lanes = lanes_of(size - i);
+    __m512 wide = load_vector(x + i, lanes);
+    if (update) {
+      const __m256i sum = narrow_vector(_mm512_add_ps(wide, load_vector(update + i, lanes)));
+      _mm256_mask_storeu_epi16(x + i, lanes, sum);
+      wide = widen_vector(sum);
+    }
+    squares = _mm512_fmadd_ps(wide, wide, squares);
+  }
+  const __m512 scale = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / (float)size + call->eps));
+  for (int64_t i = 0; i < size; i += 16) {
+    const __mmask16 lanes = lanes_of(size - i);
+    const __m512 normed = widen_vector(narrow_vector(_mm512_mul_ps(load_vector(x + i, lanes), scale)));
+    store_vector(out + i, lanes, _mm512_mul_ps(normed, load_vector(call->weight + i, lanes)));
+  }
+}
+#else
 static void NAME(rms_norm_token)(const void *data, int64_t token) {
   const NAME(rms_norm_call) *call = data;
   const int64_t size = call->size;
@@ -23,9 +50,9 @@ static void NAME(rms_norm_token)(const void *data, int64_t token) {
   }
   const float scale = 1.0f / sqrtf(squares / (float)size + call->eps);
   const element *weight = call->weight;
-  /* Rounded before the weight is applied, as the checkpoints' own code does. */
   SIMD for (int64_t i = 0; i < size; i++) out[i] = NARROW(WIDEN(NARROW(WIDEN(x[i]) * scale)) * WIDEN(weight[i]));
 }
+#endif
 
 /* x, update (or null) and out: [num_tokens, size]. */
 PUBLIC void NAME(rms_norm)(element *x, const element *update, const element *weight, element *out, int64_t num_tokens,

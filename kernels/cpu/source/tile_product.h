@@ -1,70 +1,72 @@
-/* Small products of packed blocks, c += a b: the arithmetic of prefill attention.
+/* Small products of packed blocks, c = a b or c += a b: the arithmetic of prefill attention.
 
-   `a` is [rows, steps * STEP] and `b` is [steps, columns] of STEP elements each: b holds bfloat16 in pairs of
-   neighbours along the summed dimension where the processor multiplies pairs, and float32 elsewhere. */
+   A step is STEP elements of the summed dimension: bfloat16 in pairs where the processor multiplies pairs, and float32
+   elsewhere. `a` is [rows, steps] of them, rows `a_row` elements apart and steps `a_step`; `b` is [steps, columns] of them
+   and c [rows, columns], both with rows of MAX_QUERIES columns. Columns are taken in vectors of 16. */
 
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
 #define STEP 2
 #define packed uint16_t
 #define packed_step uint32_t
-#define PACK(x) (x)
-#define PACK_WEIGHT(x) narrow_bfloat16(x)
 #else
 #define STEP 1
 #define packed float
 #define packed_step float
-#define PACK(x) WIDEN(x)
-#define PACK_WEIGHT(x) (x)
 #endif
 
-/* `rows` <= 4 rows by `vectors` * 16 columns, in registers where both are constants. */
-INLINE void NAME(tile_registers)(const packed *a, int a_stride, const packed_step *b, int b_stride, float *c,
-                                 int c_stride, const int rows, int steps, const int vectors) {
+#if STEP == 2 && defined(__AMX_BF16__)
+#define TILE_ROWS 32 /* rows are a multiple of it, and so are steps * STEP */
+#else
+#define TILE_ROWS 8
+#endif
+
+#ifndef SLUICE_TILE_VECTOR
+#define SLUICE_TILE_VECTOR
+#if defined(__AVX512F__)
+enum { TILE_LANES = 16 };
+#elif defined(__AVX2__)
+enum { TILE_LANES = 8 };
+#else
+enum { TILE_LANES = 4 };
+#endif
+/* As many floats as a register holds: of larger vectors compilers make sums that live in memory. */
+typedef float tile_vector __attribute__((vector_size(4 * TILE_LANES), aligned(4), may_alias));
+#endif
+
+/* `rows` rows by `vectors` * TILE_LANES columns, in registers where both are constants. Unless `is_more`, c was 0. */
+INLINE void NAME(tile_registers)(const packed *a, int a_row, int a_step, const packed_step *b, float *c, const int rows,
+                                 int steps, const int vectors, const int is_more) {
 #if STEP == 2
-  __m512 sum[4][4];
+  __m512 sum[8][4];
   for (int r = 0; r < rows; r++)
-    for (int v = 0; v < vectors; v++) sum[r][v] = _mm512_loadu_ps(c + r * c_stride + 16 * v);
-  for (int k = 0; k < steps; k++) {
+    for (int v = 0; v < vectors; v++)
+      sum[r][v] = is_more ? _mm512_loadu_ps(c + r * MAX_QUERIES + 16 * v) : _mm512_setzero_ps();
+  for (int k = 0; k < steps; k++, a += a_step, b += MAX_QUERIES) {
     __m512bh column[4];
-    for (int v = 0; v < vectors; v++) column[v] = (__m512bh)_mm512_loadu_si512(b + (int64_t)k * b_stride + 16 * v);
+    for (int v = 0; v < vectors; v++) column[v] = (__m512bh)_mm512_loadu_si512(b + 16 * v);
     for (int r = 0; r < rows; r++) {
       int32_t pair;
-      memcpy(&pair, a + r * a_stride + 2 * k, sizeof pair);
+      memcpy(&pair, a + r * a_row, sizeof pair);
       const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
       for (int v = 0; v < vectors; v++) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], both, column[v]);
     }
   }
   for (int r = 0; r < rows; r++)
-    for (int v = 0; v < vectors; v++) _mm512_storeu_ps(c + r * c_stride + 16 * v, sum[r][v]);
+    for (int v = 0; v < vectors; v++) _mm512_storeu_ps(c + r * MAX_QUERIES + 16 * v, sum[r][v]);
 #else
-  float16v sum[4][4];
+  const tile_vector none = {0};
+  tile_vector sum[8][4];
   for (int r = 0; r < rows; r++)
-    for (int v = 0; v < vectors; v++) sum[r][v] = *(const float16v *)(c + r * c_stride + 16 * v);
-  for (int k = 0; k < steps; k++)
+    for (int v = 0; v < vectors; v++)
+      sum[r][v] = is_more ? *(const tile_vector *)(c + r * MAX_QUERIES + TILE_LANES * v) : none;
+  for (int k = 0; k < steps; k++, a += a_step, b += MAX_QUERIES)
     for (int v = 0; v < vectors; v++) {
-      const float16v column = *(const float16v *)(b + (int64_t)k * b_stride + 16 * v);
-      for (int r = 0; r < rows; r++) sum[r][v] += a[r * a_stride + k] * column;
+      const tile_vector column = *(const tile_vector *)(b + TILE_LANES * v);
+      for (int r = 0; r < rows; r++) sum[r][v] += a[r * a_row] * column;
     }
   for (int r = 0; r < rows; r++)
-    for (int v = 0; v < vectors; v++) *(float16v *)(c + r * c_stride + 16 * v) = sum[r][v];
+    for (int v = 0; v < vectors; v++) *(tile_vector *)(c + r * MAX_QUERIES + TILE_LANES * v) = sum[r][v];
 #endif
-}
-
-#if defined(__AVX512F__)
-#define TILE_VECTORS 4
-#elif defined(__AVX2__)
-#define TILE_VECTORS 1
-#else
-#define TILE_VECTORS 1
-#endif
-
-INLINE void NAME(tile_rows)(const packed *a, int a_stride, const packed_step *b, int b_stride, float *c, int c_stride,
-                            const int rows, int steps, int columns) {
-  int first = 0;
-  for (; first + 16 * TILE_VECTORS <= columns; first += 16 * TILE_VECTORS)
-    NAME(tile_registers)(a, a_stride, b + first, b_stride, c + first, c_stride, rows, steps, TILE_VECTORS);
-  for (; first < columns; first += 16)
-    NAME(tile_registers)(a, a_stride, b + first, b_stride, c + first, c_stride, rows, steps, 1);
 }
 
 #if STEP == 2 && defined(__AMX_BF16__)
@@ -89,49 +91,68 @@ static void use_tiles(tile_settings *before) {
 static void leave_tiles(const tile_settings *before) { _tile_loadconfig(before); }
 #endif
 
-/* columns: a multiple of 32, steps: of 16. Rows are taken in sixteens: a and c have room for them. */
-static void NAME(tile_product)(const packed *a, int a_stride, const packed_step *b, int b_stride, float *c, int c_stride,
-                               int rows, int steps, int columns) {
-  const int a_bytes = a_stride * 2, b_bytes = b_stride * 4, c_bytes = c_stride * 4;
-  for (int row = 0; row < rows; row += 32) {
-    const int has_second = row + 16 < rows;
-    for (int column = 0; column < columns; column += 32) {
-      float *first = c + row * c_stride + column, *second = first + 16 * c_stride;
-      _tile_loadd(0, first, c_bytes);
-      _tile_loadd(1, first + 16, c_bytes);
-      if (has_second) {
-        _tile_loadd(2, second, c_bytes);
-        _tile_loadd(3, second + 16, c_bytes);
+/* `a_step` is STEP: a tile's rows are neighbours in memory. */
+static void NAME(tile_product)(const packed *a, int a_row, int a_step, const packed_step *b, float *c, int rows,
+                               int steps, int vectors, const int is_more) {
+  const int a_bytes = a_row * 2, stride = MAX_QUERIES * 4;
+  (void)a_step;
+  for (int row = 0; row < rows; row += 32)
+    for (int vector = 0; vector < vectors; vector += 2) {
+      const int has_second = vector + 1 < vectors;
+      float *first = c + row * MAX_QUERIES + 16 * vector, *second = first + 16 * MAX_QUERIES;
+      if (is_more) {
+        _tile_loadd(0, first, stride);
+        _tile_loadd(1, second, stride);
+        if (has_second) {
+          _tile_loadd(2, first + 16, stride);
+          _tile_loadd(3, second + 16, stride);
+        }
+      } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
       }
       for (int k = 0; k < steps; k += 16) {
-        _tile_loadd(6, b + (int64_t)k * b_stride + column, b_bytes);
-        _tile_loadd(7, b + (int64_t)k * b_stride + column + 16, b_bytes);
-        _tile_loadd(4, a + row * a_stride + 2 * k, a_bytes);
+        const packed_step *mine = b + k * MAX_QUERIES + 16 * vector;
+        _tile_loadd(4, a + row * a_row + 2 * k, a_bytes);
+        _tile_loadd(5, a + (row + 16) * a_row + 2 * k, a_bytes);
+        _tile_loadd(6, mine, stride);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(1, 5, 6);
         if (has_second) {
-          _tile_loadd(5, a + (row + 16) * a_stride + 2 * k, a_bytes);
-          _tile_dpbf16ps(2, 5, 6);
+          _tile_loadd(7, mine + 16, stride);
+          _tile_dpbf16ps(2, 4, 7);
           _tile_dpbf16ps(3, 5, 7);
         }
       }
-      _tile_stored(0, first, c_bytes);
-      _tile_stored(1, first + 16, c_bytes);
+      _tile_stored(0, first, stride);
+      _tile_stored(1, second, stride);
       if (has_second) {
-        _tile_stored(2, second, c_bytes);
-        _tile_stored(3, second + 16, c_bytes);
+        _tile_stored(2, first + 16, stride);
+        _tile_stored(3, second + 16, stride);
       }
     }
-  }
 }
 #else
-/* columns: a multiple of 16. An element's value does not hang on the number of rows. */
-static void NAME(tile_product)(const packed *a, int a_stride, const packed_step *b, int b_stride, float *c, int c_stride,
-                               int rows, int steps, int columns) {
-  int row = 0;
-  for (; row + 4 <= rows; row += 4)
-    NAME(tile_rows)(a + row * a_stride, a_stride, b, b_stride, c + row * c_stride, c_stride, 4, steps, columns);
-  for (; row < rows; row++)
-    NAME(tile_rows)(a + row * a_stride, a_stride, b, b_stride, c + row * c_stride, c_stride, 1, steps, columns);
+#define ROWS(count, width)                                                                         \
+  for (int row = 0; row < rows; row += count)                                                      \
+  NAME(tile_registers)(a + row * a_row, a_row, a_step, b, c + row * MAX_QUERIES, count, steps, width, is_more)
+
+/* An element's value does not hang on the number of rows or vectors. */
+INLINE void NAME(tile_product)(const packed *a, int a_row, int a_step, const packed_step *b, float *c, int rows,
+                               int steps, int vectors, const int is_more) {
+#if defined(__AVX512F__)
+  switch (vectors) {
+    case 1: ROWS(8, 1); break;
+    case 2: ROWS(8, 2); break;
+    case 3: ROWS(8, 3); break;
+    case 4: ROWS(4, 4); break;
+  }
+#else
+  for (int column = 0; column < 16 * vectors; column += 2 * TILE_LANES, b += 2 * TILE_LANES, c += 2 * TILE_LANES)
+    ROWS(4, 2);
+#endif
 }
+#undef ROWS
 #endif

@@ -1,0 +1,134 @@
+/* What prefill attention does between its products, where the processor multiplies pairs of bfloat16. */
+
+#include "pairs.h"
+
+/* How `values` lie, for tile_product. */
+#if defined(__AMX_BF16__)
+#define VALUES_ROW(padded_dim) BLOCK
+#define VALUES_STEP(padded_dim) 2
+#else
+#define VALUES_ROW(padded_dim) 2
+#define VALUES_STEP(padded_dim) (2 * (padded_dim))
+#endif
+
+/* 32 elements from the d-th on. */
+INLINE __mmask32 lanes_from(int d, int head_dim) {
+  return head_dim - d >= 32 ? 0xffffffffu : (__mmask32)((1ull << (head_dim - d)) - 1);
+}
+
+/* query: [padded_dim / 2, MAX_QUERIES] pairs; 0 beyond the last query of its vector and beyond head_dim. */
+static void NAME(pack_queries)(const element *query, int64_t stride, int queries_a_token, int num_queries, int head_dim,
+                               NAME(prefill_scratch) *s) {
+  for (int q = 0; q < num_queries; q += 16)
+    for (int d = 0; d < head_dim; d += 32) {
+      __m512i rows[16];
+      for (int i = 0; i < 16; i++) {
+        const element *mine = query + (q + i) / queries_a_token * stride + (q + i) % queries_a_token * head_dim + d;
+        rows[i] = q + i < num_queries ? _mm512_maskz_loadu_epi16(lanes_from(d, head_dim), mine) : _mm512_setzero_si512();
+      }
+      transpose_pairs(rows);
+      for (int i = 0; i < 16; i++) _mm512_store_si512(s->query + (d / 2 + i) * MAX_QUERIES + q, rows[i]);
+    }
+}
+
+#if defined(__AMX_BF16__)
+/* values: from [BLOCK / 2, padded_dim] to [padded_dim, BLOCK / 2] pairs. */
+static void NAME(turn_values)(int padded_dim, NAME(prefill_scratch) *s) {
+  uint32_t *pairs = (uint32_t *)s->values, turned[BLOCK / 2 * MAX_HEAD_DIM];
+  for (int j = 0; j < BLOCK / 2; j += 16)
+    for (int d = 0; d < padded_dim; d += 16) {
+      __m512i rows[16];
+      for (int i = 0; i < 16; i++) rows[i] = _mm512_load_si512(pairs + (j + i) * padded_dim + d);
+      transpose_pairs(rows);
+      for (int i = 0; i < 16; i++) _mm512_storeu_si512(turned + (d + i) * (BLOCK / 2) + j, rows[i]);
+    }
+  memcpy(pairs, turned, sizeof(uint32_t) * BLOCK / 2 * (size_t)padded_dim);
+}
+#endif
+
+/* keys: [BLOCK, padded_dim]; values: [BLOCK / 2, padded_dim] pairs, or [padded_dim, BLOCK / 2] for tiles; 0 beyond
+   `num_keys` and beyond head_dim. */
+static void NAME(pack_block)(const NAME(paged_kv) *cache, int num_keys, int padded_dim, NAME(prefill_scratch) *s) {
+  const int head_dim = (int)cache->head_dim;
+  const __m512i neighbours = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
+                                              37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i further = _mm512_add_epi16(neighbours, _mm512_set1_epi16(16));
+  uint32_t *pairs = (uint32_t *)s->values;
+  for (int j = 0; j < BLOCK; j += 2)
+    for (int d = 0; d < padded_dim; d += 32) {
+      const __mmask32 first = j < num_keys ? lanes_from(d, head_dim) : 0;
+      const __mmask32 second = j + 1 < num_keys ? lanes_from(d, head_dim) : 0;
+      const int64_t at = first ? s->offsets[j] + d : 0, next = second ? s->offsets[j + 1] + d : 0;
+      _mm512_store_si512(s->keys + j * padded_dim + d, _mm512_maskz_loadu_epi16(first, cache->keys + at));
+      _mm512_store_si512(s->keys + (j + 1) * padded_dim + d, _mm512_maskz_loadu_epi16(second, cache->keys + next));
+      const __m512i even = _mm512_maskz_loadu_epi16(first, cache->values + at);
+      const __m512i odd = _mm512_maskz_loadu_epi16(second, cache->values + next);
+      uint32_t *out = pairs + j / 2 * padded_dim + d;
+      _mm512_store_si512(out, _mm512_permutex2var_epi16(even, neighbours, odd));
+      _mm512_store_si512(out + 16, _mm512_permutex2var_epi16(even, further, odd));
+    }
+#if defined(__AMX_BF16__)
+  NAME(turn_values)(padded_dim, s);
+#endif
+}
+
+/* The weights of 16 queries for the block's first `num_keys` keys, from their scores; what was summed up before is
+   scaled to the new highest score. Where `is_masked`, tokens later than a query's weigh nothing for it. */
+INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, int padded_dim, const int is_masked,
+                         NAME(prefill_scratch) *s) {
+  const float *scores = s->scores + query;
+  const __m512 highest = _mm512_load_ps(s->highest + query), rate = _mm512_set1_ps(scale);
+  const __m512i num_before = _mm512_sub_epi32(_mm512_load_si512(s->positions + query), _mm512_set1_epi32((int)first));
+  __m512 highs[4] = {highest, highest, highest, highest}, total[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  for (int j = 0; j < num_keys; j += 4)
+    for (int i = 0; i < 4; i++) {
+      const __m512 score = _mm512_load_ps(scores + (j + i) * MAX_QUERIES);
+      const __mmask16 seen = is_masked ? _mm512_cmpge_epi32_mask(num_before, _mm512_set1_epi32(j + i)) : 0xffff;
+      highs[i] = _mm512_mask_max_ps(highs[i], seen, score, highs[i]); /* what is not a number is not the most */
+    }
+  const __m512 high = _mm512_max_ps(_mm512_max_ps(highs[0], highs[1]), _mm512_max_ps(highs[2], highs[3]));
+  const __m512 rise = _mm512_mul_ps(_mm512_sub_ps(high, highest), rate);
+  const __m512 most = _mm512_mask_mov_ps(highest, _mm512_cmp_ps_mask(rise, _mm512_set1_ps(8.0f), _CMP_GT_OQ), high);
+  const __m512 level = _mm512_mul_ps(most, rate);
+  for (int j = 0; j < num_keys; j += 2) {
+    __m512 weights[2];
+    for (int i = 0; i < 2; i++) {
+      const __m512 score = _mm512_load_ps(scores + (j + i) * MAX_QUERIES);
+      weights[i] = rough_powers_of_2(_mm512_fmsub_ps(score, rate, level));
+      if (is_masked)
+        weights[i] = _mm512_maskz_mov_ps(_mm512_cmpge_epi32_mask(num_before, _mm512_set1_epi32(j + i)), weights[i]);
+      total[i] = _mm512_add_ps(total[i], weights[i]);
+    }
+    _mm512_store_si512(s->weights + j / 2 * MAX_QUERIES + query, pair_up(weights[0], weights[1]));
+  }
+  const __m512 factor = powers_of_2(_mm512_mul_ps(_mm512_sub_ps(highest, most), rate));
+  const __m512 before = _mm512_mul_ps(_mm512_load_ps(s->total + query), factor);
+  _mm512_store_ps(s->highest + query, most);
+  _mm512_store_ps(s->total + query, _mm512_add_ps(before, _mm512_add_ps(total[0], total[1])));
+  if (!_mm512_cmp_ps_mask(factor, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ)) return;
+  for (int d = 0; d < padded_dim; d++) {
+    float *sums = s->sums + d * MAX_QUERIES + query;
+    _mm512_store_ps(sums, _mm512_mul_ps(_mm512_load_ps(sums), factor));
+  }
+}
+
+/* out: the first query's head of the first token; tokens are `stride` elements apart. */
+static void NAME(unpack_sums)(const NAME(prefill_scratch) *s, int num_queries, int queries_a_token, int head_dim,
+                              element *out, int64_t stride) {
+  for (int q = 0; q < num_queries; q += 16) {
+    const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_load_ps(s->total + q));
+    for (int d = 0; d < head_dim; d += 32) {
+      __m512i rows[16];
+      for (int i = 0; i < 16; i++) {
+        const float *sums = s->sums + (d + 2 * i) * MAX_QUERIES + q;
+        rows[i] = pair_up(_mm512_mul_ps(_mm512_load_ps(sums), inverse),
+                          _mm512_mul_ps(_mm512_load_ps(sums + MAX_QUERIES), inverse));
+      }
+      transpose_pairs(rows);
+      for (int i = 0; i < 16 && q + i < num_queries; i++) {
+        element *mine = out + (q + i) / queries_a_token * stride + (q + i) % queries_a_token * head_dim + d;
+        _mm512_mask_storeu_epi16(mine, lanes_from(d, head_dim), rows[i]);
+      }
+    }
+  }
+}
