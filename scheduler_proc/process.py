@@ -37,9 +37,12 @@ def import_torch(report: Report) -> LoadRunner:
     """Returns the loader of the real runner."""
     report("importing torch", None)
     limit_spinning(os.environ)
+    gc.disable()  # it would walk the modules' objects again and again while they come
     # Imported here and not above: it takes seconds, and the operator should see what is being waited for.
     from scheduler_proc.computing.runner import load_runner
 
+    gc.freeze()
+    gc.enable()
     return load_runner
 
 
