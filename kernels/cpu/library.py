@@ -60,6 +60,9 @@ BFLOAT16_PAIRS_ALONE = {"pack_linear", "packed_linear"}
 
 _kernels: dict[tuple[str, torch.dtype], Kernel] = {}
 
+_pin: list[Any] = []
+"""`sluice_pin_threads` of the library in use, if any."""
+
 
 def find_kernel(name: str, x: Tensor) -> Kernel | None:
     """Returns the C form of an operation for tensors like `x`; None: the launcher calls its reference."""
@@ -120,6 +123,8 @@ def use_library(path: Path, wanted: str = "") -> str:
     library.sluice_set_parallel_region(region)
     if region is None:
         log.warning("torch's OpenMP library is not found: the C kernels use one thread")
+    library.sluice_pin_threads.argtypes = [POINTER, INTEGER]
+    _pin[:] = [library.sluice_pin_threads]
     _kernels.clear()
     for name, signature in SIGNATURES.items():
         for dtype, form in FORMATS.items():
@@ -131,9 +136,16 @@ def use_library(path: Path, wanted: str = "") -> str:
     return isa
 
 
+def pin_threads(cores: Sequence[int]) -> None:
+    """Each compute thread stays on one of these cores from now on; kernels are loaded, or nothing happens."""
+    for pin in _pin:
+        pin((ctypes.c_int32 * len(cores))(*cores), len(cores))
+
+
 def unload_kernels() -> None:
     """Launchers use their references."""
     _kernels.clear()
+    _pin.clear()
 
 
 def find_parallel_region() -> int | None:
