@@ -2,8 +2,8 @@
 
     python -m benchmarks.bench_step_cost [--rows 1 32] [--json FILE]
 
-Medians of the parts of steps in which all rows decode; `launch` includes its own parts. Python makes the same
-calls in `forward` for any number of rows: with 1 row that is nearly all of it, what 32 rows take beyond are C kernels.
+Medians of the parts of steps in which all rows decode; `launch` includes its own parts. `outside` is the step without
+`replay`, the forward pass in C, where there is one (decision 0026).
 """
 
 import argparse
@@ -17,12 +17,13 @@ from typing import Any
 
 from benchmarks.result_file import write_result
 from benchmarks.shape_runner import load_shape
+from kernels.cpu.recording import Recording
 from messages.channels import Receiver, Sender
 from messages.columns import pack_int32
 from messages.replies import ToDetokenizer
 from messages.requests import SamplingParams, Stamps, UserMsg
 from scheduler_proc.computing import model_runner
-from scheduler_proc.computing.decoder import Decoder
+from scheduler_proc.computing.recorded_decodes import RecordedDecodes
 from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
@@ -41,7 +42,7 @@ SHAPE: dict[str, object] = {
     "layer_norm_epsilon": 1e-5,
 }
 PAGE_SIZE, NUM_PAGES, PROMPT_TOKENS, OUTPUT_TOKENS = 16, 512, 8, 64
-PARTS_OF_LAUNCH = ((model_runner, "make_step_inputs"), (Decoder, "forward"), (model_runner, "choose_tokens"))
+PARTS_OF_LAUNCH = ((RecordedDecodes, "compute"), (Recording, "replay"), (model_runner, "choose_tokens"))
 
 Times = dict[str, list[float]]
 
@@ -108,7 +109,8 @@ def main(arguments: list[str] | None = None) -> None:
         for about, temperature in (("greedy", 0.0), ("drawn", 0.8)):
             times: Times = defaultdict(list)
             measure(num_rows, temperature, options.rounds, times)
-            medians = {name: statistics.median(values) for name, values in times.items()}
+            medians = {name: statistics.median(values) for name, values in times.items() if values}
+            medians["outside"] = medians["step"] - medians.get("replay", 0.0)
             lines.append({"rows": num_rows, "tokens": about, "steps": len(times["step"]), "median_us": medians})
             print(f"{num_rows} rows, {about}: " + ", ".join(f"{name} {us:.0f}" for name, us in medians.items()) + " µs")
     if options.json:

@@ -5,7 +5,7 @@ python -m benchmarks.performance_page
 
 from pathlib import Path
 
-from benchmarks.page.cpu_engine import cpu_parts, quantization_parts
+from benchmarks.page.cpu_engine import cpu_parts, quantization_parts, step_kernels_parts
 from benchmarks.page.gpu import make_gpu_part
 from benchmarks.page.serving import footprint_text, load_table, mixed_table, recovery_table, ring_cost_table
 from benchmarks.page.step_costs import schedule_table, wire_table
@@ -36,6 +36,7 @@ def make_page(results: Path) -> str:
         "throughput was seen to differ by up to half.\n",
         "## A running server under load\n\n" + load_table(loads) + name_source(loads[0], len(loads)),
         *cpu_parts(results),
+        *step_kernels_parts(results),
         *quantization_parts(results),
         "## What running streams feel when long prompts arrive\n\n" + mixed_table(mixed) + name_source(mixed),
         "## Start, memory and idle\n\n" + footprint_text(footprint) + name_source(footprint),

@@ -43,6 +43,7 @@ def main() -> int:
     model = parser.parse_args().model
     run("schedule", "bench_schedule")
     run("wire", "bench_wire", "--tokenizer", model)
+    run("step_kernels", "bench_step_kernels")
     run("footprint", "bench_footprint", "--model", model)
     run("ring_cost", "bench_ring_cost", "--model", model)
     run("recovery", "bench_recovery", "--model", model)

@@ -11,10 +11,18 @@ from kernels.cpu.library import find_kernel
 from kernels.gpu.forms import find_form
 
 
-def layer_norm(x_TE: Tensor, weight_E: Tensor, bias_E: Tensor, eps: float, update_TE: Tensor | None = None) -> Tensor:
-    """Returns (x - mean(x)) / sqrt(var(x) + eps) * weight + bias in a new tensor, computed in float32.
+def layer_norm(
+    x_TE: Tensor,
+    weight_E: Tensor,
+    bias_E: Tensor,
+    eps: float,
+    update_TE: Tensor | None = None,
+    out_TE: Tensor | None = None,
+) -> Tensor:
+    """Returns (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, computed in float32.
 
-    With `update_TE`, `x_TE` is the residual stream and has it added in place first.
+    With `update_TE`, `x_TE` is the residual stream and has it added in place first. The result may be put into
+    `out_TE`, which is like `x_TE`, and is a new tensor otherwise.
     """
     assert x_TE.shape[-1:] == weight_E.shape == bias_E.shape
     assert x_TE.dtype == weight_E.dtype == bias_E.dtype
@@ -27,7 +35,9 @@ def layer_norm(x_TE: Tensor, weight_E: Tensor, bias_E: Tensor, eps: float, updat
         return layer_norm_reference(x_TE, weight_E, bias_E, eps, update_TE)
     assert x_TE.is_contiguous()
     assert update_TE is None or update_TE.is_contiguous()
-    out_TE = torch.empty_like(x_TE)
+    out_TE = torch.empty_like(x_TE) if out_TE is None else out_TE
+    assert out_TE.shape == x_TE.shape
+    assert out_TE.is_contiguous()
     kernel(
         x_TE.data_ptr(),
         None if update_TE is None else update_TE.data_ptr(),

@@ -71,11 +71,17 @@ def pack_rows_reference(packed: Tensor, first_output: int, rows_OI: Tensor) -> N
 
 
 def packed_linear(
-    x_TI: Tensor, packed: Tensor, bias_O: Tensor | None, num_outputs: int, activation: Literal["tanh"] | None = None
+    x_TI: Tensor,
+    packed: Tensor,
+    bias_O: Tensor | None,
+    num_outputs: int,
+    activation: Literal["tanh"] | None = None,
+    out_TO: Tensor | None = None,
 ) -> Tensor:
     """Returns x W^T + b [T, O], through the tanh form of GELU if `activation` says so; `packed` is of `pack`.
 
-    A token's outputs are the same bits alone and in any batch.
+    A token's outputs are the same bits alone and in any batch. The result may be put into `out_TO`, and is a new tensor
+    otherwise.
     """
     kernel = find_kernel("packed_linear", x_TI)
     if kernel is None or not x_TI.is_contiguous():
@@ -83,7 +89,9 @@ def packed_linear(
     num_tokens, num_inputs = x_TI.shape
     assert packed.is_contiguous()
     assert packed.shape[:2] == (-(-num_outputs // BLOCK), num_inputs // 2)
-    out_TO = torch.empty(num_tokens, num_outputs, dtype=x_TI.dtype)
+    out_TO = torch.empty(num_tokens, num_outputs, dtype=x_TI.dtype) if out_TO is None else out_TO
+    assert out_TO.shape == (num_tokens, num_outputs)
+    assert out_TO.is_contiguous()
     bias = None if bias_O is None else bias_O.data_ptr()
     addresses = x_TI.data_ptr(), packed.data_ptr(), bias, out_TO.data_ptr()
     kernel(*addresses, num_tokens, num_inputs, num_outputs, activation is not None)

@@ -64,11 +64,16 @@ def dequantize(weight: QuantizedWeight) -> Tensor:
 
 
 def quantized_linear(
-    x_TI: Tensor, weight: QuantizedWeight, bias_O: Tensor | None, activation: Literal["tanh"] | None = None
+    x_TI: Tensor,
+    weight: QuantizedWeight,
+    bias_O: Tensor | None,
+    activation: Literal["tanh"] | None = None,
+    out_TO: Tensor | None = None,
 ) -> Tensor:
     """Returns x W^T + b [T, O], through the tanh form of GELU if `activation` says so.
 
-    A token's outputs are the same bits alone and in any batch, in the C forms.
+    A token's outputs are the same bits alone and in any batch, in the C forms. The result may be put into `out_TO`, and
+    is a new tensor otherwise.
     """
     kernel = find_kernel("quantized_linear", x_TI)
     if kernel is None or not x_TI.is_contiguous():
@@ -77,7 +82,9 @@ def quantized_linear(
     assert num_inputs == weight.num_inputs
     assert weight.packed.is_contiguous()
     assert bias_O is None or bias_O.dtype == x_TI.dtype
-    out_TO = torch.empty(num_tokens, weight.num_outputs, dtype=x_TI.dtype)
+    out_TO = torch.empty(num_tokens, weight.num_outputs, dtype=x_TI.dtype) if out_TO is None else out_TO
+    assert out_TO.shape == (num_tokens, weight.num_outputs)
+    assert out_TO.is_contiguous()
     scratch = torch.empty(num_tokens * weight.packed.shape[1] * (GROUPS[weight.bits] + FACTOR_BYTES), dtype=torch.uint8)
     bias = None if bias_O is None else bias_O.data_ptr()
     addresses = x_TI.data_ptr(), weight.packed.data_ptr(), bias, out_TO.data_ptr(), scratch.data_ptr()

@@ -74,7 +74,13 @@ def draw(logits_SV: Tensor, temperatures_S: Tensor, seeds_S: Tensor, positions_S
     form = find_form("draw", logits_SV)
     if form is not None:
         return form(logits_SV, temperatures_S, seeds_S, positions_S)
-    return draw_reference(logits_SV, temperatures_S, seeds_S, positions_S)
+    kernel = find_kernel("draw", logits_SV)
+    if kernel is None or not logits_SV.is_contiguous():
+        return draw_reference(logits_SV, temperatures_S, seeds_S, positions_S)
+    columns = temperatures_S.contiguous(), seeds_S.contiguous(), positions_S.contiguous()
+    tokens_S = torch.empty(logits_SV.shape[0], dtype=torch.int64)
+    kernel(logits_SV.data_ptr(), *(column.data_ptr() for column in columns), tokens_S.data_ptr(), *logits_SV.shape)
+    return tokens_S
 
 
 def draw_reference(logits_SV: Tensor, temperatures_S: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:

@@ -69,6 +69,10 @@ class Observer(Protocol):
         """Returns when the first sample's time began, and the samples."""
         ...
 
+    def slices(self) -> list[Slice]:
+        """Returns parts of the main loop that it has seen itself, after `stop`."""
+        ...
+
     def write_trace(self, path: Path) -> bool:
         """Writes the observer's own trace after `stop`, maybe in another thread; returns False where it has none."""
         ...
@@ -95,6 +99,9 @@ class SamplingObserver:
 
     def samples(self) -> tuple[int, list[Sample]]:
         return self._began_ns, [(stack, round(seconds * 1e9)) for stack, seconds in self._session.frame_records]
+
+    def slices(self) -> list[Slice]:
+        return []
 
     def write_trace(self, path: Path) -> bool:
         return False
@@ -163,7 +170,7 @@ class ProcessProfiler:
             notes.began_ns,
             notes.ended_ns,
             notes.epoch_offset_ns,
-            notes.slices,
+            notes.slices + notes.observer.slices(),
             notes.sent,
             notes.taken,
             samples,

@@ -4,6 +4,7 @@ python -m benchmarks.kernels.bench_quantized_linear [--threads N] [--quick] [--j
 """
 
 import itertools
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -20,7 +21,7 @@ COPIED_BYTES = 128 << 20
 """Weights are copied until the copies together have so many bytes, so that no cache holds them from call to call."""
 
 
-def make_calls(num_inputs: int, num_outputs: int) -> dict[str, Linear]:
+def make_calls(num_inputs: int, num_outputs: int) -> dict[str, Callable[[Tensor], Tensor]]:
     """Returns what multiplies activations by one of several copies of a weight, the next each time, by format."""
     weight = torch.randn(num_outputs, num_inputs).bfloat16()
     num_copies = max(1, COPIED_BYTES // weight.nbytes)
@@ -31,7 +32,7 @@ def make_calls(num_inputs: int, num_outputs: int) -> dict[str, Linear]:
     return calls
 
 
-def _take_turns(layers: list[Linear]) -> Linear:
+def _take_turns(layers: Sequence[Linear]) -> Callable[[Tensor], Tensor]:
     turns = itertools.cycle(layers)
 
     def call(x_TI: Tensor) -> Tensor:

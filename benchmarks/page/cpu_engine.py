@@ -1,4 +1,4 @@
-"""The sections about the CPU engine: beside other servers, and with quantized weights."""
+"""The sections about the CPU engine: beside other servers, kernel by kernel, and with quantized weights."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -41,6 +41,30 @@ def _cpu_row(line: Result, peers: Sequence[str]) -> Sequence[object]:
     gain = f"{min(others) / own if is_time else own / max(others):.2f}" if others else ""
     cells = [f"{value:,.{1 if value < 100 else 0}f}" for value in median.values()]
     return (f"{line['name']} {line['about']}", line["tokens"], line["unit"], *cells, gain, line["goal"])
+
+
+def step_kernels_parts(results: Path) -> list[str]:
+    """Returns the section of what a step's C kernels take, or none where it has not been measured yet."""
+    if not (results / "step_kernels.json").exists():
+        return []
+    found = read_result(results, "step_kernels")
+    steps, limits = found["results"]["steps"], found["results"]["limits"]
+    names = sorted({name for step in steps for name in step["kernels_ms"]}, key=lambda name: _total(steps, name))[::-1]
+    rows: list[Sequence[object]] = []
+    for step in steps:
+        times = (f"{step['kernels_ms'][name]:.2f}" if name in step["kernels_ms"] else "" for name in names)
+        rows.append((step["about"], f"{step['ms']:.1f}", f"{step['least_ms']:.1f}", *times))
+    intro = (
+        f"{found['results']['shape']}, bfloat16, in one process, medians in ms. The least is what reading weights, K "
+        f"and V once or the products take at {limits['read GB/s']:.0f} GB/s and "
+        f"{limits['product GFLOP/s']:,.0f} GFLOP/s, measured before.\n\n"
+    )
+    table = make_table(("step", "all", "at least", *names), rows)
+    return ["## Where a step's time goes on a CPU\n\n" + intro + table + name_source(found)]
+
+
+def _total(steps: Sequence[Result], name: str) -> float:
+    return sum(step["kernels_ms"].get(name, 0.0) for step in steps)
 
 
 def quantization_parts(results: Path) -> list[str]:

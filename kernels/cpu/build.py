@@ -32,6 +32,9 @@ ISA_FLAGS = {
 }
 """The forms that are built, by what the processor must offer; `portable` is what the compiler makes by default."""
 
+RUNTIME_UNITS = ("runtime", "crew")
+"""What exists once, whatever the form."""
+
 SANITIZER_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
 
 
@@ -105,7 +108,7 @@ def _source_key() -> "hashlib._Hash":
 
 def _compile(compiler: Sequence[str], scratch: Path, extra_flags: Sequence[str]) -> list[str]:
     """Compiles the forms that the compiler knows of, side by side, and returns their object files."""
-    units = [("runtime", ["-c", str(SOURCE / "runtime.c")])]
+    units = [(name, ["-c", str(SOURCE / f"{name}.c")]) for name in RUNTIME_UNITS]
     units += [
         (isa, [*ISA_FLAGS[isa], f"-DISA={isa}", "-c", str(SOURCE / "kernels.c")])
         for isa in reversed(built_isas())

@@ -4,7 +4,9 @@ import ctypes
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ MAX_HEAD_DIM, MAX_QUERIES_A_HEAD = 256, 64
 POINTER, INTEGER, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 KINDS = {"p": POINTER, "i": INTEGER, "f": FLOAT}
 SIGNATURES = {
+    "embed": "ppppp ii",
     "layer_norm": "ppppp ii f",
     "rms_norm": "pppp ii f",
     "qk_norm": "ppp iiii f",
@@ -51,14 +54,32 @@ SIGNATURES = {
     "paged_prefill": "pipppippp iiiii f",
     "greedy": "pp ii",
     "sample": "pppp ii",
+    "draw": "ppppp ii",
 }
 """The parameters of each C function, as its source has them: pointer, int64, float."""
-MAY_RUN_OUT_OF_MEMORY = {"packed_linear", "paged_decode", "paged_prefill", "greedy", "sample"}
+MAY_RUN_OUT_OF_MEMORY = {"packed_linear", "paged_decode", "paged_prefill", "greedy", "sample", "draw"}
 FLOAT32_ALONE = {"sample"}
 BFLOAT16_PAIRS_ALONE = {"pack_linear", "packed_linear"}
 """Those that exist where the processor multiplies pairs of bfloat16, for them and not otherwise."""
 
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A C function. `kinds` are the keys in `KINDS` of its parameters."""
+
+    name: str
+    kinds: str
+    call: Kernel
+    recorded_address: int | None
+    """Of the function that takes the arguments as data (source/recorded_calls.c); None: it cannot be recorded."""
+
+
+_loaded: dict[tuple[str, torch.dtype], LoadedKernel] = {}
 _kernels: dict[tuple[str, torch.dtype], Kernel] = {}
+"""What launchers call: those of `_loaded`, or what observes them."""
+
+_replay: list[Callable[..., int]] = []
+"""`sluice_replay` of the library in use, if any."""
 
 _pin: list[Any] = []
 """`sluice_pin_threads` of the library in use, if any."""
@@ -123,16 +144,20 @@ def use_library(path: Path, wanted: str = "") -> str:
     library.sluice_set_parallel_region(region)
     if region is None:
         log.warning("torch's OpenMP library is not found: the C kernels use one thread")
+    unload_kernels()
     library.sluice_pin_threads.argtypes = [POINTER, INTEGER]
-    _pin[:] = [library.sluice_pin_threads]
-    _kernels.clear()
-    for name, signature in SIGNATURES.items():
+    _pin.append(library.sluice_pin_threads)
+    for name in SIGNATURES:
         for dtype, form in FORMATS.items():
             if dtype != torch.float32 and name in FLOAT32_ALONE:
                 continue
             if name in BFLOAT16_PAIRS_ALONE and (dtype != torch.bfloat16 or isa not in ("avx512", "amx")):
                 continue
-            _kernels[name, dtype] = _bind(library, f"{name}_{form}_{isa}", signature, name in MAY_RUN_OUT_OF_MEMORY)
+            _loaded[name, dtype] = _bind(library, name, f"{form}_{isa}")
+    _kernels.update({key: kernel.call for key, kernel in _loaded.items()})
+    library.sluice_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    library.sluice_replay.restype = ctypes.c_int64
+    _replay.append(library.sluice_replay)
     return isa
 
 
@@ -144,8 +169,26 @@ def pin_threads(cores: Sequence[int]) -> None:
 
 def unload_kernels() -> None:
     """Launchers use their references."""
+    _loaded.clear()
     _kernels.clear()
+    _replay.clear()
     _pin.clear()
+
+
+@contextmanager
+def observed_kernels(observe: Callable[[LoadedKernel], Kernel]) -> Iterator[None]:
+    """Launchers call what `observe` makes of each kernel, inside of the block, and then what they called before."""
+    before = dict(_kernels)
+    _kernels.update({key: observe(kernel) for key, kernel in _loaded.items()})
+    try:
+        yield
+    finally:
+        _kernels.update(before)
+
+
+def replay_function() -> Callable[..., int]:
+    """Returns `sluice_replay`, which makes recorded calls (source/crew.c); kernels are loaded."""
+    return _replay[0]
 
 
 def find_parallel_region() -> int | None:
@@ -173,13 +216,16 @@ def _loaded_openmp_libraries() -> Sequence[str]:
     return sorted(found, key=lambda path: ("torch" not in path, path))
 
 
-def _bind(library: ctypes.CDLL, symbol: str, signature: str, may_run_out_of_memory: bool) -> Kernel:
-    function: Any = library[symbol]
-    function.argtypes = [KINDS[kind] for kind in signature.replace(" ", "")]
-    function.restype = ctypes.c_int if may_run_out_of_memory else None
-    if may_run_out_of_memory:
+def _bind(library: ctypes.CDLL, name: str, form: str) -> LoadedKernel:
+    kinds = SIGNATURES[name].replace(" ", "")
+    function: Any = library[f"{name}_{form}"]
+    function.argtypes = [KINDS[kind] for kind in kinds]
+    function.restype = ctypes.c_int if name in MAY_RUN_OUT_OF_MEMORY else None
+    if name in MAY_RUN_OUT_OF_MEMORY:
         function.errcheck = _check
-    return function
+    recorded = f"call_{name}_{form}"
+    address = ctypes.cast(library[recorded], ctypes.c_void_p).value if hasattr(library, recorded) else None
+    return LoadedKernel(name, kinds, function, address)
 
 
 def _check(result: int, function: Any, arguments: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from kernels.embed import embed
 from kernels.gelu import GeluKind
 from kernels.layer_norm import layer_norm
 from kernels.paged_decode import paged_decode
@@ -24,6 +24,7 @@ from scheduler_proc.computing.kv_cache import KVCache
 from scheduler_proc.computing.linear import Linear, make_linear
 from scheduler_proc.computing.rope_tables import make_rope_tables
 from scheduler_proc.computing.step_inputs import StepInputs
+from scheduler_proc.computing.workspace import NEW_MEMORY, Activations
 
 MLP_GELUS: dict[str, GeluKind] = {"gelu_tanh": "tanh", "gelu": "exact"}
 """The activations that are part of the MLP's first linear."""
@@ -90,48 +91,48 @@ class Decoder:
             device = self._embedding_VE.device
             self._rope_tables = make_rope_tables(config.rope, config.head_dim, max_model_len, device)
 
-    def forward(self, step: StepInputs, cache: KVCache) -> Tensor:
-        """Returns what the head reads of `step.head_tokens` [N, E]; the cache then holds all tokens' K and V."""
-        residual_TE = self._embed(step)
+    def forward(self, step: StepInputs, cache: KVCache, room: Activations = NEW_MEMORY) -> Tensor:
+        """Returns what the head reads of `step.head_tokens` [N, E]; the cache then holds all tokens' K and V.
+
+        What operations return, the result included, may be put into `room`.
+        """
+        residual_TE = embed(step.token_ids, step.positions, self._embedding_VE, self._positions_ME, room.residual)
         update_TE = None
         # One for all layers: what a layer's attention leaves here is read before the next layer's is written.
-        heads = residual_TE.shape[0], self.config.num_heads, self.config.head_dim
-        attended_THD = torch.empty(heads, dtype=residual_TE.dtype, device=residual_TE.device)
+        attended_THD = room.attended
+        if attended_THD is None:
+            heads = residual_TE.shape[0], self.config.num_heads, self.config.head_dim
+            attended_THD = torch.empty(heads, dtype=residual_TE.dtype, device=residual_TE.device)
         for index, layer in enumerate(self._layers):
-            normed_TE = self._norm(layer.attention_norm, residual_TE, update_TE)
-            update_TE = layer.attention_out(self._attend(index, normed_TE, step, cache, attended_THD))
-            if index == len(self._layers) - 1:
+            normed_TE = self._norm(layer.attention_norm, residual_TE, update_TE, room)
+            heads_TA = layer.qkv(normed_TE, room.heads)
+            update_TE = layer.attention_out(self._attend(index, heads_TA, step, cache, attended_THD), room.update)
+            if index == len(self._layers) - 1 and not step.all_go_to_head:
                 # No token attends to what follows, so only those whose logits are wanted go on.
                 update_TE, residual_TE = update_TE[step.head_tokens], residual_TE[step.head_tokens]
-            normed_TE = self._norm(layer.mlp_norm, residual_TE, update_TE)
-            update_TE = self._mlp(layer, normed_TE)
-        return self._norm(self._final_norm, residual_TE, update_TE)
+                room = room.take(len(update_TE))
+            normed_TE = self._norm(layer.mlp_norm, residual_TE, update_TE, room)
+            update_TE = self._mlp(layer, normed_TE, room)
+        return self._norm(self._final_norm, residual_TE, update_TE, room)
 
-    def logits(self, hidden_NE: Tensor) -> Tensor:
-        """Returns the logits [N, V] of what `forward` returned, or of a part of it."""
-        return self._head(hidden_NE)
+    def logits(self, hidden_NE: Tensor, out_NV: Tensor | None = None) -> Tensor:
+        """Returns the logits [N, V] of what `forward` returned, or of a part of it, maybe in `out_NV`."""
+        return self._head(hidden_NE, out_NV)
 
-    def _embed(self, step: StepInputs) -> Tensor:
-        embedded_TE = functional.embedding(step.token_ids, self._embedding_VE)
-        if self._positions_ME is not None:
-            embedded_TE += functional.embedding(step.positions, self._positions_ME)
-        return embedded_TE
-
-    def _norm(self, norm: Norm, residual_TE: Tensor, update_TE: Tensor | None) -> Tensor:
+    def _norm(self, norm: Norm, residual_TE: Tensor, update_TE: Tensor | None, room: Activations) -> Tensor:
         """Adds the update to the residual stream and returns the norm of it."""
         if norm.bias is None:
-            return rms_norm(residual_TE, norm.weight, self.config.norm_eps, update_TE)
-        return layer_norm(residual_TE, norm.weight, norm.bias, self.config.norm_eps, update_TE)
+            return rms_norm(residual_TE, norm.weight, self.config.norm_eps, update_TE, room.normed)
+        return layer_norm(residual_TE, norm.weight, norm.bias, self.config.norm_eps, update_TE, room.normed)
 
-    def _attend(self, index: int, normed_TE: Tensor, step: StepInputs, cache: KVCache, out_THD: Tensor) -> Tensor:
+    def _attend(self, index: int, heads_TA: Tensor, step: StepInputs, cache: KVCache, out_THD: Tensor) -> Tensor:
         """Stores the tokens' K and V in layer `index` of the cache; returns their attention's output, [T, H * D].
 
-        That is a view of `out_THD`, which is written.
+        That is a view of `out_THD`, which is written. `heads_TA` holds all heads of each token, [T, A * D].
         """
         config, num_decode = self.config, step.num_decode_rows
-        num_tokens = normed_TE.shape[0]
-        layer = self._layers[index]
-        heads_TAD = layer.qkv(normed_TE).view(num_tokens, -1, config.head_dim)
+        num_tokens, layer = heads_TA.shape[0], self._layers[index]
+        heads_TAD = heads_TA.view(num_tokens, -1, config.head_dim)
         layer_cache = cache.layers[index]
         query_THD = rotate_store(heads_TAD, layer_cache, self._rope_tables, step.positions, step.slots, layer.qk_norms)
         if num_decode:
@@ -157,6 +158,8 @@ class Decoder:
             )
         return out_THD.view(num_tokens, -1)
 
-    def _mlp(self, layer: Layer, normed_TE: Tensor) -> Tensor:
-        inner = layer.mlp_in(normed_TE)
-        return layer.mlp_out(silu_mul(inner) if self.config.activation == "silu_gated" else inner)
+    def _mlp(self, layer: Layer, normed_TE: Tensor, room: Activations) -> Tensor:
+        inner = layer.mlp_in(normed_TE, room.inner)
+        if self.config.activation == "silu_gated":
+            inner = silu_mul(inner, room.gated)
+        return layer.mlp_out(inner, room.update)

@@ -3,7 +3,7 @@
 Shape legend: T tokens, I inputs, O outputs.
 """
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,8 +13,14 @@ from kernels.gelu import GeluKind, gelu
 from kernels.packed_linear import PackedWeight, has_packed_form, pack, packed_linear
 from kernels.quantized_linear import QuantizedWeight, quantized_linear
 
-Linear = Callable[[Tensor], Tensor]
-"""[T, I] → [T, O]"""
+
+class Linear(Protocol):
+    """A linear layer, ready to be applied."""
+
+    def __call__(self, x_TI: Tensor, out_TO: Tensor | None = None, /) -> Tensor:
+        """Returns [T, O], in `out_TO` where the form can put it there."""
+        ...
+
 
 GELU_ALGORITHMS = {"tanh": "tanh", "exact": "none"}
 """The names of oneDNN's operator for the kinds of `gelu`."""
@@ -38,21 +44,21 @@ def make_linear(
     if weight_OI.device.type == "cpu" and weight_OI.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available():
         return _on_onednn(weight_OI, bias_O, activation)
     if activation is None:
-        return lambda x_TI: functional.linear(x_TI, weight_OI, bias_O)
-    return lambda x_TI: gelu(functional.linear(x_TI, weight_OI, bias_O), activation)
+        return lambda x_TI, _=None: functional.linear(x_TI, weight_OI, bias_O)
+    return lambda x_TI, _=None: gelu(functional.linear(x_TI, weight_OI, bias_O), activation)
 
 
 def _quantized(weight: QuantizedWeight, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
     if activation == "exact":
-        return lambda x_TI: gelu(quantized_linear(x_TI, weight, bias_O), "exact")
-    return lambda x_TI: quantized_linear(x_TI, weight, bias_O, activation)
+        return lambda x_TI, out_TO=None: gelu(quantized_linear(x_TI, weight, bias_O, None, out_TO), "exact")
+    return lambda x_TI, out_TO=None: quantized_linear(x_TI, weight, bias_O, activation, out_TO)
 
 
 def _on_kernel(weight: PackedWeight, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
     packed, num_outputs = weight.packed, weight.num_outputs
     if activation == "exact":
-        return lambda x_TI: gelu(packed_linear(x_TI, packed, bias_O, num_outputs), "exact")
-    return lambda x_TI: packed_linear(x_TI, packed, bias_O, num_outputs, activation)
+        return lambda x_TI, out_TO=None: gelu(packed_linear(x_TI, packed, bias_O, num_outputs, None, out_TO), "exact")
+    return lambda x_TI, out_TO=None: packed_linear(x_TI, packed, bias_O, num_outputs, activation, out_TO)
 
 
 def _on_onednn(weight_OI: Tensor, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
@@ -60,6 +66,6 @@ def _on_onednn(weight_OI: Tensor, bias_O: Tensor | None, activation: GeluKind | 
     packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI)
     apply = torch.ops.mkldnn._linear_pointwise.default
     if activation is None:
-        return lambda x_TI: apply(x_TI, packed, bias_O, "none", [], "")
+        return lambda x_TI, _=None: apply(x_TI, packed, bias_O, "none", [], "")
     algorithm = GELU_ALGORITHMS[activation]
-    return lambda x_TI: apply(x_TI, packed, bias_O, "gelu", [], algorithm)
+    return lambda x_TI, _=None: apply(x_TI, packed, bias_O, "gelu", [], algorithm)

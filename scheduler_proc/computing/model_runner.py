@@ -1,6 +1,10 @@
-"""Runs planned steps on the processor that plans them: a step is computed when it is launched."""
+"""Runs planned steps on the processor that plans them: a step is computed when it is launched.
+
+Shape legend: S rows that sample, N tokens that go to the head, E embedding size, V vocabulary.
+"""
 
 import torch
+from torch import Tensor
 
 from messages.columns import num_int32
 from messages.steps import Batch, ForwardOutput
@@ -8,8 +12,11 @@ from scheduler_proc.computing.decoder import Decoder
 from scheduler_proc.computing.kv_cache import KVCache
 from scheduler_proc.computing.logprobs import score_prompt, score_sampled
 from scheduler_proc.computing.placement import Placement
-from scheduler_proc.computing.sampler import choose_tokens
+from scheduler_proc.computing.recorded_decodes import RecordedDecodes
+from scheduler_proc.computing.sampler import choose_tokens, is_greedy
 from scheduler_proc.computing.step_inputs import make_step_inputs
+from scheduler_proc.computing.step_shapes import StepLimits
+from scheduler_proc.computing.workspace import Workspace
 
 
 class ModelRunner:
@@ -20,12 +27,16 @@ class ModelRunner:
 
     can_overlap = False
 
-    def __init__(self, decoder: Decoder, cache: KVCache, placement: Placement, max_num_batched_tokens: int):
+    def __init__(self, decoder: Decoder, cache: KVCache, placement: Placement, limits: StepLimits):
         self.num_pages = cache.num_pages
-        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_batched_tokens = limits.max_num_batched_tokens
         self._decoder = decoder
         self._cache = cache
         self._placement = placement
+        max_rows = limits.max_num_seqs
+        max_tokens = max(limits.max_num_batched_tokens, max_rows)
+        self._workspace = Workspace(decoder.config, placement.dtype, max_tokens, max_rows)
+        self._decodes = RecordedDecodes(decoder, cache, self._workspace, max_rows, limits.num_pages)
 
     def launch(self, batch: Batch) -> ForwardOutput:
         """Runs the step at once: the processor that would plan the next one computes this one."""
@@ -33,12 +44,23 @@ class ModelRunner:
 
     def run(self, batch: Batch) -> ForwardOutput:
         """Runs the step and returns its result when it is known; the cache holds its K and V afterwards."""
+        decoded = self._decodes.compute(batch)
+        if decoded is not None and is_greedy(batch) and not batch.num_logprobs:
+            return ForwardOutput(batch.step_id, decoded.next_tokens())
         with torch.inference_mode():
-            step = make_step_inputs(batch, self._placement.device)
-            hidden_NE = self._decoder.forward(step, self._cache)
-            num_sampled = num_int32(batch.sample_rows)
-            logits_SV = self._decoder.logits(hidden_NE[:num_sampled])
-            tokens_S = choose_tokens(logits_SV, batch)
+            prompt_logprobs = None
+            if decoded is not None:
+                logits_SV, likeliest_S = decoded.logits, decoded.likeliest
+            else:
+                hidden_NE, num_sampled = self._forward(batch), num_int32(batch.sample_rows)
+                logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled))
+                likeliest_S = None
+                prompt_logprobs = score_prompt(hidden_NE[num_sampled:], self._decoder, batch)
+            tokens_S = choose_tokens(logits_SV, batch, likeliest_S)
             logprobs = score_sampled(logits_SV, tokens_S, batch)
-            prompt_logprobs = score_prompt(hidden_NE[num_sampled:], self._decoder, batch)
         return ForwardOutput(batch.step_id, tokens_S.cpu().numpy().tobytes(), logprobs, prompt_logprobs)
+
+    def _forward(self, batch: Batch) -> Tensor:
+        """Returns what the head reads, [N, E]."""
+        step = make_step_inputs(batch, self._placement.device)
+        return self._decoder.forward(step, self._cache, self._workspace.activations(len(step.token_ids)))

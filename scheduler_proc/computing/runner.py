@@ -11,9 +11,16 @@ from scheduler_proc.computing.gpu_device import CudaDevice
 from scheduler_proc.computing.gpu_loading import load_gpu_runner
 from scheduler_proc.computing.gpu_runner import GpuRunner
 from scheduler_proc.computing.hf_config import read_hf_config
-from scheduler_proc.computing.kv_cache import allocate_cache, choose_num_pages, free_cpu_cache_bytes, page_bytes
+from scheduler_proc.computing.kv_cache import (
+    allocate_cache,
+    choose_num_pages,
+    free_cpu_cache_bytes,
+    page_bytes,
+    pages_per_context,
+)
 from scheduler_proc.computing.model_runner import ModelRunner
 from scheduler_proc.computing.placement import find_placement, set_cpu_threads
+from scheduler_proc.computing.step_shapes import StepLimits
 from scheduler_proc.computing.weights import Report, make_dummy_weights
 
 STEP_TOKENS_CUDA, STEP_TOKENS_CPU = 8192, 512
@@ -53,7 +60,8 @@ def load_runner(config: Config, report: Report) -> ModelRunner | GpuRunner:
     bytes_per_page = page_bytes(decoder_config, config.cache.block_size, placement)
     num_pages = choose_num_pages(config, bytes_per_page, free_cpu_cache_bytes())
     cache = allocate_cache(decoder_config, num_pages, config.cache.block_size, placement)
-    runner = ModelRunner(decoder, cache, placement, max_num_batched_tokens)
+    limits = StepLimits(config.scheduling.max_num_seqs, max_num_batched_tokens, pages_per_context(config))
+    runner = ModelRunner(decoder, cache, placement, limits)
     report("warming up", None)
     runner.run(plan_warm_up(config, max_num_batched_tokens))
     return runner

@@ -17,15 +17,24 @@ from scheduler_proc.computing.sampling_plan import SamplingPlan, plan_sampling
 from scheduler_proc.computing.transfer import send_arrays
 
 
-def choose_tokens(logits_SV: Tensor, batch: Batch) -> Tensor:
+def choose_tokens(logits_SV: Tensor, batch: Batch, likeliest_S: Tensor | None = None) -> Tensor:
     """Returns the next token of each row (int32 [S]), -1 where a logit of the row is not finite.
+
+    `likeliest_S` are the tokens of `greedy`, where they are known.
 
     A row's token is a function of its logits, its edits, its parameters and (seed, position): not of the other rows.
     Edits are those of `logit_edits`; a row that they leave without a token of finite logit has none, -1. Filters are
     those of transformers in its order: temperature, top-k, top-p, min-p. Rows without one do not pay for it.
     """
+    if is_greedy(batch):
+        return (greedy(logits_SV) if likeliest_S is None else likeliest_S).to(torch.int32)
     plan = plan_sampling(batch, logits_SV.shape[1])
     return choose_planned(logits_SV, plan, send_arrays(plan.arrays, logits_SV.device))
+
+
+def is_greedy(batch: Batch) -> bool:
+    """Whether each row gets its likeliest token: True for most of those steps, at no cost to speak of."""
+    return batch.edits is None and batch.temperatures.count(0) == len(batch.temperatures)
 
 
 def choose_planned(logits_SV: Tensor, plan: SamplingPlan, tensors: Sequence[Tensor]) -> Tensor:

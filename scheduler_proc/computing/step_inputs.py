@@ -52,6 +52,8 @@ class StepInputs:
     """int32 [C]"""
     head_tokens: Tensor
     """int64 [N]: the tokens that go to the head, the last of each row that samples and then the scored ones."""
+    all_go_to_head: bool = False
+    """`head_tokens` are all tokens, in their order, and this is known without asking the device."""
     decode_work: DecodeWork | None = None
     """Which program computes what, for kernels that are told; `None`: they see for themselves."""
     prefill_tiles: Tensor | None = None
@@ -113,8 +115,14 @@ def shape_of(batch: Batch) -> StepShape:
 
 def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
     """Returns the columns of `batch` on `device`, not packed: where nothing is copied, that gains nothing."""
-    tensors: dict[str, Any] = {name: torch.from_numpy(array).to(device) for name, array in _read_columns(batch).items()}
-    return StepInputs(batch.num_decode_rows, **tensors)
+    tensors: dict[str, Any] = {name: torch.from_numpy(array).to(device) for name, array in read_columns(batch).items()}
+    return StepInputs(batch.num_decode_rows, all_go_to_head=only_samples(batch), **tensors)
+
+
+def only_samples(batch: Batch) -> bool:
+    """Whether each token of the step is a decode row's, and yields a next token that nothing else is wanted of."""
+    num_rows = batch.num_decode_rows
+    return num_int32(batch.token_ids) == num_int32(batch.sample_rows) == num_rows and batch.scored is None
 
 
 def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
@@ -125,7 +133,7 @@ def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
 
 def pack_step(batch: Batch, shape: StepShape, arrays: Arrays) -> None:
     """Writes the columns of `batch` and the padding into `arrays`, the columns of a shape that has room for it."""
-    columns, num_decode, places = _read_columns(batch), batch.num_decode_rows, shape.num_decode_rows
+    columns, num_decode, places = read_columns(batch), batch.num_decode_rows, shape.num_decode_rows
     for name, padding in (("token_ids", 0), ("positions", 0), ("slots", -1)):
         _fill(arrays[name][:places], columns[name][:num_decode], padding)
         _fill(arrays[name][places:], columns[name][num_decode:], padding)
@@ -140,7 +148,7 @@ def pack_step(batch: Batch, shape: StepShape, arrays: Arrays) -> None:
     _fill(arrays["head_tokens"], head_tokens, 0)
 
 
-def _read_columns(batch: Batch) -> Arrays:
+def read_columns(batch: Batch) -> Arrays:
     """Returns the columns of `StepInputs` without padding, which may be written."""
     query_lens, context_lens = _int32(batch.query_lens), _int32(batch.context_lens)
     token_ids, positions = _int32(batch.token_ids), _int32(batch.positions)

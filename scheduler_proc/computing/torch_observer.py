@@ -1,13 +1,14 @@
-"""torch.profiler as a profile's observer: every operator of a step, on the CPU and on a GPU, under the step's name."""
+"""The scheduler's observer: each operator of torch, on the CPU and on a GPU, and each C kernel, beside the steps."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from messages.profiling import Sample
+from kernels.cpu.recording import timed_kernels
+from messages.profiling import MAX_NOTES, Sample, Slice
 
 
 class TorchObserver:
@@ -19,18 +20,29 @@ class TorchObserver:
             activities.append(ProfilerActivity.CUDA)
         # Without acc_events, `stop` makes no Python object of each event: that takes ten times as long as the rest.
         self._profile = profile(activities=activities, acc_events=False)
+        self._timing = ExitStack()
+        self._kernels: list[Slice] = []
 
     def start(self) -> None:
         self._profile.start()
+        self._timing.enter_context(timed_kernels(self._note))
+
+    def _note(self, name: str, began_ns: int, ended_ns: int) -> None:
+        if len(self._kernels) < MAX_NOTES:
+            self._kernels.append((name, began_ns, ended_ns))
 
     def annotate(self, name: str) -> AbstractContextManager[Any]:
         return record_function(name)
 
     def stop(self) -> None:
+        self._timing.close()
         self._profile.stop()
 
     def samples(self) -> tuple[int, list[Sample]]:
         return 0, []
+
+    def slices(self) -> list[Slice]:
+        return self._kernels
 
     def write_trace(self, path: Path) -> bool:
         self._profile.export_chrome_trace(str(path))

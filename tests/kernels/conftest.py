@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.cpu.build import FLAGS, ISA_FLAGS, SOURCE, built_isas, find_compiler
+from kernels.cpu.build import FLAGS, ISA_FLAGS, RUNTIME_UNITS, SOURCE, built_isas, find_compiler
 from kernels.cpu.library import unload_kernels, use_library
 from tests.kernels.c_library import built_library
 
@@ -40,8 +40,9 @@ def library_with_software_tiles(tmp_path_factory: pytest.TempPathFactory) -> Pat
     compiler, folder = find_compiler(), tmp_path_factory.mktemp("tiles")
     with_tiles = [*ISA_FLAGS["amx"], "-include", str(SOFTWARE_TILES), "-DISA=avx512", "-c", str(SOURCE / "kernels.c")]
     _compile([*compiler, *FLAGS, *with_tiles, "-o", str(folder / "kernels.o")])
-    _compile([*compiler, *FLAGS, "-c", str(SOURCE / "runtime.c"), "-o", str(folder / "runtime.o")])
-    objects = [str(folder / name) for name in ("kernels.o", "runtime.o")]
+    for name in RUNTIME_UNITS:
+        _compile([*compiler, *FLAGS, "-c", str(SOURCE / f"{name}.c"), "-o", str(folder / f"{name}.o")])
+    objects = [str(folder / f"{name}.o") for name in ("kernels", *RUNTIME_UNITS)]
     _compile([*compiler, "-shared", "-o", str(folder / "kernels.so"), *objects, "-lm"])
     return folder / "kernels.so"
 

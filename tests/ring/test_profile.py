@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from benchmarks.server_process import LAUNCH
+from kernels.cpu.library import SIGNATURES
 from tests.ring.client import RingClient, body
 from tests.ring.perfetto_engine import open_trace
 
@@ -107,11 +108,28 @@ def test_each_step_is_a_slice_with_its_rows_and_operators(trace: Trace):
     assert len(steps) > 20
     assert min(names["schedule"], names["commit"], names["send"]) >= len(steps) - 1
     assert any(one["name"].endswith("decode rows=4 tokens=4") for one in steps)
-    begins = sorted(one["ts"] for one in trace.slices("scheduler", "cpu_op"))
+    kernels = [one for one in ours if one["name"] in SIGNATURES]
+    begins = sorted(one["ts"] for one in [*kernels, *trace.slices("scheduler", "cpu_op")])
     for step in steps[1:-1]:
         assert bisect_left(begins, step["ts"]) < bisect_right(begins, step["ts"] + step["dur"]), (
             f"{step} has no operator"
         )
+
+
+def test_each_c_kernel_is_a_slice_within_its_step(trace: Trace):
+    """Those of recorded steps too: most steps of this load are."""
+    ours = trace.slices("scheduler", "sluice")
+    steps = sorted((one["ts"], one["ts"] + one["dur"]) for one in ours if one["name"].startswith("step "))
+    kernels = [one for one in ours if one["name"] in SIGNATURES]
+    if not kernels:
+        pytest.skip("there are no C kernels here")
+    names = Counter(one["name"] for one in kernels)
+    assert names["paged_decode"] > 20
+    assert names["layer_norm"] + names["rms_norm"] >= 2 * names["paged_decode"]
+    for one in kernels:
+        step = bisect_right(steps, (one["ts"] + ROUNDING_US, float("inf"))) - 1
+        assert step >= 0
+        assert one["ts"] + one["dur"] <= steps[step][1] + ROUNDING_US, one
 
 
 def test_torch_and_we_note_the_same_steps_within_a_millisecond(trace: Trace):

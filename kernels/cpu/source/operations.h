@@ -1,4 +1,5 @@
 /* Each operation, in the number format that kernels.c has chosen. */
+#include "embed.c"
 #include "layer_norm.c"
 #include "rms_norm.c"
 #include "qk_norm.c"
@@ -16,3 +17,4 @@
 #include "quantize.c"
 #include "greedy.c"
 #include "sample.c"
+#include "recorded_calls.c"

@@ -1,35 +1,29 @@
 /* A draw with probability softmax(scores): kernels/sample.py says what it does, kernels/noise.py whence its noise. */
 
-#if !IS_BFLOAT16
+#ifndef SLUICE_SAMPLE
+#define SLUICE_SAMPLE
 enum { SAMPLE_PART = 2048 };
 
 typedef struct {
   float best;
-  int32_t token;
+  int32_t token, is_finite;
 } sample_part;
 
-typedef struct {
-  const float *scores;
-  const int64_t *seeds, *positions;
-  sample_part *parts;
-  int64_t num_parts, vocab_size;
-} NAME(sample_call);
-
-INLINE uint64_t NAME(mix64)(uint64_t x) {
+INLINE uint64_t mix64(uint64_t x) {
   x += 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
   return x ^ (x >> 31);
 }
 
-INLINE uint32_t NAME(lowbias32)(uint32_t x) {
+INLINE uint32_t lowbias32(uint32_t x) {
   x = (x ^ (x >> 16)) * 0x7FEB352Du;
   x = (x ^ (x >> 15)) * 0x846CA68Bu;
   return x ^ (x >> 16);
 }
 
 /* The natural logarithm of a positive normal number. Cephes' polynomial, relative error about 1e-7. */
-INLINE float NAME(logarithm)(float x) {
+INLINE float logarithm(float x) {
   const uint32_t bits = bits_of(x) - 0x3f3504f3u; /* sqrt(1/2): the mantissa lies around 1 */
   const float exponent = (float)((int32_t)bits >> 23);
   const float f = float_of((bits & 0x007fffffu) + 0x3f3504f3u) - 1.0f, square = f * f;
@@ -46,46 +40,84 @@ INLINE float NAME(logarithm)(float x) {
   return f + p + 0.693359375f * exponent;
 }
 
+/* Minus the logarithm of the draw of token `token` from the exponential distribution. */
+INLINE float gumbel_noise(uint32_t token, uint32_t low, uint32_t high) {
+  const uint32_t hash = lowbias32(lowbias32(token ^ low) ^ high);
+  float uniform = ((float)(int32_t)(hash & 0x7fffffffu) + 0.5f) * 4.656612873077393e-10f;
+  uniform = uniform > 0.99999994f ? 0.99999994f : uniform;
+  /* log(1 - u) loses u where it is small, which is where the draws that win are; Kahan's correction gives it back. */
+  const float other = 1.0f - uniform, lost = 1.0f - other;
+  return -logarithm(lost == 0.0f ? uniform : -logarithm(other) * (uniform / lost));
+}
+#endif
+
+typedef struct {
+  const element *scores;
+  const float *temperatures; /* or null: all 1 */
+  const int64_t *seeds, *positions;
+  sample_part *parts;
+  int64_t num_parts, vocab_size;
+} NAME(sample_call);
+
 static void NAME(sample_item)(const void *data, int64_t item) {
   const NAME(sample_call) *call = data;
   const int64_t row = item / call->num_parts, first = item % call->num_parts * SAMPLE_PART;
   const int64_t rest = call->vocab_size - first, size = rest < SAMPLE_PART ? rest : SAMPLE_PART;
-  const float *scores = call->scores + row * call->vocab_size + first;
-  const uint64_t key = NAME(mix64)(NAME(mix64)((uint64_t)call->seeds[row]) + (uint64_t)call->positions[row]);
+  const element *scores = call->scores + row * call->vocab_size + first;
+  const float temperature = call->temperatures ? call->temperatures[row] : 1.0f;
+  const uint64_t key = mix64(mix64((uint64_t)call->seeds[row]) + (uint64_t)call->positions[row]);
   const uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
   float noisy[SAMPLE_PART], best = -INFINITY;
-  SIMD for (int32_t i = 0; i < (int32_t)size; i++) {
-    const uint32_t hash = NAME(lowbias32)(NAME(lowbias32)(((uint32_t)first + (uint32_t)i) ^ low) ^ high);
-    float uniform = ((float)(int32_t)(hash & 0x7fffffffu) + 0.5f) * 4.656612873077393e-10f;
-    uniform = uniform > 0.99999994f ? 0.99999994f : uniform;
-    /* log(1 - u) loses u where it is small, which is where the draws that win are; Kahan's correction gives it back. */
-    const float other = 1.0f - uniform, lost = 1.0f - other;
-    const float draw = lost == 0.0f ? uniform : -NAME(logarithm)(other) * (uniform / lost);
-    noisy[i] = scores[i] - NAME(logarithm)(draw);
+  int32_t num_odd = 0;
+  SIMD_SUM(num_odd) for (int64_t i = 0; i < size; i++) {
+    noisy[i] = WIDEN(scores[i]);
+    num_odd += (bits_of(noisy[i]) & 0x7f800000u) == 0x7f800000u;
   }
+  if (temperature > 0.0f)
+    SIMD for (int32_t i = 0; i < (int32_t)size; i++)
+        noisy[i] = noisy[i] / temperature + gumbel_noise((uint32_t)first + (uint32_t)i, low, high);
   _Pragma("omp simd reduction(max : best)") for (int64_t i = 0; i < size; i++) best = noisy[i] > best ? noisy[i] : best;
   int32_t token = 0;
   while (token < size && noisy[token] != best) token++;
-  call->parts[item] = (sample_part){best, (int32_t)(first + token)};
+  call->parts[item] = (sample_part){best, (int32_t)(first + token), num_odd == 0};
 }
 
-/* scores: [num_rows, vocab_size]. Returns 0, or -1 without memory. */
-PUBLIC int NAME(sample)(const float *scores, const int64_t *seeds, const int64_t *positions, int64_t *tokens,
-                        int64_t num_rows, int64_t vocab_size) {
+/* Returns 0, or -1 without memory. */
+static int NAME(sample_rows)(NAME(sample_call) call, int64_t *tokens, int64_t num_rows) {
+  const int64_t vocab_size = call.vocab_size;
   const int64_t num_parts = (vocab_size + SAMPLE_PART - 1) / SAMPLE_PART;
   if (num_rows == 0) return 0;
   sample_part *parts = malloc((size_t)(num_rows * num_parts) * sizeof *parts);
   if (!parts) return -1;
-  NAME(sample_call) call = {scores, seeds, positions, parts, num_parts, vocab_size};
+  call.parts = parts, call.num_parts = num_parts;
   run_items(num_rows * num_parts, num_rows * vocab_size * 8, NAME(sample_item), &call);
   for (int64_t row = 0; row < num_rows; row++) {
     const sample_part *mine = parts + row * num_parts;
     int64_t best = 0;
-    for (int64_t part = 1; part < num_parts; part++)
+    int is_finite = 1;
+    for (int64_t part = 0; part < num_parts; part++) {
+      is_finite &= mine[part].is_finite;
       if (mine[part].best > mine[best].best) best = part;
+    }
     tokens[row] = mine[best].token < vocab_size ? mine[best].token : 0;
+    if (call.temperatures && !is_finite) tokens[row] = -1;
   }
   free(parts);
   return 0;
+}
+
+/* logits: [num_rows, vocab_size]; tokens: -1 where a logit of the row is not finite. Returns 0, or -1 without memory. */
+PUBLIC int NAME(draw)(const element *logits, const float *temperatures, const int64_t *seeds, const int64_t *positions,
+                      int64_t *tokens, int64_t num_rows, int64_t vocab_size) {
+  const NAME(sample_call) call = {logits, temperatures, seeds, positions, 0, 0, vocab_size};
+  return NAME(sample_rows)(call, tokens, num_rows);
+}
+
+#if !IS_BFLOAT16
+/* scores: [num_rows, vocab_size], -inf for tokens that are out. Returns 0, or -1 without memory. */
+PUBLIC int NAME(sample)(const float *scores, const int64_t *seeds, const int64_t *positions, int64_t *tokens,
+                        int64_t num_rows, int64_t vocab_size) {
+  const NAME(sample_call) call = {scores, 0, seeds, positions, 0, 0, vocab_size};
+  return NAME(sample_rows)(call, tokens, num_rows);
 }
 #endif

@@ -10,6 +10,8 @@ import torch
 
 from kernels.cpu.build import built_isas
 from kernels.cpu.library import use_library
+from kernels.cpu.recording import record
+from kernels.embed import embed
 from kernels.gelu import gelu
 from kernels.layer_norm import layer_norm
 from kernels.packed_linear import pack, packed_linear
@@ -19,7 +21,7 @@ from kernels.qk_norm import HeadNorms
 from kernels.quantized_linear import quantize, quantized_linear
 from kernels.rms_norm import rms_norm
 from kernels.rotate_store import rotate_store
-from kernels.sample import greedy, sample
+from kernels.sample import draw, greedy, sample
 from kernels.silu_mul import silu_mul
 from tests.kernels.cases import Shape, assert_close, make_paged_case
 
@@ -48,6 +50,18 @@ def store(shape: Shape, dtype: torch.dtype) -> None:
         assert bool(rotate_store(heads, case.cache, rope, positions, slots, norms).isfinite().all())
 
 
+def replay(size: int, dtype: torch.dtype) -> None:
+    ids, tables = torch.arange(40, dtype=torch.int32), torch.randn(2, 40, size).to(dtype)
+    weight, bits = torch.ones(size, dtype=dtype), quantize(torch.randn(70, size).to(dtype), 8)
+    out, recording, _ = record(
+        lambda: quantized_linear(rms_norm(embed(ids, ids, tables[0], tables[1]), weight, 1e-5), bits, None)
+    )
+    expected = out.clone()
+    assert recording is not None
+    recording.replay()
+    assert torch.equal(out, expected)
+
+
 def compute(size: int, dtype: torch.dtype) -> None:
     x, update = torch.randn(2, 3, size).to(dtype)
     ones = torch.ones(size, dtype=dtype)
@@ -61,6 +75,9 @@ def compute(size: int, dtype: torch.dtype) -> None:
     assert greedy(x).tolist() == x.max(dim=-1).indices.tolist()
     tokens = sample(x.float(), torch.tensor([1, -2, 3]), torch.arange(3))
     assert bool(((tokens >= 0) & (tokens < size)).all())
+    drawn = draw(x, torch.tensor([0.0, 0.5, 2.0]), torch.tensor([1, -2, 3]), torch.arange(3))
+    assert int(drawn[0]) == int(greedy(x)[0])
+    assert bool(((drawn >= 0) & (drawn < size)).all())
 
 
 def multiply(num_tokens: int, num_inputs: int, dtype: torch.dtype) -> None:
@@ -83,6 +100,7 @@ def main(library: Path) -> None:
                 store(shape, dtype)
             for size in (1, 7, 33, 4097):
                 compute(size, dtype)
+                replay(size, dtype)
             for num_tokens, num_inputs in ((1, 32), (17, 64), (70, 96), (300, 1120)):
                 multiply(num_tokens, num_inputs, dtype)
         print(isa, flush=True)

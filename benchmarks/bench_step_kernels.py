@@ -1,0 +1,156 @@
+"""What each C kernel takes in one step on a CPU, beside the least that a step of its kind can take on this machine.
+
+    python -m benchmarks.bench_step_kernels [--shape gpt2-124m] [--rounds 20] [--json FILE] [FLAGS]
+
+Steps run in this process, without a server; FLAGS are the server's own, as --quantization int8. Kinds of steps take
+turns; figures are medians. A step can take no less than reading its weights, K and V once, or than its products, by
+what this machine reads and multiplies.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from benchmarks.bench_step import PAGE_SIZE, plan_decode, step_bytes
+from benchmarks.kernels.measure import product_rate, read_bandwidth
+from benchmarks.model_bytes import read_shape, weight_bytes
+from benchmarks.model_shapes import SHAPES
+from benchmarks.result_file import write_result
+from benchmarks.shape_runner import load_shape
+from kernels.cpu.recording import timed_kernels
+from messages.columns import pack_float32, pack_int32, pack_int64
+from messages.errors import SluiceError
+from messages.steps import Batch
+from scheduler_proc.computing.decoder_config import DecoderConfig
+
+LIMIT_ROUNDS = 5
+OUTSIDE = "outside of C kernels"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A step of `num_rows` rows that have `context` tokens in the cache and get `num_tokens` more each."""
+
+    num_rows: int
+    num_tokens: int
+    context: int
+
+    @property
+    def about(self) -> str:
+        if self.num_tokens > 1:
+            return f"a prompt's {self.num_tokens} tokens behind {self.context}"
+        return f"{self.num_rows} decode rows of {self.context} tokens"
+
+    @property
+    def num_pages(self) -> int:
+        return self.num_rows * -(-(self.context + self.num_tokens) // PAGE_SIZE)
+
+    def plan(self) -> Batch:
+        """Returns the step; its rows are greedy."""
+        batch = replace(plan_decode(self.num_rows, self.context), temperatures=pack_float32([0.0] * self.num_rows))
+        if self.num_tokens == 1:
+            return batch
+        places = range(self.context, self.context + self.num_tokens)
+        return replace(
+            batch,
+            phase="prefill",
+            num_decode_rows=0,
+            query_lens=pack_int32([self.num_tokens]),
+            token_ids=pack_int32(range(self.num_tokens)),
+            positions=pack_int32(places),
+            slots=pack_int64(places),
+            page_tables=pack_int32(range(self.num_pages)),
+            num_pages_per_row=self.num_pages,
+        )
+
+    def least_ms(self, shape: dict[str, object], read_gb_per_s: float, gflop_per_s: float) -> float:
+        num_keys = self.context + self.num_tokens
+        config = read_shape(shape, num_keys)
+        read_ms = step_bytes(shape, self.num_rows, num_keys) / read_gb_per_s / 1e6
+        return max(read_ms, self._num_flop(config) / gflop_per_s / 1e6)
+
+    def _num_flop(self, config: DecoderConfig) -> float:
+        """Returns the operations of all linear layers, the head's for one token a row, and of causal attention."""
+        num_all = self.num_rows * self.num_tokens
+        head = config.vocab_size * config.hidden_size
+        num_keys = self.context + (self.num_tokens + 1) / 2
+        attention = 2 * config.num_layers * config.num_heads * config.head_dim * num_keys
+        return 2 * (num_all * (weight_bytes(config, 1) - head + attention) + self.num_rows * head)
+
+
+KINDS = (Kind(1, 1, 96), Kind(8, 1, 800), Kind(32, 1, 192), Kind(1, 512, 0), Kind(1, 512, 400))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 0, 1 where the model cannot be run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--shape", choices=SHAPES, default="gpt2-124m", help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=20, help="default: %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
+    options, flags = parser.parse_known_args(arguments)
+    try:
+        results = measure(SHAPES[options.shape], options.rounds, flags)
+    except SluiceError as error:
+        print(f"bench_step_kernels: {error}", file=sys.stderr)
+        return 1
+    for line in results["steps"]:
+        print(f"{line['about']}: {line['ms']:.2f} ms, at least {line['least_ms']:.2f}")
+        for name, ms in line["kernels_ms"].items():
+            print(f"    {name:24} {ms:8.3f}")
+    if options.json:
+        write_result(options.json, "step_kernels", {"shape": options.shape, "flags": flags, **results})
+    return 0
+
+
+def measure(shape: dict[str, object], rounds: int, flags: list[str]) -> dict:
+    """Returns the machine's limits, and for each kind of step its time and its kernels', the longest first."""
+    num_pages = max(kind.num_pages for kind in KINDS)
+    context = max(kind.context + kind.num_tokens for kind in KINDS)
+    own = ["--device", "cpu", "--dtype", "bfloat16", "--block-size", str(PAGE_SIZE), "--num-pages", str(num_pages)]
+    own += ["--max-num-seqs", str(max(kind.num_rows for kind in KINDS)), "--max-model-len", str(context)]
+    runner = load_shape(shape, [*own, *flags])
+    limits = {"read GB/s": read_bandwidth(LIMIT_ROUNDS), "product GFLOP/s": product_rate(LIMIT_ROUNDS)}
+    times: dict[Kind, dict[str, list[float]]] = {kind: defaultdict(list) for kind in KINDS}
+    for round_index in range(-2, rounds):  # the first two record, and warm up
+        for kind in KINDS:
+            step = _time_step(runner.run, kind.plan())
+            for name, ms in step.items() if round_index >= 0 else ():
+                times[kind][name].append(ms)
+    return {"limits": limits, "steps": [_line(kind, shape, times[kind], limits) for kind in KINDS]}
+
+
+def _time_step(run: Callable[[Batch], object], batch: Batch) -> dict[str, float]:
+    kernels: dict[str, float] = defaultdict(float)
+
+    def note(name: str, began_ns: int, ended_ns: int) -> None:
+        kernels[name] += (ended_ns - began_ns) / 1e6
+
+    with timed_kernels(note):
+        begin_s = time.perf_counter()
+        run(batch)
+        ms = (time.perf_counter() - begin_s) * 1e3
+    return {**kernels, OUTSIDE: ms - sum(kernels.values()), "": ms}
+
+
+def _line(kind: Kind, shape: dict[str, object], times: dict[str, list[float]], limits: dict[str, float]) -> dict:
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    step_ms = medians.pop("")
+    return {
+        "about": kind.about,
+        "ms": step_ms,
+        "least_ms": kind.least_ms(shape, limits["read GB/s"], limits["product GFLOP/s"]),
+        "kernels_ms": dict(sorted(medians.items(), key=lambda item: -item[1])),
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

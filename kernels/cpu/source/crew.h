@@ -1,0 +1,17 @@
+/* Threads that stay together for many operations, so that none of these pays for waking them: one leads, the others
+   follow it from operation to operation. */
+#ifndef SLUICE_CREW_H
+#define SLUICE_CREW_H
+
+#include <stdint.h>
+
+typedef void (*item_fn)(const void *call, int64_t item);
+typedef struct crew crew;
+
+/* Returns the crew that this thread leads, or null. */
+crew *sluice_led_crew(void);
+
+/* Runs all items; nobody is waited for who has taken none. */
+void sluice_run_with_crew(crew *led, int64_t num_items, item_fn run_item, const void *call);
+
+#endif

@@ -1,0 +1,25 @@
+import pytest
+import torch
+
+from kernels.embed import embed
+from tests.kernels.cases import DEVICES
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [1, 33, 96])
+def test_it_is_the_sum_of_two_rows(dtype: torch.dtype, size: int, device: str) -> None:
+    tokens, places = (torch.randn(num_rows, size, device=device).to(dtype) for num_rows in (50, 9))
+    ids = torch.tensor([49, 0, 7, 7], dtype=torch.int32, device=device)
+    positions = torch.tensor([0, 8, 3, 2], dtype=torch.int32, device=device)
+    room = torch.full((4, size), float("nan"), dtype=dtype, device=device)
+    for out in (None, room):
+        assert torch.equal(embed(ids, positions, tokens, None, out), tokens[ids.long()])
+        expected = tokens[ids.long()] + places[positions.long()]
+        assert torch.equal(embed(ids, positions, tokens, places, out), expected)
+    assert torch.equal(tokens[7], embed(ids, positions, tokens, None)[2])
+
+
+def test_no_tokens_are_no_rows() -> None:
+    nothing = torch.zeros(0, dtype=torch.int32)
+    assert embed(nothing, nothing, torch.zeros(3, 4), None).shape == (0, 4)
