@@ -41,18 +41,11 @@ def import_torch(report: Report) -> LoadRunner:
     limit_spinning(os.environ)
     gc.disable()  # it would walk the modules' objects again and again while they come
     # Imported here and not above: it takes seconds, and the operator should see what is being waited for.
-    from scheduler_proc.computing.placement import pin_cpu_threads
-    from scheduler_proc.computing.runner import load_runner
+    from scheduler_proc.computing.runner import load_pinned_runner
 
     gc.freeze()
     gc.enable()
-
-    def load(config: Config, report: Report) -> Runner:
-        runner = load_runner(config, report)
-        pin_cpu_threads(os.environ)
-        return runner
-
-    return load
+    return load_pinned_runner
 
 
 def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
