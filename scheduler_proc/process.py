@@ -41,11 +41,11 @@ def import_torch(report: Report) -> LoadRunner:
     limit_spinning(os.environ)
     gc.disable()  # it would walk the modules' objects again and again while they come
     # Imported here and not above: it takes seconds, and the operator should see what is being waited for.
-    from scheduler_proc.computing.runner import load_pinned_runner
+    from scheduler_proc.computing.runner import load_runner
 
     gc.freeze()
     gc.enable()
-    return load_pinned_runner
+    return load_runner
 
 
 def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:

@@ -81,9 +81,6 @@ _kernels: dict[tuple[str, torch.dtype], Kernel] = {}
 _replay: list[Callable[..., int]] = []
 """`sluice_replay` of the library in use, if any."""
 
-_pin: list[Any] = []
-"""`sluice_pin_threads` of the library in use, if any."""
-
 
 def find_kernel(name: str, x: Tensor) -> Kernel | None:
     """Returns the C form of an operation for tensors like `x`; None: the launcher calls its reference."""
@@ -145,8 +142,6 @@ def use_library(path: Path, wanted: str = "") -> str:
     if region is None:
         log.warning("torch's OpenMP library is not found: the C kernels use one thread")
     unload_kernels()
-    library.sluice_pin_threads.argtypes = [POINTER, INTEGER]
-    _pin.append(library.sluice_pin_threads)
     for name in SIGNATURES:
         for dtype, form in FORMATS.items():
             if dtype != torch.float32 and name in FLOAT32_ALONE:
@@ -161,18 +156,11 @@ def use_library(path: Path, wanted: str = "") -> str:
     return isa
 
 
-def pin_threads(cores: Sequence[int]) -> None:
-    """Each compute thread stays on one of these cores from now on; kernels are loaded, or nothing happens."""
-    for pin in _pin:
-        pin((ctypes.c_int32 * len(cores))(*cores), len(cores))
-
-
 def unload_kernels() -> None:
     """Launchers use their references."""
     _loaded.clear()
     _kernels.clear()
     _replay.clear()
-    _pin.clear()
 
 
 @contextmanager

@@ -1,13 +1,11 @@
 """Where the model runs and in which number format."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from kernels.cpu.library import pin_threads
 from kernels.quantized_linear import Bits
 from messages.config import ModelConfig
 from messages.errors import BootError
@@ -17,7 +15,6 @@ WEIGHT_BITS: dict[str, Bits | None] = {"none": None, "int8": 8, "int4": 4}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BFLOAT16_CPU_FLAGS = {"avx512_bf16", "amx_bf16"}
 CPU_INFO = Path("/proc/cpuinfo")
-OPERATORS_PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 
 @dataclass(frozen=True)
@@ -71,13 +68,3 @@ def computes_bfloat16(cpu_info: Path) -> bool:
 def set_cpu_threads(cpu_threads: int) -> None:
     """Torch computes with that many threads from now on; 0: one for each core this process may use."""
     torch.set_num_threads(cpu_threads or len(os.sched_getaffinity(0)))
-
-
-def pin_cpu_threads(environment: Mapping[str, str]) -> None:
-    """Compute threads stay on a core each, where there is one for every core; the C kernels are loaded.
-
-    Where fewer compute, another server might choose the same cores. An operator who has placed threads has the say.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    if torch.get_num_threads() == len(cores) > 1 and not any(name in environment for name in OPERATORS_PLACES):
-        pin_threads(cores)

@@ -1,6 +1,5 @@
 """Loads a model and returns the runner of its device, ready for the first step."""
 
-import os
 from pathlib import Path
 
 from kernels.cpu.library import load_kernels
@@ -20,18 +19,11 @@ from scheduler_proc.computing.kv_cache import (
     pages_per_context,
 )
 from scheduler_proc.computing.model_runner import ModelRunner
-from scheduler_proc.computing.placement import find_placement, pin_cpu_threads, set_cpu_threads
+from scheduler_proc.computing.placement import find_placement, set_cpu_threads
 from scheduler_proc.computing.step_shapes import StepLimits
 from scheduler_proc.computing.weights import Report, make_dummy_weights
 
 STEP_TOKENS_CUDA, STEP_TOKENS_CPU = 8192, 512
-
-
-def load_pinned_runner(config: Config, report: Report) -> ModelRunner | GpuRunner:
-    """`load_runner` in a process that does nothing else: its compute threads stay on their cores."""
-    runner = load_runner(config, report)
-    pin_cpu_threads(os.environ)
-    return runner
 
 
 def load_runner(config: Config, report: Report) -> ModelRunner | GpuRunner:

@@ -2,10 +2,6 @@
 #define _GNU_SOURCE
 #include "parallel.h"
 
-#if defined(__linux__)
-#include <sched.h>
-#endif
-
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -27,34 +23,6 @@ parallel_region_fn sluice_parallel_region = 0;
 /* `region` is GOMP_parallel of the OpenMP library that torch uses: its threads are used, and no others are started. */
 __attribute__((visibility("default"))) void sluice_set_parallel_region(parallel_region_fn region) {
   sluice_parallel_region = region;
-}
-
-#if defined(__linux__)
-typedef struct {
-  const int32_t *cores;
-  int64_t num_cores;
-  _Atomic int64_t next;
-} pinning;
-
-static void pin_thread(void *data) {
-  pinning *all = data;
-  const int64_t index = atomic_fetch_add(&all->next, 1);
-  cpu_set_t one;
-  if (index >= all->num_cores || all->cores[index] >= CPU_SETSIZE) return;
-  CPU_ZERO(&one);
-  CPU_SET(all->cores[index], &one);
-  sched_setaffinity(0, sizeof one, &one); /* a core that may not be used any more: the thread stays free */
-}
-#endif
-
-/* The calling thread and the others of its parallel regions stay on one of the cores each. */
-__attribute__((visibility("default"))) void sluice_pin_threads(const int32_t *cores, int64_t num_cores) {
-#if defined(__linux__)
-  pinning all = {cores, num_cores, 0};
-  if (sluice_parallel_region) sluice_parallel_region(pin_thread, &all, 0, 0);
-#else
-  (void)cores, (void)num_cores;
-#endif
 }
 
 /* Returns whether this processor (and its operating system) can run what was compiled as `isa`: 3 amx, 2 avx512,

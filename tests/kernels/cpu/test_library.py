@@ -1,9 +1,7 @@
 import logging
-import os
 import shlex
 import stat
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,16 +10,7 @@ import torch
 from kernels.cpu import build as build_module
 from kernels.cpu import library as library_module
 from kernels.cpu.build import BuildError, build, find_compiler, library_path, prebuilt_name
-from kernels.cpu.library import (
-    ISA_VARIABLE,
-    find_kernel,
-    find_parallel_region,
-    load_kernels,
-    pin_threads,
-    unload_kernels,
-    use_library,
-)
-from tests.kernels.c_library import built_library
+from kernels.cpu.library import ISA_VARIABLE, find_kernel, find_parallel_region, load_kernels
 
 FLOATS, BYTES = torch.zeros(1), torch.zeros(1, dtype=torch.uint8)
 
@@ -180,25 +169,3 @@ def test_torchs_threads_are_found() -> None:
     if not torch.backends.openmp.is_available():
         pytest.skip("this torch has no OpenMP")
     assert find_parallel_region()
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not place threads")
-def test_a_pinned_thread_stays_on_its_core() -> None:
-    """In a thread of its own, so that the other tests may use all cores."""
-    before = os.sched_getaffinity(0)
-    found: list[set[int]] = []
-
-    def pin() -> None:
-        torch.set_num_threads(1)
-        pin_threads([max(before)])
-        found.append(os.sched_getaffinity(0))
-
-    use_library(built_library())
-    try:
-        thread = threading.Thread(target=pin)
-        thread.start()
-        thread.join()
-    finally:
-        unload_kernels()
-    assert found == [{max(before)}]
-    assert os.sched_getaffinity(0) == before

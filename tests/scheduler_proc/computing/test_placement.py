@@ -9,7 +9,7 @@ from messages.config import ModelConfig
 from messages.errors import BootError
 from scheduler_proc.computing import placement
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.placement import computes_bfloat16, find_placement, pin_cpu_threads, set_cpu_threads
+from scheduler_proc.computing.placement import computes_bfloat16, find_placement, set_cpu_threads
 
 
 @pytest.mark.parametrize(
@@ -81,23 +81,3 @@ def test_threads() -> None:
         assert torch.get_num_threads() == len(os.sched_getaffinity(0))
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize(
-    ("num_cores", "num_threads", "environment", "is_pinned"),
-    [
-        (2, 2, {}, True),
-        (3, 2, {}, False),
-        (1, 1, {}, False),
-        (2, 2, {"GOMP_CPU_AFFINITY": "0"}, False),
-    ],
-)
-def test_threads_are_pinned_where_there_is_one_for_every_core(
-    monkeypatch: pytest.MonkeyPatch, num_cores: int, num_threads: int, environment: dict[str, str], is_pinned: bool
-) -> None:
-    pinned: list[list[int]] = []
-    monkeypatch.setattr(placement, "pin_threads", pinned.append)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(5, 5 + num_cores)))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
-    pin_cpu_threads(environment)
-    assert pinned == ([list(range(5, 5 + num_cores))] if is_pinned else [])
