@@ -29,10 +29,13 @@ from benchmarks.model_shapes import SHAPES
 from benchmarks.result_file import write_result
 from benchmarks.served_shape import served_shape
 from benchmarks.server_process import started_server
+from kernels.cpu.library import load_kernels
 from messages.errors import SluiceError, UsageError
 
 START_TIMEOUT_S = 600.0
-LIMIT_ROUNDS = 5
+LIMIT_ROUNDS = 9
+
+Limits = dict[str, float]
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -75,7 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> dict:
     """Measures everything; raises `SluiceError`."""
     shape = SHAPES[options.shape]
-    limits = measure_limits(shape)
+    load_kernels(lambda text, fraction: print(text, file=sys.stderr))
+    first_limits = measure_limits()
     peers = [read_peer(text) for text in options.peer]
     variants = [read_pair(text, "--variant") for text in options.variant]
     with ExitStack() as stack:
@@ -94,6 +98,7 @@ def run(options: argparse.Namespace) -> dict:
             first_token_s[name] = time.perf_counter() - begin_s
         servers.update(peers)
         lines = measure(servers, options.workloads, options.rounds, int(str(shape["vocab_size"])), options.seed)
+    limits = join_limits(shape, first_limits, measure_limits())  # memory's speed changes with what other machines do
     return {
         "shape": options.shape,
         "seed": options.seed,
@@ -125,16 +130,24 @@ def read_peer(text: str) -> tuple[str, Server]:
     return about, Server(Target(*parse_url(url), api_key=api_key, timeout_s=600.0), model)
 
 
-def measure_limits(shape: dict[str, object]) -> dict[str, float]:
-    """Returns the machine's limits and what follows for one stream, whose every token reads all weights once."""
+def measure_limits() -> Limits:
+    """Returns what the machine can do at best: what is read and multiplied in a second."""
+    return {
+        "read_gb_per_s": read_bandwidth(LIMIT_ROUNDS),
+        "bfloat16_product_gflop_per_s": product_rate(LIMIT_ROUNDS),
+    }
+
+
+def join_limits(shape: dict[str, object], *measured: Limits) -> Limits:
+    """Returns the best of them, and what follows for one stream, whose every token reads all weights once."""
     num_bytes = weight_bytes(read_shape(shape, 1024), itemsize=2)
-    bandwidth = read_bandwidth(LIMIT_ROUNDS)
+    best = {name: max(limits[name] for limits in measured) for name in measured[0]}
     return {
         "threads": torch.get_num_threads(),
-        "read_gb_per_s": bandwidth,
-        "bfloat16_product_gflop_per_s": product_rate(LIMIT_ROUNDS),
+        "rounds": LIMIT_ROUNDS * len(measured),
+        **best,
         "weight_bytes_bfloat16": num_bytes,
-        "one_stream_tok_per_s_at_read_limit": bandwidth * 1e9 / num_bytes,
+        "one_stream_tok_per_s_at_read_limit": best["read_gb_per_s"] * 1e9 / num_bytes,
     }
 
 

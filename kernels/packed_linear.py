@@ -3,6 +3,7 @@
 Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, P pairs of inputs.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -16,29 +17,57 @@ STEP, BLOCK = 32, 32
 """The number of inputs is a multiple of STEP; BLOCK outputs lie together."""
 
 
+@dataclass(frozen=True)
+class PackedWeight:
+    """A weight that was packed while it was loaded."""
+
+    packed: Tensor
+    num_outputs: int
+
+
 def has_packed_form(weight_OI: Tensor) -> bool:
     """Whether there is a C kernel for such a weight: where there is none, packing it gains nothing."""
     return find_kernel("packed_linear", weight_OI) is not None and weight_OI.shape[1] % STEP == 0
 
 
 def pack(weight_OI: Tensor) -> Tensor:
-    """Returns a copy, [K, P, 32, 2], in huge pages: zeros fill the last block.
+    """Returns a copy, [K, P, 32, 2], in huge pages: zeros fill the last block."""
+    num_outputs, num_inputs = weight_OI.shape
+    packed = allocate_packed(num_outputs, num_inputs, weight_OI.dtype)
+    pack_rows(packed, 0, weight_OI)
+    return packed
+
+
+def allocate_packed(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Tensor:
+    """Returns what `pack` would, but outputs hold anything until `pack_rows` has set them.
 
     A block is one stretch of memory that is read from its first byte to its last. On a Zen 4 core one token streams
     weights at 32 GB/s so, at 11 where each step's 32 outputs are two halves 1 KB apart, at 17 in pages of 4 KB.
     """
-    num_outputs, num_inputs = weight_OI.shape
     assert num_inputs % STEP == 0
-    num_blocks, num_pairs = -(-num_outputs // BLOCK), num_inputs // 2
-    packed = empty_huge((num_blocks, num_pairs, BLOCK, 2), weight_OI.dtype)
-    num_whole = num_outputs // BLOCK
-    whole = weight_OI[: num_whole * BLOCK].view(num_whole, BLOCK, num_pairs, 2)
-    packed[:num_whole].copy_(whole.permute(0, 2, 1, 3))
-    if num_whole < num_blocks:
-        rest = weight_OI[num_whole * BLOCK :]
-        packed[num_whole].zero_()
-        packed[num_whole, :, : len(rest)].copy_(rest.view(len(rest), num_pairs, 2).transpose(0, 1))
+    packed = empty_huge((-(-num_outputs // BLOCK), num_inputs // 2, BLOCK, 2), dtype)
+    if num_outputs % BLOCK:
+        packed[-1].zero_()
     return packed
+
+
+def pack_rows(packed: Tensor, first_output: int, rows_OI: Tensor) -> None:
+    """Sets the outputs from `first_output` on; `rows_OI` is cast where it must be, and may be a transposed tensor."""
+    rows_OI, (num_outputs, num_inputs) = rows_OI.to(packed.dtype), rows_OI.shape
+    assert num_inputs == 2 * packed.shape[1]
+    assert first_output + num_outputs <= BLOCK * len(packed)
+    kernel = find_kernel("pack_linear", rows_OI)
+    if kernel is None:
+        pack_rows_reference(packed, first_output, rows_OI)
+        return
+    is_transposed = rows_OI.T.is_contiguous()
+    rows_OI = rows_OI if is_transposed else rows_OI.contiguous()
+    kernel(rows_OI.data_ptr(), packed.data_ptr(), first_output, num_outputs, num_inputs, is_transposed)
+
+
+def pack_rows_reference(packed: Tensor, first_output: int, rows_OI: Tensor) -> None:
+    output_O = torch.arange(first_output, first_output + len(rows_OI))
+    packed.transpose(1, 2)[output_O // BLOCK, output_O % BLOCK] = rows_OI.reshape(len(rows_OI), -1, 2)
 
 
 def packed_linear(

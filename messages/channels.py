@@ -21,6 +21,9 @@ from messages.requests import FramesLost
 
 T = TypeVar("T")
 
+EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+"""As plain numbers: an operation on pyzmq's own enumerations takes several times as long."""
+
 MAX_QUEUED_FRAMES = 100_000
 """Frames a channel holds for a receiver that does not read. A step is one frame, so this is minutes of steps."""
 
@@ -63,11 +66,9 @@ class Receiver(Generic[T]):
         num_taken = 0
         while num_taken < limit:
             if self._behind_gap is None:
-                try:
-                    frame = self.socket.recv(zmq.NOBLOCK)
-                except zmq.Again:
+                if not has_arrived(self.socket):
                     return
-                message = self._open(frame)
+                message = self._open(self.socket.recv(zmq.NOBLOCK))
             else:
                 message, self._behind_gap = self._behind_gap, None
             num_taken += self._behind_gap is None
@@ -281,6 +282,7 @@ class Waiter:
 
     def __init__(self) -> None:
         self._poller = zmq.Poller()
+        self._ready: list[tuple[Any, int]] = []
 
     def add_channel(self, channel: Readable) -> None:
         self._poller.register(channel.socket, zmq.POLLIN)
@@ -293,8 +295,20 @@ class Waiter:
 
     def wait(self, timeout_s: float) -> set[int]:
         """Returns the readable plain descriptors; messages are then taken from the channels."""
-        ready = self._poller.poll(max(0, math.ceil(timeout_s * 1000)))
-        return {item for item, _ in ready if isinstance(item, int)}
+        self._ready = self._poller.poll(max(0, math.ceil(timeout_s * 1000)))
+        return {item for item, _ in self._ready if isinstance(item, int)}
+
+    def has_found(self, channel: Readable) -> bool:
+        """Tells whether the last `wait` returned with something in this channel."""
+        for item, _ in self._ready:  # noqa: SIM110 (a third of the time of `any`; this runs once a step)
+            if item is channel.socket:
+                return True
+        return False
+
+
+def has_arrived(socket: "zmq.Socket[bytes]") -> bool:
+    """Tells whether `recv` has something to return. A third of the time of a `recv` that raises `zmq.Again`."""
+    return bool(cast("int", socket.get(EVENTS)) & POLLIN)
 
 
 def _identity(name: str, pid: int) -> bytes:
@@ -304,11 +318,9 @@ def _identity(name: str, pid: int) -> bytes:
 
 def _take(socket: "zmq.Socket[bytes]", decoder: "msgspec.msgpack.Decoder[T]", path: Path, limit: int) -> Iterator[T]:
     for _ in range(limit):
-        try:
-            frame = socket.recv(zmq.NOBLOCK)
-        except zmq.Again:
+        if not has_arrived(socket):
             return
-        message = _decode(decoder, frame, path)
+        message = _decode(decoder, socket.recv(zmq.NOBLOCK), path)
         if message is not None:
             yield message
 
@@ -317,11 +329,8 @@ def _take_from_many(
     socket: "zmq.Socket[bytes]", decoder: "msgspec.msgpack.Decoder[T]", path: Path
 ) -> Iterator[tuple[bytes, T]]:
     """Yields (connection, message) of what has arrived and never waits."""
-    while True:
-        try:
-            frames = socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return
+    while has_arrived(socket):
+        frames = socket.recv_multipart(zmq.NOBLOCK)
         message = _decode(decoder, frames[-1], path)
         if message is not None:
             yield frames[0], message

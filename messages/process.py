@@ -95,6 +95,8 @@ class ProcessLink:
         self._was_busy: bool = False
         self._kept_orders: list[LauncherOrder] = []
         """What has come in `stand_by`."""
+        self._hears_nothing = False
+        """The launcher had sent nothing as `wait` returned just now, so there is no need to look again."""
         self._executors: dict[type[Any], Callable[[Any], ProcessResult]] = {}
         self.faults = Faults(run_dir) if self.config.run.enable_fault_injection else None
         self._take_on_faults()
@@ -163,6 +165,7 @@ class ProcessLink:
         """Blocks until a receiver or the launcher has something, a signal comes, or it is time for the next beat."""
         if not self.is_stopping:
             self._waiter.wait(min(timeout_s, BEAT_INTERVAL_S))
+            self._hears_nothing = not self._waiter.has_found(self._control)
 
     def phase(self, text: str, fraction: float | None = None) -> None:
         """Tells the operator what this process is doing while it starts; `fraction` in [0, 1] draws a bar."""
@@ -230,6 +233,9 @@ class ProcessLink:
         A `Stop` sets `is_stopping` instead, and instructions are carried out by what was given to `take_on`.
         """
         orders, self._kept_orders = self._kept_orders, []
+        if self._hears_nothing:
+            self._hears_nothing = False
+            return orders
         for message in self._control.take():
             match message:
                 case Stop():

@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from messages.channels import Receiver, Sender
 from messages.columns import num_int32
@@ -19,6 +20,7 @@ from messages.steps import Batch
 from scheduler_proc.computing.openmp import limit_spinning
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding_half import make_scheduler
+from scheduler_proc.read_ahead import read_ahead
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Running, Stepper
 
@@ -37,14 +39,18 @@ def import_torch(report: Report) -> LoadRunner:
     """Returns the loader of the real runner."""
     report("importing torch", None)
     limit_spinning(os.environ)
+    gc.disable()  # it would walk the modules' objects again and again while they come
     # Imported here and not above: it takes seconds, and the operator should see what is being waited for.
     from scheduler_proc.computing.runner import load_runner
 
+    gc.freeze()
+    gc.enable()
     return load_runner
 
 
 def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
     """Runs steps until the launcher says stop. Raises `BootError` where it cannot start."""
+    read_ahead(link.config.model, Path(link.config.facts.model_dir))
     load_runner = find_loader(link.phase)
     if not link.stand_by():
         return

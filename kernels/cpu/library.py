@@ -45,6 +45,7 @@ SIGNATURES = {
     "qk_norm": "ppp iiii f",
     "silu_mul": "pp ii",
     "gelu": "pp ii",
+    "pack_linear": "pp iiii",
     "packed_linear": "pppp iiii",
     "quantize": "pp iii",
     "quantized_linear": "ppppp iiiii",
@@ -58,7 +59,7 @@ SIGNATURES = {
 """The parameters of each C function, as its source has them: pointer, int64, float."""
 MAY_RUN_OUT_OF_MEMORY = {"packed_linear", "paged_decode", "paged_prefill", "greedy", "sample", "draw"}
 FLOAT32_ALONE = {"sample"}
-BFLOAT16_PAIRS_ALONE = {"packed_linear"}
+BFLOAT16_PAIRS_ALONE = {"pack_linear", "packed_linear"}
 """Those that exist where the processor multiplies pairs of bfloat16, for them and not otherwise."""
 
 

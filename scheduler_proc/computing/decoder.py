@@ -52,8 +52,8 @@ class Layer:
 class Decoder:
     """A model with its weights, which it takes out of `weights`; `max_model_len` positions are served.
 
-    A weight of a linear layer, the head included, may be a `QuantizedWeight`. A tied head is the embedding unless there
-    is a "head".
+    A weight of a linear layer, the head included, may be a `QuantizedWeight` or a `PackedWeight`. A tied head is the
+    embedding unless there is a "head".
     """
 
     def __init__(self, config: DecoderConfig, weights: dict[str, Any], max_model_len: int):

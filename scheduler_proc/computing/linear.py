@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.gelu import GeluKind, gelu
-from kernels.packed_linear import has_packed_form, pack, packed_linear
+from kernels.packed_linear import PackedWeight, has_packed_form, pack, packed_linear
 from kernels.quantized_linear import QuantizedWeight, quantized_linear
 
 
@@ -27,7 +27,7 @@ GELU_ALGORITHMS = {"tanh": "tanh", "exact": "none"}
 
 
 def make_linear(
-    weight_OI: Tensor | QuantizedWeight, bias_O: Tensor | None, activation: GeluKind | None = None
+    weight_OI: Tensor | QuantizedWeight | PackedWeight, bias_O: Tensor | None, activation: GeluKind | None = None
 ) -> Linear:
     """Returns the layer, with a GELU after it where `activation` names one.
 
@@ -37,8 +37,10 @@ def make_linear(
     """
     if isinstance(weight_OI, QuantizedWeight):
         return _quantized(weight_OI, bias_O, activation)
-    if has_packed_form(weight_OI):
+    if isinstance(weight_OI, PackedWeight):
         return _on_kernel(weight_OI, bias_O, activation)
+    if has_packed_form(weight_OI):
+        return _on_kernel(PackedWeight(pack(weight_OI), len(weight_OI)), bias_O, activation)
     if weight_OI.device.type == "cpu" and weight_OI.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available():
         return _on_onednn(weight_OI, bias_O, activation)
     if activation is None:
@@ -52,8 +54,8 @@ def _quantized(weight: QuantizedWeight, bias_O: Tensor | None, activation: GeluK
     return lambda x_TI, out_TO=None: quantized_linear(x_TI, weight, bias_O, activation, out_TO)
 
 
-def _on_kernel(weight_OI: Tensor, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
-    packed, num_outputs = pack(weight_OI), weight_OI.shape[0]
+def _on_kernel(weight: PackedWeight, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
+    packed, num_outputs = weight.packed, weight.num_outputs
     if activation == "exact":
         return lambda x_TI, out_TO=None: gelu(packed_linear(x_TI, packed, bias_O, num_outputs, None, out_TO), "exact")
     return lambda x_TI, out_TO=None: packed_linear(x_TI, packed, bias_O, num_outputs, activation, out_TO)

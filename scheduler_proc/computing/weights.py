@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kernels.cpu.huge_pages import HUGE_PAGE, empty_huge
+from kernels.packed_linear import PackedWeight, allocate_packed, has_packed_form, pack_rows
 from kernels.quantized_linear import quantize
 from messages.errors import BootError
 from scheduler_proc.computing.decoder_config import DecoderConfig, Shape, parameter_shapes
@@ -23,9 +25,10 @@ MAX_NAMES_SHOWN = 6
 DUMMY_STD = 0.02
 
 Weights = dict[str, Any]
-"""Parameters by name: tensors, and for linear layers' weights `QuantizedWeight` where the placement says so."""
+"""Parameters by name: tensors, and for linear layers' weights `QuantizedWeight` where the placement says so, or
+`PackedWeight` where they were packed from the checkpoint."""
 
-QUANTIZED = re.compile(r"head|layers\.\d+\.(qkv|attention_out|mlp_in|mlp_out)\.weight")
+LINEAR_WEIGHT = re.compile(r"head|layers\.\d+\.(qkv|attention_out|mlp_in|mlp_out)\.weight")
 Report = Callable[[str, float | None], None]
 
 log = logging.getLogger("sluice.weights")
@@ -36,12 +39,12 @@ def load_weights(
 ) -> Weights:
     """Returns every parameter with the checkpoint's values, in the placement's formats and on its device.
 
-    One tensor at a time is read and cast, so there is never a second copy. Raises `BootError` that names missing and
-    misshaped tensors; what the model does not need is only logged.
+    One tensor at a time is read, and cast or packed, so there is never a second copy. Raises `BootError` that names
+    missing and misshaped tensors; what the model does not need is only logged.
     """
     sources = _find_sources(family.list_sources(config), family.prefix, set(checkpoint.files))
     _log_unexpected(set(checkpoint.files) - set(sources), family)
-    weights: Weights = {**allocate(parameter_shapes(config), placement)}
+    weights = _with_packed_linears(allocate(parameter_shapes(config), placement), placement)
     wrong_shapes: list[str] = []
     missing_rows = Counter[str]()
     for source in sources.values():
@@ -51,8 +54,7 @@ def load_weights(
         if tuple(tensor.shape) != source.shape:
             wrong_shapes.append(f"{name}: expected {list(source.shape)}, got {list(tensor.shape)}")
             continue
-        rows = weights[source.target][source.first_row : source.first_row + source.num_rows]
-        rows.copy_(tensor.T if source.is_transposed else tensor)
+        _set_rows(weights[source.target], source, tensor.T if source.is_transposed else tensor)
         missing_rows[source.target] -= source.num_rows
         if missing_rows[source.target] == 0:
             _quantize(weights, source.target, config, placement)
@@ -60,6 +62,23 @@ def load_weights(
     if wrong_shapes:
         raise BootError(f"weights do not fit config.json: {_shorten(wrong_shapes, '; ')}")
     return weights
+
+
+def _with_packed_linears(weights: dict[str, Tensor], placement: Placement) -> Weights:
+    """Replaces the weights of linear layers by packed ones where there is a kernel for these."""
+    return {
+        name: PackedWeight(allocate_packed(weight.shape[0], weight.shape[1], weight.dtype), weight.shape[0])
+        if placement.weight_bits is None and LINEAR_WEIGHT.fullmatch(name) and has_packed_form(weight)
+        else weight
+        for name, weight in weights.items()
+    }
+
+
+def _set_rows(weight: Tensor | PackedWeight, source: Source, rows: Tensor) -> None:
+    if isinstance(weight, PackedWeight):
+        pack_rows(weight.packed, source.first_row, rows)
+    else:
+        weight[source.first_row : source.first_row + source.num_rows].copy_(rows)
 
 
 def make_dummy_weights(config: DecoderConfig, placement: Placement, report: Report) -> Weights:
@@ -86,24 +105,31 @@ def _quantize(weights: Weights, name: str, config: DecoderConfig, placement: Pla
     """
     if placement.weight_bits is None:
         return
-    if QUANTIZED.fullmatch(name):
+    if LINEAR_WEIGHT.fullmatch(name):
         weights[name] = quantize(weights[name], placement.weight_bits)
     elif name == "embedding" and config.has_tied_head:
         weights["head"] = quantize(weights[name], placement.weight_bits)
 
 
 def allocate(shapes: dict[str, Shape], placement: Placement) -> dict[str, Tensor]:
-    """Returns uninitialized tensors. Raises `BootError` where there is not enough memory."""
+    """Returns uninitialized tensors, large ones on a CPU in huge pages.
+
+    Raises `BootError` where there is not enough memory.
+    """
     try:
-        return {
-            name: torch.empty(shape, dtype=placement.dtype, device=placement.device) for name, shape in shapes.items()
-        }
-    except RuntimeError as error:
+        return {name: _empty(shape, placement) for name, shape in shapes.items()}
+    except (RuntimeError, OSError) as error:
         num_bytes = sum(torch.Size(shape).numel() for shape in shapes.values()) * placement.dtype.itemsize
         raise BootError(
             f"the model's weights need {num_bytes / 2**30:.2f} GiB in {placement.dtype_name}, which {placement.device} "
             f"does not give: {str(error).splitlines()[0]}"
         ) from None
+
+
+def _empty(shape: Shape, placement: Placement) -> Tensor:
+    if not placement.is_cuda and torch.Size(shape).numel() * placement.dtype.itemsize >= HUGE_PAGE:
+        return empty_huge(shape, placement.dtype)
+    return torch.empty(shape, dtype=placement.dtype, device=placement.device)
 
 
 def _find_sources(sources: list[Source], prefix: str, present: set[str]) -> dict[str, Source]:

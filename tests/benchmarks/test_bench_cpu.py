@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bench_cpu
-from benchmarks.bench_cpu import measure_limits, read_peer
+from benchmarks.bench_cpu import join_limits, read_peer
 from benchmarks.http_workloads import WORKLOADS, measure
 from benchmarks.kernels.measure import median_ms
 from benchmarks.load.batch_client import Server, seconds_of
@@ -75,10 +74,13 @@ def test_what_is_sent(model: str, path: str) -> None:
     ("shape", "num_parameters"),
     [("gpt2-124m", 124.4e6), ("llama-135m", 134.5e6), ("qwen2-0.5b", 494.0e6), ("qwen3-0.6b", 596.0e6)],
 )
-def test_the_weights_that_a_token_reads(monkeypatch: pytest.MonkeyPatch, shape: str, num_parameters: float) -> None:
-    monkeypatch.setattr(bench_cpu, "read_bandwidth", lambda rounds: 10.0)
-    monkeypatch.setattr(bench_cpu, "product_rate", lambda rounds: 1.0)
-    limits = measure_limits(SHAPES[shape])
+def test_the_weights_that_a_token_reads(shape: str, num_parameters: float) -> None:
+    limits = join_limits(
+        SHAPES[shape],
+        {"read_gb_per_s": 10.0, "bfloat16_product_gflop_per_s": 1.0},
+        {"read_gb_per_s": 9.0, "bfloat16_product_gflop_per_s": 2.0},
+    )
+    assert (limits["read_gb_per_s"], limits["bfloat16_product_gflop_per_s"]) == (10.0, 2.0)
     assert limits["weight_bytes_bfloat16"] == pytest.approx(2 * num_parameters, rel=0.01)
     assert limits["one_stream_tok_per_s_at_read_limit"] == pytest.approx(10e9 / (2 * num_parameters), rel=0.01)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.packed_linear import has_packed_form, pack, packed_linear
+from kernels.packed_linear import allocate_packed, has_packed_form, pack, pack_rows, packed_linear
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -58,6 +58,24 @@ def test_rows_that_are_not_neighbours_in_memory() -> None:
         packed_linear(x[::2].clone(), packed, bias, 40).float(),
         atol=0.1,
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stored_as", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("is_transposed", [True, False])
+@pytest.mark.parametrize("ends", [(70,), (64, 96), (7, 33, 70), (1, 31, 32, 130)])
+def test_a_weight_may_be_packed_in_parts(
+    dtype: torch.dtype, stored_as: torch.dtype, is_transposed: bool, ends: tuple[int, ...]
+) -> None:
+    num_inputs, num_outputs = 160, ends[-1]
+    weight = torch.randn(num_outputs, num_inputs, generator=torch.Generator().manual_seed(1)).to(stored_as)
+    packed = allocate_packed(num_outputs, num_inputs, dtype)
+    for first, end in zip((0, *ends), ends, strict=False):
+        part = weight[first:end].T.contiguous().T if is_transposed else weight[first:end]
+        pack_rows(packed, first, part)
+    rows = packed.transpose(1, 2).reshape(-1, num_inputs)
+    assert torch.equal(rows[:num_outputs], weight.to(dtype))
+    assert not bool(rows[num_outputs:].any())
 
 
 def test_the_kernel_is_for_whole_steps_of_inputs() -> None:

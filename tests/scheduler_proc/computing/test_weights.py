@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kernels.cpu.library import unload_kernels, use_library
+from kernels.packed_linear import PackedWeight, has_packed_form, pack
 from kernels.quantized_linear import QuantizedWeight, quantize
 from messages.errors import BootError
 from scheduler_proc.computing.checkpoint import open_checkpoint
@@ -17,6 +19,7 @@ from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.weights import Weights, load_weights, make_dummy_weights
 from tests.checkpoints import SavedAs, build_checkpoint
+from tests.kernels.c_library import built_library
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 
@@ -94,6 +97,27 @@ def test_linears_and_the_head_are_quantized_and_nothing_else_is(tmp_path: Path, 
             assert torch.equal(weight.packed, expected.packed), name
         else:
             assert torch.equal(weight, plain[name]), name
+
+
+@pytest.mark.parametrize("variant", ["llama-gqa-tied", "llama-biases", "qwen3-biases-untied"])
+def test_linears_are_packed_where_there_is_a_kernel_for_them(tmp_path: Path, variant: str) -> None:
+    build_checkpoint(tmp_path, variant)
+    placement = Placement(CPU.device, torch.bfloat16)
+    plain = load(tmp_path, placement=placement)
+    use_library(built_library())
+    try:
+        loaded = load(tmp_path, placement=placement)
+        assert loaded.keys() == plain.keys()
+        for name, weight in loaded.items():
+            is_linear = name == "head" or (name.endswith(".weight") and "norm" not in name)
+            assert isinstance(weight, PackedWeight) == (is_linear and has_packed_form(plain[name])), name
+            if isinstance(weight, PackedWeight):
+                assert weight.num_outputs == len(plain[name])
+                assert torch.equal(weight.packed, pack(plain[name])), name
+            else:
+                assert torch.equal(weight, plain[name]), name
+    finally:
+        unload_kernels()
 
 
 def test_random_weights_are_quantized_too(tmp_path: Path) -> None:
