@@ -11,6 +11,7 @@ from messages.steps import Batch, ForwardOutput
 from scheduler_proc.computing.decoder import Decoder
 from scheduler_proc.computing.kv_cache import KVCache
 from scheduler_proc.computing.logprobs import score_prompt, score_sampled
+from scheduler_proc.computing.pages_ahead import PagesAhead
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.recorded_decodes import RecordedDecodes
 from scheduler_proc.computing.sampler import choose_tokens, is_greedy
@@ -36,6 +37,8 @@ class ModelRunner:
         max_rows = limits.max_num_seqs
         max_tokens = max(limits.max_num_batched_tokens, max_rows)
         self._workspace = Workspace(decoder.config, placement.dtype, max_tokens, max_rows)
+        self.pages_ahead: PagesAhead | None = None
+        """Gets memory for pages before they are used, where that is wanted."""
         self._decodes = RecordedDecodes(decoder, cache, self._workspace, max_rows, limits.num_pages)
 
     def launch(self, batch: Batch) -> ForwardOutput:
@@ -63,4 +66,6 @@ class ModelRunner:
     def _forward(self, batch: Batch) -> Tensor:
         """Returns what the head reads, [N, E]."""
         step = make_step_inputs(batch, self._placement.device)
+        if self.pages_ahead is not None:
+            self.pages_ahead.use(int(step.slots.max()) // self._cache.layers[0].page_size)
         return self._decoder.forward(step, self._cache, self._workspace.activations(len(step.token_ids)))

@@ -19,6 +19,7 @@ from scheduler_proc.computing.kv_cache import (
     pages_per_context,
 )
 from scheduler_proc.computing.model_runner import ModelRunner
+from scheduler_proc.computing.pages_ahead import PagesAhead
 from scheduler_proc.computing.placement import find_placement, set_cpu_threads
 from scheduler_proc.computing.step_shapes import StepLimits
 from scheduler_proc.computing.weights import Report, make_dummy_weights
@@ -64,4 +65,5 @@ def load_runner(config: Config, report: Report) -> ModelRunner | GpuRunner:
     runner = ModelRunner(decoder, cache, placement, limits)
     report("warming up", None)
     runner.run(plan_warm_up(config, max_num_batched_tokens))
+    runner.pages_ahead = PagesAhead([part for layer in cache.layers for part in (layer.keys, layer.values)], num_pages)
     return runner

@@ -1,0 +1,70 @@
+"""Memory for the pages that come next, asked for before a step writes to them.
+
+The system gives memory when it is first written, and clears it then. In huge pages that holds a step up for some 0.1 ms
+a page and, where a virtual machine's host has to find the memory too, for milliseconds.
+"""
+
+import ctypes
+import logging
+import mmap
+import os
+import threading
+from collections.abc import Sequence
+
+from torch import Tensor
+
+CHUNK_BYTES = 2 << 20
+AHEAD_BYTES = 384 << 20
+"""K and V of all layers together."""
+
+POPULATE_WRITE = 23
+"""MADV_POPULATE_WRITE, of Linux 5.14: what the memory holds stays as it is."""
+
+LOWEST_PRIORITY = 19
+
+log = logging.getLogger("sluice.pages_ahead")
+
+
+class PagesAhead:
+    """Stays ahead of the highest page in use, in a thread of the lowest priority. Pages are used in ascending order.
+
+    `tensors` are K and V of each layer, whose first dimension is slots.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], num_pages: int):
+        self._tensors = tensors
+        self._num_pages = num_pages
+        page_bytes = tensors[0].nbytes // num_pages
+        self._chunk_pages = max(1, CHUNK_BYTES // page_bytes)
+        self._ahead_pages = max(1, AHEAD_BYTES // (page_bytes * len(tensors)))
+        self._num_used = 0
+        self._num_ready = 0
+        self._thread: threading.Thread | None = None
+
+    def use(self, highest_page: int) -> None:
+        """The pages behind this one are wanted next. Returns at once."""
+        self._num_used = max(self._num_used, highest_page + 1)
+        if self._thread is not None and self._thread.is_alive():
+            return  # it sees for itself
+        if self._num_ready < min(self._num_used + self._ahead_pages // 2, self._num_pages):
+            self._thread = threading.Thread(target=self._run, name="pages ahead", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        libc = ctypes.CDLL(None, use_errno=True)  # a call lets Python's other threads run, as those of mmap do not
+        self._num_ready = max(self._num_ready, self._num_used)
+        while self._num_ready < min(self._num_used + self._ahead_pages, self._num_pages):
+            end = min(self._num_ready + self._chunk_pages, self._num_pages)
+            if not all(_populate(libc, tensor, self._num_ready, end, self._num_pages) for tensor in self._tensors):
+                log.info("memory is not asked for ahead: %s", os.strerror(ctypes.get_errno()))
+                end = self._num_pages  # nor will it be
+            self._num_ready = end
+
+
+def _populate(libc: ctypes.CDLL, tensor: Tensor, begin: int, end: int, num_pages: int) -> bool:
+    """Returns whether pages [begin, end) of a layer have memory now; the system's pages at both ends count in whole."""
+    page_bytes = tensor.nbytes // num_pages
+    first = (tensor.data_ptr() + begin * page_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    size = tensor.data_ptr() + end * page_bytes - first
+    return libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), POPULATE_WRITE) == 0
