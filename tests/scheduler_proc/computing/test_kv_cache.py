@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from messages.errors import BootError
+from scheduler_proc.computing import kv_cache
 from scheduler_proc.computing.decoder_config import DecoderConfig
 from scheduler_proc.computing.families.registry import find_family
 from scheduler_proc.computing.hf_config import read_hf_config
@@ -14,6 +15,7 @@ from scheduler_proc.computing.kv_cache import (
     allocate_cache,
     available_memory_bytes,
     choose_num_pages,
+    free_cpu_cache_bytes,
     page_bytes,
 )
 from scheduler_proc.computing.placement import Placement
@@ -114,3 +116,10 @@ def test_available_memory(tmp_path: Path) -> None:
     (cgroup / "memory.max").write_text("3000\n", encoding="ascii")
     assert available_memory_bytes(memory_info, cgroup) == 2000
     assert available_memory_bytes(tmp_path / "absent", tmp_path / "absent") > 0
+
+
+def test_the_default_has_room_for_one_long_request_where_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "available_memory_bytes", lambda memory_info, cgroup: 24 * GIB)
+    assert free_cpu_cache_bytes(GIB) == 4 * GIB
+    assert free_cpu_cache_bytes(5 * GIB) == 5 * GIB
+    assert free_cpu_cache_bytes(7 * GIB) == 6 * GIB
