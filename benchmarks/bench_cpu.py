@@ -45,6 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--tokenizer", type=Path, default=Path("../shared/tokenizers/gpt2"), help="a directory (default: %(default)s)")
     add("--dtype", default="auto", help="of the server (default: auto)")
     add("--cpu-threads", type=int, default=0, help="of the server; 0: as it chooses (default)")
+    add("--max-model-len", type=int, default=0, help="of the server, in tokens; 0: the model's own (default)")
     add("--max-num-batched-tokens", type=int, default=0, help="of the server; 0: as it chooses (default)")
     add("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="default: all")
     add("--rounds", type=int, default=5, help="of each workload on each server (default: 5)")
@@ -86,6 +87,8 @@ def run(options: argparse.Namespace) -> dict:
         flags = stack.enter_context(served_shape(shape, options.tokenizer))
         flags += ["--dtype", options.dtype]
         flags += ["--cpu-threads", str(options.cpu_threads), "--log-level", "warning"]
+        if options.max_model_len:
+            flags += ["--max-model-len", str(options.max_model_len)]
         if options.max_num_batched_tokens:
             flags += ["--max-num-batched-tokens", str(options.max_num_batched_tokens)]
         servers: dict[str, Server] = {}
@@ -105,6 +108,7 @@ def run(options: argparse.Namespace) -> dict:
         "peers": [name for name, _ in peers],
         "dtype": options.dtype,
         "cpu_threads": options.cpu_threads,
+        "max_model_len": options.max_model_len,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "start_to_first_token_s": first_token_s,
         "limits": limits,
