@@ -4,6 +4,7 @@ The system gives memory when it is first written, and clears it then. In huge pa
 a page and, where a virtual machine's host has to find the memory too, for milliseconds.
 """
 
+import contextlib
 import ctypes
 import logging
 import mmap
@@ -51,7 +52,8 @@ class PagesAhead:
             self._thread.start()
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        with contextlib.suppress(OSError):  # where threads have no priority of their own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
         libc = ctypes.CDLL(None, use_errno=True)  # a call lets Python's other threads run, as those of mmap do not
         self._num_ready = max(self._num_ready, self._num_used)
         while self._num_ready < min(self._num_used + self._ahead_pages, self._num_pages):
