@@ -68,6 +68,10 @@ class Recording:
 class Recorder(TorchDispatchMode):
     """Sees what a computation calls."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it, torch imports its compiler at the first call: a second, and nothing is compiled here
+
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[LoadedKernel, Sequence[Any]]] = []

@@ -3,6 +3,8 @@
 Shape legend: S rows that sample, N tokens that go to the head, E embedding size, V vocabulary.
 """
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
@@ -47,6 +49,10 @@ class ModelRunner:
 
     def run(self, batch: Batch) -> ForwardOutput:
         """Runs the step and returns its result when it is known; the cache holds its K and V afterwards."""
+        with nullcontext() if self.pages_ahead is None else self.pages_ahead.step():
+            return self._run(batch)
+
+    def _run(self, batch: Batch) -> ForwardOutput:
         decoded = self._decodes.compute(batch)
         if decoded is not None and is_greedy(batch) and not batch.num_logprobs:
             return ForwardOutput(batch.step_id, decoded.next_tokens())

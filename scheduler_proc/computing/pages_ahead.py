@@ -10,7 +10,8 @@ import logging
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -22,12 +23,13 @@ POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE, of Linux 5.14: what the memory holds stays as it is."""
 
 LOWEST_PRIORITY = 19
+REST_S = 0.05
 
 log = logging.getLogger("sluice.pages_ahead")
 
 
 class PagesAhead:
-    """Stays ahead of the highest page in use, in a thread of the lowest priority. Pages are used in ascending order.
+    """Stays ahead of the highest page in use, in a thread that works while no step runs. Pages are used in order.
 
     `tensors` are K and V of each layer, whose first dimension is slots.
     """
@@ -40,6 +42,8 @@ class PagesAhead:
         self._ahead_pages = max(1, AHEAD_BYTES // (page_bytes * len(tensors)))
         self._num_used = 0
         self._num_ready = 0
+        self._is_stepping = False
+        self._last_step_s = 0.0
         self._thread: threading.Thread | None = None
 
     def use(self, highest_page: int) -> None:
@@ -51,6 +55,23 @@ class PagesAhead:
             self._thread = threading.Thread(target=self._run, name="pages ahead", daemon=True)
             self._thread.start()
 
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """No memory is asked for while the block runs, nor right behind it, where the next step is planned.
+
+        Compute threads that wait for each other give way to any thread, and clearing memory is not interrupted.
+        """
+        self._is_stepping = True
+        try:
+            yield
+        finally:
+            self._is_stepping = False
+            self._last_step_s = time.monotonic()
+
+    def _wait_for_rest(self) -> None:
+        while self._is_stepping or time.monotonic() - self._last_step_s < REST_S:
+            time.sleep(REST_S)
+
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # where threads have no priority of their own
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
@@ -58,15 +79,15 @@ class PagesAhead:
         self._num_ready = max(self._num_ready, self._num_used)
         while self._num_ready < min(self._num_used + self._ahead_pages, self._num_pages):
             end = min(self._num_ready + self._chunk_pages, self._num_pages)
-            if not all(_populate(libc, tensor, self._num_ready, end, self._num_pages) for tensor in self._tensors):
+            if not all(self._populate(libc, tensor, self._num_ready, end) for tensor in self._tensors):
                 log.info("memory is not asked for ahead: %s", os.strerror(ctypes.get_errno()))
                 end = self._num_pages  # nor will it be
             self._num_ready = end
 
-
-def _populate(libc: ctypes.CDLL, tensor: Tensor, begin: int, end: int, num_pages: int) -> bool:
-    """Returns whether pages [begin, end) of a layer have memory now; the system's pages at both ends count in whole."""
-    page_bytes = tensor.nbytes // num_pages
-    first = (tensor.data_ptr() + begin * page_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    size = tensor.data_ptr() + end * page_bytes - first
-    return libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), POPULATE_WRITE) == 0
+    def _populate(self, libc: ctypes.CDLL, tensor: Tensor, begin: int, end: int) -> bool:
+        """Returns whether pages [begin, end) of a layer have memory now; the system's own at both ends in whole."""
+        self._wait_for_rest()
+        page_bytes = tensor.nbytes // self._num_pages
+        first = (tensor.data_ptr() + begin * page_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        size = tensor.data_ptr() + end * page_bytes - first
+        return libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), POPULATE_WRITE) == 0

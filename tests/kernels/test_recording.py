@@ -1,5 +1,7 @@
 """What recorded calls compute is what the launchers compute, on whatever the memory holds at the time."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -170,3 +172,24 @@ def test_a_launcher_is_as_before_after_a_recording_that_fails() -> None:
     with pytest.raises(ValueError, match="no result"):
         record(fail)
     assert find_kernel("gelu", torch.zeros(1)) is kernel
+
+
+IMPORTS = """
+import sys, torch
+from kernels.cpu.library import use_library
+from kernels.cpu.recording import record
+from tests.kernels.c_library import built_library
+use_library(built_library())
+others = set(sys.modules)
+_, recording, other = record(lambda: torch.empty(4, 8).view(2, 16)[:1])
+assert recording is not None, other
+assert "torch._dynamo" not in set(sys.modules) - others
+"""
+
+
+def test_the_first_recording_does_not_import_torchs_compiler(form: str) -> None:
+    """That takes a second, which the first request of a server would wait for."""
+    if form != "portable":
+        pytest.skip("once is enough")
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

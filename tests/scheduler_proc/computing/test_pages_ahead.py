@@ -60,6 +60,19 @@ def test_the_next_pages_have_memory(layers: list[Tensor], monkeypatch: pytest.Mo
     assert bool((layers[0][3] == 7.0).all())
 
 
+def test_no_memory_is_asked_for_while_a_step_runs(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages_ahead, "AHEAD_BYTES", 20 << 20)
+    ahead = PagesAhead(layers, NUM_PAGES)
+    with ahead.step():
+        ahead.use(3)
+        assert ahead._thread is not None
+        ahead._thread.join(0.3)
+        assert ahead._thread.is_alive()
+        assert all(num_resident(layer) == 0 for layer in layers)
+    wait(ahead)
+    assert ahead._num_ready >= 14
+
+
 def test_a_system_that_refuses_is_not_asked_again(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages_ahead, "POPULATE_WRITE", 12345)
     ahead = PagesAhead(layers, NUM_PAGES)
