@@ -10,7 +10,6 @@ from messages.config import ModelConfig
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
-
 PIECE_BYTES = 512 << 10
 """Linux reads no more than a disk's largest request for one call."""
 

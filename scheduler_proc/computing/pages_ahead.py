@@ -1,7 +1,7 @@
 """Memory for the pages that come next, asked for before a step writes to them.
 
-The system gives memory when it is first written, and clears it then. In huge pages that holds a step up for some 0.1 ms
-a page and, where a virtual machine's host has to find the memory too, for milliseconds.
+The system gives memory when it is first written, and clears it then. That holds a step up: on a virtual machine, whose
+host has to find the memory too, for milliseconds with each huge page.
 """
 
 import contextlib

@@ -115,7 +115,7 @@ def shape_of(batch: Batch) -> StepShape:
 
 def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
     """Returns the columns of `batch` on `device`, not packed: where nothing is copied, that gains nothing."""
-    tensors: dict[str, Any] = {name: torch.from_numpy(array).to(device) for name, array in read_columns(batch).items()}
+    tensors: dict[str, Any] = {name: torch.from_numpy(array).to(device) for name, array in _read_columns(batch).items()}
     return StepInputs(batch.num_decode_rows, all_go_to_head=only_samples(batch), **tensors)
 
 
@@ -133,7 +133,7 @@ def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
 
 def pack_step(batch: Batch, shape: StepShape, arrays: Arrays) -> None:
     """Writes the columns of `batch` and the padding into `arrays`, the columns of a shape that has room for it."""
-    columns, num_decode, places = read_columns(batch), batch.num_decode_rows, shape.num_decode_rows
+    columns, num_decode, places = _read_columns(batch), batch.num_decode_rows, shape.num_decode_rows
     for name, padding in (("token_ids", 0), ("positions", 0), ("slots", -1)):
         _fill(arrays[name][:places], columns[name][:num_decode], padding)
         _fill(arrays[name][places:], columns[name][num_decode:], padding)
@@ -148,7 +148,7 @@ def pack_step(batch: Batch, shape: StepShape, arrays: Arrays) -> None:
     _fill(arrays["head_tokens"], head_tokens, 0)
 
 
-def read_columns(batch: Batch) -> Arrays:
+def _read_columns(batch: Batch) -> Arrays:
     """Returns the columns of `StepInputs` without padding, which may be written."""
     query_lens, context_lens = _int32(batch.query_lens), _int32(batch.context_lens)
     token_ids, positions = _int32(batch.token_ids), _int32(batch.positions)
