@@ -124,7 +124,7 @@ class RequestCycle:
                 self._transport.close()
 
     async def receive(self) -> Message:
-        if self.awaits_continue and self.more_body and not self._body and not self.has_begun:
+        if self.awaits_continue and self.more_body and not (self._body or self.has_begun or self._has_left):
             self._transport.write(CONTINUE)
         self.awaits_continue = False
         if not self.more_body and not self._news.is_set():
