@@ -31,7 +31,8 @@ class RequestHead:
 
     @property
     def path(self) -> str:
-        return unquote(self.raw_path.decode("ascii"))
+        path = self.raw_path.decode("ascii")
+        return unquote(path) if "%" in path else path
 
 
 def check_head(method: str, target: bytes, version: str, headers: Headers, *, keep_alive: bool) -> RequestHead:

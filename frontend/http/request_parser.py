@@ -25,6 +25,10 @@ class RequestSink(Protocol):
     def on_end(self) -> None: ...
 
 
+class _StoppedError(Exception):
+    """Ends the parsing of what follows the last request."""
+
+
 class RequestParser:
     """After `stop`, or an error of `feed`, what is fed is dropped."""
 
@@ -33,7 +37,8 @@ class RequestParser:
         self._is_stopped = False
         self._llhttp = httptools.HttpRequestParser(self)
         self._num_excess_bytes = 0
-        """Received for the message and no part of a body, as far as they count."""
+        """Received for the message and no part of a body, as far as they count; more by what is left of a piece."""
+        self._num_piece_bytes = 0
         self.is_in_head = False
         self.is_in_body = False
         self._target = b""
@@ -54,20 +59,24 @@ class RequestParser:
                 if self._is_stopped:
                     return
                 self._feed_piece(data[at : at + PIECE_BYTES])
+        except RequestError:
+            self.stop()
+            raise
         except httptools.HttpParserCallbackError as error:
-            if self._is_stopped:
+            if isinstance(error.__context__, _StoppedError):
                 return
             self.stop()
             if error.__context__ is None:
                 raise
             raise error.__context__ from None
         except httptools.HttpParserError as error:
-            if self._is_stopped:
+            if self._is_stopped:  # llhttp itself takes nothing behind `Connection: close`
                 return
             self.stop()
             raise bad_request(f"this is no HTTP/1.1 request: {error}") from None
 
     def _feed_piece(self, piece: bytes) -> None:
+        self._num_piece_bytes = len(piece)
         self._num_excess_bytes += len(piece)
         while piece:
             try:
@@ -77,14 +86,15 @@ class RequestParser:
                 piece = piece[offer.args[0] :]
             else:
                 break
+        if self.is_in_head or self.is_in_body:
+            self._check_excess()
+
+    def _check_excess(self) -> None:
         if self._num_excess_bytes <= MAX_HEAD_BYTES:
             return
         if self.is_in_head:
-            self.stop()
             raise RequestError(ErrorInfo(431, f"the head of the request is larger than {MAX_HEAD_BYTES} bytes"))
-        if self.is_in_body:
-            self.stop()
-            raise bad_request(f"chunk extensions and trailers are larger than {MAX_HEAD_BYTES} bytes")
+        raise bad_request(f"chunk extensions and trailers are larger than {MAX_HEAD_BYTES} bytes")
 
     def _ignore_offer(self) -> None:
         """Gives the head to a fresh parser without its offer to upgrade (RFC 9110, section 7.8).
@@ -101,9 +111,9 @@ class RequestParser:
 
     def on_message_begin(self) -> None:
         if self._is_stopped:
-            raise RuntimeError("no further request is taken")
+            raise _StoppedError
         self.is_in_head = True
-        self._num_excess_bytes = 0
+        self._num_excess_bytes = self._num_piece_bytes
         self._target = b""
         self._headers = []
 
@@ -115,6 +125,7 @@ class RequestParser:
             self._headers.append((name.lower(), value.strip(b" \t")))
 
     def on_headers_complete(self) -> None:
+        self._check_excess()
         parser = self._llhttp
         self._head = check_head(
             parser.get_method().decode("ascii"),

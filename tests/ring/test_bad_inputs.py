@@ -148,7 +148,7 @@ def test_100_mb_in_chunks_are_not_read(server: Server):
         (b"\x00\x00\x00\x00\r\n\r\n", 400),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
         (b"GET /ping HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 500_000 + b"\r\n\r\n", 431),
-        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
     ],
 )
 def test_what_is_no_http_is_refused(server: Server, sent: bytes, status: int):

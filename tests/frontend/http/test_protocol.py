@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,9 @@ JDK_OFFER = (
 """As the JDK's HTTP client sends it by default."""
 
 
-def answers(received: bytes) -> list[tuple[int, object]]:
+def answers(received: bytes) -> list[tuple[int, Any]]:
     """Returns status and body of each response, of which each tells its length."""
-    found: list[tuple[int, object]] = []
+    found: list[tuple[int, Any]] = []
     while received:
         head, _, received = received.partition(b"\r\n\r\n")
         length = re.search(rb"content-length: (\d+)", head)
@@ -203,6 +204,8 @@ def test_heads_chunk_extensions_and_trailers_are_bounded():
     assert statuses(exchange(b"GET /a HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 200_000)) == [431]
     assert statuses(exchange(b"GET /a HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 50_000 + b"\r\n")) == [431]
     assert statuses(exchange(b"GET /a HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 40_000 + b"\r\n\r\n")) == [200]
+    assert statuses(exchange(b"GET /a HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 65_600 + b"\r\n\r\n")) == [431]
+    assert statuses(exchange(b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")) == [431]
     assert statuses(exchange(chunked + b"1;" + b"x" * 200_000)) == [400]
     assert statuses(exchange(chunked + b"1;xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\r\na\r\n" * 20_000)) == [400]
     assert statuses(exchange(chunked + b"0\r\nX: " + b"x" * 200_000)) == [400]
