@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 
 from starlette.requests import ClientDisconnect
-from starlette.routing import Router
+from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from frontend.http.access import AccessRules
@@ -25,7 +25,7 @@ class App:
     """
 
     def __init__(self, endpoints: Iterable[Endpoint], processes: ProcessView, rules: AccessRules, root_path: str = ""):
-        self._routes = [(endpoint.route(), endpoint.access) for endpoint in endpoints]
+        self._routes: list[tuple[Route, Access]] = [(endpoint.route(), endpoint.access) for endpoint in endpoints]
         self._router = Router([route for route, _ in self._routes], redirect_slashes=False)
         self._processes = processes
         self._rules = rules

@@ -141,19 +141,19 @@ def test_100_mb_in_chunks_are_not_read(server: Server):
         (b"GET /ping HTTP/1.1\r\nno colon\r\n\r\n", 400),
         (b"GET /ping HTTP/1.1\r\nHost: localhost\r\nbad name: x\r\n\r\n", 400),
         (
-            b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: -5\r\n\r\n",
+            POST + b"Content-Length: -5\r\n\r\n",
             400,
         ),
         (
-            b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: five\r\n\r\n",
+            POST + b"Content-Length: five\r\n\r\n",
             400,
         ),
         (
-            b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+            POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
             400,
         ),
         (
-            b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
             400,
         ),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
@@ -172,9 +172,7 @@ def test_what_is_no_http_is_refused(server: Server, sent: bytes, status: int):
 
 def test_half_a_request_and_nothing_more_harms_nobody(server: Server):
     with socket.create_connection(server.address, timeout=TIMEOUT_S) as idle, idle.dup() as other:
-        idle.sendall(
-            b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
-        )
+        idle.sendall(POST + b"Content-Length: 100\r\n\r\n{")
         other.shutdown(socket.SHUT_WR)
         server.check()
 
