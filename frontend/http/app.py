@@ -53,4 +53,7 @@ class App:
 
     def _access(self, path: str) -> Access:
         """Returns who may use `path`; what there is not is for clients only."""
-        return next((access for route, access in self._routes if route.path_regex.match(path)), "client")
+        for route, access in self._routes:
+            if route.path_regex.match(path):
+                return access
+        return "client"
