@@ -1,6 +1,7 @@
 """`/start_profile` and `/stop_profile`: what every process does between the two, as one file for a trace viewer."""
 
 import asyncio
+import os
 import sys
 import tempfile
 import time
@@ -49,7 +50,7 @@ class ProfileApi:
         """Ends the profile; answers with the path of the merged trace when that is there."""
         texts = await self._instruct(StopProfile())
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        out = Path(tempfile.gettempdir()) / f"sluice-profile-{self._port}-{stamp}.json"
+        out = _new_file(f"sluice-profile-{self._port}-{stamp}-")
         merge = await asyncio.create_subprocess_exec(
             *MERGE, "--out", str(out), *texts.values(), stdin=asyncio.subprocess.DEVNULL
         )
@@ -60,6 +61,7 @@ class ProfileApi:
             merge.kill()
             code = -1
         if code:
+            out.unlink(missing_ok=True)
             raise RequestError(ErrorInfo(500, "the profiles could not be merged; the log says why", "server_error"))
         return JsonReply(ProfileFile(str(out), sorted(texts)))
 
@@ -74,3 +76,10 @@ class ProfileApi:
             reasons = [f"{name}: {one.message}" for name, one in result.results.items() if isinstance(one, Failed)]
             raise RequestError(ErrorInfo(409, "; ".join(reasons), "order_error", code="failed"))
         return texts
+
+
+def _new_file(prefix: str) -> Path:
+    """Returns an empty file that no other user can read or have put there."""
+    descriptor, name = tempfile.mkstemp(".json", prefix)
+    os.close(descriptor)
+    return Path(name)

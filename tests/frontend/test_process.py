@@ -229,6 +229,16 @@ def test_prompts_are_logged_on_request():
         assert "prompt='hi' params=SamplingParams(max_tokens=128" in run.launcher.log_text("frontend")
 
 
+def test_prompts_are_not_logged_unasked():
+    with FrontendRun(make_config(run=RunConfig(log_level="debug"))) as run:
+        with run.call({"prompt": "a secret", "stream": False}) as call:
+            run.send(final(run.take_request(), "its secret reply", (1,)))
+            assert call.response.status == 200
+        assert run.client.post("/generate", json={"prompt": "a secret", "temperature": 3}).status_code == 400
+        assert "POST /generate" in run.launcher.log_text("frontend")
+        assert "secret" not in run.launcher.log_text("frontend")
+
+
 def test_an_idle_frontend_is_small_and_sleeps():
     with FrontendRun() as run:
         run.round_trip()

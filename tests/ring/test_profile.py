@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import stat
 import subprocess
 import threading
 from bisect import bisect_left, bisect_right
@@ -203,6 +204,7 @@ def test_over_http(ring: RingClient):
     assert started.json()["processes"] == ["detokenizer", "frontend", "scheduler", "tokenizer"]
     file = Path(stopped.json()["file"])
     try:
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert set(Trace(file).pids) == {"detokenizer", "frontend", "scheduler", "tokenizer"}
     finally:
         file.unlink()
