@@ -12,7 +12,8 @@ from frontend.api.assembly import make_app, make_endpoints, make_metrics
 from frontend.api.profile import ProfileApi
 from frontend.continuation import Continuations
 from frontend.drain import DrainWatch
-from frontend.http.keys import ApiKeys, load_keys
+from frontend.http.access import AccessRules
+from frontend.http.keys import load_keys
 from frontend.http.server import (
     HttpServer,
     base_url,
@@ -40,7 +41,7 @@ log = logging.getLogger("sluice.frontend")
 class Frontend:
     """All parts of the process, and what wakes them."""
 
-    def __init__(self, link: ProcessLink, listener: socket.socket, keys: ApiKeys):
+    def __init__(self, link: ProcessLink, listener: socket.socket, rules: AccessRules):
         self._link = link
         self._listener = listener
         self._service = Service(link)
@@ -60,7 +61,7 @@ class Frontend:
             *make_endpoints(self._service, self._streams, metrics, self.gauges),
             *administering(AdminApi(self._launcher), ProfileApi(self._launcher, link.config.http.port)),
         ]
-        app = make_app(self._service, endpoints, keys)
+        app = make_app(self._service, endpoints, rules)
         self._server = HttpServer(app, link.config.http, self._start, self._tick)
         link.profiler.loop = None  # an event loop has no turns that could be seen from here
         link.profiler.parts.append(Part(self._service.ring, "take", lambda *_: "take replies"))
@@ -176,16 +177,18 @@ def serve(link: ProcessLink) -> None:
         return
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     raise_descriptor_limit()
-    keys = ApiKeys(load_keys(link.config.http))
+    keys = load_keys(link.config.http)
     check_certificates(link.config.http)
     listener, is_own = open_listener(link.config.http)
-    address = base_url(link.config.http, *listener.getsockname()[:2])
+    host, port = listener.getsockname()[:2]
+    rules = AccessRules(link.config.http, keys, host)
+    address = base_url(link.config.http, host, port)
     if is_own:
         link.run_dir.address_file.write_text(address, encoding="utf-8")
     log.info("listening on %s", address)
 
     async def run() -> None:
-        await Frontend(link, listener, keys).run()
+        await Frontend(link, listener, rules).run()
 
     with asyncio.Runner(loop_factory=make_event_loop) as runner:
         runner.run(run())

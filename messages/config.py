@@ -167,9 +167,30 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     api_key_file: Annotated[str, Meta(description="file with such keys, one a line")] = ""
+    admin_key: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="keys of which the operator's requests (/admin/…, profiles) must send one in place of an API "
+            "key; without any key these are refused (see --admin-key-file)",
+            extra={"metavar": "KEY"},
+        ),
+    ] = ()
+    admin_key_file: Annotated[str, Meta(description="file with such keys, one a line")] = ""
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="names under which clients reach the server, as llm.example or *.example; * for any (default: "
+            "listening on loopback localhost and *.localhost, elsewhere any; addresses always)",
+            extra={"metavar": "HOST"},
+        ),
+    ] = ()
     cors_allow_origins: Annotated[
         tuple[str, ...],
-        Meta(description="origins whose web pages may use the server; * for all", extra={"metavar": "ORIGIN"}),
+        Meta(
+            description="origins whose web pages may use the server (its own too, behind a proxy that ends TLS or "
+            "changes Host); * for all",
+            extra={"metavar": "ORIGIN"},
+        ),
     ] = ()
     root_path: Annotated[str, Meta(description="path under which a proxy shows the server, as /llm")] = ""
     ssl_certfile: Annotated[str, Meta(description="certificate file (PEM), for https")] = ""

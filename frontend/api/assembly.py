@@ -15,9 +15,9 @@ from frontend.api.info import InfoApi, find_version
 from frontend.api.load import LoadApi
 from frontend.api.tokens import TokensApi
 from frontend.continuation import Continuations
-from frontend.http.app import App, allow_origins
+from frontend.http.access import AccessRules
+from frontend.http.app import App
 from frontend.http.endpoint import Endpoint
-from frontend.http.keys import ApiKeys
 from frontend.http.openapi import OpenApiApi
 from frontend.http.stream import OpenStreams
 from frontend.metrics.metrics import MetricsApi
@@ -27,14 +27,12 @@ from frontend.metrics.totals import ProcessTotals
 from frontend.service import Service
 
 
-def make_app(service: Service, endpoints: list[Endpoint], keys: ApiKeys) -> ASGIApp:
+def make_app(service: Service, endpoints: list[Endpoint], rules: AccessRules) -> ASGIApp:
     """Returns the application that serves `endpoints` and their description."""
-    http = service.config.http
-    name = http.root_path.strip("/")
+    name = service.config.http.root_path.strip("/")
     root_path = f"/{name}" if name else ""
-    description = OpenApiApi(endpoints, version=find_version(), root_path=root_path, has_keys=bool(keys))
-    app = App(description.endpoints, service.processes, keys, root_path)
-    return allow_origins(app, http.cors_allow_origins)
+    description = OpenApiApi(endpoints, version=find_version(), root_path=root_path, keys=rules.keys)
+    return rules.with_cors(App(description.endpoints, service.processes, rules, root_path))
 
 
 def make_endpoints(

@@ -3,20 +3,17 @@
 import logging
 from collections.abc import Iterable
 
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.routing import Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
-from frontend.http.endpoint import Endpoint
-from frontend.http.keys import ApiKeys
+from frontend.http.access import AccessRules
+from frontend.http.endpoint import Access, Endpoint
 from frontend.http.responses import error_reply
 from frontend.processes import ProcessView
 from frontend.trace import Trace
 
 HEALTH_PATH = "/health"
-CORS_MAX_AGE_S = 600
-EXPOSED_HEADERS = ("X-Request-Id", "Retry-After")
 
 log = logging.getLogger("sluice.frontend")
 
@@ -27,10 +24,11 @@ class App:
     Paths are taken with `root_path` before them and without: proxies differ in whether they take it off.
     """
 
-    def __init__(self, endpoints: Iterable[Endpoint], processes: ProcessView, keys: ApiKeys, root_path: str = ""):
-        self._router = Router([endpoint.route() for endpoint in endpoints], redirect_slashes=False)
+    def __init__(self, endpoints: Iterable[Endpoint], processes: ProcessView, rules: AccessRules, root_path: str = ""):
+        self._routes: list[tuple[Route, Access]] = [(endpoint.route(), endpoint.access) for endpoint in endpoints]
+        self._router = Router([route for route, _ in self._routes], redirect_slashes=False)
         self._processes = processes
-        self._keys = keys
+        self._rules = rules
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,7 +38,7 @@ class App:
         scope["sluice.trace"] = trace
         scope["app"] = self
         try:
-            self._keys.check(trace.path, scope["headers"])
+            self._rules.check(self._access(trace.path), scope)
             if not self._processes.has_started and trace.path != HEALTH_PATH:
                 self._processes.check_ready()
             await self._router(scope, receive, send)
@@ -53,16 +51,9 @@ class App:
         finally:
             trace.write_line()
 
-
-def allow_origins(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
-    """Returns `app` as the web pages of `origins` may use it; without any, as it is."""
-    if not origins:
-        return app
-    return CORSMiddleware(
-        app,
-        allow_origins=origins,
-        allow_methods=("GET", "POST"),
-        allow_headers=("*",),
-        expose_headers=EXPOSED_HEADERS,
-        max_age=CORS_MAX_AGE_S,
-    )
+    def _access(self, path: str) -> Access:
+        """Returns who may use `path`; what there is not is for clients only."""
+        for route, access in self._routes:
+            if route.path_regex.match(path):
+                return access
+        return "client"

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from messages.errors import ErrorInfo, RequestError, bad_request
@@ -32,17 +33,13 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     """Returns the request's body.
 
     Raises `RequestError`: 413 over `limit_bytes` (before reading where the length is announced), 415 for one that is
-    compressed or not JSON by its media type (none given means JSON), 408 where it does not arrive in time;
-    `ClientDisconnect` where the client leaves.
+    compressed or not JSON by its media type, 408 where it does not arrive in time; `ClientDisconnect` where the client
+    leaves.
     """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise RequestError(ErrorInfo(415, f"Content-Encoding {encoding!r} is not supported, send the body as it is"))
-    media_type = request.headers.get("content-type", JSON_TYPE).partition(";")[0].strip().lower()
-    if media_type != JSON_TYPE and not media_type.endswith("+json"):
-        raise RequestError(
-            ErrorInfo(415, f"Content-Type {media_type[:MAX_SHOWN_CHARS]!r} is not supported, send {JSON_TYPE}")
-        )
+    _check_media_type(request.headers)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit_bytes:
         raise _too_large(limit_bytes)
@@ -51,6 +48,20 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
             return await _read(request, limit_bytes)
     except TimeoutError:
         raise RequestError(ErrorInfo(408, f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s")) from None
+
+
+def _check_media_type(headers: Headers) -> None:
+    """A body without a media type is refused: a browser sends one for any page, without a preflight."""
+    content_type = headers.get("content-type")
+    if content_type is None:
+        if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
+            raise RequestError(ErrorInfo(415, f"a body needs a Content-Type, send {JSON_TYPE}"))
+        return
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != JSON_TYPE and not media_type.endswith("+json"):
+        raise RequestError(
+            ErrorInfo(415, f"Content-Type {media_type[:MAX_SHOWN_CHARS]!r} is not supported, send {JSON_TYPE}")
+        )
 
 
 async def _read(request: Request, limit_bytes: int) -> bytes:

@@ -8,6 +8,9 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+Access = Literal["public", "client", "operator"]
+"""Who may ask: anybody; who has an API key, where there are any; who has the operator's key, on the same machine."""
+
 Run = Callable[[Request], Awaitable[ASGIApp]]
 """Returns an ASGI response or raises what `frontend/http/responses.py` makes an error of."""
 
@@ -43,8 +46,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     parameters: tuple[Parameter, ...] = ()
     examples: dict[str, Any] = {}
     """Bodies by what they show."""
-    is_public: bool = False
-    """Needs no key."""
+    access: Access = "client"
 
     def route(self) -> Route:
         return Route(self.path, self.run, methods=[self.method])

@@ -25,6 +25,7 @@ M = TypeVar("M")
 
 NAMES = ("frontend", "tokenizer", "scheduler", "detokenizer")
 TIMEOUT_S = 30.0
+JSON_HEADERS = {"Content-Type": "application/json"}
 
 FACTS = ModelFacts(
     model_dir="/models/m", tokenizer_dir="/models/m", served_names=("org/m", "m"), vocab_size=1000, max_model_len=512
@@ -108,7 +109,7 @@ class Call:
 
     def __init__(self, address: tuple[str, int], body: Any, headers: dict[str, str], path: str, method: str = "POST"):
         self.connection = http.client.HTTPConnection(*address, timeout=TIMEOUT_S)
-        self.connection.request(method, path, json.dumps(body), headers)
+        self.connection.request(method, path, json.dumps(body), {**JSON_HEADERS, **headers})
         self._response: http.client.HTTPResponse | None = None
 
     def __enter__(self) -> Self:
@@ -252,6 +253,10 @@ class FrontendRun:
     def ask(self, path: str, body: Any) -> "Asked":
         """Posts `body` in a thread, so that the test can answer as the ring."""
         return Asked(lambda: self.client.post(path, json=body))
+
+    def post_raw(self, path: str, content: bytes | Iterable[bytes], headers: dict[str, str] | None = None) -> Any:
+        """Posts what need not be JSON as what says that it is."""
+        return self.client.post(path, content=content, headers={**JSON_HEADERS, **(headers or {})})
 
     def replace(self, name: str, incarnation: int) -> None:
         """Shows that process `name` has died, and then that its successor serves."""

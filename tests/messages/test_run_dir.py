@@ -71,6 +71,16 @@ def test_a_directory_with_other_files_is_refused_and_left_alone(tmp_path: Path):
         claim(tmp_path / "link")
 
 
+def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "run"
+    path.mkdir(mode=0o777)
+    own_uid = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own_uid + 1)
+    with pytest.raises(UsageError, match="belongs to another user"):
+        claim(path)
+    assert list(path.iterdir()) == []
+
+
 def test_a_path_too_long_for_a_socket_is_refused_before_anything_is_made(tmp_path: Path):
     path = tmp_path / ("x" * 100)
     with pytest.raises(UsageError, match="is too long for a socket"):

@@ -17,6 +17,10 @@ from supervisor.order_line import OrderLine
 
 TIMEOUT_S = 60.0
 
+ADMIN_KEY = "sk-operator"
+OPERATOR = {"Authorization": f"Bearer {ADMIN_KEY}"}
+"""Headers of the operator of a server that was started with `ADMIN_KEY`."""
+
 
 OnTokens = Callable[[int], None]
 

@@ -10,6 +10,7 @@ from messages.config import HttpConfig
 from messages.errors import ErrorInfo
 from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, make_config, step, wait_until
 
+HEAD = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 NUM_STEPS = 600
 TEXT = "x" * 20_000
 """12 MB in all: more than the kernel buffers of one connection."""
@@ -27,7 +28,7 @@ def test_increments_for_a_slow_reader_merge_and_nothing_is_lost(server: Frontend
         client.settimeout(TIMEOUT_S)
         client.connect(server.address)
         body = b'{"prompt": "hi", "max_tokens": 601}'
-        client.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        client.sendall(HEAD % len(body) + body)
         message = server.take_request()
         for token_id in range(NUM_STEPS):
             server.send(step([(message, token_id, TEXT)]))
@@ -86,7 +87,7 @@ def test_a_client_that_leaves_while_its_stream_is_stuck_aborts(server: FrontendR
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(server.address)
-        client.sendall(b'POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 16\r\n\r\n{"prompt": "hi"}')
+        client.sendall(HEAD % 16 + b'{"prompt": "hi"}')
         message = server.take_request()
         for token_id in range(NUM_STEPS):
             server.send(step([(message, token_id, TEXT)]))
@@ -98,9 +99,9 @@ def test_a_client_that_leaves_while_its_stream_is_stuck_aborts(server: FrontendR
 
 def test_a_client_that_pipelines_and_leaves_aborts(server: FrontendRun):
     with socket.create_connection(server.address) as client:
-        client.sendall(b'POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 16\r\n\r\n{"prompt": "hi"}')
+        client.sendall(HEAD % 16 + b'{"prompt": "hi"}')
         message = server.take_request()
-        client.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
         server.round_trip()
 
     def is_noticed() -> bool:
@@ -137,7 +138,7 @@ def test_a_refusal_after_a_comment_is_an_event(impatient: FrontendRun):
 
 def test_garbage_behind_a_running_request_is_refused_after_its_response(server: FrontendRun):
     with socket.create_connection(server.address, timeout=TIMEOUT_S) as client:
-        client.sendall(b'POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 16\r\n\r\n{"prompt": "hi"}')
+        client.sendall(HEAD % 16 + b'{"prompt": "hi"}')
         message = server.take_request()
         server.send(step([(message, 1, "a")]))
         received = client.recv(65536)

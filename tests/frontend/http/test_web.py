@@ -2,7 +2,6 @@
 
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 
 import httpx
@@ -50,20 +49,6 @@ def test_paths_are_taken_with_and_without_the_path_of_a_proxy():
         with run.call({"stream": False}, path="/llm/generate") as call:
             run.send(final(run.take_request()))
             assert call.response.status == 200
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that is its own authority, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-    except FileNotFoundError:
-        pytest.skip("needs openssl, to make a certificate")
-    return cert, key
 
 
 def test_https_with_a_certificate(certificate: tuple[Path, Path]):
