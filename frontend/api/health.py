@@ -43,7 +43,7 @@ class HealthApi:
         self._gauges = gauges
 
     async def health(self, request: Request) -> JsonReply:
-        """200 where requests are taken, else 503. Answers from what is known here and waits for nobody."""
+        """200 where requests can be served at once, else 503. Answers from what is known here and waits for nobody."""
         processes = self._service.processes.health()
         name = self._service.name
         processes[name] = ProcessHealth(

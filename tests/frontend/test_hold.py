@@ -195,6 +195,17 @@ def test_it_has_a_place_in_admission(start: Start):
         finish(run, call)
 
 
+def test_choices_enter_together_or_not_at_all(start: Start):
+    run = start(config(max_num_seqs=1, max_queued_requests=2))
+    run.show(table(scheduler="restarting"))
+    call = hold(run)
+    refused = run.client.post("/v1/completions", json={"prompt": "hi", "n": 3})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+    assert (run.gauge("requests"), run.gauge("requests_on_hold")) == (1, 1)
+    run.show(table_after({"scheduler": 2}))
+    finish(run, call)
+
+
 def test_they_are_sent_by_priority_and_arrival_after_those_that_had_begun(run: FrontendRun):
     with run.call({"prompt": "0"}) as first:
         begun = run.take_request()
