@@ -42,6 +42,7 @@ class Generation:
         "index",
         "is_aborted",
         "is_remnant",
+        "is_sent",
         "last_token_ns",
         "logprobs",
         "message",
@@ -75,6 +76,8 @@ class Generation:
         self.is_aborted = False
         """True when its end was asked for; an abort that a process took with it is repeated."""
         self.abort_reason: AbortReason = "abort"
+        self.is_sent = False
+        """True from the moment at which its message has left for the ring, which knows nothing of it before."""
         self.is_remnant = False
         """True for what the ring still holds of a request whose client has got its end already."""
         self.last_token_ns = 0
@@ -187,7 +190,7 @@ class Generation:
         remnant._num_ids_before = self._num_ids_before
         remnant.is_aborted, remnant.abort_reason = self.is_aborted, self.abort_reason
         remnant.has_listener = False
-        remnant.is_remnant = True
+        remnant.is_remnant = remnant.is_sent = True
         return remnant
 
     def abandon(self) -> None:

@@ -133,6 +133,7 @@ class Frontend:
                     self._service.processes.update(order)
                     self._totals.update(order.processes)
                     self._continuations.follow()
+                    self._service.hold.follow()
                     self._service.calls.follow()
                 case Answer():
                     self._launcher.take(order)

@@ -53,6 +53,10 @@ class Registry:
     def all_open(self) -> list[Generation]:
         return list(self._open.values())
 
+    def all_sent(self) -> list[Generation]:
+        """Returns the open requests of which the ring knows, the oldest first."""
+        return [generation for generation in self._open.values() if generation.is_sent]
+
     def take(self, message: OfRequests) -> None:
         """Gives the tokens and ends in `message` to their requests; what belongs to no open attempt is dropped."""
         match message:
@@ -76,7 +80,12 @@ class Registry:
 
     def fail(self, generation: Generation, error: ErrorInfo) -> None:
         """Ends an open request with `error`, whatever the ring may still send."""
-        self._take_final(UserReply(generation.uid, generation.attempt, "error", error=error))
+        self.end(generation, UserReply(generation.uid, generation.attempt, "error", error=error))
+
+    def end(self, generation: Generation, final: UserReply) -> None:
+        """Ends an open request with `final`, whatever the ring may still send."""
+        assert (final.uid, final.attempt) == (generation.uid, generation.attempt), f"{final} is of another request"
+        self._take_final(final)
 
     def part(self, generation: Generation, final: UserReply) -> Generation:
         """Ends an open request for its client with `final`; returns the entry that waits for the ring to end it."""

@@ -250,6 +250,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts_per_min: Annotated[
         int, Meta(ge=0, description="restarts of all processes together in a minute, beyond which the run ends")
     ] = 10
+    restart_hold_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="seconds that a new request may wait while a process is replaced, before it gets 503; 0: none",
+        ),
+    ] = 15.0
     enable_fault_injection: Annotated[
         bool, Meta(description="obey `launch.py inject`: processes die, frames are lost, on purpose")
     ] = False

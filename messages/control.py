@@ -151,6 +151,8 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     """How often the launcher has replaced it in this run."""
     is_awaited: bool = False
     """It is being replaced by order: its successor is sure to come soon, so requests are taken and wait."""
+    is_killed: bool = False
+    """It hung, so the launcher has killed it, and starts it again."""
     is_by_order: bool = False
     """This incarnation has taken the place of a healthy one."""
     is_leaving: bool = False

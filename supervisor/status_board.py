@@ -52,6 +52,11 @@ class StatusBoard:
         self._replace(name, is_awaited=is_awaited)
         self._has_changed = True
 
+    def killed(self, name: str) -> None:
+        """Notes that process `name`, which hung, has been killed and will be replaced."""
+        self._replace(name, is_killed=True)
+        self._has_changed = True
+
     def leaving(self, name: str) -> None:
         """Notes that process `name` gets nothing new."""
         self._replace(name, is_leaving=True)

@@ -3,12 +3,14 @@
 import msgspec
 from starlette.requests import Request
 
+from frontend.hold import ON_HOLD
 from frontend.http.responses import JsonReply
+from frontend.processes import ProcessView
 from frontend.service import Service
 
 
 class LoadReply(msgspec.Struct, frozen=True):
-    """`server_load` is the number of open requests; the others are as of the scheduler's last beat."""
+    """`server_load` is the number of open requests; the others are as of the last beats of the processes."""
 
     server_load: int
     requests_running: int
@@ -27,10 +29,16 @@ class LoadApi:
             LoadReply(
                 server_load=len(self._service.registry),
                 requests_running=int(gauges.get("running", 0)),
-                requests_waiting=int(gauges.get("waiting", 0)),
+                requests_waiting=int(num_waiting(self._service.processes)),
                 kv_cache_usage=kv_cache_usage(gauges),
             )
         )
+
+
+def num_waiting(processes: ProcessView) -> float:
+    """Returns how many requests wait: for a row, or in a frontend for a process that is being replaced."""
+    on_hold = sum(front.gauges.get(ON_HOLD, 0.0) for front in processes.fronts())
+    return processes.gauges("scheduler").get("waiting", 0.0) + on_hold
 
 
 def kv_cache_usage(gauges: dict[str, float]) -> float:

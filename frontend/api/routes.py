@@ -151,7 +151,8 @@ def watching(health: HealthApi, load: LoadApi, metrics: MetricsApi) -> list[Endp
             run=health.health,
             tag="operation",
             summary="How each process is",
-            description="200 where requests are taken, else 503. Waits for no process.",
+            description="200 where requests can be served at once, else 503, also while new ones wait for a process. "
+            "Waits for no process.",
             reply=Health,
             other_replies={503: Health},
             access="public",
@@ -165,7 +166,7 @@ def watching(health: HealthApi, load: LoadApi, metrics: MetricsApi) -> list[Endp
             reply=ProbeReply,
             parameters=(PROBE_TIMEOUT,),
         ),
-        _get("/ping", health.ping, "operation", "200 where requests are taken", dict[str, Any], access="public"),
+        _get("/ping", health.ping, "operation", "200 where `/health` is 200", dict[str, Any], access="public"),
         _get("/load", load.load, "operation", "How much there is to do", LoadReply),
         _get("/metrics", metrics.metrics, "operation", "Metrics for Prometheus", None),
     ]

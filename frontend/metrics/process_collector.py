@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from frontend.api.load import kv_cache_usage
+from frontend.api.load import kv_cache_usage, num_waiting
 from frontend.metrics.distribution import make_buckets
 from frontend.metrics.totals import ProcessTotals, Totals
 from frontend.processes import ProcessView
@@ -46,7 +46,7 @@ class ProcessCollector(Collector):
         gauges = self._processes.gauges("scheduler")
         for name, text, value in (
             ("vllm:num_requests_running", "Requests that have a row.", gauges.get("running", 0.0)),
-            ("vllm:num_requests_waiting", "Requests that wait for a row.", gauges.get("waiting", 0.0)),
+            ("vllm:num_requests_waiting", "Requests that wait for a row.", num_waiting(self._processes)),
             ("vllm:kv_cache_usage_perc", "Part of the pages that requests hold, 0 to 1.", kv_cache_usage(gauges)),
             ("sluice_pages", "Pages of the KV cache.", gauges.get("pages_all", 0.0)),
             ("sluice_pages_cached", "Pages kept for prompts to come.", gauges.get("pages_cached", 0.0)),

@@ -56,7 +56,7 @@ class RequestCollector(Collector):
         for reason in FINISH_REASONS:
             ended.add_metric([*self._labels, reason], metrics.num_ended[reason])
         yield ended
-        refused = self._by("sluice_requests_refused", "Requests answered 503 at the door.", "code")
+        refused = self._by("sluice_requests_refused", "Requests answered 503 before they were sent.", "code")
         for code in ("queue_full", "not_ready", "draining"):
             refused.add_metric([*self._labels, code], self._admission.num_refused[code])
         yield refused

@@ -122,15 +122,11 @@ def test_what_an_old_attempt_still_brings_before_the_restart_is_over_counts(run:
         call.events()
 
 
-def test_a_paused_stream_gets_comments_and_new_requests_are_refused(run: FrontendRun):
+def test_a_paused_stream_gets_comments(run: FrontendRun):
     with run.call() as call:
         message = run.take_request()
         run.show(table(scheduler="restarting"))
         assert call.next_event() == ": keep-alive"
-        refused = run.client.post("/generate", json={"prompt": "hi"})
-        assert refused.status_code == 503
-        assert "scheduler is restarting" in refused.json()["error"]["message"]
-        assert int(refused.headers["retry-after"]) >= 1
         assert run.health()["status"] == "unhealthy"
         run.show(table_after({"scheduler": 2}, scheduler="starting"))
         assert call.next_event() == ": keep-alive"

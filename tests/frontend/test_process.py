@@ -45,7 +45,8 @@ def test_before_all_are_ready_only_health_answers():
 
 
 def test_one_that_replaces_another_answers_also_while_the_ring_is_not_closed():
-    with FrontendRun(is_ready=False, incarnation=2) as run:
+    config = make_config(run=RunConfig(restart_hold_s=0.1))
+    with FrontendRun(config, is_ready=False, incarnation=2) as run:
         run.show(table(scheduler="starting"))
         assert run.health()["status"] == "unhealthy"
         assert run.client.get("/v1/models").status_code == 200
@@ -254,4 +255,4 @@ def test_an_idle_frontend_is_small_and_sleeps():
         assert rss_bytes <= MAX_RSS_BYTES
         beat = run.launcher.wait_for("frontend", Beat)
         names = {"requests", "abandoned_requests", "held_requests", "streams", "connections", "is_draining"}
-        assert names | {"calls", "deadlines", "suspects", "scheduler_seen"} == set(beat.gauges)
+        assert names | {"calls", "deadlines", "requests_on_hold", "suspects", "scheduler_seen"} == set(beat.gauges)

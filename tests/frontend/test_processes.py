@@ -68,3 +68,33 @@ def test_health_shows_a_restart():
     assert (shown.state, shown.incarnation, shown.num_restarts) == ("restarting", 2, 1)
     with pytest.raises(UnavailableError, match="scheduler is restarting"):
         view.check_ready()
+
+
+@pytest.mark.parametrize(
+    ("status", "is_recovering"),
+    [
+        (ProcessStatus("scheduler", "restarting"), True),
+        (ProcessStatus("scheduler", "starting", incarnation=2), True),
+        (ProcessStatus("scheduler", "hung", is_killed=True), True),
+        (ProcessStatus("scheduler", "hung"), False),
+        (ProcessStatus("scheduler", "dead"), False),
+    ],
+)
+def test_who_may_wait_knows_whether_a_process_comes_back(status: ProcessStatus, is_recovering: bool):
+    view = ProcessView(has_started=True)
+    others = [other for other in table().processes if other.name != "scheduler"]
+    view.update(ProcessTable((*others, status)))
+    assert view.is_recovering is is_recovering
+    with pytest.raises(UnavailableError):
+        view.check_ready()
+    if is_recovering:
+        view.check_ready(hold_s=1.0)
+    else:
+        with pytest.raises(UnavailableError):
+            view.check_ready(hold_s=1.0)
+
+
+def test_nothing_waits_for_the_first_start():
+    view = ProcessView()
+    view.update(table(scheduler="starting"))
+    assert not view.is_recovering

@@ -139,7 +139,16 @@ class RingClient:
         return left
 
 
-GAUGES_OF_REQUESTS = {"held_requests", "requests", "requests_open", "waiting", "running", "streams", "pages_held"}
+GAUGES_OF_REQUESTS = {
+    "held_requests",
+    "requests_on_hold",
+    "requests",
+    "requests_open",
+    "waiting",
+    "running",
+    "streams",
+    "pages_held",
+}
 
 
 async def events_of(client: httpx.AsyncClient, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:

@@ -65,7 +65,7 @@ def test_a_stopped_process_is_hung_and_is_replaced():
         run.wait_for("scheduler    died: it hung and was killed after ")
         run.wait_for("scheduler=ready.2")
         assert not is_running(scheduler)
-        assert states_of(run, "scheduler")[-4:] == ["hung", "restarting", "starting.2", "ready.2"]
+        assert states_of(run, "scheduler")[-4:] == ["hung.killed", "restarting", "starting.2", "ready.2"]
         stop(run)
 
 

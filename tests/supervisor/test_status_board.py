@@ -61,6 +61,19 @@ def test_a_process_without_beats_is_hung_once_and_a_beat_brings_it_back():
     assert not board.beat("a", Beat(LATER + 8 * S))
 
 
+def test_one_that_hung_and_was_killed_is_shown_as_such_until_its_successor_starts():
+    board = make_ready()
+    board.find_newly_hung(LATER + 6 * S)
+    board.publish(LATER + 6 * S)
+    board.killed("a")
+    assert board.due_in_s(LATER + 7 * S) == 0
+    assert (board.status("a").state, board.status("a").is_killed, board.status("b").is_killed) == ("hung", True, False)
+    board.ended("a")
+    board.restarting("a")
+    board.started("a", 11, 2)
+    assert not board.status("a").is_killed
+
+
 def test_nothing_new_means_nothing_is_due():
     assert make_ready().due_in_s(LATER + 100 * S) is None
 
