@@ -81,6 +81,7 @@ class Frontend:
             for descriptor in (self._service.ring.fileno(), control, wakeup):
                 loop.remove_reader(descriptor)
             self._service.ring.close()
+            self._service.peers.close()
 
     def _wait_for_table(self) -> None:
         """A frontend that replaces another serves at once, so it must know the others before its first connection."""
@@ -92,10 +93,11 @@ class Frontend:
             self._take_orders()
 
     def gauges(self) -> dict[str, float]:
-        """Sizes of all that must return to zero when nothing runs."""
+        """Sizes of all that must return to zero when nothing runs, and what other frontends must know."""
         return {
             **self._service.gauges(),
             **self._continuations.gauges(),
+            **self._continuations.turn_gauges(),
             "streams": len(self._streams),
             "connections": self._server.num_connections,
         }
@@ -105,7 +107,7 @@ class Frontend:
         self._take_replies()
 
     def _tick(self) -> None:
-        self._link.beat(lambda: {**self.gauges(), **self._continuations.turn_gauges()})
+        self._link.beat(self.gauges)
         self._streams.tick()
         self._service.ring.tidy(self._service.registry.is_open)
         self._drain.check()
@@ -133,6 +135,7 @@ class Frontend:
                     self._totals.update(order.processes)
                     self._continuations.follow()
                     self._service.calls.follow()
+                    self._service.peers.follow()
                 case Answer():
                     self._launcher.take(order)
                 case Drain(timeout_s):

@@ -12,14 +12,18 @@ from frontend.calls import Calls
 from frontend.deadlines import Deadlines
 from frontend.errors import UnavailableError
 from frontend.generation import Generation
+from frontend.metrics.http_requests import HttpRequests
 from frontend.metrics.request_metrics import RequestMetrics
 from frontend.orders import Order
+from frontend.peers import Peers
 from frontend.processes import ProcessView
 from frontend.registry import Registry
 from frontend.ring import Ring
 from frontend.trace import Trace
+from messages.channels import Sender
 from messages.columns import num_int32, unpack_int32
 from messages.errors import ChannelFullError, ErrorInfo, bad_request
+from messages.peers import PeerAnswer, PeerAsk
 from messages.process import ProcessLink
 from messages.replies import CacheFlushed, DecodeReply, EncodeReply, ToFrontend, Usage, UserReply
 from messages.requests import AbortMsg, AbortReason, FramesLost, TokenizeMsg
@@ -35,18 +39,27 @@ class Service:
 
     def __init__(self, link: ProcessLink):
         self.config = config = link.config
-        self.name = link.name
+        self._link = link
         self.incarnation = link.incarnation
         self.processes = ProcessView(has_started=link.incarnation > 1)
         self.admission = Admission(config.scheduling, self.processes, config.run.frontend_workers)
         self.metrics = RequestMetrics(config.facts.max_model_len)
+        self.http_requests = HttpRequests()
         self.registry = Registry(link.uid_block, self._note_end, self.metrics.note_step)
         self.ring = Ring(link, self._deliver)
         self.calls = Calls(self.ring, self.processes, self.registry.next_uid)
+        self.peers = Peers(
+            self.processes, link.uid_block, self.registry.next_uid, lambda name: Sender(link.run_dir.socket(name))
+        )
         self.deadlines = Deadlines(self._expire, self._end_here)
         self.on_part: Callable[[Generation], None] = _ignore
         """Called with what is left in the ring of a request that has ended for its client."""
         self._seeds = random.Random(config.scheduling.seed)
+
+    @property
+    def name(self) -> str:
+        """What the launcher calls this process now: another may have taken its place, and its first name."""
+        return self.processes.name_of_front(self._link.uid_block) or self._link.name
 
     def next_seed(self) -> int:
         """Returns a seed for a request that brings none."""
@@ -144,6 +157,8 @@ class Service:
         match message:
             case CacheFlushed() | EncodeReply() | DecodeReply():
                 self.calls.take(message)
+            case PeerAsk() | PeerAnswer():
+                self.peers.take(message)
             case FramesLost():
                 raise AssertionError("the ring tells of losses by another way")
             case _:
@@ -179,7 +194,7 @@ class Service:
         return {
             "requests": len(requests),
             "abandoned_requests": sum(not generation.has_listener for generation in requests),
-            "calls": len(self.calls),
+            "calls": len(self.calls) + len(self.peers),
             "deadlines": len(self.deadlines),
             "is_draining": float(self.admission.is_draining),
         }

@@ -7,7 +7,7 @@ import msgspec
 from messages.histograms import HistogramCounts
 from messages.orders import Answer, Ask, Instruction, InstructionDone
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Raised with every change of a struct in this package that an older process could not read."""
 
 ProcessState = Literal["starting", "ready", "busy", "hung", "dead", "restarting", "standby"]

@@ -33,7 +33,7 @@ def make_app(service: Service, endpoints: list[Endpoint], keys: ApiKeys) -> ASGI
     name = http.root_path.strip("/")
     root_path = f"/{name}" if name else ""
     description = OpenApiApi(endpoints, version=find_version(), root_path=root_path, has_keys=bool(keys))
-    app = App(description.endpoints, service.processes, keys, root_path)
+    app = App(description.endpoints, service.processes, keys, service.http_requests, root_path)
     return allow_origins(app, http.cors_allow_origins)
 
 
@@ -53,14 +53,16 @@ def make_endpoints(
 def make_metrics(service: Service, continuations: Continuations, totals: ProcessTotals) -> MetricsApi:
     """Returns the metrics of requests and processes under the first name of the model."""
     model_name = service.config.facts.served_names[0]
+    requests = RequestCollector(
+        model_name,
+        service.metrics,
+        service.admission,
+        num_open=lambda: len(service.registry),
+        num_continued=lambda: continuations.num_resubmitted,
+    )
     return MetricsApi(
-        RequestCollector(
-            model_name,
-            service.metrics,
-            service.admission,
-            num_open=lambda: len(service.registry),
-            num_continued=lambda: continuations.num_resubmitted,
-            worker=service.name if service.config.run.frontend_workers > 1 else None,
-        ),
-        ProcessCollector(model_name, service.processes, totals),
+        own=(requests, service.http_requests),
+        shared=(ProcessCollector(model_name, service.processes, totals),),
+        peers=service.peers if service.config.run.frontend_workers > 1 else None,
+        own_name=lambda: service.name,
     )

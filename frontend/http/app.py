@@ -1,16 +1,18 @@
 """The ASGI application: routes, who may use them, what exceptions become, and one access line for each request."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.routing import Router
+from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frontend.http.endpoint import Endpoint
 from frontend.http.keys import ApiKeys
 from frontend.http.responses import error_reply
+from frontend.metrics.http_requests import HttpRequests
 from frontend.processes import ProcessView
 from frontend.trace import Trace
 
@@ -27,8 +29,17 @@ class App:
     Paths are taken with `root_path` before them and without: proxies differ in whether they take it off.
     """
 
-    def __init__(self, endpoints: Iterable[Endpoint], processes: ProcessView, keys: ApiKeys, root_path: str = ""):
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        processes: ProcessView,
+        keys: ApiKeys,
+        requests: HttpRequests,
+        root_path: str = "",
+    ):
         self._router = Router([endpoint.route() for endpoint in endpoints], redirect_slashes=False)
+        self._templates: dict[Any, str] = {endpoint.run: endpoint.template for endpoint in endpoints}
+        self._requests = requests
         self._processes = processes
         self._keys = keys
         self._root_path = root_path
@@ -51,7 +62,16 @@ class App:
                 raise
             await error_reply(error, trace.method, trace.path)(scope, receive, send)
         finally:
+            self._requests.note(self._find_template(scope), trace.method, trace.shown_status)
             trace.write_line()
+
+    def _find_template(self, scope: Scope) -> str | None:
+        """Returns the template of the endpoint that is asked for, also where the request did not get to it."""
+        for route in self._router.routes if "endpoint" not in scope else ():
+            match, found = route.matches(scope)
+            if match is not Match.NONE:
+                return self._templates.get(found["endpoint"])
+        return self._templates.get(scope.get("endpoint"))
 
 
 def allow_origins(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:

@@ -48,9 +48,8 @@ def make_document(endpoints: Iterable[Endpoint], version: str, root_path: str, *
     schemas = _Schemas(endpoints)
     paths: dict[str, Json] = {}
     for endpoint in endpoints:
-        path = re.sub(r":\w+}", "}", endpoint.path)
         operation = _operation(endpoint, schemas, has_keys=has_keys)
-        paths.setdefault(path, {})[endpoint.method.lower()] = operation
+        paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = operation
     components: Json = {"schemas": schemas.components}
     if has_keys:
         components["securitySchemes"] = {KEY_SCHEME: {"type": "http", "scheme": "bearer"}}
@@ -164,7 +163,7 @@ def _success_text(endpoint: Endpoint) -> str:
 
 
 def _operation_id(endpoint: Endpoint) -> str:
-    words = re.findall(r"\w+", endpoint.path.replace(":path", ""))
+    words = re.findall(r"\w+", endpoint.template)
     return "_".join([endpoint.method.lower(), *words])
 
 
