@@ -23,7 +23,6 @@ from frontend.http.server import (
 )
 from frontend.http.stream import OpenStreams
 from frontend.launcher import Launcher
-from frontend.metrics.totals import ProcessTotals
 from frontend.service import Service
 from messages.control import Drain, Leave, ProcessTable
 from messages.orders import Answer, Order
@@ -54,8 +53,7 @@ class Frontend:
         self._launcher = Launcher(self._ask)
         self._streams = OpenStreams(link.config.http.sse_keepalive_s)
         self._service.on_part = self._continuations.replace
-        self._totals = ProcessTotals()
-        metrics = make_metrics(self._service, self._continuations, self._totals)
+        metrics = make_metrics(self._service, self._continuations)
         endpoints = [
             *make_endpoints(self._service, self._streams, metrics, self.gauges),
             *administering(AdminApi(self._launcher), ProfileApi(self._launcher, link.config.http.port)),
@@ -132,7 +130,6 @@ class Frontend:
             match order:
                 case ProcessTable():
                     self._service.processes.update(order)
-                    self._totals.update(order.processes)
                     self._continuations.follow()
                     self._service.calls.follow()
                     self._service.peers.follow()

@@ -7,6 +7,7 @@ import msgspec
 
 from frontend.errors import UnavailableError
 from messages.control import ProcessState, ProcessStatus, ProcessTable, kind_of, place_of
+from messages.histograms import Counted
 from messages.requests import DropBefore
 from messages.uids import find_gone
 
@@ -110,6 +111,10 @@ class ProcessView:
     def gauges(self, name: str) -> dict[str, float]:
         """Returns what process `name` said of itself in its last beat; nothing where there is none."""
         return self._processes[name].gauges if name in self._processes else {}
+
+    def counted(self, name: str) -> Counted:
+        """Returns what process `name` and those before it in its place have counted since the run began."""
+        return self._processes[name].counted if name in self._processes else Counted()
 
     def num_restarts(self, name: str) -> int:
         return self._processes[name].num_restarts if name in self._processes else 0

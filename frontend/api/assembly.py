@@ -23,7 +23,6 @@ from frontend.http.stream import OpenStreams
 from frontend.metrics.metrics import MetricsApi
 from frontend.metrics.process_collector import ProcessCollector
 from frontend.metrics.request_collector import RequestCollector
-from frontend.metrics.totals import ProcessTotals
 from frontend.service import Service
 
 
@@ -50,7 +49,7 @@ def make_endpoints(
     ]
 
 
-def make_metrics(service: Service, continuations: Continuations, totals: ProcessTotals) -> MetricsApi:
+def make_metrics(service: Service, continuations: Continuations) -> MetricsApi:
     """Returns the metrics of requests and processes under the first name of the model."""
     model_name = service.config.facts.served_names[0]
     requests = RequestCollector(
@@ -62,7 +61,7 @@ def make_metrics(service: Service, continuations: Continuations, totals: Process
     )
     return MetricsApi(
         own=(requests, service.http_requests),
-        shared=(ProcessCollector(model_name, service.processes, totals),),
+        shared=(ProcessCollector(model_name, service.processes),),
         peers=service.peers if service.config.run.frontend_workers > 1 else None,
         own_name=lambda: service.name,
     )

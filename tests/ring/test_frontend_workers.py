@@ -25,6 +25,7 @@ pytestmark = pytest.mark.ring
 NUM_STREAMS = 16
 MAX_STREAMS = 160
 MAX_TRIES = 5
+COUNTED = ("_total", "_bucket", "_count", "_sum")
 FRONTENDS = ("frontend", "frontend-2")
 NAMES = {*FRONTENDS, "tokenizer", "scheduler", "detokenizer"}
 TIMEOUT_S = 60.0
@@ -306,6 +307,9 @@ def test_a_scrape_shows_every_frontend_whichever_answers(ring: RingClient):
             for before, after in pairwise(seen):
                 assert set(before) == set(after) == {"frontend", "frontend-2"}
                 assert all(0 < before[worker] <= after[worker] for worker in before), (name, before, after)
+        for before, after in pairwise(scrapes):
+            fallen = [key for key in before if key[0].endswith(COUNTED) and not before[key] <= after.get(key, -1.0)]
+            assert not fallen, fallen
         assert all(each["sluice_frontends_missing", frozenset()] == 0 for each in scrapes)
 
     pinned_test(ring, run)

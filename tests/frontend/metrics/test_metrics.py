@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from messages.config import HttpConfig, RunConfig, SchedulingConfig
 from messages.control import ProcessTable
-from messages.histograms import BOUNDS, HistogramCounts
+from messages.histograms import BOUNDS, Counted, HistogramCounts
 from messages.peers import MetricFamily, MetricSample, MetricsReport, ReportMetrics
 from messages.replies import Usage
 from tests.frontend.frontend_run import FrontendRun, InThread, final, make_config, step, table, table_after, wait_until
@@ -111,8 +111,12 @@ def test_the_scheduler_is_shown_from_its_beats_and_counters_never_fall():
         assert seen("sluice_step_seconds_bucket", le="0.005") == 10
         assert seen("sluice_process_state", process="scheduler", state="busy") == 1
         assert seen("sluice_process_state", process="scheduler", state="dead") == 0
-        run.show(with_scheduler(table_after({}, scheduler="restarting"), gauges={}))
-        run.show(with_scheduler(table_after({"scheduler": 2}, scheduler="busy"), gauges={"steps": 1.0}))
+        before = Counted().plus(gauges, histograms)
+        run.show(with_scheduler(table_after({}, scheduler="restarting"), counted_before=before))
+        successor = with_scheduler(
+            table_after({"scheduler": 2}, scheduler="busy"), gauges={"steps": 1.0}, counted_before=before
+        )
+        run.show(successor)
         seen = Metrics(run)
         assert seen("sluice_steps_total") == 11
         assert seen("vllm:num_preemptions_total") == 2
