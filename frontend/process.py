@@ -24,7 +24,6 @@ from frontend.http.server import (
 )
 from frontend.http.stream import OpenStreams
 from frontend.launcher import Launcher
-from frontend.metrics.totals import ProcessTotals
 from frontend.service import Service
 from messages.control import Drain, Leave, ProcessTable
 from messages.orders import Answer, Order
@@ -55,8 +54,7 @@ class Frontend:
         self._launcher = Launcher(self._ask)
         self._streams = OpenStreams(link.config.http.sse_keepalive_s)
         self._service.on_part = self._continuations.replace
-        self._totals = ProcessTotals()
-        metrics = make_metrics(self._service, self._continuations, self._totals)
+        metrics = make_metrics(self._service, self._continuations)
         endpoints = [
             *make_endpoints(self._service, self._streams, metrics, self.gauges),
             *administering(AdminApi(self._launcher), ProfileApi(self._launcher, link.config.http.port)),
@@ -82,6 +80,7 @@ class Frontend:
             for descriptor in (self._service.ring.fileno(), control, wakeup):
                 loop.remove_reader(descriptor)
             self._service.ring.close()
+            self._service.peers.close()
 
     def _wait_for_table(self) -> None:
         """A frontend that replaces another serves at once, so it must know the others before its first connection."""
@@ -93,10 +92,11 @@ class Frontend:
             self._take_orders()
 
     def gauges(self) -> dict[str, float]:
-        """Sizes of all that must return to zero when nothing runs."""
+        """Sizes of all that must return to zero when nothing runs, and what other frontends must know."""
         return {
             **self._service.gauges(),
             **self._continuations.gauges(),
+            **self._continuations.turn_gauges(),
             "streams": len(self._streams),
             "connections": self._server.num_connections,
         }
@@ -106,7 +106,7 @@ class Frontend:
         self._take_replies()
 
     def _tick(self) -> None:
-        self._link.beat(lambda: {**self.gauges(), **self._continuations.turn_gauges()})
+        self._link.beat(self.gauges)
         self._streams.tick()
         self._service.ring.tidy(self._service.registry.is_open)
         self._drain.check()
@@ -131,10 +131,10 @@ class Frontend:
             match order:
                 case ProcessTable():
                     self._service.processes.update(order)
-                    self._totals.update(order.processes)
                     self._continuations.follow()
                     self._service.hold.follow()
                     self._service.calls.follow()
+                    self._service.peers.follow()
                 case Answer():
                     self._launcher.take(order)
                 case Drain(timeout_s):

@@ -7,6 +7,7 @@ import msgspec
 
 from frontend.errors import UnavailableError
 from messages.control import ProcessState, ProcessStatus, ProcessTable, kind_of, place_of
+from messages.histograms import Counted
 from messages.requests import DropBefore
 from messages.uids import find_gone
 
@@ -89,6 +90,15 @@ class ProcessView:
         """Returns the frontends that have been started, this one among them, and also those that stand by or leave."""
         return [status for name, status in self._processes.items() if kind_of(name) == FRONT and status.uid_block]
 
+    def other_fronts(self, own_block: int) -> list[ProcessStatus]:
+        """Returns the frontends that hold requests beside the one with this block of uids."""
+        alive = ("ready", "busy", "hung")
+        return [status for status in self.fronts() if status.uid_block != own_block and status.state in alive]
+
+    def name_of_front(self, block: int) -> str | None:
+        """Returns what the frontend with this block of uids is called now, `None` where it is not in the table."""
+        return next((status.name for status in self.fronts() if status.uid_block == block), None)
+
     def find_gone_frontends(self, own_block: int) -> DropBefore | None:
         """Returns what the ring must know of frontends that are gone, by an own one that has this block of uids.
 
@@ -109,6 +119,10 @@ class ProcessView:
     def gauges(self, name: str) -> dict[str, float]:
         """Returns what process `name` said of itself in its last beat; nothing where there is none."""
         return self._processes[name].gauges if name in self._processes else {}
+
+    def counted(self, name: str) -> Counted:
+        """Returns what process `name` and those before it in its place have counted since the run began."""
+        return self._processes[name].counted if name in self._processes else Counted()
 
     def num_restarts(self, name: str) -> int:
         return self._processes[name].num_restarts if name in self._processes else 0

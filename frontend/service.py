@@ -13,14 +13,18 @@ from frontend.deadlines import Deadlines
 from frontend.errors import UnavailableError
 from frontend.generation import Generation
 from frontend.hold import ON_HOLD, RestartHold
+from frontend.metrics.http_requests import HttpRequests
 from frontend.metrics.request_metrics import RequestMetrics
 from frontend.orders import Order
+from frontend.peers import Peers
 from frontend.processes import ProcessView
 from frontend.registry import Registry
 from frontend.ring import Ring
 from frontend.trace import Trace
+from messages.channels import Sender
 from messages.columns import num_int32, unpack_int32
 from messages.errors import ChannelFullError, ErrorInfo, bad_request
+from messages.peers import PeerAnswer, PeerAsk
 from messages.process import ProcessLink
 from messages.replies import CacheFlushed, DecodeReply, EncodeReply, ToFrontend, Usage, UserReply
 from messages.requests import AbortMsg, AbortReason, FramesLost, TokenizeMsg
@@ -36,20 +40,29 @@ class Service:
 
     def __init__(self, link: ProcessLink):
         self.config = config = link.config
-        self.name = link.name
+        self._link = link
         self.incarnation = link.incarnation
         self.processes = ProcessView(has_started=link.incarnation > 1)
         hold_s = config.run.restart_hold_s
         self.admission = Admission(config.scheduling, self.processes, config.run.frontend_workers, hold_s)
         self.metrics = RequestMetrics(config.facts.max_model_len)
+        self.http_requests = HttpRequests()
         self.registry = Registry(link.uid_block, self._note_end, self.metrics.note_step)
         self.ring = Ring(link, self._deliver)
         self.calls = Calls(self.ring, self.processes, self.registry.next_uid, hold_s)
         self.hold = RestartHold(hold_s, self.processes, self._send, self._refuse)
+        self.peers = Peers(
+            self.processes, link.uid_block, self.registry.next_uid, lambda name: Sender(link.run_dir.socket(name))
+        )
         self.deadlines = Deadlines(self._expire, self._end_here)
         self.on_part: Callable[[Generation], None] = _ignore
         """Called with what is left in the ring of a request that has ended for its client."""
         self._seeds = random.Random(config.scheduling.seed)
+
+    @property
+    def name(self) -> str:
+        """What the launcher calls this process now: another may have taken its place, and its first name."""
+        return self.processes.name_of_front(self._link.uid_block) or self._link.name
 
     def next_seed(self) -> int:
         """Returns a seed for a request that brings none."""
@@ -162,6 +175,8 @@ class Service:
         match message:
             case CacheFlushed() | EncodeReply() | DecodeReply():
                 self.calls.take(message)
+            case PeerAsk() | PeerAnswer():
+                self.peers.take(message)
             case FramesLost():
                 raise AssertionError("the ring tells of losses by another way")
             case _:
@@ -194,7 +209,7 @@ class Service:
             "requests": len(requests),
             "abandoned_requests": sum(not generation.has_listener for generation in requests),
             ON_HOLD: len(self.hold),
-            "calls": len(self.calls),
+            "calls": len(self.calls) + len(self.peers),
             "deadlines": len(self.deadlines),
             "is_draining": float(self.admission.is_draining),
         }

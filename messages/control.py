@@ -4,10 +4,10 @@ from typing import Literal
 
 import msgspec
 
-from messages.histograms import HistogramCounts
+from messages.histograms import Counted, HistogramCounts
 from messages.orders import Answer, Ask, Instruction, InstructionDone
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Raised with every change of a struct in this package that an older process could not read."""
 
 ProcessState = Literal["starting", "ready", "busy", "hung", "dead", "restarting", "standby"]
@@ -162,6 +162,13 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     """As in its latest `Beat`."""
     uid_block: int = 0
     """Of a frontend, the block of uids that it gives; 0 before its start."""
+    counted_before: Counted = Counted()
+    """What those who had the place before it have counted."""
+
+    @property
+    def counted(self) -> Counted:
+        """What has been counted in this place since the run began."""
+        return self.counted_before.plus(self.gauges, self.histograms)
 
 
 class ProcessTable(msgspec.Struct, frozen=True, array_like=True, tag=True):

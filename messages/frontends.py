@@ -32,7 +32,13 @@ class FrontendSenders:
             case StepReplies():
                 self._send_step(message)
             case _:
-                self._send_to(block_of(message.uid), message)
+                self.send_to(block_of(message.uid), message)
+
+    def send_to(self, block: int, message: ToFrontend) -> None:
+        """Sends `message` to the frontend with this block unless it is gone. Raises `ChannelFullError`."""
+        sender = self._find_sender(block)
+        if sender is not None:
+            sender.send(message)
 
     def forget(self, drop: DropBefore) -> None:
         """Closes the ways to the frontends that are gone."""
@@ -57,15 +63,10 @@ class FrontendSenders:
         blocks = {block_of(uid) for uid in (min(uids), max(uids))} if uids else set[int]()
         blocks |= {block_of(final.uid) for final in step.finals}
         if len(blocks) == 1:
-            self._send_to(blocks.pop(), step)
+            self.send_to(blocks.pop(), step)
             return
         for block in {block_of(uid) for uid in uids} | blocks:
-            self._send_to(block, _part_of(step, lambda uid, block=block: block_of(uid) == block))
-
-    def _send_to(self, block: int, message: ToFrontend) -> None:
-        sender = self._find_sender(block)
-        if sender is not None:
-            sender.send(message)
+            self.send_to(block, _part_of(step, lambda uid, block=block: block_of(uid) == block))
 
     def _find_sender(self, block: int) -> Sender[ToFrontend] | None:
         """Returns the sender to the frontend with this block, `None` where it is gone."""

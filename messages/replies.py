@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from messages.errors import ErrorInfo
+from messages.peers import PeerAnswer, PeerAsk
 from messages.requests import DropBefore, FramesLost, Stamps
 from messages.steps import LogprobColumns
 
@@ -194,4 +195,5 @@ class DecodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 ToDetokenizer = OpenStream | PromptScored | DetokenizeMsg | DropBefore | CacheFlushed | FramesLost
-ToFrontend = UserReply | StepReplies | PromptReply | CacheFlushed | EncodeReply | DecodeReply | FramesLost
+FromRing = UserReply | StepReplies | PromptReply | CacheFlushed | EncodeReply | DecodeReply | FramesLost
+ToFrontend = FromRing | PeerAsk | PeerAnswer

@@ -23,7 +23,6 @@ from frontend.http.stream import OpenStreams
 from frontend.metrics.metrics import MetricsApi
 from frontend.metrics.process_collector import ProcessCollector
 from frontend.metrics.request_collector import RequestCollector
-from frontend.metrics.totals import ProcessTotals
 from frontend.service import Service
 
 
@@ -32,7 +31,8 @@ def make_app(service: Service, endpoints: list[Endpoint], rules: AccessRules) ->
     name = service.config.http.root_path.strip("/")
     root_path = f"/{name}" if name else ""
     description = OpenApiApi(endpoints, version=find_version(), root_path=root_path, keys=rules.keys)
-    return rules.with_cors(App(description.endpoints, service.processes, rules, root_path))
+    app = App(description.endpoints, service.processes, rules, service.http_requests, root_path)
+    return rules.with_cors(app)
 
 
 def make_endpoints(
@@ -48,17 +48,19 @@ def make_endpoints(
     ]
 
 
-def make_metrics(service: Service, continuations: Continuations, totals: ProcessTotals) -> MetricsApi:
+def make_metrics(service: Service, continuations: Continuations) -> MetricsApi:
     """Returns the metrics of requests and processes under the first name of the model."""
     model_name = service.config.facts.served_names[0]
+    requests = RequestCollector(
+        model_name,
+        service.metrics,
+        service.admission,
+        num_open=lambda: len(service.registry),
+        num_continued=lambda: continuations.num_resubmitted,
+    )
     return MetricsApi(
-        RequestCollector(
-            model_name,
-            service.metrics,
-            service.admission,
-            num_open=lambda: len(service.registry),
-            num_continued=lambda: continuations.num_resubmitted,
-            worker=service.name if service.config.run.frontend_workers > 1 else None,
-        ),
-        ProcessCollector(model_name, service.processes, totals),
+        own=(requests, service.http_requests),
+        shared=(ProcessCollector(model_name, service.processes),),
+        peers=service.peers if service.config.run.frontend_workers > 1 else None,
+        own_name=lambda: service.name,
     )

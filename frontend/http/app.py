@@ -1,15 +1,16 @@
 """The ASGI application: routes, who may use them, what exceptions become, and one access line for each request."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from frontend.http.access import AccessRules
-from frontend.http.endpoint import Access, Endpoint
+from frontend.http.endpoint import Endpoint
 from frontend.http.responses import error_reply
+from frontend.metrics.http_requests import HttpRequests
 from frontend.processes import ProcessView
 from frontend.trace import Trace
 
@@ -24,9 +25,17 @@ class App:
     Paths are taken with `root_path` before them and without: proxies differ in whether they take it off.
     """
 
-    def __init__(self, endpoints: Iterable[Endpoint], processes: ProcessView, rules: AccessRules, root_path: str = ""):
-        self._routes: list[tuple[Route, Access]] = [(endpoint.route(), endpoint.access) for endpoint in endpoints]
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        processes: ProcessView,
+        rules: AccessRules,
+        requests: HttpRequests,
+        root_path: str = "",
+    ):
+        self._routes: list[tuple[Route, Endpoint]] = [(endpoint.route(), endpoint) for endpoint in endpoints]
         self._router = Router([route for route, _ in self._routes], redirect_slashes=False)
+        self._requests = requests
         self._processes = processes
         self._rules = rules
         self._root_path = root_path
@@ -37,8 +46,9 @@ class App:
         trace = Trace(scope)
         scope["sluice.trace"] = trace
         scope["app"] = self
+        endpoint = self._find_endpoint(trace.path)
         try:
-            self._rules.check(self._access(trace.path), scope)
+            self._rules.check("client" if endpoint is None else endpoint.access, scope)
             if not self._processes.has_started and trace.path != HEALTH_PATH:
                 self._processes.check_ready()
             await self._router(scope, receive, send)
@@ -49,11 +59,12 @@ class App:
                 raise
             await error_reply(error, trace.method, trace.path)(scope, receive, send)
         finally:
+            self._requests.note(endpoint and endpoint.template, trace.method, trace.shown_status)
             trace.write_line()
 
-    def _access(self, path: str) -> Access:
-        """Returns who may use `path`; what there is not is for clients only."""
-        for route, access in self._routes:
+    def _find_endpoint(self, path: str) -> Endpoint | None:
+        """Returns what `path` leads to, whatever the method."""
+        for route, endpoint in self._routes:
             if route.path_regex.match(path):
-                return access
-        return "client"
+                return endpoint
+        return None

@@ -1,5 +1,6 @@
 """What an endpoint declares of itself, from which come its route and its part of the OpenAPI description."""
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
@@ -47,6 +48,11 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     examples: dict[str, Any] = {}
     """Bodies by what they show."""
     access: Access = "client"
+
+    @property
+    def template(self) -> str:
+        """The path with the names of its parameters alone, as others know it: `/v1/models/{id}`."""
+        return re.sub(r":\w+}", "}", self.path)
 
     def route(self) -> Route:
         return Route(self.path, self.run, methods=[self.method])

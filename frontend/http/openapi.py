@@ -50,9 +50,8 @@ def make_document(endpoints: Iterable[Endpoint], version: str, root_path: str, k
     schemas = _Schemas(endpoints)
     paths: dict[str, Json] = {}
     for endpoint in endpoints:
-        path = re.sub(r":\w+}", "}", endpoint.path)
         operation = _operation(endpoint, schemas, needs_key=keys.are_needed(endpoint.access))
-        paths.setdefault(path, {})[endpoint.method.lower()] = operation
+        paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = operation
     components: Json = {"schemas": schemas.components}
     schemes = {name: _BEARER for access, name in KEY_SCHEMES.items() if keys.are_needed(access)}
     if schemes:
@@ -167,7 +166,7 @@ def _success_text(endpoint: Endpoint) -> str:
 
 
 def _operation_id(endpoint: Endpoint) -> str:
-    words = re.findall(r"\w+", endpoint.path.replace(":path", ""))
+    words = re.findall(r"\w+", endpoint.template)
     return "_".join([endpoint.method.lower(), *words])
 
 

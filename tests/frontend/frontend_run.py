@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import httpx
 import msgspec
@@ -155,21 +155,28 @@ class Call:
         self.connection.close()
 
 
-class Asked:
-    """A request whose response is waited for in a thread."""
+class InThread(Generic[M]):
+    """A call of `ask` in a thread, so that the test can meanwhile play those on whom it waits."""
 
-    def __init__(self, ask: Callable[[], httpx.Response]):
-        self._response: httpx.Response | None = None
+    def __init__(self, ask: Callable[[], M]):
+        self._result: M | None = None
         self._thread = threading.Thread(target=self._run, args=(ask,), daemon=True)
         self._thread.start()
 
-    def _run(self, ask: Callable[[], httpx.Response]) -> None:
-        self._response = ask()
+    def _run(self, ask: Callable[[], M]) -> None:
+        self._result = ask()
+
+    def result(self) -> M:
+        self._thread.join(TIMEOUT_S)
+        assert self._result is not None, "no result came"
+        return self._result
+
+
+class Asked(InThread[httpx.Response]):
+    """A request whose response is waited for in a thread."""
 
     def response(self) -> httpx.Response:
-        self._thread.join(TIMEOUT_S)
-        assert self._response is not None, "no response came"
-        return self._response
+        return self.result()
 
 
 class FrontendRun:

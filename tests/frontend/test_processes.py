@@ -4,7 +4,7 @@ import pytest
 
 from frontend.errors import UnavailableError
 from frontend.processes import ProcessView
-from messages.control import ProcessStatus, ProcessTable
+from messages.control import ProcessState, ProcessStatus, ProcessTable
 from tests.frontend.frontend_run import table
 
 
@@ -98,3 +98,17 @@ def test_nothing_waits_for_the_first_start():
     view = ProcessView()
     view.update(table(scheduler="starting"))
     assert not view.is_recovering
+def test_the_other_fronts_are_those_that_hold_requests():
+    view = ProcessView()
+    others: list[tuple[str, ProcessState]] = [
+        ("frontend", "ready"),
+        ("frontend-2", "restarting"),
+        ("frontend-3", "hung"),
+        ("frontend-3.next", "standby"),
+        ("frontend-4.old", "busy"),
+        ("frontend-5", "starting"),
+    ]
+    fronts = [ProcessStatus(name, state, uid_block=block) for block, (name, state) in enumerate(others, start=1)]
+    view.update(ProcessTable((*fronts, ProcessStatus("scheduler", "ready"))))
+    assert [status.name for status in view.other_fronts(1)] == ["frontend-3", "frontend-4.old"]
+    assert (view.name_of_front(5), view.name_of_front(9)) == ("frontend-4.old", None)

@@ -1,5 +1,5 @@
 from messages.control import Beat
-from messages.histograms import HistogramCounts
+from messages.histograms import BOUNDS, Counted, HistogramCounts
 from supervisor.status_board import BEAT_INTERVAL_S, CHANGE_INTERVAL_S, StatusBoard
 
 S = 1_000_000_000
@@ -46,6 +46,41 @@ def test_states_follow_the_life_of_a_process():
     assert (status.state, status.incarnation, status.num_restarts, status.gauges) == ("starting", 2, 1, {})
     board.ready("a")
     assert board.status("a").num_restarts == 1
+
+
+def counts(first: int) -> dict[str, HistogramCounts]:
+    return {"step_rows": HistogramCounts((first, *([0] * len(BOUNDS["step_rows"]))), 2.0 * first)}
+
+
+def test_what_a_process_has_counted_outlives_it_and_its_successors():
+    board = StatusBoard(["scheduler"], hang_timeout_s=5.0)
+    for pid, num_steps in enumerate((3, 4), start=1):
+        board.started("scheduler", pid, pid)
+        board.ready("scheduler")
+        board.beat("scheduler", Beat(LATER, gauges={"steps": 1.0, "running": 2.0}, histograms=counts(1)))
+        gauges = {"steps": float(num_steps), "running": 2.0}
+        board.beat("scheduler", Beat(LATER, gauges=gauges, histograms=counts(num_steps)))
+        board.ended("scheduler")
+        board.restarting("scheduler")
+    board.started("scheduler", 3, 3)
+    assert board.status("scheduler").counted == Counted({"steps": 7.0}, counts(7))
+    board.ready("scheduler")
+    board.beat("scheduler", Beat(LATER, gauges={"steps": 1.0, "prompt_tokens": 5.0}))
+    counted = board.status("scheduler").counted
+    assert counted == Counted({"steps": 8.0, "prompt_tokens": 5.0}, counts(7))
+
+
+def test_a_successor_by_order_goes_on_counting():
+    board = StatusBoard(["scheduler"], hang_timeout_s=5.0)
+    board.started("scheduler", 1, 1)
+    board.beat("scheduler", Beat(LATER, gauges={"steps": 3.0}, histograms=counts(3)))
+    board.add("scheduler.next")
+    board.started("scheduler.next", 2, 2)
+    board.ended("scheduler")
+    board.waiting_for_successor("scheduler")
+    board.rename("scheduler.next", "scheduler")
+    board.beat("scheduler", Beat(LATER, gauges={"steps": 2.0}, histograms=counts(2)))
+    assert board.status("scheduler").counted == Counted({"steps": 5.0}, counts(5))
 
 
 def test_a_process_without_beats_is_hung_once_and_a_beat_brings_it_back():
