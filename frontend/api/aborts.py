@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from frontend.generation import Generation
 from frontend.http.body import BodyDecoder, read_body
+from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
 from frontend.service import Service
 from messages.errors import bad_request
@@ -27,9 +28,9 @@ class AbortReply(msgspec.Struct, frozen=True):
 
 
 class AbortApi:
-    def __init__(self, service: Service):
+    def __init__(self, service: Service, unknown: UnknownFields):
         self._service = service
-        self._decoder = BodyDecoder(AbortBody)
+        self._decoder = BodyDecoder(AbortBody, unknown=unknown)
 
     async def abort_request(self, request: Request) -> JsonReply:
         """Replies with the uids whose end was asked for; none for a request that is unknown or has ended."""

@@ -17,6 +17,7 @@ from frontend.api.tokens import TokensApi
 from frontend.continuation import Continuations
 from frontend.http.app import App, allow_origins
 from frontend.http.endpoint import Endpoint
+from frontend.http.field_names import UnknownFields
 from frontend.http.keys import ApiKeys
 from frontend.http.openapi import OpenApiApi
 from frontend.http.stream import OpenStreams
@@ -41,12 +42,17 @@ def make_endpoints(
     service: Service, streams: OpenStreams, metrics: MetricsApi, gauges: Callable[[], dict[str, float]]
 ) -> list[Endpoint]:
     """Returns the route table; `gauges` are those of this process, for `/health`."""
+    unknown = UnknownFields(is_strict=service.config.http.strict_fields)
     return [
-        *routes.generating(GenerateApi(service, streams), CompletionApi(service, streams), ChatApi(service, streams)),
+        *routes.generating(
+            GenerateApi(service, streams, unknown),
+            CompletionApi(service, streams, unknown),
+            ChatApi(service, streams, unknown),
+        ),
         *routes.models(InfoApi(service.config)),
-        *routes.tokens(TokensApi(service)),
+        *routes.tokens(TokensApi(service, unknown)),
         *routes.watching(HealthApi(service, gauges), LoadApi(service), metrics),
-        *routes.steering(AbortApi(service), CacheApi(service)),
+        *routes.steering(AbortApi(service, unknown), CacheApi(service, unknown)),
     ]
 
 

@@ -8,8 +8,9 @@ from starlette.requests import Request
 
 from frontend.api.chat_messages import MESSAGES_TEXT, Messages, make_chat_prompt
 from frontend.api.models import check_model
-from frontend.api.sampling import Switch, TokenId
+from frontend.api.sampling import TOKEN_IDS_TEXT, Switch, TokenId
 from frontend.http.body import BodyDecoder, read_body
+from frontend.http.field_names import NameRules, UnknownFields
 from frontend.http.responses import JsonReply
 from frontend.service import Service
 from messages.columns import pack_int32, unpack_int32
@@ -42,7 +43,7 @@ class TokenizeReply(msgspec.Struct, frozen=True):
 
 class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelName = None
-    tokens: Annotated[list[TokenId], Meta(description="a list of token ids")]
+    tokens: Annotated[list[TokenId], Meta(description=TOKEN_IDS_TEXT)]
 
 
 class DetokenizeReply(msgspec.Struct, frozen=True):
@@ -50,10 +51,10 @@ class DetokenizeReply(msgspec.Struct, frozen=True):
 
 
 class TokensApi:
-    def __init__(self, service: Service):
+    def __init__(self, service: Service, unknown: UnknownFields):
         self._service = service
-        self._tokenize_decoder = BodyDecoder(TokenizeBody, REFUSED)
-        self._detokenize_decoder = BodyDecoder(DetokenizeBody)
+        self._tokenize_decoder = BodyDecoder(TokenizeBody, NameRules(REFUSED), unknown)
+        self._detokenize_decoder = BodyDecoder(DetokenizeBody, unknown=unknown)
         self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
 
     async def tokenize(self, request: Request) -> JsonReply:

@@ -94,6 +94,18 @@ def test_prompts_without_a_seed_have_different_ones(server: FrontendRun):
         call.json()
 
 
+def test_the_flag_says_how_many_choices_a_prompt_may_have():
+    config = make_config(scheduling=SchedulingConfig(max_n_sequences=2))
+    with FrontendRun(config) as run:
+        assert "n must be at most 2 (--max-n-sequences), got 3" in refused(run, {"n": 3})["message"]
+        assert refused(run, {"best_of": 3})["param"] == "best_of"
+
+
+def test_a_list_of_far_too_many_prompts_is_refused_before_any_work(server: FrontendRun):
+    error = refused(server, {"prompt": [[1]] * 20_000})
+    assert "20000 choices" in error["message"]
+
+
 def test_a_stream_of_two_choices(server: FrontendRun):
     call, (first, second) = send(server, 2, n=2, stream=True, stream_options={"include_usage": True})
     with call:
@@ -323,8 +335,14 @@ def test_choices_go_on_after_a_restart():
         ({"prompt": [[1], 1]}, "prompt", "a list that mixes them"),
         ({"prompt": [[1, True]]}, "prompt", "(at prompt[0][1])"),
         ({"prompt": {"a": 1}}, "prompt", "a string"),
-        ({"n": 0}, "n", "from 1 to 64, got 0"),
-        ({"n": 65}, "n", "from 1 to 64, got 65"),
+        ({"n": 0}, "n", "from 1 to what --max-n-sequences allows, got 0"),
+        ({"n": 65}, "n", "at most 64 (--max-n-sequences), got 65"),
+        ({"best_of": 2**31}, "best_of", "at most 64 (--max-n-sequences), got 2147483648"),
+        ({"prompt": ["a"] * 1281}, "prompt", "1281 choices"),
+        ({"prompt": ["a"] * 641, "n": 2}, "prompt", "at most 1280 (--max-num-seqs and --max-queued-requests)"),
+        ({"user": 5}, "user", "a string"),
+        ({"store": 1}, "store", "true or false"),
+        ({"stop_token_ids": [1000]}, "stop_token_ids", "below 1000"),
         ({"n": 2, "temperature": 0}, "n", "n must be 1 with greedy sampling"),
         ({"best_of": 2, "temperature": 0}, "best_of", "best_of must be 1 with greedy sampling"),
         ({"n": 3, "best_of": 2}, "best_of", "at least n, which is 3, got 2"),
