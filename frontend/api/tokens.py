@@ -1,6 +1,6 @@
 """`POST /tokenize` and `/detokenize`: text or a conversation to token ids and back, as the tokenizer does it."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -17,10 +17,23 @@ from messages.columns import pack_int32, unpack_int32
 from messages.errors import bad_request
 from messages.requests import ChatPrompt, EncodeMsg
 
-REFUSED: dict[str, tuple[Any, ...]] = {"chat_template": (), "tools": ([],), "mm_processor_kwargs": ({},)}
+REFUSED: dict[str, tuple[Any, ...]] = {"chat_template": (), "mm_processor_kwargs": ({},)}
 """Parameters of vLLM that are not served, each with the values that ask for nothing."""
 
+TOOLS_TEXT = 'a list of tools, each an object with "type": "function" and a function that has a name'
+
 ModelName = Annotated[str | None, Meta(description="a name of the served model")]
+
+
+class ToolFunction(msgspec.Struct, frozen=True):
+    name: Annotated[str, Meta(min_length=1)]
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """What must be right about a tool; the template gets all that the client has written."""
+
+    function: ToolFunction
+    type: Literal["function"] = "function"
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +45,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     add_generation_prompt: Switch = None
     continue_final_message: Switch = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, Meta(description="an object")] = None
+    tools: Annotated[list[dict[str, Any]] | None, Meta(description=TOOLS_TEXT)] = None
 
 
 class TokenizeReply(msgspec.Struct, frozen=True):
@@ -89,8 +103,17 @@ def _chat_prompt(body: TokenizeBody) -> ChatPrompt | None:
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
-        template_kwargs=body.chat_template_kwargs,
+        template_kwargs=(body.chat_template_kwargs or {}) | _tools(body),
     )
+
+
+def _tools(body: TokenizeBody) -> dict[str, Any]:
+    """Returns the template's variable for the tools, if there are any. Raises `RequestError` (400)."""
+    try:
+        msgspec.convert(body.tools or [], list[Tool])
+    except msgspec.ValidationError as error:
+        raise bad_request(f"tools must be {TOOLS_TEXT}: {error}", "tools") from None
+    return {"tools": body.tools} if body.tools else {}
 
 
 def _question(body: TokenizeBody) -> EncodeMsg:
