@@ -17,6 +17,7 @@ from frontend.api.openai_body import (
     check_choices_differ,
     check_num_choices,
     name_rules,
+    truncation_of,
     usage_options,
 )
 from frontend.api.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_LOGPROBS, NumLogprobs, Sampling, Switch
@@ -106,7 +107,10 @@ class ChatApi:
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             echo=bool(body.return_token_ids) or usage_options(body).is_continuous,
         )
-        return Order(prompt, params, num_choices, add_special_tokens=bool(body.add_special_tokens))
+        truncation = truncation_of(body, params, self._context_tokens)
+        return Order(
+            prompt, params, num_choices, add_special_tokens=bool(body.add_special_tokens), truncation=truncation
+        )
 
     def _view(self, body: ChatBody, trace: Trace) -> ChatView:
         last = body.messages[-1]

@@ -18,6 +18,7 @@ from frontend.api.openai_body import (
     check_choices_differ,
     check_num_choices,
     name_rules,
+    truncation_of,
     usage_options,
 )
 from frontend.api.sampling import MAX_LOGPROBS, NonEmpty, NumLogprobs, Sampling, Switch, TokenId
@@ -77,7 +78,10 @@ class CompletionApi:
             num_prompt_logprobs=_num_prompt_logprobs(body),
             echo=_wants_prompt(body, prompt),
         )
-        return Order(prompt, params, num_choices, add_special_tokens=body.add_special_tokens is not False)
+        truncation = truncation_of(body, params, self._service.config.facts.max_model_len)
+        return Order(
+            prompt, params, num_choices, add_special_tokens=body.add_special_tokens is not False, truncation=truncation
+        )
 
     def _view(self, body: CompletionBody, trace: Trace, num_choices: int) -> CompletionView:
         return CompletionView(
@@ -117,6 +121,8 @@ def _num_prompt_logprobs(body: CompletionBody) -> int | None:
 
 def _wants_prompt(body: CompletionBody, prompt: str | list[int]) -> bool:
     """Tells whether something of the prompt is to be shown that is not known here."""
+    if body.truncate_prompt_tokens is not None:
+        return bool(body.echo) or bool(body.return_token_ids)
     if isinstance(prompt, list):
         return bool(body.echo)
     return bool(body.return_token_ids) or usage_options(body).is_continuous

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from frontend.api.generate_events import GenerateEvents, GenerateView, end_event
 from frontend.api.logprob_fields import TokenNames
-from frontend.api.openai_body import CommonFields, name_rules
+from frontend.api.openai_body import CommonFields, name_rules, truncation_of
 from frontend.api.sampling import MAX_LOGPROBS, TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, TokenId
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import UnknownFields
@@ -60,4 +60,7 @@ class GenerateApi:
             raise bad_request(f"n must be 1 here, got {body.n}: /v1/completions gives several choices", "n")
         params = self._sampling.make_params(body, max_tokens=DEFAULT_MAX_TOKENS, seed=self._service.next_seed())
         params = msgspec.structs.replace(params, num_logprobs=body.logprobs)
-        return Order(body.prompt, params, add_special_tokens=body.add_special_tokens is not False)
+        truncation = truncation_of(body, params, self._service.config.facts.max_model_len)
+        return Order(
+            body.prompt, params, add_special_tokens=body.add_special_tokens is not False, truncation=truncation
+        )

@@ -9,12 +9,13 @@ from starlette.requests import Request
 from frontend.api.foreign_fields import FOREIGN, RENAMED
 from frontend.api.models import check_model
 from frontend.api.sampling import SamplingFields, Switch
+from frontend.api.truncation import NumKept, Side, make_truncation
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import NameRules, UnknownFields
 from frontend.service import Service
 from frontend.trace import REQUEST_ID_PATTERN, trace_of
 from messages.errors import bad_request
-from messages.requests import SamplingParams
+from messages.requests import SamplingParams, Truncation
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
@@ -57,6 +58,8 @@ class CommonFields(SamplingFields, frozen=True, kw_only=True):
     stream: Switch = None
     request_id: Annotated[RequestId | None, Meta(description=REQUEST_ID_TEXT)] = None
     add_special_tokens: Switch = None
+    truncate_prompt_tokens: NumKept = None
+    truncation_side: Side = None
     user: Annotated[str | None, Meta(description="a string")] = None
     metadata: Annotated[dict[str, str] | None, Meta(description="an object of strings")] = None
     store: Switch = None
@@ -105,6 +108,12 @@ class OpenAiReader(Generic[T]):
     def model_name(self, body: T) -> str:
         """Returns the model's name as the client says it."""
         return body.model or self._service.config.facts.served_names[0]
+
+
+def truncation_of(body: CommonFields, params: SamplingParams, max_model_len: int) -> Truncation | None:
+    """Returns how the prompt is to be cut so that room is left for a token, if one is wanted. Raises `RequestError`."""
+    max_prompt_tokens = max_model_len - min(1, params.max_tokens)
+    return make_truncation(body.truncate_prompt_tokens, body.truncation_side, max_prompt_tokens)
 
 
 def usage_options(body: OpenAiFields) -> UsageOptions:

@@ -38,7 +38,7 @@ def usage_of(generations: Iterable[Generation], num_choices: int) -> UsageReply:
 
 
 def prompt_ids_of(generation: Generation) -> list[int]:
-    """Returns the ids of the prompt: as the client gave them, or as they were told; none where that was not asked."""
+    """Returns the ids of the prompt: as they were told, or else as the client gave them, if it gave ids."""
     ids = generation.message.prompt_ids if generation.prompt is None else generation.prompt.token_ids
     return unpack_int32(ids).tolist()
 

@@ -8,7 +8,7 @@ import pytest
 from messages.columns import pack_int32
 from messages.errors import ErrorInfo
 from messages.replies import PromptReply, Usage
-from messages.requests import ChatPrompt, TokenizeMsg
+from messages.requests import ChatPrompt, TokenizeMsg, Truncation
 from tests.frontend.frontend_run import Call, FrontendRun, final, scored, step
 
 PATH = "/v1/chat/completions"
@@ -222,3 +222,20 @@ def test_no_messages_and_no_model(server: FrontendRun):
     assert (missing.status_code, missing.json()["error"]["message"]) == (400, "messages is required")
     unknown = server.client.post(PATH, json={"model": "gpt-5", "messages": [USER]})
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_conversation_may_be_cut(server: FrontendRun):
+    call, (message,) = send(server, truncate_prompt_tokens=-1)
+    with call:
+        assert message.truncation == Truncation(-1, "left")
+        server.send(final(message))
+        call.json()
+
+
+def test_any_role_goes_to_the_template(server: FrontendRun):
+    messages = [{"role": "critic", "content": "Why?"}, {"role": "function", "content": None, "name": "f"}]
+    call, (message,) = send(server, messages=messages)
+    with call:
+        assert [entry["role"] for entry in json.loads(chat_of(message).messages)] == ["critic", "function"]
+        server.send(final(message))
+        call.json()

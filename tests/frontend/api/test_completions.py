@@ -9,7 +9,7 @@ from messages.columns import pack_int32, unpack_int32
 from messages.config import SchedulingConfig
 from messages.errors import ErrorInfo
 from messages.replies import PromptReply, Usage
-from messages.requests import TokenizeMsg
+from messages.requests import TokenizeMsg, Truncation
 from tests.frontend.frontend_run import Call, FrontendRun, final, make_config, scored, step, wait_until
 
 PATH = "/v1/completions"
@@ -359,7 +359,15 @@ def test_choices_go_on_after_a_restart():
         ({"guided_regex": "a*"}, "guided_regex", "not supported"),
         ({"structured_outputs": {"json": {}}}, "structured_outputs", "not supported"),
         ({"use_beam_search": True}, "use_beam_search", "not supported"),
-        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
+        (
+            {"truncate_prompt_tokens": 0},
+            "truncate_prompt_tokens",
+            "from 1 to 511, or -1 for what the context leaves, got 0",
+        ),
+        ({"truncate_prompt_tokens": 512}, "truncate_prompt_tokens", "from 1 to 511, or -1"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "or -1 for what the context leaves, got -2"),
+        ({"truncate_prompt_tokens": "5"}, "truncate_prompt_tokens", "a whole number"),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "middle"}, "truncation_side", '"left" or "right"'),
         ({"model": 5}, "model", "got 5"),
         ({"best_off": 2}, "best_off", "did you mean best_of?"),
     ],
@@ -430,3 +438,38 @@ def test_no_character_of_a_text_ends_a_line(server: FrontendRun):
         assert json.loads(event[6:])["choices"][0]["text"] == "a\u2028\x85"
         server.send(final(message, "b", (2,)))
         call.events()
+
+
+def test_a_prompt_to_be_cut_goes_to_the_tokenizer_whole(server: FrontendRun):
+    call, (message,) = send(server, prompt="one two", truncate_prompt_tokens=3)
+    with call:
+        assert (message.prompt_text, message.truncation) == ("one two", Truncation(3, "left"))
+        server.send(final(message))
+        call.json()
+    call, (message,) = send(server, prompt=[1, 2], truncate_prompt_tokens=-1, truncation_side="right")
+    with call:
+        assert message.truncation == Truncation(-1, "right")
+        server.send(final(message))
+        call.json()
+    call, (message,) = send(server, truncate_prompt_tokens=512, max_tokens=0, echo=True, truncation_side="right")
+    with call:
+        assert message.truncation == Truncation(512, "right")
+        server.send(PromptReply(message.uid, 0, "hi", token_ids=pack_int32([4])))
+        server.send(final(message))
+        call.json()
+    call, (message,) = send(server, truncation_side="right")
+    with call:
+        assert message.truncation is None
+        server.send(final(message))
+        call.json()
+
+
+@pytest.mark.parametrize("prompt", ["one two", [1, 2]])
+def test_what_is_shown_of_a_prompt_is_what_was_left_of_it(server: FrontendRun, prompt: str | list[int]):
+    call, (message,) = send(server, prompt=prompt, truncate_prompt_tokens=1, echo=True, return_token_ids=True)
+    with call:
+        assert message.sampling_params.echo
+        server.send(PromptReply(message.uid, 0, " two", token_ids=pack_int32([2])))
+        server.send(final(message, "!", (3,)))
+        choice = call.json()["choices"][0]
+    assert (choice["text"], choice["prompt_token_ids"]) == (" two!", [2])

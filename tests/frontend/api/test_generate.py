@@ -8,6 +8,7 @@ import pytest
 from messages.columns import unpack_int32
 from messages.errors import ErrorInfo
 from messages.replies import PromptReply, Usage
+from messages.requests import Truncation
 from tests.frontend.frontend_run import STAMPS, FrontendRun, final, scored, step
 
 BAD_BODIES: list[tuple[str, str | bytes, str | None, str]] = [
@@ -391,3 +392,13 @@ def test_what_is_ignored_is_told_at_the_end(server: FrontendRun, is_streamed: bo
 def test_two_names_of_one_field_are_refused(server: FrontendRun):
     reply = server.client.post("/generate", json={"prompt": "a", "max_tokens": 5, "max_new_tokens": 5})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "max_new_tokens")
+
+
+def test_a_prompt_may_be_cut(server: FrontendRun):
+    with server.call({"truncate_prompt_tokens": 5, "truncation_side": "right", "stream": False}) as call:
+        message = server.take_request()
+        assert message.truncation == Truncation(5, "right")
+        server.send(final(message))
+        call.json()
+    refused = server.client.post("/generate", json={"prompt": "a", "truncate_prompt_tokens": 0})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
