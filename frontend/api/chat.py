@@ -105,7 +105,7 @@ class ChatApi:
         params = msgspec.structs.replace(
             params,
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            echo=bool(body.return_token_ids) or usage_options(body).is_continuous,
+            echo=bool(body.return_token_ids),
         )
         truncation = truncation_of(body, params, self._context_tokens)
         return Order(

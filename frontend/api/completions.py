@@ -125,7 +125,7 @@ def _wants_prompt(body: CompletionBody, prompt: str | list[int]) -> bool:
         return bool(body.echo) or bool(body.return_token_ids)
     if isinstance(prompt, list):
         return bool(body.echo)
-    return bool(body.return_token_ids) or usage_options(body).is_continuous
+    return bool(body.return_token_ids)
 
 
 def _prompts(body: CompletionBody) -> list[str] | list[list[int]]:

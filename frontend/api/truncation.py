@@ -10,9 +10,7 @@ from messages.requests import Truncation, TruncationSide
 
 NumKept = Annotated[
     Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None,
-    Meta(
-        description=f"a whole number from 1 to {MAX_INT32} (below the model's context), or -1 for what the context leaves"
-    ),
+    Meta(description=f"a whole number from 1 to {MAX_INT32}, below the model's context, or -1 for what that leaves"),
 ]
 Side = Annotated[TruncationSide | None, Meta(description='"left" or "right"')]
 

@@ -7,7 +7,7 @@ import pytest
 
 from messages.columns import pack_int32
 from messages.errors import ErrorInfo
-from messages.replies import PromptReply, Usage
+from messages.replies import PrefilledRow, PromptReply, Usage
 from messages.requests import ChatPrompt, TokenizeMsg, Truncation
 from tests.frontend.frontend_run import Call, FrontendRun, final, scored, step
 
@@ -76,6 +76,26 @@ def test_a_stream_begins_with_the_role_of_each_choice(server: FrontendRun):
         assert "".join(choice["delta"].get("content", "") for choice in mine) == text
         assert [choice["finish_reason"] is not None for choice in mine] == [False] * (len(mine) - 1) + [True]
     assert (last["choices"], last["usage"]["total_tokens"]) == ([], 8)
+
+
+@pytest.mark.parametrize("is_over_at_once", [False, True])
+def test_the_usage_of_a_chunk_is_that_of_what_has_been_sent(server: FrontendRun, is_over_at_once: bool):
+    options = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "stream": True}
+    call, (message,) = send(server, messages=[USER, HALF], continue_final_message=True, echo=True, **options)
+    with call:
+        prefilled = (PrefilledRow(message.uid, 0, Usage(20, 16)),)
+        chunks: list[dict[str, Any]] = []
+        if not is_over_at_once:
+            server.send(step([(message, 1, "a")], prefilled=prefilled))
+            chunks += [json.loads(call.next_event()[6:]) for _ in range(3)]
+        server.send(final(message, "b", (2,), usage=Usage(20, 16, 1 if is_over_at_once else 2)))
+        chunks += call.events()
+    usages = [chunk["usage"] for chunk in chunks]
+    expected = [0, 0, 1, 1] if is_over_at_once else [0, 0, 1, 2, 2]
+    assert [usage["completion_tokens"] for usage in usages] == expected
+    assert {usage["prompt_tokens"] for usage in usages} == {20}
+    assert [usage["total_tokens"] for usage in usages] == [20 + num for num in expected]
+    assert {usage["prompt_tokens_details"]["cached_tokens"] for usage in usages} == {16}
 
 
 def test_max_completion_tokens_wins(server: FrontendRun):

@@ -8,7 +8,7 @@ import pytest
 from messages.columns import pack_int32, unpack_int32
 from messages.config import SchedulingConfig
 from messages.errors import ErrorInfo
-from messages.replies import PromptReply, Usage
+from messages.replies import PrefilledRow, PromptReply, Usage
 from messages.requests import TokenizeMsg, Truncation
 from tests.frontend.frontend_run import Call, FrontendRun, final, make_config, scored, step, wait_until
 
@@ -139,12 +139,27 @@ def test_usage_in_every_chunk(server: FrontendRun):
     options = {"include_usage": True, "continuous_usage_stats": True}
     call, (message,) = send(server, stream=True, stream_options=options)
     with call:
-        assert message.sampling_params.echo
-        server.send(PromptReply(message.uid, 0, "hi", token_ids=pack_int32([4, 5, 6])))
-        server.send(step([(message, 1, "a")]))
-        assert json.loads(call.next_event()[6:])["usage"]["total_tokens"] == 4
-        server.send(final(message, "b", (2,)))
-        assert [chunk["usage"]["total_tokens"] for chunk in call.events()] == [5, 5]
+        assert not message.sampling_params.echo
+        server.send(step([(message, 1, "a")], prefilled=(PrefilledRow(message.uid, 0, Usage(20, 16)),)))
+        usages = [json.loads(call.next_event()[6:])["usage"]]
+        server.send(step([(message, 2, "b")]))
+        usages.append(json.loads(call.next_event()[6:])["usage"])
+        server.send(final(message, "c", (3,), usage=Usage(20, 16, 3)))
+        usages += [chunk["usage"] for chunk in call.events()]
+    assert [usage["completion_tokens"] for usage in usages] == [1, 2, 3, 3]
+    assert [usage["total_tokens"] for usage in usages] == [21, 22, 23, 23]
+    assert {usage["prompt_tokens_details"]["cached_tokens"] for usage in usages} == {16}
+
+
+def test_prompts_that_are_not_of_the_present_attempt_are_not_counted(server: FrontendRun):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    call, (message,) = send(server, stream=True, stream_options=options)
+    with call:
+        rows = (PrefilledRow(message.uid, 0, Usage(20, 16)), PrefilledRow(message.uid, 7, Usage(9, 9)))
+        server.send(step([(message, 1, "a")], prefilled=(*rows, PrefilledRow(message.uid + 99, 0, Usage(9, 9)))))
+        assert json.loads(call.next_event()[6:])["usage"]["prompt_tokens"] == 20
+        server.send(final(message))
+        call.events()
 
 
 def test_a_stream_without_usage_has_none(server: FrontendRun):
@@ -365,7 +380,7 @@ def test_choices_go_on_after_a_restart():
             "from 1 to 511, or -1 for what the context leaves, got 0",
         ),
         ({"truncate_prompt_tokens": 512}, "truncate_prompt_tokens", "from 1 to 511, or -1"),
-        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "or -1 for what the context leaves, got -2"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "or -1 for what that leaves, got -2"),
         ({"truncate_prompt_tokens": "5"}, "truncate_prompt_tokens", "a whole number"),
         ({"truncate_prompt_tokens": 5, "truncation_side": "middle"}, "truncation_side", '"left" or "right"'),
         ({"model": 5}, "model", "got 5"),
