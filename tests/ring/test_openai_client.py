@@ -99,6 +99,19 @@ def test_every_chunk_tells_the_usage_up_to_itself(client: OpenAI, is_chat: bool)
     assert cached[0] < cached[1]
 
 
+def test_a_long_prompt_may_be_cut(client: OpenAI, ring: RingClient):
+    text = PROMPT + " Juliet is the sun." * 400
+    with pytest.raises(openai.BadRequestError):
+        complete(client, prompt=text)
+    for side, num_tokens, kept in (("left", 20, 20), ("right", 20, 20), ("left", -1, 1016)):
+        cut = {"truncate_prompt_tokens": num_tokens, "truncation_side": side, "return_token_ids": True}
+        reply = complete(client, prompt=text, max_tokens=8, extra_body=cut)
+        assert usage_of(reply).prompt_tokens == kept
+        ids = reply.choices[0].model_dump()["prompt_token_ids"]
+        all_ids = httpx.post(f"{ring.url}/tokenize", json={"prompt": text}, timeout=TIMEOUT_S).json()["tokens"]
+        assert ids == (all_ids[-kept:] if side == "left" else all_ids[:kept])
+
+
 def test_choices_and_prompts_at_once_are_those_that_come_alone(client: OpenAI):
     prompts = [PROMPT, "JULIET:\nO Romeo, Romeo, wherefore art thou"]
     sampled = {"max_tokens": 8, "temperature": 1.0}
