@@ -21,7 +21,7 @@ from frontend.api.openai_body import (
     truncation_of,
     usage_options,
 )
-from frontend.api.sampling import MAX_LOGPROBS, NonEmpty, NumLogprobs, Sampling, Switch, TokenId
+from frontend.api.sampling import MAX_LOGPROBS, TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, Switch, TokenId
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
 from frontend.orders import Order
@@ -33,7 +33,7 @@ DEFAULT_MAX_TOKENS = 16
 
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 Several = Annotated[list[NonEmpty | TokenId | TokenIds], Meta(min_length=1)]
-PROMPT_TEXT = "a string, a list of strings, a list of token ids or a list of such lists, none of them empty"
+PROMPT_TEXT = f"a string, a list of strings, {TOKEN_IDS_TEXT} or a list of such lists, none of them empty"
 
 REFUSED: dict[str, tuple[Any, ...]] = {"suffix": ("",)}
 

@@ -96,14 +96,14 @@ class TokensApi:
         return JsonReply(DetokenizeReply(await self._service.calls.decode(pack_int32(body.tokens))))
 
 
-def _chat_prompt(body: TokenizeBody) -> ChatPrompt | None:
+def _chat_prompt(body: TokenizeBody, tools: dict[str, Any]) -> ChatPrompt | None:
     if body.messages is None:
         return None
     return make_chat_prompt(
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
-        template_kwargs=(body.chat_template_kwargs or {}) | _tools(body),
+        template_kwargs=(body.chat_template_kwargs or {}) | tools,
     )
 
 
@@ -120,7 +120,7 @@ def _question(body: TokenizeBody) -> EncodeMsg:
     """Returns the question, without a uid. Raises `RequestError` (400)."""
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("give either prompt or messages", "prompt")
-    chat = _chat_prompt(body)
+    chat = _chat_prompt(body, _tools(body))
     return EncodeMsg(
         uid=0,
         prompt_text=body.prompt,

@@ -349,6 +349,7 @@ def test_choices_go_on_after_a_restart():
         ({"prompt": [1, "a"]}, "prompt", "a list that mixes them"),
         ({"prompt": [[1], 1]}, "prompt", "a list that mixes them"),
         ({"prompt": [[1, True]]}, "prompt", "(at prompt[0][1])"),
+        ({"prompt": [2**31]}, "prompt", "from 0 to 2147483647"),
         ({"prompt": {"a": 1}}, "prompt", "a string"),
         ({"n": 0}, "n", "from 1 to what --max-n-sequences allows, got 0"),
         ({"n": 65}, "n", "at most 64 (--max-n-sequences), got 65"),
