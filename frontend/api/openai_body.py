@@ -138,7 +138,7 @@ def check_num_choices(service: Service, num_choices: int, name: str, num_prompts
     total, limit = num_prompts * num_choices, service.admission.limit
     if total > limit:
         raise bad_request(
-            f"{total} choices are asked for, all prompts together, and there may be at most {limit} "
+            f"{total} choices are asked for, all prompts together, and at most {limit} may be open "
             "(--max-num-seqs and --max-queued-requests)",
             "prompt" if num_prompts > 1 else name,
         )
