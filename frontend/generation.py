@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from messages.columns import INT32, unpack_int32
-from messages.replies import PromptReply, ScoredToken, UserReply
+from messages.replies import PromptReply, ScoredToken, Usage, UserReply
 from messages.requests import AbortReason, TokenizeMsg
 
 
@@ -49,6 +49,7 @@ class Generation:
         "num_chars",
         "output_ids",
         "prompt",
+        "prompt_usage",
         "request_id",
         "uid",
     )
@@ -89,6 +90,8 @@ class Generation:
         """By `time.monotonic()`: when it is to end with what it has."""
         self.prompt: PromptReply | None = None
         """What was told about the prompt; it comes before the first token, where it is wanted."""
+        self.prompt_usage: Usage | None = None
+        """What the prompt took; it comes with the first token."""
         self._wakes_at_tokens = wakes_at_tokens
         self._texts: list[str] = []
         self.logprobs: list[ScoredToken] = []
@@ -100,6 +103,11 @@ class Generation:
     def has_news(self) -> bool:
         """Tells whether `take` would return a token or text."""
         return bool(self._texts)
+
+    @property
+    def num_taken(self) -> int:
+        """How many tokens `take` has returned."""
+        return self._num_ids_taken
 
     @property
     def has_progressed(self) -> bool:

@@ -2,12 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from frontend.generation import Generation
 from messages.columns import unpack_int32, unpack_int64
 from messages.errors import ErrorInfo
-from messages.replies import PromptReply, StepReplies, UserReply
+from messages.replies import PrefilledRow, PromptReply, StepReplies, UserReply
 from messages.uids import first_uid_of
 
 OfRequests = UserReply | StepReplies | PromptReply
@@ -61,6 +61,7 @@ class Registry:
         """Gives the tokens and ends in `message` to their requests; what belongs to no open attempt is dropped."""
         match message:
             case StepReplies():
+                self._take_prefilled(message.prefilled)
                 self._take_rows(message)
                 if message.logprobs:
                     self._take_logprobs(message)
@@ -93,6 +94,12 @@ class Registry:
         self._open[generation.uid] = remnant
         generation.finish(final)
         return remnant
+
+    def _take_prefilled(self, rows: Iterable[PrefilledRow]) -> None:
+        for row in rows:
+            generation = self._open.get(row.uid)
+            if generation is not None and generation.attempt == row.attempt:
+                generation.prompt_usage = row.usage
 
     def _take_rows(self, step: StepReplies) -> None:
         """The last rows, the newest, go first: a first token does not wait for the frames of all other streams."""

@@ -127,6 +127,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    max_n_sequences: Annotated[int, Positive, Meta(description="choices that one prompt may have (n, best_of)")] = 64
     seed: (
         Annotated[
             int,
@@ -149,6 +150,9 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="seconds of silence after which a stream gets a comment line")
     ] = 15.0
     max_body_mb: Annotated[float, Meta(gt=0, description="largest request body in MiB")] = 16.0
+    strict_fields: Annotated[
+        bool, Meta(description="refuse bodies with fields that are not known here, also those of other servers' APIs")
+    ] = False
     request_timeout_s: (
         Annotated[
             float,

@@ -91,4 +91,5 @@ def _part_of(step: StepReplies, is_wanted: Callable[[int], bool]) -> StepReplies
         finals=tuple(final for final in step.finals if is_wanted(final.uid)),
         logprob_entries=pack_int32(place_of[entries[index]] for index in scored),
         logprobs=tuple(step.logprobs[index] for index in scored),
+        prefilled=tuple(row for row in step.prefilled if is_wanted(row.uid)),
     )

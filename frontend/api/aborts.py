@@ -7,6 +7,7 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from frontend.http.body import BodyDecoder, read_body
+from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
 from frontend.service import Service
 from messages.errors import bad_request
@@ -29,9 +30,9 @@ class AbortReply(msgspec.Struct, frozen=True):
 
 
 class AbortApi:
-    def __init__(self, service: Service):
+    def __init__(self, service: Service, unknown: UnknownFields):
         self._service = service
-        self._decoder = BodyDecoder(AbortBody)
+        self._decoder = BodyDecoder(AbortBody, unknown=unknown)
         service.peers.take_on(AbortOpen, self._abort)
 
     async def abort_request(self, request: Request) -> JsonReply:

@@ -18,6 +18,7 @@ from frontend.continuation import Continuations
 from frontend.http.access import AccessRules
 from frontend.http.app import App
 from frontend.http.endpoint import Endpoint
+from frontend.http.field_names import UnknownFields
 from frontend.http.openapi import OpenApiApi
 from frontend.http.stream import OpenStreams
 from frontend.metrics.metrics import MetricsApi
@@ -39,12 +40,17 @@ def make_endpoints(
     service: Service, streams: OpenStreams, metrics: MetricsApi, gauges: Callable[[], dict[str, float]]
 ) -> list[Endpoint]:
     """Returns the route table; `gauges` are those of this process, for `/health`."""
+    unknown = UnknownFields(is_strict=service.config.http.strict_fields)
     return [
-        *routes.generating(GenerateApi(service, streams), CompletionApi(service, streams), ChatApi(service, streams)),
+        *routes.generating(
+            GenerateApi(service, streams, unknown),
+            CompletionApi(service, streams, unknown),
+            ChatApi(service, streams, unknown),
+        ),
         *routes.models(InfoApi(service.config)),
-        *routes.tokens(TokensApi(service)),
+        *routes.tokens(TokensApi(service, unknown)),
         *routes.watching(HealthApi(service, gauges), LoadApi(service), metrics),
-        *routes.steering(AbortApi(service), CacheApi(service)),
+        *routes.steering(AbortApi(service, unknown), CacheApi(service, unknown)),
     ]
 
 

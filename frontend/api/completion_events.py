@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec import UNSET, UnsetType
 
 from frontend.api.completion_reply import CompletionChoice, CompletionView
-from frontend.api.usage import usage_of
+from frontend.api.usage import usage_of, usage_so_far
 from frontend.generation import Generation
 from frontend.http import sse
 from messages.replies import UserReply
@@ -44,7 +44,10 @@ class CompletionEvents:
 
     def _chunk(self, generation: Generation, final: UserReply | None, *, is_first: bool) -> bytes:
         choice = self._view.take_choice(generation, generation.index, final, is_first=is_first)
-        usage = usage_of([generation], 1) if self._view.usage.is_continuous else self._no_usage()
+        if self._view.usage.is_continuous:
+            usage = usage_so_far(generation, is_last=final is not None)
+        else:
+            usage = self._no_usage()
         return sse.frame(self._view.completion([choice], usage))
 
     def _form(self, index: int) -> sse.FrameForm:

@@ -109,7 +109,8 @@ class CompletionView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prompt_text(generation: Generation) -> str:
-    """Returns the prompt as text: as the client gave it, or what its ids say."""
-    if generation.message.prompt_text is not None:
-        return generation.message.prompt_text
+    """Returns the prompt as text: as the client gave it or, where it gave ids or had it cut, what its ids say."""
+    message = generation.message
+    if message.prompt_text is not None and message.truncation is None:
+        return message.prompt_text
     return "" if generation.prompt is None else generation.prompt.text

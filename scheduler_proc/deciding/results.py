@@ -9,10 +9,10 @@ import msgspec
 
 from messages.columns import INT32, INT64, unpack_int32
 from messages.errors import ErrorInfo
-from messages.replies import DetokenizeMsg, FinishedRow, FinishReason, PromptScored, ToDetokenizer
+from messages.replies import DetokenizeMsg, FinishedRow, FinishReason, PrefilledRow, PromptScored, ToDetokenizer
 from messages.steps import ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.batch_columns import Chunk
-from scheduler_proc.deciding.endings import NOT_FINITE, Ending, find_ending, finished_row, no_token
+from scheduler_proc.deciding.endings import NOT_FINITE, Ending, find_ending, finished_row, no_token, usage_of
 from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.logprob_columns import cut_up, has_nan, of_delivered
 from scheduler_proc.deciding.requests import NO_TOKEN, Limits, PendingReq, Req
@@ -73,13 +73,14 @@ class Results:
         if output.logprobs is not None:
             wanted = decode.sampling.num_logprobs + array(INT32, [pending.num_logprobs for pending in sampling])
             entries, logprobs = of_delivered(wanted, next_tokens, output.logprobs)
+        prefilled = _prefilled(sampling, next_tokens[len(decode.uids) :])
         if NO_TOKEN in next_tokens:
             kept = [row for row, token_id in enumerate(next_tokens) if token_id != NO_TOKEN]
             uids, attempts = array(INT64, [uids[row] for row in kept]), array(INT32, [attempts[row] for row in kept])
             next_tokens = array(INT32, [next_tokens[row] for row in kept])
         self.num_output_tokens += len(next_tokens)
         columns = uids.tobytes(), attempts.tobytes(), next_tokens.tobytes()
-        return DetokenizeMsg(output.step_id, *columns, logprob_entries=entries, logprobs=logprobs)
+        return DetokenizeMsg(output.step_id, *columns, (), entries, logprobs, prefilled)
 
     def _commit_decode_rows(self, next_tokens: "array[int]", failures: Mapping[int, ErrorInfo]) -> list[FinishedRow]:
         decode = self._stages.decode
@@ -107,6 +108,17 @@ class Results:
         if ending is None:
             self._stages.start_decoding(req)
         return ending
+
+
+def _prefilled(sampling: list[PendingReq], next_tokens: "array[int]") -> tuple[PrefilledRow, ...]:
+    """Returns what the prompts took of the requests whose last chunk got a token."""
+    return tuple(
+        [
+            PrefilledRow(pending.uid, pending.attempt, usage_of(pending))
+            for pending, token_id in zip(sampling, next_tokens, strict=True)
+            if token_id != NO_TOKEN
+        ]
+    )
 
 
 def _find_fault(pending: PendingReq, token_id: int | None, scores: LogprobColumns | None) -> ErrorInfo | None:

@@ -16,7 +16,7 @@ import psutil
 from messages.columns import pack_int32, pack_int64
 from messages.config import Config, HttpConfig, ModelFacts, RunConfig, SchedulingConfig
 from messages.control import ProcessState, ProcessStatus, ProcessTable
-from messages.replies import ScoredToken, StepReplies, ToFrontend, TokenLogprob, Usage, UserReply
+from messages.replies import PrefilledRow, ScoredToken, StepReplies, ToFrontend, TokenLogprob, Usage, UserReply
 from messages.requests import AbortMsg, DropBefore, Stamps, TokenizeMsg, ToTokenizer
 from messages.uids import frontend_socket
 from tests.fake_launcher import FakeLauncher
@@ -74,6 +74,7 @@ def step(
     rows: Iterable[tuple[TokenizeMsg, int, str]] = (),
     finals: tuple[UserReply, ...] = (),
     logprobs: dict[int, ScoredToken] | None = None,
+    prefilled: tuple[PrefilledRow, ...] = (),
 ) -> StepReplies:
     """One step of (request, token id, text) rows, `logprobs` by the index of the row."""
     rows = list(rows)
@@ -87,6 +88,7 @@ def step(
         finals=finals,
         logprob_entries=pack_int32(logprobs),
         logprobs=tuple(logprobs.values()),
+        prefilled=prefilled,
     )
 
 

@@ -4,12 +4,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from messages.channels import Receiver, Sender, Waiter
 from messages.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from messages.frontends import FrontendSenders
-from messages.replies import StepReplies, ToFrontend, UserReply
+from messages.replies import PrefilledRow, StepReplies, ToFrontend, Usage, UserReply
 from messages.requests import DropBefore
 from messages.run_dir import RunDir
 from messages.uids import UIDS_PER_BLOCK, frontend_socket
@@ -102,3 +103,12 @@ def test_what_is_for_a_frontend_that_is_gone_is_dropped_and_opens_no_way(fronten
     assert isinstance(part, StepReplies)
     assert list(unpack_int64(part.uids)) == [N + 1]
     assert frontends.senders.num_open == 1
+
+
+def test_each_frontend_hears_of_its_own_prompts(frontends: Frontends):
+    rows = tuple(PrefilledRow(uid, 0, Usage(5, 1)) for uid in (N + 1, 2 * N + 3))
+    frontends.senders.send(msgspec.structs.replace(step([N + 1, 2 * N + 3]), prefilled=rows))
+    for number, row in zip((1, 2), rows, strict=True):
+        part = frontends.take(number)
+        assert isinstance(part, StepReplies)
+        assert part.prefilled == (row,)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from messages.columns import pack_int32, unpack_int32, unpack_int64
-from messages.replies import CacheFlushed, DetokenizeMsg, FinishedRow, OpenStream, PromptScored, ToDetokenizer
+from messages.replies import CacheFlushed, DetokenizeMsg, FinishedRow, OpenStream, PromptScored, ToDetokenizer, Usage
 from messages.requests import DropBefore, SamplingParams, Stamps, ToScheduler, UserMsg
 from messages.steps import LogprobColumns
 from scheduler_proc.deciding.kv_cache import KvCache
@@ -36,6 +36,7 @@ class Inbox:
         self.opened: dict[tuple[int, int], OpenStream] = {}
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.finished: dict[tuple[int, int], FinishedRow] = {}
+        self.prefilled: dict[tuple[int, int], Usage] = {}
         self.logprobs: dict[tuple[int, int], list[Score]] = {}
         self.scores: dict[tuple[int, int], list[Score]] = {}
         self.flushed: list[CacheFlushed] = []
@@ -77,6 +78,9 @@ class Inbox:
             assert opened.num_prompt_logprobs is None or (uid, attempt) in self.scores, "a token before the scores"
             self.tokens[uid, attempt].append(token_id)
             self.step_ids.append(message.step_id)
+        for row in message.prefilled:
+            assert row.uid in uids, "prefilled without a token"
+            self.prefilled[row.uid, row.attempt] = row.usage
         self._take_logprobs(message)
         for row in message.finished:
             key = (row.uid, row.attempt)
