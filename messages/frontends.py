@@ -21,14 +21,14 @@ class FrontendSenders:
         self._gone = GoneRequests()
 
     def send(self, message: ToFrontend) -> None:
-        """Sends replies, to each frontend its own, and word of lost frames to all. Raises `ChannelFullError`.
+        """Sends replies, to each frontend its own, and word of lost frames to all.
 
-        What is for one that is gone is dropped.
+        What is for one that is gone or has stopped reading is dropped; the others get theirs.
         """
         match message:
             case FramesLost():
                 for sender in self._senders.values():
-                    sender.send(message)
+                    sender.send_or_drop(message)
             case StepReplies():
                 self._send_step(message)
             case _:
@@ -65,7 +65,7 @@ class FrontendSenders:
     def _send_to(self, block: int, message: ToFrontend) -> None:
         sender = self._find_sender(block)
         if sender is not None:
-            sender.send(message)
+            sender.send_or_drop(message)
 
     def _find_sender(self, block: int) -> Sender[ToFrontend] | None:
         """Returns the sender to the frontend with this block, `None` where it is gone."""

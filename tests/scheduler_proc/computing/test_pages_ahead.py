@@ -113,7 +113,7 @@ atexit.register(lambda: print([thread.name for thread in threading.enumerate()])
 
 
 def test_no_thread_is_left_when_the_interpreter_ends() -> None:
-    """A thread that is ended inside torch's code ends the process with `terminate called without an active exception`."""
+    """A thread that is ended inside torch's code takes the process with it: `terminate called without …`."""
     done = subprocess.run(
         [sys.executable, "-c", ENDS_IN_MID_STEP], cwd=ROOT, capture_output=True, text=True, check=False
     )
