@@ -17,7 +17,7 @@ from messages.errors import ChannelFullError
 from messages.replies import OpenStream, ToDetokenizer
 from messages.requests import AbortMsg, DropBefore, FramesLost, StopSeen, ToScheduler
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture

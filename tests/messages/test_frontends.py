@@ -16,7 +16,7 @@ from messages.run_dir import RunDir
 from messages.uids import UIDS_PER_BLOCK, frontend_socket
 
 N = UIDS_PER_BLOCK
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 class Frontends:

@@ -118,7 +118,7 @@ def test_a_silent_stream_gets_comments(impatient: FrontendRun):
         message = impatient.take_request()
         assert call.next_event() == ": keep-alive"
         impatient.send(step([(message, 1, "a")]))
-        assert json.loads(call.next_event()[6:])["text"] == "a"
+        assert json.loads(call.next_data())["text"] == "a"
         assert call.next_event() == ": keep-alive"
         assert call.next_event() == ": keep-alive"
         impatient.send(step(finals=(final(message, "b", (2,)),)))
