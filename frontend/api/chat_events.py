@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from msgspec import UNSET, UnsetType
 
 from frontend.api.chat_reply import ChatDelta, ChatPiece, ChatView
-from frontend.api.usage import UsageReply, prompt_ids_of, usage_of
+from frontend.api.usage import UsageReply, prompt_ids_of, usage_of, usage_so_far
 from frontend.generation import Generation
 from frontend.http import sse
 from messages.replies import UserReply
 
 
 class ChatEvents:
-    """A chunk with the role at the beginning of each choice, then one for each increment.
+    """A chunk with the role at the beginning of each choice, then one for each step.
 
     Where a chunk has nothing but text, only that is encoded.
     """
@@ -28,7 +28,7 @@ class ChatEvents:
     def tokens(self, generation: Generation) -> bytes:
         beginning = b"" if generation.index in self._began else self._begin(generation)
         if self._forms:
-            return beginning + self._forms[generation.index].frame(generation.take().text)
+            return beginning + self._forms[generation.index].frame(generation.take_step().text)
         return beginning + self._chunk(generation, None)
 
     def end(self, generation: Generation, final: UserReply) -> bytes:
@@ -46,22 +46,22 @@ class ChatEvents:
         view = self._view
         piece = ChatPiece(index=generation.index, delta=ChatDelta("", view.role))
         prompt_ids = prompt_ids_of(generation) if view.has_token_ids else UNSET
-        begun = sse.frame(view.chunk([piece], self._usage(generation), prompt_ids))
+        begun = sse.frame(view.chunk([piece], self._usage(generation, None), prompt_ids))
         if view.echoed:
             piece = ChatPiece(index=generation.index, delta=ChatDelta(view.echoed))
-            begun += sse.frame(view.chunk([piece], self._usage(generation)))
+            begun += sse.frame(view.chunk([piece], self._usage(generation, None)))
         return begun
 
     def _chunk(self, generation: Generation, final: UserReply | None) -> bytes:
         piece = self._view.take_piece(generation, final)
-        return sse.frame(self._view.chunk([piece], self._usage(generation)))
+        return sse.frame(self._view.chunk([piece], self._usage(generation, final)))
 
     def _form(self, index: int) -> sse.FrameForm:
         piece = ChatPiece(index=index, delta=ChatDelta(sse.FrameForm.MARK))
-        return sse.FrameForm(self._view.chunk([piece], self._usage(None)))
+        return sse.FrameForm(self._view.chunk([piece], self._usage(None, None)))
 
-    def _usage(self, generation: Generation | None) -> UsageReply | UnsetType | None:
+    def _usage(self, generation: Generation | None, final: UserReply | None) -> UsageReply | UnsetType | None:
         options = self._view.usage
         if options.is_continuous and generation is not None:
-            return usage_of([generation], 1)
+            return usage_so_far(generation, final)
         return None if options.is_included else UNSET

@@ -1,6 +1,6 @@
 import pytest
 
-from frontend.api.usage import usage_of
+from frontend.api.usage import PromptTokensDetails, UsageReply, usage_of, usage_so_far
 from frontend.generation import Generation
 from messages.columns import pack_int32
 from messages.replies import PromptReply, Usage
@@ -31,7 +31,12 @@ def test_a_prompt_counts_once_with_what_was_cached_for_any_of_its_choices(num_ch
 
 def test_before_the_end_it_is_what_is_known():
     by_ids, by_text = make(0, pack_int32([1, 2, 3])), make(1)
-    assert counts([by_ids, by_text], 1) == (3, 0, 0)
+    assert usage_so_far(by_ids, None) == UsageReply(3, 0, 3, PromptTokensDetails(0))
+    assert usage_so_far(by_text, None) == UsageReply(0, 0, 0, PromptTokensDetails(0))
     by_text.add_prompt(PromptReply(1, 0, "hi", token_ids=pack_int32([4, 5])))
     by_text.add(7, "a")
-    assert counts([by_ids, by_text], 1) == (5, 0, 1)
+    by_text.add(8, "b")
+    by_text.take_step()
+    assert usage_so_far(by_text, None) == UsageReply(2, 1, 3, PromptTokensDetails(0))
+    end = final(by_text.message, usage=Usage(2, 1, 2))
+    assert usage_so_far(by_text, end) == UsageReply(2, 2, 4, PromptTokensDetails(1))
