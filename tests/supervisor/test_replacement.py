@@ -177,7 +177,7 @@ def test_nothing_is_left_after_the_launcher_was_killed_during_a_restart():
         run.wait_for("scheduler=starting.2")
         os.kill(run.note_pids()["frontend"], signal.SIGKILL)
         run.launcher.kill()
-        run.assert_nothing_left()
+        run.assert_nothing_left(timeout_s=30.0)
 
 
 def test_a_process_that_dies_during_the_drain_is_replaced_so_that_its_requests_can_end():
