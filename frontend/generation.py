@@ -3,6 +3,7 @@
 import asyncio
 import time
 from array import array
+from collections import deque
 from typing import NamedTuple
 
 import msgspec
@@ -13,7 +14,7 @@ from messages.requests import AbortReason, TokenizeMsg
 
 
 class Increment(NamedTuple):
-    """The tokens of one or more steps, and their text."""
+    """What `take_step` or `take` returns: tokens, and the text that may be shown since they have come."""
 
     text: str
     token_ids: list[int]
@@ -22,12 +23,13 @@ class Increment(NamedTuple):
 class Generation:
     """Is filled by the registry as replies arrive and emptied by the response that waits on `changed`.
 
-    A response that cannot write for a while finds all that has arrived meanwhile as one increment, so a slow reader
-    holds at most the output of its own request. `index` is its place among the choices of its HTTP request, which
-    share `changed`.
+    A response that cannot write for a while finds each step that has arrived meanwhile as it would have been, so what a
+    client sees does not depend on when this process ran; a slow reader holds at most the output of its own request.
+    `index` is its place among the choices of its HTTP request, which share `changed`.
     """
 
     __slots__ = (
+        "_has_end_text",
         "_num_ids_before",
         "_num_ids_taken",
         "_texts",
@@ -93,20 +95,23 @@ class Generation:
         self.prompt_usage: Usage | None = None
         """What the prompt took; it comes with the first token."""
         self._wakes_at_tokens = wakes_at_tokens
-        self._texts: list[str] = []
+        self._texts: deque[str] = deque()
+        """One for each token that has not been taken; the last one may be the text of the end, with any number."""
+        self._has_end_text = False
+        """The last one of `_texts` is told with the end."""
         self.logprobs: list[ScoredToken] = []
         """Those of the tokens that have not been taken; empty where none are wanted."""
         self._num_ids_taken = 0
         self._num_ids_before = 0
 
     @property
-    def has_news(self) -> bool:
-        """Tells whether `take` would return a token or text."""
-        return bool(self._texts)
+    def has_step(self) -> bool:
+        """Tells whether the tokens of a step wait for `take_step`. Those that came with a good end are told with it."""
+        return len(self._texts) > self._has_end_text
 
     @property
     def num_taken(self) -> int:
-        """How many tokens `take` has returned."""
+        """How many tokens have been taken."""
         return self._num_ids_taken
 
     @property
@@ -172,22 +177,33 @@ class Generation:
         self.num_chars += len(final.incremental_output)
         if self.has_listener and (token_ids or final.incremental_output):
             self._texts.append(final.incremental_output)
+            self._has_end_text = final.error is None
             self.logprobs.extend(final.logprobs)
         self.final = final
         self.changed.set()
 
-    def take(self) -> Increment:
-        """Returns what has arrived since the last call."""
-        text = self._texts[0] if len(self._texts) == 1 else "".join(self._texts)
-        self._texts.clear()
-        token_ids = self.output_ids[self._num_ids_taken :].tolist()
-        self._num_ids_taken = len(self.output_ids)
-        return Increment(text, token_ids)
+    def take_step(self) -> Increment:
+        """Returns the oldest step that has not been taken; `has_step` tells whether there is one."""
+        text = self._texts.popleft()
+        return Increment(text, self._take_ids(self._num_ids_taken + 1 if self._texts else len(self.output_ids)))
 
-    def take_logprobs(self) -> list[ScoredToken]:
-        """Returns the logprobs that have arrived since the last call, one for each token, if they are wanted."""
-        taken, self.logprobs = self.logprobs, []
+    def take(self) -> Increment:
+        """Returns all that has not been taken, the end's text included."""
+        text = "".join(self._texts)
+        self._texts.clear()
+        self._has_end_text = False
+        return Increment(text, self._take_ids(len(self.output_ids)))
+
+    def take_logprobs(self, num_tokens: int) -> list[ScoredToken]:
+        """Returns the logprobs of the next `num_tokens` tokens, if they are wanted."""
+        taken = self.logprobs[:num_tokens]
+        del self.logprobs[:num_tokens]
         return taken
+
+    def _take_ids(self, end: int) -> list[int]:
+        token_ids = self.output_ids[self._num_ids_taken : end].tolist()
+        self._num_ids_taken = end
+        return token_ids
 
     def make_remnant(self) -> "Generation":
         """Returns an entry that waits, in place of this one, for the ring to end the request; nobody listens to it."""
@@ -205,6 +221,7 @@ class Generation:
         """Nobody listens from now on."""
         self.has_listener = False
         self._texts.clear()
+        self._has_end_text = False
         self.logprobs.clear()
         self.changed.set()
 

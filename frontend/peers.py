@@ -9,7 +9,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from frontend.errors import UnavailableError
 from frontend.processes import ProcessView
 from messages.channels import Sender
-from messages.errors import ChannelFullError
 from messages.frontends import FrontendSenders
 from messages.peers import PeerAnswer, PeerAsk, PeerQuestion, PeerReply
 from messages.uids import block_of
@@ -104,10 +103,7 @@ class Peers:
         self._senders.close()
 
     def _send(self, block: int, message: PeerAsk | PeerAnswer) -> None:
-        try:
-            self._senders.send_to(block, message)
-        except ChannelFullError as error:
-            log.error("%s was not sent: %s", type(message).__name__, error)
+        self._senders.send_to(block, message)
 
 
 class _Asked:

@@ -21,24 +21,24 @@ class FrontendSenders:
         self._gone = GoneRequests()
 
     def send(self, message: ToFrontend) -> None:
-        """Sends replies, to each frontend its own, and word of lost frames to all. Raises `ChannelFullError`.
+        """Sends replies, to each frontend its own, and word of lost frames to all.
 
-        What is for one that is gone is dropped.
+        What is for one that is gone or has stopped reading is dropped; the others get theirs.
         """
         match message:
             case FramesLost():
                 for sender in self._senders.values():
-                    sender.send(message)
+                    sender.send_or_drop(message)
             case StepReplies():
                 self._send_step(message)
             case _:
                 self.send_to(block_of(message.uid), message)
 
     def send_to(self, block: int, message: ToFrontend) -> None:
-        """Sends `message` to the frontend with this block unless it is gone. Raises `ChannelFullError`."""
+        """Sends `message` to the frontend with this block; dropped where that is gone or has stopped reading."""
         sender = self._find_sender(block)
         if sender is not None:
-            sender.send(message)
+            sender.send_or_drop(message)
 
     def forget(self, drop: DropBefore) -> None:
         """Closes the ways to the frontends that are gone."""

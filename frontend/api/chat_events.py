@@ -12,7 +12,7 @@ from messages.replies import UserReply
 
 
 class ChatEvents:
-    """A chunk with the role at the beginning of each choice, then one for each increment.
+    """A chunk with the role at the beginning of each choice, then one for each step.
 
     Where a chunk has nothing but text, only that is encoded.
     """
@@ -28,7 +28,7 @@ class ChatEvents:
     def tokens(self, generation: Generation) -> bytes:
         beginning = b"" if generation.index in self._began else self._begin(generation)
         if self._forms:
-            return beginning + self._forms[generation.index].frame(generation.take().text)
+            return beginning + self._forms[generation.index].frame(generation.take_step().text)
         return beginning + self._chunk(generation, None)
 
     def end(self, generation: Generation, final: UserReply) -> bytes:
@@ -46,10 +46,10 @@ class ChatEvents:
         view = self._view
         piece = ChatPiece(index=generation.index, delta=ChatDelta("", view.role))
         prompt_ids = prompt_ids_of(generation) if view.has_token_ids else UNSET
-        begun = sse.frame(view.chunk([piece], self._usage(generation), prompt_ids))
+        begun = sse.frame(view.chunk([piece], self._usage(generation, None), prompt_ids))
         if view.echoed:
             piece = ChatPiece(index=generation.index, delta=ChatDelta(view.echoed))
-            begun += sse.frame(view.chunk([piece], self._usage(generation)))
+            begun += sse.frame(view.chunk([piece], self._usage(generation, None)))
         return begun
 
     def _chunk(self, generation: Generation, final: UserReply | None) -> bytes:

@@ -12,7 +12,7 @@ from messages.replies import UserReply
 
 
 class CompletionEvents:
-    """One chunk for each increment of a choice. Where a chunk has nothing but text, only that is encoded."""
+    """One chunk for each step of a choice. Where a chunk has nothing but text, only that is encoded."""
 
     def __init__(self, view: CompletionView, choices: Sequence[Generation]):
         self._view = view
@@ -25,7 +25,7 @@ class CompletionEvents:
     def tokens(self, generation: Generation) -> bytes:
         is_first = self._is_first(generation)
         if self._forms and not (is_first and self._view.has_echo):
-            return self._forms[generation.index].frame(generation.take().text)
+            return self._forms[generation.index].frame(generation.take_step().text)
         return self._chunk(generation, None, is_first=is_first)
 
     def end(self, generation: Generation, final: UserReply) -> bytes:

@@ -19,7 +19,7 @@ class UsageFields(msgspec.Struct, frozen=True):
 
 
 class TokensEvent(msgspec.Struct, frozen=True):
-    """The tokens of one or more steps; `finish_reason` is null until the end. `logprobs` where they were wanted."""
+    """The tokens of one step; `finish_reason` is null until the end. `logprobs` where they were wanted."""
 
     uid: int
     text: str
@@ -57,10 +57,10 @@ class GenerateEvents:
         self._has_logprobs = generation.message.sampling_params.num_logprobs is not None
 
     def tokens(self, generation: Generation) -> bytes:
-        text, token_ids = generation.take()
+        text, token_ids = generation.take_step()
         if not self._has_logprobs:
             return tokens_frame(generation.uid, text, token_ids)
-        logprobs = self._view.names.native(generation.take_logprobs())
+        logprobs = self._view.names.native(generation.take_logprobs(len(token_ids)))
         return sse.frame(TokensEvent(generation.uid, text, token_ids, logprobs=logprobs))
 
     def end(self, generation: Generation, final: UserReply) -> bytes:
@@ -71,7 +71,7 @@ class GenerateEvents:
 
 
 def tokens_frame(uid: int, text: str, token_ids: list[int]) -> bytes:
-    """Returns the frame of one increment: a row of `StepReplies`, or several that waited for a slow reader."""
+    """Returns the frame of one step: of a row of `StepReplies`."""
     return sse.frame(TokensEvent(uid, text, token_ids))
 
 
@@ -95,7 +95,7 @@ def end_event(generation: Generation, view: GenerateView) -> EndEvent:
             attempts=generation.attempt + 1,
             first_token_ns=generation.first_token_ns if generation.attempt else 0,
         ),
-        logprobs=UNSET if params.num_logprobs is None else view.names.native(generation.take_logprobs()),
+        logprobs=UNSET if params.num_logprobs is None else view.names.native(generation.take_logprobs(len(token_ids))),
         prompt_logprobs=UNSET if params.num_prompt_logprobs is None else prompt_logprobs(generation.prompt),
         warnings=view.warnings or UNSET,
     )

@@ -45,7 +45,7 @@ def server(tmp_path: Path) -> Iterator[CountingServer]:
         thread.start()
         yield server
         server.shutdown()
-        thread.join(10.0)
+        thread.join(30.0)
 
 
 def test_batches_with_and_without_a_profile_take_turns(server: CountingServer):

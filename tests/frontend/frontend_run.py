@@ -138,6 +138,12 @@ class Call:
                 return "\n".join(lines)
             lines.append(line.removesuffix("\n"))
 
+    def next_data(self) -> str:
+        """Returns the data of the next event; comments, which come with time, are passed over."""
+        while (event := self.next_event()).startswith(":"):
+            pass
+        return event.removeprefix("data: ")
+
     def events(self) -> list[dict[str, Any]]:
         """Returns the data of all events that are left; the last one must be `[DONE]`."""
         found: list[str] = []

@@ -16,7 +16,7 @@ from messages.config import HttpConfig, RunConfig, SchedulingConfig
 from messages.control import Beat, BootFailed, Drain, Drained, ProcessStatus, ProcessTable, Ready, Stop
 from messages.requests import ToTokenizer
 from tests.fake_launcher import ROOT, FakeLauncher
-from tests.frontend.frontend_run import FrontendRun, final, make_config, step, table, wait_until
+from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, make_config, step, table, wait_until
 
 MAX_RSS_BYTES = 70e6
 IDLE_S = 4.0
@@ -75,7 +75,7 @@ def test_a_hung_process_is_shown_and_cancel_still_works():
 
 def test_health_generate_sends_one_token_round_the_ring(server: FrontendRun):
     with contextlib.ExitStack() as stack:
-        client = stack.enter_context(socket.create_connection(server.address, timeout=10))
+        client = stack.enter_context(socket.create_connection(server.address, timeout=TIMEOUT_S))
         client.sendall(b"GET /health/generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         message = server.take_request()
         assert message.sampling_params.max_tokens == 1
@@ -136,7 +136,7 @@ def test_an_abandoned_request_counts_until_its_final():
 
 
 def test_a_drain_lets_what_runs_finish():
-    with FrontendRun() as run, run.call() as call, socket.create_connection(run.address, timeout=10) as idle:
+    with FrontendRun() as run, run.call() as call, socket.create_connection(run.address, timeout=TIMEOUT_S) as idle:
         message = run.take_request()
         idle.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert idle.recv(65536).startswith(b"HTTP/1.1 200")

@@ -98,6 +98,8 @@ def test_nothing_waits_for_the_first_start():
     view = ProcessView()
     view.update(table(scheduler="starting"))
     assert not view.is_recovering
+
+
 def test_the_other_fronts_are_those_that_hold_requests():
     view = ProcessView()
     others: list[tuple[str, ProcessState]] = [

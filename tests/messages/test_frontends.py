@@ -7,16 +7,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import messages.channels
 from messages.channels import Receiver, Sender, Waiter
 from messages.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from messages.frontends import FrontendSenders
 from messages.replies import PrefilledRow, StepReplies, ToFrontend, Usage, UserReply
-from messages.requests import DropBefore
+from messages.requests import DropBefore, FramesLost
 from messages.run_dir import RunDir
 from messages.uids import UIDS_PER_BLOCK, frontend_socket
 
 N = UIDS_PER_BLOCK
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 class Frontends:
@@ -112,3 +113,26 @@ def test_each_frontend_hears_of_its_own_prompts(frontends: Frontends):
         part = frontends.take(number)
         assert isinstance(part, StepReplies)
         assert part.prefilled == (row,)
+
+
+def test_a_frontend_that_does_not_read_takes_nothing_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(messages.channels, "MAX_QUEUED_FRAMES", 100)
+    with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as directory:
+        run_dir = RunDir(Path(directory))
+        receiver: Receiver[ToFrontend] = Receiver(run_dir.socket(frontend_socket(2)), ToFrontend)
+        senders = FrontendSenders(lambda name: Sender(run_dir.socket(name)), Sender.close)
+        waiter = Waiter()
+        waiter.add_channel(receiver)
+        lost = FramesLost("detokenizer", 7, 1, 1)
+        for message in (*(step([N + 1, 2 * N + 2]) for _ in range(120)), lost):
+            senders.send(message)
+            waiter.wait(TIMEOUT_S)
+            (taken,) = receiver.take()
+            assert taken == lost or list(unpack_int64(taken.uids)) == [2 * N + 2]
+        senders.close()
+        receiver.close()
+    assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [
+        "dropped StepReplies and what follows"
+    ]

@@ -48,7 +48,7 @@ def test_what_an_abandoned_run_left_is_removed_and_its_processes_killed(tmp_path
     (run_dir.path / "traces").mkdir()
     os.close(lock)
     _, lock = claim(tmp_path / "run")
-    assert left_over.wait(10) == -9
+    assert left_over.wait(30) == -9
     assert stranger.poll() is None, "a process that has got the pid of one of ours must not be killed"
     assert [file.name for file in run_dir.path.iterdir()] == ["lock"]
     stranger.kill()
