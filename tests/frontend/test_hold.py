@@ -118,6 +118,16 @@ def test_when_the_hold_is_over_it_is_a_503(start: Start, is_streamed: bool):
     run.round_trip()
 
 
+def test_a_crash_loop_does_not_prolong_the_hold(start: Start):
+    run = start(config(SHORT_S))
+    run.show(table(scheduler="restarting"))
+    asked = run.ask("/generate", {"prompt": "hi"})
+    for incarnation in range(2, 6):
+        run.show(table_after({"scheduler": incarnation}, scheduler="starting"))
+        run.show(table_after({"scheduler": incarnation}, scheduler="restarting"))
+    assert (asked.response().status_code, asked.response().json()["error"]["code"]) == (503, "not_ready")
+
+
 def test_without_a_hold_it_is_a_503_at_once(start: Start):
     run = start(config(0.0))
     run.show(table(scheduler="restarting"))
