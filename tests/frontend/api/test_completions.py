@@ -355,7 +355,11 @@ def test_choices_go_on_after_a_restart():
         ({"n": 65}, "n", "at most 64 (--max-n-sequences), got 65"),
         ({"best_of": 2**31}, "best_of", "at most 64 (--max-n-sequences), got 2147483648"),
         ({"prompt": ["a"] * 1281}, "prompt", "1281 choices"),
-        ({"prompt": ["a"] * 641, "n": 2}, "prompt", "at most 1280 may be open (--max-num-seqs and --max-queued-requests)"),
+        (
+            {"prompt": ["a"] * 641, "n": 2},
+            "prompt",
+            "at most 1280 may be open (--max-num-seqs and --max-queued-requests)",
+        ),
         ({"user": 5}, "user", "a string"),
         ({"store": 1}, "store", "true or false"),
         ({"stop_token_ids": [1000]}, "stop_token_ids", "below 1000"),
