@@ -3,7 +3,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messages.columns import pack_int32, unpack_int32
@@ -152,6 +152,7 @@ def test_a_text_with_a_token_that_the_model_does_not_have() -> None:
     assert "Token id 300" in str(refusal_of("a日"))
 
 
+@settings(deadline=None)
 @given(text=st.text("a ", max_size=100))
 def test_long_texts_are_refused_just_as_if_all_of_them_were_tokenized(text: str) -> None:
     fits = 0 < len(encode_letters(text)) < MAX_MODEL_LEN
