@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Collection
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -20,8 +19,6 @@ MAX_PENDING = 256
 
 Q = TypeVar("Q")
 R = TypeVar("R")
-
-log = logging.getLogger("sluice.frontend")
 
 
 class Replies(NamedTuple, Generic[R]):
@@ -67,7 +64,7 @@ class Peers:
         self._pending[uid] = asked
         try:
             for block in names:
-                self._send(block, PeerAsk(uid, question))
+                self._senders.send_to(block, PeerAsk(uid, question))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ASK_TIMEOUT_S):
                     await asked.is_over.wait()
@@ -81,7 +78,7 @@ class Peers:
         match message:
             case PeerAsk(uid, question):
                 reply = self._answerers[type(question)](question)
-                self._send(block_of(uid), PeerAnswer(uid, self._own_block, reply))
+                self._senders.send_to(block_of(uid), PeerAnswer(uid, self._own_block, reply))
             case PeerAnswer(uid, block, reply):
                 asked = self._pending.get(uid)
                 if asked is not None:
@@ -101,9 +98,6 @@ class Peers:
 
     def close(self) -> None:
         self._senders.close()
-
-    def _send(self, block: int, message: PeerAsk | PeerAnswer) -> None:
-        self._senders.send_to(block, message)
 
 
 class _Asked:

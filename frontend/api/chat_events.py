@@ -46,10 +46,10 @@ class ChatEvents:
         view = self._view
         piece = ChatPiece(index=generation.index, delta=ChatDelta("", view.role))
         prompt_ids = prompt_ids_of(generation) if view.has_token_ids else UNSET
-        begun = sse.frame(view.chunk([piece], self._usage(generation, None), prompt_ids))
+        begun = sse.frame(view.chunk([piece], self._usage(generation), prompt_ids))
         if view.echoed:
             piece = ChatPiece(index=generation.index, delta=ChatDelta(view.echoed))
-            begun += sse.frame(view.chunk([piece], self._usage(generation, None)))
+            begun += sse.frame(view.chunk([piece], self._usage(generation)))
         return begun
 
     def _chunk(self, generation: Generation, final: UserReply | None) -> bytes:
