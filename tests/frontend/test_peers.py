@@ -24,7 +24,7 @@ class FakeSender:
         self._sent = sent
         self._name = name
 
-    def send(self, message: Any) -> None:
+    def send_or_drop(self, message: Any) -> None:
         self._sent.append((self._name, message))
 
     def close(self) -> None:

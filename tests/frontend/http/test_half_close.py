@@ -16,8 +16,8 @@ STREAM = b'{"prompt": "hi"}'
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-def post(body: bytes, version: bytes = b"1.1", fields: bytes = b"Host: x\r\n") -> bytes:
-    head = b"POST /generate HTTP/%s\r\n%sContent-Length: %d\r\n\r\n"
+def post(body: bytes, version: bytes = b"1.1", fields: bytes = b"Host: localhost\r\n") -> bytes:
+    head = b"POST /generate HTTP/%s\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     return head % (version, fields, len(body)) + body
 
 
@@ -75,7 +75,7 @@ def test_a_stream_to_a_client_that_sends_no_more(server: FrontendRun, client: so
 
 
 def test_what_is_answered_at_once_needs_no_interim_response(server: FrontendRun, client: socket.socket):
-    client.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+    client.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2)
     client.shutdown(socket.SHUT_WR)
     received = read_all(client)
     assert received.count(b"HTTP/1.1 200 ") == 2
@@ -164,7 +164,13 @@ def test_a_client_of_http_1_0_that_sends_no_more_gets_what_is_answered_at_once(
     assert read_all(client).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.parametrize("sent", [b"GET /ver", b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /ver",
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+    ],
+)
 def test_half_a_request_and_no_more_is_refused(server: FrontendRun, client: socket.socket, sent: bytes):
     client.sendall(sent)
     client.shutdown(socket.SHUT_WR)
