@@ -18,8 +18,9 @@ from torch import Tensor
 
 from benchmarks.result_file import write_result
 from kernels.sample import greedy
+from messages.axes import fill_columns
 from messages.columns import pack_float32, pack_int32, pack_int64
-from messages.steps import Batch, LogitEdits
+from messages.steps import SAMPLED, Batch, LogitEdits
 from scheduler_proc.computing.logprobs import score_sampled
 from scheduler_proc.computing.sampler import choose_tokens
 
@@ -70,22 +71,15 @@ def _choosing(logits_SV: Tensor, batch: Batch, edits: LogitEdits | None) -> Case
 
 def make_batch(temperature: float) -> Batch:
     """Returns a plan of which only the sampling columns count."""
-    columns = dict.fromkeys(("uids", "query_lens", "context_lens", "token_ids", "positions", "slots"), b"")
-    return Batch(
-        step_id=0,
-        phase="decode",
-        num_decode_rows=NUM_ROWS,
-        **columns,
-        page_tables=b"",
-        num_pages_per_row=0,
-        sample_rows=pack_int32(range(NUM_ROWS)),
+    columns = fill_columns(
+        Batch,
+        {SAMPLED: NUM_ROWS},
+        sample_tokens=pack_int32(range(NUM_ROWS)),
         temperatures=pack_float32([temperature] * NUM_ROWS),
-        top_ps=pack_float32([1.0] * NUM_ROWS),
-        top_ks=pack_int32([0] * NUM_ROWS),
-        min_ps=pack_float32([0.0] * NUM_ROWS),
         seeds=pack_int64(range(NUM_ROWS)),
         sample_positions=pack_int64([HISTORY_TOKENS] * NUM_ROWS),
     )
+    return Batch(step_id=0, num_decode_rows=NUM_ROWS, num_pages_per_row=0, **columns)
 
 
 def make_edits() -> dict[str, LogitEdits | None]:

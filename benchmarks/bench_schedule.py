@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.result_file import write_result
-from messages.columns import num_int32, pack_float32, pack_int32, unpack_int32
+from messages.columns import pack_float32, pack_int32, unpack_int32
 from messages.requests import SamplingParams, Stamps, UserMsg
 from messages.steps import Batch, ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.kv_cache import KvCache
@@ -59,7 +59,7 @@ def random_ids(chance: random.Random, num_tokens: int) -> bytes:
 
 def output_of(batch: Batch) -> ForwardOutput:
     """Returns a result in which every row goes on; in `batch`, all rows want logprobs or none."""
-    num_rows, logprobs = num_int32(batch.sample_rows), None
+    num_rows, logprobs = batch.num_sampled, None
     if batch.num_logprobs:
         num_top = unpack_int32(batch.num_logprobs)[0]
         each, tops = bytes(4 * num_rows), bytes(4 * num_rows * num_top)

@@ -60,13 +60,13 @@ class Kind:
         places = range(self.context, self.context + self.num_tokens)
         return replace(
             batch,
-            phase="prefill",
             num_decode_rows=0,
             query_lens=pack_int32([self.num_tokens]),
             token_ids=pack_int32(range(self.num_tokens)),
             positions=pack_int32(places),
             slots=pack_int64(places),
             page_tables=pack_int32(range(self.num_pages)),
+            sample_tokens=pack_int32([self.num_tokens - 1]),
             num_pages_per_row=self.num_pages,
         )
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from messages.channels import Receiver, Sender
-from messages.columns import num_int32
 from messages.config import Config
 from messages.control import Drain
 from messages.errors import ChannelFullError
@@ -113,7 +112,7 @@ def add_profile(link: ProcessLink, scheduler: Scheduler, stepper: Stepper) -> No
 
 def step_name(batch: Batch) -> str:
     """`step 7 mixed rows=32 tokens=95`."""
-    return f"step {batch.step_id} {batch.phase} rows={num_int32(batch.query_lens)} tokens={num_int32(batch.token_ids)}"
+    return f"step {batch.step_id} {batch.phase} rows={batch.num_rows} tokens={batch.num_tokens}"
 
 
 def result_name(running: Running) -> str:

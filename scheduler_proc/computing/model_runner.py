@@ -8,7 +8,6 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from messages.columns import num_int32
 from messages.steps import Batch, ForwardOutput
 from scheduler_proc.computing.decoder import Decoder
 from scheduler_proc.computing.kv_cache import KVCache
@@ -61,7 +60,7 @@ class ModelRunner:
             if decoded is not None:
                 logits_SV, likeliest_S = decoded.logits, decoded.likeliest
             else:
-                hidden_NE, num_sampled = self._forward(batch), num_int32(batch.sample_rows)
+                hidden_NE, num_sampled = self._forward(batch), batch.num_sampled
                 logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled))
                 likeliest_S = None
                 prompt_logprobs = score_prompt(hidden_NE[num_sampled:], self._decoder, batch)

@@ -17,8 +17,7 @@ from kernels.sample import greedy
 from messages.steps import Batch
 from scheduler_proc.computing.decoder import Decoder
 from scheduler_proc.computing.kv_cache import KVCache
-from scheduler_proc.computing.packed_columns import PackedColumns
-from scheduler_proc.computing.step_inputs import StepInputs, only_samples
+from scheduler_proc.computing.step_inputs import NO_ROWS, StepInputs, StepShape, only_samples, pack_step
 from scheduler_proc.computing.workspace import Workspace
 
 log = logging.getLogger("sluice.recorded_decodes")
@@ -47,21 +46,15 @@ class RecordedDecodes:
         self._cache = cache
         self._workspace = workspace
         self._max_rows = max_rows
-        columns = PackedColumns(
-            {
-                "token_ids": (torch.int32, (max_rows,)),
-                "positions": (torch.int32, (max_rows,)),
-                "slots": (torch.int64, (max_rows,)),
-                "decode_page_tables": (torch.int32, (max_rows, num_pages)),
-                "decode_num_keys": (torch.int32, (max_rows,)),
-            }
-        )
+        shape = StepShape(max_rows, num_prefill_tokens=0, num_prefill_rows=0, num_pages=num_pages, num_head_tokens=0)
+        columns = shape.columns()
         memory = torch.empty(columns.num_bytes, dtype=torch.uint8)
         self._tensors, arrays = columns.tensors(memory), columns.arrays(memory)
+        pack_step(NO_ROWS, shape, arrays)
         self._num_keys, self._table_bytes = arrays["decode_num_keys"], 4 * num_pages
         # Bytes are copied as they are: after a step has read all weights, each call into a library finds its code and
         # data cold.
-        self._bytes = {name: memoryview(array.data).cast("B") for name, array in arrays.items()}
+        self._bytes = {name: array.reshape(-1).view(np.uint8).data for name, array in arrays.items()}
         self._recordings: dict[int, tuple[Recording, Decoded]] = {}
         self._can_record = True
 
@@ -91,18 +84,8 @@ class RecordedDecodes:
             tables[to : to + num_bytes] = batch.page_tables[begin : begin + num_bytes]
 
     def _record(self, num_rows: int) -> Decoded:
-        rows: dict[str, Any] = {name: tensor[:num_rows] for name, tensor in self._tensors.items()}
-        nothing = torch.from_numpy(np.zeros(0, np.int32))
-        step = StepInputs(
-            num_rows,
-            token_sources=nothing,
-            prefill_page_tables=nothing,
-            prefill_query_lens=nothing,
-            prefill_context_lens=nothing,
-            head_tokens=nothing,
-            all_go_to_head=True,
-            **rows,
-        )
+        columns: dict[str, Any] = {name: tensor[:num_rows] for name, tensor in self._tensors.items()}
+        step = StepInputs(num_rows, all_go_to_head=True, **columns)
         activations, room_RV = self._workspace.activations(num_rows), self._workspace.logits(num_rows)
         assert room_RV is not None
 

@@ -18,32 +18,10 @@ from messages.steps import Batch
 from scheduler_proc.computing.attention_plans import AttentionPlans
 from scheduler_proc.computing.gpu_device import Device, Work
 from scheduler_proc.computing.packed_columns import PackedColumns
-from scheduler_proc.computing.step_inputs import StepInputs, StepShape, pack_step, view_step
+from scheduler_proc.computing.step_inputs import NO_ROWS, StepInputs, StepShape, pack_step, view_step
 from scheduler_proc.computing.step_shapes import StepShapes
 
 GIB = 2**30
-
-NO_ROWS = Batch(
-    step_id=0,
-    phase="decode",
-    num_decode_rows=0,
-    uids=b"",
-    query_lens=b"",
-    context_lens=b"",
-    token_ids=b"",
-    positions=b"",
-    slots=b"",
-    page_tables=b"",
-    num_pages_per_row=1,
-    sample_rows=b"",
-    temperatures=b"",
-    top_ps=b"",
-    top_ks=b"",
-    min_ps=b"",
-    seeds=b"",
-    sample_positions=b"",
-)
-"""A step of nothing but padding: what is recorded hangs on a step's shape alone."""
 
 log = logging.getLogger("sluice.recorded_steps")
 

@@ -8,8 +8,9 @@ those of its prefill rows after *all* places for decode rows. What is left over 
 and V are stored nowhere), no keys, no query tokens, no source.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,14 +18,41 @@ from torch import Tensor
 
 from kernels.decode_work import DecodeLayout, DecodeWork
 from kernels.prefill_tiles import TILE_WORDS
+from messages.axes import fill_columns
 from messages.columns import num_int32
 from messages.steps import Batch
 from scheduler_proc.computing.packed_columns import PackedColumns
 
 Arrays = dict[str, np.ndarray]
 
-PLANS = frozenset({"decode_plan", "prefill_tiles"})
-"""The columns that are plans of attention."""
+Axis = Literal["token", "decode row", "prefill row", "head token"]
+
+
+class InputColumn(NamedTuple):
+    """A column of `StepInputs`: what it has an entry for, a whole page table where `is_table`."""
+
+    dtype: torch.dtype
+    axis: Axis
+    padding: int
+    """What is in places that no entry of the batch takes."""
+    is_table: bool = False
+
+
+INPUT_COLUMNS: Mapping[str, InputColumn] = {
+    "token_ids": InputColumn(torch.int32, "token", 0),
+    "positions": InputColumn(torch.int32, "token", 0),
+    "slots": InputColumn(torch.int64, "token", -1),
+    "token_sources": InputColumn(torch.int32, "decode row", -1),
+    "decode_page_tables": InputColumn(torch.int32, "decode row", -1, is_table=True),
+    "decode_num_keys": InputColumn(torch.int32, "decode row", 0),
+    "prefill_page_tables": InputColumn(torch.int32, "prefill row", -1, is_table=True),
+    "prefill_query_lens": InputColumn(torch.int32, "prefill row", 0),
+    "prefill_context_lens": InputColumn(torch.int32, "prefill row", 0),
+    "head_tokens": InputColumn(torch.int64, "head token", 0),
+}
+
+NO_ROWS = Batch(step_id=0, num_decode_rows=0, num_pages_per_row=1, **fill_columns(Batch, {}))
+"""A step of nothing but padding: what a graph does depends on a step's shape alone."""
 
 
 @dataclass(frozen=True)
@@ -76,29 +104,24 @@ class StepShape:
     def num_tokens(self) -> int:
         return self.num_decode_rows + self.num_prefill_tokens
 
+    def places(self, column: InputColumn) -> tuple[int, ...]:
+        """Returns the shape of a column."""
+        places = {
+            "token": self.num_tokens,
+            "decode row": self.num_decode_rows,
+            "prefill row": self.num_prefill_rows,
+            "head token": self.num_head_tokens,
+        }[column.axis]
+        return (places, self.num_pages) if column.is_table else (places,)
+
     def columns(self) -> PackedColumns:
         """Returns the layout of the columns of `StepInputs`, and of the plans."""
-        tokens, rows, prefills = (self.num_tokens,), (self.num_decode_rows,), (self.num_prefill_rows,)
-        plans: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+        layout = {name: (column.dtype, self.places(column)) for name, column in INPUT_COLUMNS.items()}
         if self.decode_layout is not None:
-            plans["decode_plan"] = (torch.int32, (self.decode_layout.num_words,))
+            layout["decode_plan"] = (torch.int32, (self.decode_layout.num_words,))
         if self.num_tiles:
-            plans["prefill_tiles"] = (torch.int32, (self.num_tiles, TILE_WORDS))
-        return PackedColumns(
-            {
-                "token_ids": (torch.int32, tokens),
-                "positions": (torch.int32, tokens),
-                "slots": (torch.int64, tokens),
-                "token_sources": (torch.int32, rows),
-                "decode_page_tables": (torch.int32, (self.num_decode_rows, self.num_pages)),
-                "decode_num_keys": (torch.int32, rows),
-                "prefill_page_tables": (torch.int32, (self.num_prefill_rows, self.num_pages)),
-                "prefill_query_lens": (torch.int32, prefills),
-                "prefill_context_lens": (torch.int32, prefills),
-                "head_tokens": (torch.int64, (self.num_head_tokens,)),
-                **plans,
-            }
-        )
+            layout["prefill_tiles"] = (torch.int32, (self.num_tiles, TILE_WORDS))
+        return PackedColumns(layout)
 
 
 def shape_of(batch: Batch) -> StepShape:
@@ -106,10 +129,10 @@ def shape_of(batch: Batch) -> StepShape:
     num_scored = 0 if batch.scored is None else num_int32(batch.scored.token_indices)
     return StepShape(
         num_decode_rows=batch.num_decode_rows,
-        num_prefill_tokens=num_int32(batch.token_ids) - batch.num_decode_rows,
-        num_prefill_rows=num_int32(batch.query_lens) - batch.num_decode_rows,
+        num_prefill_tokens=batch.num_tokens - batch.num_decode_rows,
+        num_prefill_rows=batch.num_rows - batch.num_decode_rows,
         num_pages=batch.num_pages_per_row,
-        num_head_tokens=num_int32(batch.sample_rows) + num_scored,
+        num_head_tokens=batch.num_sampled + num_scored,
     )
 
 
@@ -122,30 +145,28 @@ def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
 def only_samples(batch: Batch) -> bool:
     """Whether each token of the step is a decode row's, and yields a next token that nothing else is wanted of."""
     num_rows = batch.num_decode_rows
-    return num_int32(batch.token_ids) == num_int32(batch.sample_rows) == num_rows and batch.scored is None
+    return batch.num_tokens == batch.num_sampled == num_rows and batch.scored is None
 
 
 def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
     """Returns the inputs of a step, without plans, whose columns are `tensors`."""
-    columns: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name not in PLANS}
+    columns: dict[str, Any] = {name: tensors[name] for name in INPUT_COLUMNS}
     return StepInputs(shape.num_decode_rows, **columns)
 
 
 def pack_step(batch: Batch, shape: StepShape, arrays: Arrays) -> None:
     """Writes the columns of `batch` and the padding into `arrays`, the columns of a shape that has room for it."""
     columns, num_decode, places = _read_columns(batch), batch.num_decode_rows, shape.num_decode_rows
-    for name, padding in (("token_ids", 0), ("positions", 0), ("slots", -1)):
-        _fill(arrays[name][:places], columns[name][:num_decode], padding)
-        _fill(arrays[name][places:], columns[name][num_decode:], padding)
-    for name, padding in (("token_sources", -1), ("decode_num_keys", 0)):
-        _fill(arrays[name], columns[name], padding)
-    for name in ("prefill_query_lens", "prefill_context_lens"):
-        _fill(arrays[name], columns[name], 0)
-    for name in ("decode_page_tables", "prefill_page_tables"):
-        _fill_tables(arrays[name], columns[name])
     head_tokens = columns["head_tokens"]
     head_tokens[head_tokens >= num_decode] += places - num_decode
-    _fill(arrays["head_tokens"], head_tokens, 0)
+    for name, column in INPUT_COLUMNS.items():
+        if column.is_table:
+            _fill_tables(arrays[name], columns[name], column.padding)
+        elif column.axis == "token":
+            _fill(arrays[name][:places], columns[name][:num_decode], column.padding)
+            _fill(arrays[name][places:], columns[name][num_decode:], column.padding)
+        else:
+            _fill(arrays[name], columns[name], column.padding)
 
 
 def _read_columns(batch: Batch) -> Arrays:
@@ -167,19 +188,16 @@ def _read_columns(batch: Batch) -> Arrays:
         "prefill_page_tables": tables[num_decode:],
         "prefill_query_lens": query_lens[num_decode:],
         "prefill_context_lens": context_lens[num_decode:],
-        "head_tokens": _find_head_tokens(batch, query_lens),
+        "head_tokens": _find_head_tokens(batch),
     }
 
 
-def _find_head_tokens(batch: Batch, query_lens: np.ndarray) -> np.ndarray:
-    """Returns indices (int64) into the tokens of the batch."""
-    ends = np.cumsum(query_lens, dtype=np.int64)
-    last_tokens = ends[_int32(batch.sample_rows)] - 1
-    if batch.scored is None:
-        return last_tokens
-    scored = _int32(batch.scored.token_indices)
-    assert len(scored) == 0 or 0 <= scored.min() <= scored.max() < ends[-1]
-    return np.concatenate((last_tokens, scored))
+def _find_head_tokens(batch: Batch) -> np.ndarray:
+    """Returns indices (int64) into the tokens of the batch: those that sample, then the scored ones."""
+    columns = [batch.sample_tokens] if batch.scored is None else [batch.sample_tokens, batch.scored.token_indices]
+    for tokens in (_int32(column) for column in columns):
+        assert len(tokens) == 0 or 0 <= tokens.min() <= tokens.max() < batch.num_tokens
+    return _int32(b"".join(columns)).astype(np.int64)
 
 
 def _int32(column: bytes) -> np.ndarray:
@@ -191,9 +209,9 @@ def _fill(column: np.ndarray, values: np.ndarray, padding: int) -> None:
     column[len(values) :] = padding
 
 
-def _fill_tables(column: np.ndarray, tables: np.ndarray) -> None:
+def _fill_tables(column: np.ndarray, tables: np.ndarray, padding: int) -> None:
     """A table of the batch may be wider than any request is long; what is cut off is padding."""
     num_rows, width = tables.shape[0], min(tables.shape[1], column.shape[1])
     column[:num_rows, :width] = tables[:, :width]
-    column[:num_rows, width:] = -1
-    column[num_rows:] = -1
+    column[:num_rows, width:] = padding
+    column[num_rows:] = padding

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from messages.columns import num_int32
 from messages.steps import Batch, ForwardOutput
 from scheduler_proc.computing.decoder import Decoder
 from scheduler_proc.computing.logprobs import TokenScores, score_rows, score_targets, to_columns
@@ -49,7 +48,7 @@ def compute_result(
     decoder: Decoder, hidden_NE: Tensor, batch: Batch, plan: SamplingPlan, tensors: Sequence[Tensor]
 ) -> StepResult:
     """Returns the result of a step on its device; `tensors` are the arrays of `plan` there."""
-    num_sampled = num_int32(batch.sample_rows)
+    num_sampled = batch.num_sampled
     logits_SV = decoder.logits(hidden_NE[:num_sampled])
     tokens_S = choose_planned(logits_SV, plan, tensors)
     logprobs = score_rows(logits_SV, tokens_S, plan, tensors)

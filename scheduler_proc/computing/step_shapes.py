@@ -7,7 +7,6 @@ prefills D = 0, and mixed steps the largest D there is, because places that stay
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from messages.columns import num_int32
 from messages.steps import Batch
 from scheduler_proc.computing.step_inputs import StepShape
 
@@ -48,7 +47,7 @@ class StepShapes:
     def find(self, batch: Batch) -> StepShape | None:
         """Returns the smallest shape with room for `batch`; `None` where it is too large, or has scored tokens."""
         rows = batch.num_decode_rows
-        tokens = num_int32(batch.token_ids) - rows
+        tokens = batch.num_tokens - rows
         if batch.scored is not None or tokens > self._prefill_tokens[-1]:
             return None
         if tokens == 0:

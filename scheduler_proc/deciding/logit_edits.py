@@ -4,7 +4,6 @@ A request says once what it changes (`RowEdits`); a step then joins bytes, for t
 """
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Collection
 from math import inf
 
@@ -133,42 +132,3 @@ class EditColumns:
             num_history_prompt=self._num_history_prompt.tobytes(),
             history_ids=b"".join(self._histories),
         )
-
-
-def take_edits(edits: LogitEdits, low: int, high: int) -> LogitEdits | None:
-    """Returns the changes of the S rows `low` to `high` (exclusive), counted from `low`."""
-    allowed, biases = _rows_between(edits.allowed_rows, low, high), _rows_between(edits.bias_rows, low, high)
-    penalties = _rows_between(edits.penalty_rows, low, high)
-    if not any(part.stop > part.start for part in (allowed, biases, penalties)):
-        return None
-    return LogitEdits(
-        allowed_rows=_moved(edits.allowed_rows[allowed], low),
-        num_allowed=edits.num_allowed[allowed],
-        allowed_ids=edits.allowed_ids[_values_of(edits.num_allowed, allowed)],
-        bias_rows=_moved(edits.bias_rows[biases], low),
-        bias_ids=edits.bias_ids[biases],
-        bias_values=edits.bias_values[biases],
-        penalty_rows=_moved(edits.penalty_rows[penalties], low),
-        repetition_penalties=edits.repetition_penalties[penalties],
-        frequency_penalties=edits.frequency_penalties[penalties],
-        presence_penalties=edits.presence_penalties[penalties],
-        num_history=edits.num_history[penalties],
-        num_history_prompt=edits.num_history_prompt[penalties],
-        history_ids=edits.history_ids[_values_of(edits.num_history, penalties)],
-    )
-
-
-def _rows_between(rows: bytes, low: int, high: int) -> slice:
-    """Returns where the rows `low` to `high` (exclusive) are in the ascending column, in bytes."""
-    indices = unpack_int32(rows)
-    return slice(4 * bisect_left(indices, low), 4 * bisect_left(indices, high))
-
-
-def _values_of(counts: bytes, part: slice) -> slice:
-    """Returns where the values of the entries `part` of `counts` are in the column that they count, in bytes."""
-    start = sum(unpack_int32(counts[: part.start]))
-    return slice(4 * start, 4 * (start + sum(unpack_int32(counts[part]))))
-
-
-def _moved(rows: bytes, low: int) -> bytes:
-    return pack_int32(row - low for row in unpack_int32(rows))

@@ -17,6 +17,7 @@ from messages.steps import Batch, ForwardOutput
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Stepper
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench
+from tests.scheduler_proc.simulated_runner import rows_of_samples
 
 GHOST = VOCAB_SIZE + 1_000
 """The token of a row whose request has ended; nobody may ever get it."""
@@ -106,8 +107,8 @@ class OverlappedRunner:
         if not any(is_ghost):
             return output
         self.num_ghosts += sum(is_ghost)
-        sample_rows, tokens = unpack_int32(launched.batch.sample_rows), unpack_int32(output.next_tokens)
-        told = [GHOST if is_ghost[row] else token for row, token in zip(sample_rows, tokens, strict=True)]
+        rows, tokens = rows_of_samples(launched.batch), unpack_int32(output.next_tokens)
+        told = [GHOST if is_ghost[row] else token for row, token in zip(rows, tokens, strict=True)]
         return msgspec.structs.replace(output, next_tokens=pack_int32(told))
 
 

@@ -4,6 +4,7 @@ import random
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from messages.columns import pack_float32, pack_int32, pack_int64, unpack_float32, unpack_int32
 from messages.requests import SamplingParams
@@ -105,6 +106,7 @@ def plan_batch(step_id: int, planned: list[tuple[Row, int]], page_size: int) -> 
     num_pages = max(len(row.pages) for row, _ in planned)
     sampling = [i for i, (row, num_new) in enumerate(planned) if row.num_computed + num_new == len(row.ids)]
     params = [planned[i][0].params for i in sampling]
+    ends = list(accumulate(num_new for _, num_new in planned))
     token_ids, positions, slots = array("i"), array("i"), array("q")
     for row, num_new in planned:
         for position in range(row.num_computed, row.num_computed + num_new):
@@ -113,7 +115,6 @@ def plan_batch(step_id: int, planned: list[tuple[Row, int]], page_size: int) -> 
             slots.append(row.pages[position // page_size] * page_size + position % page_size)
     return Batch(
         step_id=step_id,
-        phase="decode" if num_decode == len(planned) else "mixed" if num_decode else "prefill",
         num_decode_rows=num_decode,
         uids=pack_int64(row.uid for row, _ in planned),
         query_lens=pack_int32(num_new for _, num_new in planned),
@@ -125,7 +126,7 @@ def plan_batch(step_id: int, planned: list[tuple[Row, int]], page_size: int) -> 
             page for row, _ in planned for page in [*row.pages, *[-1] * (num_pages - len(row.pages))]
         ),
         num_pages_per_row=num_pages,
-        sample_rows=pack_int32(sampling),
+        sample_tokens=pack_int32(ends[i] - 1 for i in sampling),
         temperatures=pack_float32(0.0 if p.is_greedy else p.temperature for p in params),
         top_ps=pack_float32(p.top_p for p in params),
         top_ks=pack_int32(p.top_k for p in params),

@@ -5,23 +5,13 @@ from collections.abc import Sequence
 from messages.columns import pack_float32, pack_int32, pack_int64
 from messages.requests import SamplingParams
 from messages.steps import Batch
+from tests.scheduler_proc.plain_steps import plain_step
 
 
 def make_batch(params: Sequence[SamplingParams], positions: Sequence[int]) -> Batch:
     """Returns a plan of which only the sampling columns count, a row for each of `params`."""
-    return Batch(
-        step_id=0,
-        phase="decode",
-        num_decode_rows=len(params),
-        uids=b"",
-        query_lens=b"",
-        context_lens=b"",
-        token_ids=b"",
-        positions=b"",
-        slots=b"",
-        page_tables=b"",
-        num_pages_per_row=0,
-        sample_rows=pack_int32(range(len(params))),
+    return plain_step(
+        len(params),
         temperatures=pack_float32(0.0 if p.is_greedy else p.temperature for p in params),
         top_ps=pack_float32(p.top_p for p in params),
         top_ks=pack_int32(p.top_k for p in params),

@@ -32,7 +32,7 @@ def test_a_full_step(
     assert list(unpack_int32(batch.scored.token_indices)) == list(range(num_int32(batch.token_ids)))
     assert num_int32(batch.num_logprobs) == len(query_lens)
     assert num_int32(batch.token_ids) == sum(query_lens) <= num_tokens
-    assert num_int32(batch.sample_rows) == len(query_lens)
+    assert batch.num_sampled == len(query_lens)
     assert max(unpack_int32(batch.page_tables)) < -(-max_row_tokens // 16)
     assert num_int32(batch.page_tables) == len(query_lens) * batch.num_pages_per_row
 
@@ -40,7 +40,7 @@ def test_a_full_step(
 def test_warm_ups_choose_tokens_in_every_way(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "llama-mqa")
     batches = plan_warm_ups(make_config(tmp_path, max_num_seqs=6), 512)
-    assert [num_int32(batch.sample_rows) for batch in batches] == [1, 1, 1, 4, 4, 4, 6, 6, 6]
+    assert [batch.num_sampled for batch in batches] == [1, 1, 1, 4, 4, 4, 6, 6, 6]
     plans = [plan_sampling(batch, VOCAB_SIZE) for batch in batches]
     assert [(plan.num_special > 0, "temperatures" in plan.columns) for plan in plans[:3]] == [
         (True, False),

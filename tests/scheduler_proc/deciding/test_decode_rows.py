@@ -74,9 +74,9 @@ class RowsMachine(RuleBasedStateMachine):
     def columns_are_true(self):
         assert self.rows.reqs == self.reqs
         self.rows.check()
-        sampling = self.rows.sampling
-        assert list(sampling.seeds) == [req.pending.sampling_params.seed for req in self.reqs]
-        assert len(sampling.temperatures) == len(sampling.top_ps) == len(sampling.top_ks) == len(self.reqs)
+        columns = self.rows.sampling.columns
+        assert list(columns["seeds"]) == [req.pending.sampling_params.seed for req in self.reqs]
+        assert {len(column) for column in columns.values()} == {len(self.reqs)}
 
 
 TestRows = RowsMachine.TestCase

@@ -24,7 +24,7 @@ def planned(bench: Bench) -> Batch:
 
 def commit(bench: Bench, batch: Batch, tokens: list[int]) -> None:
     """Commits a result made up by the test."""
-    assert len(tokens) == num_int32(batch.sample_rows)
+    assert len(tokens) == batch.num_sampled
     bench.scheduler.commit(ForwardOutput(batch.step_id, pack_int32(tokens)))
     bench.scheduler.check()
     bench.inbox.take(bench.scheduler.take_replies())
@@ -195,13 +195,13 @@ def test_nobody_gives_way_while_a_step_is_in_flight():
     while (batch := bench.scheduler.schedule()) is not None:
         batches.append(batch)
         first = batches.pop(0)
-        commit(bench, first, [4] * num_int32(first.sample_rows))
+        commit(bench, first, [4] * first.num_sampled)
         assert bench.gauge("pages_free") + bench.gauge("pages_cached") > 0 or len(batches) == 1
     assert bench.gauge("preemptions") == 0
-    commit(bench, batches[0], [4] * num_int32(batches[0].sample_rows))
+    commit(bench, batches[0], [4] * batches[0].num_sampled)
     while bench.gauge("preemptions") == 0:
         batch = planned(bench)
-        commit(bench, batch, [4] * num_int32(batch.sample_rows))
+        commit(bench, batch, [4] * batch.num_sampled)
     assert bench.gauge("waiting") == 1
 
 
@@ -278,7 +278,7 @@ def test_steps_that_are_forgotten_are_planned_again():
     again = planned(bench)
     assert not again.token_sources
     assert again.step_id == second.step_id + 1
-    for column in ("uids", "token_ids", "positions", "query_lens", "slots", "sample_rows"):
+    for column in ("uids", "token_ids", "positions", "query_lens", "slots", "sample_tokens"):
         assert getattr(again, column) == getattr(first, column)
     commit(bench, again, [6, 7])
     assert (bench.output(1), bench.output(2)) == ([5, 6], [7])

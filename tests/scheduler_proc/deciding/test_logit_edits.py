@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from messages.columns import pack_float32, pack_int32, unpack_int32
 from messages.requests import AbortMsg, SamplingParams
 from messages.steps import LogitEdits
-from scheduler_proc.deciding.logit_edits import EditColumns, find_edits, take_edits
+from scheduler_proc.deciding.isolation import take_rows
+from scheduler_proc.deciding.logit_edits import EditColumns, find_edits
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
+from tests.scheduler_proc.plain_steps import plain_step
 from tests.scheduler_proc.simulated_edits import expected_edits, read_edits
 from tests.scheduler_proc.simulated_runner import expected_output
 
@@ -88,6 +90,11 @@ def test_history_is_the_prompt_and_the_output():
     assert list(array("f", edits.presence_penalties)) == [-2, -2]
 
 
+def taken(edits: LogitEdits, start: int, stop: int) -> LogitEdits | None:
+    """Returns the changes of some rows of a step."""
+    return take_rows(plain_step(6, edits=edits), start, stop).edits
+
+
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[SamplingParams, list[int], int]:
     bias_ids = draw(st.lists(IDS, max_size=3, unique=True))
@@ -115,9 +122,9 @@ def test_columns_and_parts_of_them_say_what_the_requests_say(asks, start, stop):
         expected = expected_edits(params, token_ids, num_prompt_tokens, (EOS,))
         assert got.get(row, expected_edits(SamplingParams(1), [1], 1, ())) == expected
     if edits is not None and start <= stop:
-        part = read_edits(take_edits(edits, start, stop))
+        part = read_edits(taken(edits, start, stop))
         assert part == {row - start: each for row, each in got.items() if start <= row < stop}
-        assert take_edits(edits, 0, 6) == edits
+        assert taken(edits, 0, 6) == edits
 
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -165,7 +172,7 @@ def test_a_step_carries_columns_only_while_a_row_changes_something():
     for _ in range(5):
         bench.step()
     assert [batch.edits is None for batch in bench.runner.batches] == [False] * 5
-    assert read_edits(bench.runner.batches[-1].edits).keys() == {1} or len(bench.runner.batches[-1].sample_rows) < 12
+    assert read_edits(bench.runner.batches[-1].edits).keys() == {1} or bench.runner.batches[-1].num_sampled < 3
     bench.send(AbortMsg(3, 0))
     bench.step()
     assert bench.runner.batches[-1].edits is None
