@@ -21,8 +21,8 @@ from kernels.sample import greedy
 from messages.axes import fill_columns
 from messages.columns import pack_float32, pack_int32, pack_int64
 from messages.steps import SAMPLED, Batch, LogitEdits
-from scheduler_proc.computing.logprobs import score_sampled
-from scheduler_proc.computing.sampler import choose_tokens
+from scheduler_proc.computing.sampling.logprobs import score_sampled
+from scheduler_proc.computing.sampling.sampler import choose_tokens
 
 NUM_ROWS = 32
 VOCAB_SIZE = 50_257

@@ -16,7 +16,7 @@ from benchmarks.result_file import write_result
 from messages.columns import pack_float32, pack_int32, unpack_int32
 from messages.requests import SamplingParams, Stamps, UserMsg
 from messages.steps import Batch, ForwardOutput, LogprobColumns
-from scheduler_proc.deciding.kv_cache import KvCache
+from scheduler_proc.deciding.block_manager import KvCache
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.radix import RadixTree
 from scheduler_proc.deciding.requests import Limits

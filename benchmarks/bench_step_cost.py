@@ -22,9 +22,9 @@ from messages.channels import Receiver, Sender
 from messages.columns import pack_int32
 from messages.replies import ToDetokenizer
 from messages.requests import SamplingParams, Stamps, UserMsg
-from scheduler_proc.computing import model_runner
-from scheduler_proc.computing.recorded_decodes import RecordedDecodes
-from scheduler_proc.deciding.kv_cache import KvCache
+from scheduler_proc.computing.cpu import runner
+from scheduler_proc.computing.cpu.captured_decodes import RecordedDecodes
+from scheduler_proc.deciding.block_manager import KvCache
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
@@ -42,7 +42,7 @@ SHAPE: dict[str, object] = {
     "layer_norm_epsilon": 1e-5,
 }
 PAGE_SIZE, NUM_PAGES, PROMPT_TOKENS, OUTPUT_TOKENS = 16, 512, 8, 64
-PARTS_OF_LAUNCH = ((RecordedDecodes, "compute"), (Recording, "replay"), (model_runner, "choose_tokens"))
+PARTS_OF_LAUNCH = ((RecordedDecodes, "compute"), (Recording, "replay"), (runner, "choose_tokens"))
 
 Times = dict[str, list[float]]
 

@@ -28,7 +28,7 @@ from kernels.cpu.recording import timed_kernels
 from messages.columns import pack_float32, pack_int32, pack_int64
 from messages.errors import SluiceError
 from messages.steps import Batch
-from scheduler_proc.computing.decoder_config import DecoderConfig
+from scheduler_proc.computing.model.decoder_config import DecoderConfig
 
 LIMIT_ROUNDS = 5
 OUTSIDE = "outside of C kernels"

@@ -4,7 +4,7 @@ import logging
 
 from messages.config import Config
 from messages.errors import BootError
-from scheduler_proc.deciding.kv_cache import KvCache
+from scheduler_proc.deciding.block_manager import KvCache
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler

@@ -16,10 +16,10 @@ from messages.profiling import Observer, Part
 from messages.replies import ToDetokenizer
 from messages.requests import ToScheduler
 from messages.steps import Batch
-from scheduler_proc.computing.openmp import limit_spinning
+from scheduler_proc.computing.cpu.openmp import limit_spinning
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding_half import make_scheduler
-from scheduler_proc.read_ahead import read_ahead
+from scheduler_proc.prefetch import read_ahead
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Running, Stepper
 
@@ -40,7 +40,7 @@ def import_torch(report: Report) -> LoadRunner:
     limit_spinning(os.environ)
     gc.disable()  # it would walk the modules' objects again and again while they come
     # Imported here and not above: it takes seconds, and the operator should see what is being waited for.
-    from scheduler_proc.computing.runner import load_runner
+    from scheduler_proc.computing.loading.load_runner import load_runner
 
     gc.freeze()
     gc.enable()

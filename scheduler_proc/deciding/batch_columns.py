@@ -6,7 +6,7 @@ from typing import NamedTuple
 from messages.columns import INT32, INT64, pack_int32
 from messages.steps import Batch, LogitEdits
 from scheduler_proc.deciding.decode_rows import DecodeRows
-from scheduler_proc.deciding.logit_edits import EditColumns
+from scheduler_proc.deciding.logits_processing import EditColumns
 from scheduler_proc.deciding.prompt_scores import ScoredColumns
 from scheduler_proc.deciding.requests import Req
 from scheduler_proc.deciding.sampling_columns import SamplingColumns

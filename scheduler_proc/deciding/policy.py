@@ -5,9 +5,9 @@ import time
 import msgspec
 
 from scheduler_proc.deciding.batch_columns import Chunk, plan_chunk
+from scheduler_proc.deciding.block_manager import KvCache
 from scheduler_proc.deciding.decode_rows import DecodeRows
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
-from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.requests import Req, State
 from scheduler_proc.deciding.stages import Stages
 

@@ -7,7 +7,7 @@ from messages.columns import FLOAT32, num_int32, pack_int32, pack_int64, unpack_
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.requests import SamplingParams, UserMsg
 from scheduler_proc.deciding.endings import NONE_LEFT
-from scheduler_proc.deciding.logit_edits import find_edits
+from scheduler_proc.deciding.logits_processing import find_edits
 from scheduler_proc.deciding.requests import Limits
 
 UINT32 = "I"

@@ -7,7 +7,7 @@ import msgspec
 
 from messages.columns import unpack_int32
 from messages.requests import Stamps, UserMsg
-from scheduler_proc.deciding.logit_edits import RowEdits, find_edits
+from scheduler_proc.deciding.logits_processing import RowEdits, find_edits
 from scheduler_proc.deciding.logprob_columns import NO_TOKEN
 from scheduler_proc.deciding.prompt_scores import PromptScores
 from scheduler_proc.deciding.radix import Node

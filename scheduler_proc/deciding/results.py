@@ -12,8 +12,8 @@ from messages.errors import ErrorInfo
 from messages.replies import DetokenizeMsg, FinishedRow, FinishReason, PromptScored, ToDetokenizer
 from messages.steps import ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.batch_columns import Chunk
+from scheduler_proc.deciding.block_manager import KvCache
 from scheduler_proc.deciding.endings import NOT_FINITE, Ending, find_ending, finished_row, no_token
-from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.logprob_columns import cut_up, has_nan, of_delivered
 from scheduler_proc.deciding.requests import NO_TOKEN, Limits, PendingReq, Req
 from scheduler_proc.deciding.stages import Stages

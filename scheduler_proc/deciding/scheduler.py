@@ -10,9 +10,9 @@ from messages.requests import AbortMsg, DropBefore, FlushCache, FramesLost, Stop
 from messages.steps import Batch, ForwardOutput
 from messages.uids import GoneRequests
 from scheduler_proc.deciding.batch_columns import BatchBuilder
+from scheduler_proc.deciding.block_manager import KvCache
 from scheduler_proc.deciding.endings import ABORTED, STOP_STRING, Ending, find_ending, refused_row
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
-from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.openings import open_stream, scored_at_once
 from scheduler_proc.deciding.policy import Budget, Policy
 from scheduler_proc.deciding.refusals import check_possible

@@ -3,8 +3,8 @@
 from bisect import insort
 from itertools import count
 
+from scheduler_proc.deciding.block_manager import KvCache
 from scheduler_proc.deciding.decode_rows import DecodeRows
-from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.requests import PendingReq, Rank, Req, State
 from scheduler_proc.deciding.waiting_queue import WaitingQueue, rank_of
 

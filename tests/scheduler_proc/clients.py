@@ -6,7 +6,7 @@ from messages.columns import pack_int32, unpack_int32, unpack_int64
 from messages.replies import CacheFlushed, DetokenizeMsg, FinishedRow, OpenStream, PromptScored, ToDetokenizer
 from messages.requests import DropBefore, SamplingParams, Stamps, ToScheduler, UserMsg
 from messages.steps import LogprobColumns
-from scheduler_proc.deciding.kv_cache import KvCache
+from scheduler_proc.deciding.block_manager import KvCache
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler

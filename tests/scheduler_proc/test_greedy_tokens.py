@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from scheduler_proc.computing.runner import ModelRunner, load_runner
-from scheduler_proc.deciding.kv_cache import KvCache
+from scheduler_proc.computing.loading.load_runner import ModelRunner, load_runner
+from scheduler_proc.deciding.block_manager import KvCache
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from messages.columns import pack_float32, pack_int32
 from messages.requests import UserMsg
-from scheduler_proc.computing.runner import ModelRunner, load_runner
+from scheduler_proc.computing.loading.load_runner import ModelRunner, load_runner
+from scheduler_proc.deciding.block_manager import KvCache
 from scheduler_proc.deciding.isolation import run_step
-from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler

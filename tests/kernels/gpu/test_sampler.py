@@ -14,12 +14,12 @@ from kernels.gpu import forms
 from messages.columns import pack_int32
 from messages.requests import SamplingParams
 from messages.steps import Batch
-from scheduler_proc.computing.logprobs import TokenScores, score_rows, to_columns
-from scheduler_proc.computing.sampler import choose_planned, choose_tokens
-from scheduler_proc.computing.sampling_plan import SamplingPlan, plan_sampling
-from scheduler_proc.computing.transfer import send_arrays
-from tests.scheduler_proc.computing.row_edits import RowEdits, plan_edits
-from tests.scheduler_proc.computing.sampling_batch import make_batch
+from scheduler_proc.computing.sampling.logprobs import TokenScores, score_rows, to_columns
+from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
+from scheduler_proc.computing.sampling.sampler import choose_planned, choose_tokens
+from scheduler_proc.computing.step.transfer import send_arrays
+from tests.scheduler_proc.computing.sampling.row_edits import RowEdits, plan_edits
+from tests.scheduler_proc.computing.sampling.sampling_batch import make_batch
 
 # Triton's interpreter turns the end of a loop from an array into an integer.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")

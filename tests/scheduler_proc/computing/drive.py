@@ -9,8 +9,8 @@ from itertools import accumulate
 from messages.columns import pack_float32, pack_int32, pack_int64, unpack_float32, unpack_int32
 from messages.requests import SamplingParams
 from messages.steps import Batch, ForwardOutput, ScoredTokens
-from scheduler_proc.computing.runner import ModelRunner
-from tests.scheduler_proc.computing.row_edits import RowEdits, plan_edits
+from scheduler_proc.computing.loading.load_runner import ModelRunner
+from tests.scheduler_proc.computing.sampling.row_edits import RowEdits, plan_edits
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from scheduler_proc.deciding.block_manager import KvCache
 from scheduler_proc.deciding.decode_rows import DecodeRows
-from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.radix import RadixTree
 from scheduler_proc.deciding.requests import Limits, PendingReq, Req, State
 from tests.scheduler_proc.clients import user_msg
