@@ -28,7 +28,7 @@ WITH_LOGPROB = Axis("token with a logprob")
 ALTERNATIVE = Axis("alternative", WITH_LOGPROB, width="num_top")
 
 
-class LogitEdits(msgspec.Struct, frozen=True, array_like=True):
+class LogitsProcessing(msgspec.Struct, frozen=True, array_like=True):
     """What changes logits before a token is chosen. A column that names rows holds indices into the S, ascending.
 
     They are applied in this order: allowed tokens, biases, penalties.
@@ -71,7 +71,7 @@ class ScoredTokens(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LogprobColumns(msgspec.Struct, frozen=True, array_like=True):
-    """Logprobs of N tokens under the model's own distribution (temperature 1, nothing filtered or edited)."""
+    """Logprobs of N tokens under the model's own distribution (temperature 1, nothing filtered or processed)."""
 
     token_ids: Annotated[bytes, Column(INT32, WITH_LOGPROB)]
     logprobs: Annotated[bytes, Column(FLOAT32, WITH_LOGPROB)]
@@ -116,13 +116,13 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     seeds: Annotated[bytes, Column(INT64, SAMPLED)]
     sample_positions: Annotated[bytes, Column(INT64, SAMPLED)]
     """The position that the sampled token will have; with the seed it determines the noise."""
-    edits: LogitEdits | None = None
+    logits_processing: LogitsProcessing | None = None
     """`None` where no row changes its logits."""
     num_logprobs: Annotated[bytes, Column(INT32, SAMPLED, fill=-1, dummy=20, is_optional=True)] = b""
     """Alternatives wanted with the row's token, -1 for no logprobs."""
     scored: ScoredTokens | None = None
     """`None` where no prompt's logprobs are wanted."""
-    token_sources: Annotated[bytes, Column(INT32, DECODE_ROW, fill=-1, is_optional=True)] = b""
+    future_token_indices: Annotated[bytes, Column(INT32, DECODE_ROW, fill=-1, is_optional=True)] = b""
     """Where the row's token is one that the step before samples, its index into that step's S; -1 where `token_ids`
     has it. A step with sources is planned before the one before it has ended."""
 

@@ -17,7 +17,7 @@ MOST_OF_MEMORY = 0.5
 """Of more, what was read first might have gone again before it is loaded."""
 
 
-def read_ahead(model: ModelConfig, model_dir: Path) -> None:
+def prefetch(model: ModelConfig, model_dir: Path) -> None:
     """Has the kernel begin to read the files that will be loaded; returns at once, and errors are left to the loader.
 
     Quantized weights come from a file of their own, mostly.

@@ -19,7 +19,7 @@ from messages.steps import Batch
 from scheduler_proc.computing.cpu.openmp import limit_spinning
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding_half import make_scheduler
-from scheduler_proc.prefetch import read_ahead
+from scheduler_proc.prefetch import prefetch
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Running, Stepper
 
@@ -49,7 +49,7 @@ def import_torch(report: Report) -> LoadRunner:
 
 def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
     """Runs steps until the launcher says stop. Raises `BootError` where it cannot start."""
-    read_ahead(link.config.model, Path(link.config.facts.model_dir))
+    prefetch(link.config.model, Path(link.config.facts.model_dir))
     load_runner = find_loader(link.phase)
     if not link.stand_by():
         return

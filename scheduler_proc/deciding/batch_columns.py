@@ -4,9 +4,9 @@ from array import array
 from typing import NamedTuple
 
 from messages.columns import INT32, INT64, pack_int32
-from messages.steps import Batch, LogitEdits
+from messages.steps import Batch, LogitsProcessing
 from scheduler_proc.deciding.decode_rows import DecodeRows
-from scheduler_proc.deciding.logits_processing import EditColumns
+from scheduler_proc.deciding.logits_processing import LogitsProcessingColumns
 from scheduler_proc.deciding.prompt_scores import ScoredColumns
 from scheduler_proc.deciding.requests import Req
 from scheduler_proc.deciding.sampling_columns import SamplingColumns
@@ -69,7 +69,7 @@ class BatchBuilder:
         width = max((len(chunk.req.pages) for chunk in chunks), default=1)
         if num_decode_rows:
             width = max(width, decode.table_width)
-        has_edits = decode.sampling.num_with_edits or columns.sampling.num_with_edits
+        has_processing = decode.sampling.num_with_logits_processors or columns.sampling.num_with_logits_processors
         next_positions = array(INT64, [context_len + 1 for context_len in decode.context_lens])
         return Batch(
             step_id=step_id,
@@ -85,9 +85,9 @@ class BatchBuilder:
             sample_tokens=pack_int32(range(num_decode_rows)) + columns.sample_tokens.tobytes(),
             **decode.sampling.joined(columns.sampling),
             sample_positions=(next_positions + columns.sample_positions).tobytes(),
-            edits=_edits(decode, chunks) if has_edits else None,
+            logits_processing=_edits(decode, chunks) if has_processing else None,
             scored=columns.scored.columns(),
-            token_sources=decode.token_sources.tobytes(),
+            future_token_indices=decode.future_token_indices.tobytes(),
         )
 
     def _append(self, columns: _ChunkColumns, chunk: Chunk) -> None:
@@ -113,15 +113,15 @@ class BatchBuilder:
             slots += self._slots[offset + max(start, index * size) : offset + min(end, (index + 1) * size)]
 
 
-def _edits(decode: DecodeRows, chunks: list[Chunk]) -> LogitEdits | None:
-    columns, num_decode_rows = EditColumns(), len(decode)
+def _edits(decode: DecodeRows, chunks: list[Chunk]) -> LogitsProcessing | None:
+    columns, num_decode_rows = LogitsProcessingColumns(), len(decode)
     sampling = [*decode.reqs, *(chunk.req for chunk in chunks if chunk.samples)]
     for row, req in enumerate(sampling):
         pending = req.pending
-        if pending.edits is not None:
+        if pending.logits_processors is not None:
             num_tokens = len(req.token_ids) + (decode.lead if row < num_decode_rows else 0)
             num_output_tokens = num_tokens - pending.num_prompt_tokens
-            columns.add(row, pending.edits, req.token_ids, pending.num_prompt_tokens, num_output_tokens)
+            columns.add(row, pending.logits_processors, req.token_ids, pending.num_prompt_tokens, num_output_tokens)
     return columns.columns()
 
 

@@ -95,6 +95,6 @@ def _join_logprobs(parts: list[LogprobColumns | None]) -> LogprobColumns | None:
 
 def take_rows(batch: Batch, start: int, stop: int) -> Batch:
     """Returns the step of rows `start` to `stop` (exclusive, not empty) of `batch` alone; all tokens must be known."""
-    assert not batch.token_sources, "a step that waits for the tokens of another was to be run apart"
+    assert not batch.future_token_indices, "a step that waits for the tokens of another was to be run apart"
     num_decode_rows = max(0, min(stop, batch.num_decode_rows) - start)
     return slice_columns(batch, ROW, start, stop, num_decode_rows=num_decode_rows)

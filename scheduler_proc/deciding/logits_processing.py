@@ -1,6 +1,6 @@
-"""What requests change about their logits, and how a step's changes become the columns of `LogitEdits`.
+"""What requests change about their logits, and how a step's changes become the columns of `LogitsProcessing`.
 
-A request says once what it changes (`RowEdits`); a step then joins bytes, for the rows that change anything.
+A request says once what it changes (`LogitsProcessors`); a step then joins bytes, for the rows that change anything.
 """
 
 from array import array
@@ -9,12 +9,12 @@ from math import inf
 
 from messages.columns import FLOAT32, INT32, num_int32, pack_float32, pack_int32, unpack_int32
 from messages.requests import SamplingParams
-from messages.steps import LogitEdits
+from messages.steps import LogitsProcessing
 
 BAN_BYTES = pack_float32([-inf])
 
 
-class RowEdits:
+class LogitsProcessors:
     """The changes of one request: those of every step, and those that depend on its tokens so far.
 
     `ids` (int32) and `values` (float32) are biases and the bans that always hold; `end_ids` (int32) are banned until
@@ -66,18 +66,20 @@ class RowEdits:
         )
 
 
-def find_edits(params: SamplingParams, eos_token_ids: Collection[int], vocab_size: int) -> RowEdits | None:
+def find_logits_processors(
+    params: SamplingParams, eos_token_ids: Collection[int], vocab_size: int
+) -> LogitsProcessors | None:
     """Returns what a request changes about its logits, `None` where nothing."""
     end_ids = b""
     if params.min_tokens:
         ids = {*eos_token_ids, *params.stop_token_ids}
         end_ids = pack_int32(sorted(token_id for token_id in ids if 0 <= token_id < vocab_size))
-    edits = RowEdits(params, end_ids)
-    has_any = edits.allowed_ids or edits.ids or edits.end_ids or edits.words or edits.penalties
-    return edits if has_any else None
+    processors = LogitsProcessors(params, end_ids)
+    has_any = processors.allowed_ids or processors.ids or processors.end_ids or processors.words or processors.penalties
+    return processors if has_any else None
 
 
-class EditColumns:
+class LogitsProcessingColumns:
     """The columns of one step in the making."""
 
     def __init__(self) -> None:
@@ -92,32 +94,37 @@ class EditColumns:
         self._num_history_prompt: array[int] = array(INT32)
 
     def add(
-        self, row: int, edits: RowEdits, token_ids: "array[int]", num_prompt_tokens: int, num_output_tokens: int
+        self,
+        row: int,
+        processors: LogitsProcessors,
+        token_ids: "array[int]",
+        num_prompt_tokens: int,
+        num_output_tokens: int,
     ) -> None:
         """Adds what the request changes about its next token; `row` is its index into the S rows.
 
         `token_ids` may lack the last of the output where that does not matter (`needs_last_token`).
         """
-        if edits.allowed_ids:
+        if processors.allowed_ids:
             self._allowed_rows.append(row)
-            self._allowed_ids.append(edits.allowed_ids)
-        banned = edits.banned_now(token_ids, num_output_tokens)
-        if edits.ids or banned:
+            self._allowed_ids.append(processors.allowed_ids)
+        banned = processors.banned_now(token_ids, num_output_tokens)
+        if processors.ids or banned:
             num_banned = num_int32(banned)
-            self._bias_rows.append(pack_int32((row,)) * (num_int32(edits.ids) + num_banned))
-            self._bias_ids += (edits.ids, banned)
-            self._bias_values += (edits.values, BAN_BYTES * num_banned)
-        if edits.penalties is not None:
+            self._bias_rows.append(pack_int32((row,)) * (num_int32(processors.ids) + num_banned))
+            self._bias_ids += (processors.ids, banned)
+            self._bias_values += (processors.values, BAN_BYTES * num_banned)
+        if processors.penalties is not None:
             self._penalty_rows.append(row)
-            self._penalties.append(edits.penalties)
+            self._penalties.append(processors.penalties)
             self._histories.append(token_ids.tobytes())
             self._num_history_prompt.append(num_prompt_tokens)
 
-    def columns(self) -> LogitEdits | None:
+    def columns(self) -> LogitsProcessing | None:
         """Returns the step's changes, `None` where there are none."""
         if not (self._allowed_rows or self._bias_rows or self._penalty_rows):
             return None
-        return LogitEdits(
+        return LogitsProcessing(
             allowed_rows=self._allowed_rows.tobytes(),
             num_allowed=pack_int32(map(num_int32, self._allowed_ids)),
             allowed_ids=b"".join(self._allowed_ids),

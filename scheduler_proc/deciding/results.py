@@ -12,7 +12,7 @@ from messages.errors import ErrorInfo
 from messages.replies import DetokenizeMsg, FinishedRow, FinishReason, PromptScored, ToDetokenizer
 from messages.steps import ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.batch_columns import Chunk
-from scheduler_proc.deciding.block_manager import KvCache
+from scheduler_proc.deciding.block_manager import BlockManager
 from scheduler_proc.deciding.endings import NOT_FINITE, Ending, find_ending, finished_row, no_token
 from scheduler_proc.deciding.logprob_columns import cut_up, has_nan, of_delivered
 from scheduler_proc.deciding.requests import NO_TOKEN, Limits, PendingReq, Req
@@ -22,7 +22,7 @@ from scheduler_proc.deciding.stages import Stages
 class Results:
     """Moves every row of a step on by what the step computed for it. The counters only grow."""
 
-    def __init__(self, stages: Stages, cache: KvCache, limits: Limits):
+    def __init__(self, stages: Stages, cache: BlockManager, limits: Limits):
         self._stages = stages
         self._cache = cache
         self._limits = limits

@@ -26,12 +26,12 @@ assert {name for name, column in columns_of(Batch).items() if column.axis is SAM
 
 
 class SamplingColumns:
-    """An entry a row in each column of `VALUES`, how many of an optional column's say anything, and rows with edits."""
+    """The columns of `VALUES`, one entry a row, and counts of rows with optional numbers or logits processing."""
 
     def __init__(self) -> None:
         self.columns: dict[str, array[Any]] = {name: array(column.typecode) for name, column in COLUMNS.items()}
         self.num_set = {name: 0 for name, column in COLUMNS.items() if column.is_optional}
-        self.num_with_edits = 0
+        self.num_with_logits_processors = 0
 
     @property
     def num_logprobs(self) -> "array[int]":
@@ -41,7 +41,7 @@ class SamplingColumns:
         """Returns columns of the same rows that can be changed by themselves."""
         copied = SamplingColumns()
         copied.columns = {name: column[:] for name, column in self.columns.items()}
-        copied.num_set, copied.num_with_edits = self.num_set.copy(), self.num_with_edits
+        copied.num_set, copied.num_with_logits_processors = self.num_set.copy(), self.num_with_logits_processors
         return copied
 
     def append(self, pending: PendingReq) -> None:
@@ -70,11 +70,13 @@ class SamplingColumns:
             expected.append(pending)
         assert self.columns == expected.columns, "a row samples as another does"
         assert self.num_set == expected.num_set, "rows with an optional number were miscounted"
-        assert self.num_with_edits == expected.num_with_edits, "rows with edits were miscounted"
+        assert self.num_with_logits_processors == expected.num_with_logits_processors, (
+            "rows with processors were miscounted"
+        )
 
     def _count(self, pending: PendingReq, step: int) -> None:
         for name in self.num_set:
             if VALUES[name](pending) != COLUMNS[name].fill:
                 self.num_set[name] += step
-        if pending.edits is not None:
-            self.num_with_edits += step
+        if pending.logits_processors is not None:
+            self.num_with_logits_processors += step

@@ -15,7 +15,7 @@ from messages.steps import (
     TOKEN,
     WITH_LOGPROB,
     Batch,
-    LogitEdits,
+    LogitsProcessing,
     LogprobColumns,
     ScoredTokens,
 )
@@ -38,18 +38,18 @@ def make_batch(**changes: Any) -> Batch:
 
 
 def test_what_belongs_to_rows_is_cut_out_with_them() -> None:
-    part = slice_columns(make_batch(token_sources=pack_int32([5, -1, 6])), ROW, 2, 5, num_decode_rows=1)
+    part = slice_columns(make_batch(future_token_indices=pack_int32([5, -1, 6])), ROW, 2, 5, num_decode_rows=1)
     assert list(unpack_int32(part.query_lens)) == [1, 2, 3]
     assert list(unpack_int32(part.token_ids)) == list(range(102, 108))
     assert list(unpack_int32(part.page_tables)) == list(range(4, 10))
     assert list(unpack_int32(part.sample_tokens)) == [0, 5]
     assert list(unpack_int32(part.top_ks)) == [3, 4]
-    assert list(unpack_int32(part.token_sources)) == [6]
+    assert list(unpack_int32(part.future_token_indices)) == [6]
     assert (part.step_id, part.phase) == (3, "mixed")
 
 
 def test_entries_of_entries_are_cut_out_too() -> None:
-    edits = LogitEdits(
+    edits = LogitsProcessing(
         penalty_rows=pack_int32([1, 3]),
         repetition_penalties=pack_float32([2, 4]),
         frequency_penalties=pack_float32([0, 0]),
@@ -58,12 +58,12 @@ def test_entries_of_entries_are_cut_out_too() -> None:
         num_history_prompt=pack_int32([1, 1]),
         history_ids=pack_int32([7, 8, 1, 2, 3]),
     )
-    part = slice_columns(make_batch(edits=edits), ROW, 3, 5).edits
+    part = slice_columns(make_batch(logits_processing=edits), ROW, 3, 5).edits
     assert part is not None
     assert list(unpack_int32(part.penalty_rows)) == [0]
     assert part.repetition_penalties == pack_float32([4])
     assert list(unpack_int32(part.history_ids)) == [1, 2, 3]
-    assert slice_columns(make_batch(edits=edits), ROW, 2, 4).edits is None
+    assert slice_columns(make_batch(logits_processing=edits), ROW, 2, 4).edits is None
 
 
 def test_an_optional_column_that_says_nothing_is_empty() -> None:
@@ -103,7 +103,7 @@ def test_filled_columns_have_the_sizes_of_their_axes() -> None:
     assert filled["sample_tokens"] == pack_int32([0, 4])
 
 
-@pytest.mark.parametrize("struct", [Batch, LogitEdits, ScoredTokens, LogprobColumns])
+@pytest.mark.parametrize("struct", [Batch, LogitsProcessing, ScoredTokens, LogprobColumns])
 def test_each_column_is_described(struct: type[msgspec.Struct]) -> None:
     described = set(columns_of(struct))
     raw = {field.name for field in msgspec.structs.fields(struct) if field.type is bytes}

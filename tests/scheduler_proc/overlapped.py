@@ -63,8 +63,8 @@ class OverlappedRunner:
 
     def launch(self, batch: Batch) -> LaunchedStep:
         assert len(self._waiting) < 2, "two steps are in flight"
-        if batch.token_sources:
-            assert len(batch.token_sources) == 4 * batch.num_decode_rows
+        if batch.future_token_indices:
+            assert len(batch.future_token_indices) == 4 * batch.num_decode_rows
             assert batch.step_id == self._last_step_id + 1, "the tokens are those of another step"
             assert len(self._waiting) == 1, "a step names tokens that are known"
         if self._waiting and self.fails("launch"):
@@ -86,13 +86,13 @@ class OverlappedRunner:
             self._last_tokens = array("i")
             raise ArithmeticError("a step that fails")
         batch = launched.batch
-        if batch.token_sources:
-            token_ids, sources = unpack_int32(batch.token_ids), unpack_int32(batch.token_sources)
+        if batch.future_token_indices:
+            token_ids, sources = unpack_int32(batch.token_ids), unpack_int32(batch.future_token_indices)
             for row, source in enumerate(sources):
                 if source >= 0:
                     assert not token_ids[row], "a token that is not known is told"
                     token_ids[row] = max(0, self._last_tokens[source])
-            batch = msgspec.structs.replace(batch, token_ids=token_ids.tobytes(), token_sources=b"")
+            batch = msgspec.structs.replace(batch, token_ids=token_ids.tobytes(), future_token_indices=b"")
         output = self._run(batch)
         self._last_tokens = unpack_int32(output.next_tokens)
         return self._haunted(launched, output)

@@ -153,7 +153,7 @@ class SimulatedRunner:
         )
         tokens: list[int] = []
         last_values: list[int] = []
-        edits = read_edits(batch.edits)
+        edits = read_edits(batch.logits_processing)
         sample_positions = unpack_int64(batch.sample_positions)
         for index, row in enumerate(rows_of_samples(batch)):
             table, length, last_token = rows[row]

@@ -30,7 +30,7 @@ PARAMS = [
 
 
 @pytest.mark.parametrize("name", ["nano-shakespeare-gpt2", "tinystories-656k-llama"])
-def test_trained_models_give_the_recorded_ids(shared_dir: Path, name: str) -> None:
+def test_trained_models_give_the_captured_ids(shared_dir: Path, name: str) -> None:
     path = shared_dir / "models" / name
     cases = json.loads((path / "golden.json").read_text(encoding="utf-8"))["cases"]
     params = [SamplingParams(len(case["output_ids"]), temperature=0.0, ignore_eos=True) for case in cases]
@@ -51,7 +51,7 @@ def late_engine(path: Path, device: LateDevice, **flags: object) -> OfflineEngin
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Placement, "is_cuda", property(lambda self: True))
         patch.setattr(load_runner, "CudaDevice", lambda torch_device: device)
-        patch.setattr(loading, "load_forms", lambda device_type: None)
+        patch.setattr(loading, "load_triton_kernels", lambda device_type: None)
         return OfflineEngine(make_config(path, max_num_seqs=4, max_num_batched_tokens=32, **flags))
 
 

@@ -5,8 +5,8 @@ from typing import Literal
 import pytest
 
 from messages.config import ModelConfig
-from scheduler_proc import read_ahead as module
-from scheduler_proc.prefetch import PIECE_BYTES, read_ahead
+from scheduler_proc import prefetch as module
+from scheduler_proc.prefetch import PIECE_BYTES, prefetch
 
 SIZE = PIECE_BYTES + 100
 
@@ -15,7 +15,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch, model: ModelConfig, folder: Path)
     """Returns the offsets that were asked for, of all files."""
     offsets: list[int] = []
     monkeypatch.setattr(module.os, "posix_fadvise", lambda file, offset, size, advice: offsets.append(offset))
-    read_ahead(model, folder)
+    prefetch(model, folder)
     for thread in threading.enumerate():
         if thread.name == "read-ahead":
             thread.join(timeout=10)

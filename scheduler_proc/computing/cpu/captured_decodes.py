@@ -1,6 +1,6 @@
-"""The forward passes of decode steps on a CPU, recorded as C calls: one recording for each number of rows.
+"""The forward passes of decode steps on a CPU, captured as C calls: one capture for each number of rows.
 
-The first step of so many rows is computed as any other, and recorded; later ones are made again from C (decision 0026).
+The first step of so many rows is computed as any other, and captured; later ones are made again from C (decision 0026).
 
 Shape legend: R rows, V vocabulary.
 """
@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.recording import Recording, record
+from kernels.cpu.capture import CapturedCalls, capture_calls
 from kernels.sample import greedy
 from messages.steps import Batch
 from scheduler_proc.computing.model.decoder import Decoder
-from scheduler_proc.computing.model.kv_tensors import KVCache
+from scheduler_proc.computing.model.kv_tensors import KVTensors
 from scheduler_proc.computing.model.workspace import Workspace
 from scheduler_proc.computing.step.inputs import NO_ROWS, StepInputs, StepShape, only_samples, pack_step
 
-log = logging.getLogger("sluice.recorded_decodes")
+log = logging.getLogger("sluice.captured_decodes")
 
 
 class Decoded(NamedTuple):
@@ -38,10 +38,10 @@ class Decoded(NamedTuple):
         return self.likeliest_array.astype(np.int32).tobytes()
 
 
-class RecordedDecodes:
+class CapturedDecodes:
     """Computes steps in which each row decodes; `num_pages` are those of the longest request."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, workspace: Workspace, max_rows: int, num_pages: int):
+    def __init__(self, decoder: Decoder, cache: KVTensors, workspace: Workspace, max_rows: int, num_pages: int):
         self._decoder = decoder
         self._cache = cache
         self._workspace = workspace
@@ -55,24 +55,24 @@ class RecordedDecodes:
         # Bytes are copied as they are: after a step has read all weights, each call into a library finds its code and
         # data cold.
         self._bytes = {name: array.reshape(-1).view(np.uint8).data for name, array in arrays.items()}
-        self._recordings: dict[int, tuple[Recording, Decoded]] = {}
-        self._can_record = True
+        self._captures: dict[int, tuple[CapturedCalls, Decoded]] = {}
+        self._can_capture = True
 
     def compute(self, batch: Batch) -> Decoded | None:
         """Returns what the step computes; `None`: it is no step for this. Raises `MemoryError`."""
         num_rows = batch.num_decode_rows
-        if not self._can_record or num_rows > self._max_rows or not only_samples(batch):
+        if not self._can_capture or num_rows > self._max_rows or not only_samples(batch):
             return None
         self._write(batch)
-        recorded = self._recordings.get(num_rows)
-        if recorded is None:
-            return self._record(num_rows)
-        recording, decoded = recorded
-        recording.replay()
+        captured = self._captures.get(num_rows)
+        if captured is None:
+            return self._capture(num_rows)
+        calls, decoded = captured
+        calls.replay()
         return decoded
 
     def _write(self, batch: Batch) -> None:
-        """Puts the step's columns where recordings read them. Behind a row's pages a table holds anything."""
+        """Puts the step's columns where captures read them. Behind a row's pages a table holds anything."""
         num_rows, num_keys = batch.num_decode_rows, np.frombuffer(batch.context_lens, np.int32)
         for name, column in (("token_ids", batch.token_ids), ("positions", batch.positions), ("slots", batch.slots)):
             self._bytes[name][: len(column)] = column
@@ -83,7 +83,7 @@ class RecordedDecodes:
             begin, to = row * row_bytes, row * self._table_bytes
             tables[to : to + num_bytes] = batch.page_tables[begin : begin + num_bytes]
 
-    def _record(self, num_rows: int) -> Decoded:
+    def _capture(self, num_rows: int) -> Decoded:
         columns: dict[str, Any] = {name: tensor[:num_rows] for name, tensor in self._tensors.items()}
         step = StepInputs(num_rows, all_go_to_head=True, **columns)
         activations, room_RV = self._workspace.activations(num_rows), self._workspace.logits(num_rows)
@@ -94,11 +94,11 @@ class RecordedDecodes:
             return logits_RV, greedy(logits_RV)
 
         with torch.inference_mode():
-            (logits_RV, likeliest_R), recording, other = record(compute)
+            (logits_RV, likeliest_R), calls, other = capture_calls(compute)
         decoded = Decoded(logits_RV, likeliest_R, likeliest_R.numpy())
-        if recording is None:
-            self._can_record = False
-            log.info("decode steps are not recorded: %s computes in them", other)
+        if calls is None:
+            self._can_capture = False
+            log.info("decode steps are not captured: %s computes in them", other)
         else:
-            self._recordings[num_rows] = recording, decoded
+            self._captures[num_rows] = calls, decoded
         return decoded

@@ -25,10 +25,10 @@ POPULATE_WRITE = 23
 LOWEST_PRIORITY = 19
 REST_S = 0.05
 
-log = logging.getLogger("sluice.pages_ahead")
+log = logging.getLogger("sluice.prefault")
 
 
-class PagesAhead:
+class Prefault:
     """Stays ahead of the highest page in use, in a thread that works while no step runs. Pages are used in order.
 
     `tensors` are K and V of each layer, whose first dimension is slots.

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from messages.steps import Batch, ForwardOutput
-from scheduler_proc.computing.cpu.captured_decodes import RecordedDecodes
-from scheduler_proc.computing.cpu.prefault import PagesAhead
+from scheduler_proc.computing.cpu.captured_decodes import CapturedDecodes
+from scheduler_proc.computing.cpu.prefault import Prefault
 from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.model.decoder import Decoder
-from scheduler_proc.computing.model.kv_tensors import KVCache
+from scheduler_proc.computing.model.kv_tensors import KVTensors
 from scheduler_proc.computing.model.workspace import Workspace
 from scheduler_proc.computing.sampling.logprobs import score_prompt, score_sampled
 from scheduler_proc.computing.sampling.sampler import choose_tokens, is_greedy
@@ -29,7 +29,7 @@ class ModelRunner:
 
     can_overlap = False
 
-    def __init__(self, decoder: Decoder, cache: KVCache, placement: Placement, limits: StepLimits):
+    def __init__(self, decoder: Decoder, cache: KVTensors, placement: Placement, limits: StepLimits):
         self.num_pages = cache.num_pages
         self.max_num_batched_tokens = limits.max_num_batched_tokens
         self._decoder = decoder
@@ -38,9 +38,9 @@ class ModelRunner:
         max_rows = limits.max_num_seqs
         max_tokens = max(limits.max_num_batched_tokens, max_rows)
         self._workspace = Workspace(decoder.config, placement.dtype, max_tokens, max_rows)
-        self.pages_ahead: PagesAhead | None = None
+        self.prefault: Prefault | None = None
         """Gets memory for pages before they are used, where that is wanted."""
-        self._decodes = RecordedDecodes(decoder, cache, self._workspace, max_rows, limits.num_pages)
+        self._decodes = CapturedDecodes(decoder, cache, self._workspace, max_rows, limits.num_pages)
 
     def launch(self, batch: Batch) -> ForwardOutput:
         """Runs the step at once: the processor that would plan the next one computes this one."""
@@ -48,7 +48,7 @@ class ModelRunner:
 
     def run(self, batch: Batch) -> ForwardOutput:
         """Runs the step and returns its result when it is known; the cache holds its K and V afterwards."""
-        with nullcontext() if self.pages_ahead is None else self.pages_ahead.step():
+        with nullcontext() if self.prefault is None else self.prefault.step():
             return self._run(batch)
 
     def _run(self, batch: Batch) -> ForwardOutput:
@@ -71,6 +71,6 @@ class ModelRunner:
     def _forward(self, batch: Batch) -> Tensor:
         """Returns what the head reads, [N, E]."""
         step = make_step_inputs(batch, self._placement.device)
-        if self.pages_ahead is not None:
-            self.pages_ahead.use(int(step.slots.max()) // self._cache.layers[0].page_size)
+        if self.prefault is not None:
+            self.prefault.use(int(step.slots.max()) // self._cache.layers[0].page_size)
         return self._decoder.forward(step, self._cache, self._workspace.activations(len(step.token_ids)))

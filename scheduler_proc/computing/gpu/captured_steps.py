@@ -1,4 +1,4 @@
-"""The forward passes that are recorded as graphs, one for each of the shapes of `step_shapes.py`.
+"""The forward passes that are captured as graphs, one for each of the shapes of `step_shapes.py`.
 
 A graph reads its inputs from, and leaves its output in, the same memory in each replay, and whatever else it takes of
 memory is in one pool that all graphs share: they never run side by side.
@@ -23,7 +23,7 @@ from scheduler_proc.computing.step.shapes import StepShapes
 
 GIB = 2**30
 
-log = logging.getLogger("sluice.recorded_steps")
+log = logging.getLogger("sluice.captured_steps")
 
 Report = Callable[[str, float | None], None]
 Forward = Callable[[StepInputs], Tensor]
@@ -31,7 +31,7 @@ Forward = Callable[[StepInputs], Tensor]
 
 
 @dataclass(frozen=True)
-class RecordedStep:
+class CapturedStep:
     """A graph and the memory that it reads and writes."""
 
     shape: StepShape
@@ -49,15 +49,15 @@ class RecordedStep:
         return self.hidden
 
 
-class RecordedSteps:
-    """The graphs; none until `record`. `like_NE` gives the number format and E of what a forward pass returns."""
+class CapturedSteps:
+    """The graphs; none until `capture`. `like_NE` gives the number format and E of what a forward pass returns."""
 
     def __init__(self, device: Device, shapes: StepShapes, plans: AttentionPlans, like_NE: Tensor):
         self._device = device
         self._shapes = shapes
         self._plans = plans
         self._pool = device.new_pool()
-        self._recorded: dict[StepShape, RecordedStep] = {}
+        self._captured: dict[StepShape, CapturedStep] = {}
         planned = [self._planned(shape) for shape in shapes.all()]
         num_bytes = max(shape.columns().num_bytes for shape in planned)
         self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=device.torch_device)
@@ -65,16 +65,16 @@ class RecordedSteps:
 
     @property
     def num_graphs(self) -> int:
-        return len(self._recorded)
+        return len(self._captured)
 
-    def find(self, batch: Batch) -> RecordedStep | None:
-        """Returns the smallest recorded step with room for `batch`."""
-        if not self._recorded:
+    def find(self, batch: Batch) -> CapturedStep | None:
+        """Returns the smallest captured step with room for `batch`."""
+        if not self._captured:
             return None
         shape = self._shapes.find(batch)
-        return None if shape is None else self._recorded.get(shape)
+        return None if shape is None else self._captured.get(shape)
 
-    def record(self, shapes: Sequence[StepShape], forward: Forward, report: Report) -> int:
+    def capture(self, shapes: Sequence[StepShape], forward: Forward, report: Report) -> int:
         """Records `forward` in these shapes; returns the bytes that the graphs take.
 
         Raises `RuntimeError` where that cannot be done, and then there is no graph.
@@ -84,17 +84,17 @@ class RecordedSteps:
         free_bytes = self._device.memory()[0]
         try:
             for index, shape in enumerate(shapes):
-                report(f"recording CUDA graphs ({num_bytes / GIB:.2f} GiB)", index / len(shapes))
-                self._recorded[shape] = self._record(self._planned(shape), forward)
+                report(f"capturing CUDA graphs ({num_bytes / GIB:.2f} GiB)", index / len(shapes))
+                self._captured[shape] = self._capture(self._planned(shape), forward)
                 self._device.release_unused()
                 num_bytes = free_bytes - self._device.memory()[0]
         except RuntimeError:
-            self._recorded.clear()
+            self._captured.clear()
             raise
         log.info("%d CUDA graphs in %.1f s, %.2f GiB", len(shapes), time.monotonic() - begin_s, num_bytes / GIB)
         return num_bytes
 
-    def _record(self, shape: StepShape, forward: Forward) -> RecordedStep:
+    def _capture(self, shape: StepShape, forward: Forward) -> CapturedStep:
         columns = shape.columns()
         inputs, hidden_NE = self._inputs[: columns.num_bytes], self._hidden_NE[: shape.num_head_tokens]
         host = torch.empty(columns.num_bytes, dtype=torch.uint8)
@@ -108,8 +108,8 @@ class RecordedSteps:
         def work() -> None:
             hidden_NE.copy_(forward(step))
 
-        work()  # kernels are compiled, and libraries set up, before anything is recorded
-        return RecordedStep(shape, columns, inputs, hidden_NE, self._device.record(work, self._pool))
+        work()  # kernels are compiled, and libraries set up, before anything is captured
+        return CapturedStep(shape, columns, inputs, hidden_NE, self._device.capture(work, self._pool))
 
     def _planned(self, shape: StepShape) -> StepShape:
         return self._plans.planned(shape, shape.num_decode_rows)

@@ -1,4 +1,4 @@
-"""What the runner asks of a GPU: pinned memory, work in order, results fetched beside it, recorded graphs, memory.
+"""What the runner asks of a GPU: pinned memory, work in order, results fetched beside it, captured graphs, memory.
 
 All CUDA calls of the computing half but the operations on tensors are here, so that everything else can be run where
 there is no GPU: a test has a device that does the same on a CPU, as late as it may.
@@ -41,7 +41,7 @@ class Device(Protocol):
         """Returns a pool for graphs that never run side by side; its memory is freed with the last of them."""
         ...
 
-    def record(self, work: Work, pool: Pool) -> Work:
+    def capture(self, work: Work, pool: Pool) -> Work:
         """Returns what does the work again, on the same tensors, in one launch. It has been done once before."""
         ...
 
@@ -83,9 +83,9 @@ class CudaDevice:
     def new_pool(self) -> Pool:
         return torch.cuda.graph_pool_handle()
 
-    def record(self, work: Work, pool: Pool) -> Work:
+    def capture(self, work: Work, pool: Pool) -> Work:
         graph = torch.cuda.CUDAGraph()
-        # A recording that fails may leave its stream as the current one: the outer context goes back in any case.
+        # A capture that fails may leave its stream as the current one: the outer context goes back in any case.
         with torch.cuda.stream(torch.cuda.current_stream(self.torch_device)), torch.cuda.graph(graph, pool=pool):
             work()
         return graph.replay

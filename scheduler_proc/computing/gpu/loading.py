@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.gpu.forms import load_forms
+from kernels.gpu.triton_kernels import load_triton_kernels
 from messages.config import Config
 from messages.errors import BootError
 from scheduler_proc.computing.gpu.attention_plans import AttentionPlans
@@ -22,7 +22,7 @@ from scheduler_proc.computing.model.kv_tensors import (
     page_bytes,
     pages_per_context,
 )
-from scheduler_proc.computing.step.dummy_batch import plan_full_step, plan_warm_ups
+from scheduler_proc.computing.step.dummy_batch import plan_dummy_batch, plan_warm_ups
 from scheduler_proc.computing.step.shapes import StepLimits
 
 log = logging.getLogger("sluice.gpu_loading")
@@ -49,22 +49,22 @@ def load_gpu_runner(
         return GpuRunner(decoder, cache, device, limits, plans, config.scheduling.overlap)
 
     bytes_per_page = page_bytes(decoder.config, page_size, placement)
-    free_bytes, can_record = _measure(config, make_runner, device, bytes_per_page, report)
+    free_bytes, can_capture = _measure(config, make_runner, device, bytes_per_page, report)
     num_pages = choose_num_pages(config, bytes_per_page, free_bytes)
     report("allocating the KV cache", None)
     runner = make_runner(num_pages)
     report("warming up", None)
     for batch in plan_warm_ups(config, max_num_batched_tokens):
         runner.run(batch)
-    if can_record:
-        runner.record(report)
+    if can_capture:
+        runner.capture(report)
     return runner
 
 
 def _make_plans(config: Config, decoder: Decoder, device: Device) -> AttentionPlans | None:
     """Loads the Triton kernels; `None` where there are none, which is logged: torch computes then."""
     try:
-        load_forms(device.torch_device.type)
+        load_triton_kernels(device.torch_device.type)
     except ImportError as error:
         log.warning(
             "Triton cannot be loaded (%s), so plain torch computes, without CUDA graphs and without overlapped steps: "
@@ -79,9 +79,9 @@ def _make_plans(config: Config, decoder: Decoder, device: Device) -> AttentionPl
 def _measure(
     config: Config, make_runner: MakeRunner, device: Device, bytes_per_page: int, report: Report
 ) -> tuple[int, bool]:
-    """Returns the bytes that a cache may take, and whether graphs can be recorded.
+    """Returns the bytes that a cache may take, and whether graphs can be captured.
 
-    A step of the largest size is run, and the largest graphs are recorded, with the smallest cache: graphs hold the
+    A step of the largest size is run, and the largest graphs are captured, with the smallest cache: graphs hold the
     addresses of their cache, so they cannot be kept.
     """
     report("measuring the memory of a step", None)
@@ -92,7 +92,7 @@ def _measure(
     # What the step took is kept for later use, so it counts as used.
     free_bytes, total_bytes = device.memory()
     used_bytes = total_bytes - free_bytes - context_pages * bytes_per_page
-    graph_bytes = None if config.model.enforce_eager else runner.record(report, is_rehearsal=True)
+    graph_bytes = None if config.model.enforce_eager else runner.capture(report, is_rehearsal=True)
     del runner
     gc.collect()
     device.release_unused()
@@ -108,7 +108,7 @@ def _run_full_step(runner: GpuRunner, config: Config, device: Device) -> None:
     num_tokens = runner.max_num_batched_tokens
     rows, longest = config.scheduling.max_num_seqs, config.facts.max_model_len
     try:
-        runner.run(plan_full_step(num_tokens, rows, longest, config.cache.block_size))
+        runner.run(plan_dummy_batch(num_tokens, rows, longest, config.cache.block_size))
     except torch.OutOfMemoryError as error:
         raise BootError(
             f"a step of {num_tokens} tokens does not fit into the memory of {device.torch_device} beside the weights: "

@@ -1,6 +1,6 @@
 """Runs planned steps on a GPU: launches one and returns, so that the next can be planned while it runs.
 
-A step is one copy of all its columns to the device, the forward pass (a recorded graph where its shape is one of
+A step is one copy of all its columns to the device, the forward pass (a captured graph where its shape is one of
 `step_shapes.py`, else operation by operation), head and sampler, and one copy of the results back, beside the next
 step. The host waits for nothing but that last copy, and only when it is asked for the result.
 
@@ -17,10 +17,10 @@ from torch import Tensor
 from kernels.take_tokens import take_tokens
 from messages.steps import Batch, ForwardOutput
 from scheduler_proc.computing.gpu.attention_plans import AttentionPlans
-from scheduler_proc.computing.gpu.captured_steps import RecordedStep, RecordedSteps, Report
+from scheduler_proc.computing.gpu.captured_steps import CapturedStep, CapturedSteps, Report
 from scheduler_proc.computing.gpu.device import Device, Fetched
 from scheduler_proc.computing.model.decoder import Decoder
-from scheduler_proc.computing.model.kv_tensors import KVCache
+from scheduler_proc.computing.model.kv_tensors import KVTensors
 from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
 from scheduler_proc.computing.step.inputs import StepInputs, StepShape, pack_step, shape_of, view_step
 from scheduler_proc.computing.step.packed_columns import PackedColumns, join, split
@@ -28,7 +28,7 @@ from scheduler_proc.computing.step.results import StepResult, compute_result
 from scheduler_proc.computing.step.shapes import StepLimits, StepShapes
 
 MORE_GRAPH_BYTES = 4 << 20
-"""What a graph takes of memory beside the pool that all share: an estimate, for those that are not yet recorded."""
+"""What a graph takes of memory beside the pool that all share: an estimate, for those that are not yet captured."""
 
 log = logging.getLogger("sluice.gpu_runner")
 
@@ -39,7 +39,7 @@ class _PackedStep:
 
     batch: Batch
     shape: StepShape
-    recorded: RecordedStep | None
+    captured: CapturedStep | None
     columns: PackedColumns
     sampling: SamplingPlan
     sampling_columns: PackedColumns
@@ -67,13 +67,13 @@ class GpuRunner:
     """Launches steps in order. What a step returns is a function of its `Batch`, the KV cache and its sources' tokens.
 
     `plans` tell the kernels what each of their programs does. Without them the kernels look into a step's columns
-    themselves, and wait for them: nothing can be recorded then, and nothing launched ahead.
+    themselves, and wait for them: nothing can be captured then, and nothing launched ahead.
     """
 
     def __init__(
         self,
         decoder: Decoder,
-        cache: KVCache,
+        cache: KVTensors,
         device: Device,
         limits: StepLimits,
         plans: AttentionPlans | None,
@@ -89,10 +89,10 @@ class GpuRunner:
         self._shapes = StepShapes(limits)
         self._last_tokens = torch.zeros(limits.max_num_seqs, dtype=torch.int32, device=device.torch_device)
         """Those that the newest step samples."""
-        self._recorded: RecordedSteps | None = None
+        self._captured: CapturedSteps | None = None
         if plans is not None:
             like_NE = cache.layers[0].keys.new_empty(0, decoder.config.hidden_size)
-            self._recorded = RecordedSteps(device, self._shapes, plans, like_NE)
+            self._captured = CapturedSteps(device, self._shapes, plans, like_NE)
 
     def launch(self, batch: Batch) -> LaunchedStep:
         """The step will run after all that were launched before. Raises where it cannot be launched."""
@@ -105,20 +105,20 @@ class GpuRunner:
         """Runs the step and returns its result when it is known."""
         return self.launch(batch).result()
 
-    def record(self, report: Report, is_rehearsal: bool = False) -> int | None:
+    def capture(self, report: Report, is_rehearsal: bool = False) -> int | None:
         """Records the graphs, in a rehearsal only those that take most memory; returns the bytes that all of them take.
 
         `None`: it cannot be done, which is logged, and steps are launched operation by operation.
         """
-        if self._recorded is None:
+        if self._captured is None:
             return None
         shapes = self._shapes.largest() if is_rehearsal else self._shapes.all()
         try:
             with torch.inference_mode():
-                num_bytes = self._recorded.record(shapes, self._forward, report)
+                num_bytes = self._captured.capture(shapes, self._forward, report)
         except RuntimeError as error:
             log.warning(
-                "CUDA graphs cannot be recorded, so steps are launched operation by operation, which is slower: %s "
+                "CUDA graphs cannot be captured, so steps are launched operation by operation, which is slower: %s "
                 "Where memory is short, lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager does not try",
                 str(error).split("\n", 1)[0],
             )
@@ -126,9 +126,9 @@ class GpuRunner:
         return num_bytes + (len(self._shapes.all()) - len(shapes)) * MORE_GRAPH_BYTES
 
     def _pack(self, batch: Batch) -> _PackedStep:
-        recorded = None if self._recorded is None else self._recorded.find(batch)
-        shape = self._exact_shape(batch) if recorded is None else recorded.shape
-        columns = shape.columns() if recorded is None else recorded.columns
+        captured = None if self._captured is None else self._captured.find(batch)
+        shape = self._exact_shape(batch) if captured is None else captured.shape
+        columns = shape.columns() if captured is None else captured.columns
         sampling = plan_sampling(batch, self._decoder.config.vocab_size)
         sampling_columns = PackedColumns.like(sampling.columns)
         host = self._device.allocate_host(columns.num_bytes + sampling_columns.num_bytes)
@@ -137,7 +137,7 @@ class GpuRunner:
         if self._plans is not None:
             self._plans.pack(batch, shape, arrays)
         sampling_columns.write(sampling.columns, host[columns.num_bytes :])
-        return _PackedStep(batch, shape, recorded, columns, sampling, sampling_columns, host)
+        return _PackedStep(batch, shape, captured, columns, sampling, sampling_columns, host)
 
     def _exact_shape(self, batch: Batch) -> StepShape:
         shape = shape_of(batch)
@@ -149,7 +149,7 @@ class GpuRunner:
     def _run(self, step: _PackedStep, launched: LaunchedStep) -> Tensor:
         """Launches everything; returns the bytes of the result."""
         data = step.host.to(self._device.torch_device, non_blocking=True)
-        hidden_NE = self._forward(self._view(step, data)) if step.recorded is None else step.recorded.run(data)
+        hidden_NE = self._forward(self._view(step, data)) if step.captured is None else step.captured.run(data)
         arrays = tuple(step.sampling_columns.tensors(data[step.columns.num_bytes :]).values())
         result = compute_result(self._decoder, hidden_NE, step.batch, step.sampling, arrays)
         self._last_tokens[: len(result.tokens)].copy_(result.tokens)
@@ -164,5 +164,5 @@ class GpuRunner:
     def _forward(self, step: StepInputs) -> Tensor:
         """Returns what the head reads, [N, E]."""
         if step.num_decode_rows:
-            take_tokens(step.token_ids, step.token_sources, self._last_tokens)
+            take_tokens(step.token_ids, step.future_token_indices, self._last_tokens)
         return self._decoder.forward(step, self._cache)

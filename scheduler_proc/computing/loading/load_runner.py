@@ -4,7 +4,7 @@ from pathlib import Path
 
 from kernels.cpu.library import load_kernels
 from messages.config import Config
-from scheduler_proc.computing.cpu.prefault import PagesAhead
+from scheduler_proc.computing.cpu.prefault import Prefault
 from scheduler_proc.computing.cpu.runner import ModelRunner
 from scheduler_proc.computing.gpu.device import CudaDevice
 from scheduler_proc.computing.gpu.loading import load_gpu_runner
@@ -66,5 +66,5 @@ def load_runner(config: Config, report: Report) -> ModelRunner | GpuRunner:
     runner = ModelRunner(decoder, cache, placement, limits)
     report("warming up", None)
     runner.run(plan_warm_up(config, max_num_batched_tokens))
-    runner.pages_ahead = PagesAhead([part for layer in cache.layers for part in (layer.keys, layer.values)], num_pages)
+    runner.prefault = Prefault([part for layer in cache.layers for part in (layer.keys, layer.values)], num_pages)
     return runner

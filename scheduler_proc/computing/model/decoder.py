@@ -20,7 +20,7 @@ from kernels.rms_norm import rms_norm
 from kernels.rotate_store import rotate_store
 from kernels.silu_mul import silu_mul
 from scheduler_proc.computing.model.decoder_config import DecoderConfig
-from scheduler_proc.computing.model.kv_tensors import KVCache
+from scheduler_proc.computing.model.kv_tensors import KVTensors
 from scheduler_proc.computing.model.linear import Linear, make_linear
 from scheduler_proc.computing.model.rope_tables import make_rope_tables
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
@@ -91,7 +91,7 @@ class Decoder:
             device = self._embedding_VE.device
             self._rope_tables = make_rope_tables(config.rope, config.head_dim, max_model_len, device)
 
-    def forward(self, step: StepInputs, cache: KVCache, room: Activations = NEW_MEMORY) -> Tensor:
+    def forward(self, step: StepInputs, cache: KVTensors, room: Activations = NEW_MEMORY) -> Tensor:
         """Returns what the head reads of `step.head_tokens` [N, E]; the cache then holds all tokens' K and V.
 
         What operations return, the result included, may be put into `room`.
@@ -125,7 +125,7 @@ class Decoder:
             return rms_norm(residual_TE, norm.weight, self.config.norm_eps, update_TE, room.normed)
         return layer_norm(residual_TE, norm.weight, norm.bias, self.config.norm_eps, update_TE, room.normed)
 
-    def _attend(self, index: int, heads_TA: Tensor, step: StepInputs, cache: KVCache, out_THD: Tensor) -> Tensor:
+    def _attend(self, index: int, heads_TA: Tensor, step: StepInputs, cache: KVTensors, out_THD: Tensor) -> Tensor:
         """Stores the tokens' K and V in layer `index` of the cache; returns their attention's output, [T, H * D].
 
         That is a view of `out_THD`, which is written. `heads_TA` holds all heads of each token, [T, A * D].

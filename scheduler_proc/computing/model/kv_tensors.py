@@ -25,7 +25,7 @@ CGROUP = Path("/sys/fs/cgroup")
 log = logging.getLogger("sluice.kv_cache")
 
 
-class KVCache:
+class KVTensors:
     """K and V of all layers, each [L, S, G, D]. A slot that no step has written holds anything, NaN included."""
 
     def __init__(self, key_LSGD: Tensor, value_LSGD: Tensor, page_size: int):
@@ -35,7 +35,7 @@ class KVCache:
         ]
 
 
-def allocate_cache(config: DecoderConfig, num_pages: int, page_size: int, placement: Placement) -> KVCache:
+def allocate_cache(config: DecoderConfig, num_pages: int, page_size: int, placement: Placement) -> KVTensors:
     """Returns an uninitialized cache; a CPU gives the memory only when it is written. Raises `BootError`."""
     shape = (config.num_layers, num_pages * page_size, config.num_kv_heads, config.head_dim)
     try:
@@ -49,7 +49,7 @@ def allocate_cache(config: DecoderConfig, num_pages: int, page_size: int, placem
             f"the KV cache of {num_pages:,} pages needs {needed:.2f} GiB, which {placement.device} does not give: "
             f"{str(error).splitlines()[0]}; lower --num-pages or --kv-cache-memory-gb"
         ) from None
-    return KVCache(key, value, page_size)
+    return KVTensors(key, value, page_size)
 
 
 def page_bytes(config: DecoderConfig, page_size: int, placement: Placement) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from messages.steps import Batch
-from scheduler_proc.computing.sampling.logits_processing import expand_edits, find_edited
+from scheduler_proc.computing.sampling.logits_processing import expand_logits_processing, find_processed
 
 ALL_TOKENS = (1 << 31) - 1
 """A top-k that takes nothing out."""
@@ -20,18 +20,18 @@ ALL_TOKENS = (1 << 31) - 1
 @dataclass(frozen=True)
 class SamplingPlan:
     """A row is plain where its logits need nothing but its temperature, else special. Special rows are ordered: those
-    that are only filtered, those that are edited and drawn, those that are edited and greedy."""
+    that are only filtered, those that are processed and drawn, those that are processed and greedy."""
 
     num_rows: int
     """S"""
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     """What the device has to know, by name. Where plain rows are drawn: `temperatures`, `seeds` and `positions` of all
     S rows, with temperature 0 for greedy and for special ones. Of special rows: `special_…` and the columns of their
-    edits. Of logprobs: `logprob_rows` (int64, indices into S) and `scored_ids` (int32 [Q])."""
+    processing. Of logprobs: `logprob_rows` (int64, indices into S) and `scored_ids` (int32 [Q])."""
     num_special: int = 0
     """N"""
-    num_unedited: int = 0
-    """Special rows from this one on are edited."""
+    num_unprocessed: int = 0
+    """Special rows from this one on are processed."""
     num_drawn: int = 0
     """Special rows before this one are drawn."""
     num_top: int = -1
@@ -54,22 +54,23 @@ def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
     columns: dict[str, np.ndarray] = {}
     num_top, num_scored_top = _plan_logprobs(batch, vocab_size, columns)
     temperatures = np.frombuffer(batch.temperatures, np.float32)
-    num_rows, is_drawn, is_edited = len(temperatures), temperatures > 0, find_edited(batch.edits, len(temperatures))
-    if not (is_drawn | is_edited).any():
+    num_rows, is_drawn = len(temperatures), temperatures > 0
+    is_processed = find_processed(batch.logits_processing, num_rows)
+    if not (is_drawn | is_processed).any():
         return SamplingPlan(num_rows, columns, num_top=num_top, num_scored_top=num_scored_top)
     top_ks, top_ps = np.frombuffer(batch.top_ks, np.int32), np.frombuffer(batch.top_ps, np.float32)
     has_top = ((top_ks > 0) & (top_ks < vocab_size)) | (top_ps < 1)
-    is_filtered = is_drawn & ~is_edited & (has_top | (np.frombuffer(batch.min_ps, np.float32) > 0))
-    is_plain_draw = is_drawn & ~is_edited & ~is_filtered
+    is_filtered = is_drawn & ~is_processed & (has_top | (np.frombuffer(batch.min_ps, np.float32) > 0))
+    is_plain_draw = is_drawn & ~is_processed & ~is_filtered
     if is_plain_draw.any():
         columns["temperatures"] = np.where(is_plain_draw, temperatures, np.float32(0))
         columns["seeds"] = np.frombuffer(batch.seeds, np.int64)
         columns["positions"] = np.frombuffer(batch.sample_positions, np.int64)
-    groups = [np.flatnonzero(group) for group in (is_filtered, is_drawn & is_edited, ~is_drawn & is_edited)]
+    groups = [np.flatnonzero(group) for group in (is_filtered, is_drawn & is_processed, ~is_drawn & is_processed)]
     rows, num_drawn = np.concatenate(groups), len(groups[0]) + len(groups[1])
     if len(rows):
         columns["special_rows"] = rows
-        columns |= _plan_edits(batch, rows, vocab_size)
+        columns |= _plan_logits_processing(batch, rows, vocab_size)
         columns |= _plan_draws(batch, rows[:num_drawn], has_top)
     return SamplingPlan(num_rows, columns, len(rows), len(groups[0]), num_drawn, num_top, num_scored_top)
 
@@ -91,12 +92,12 @@ def _plan_logprobs(batch: Batch, vocab_size: int, columns: dict[str, np.ndarray]
     return num_top, batch.scored.num_top
 
 
-def _plan_edits(batch: Batch, rows: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
-    if batch.edits is None:
+def _plan_logits_processing(batch: Batch, rows: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
+    if batch.logits_processing is None:
         return {}
     places = np.full(len(batch.temperatures) // 4, -1, dtype=np.int64)
     places[rows] = np.arange(len(rows))
-    return expand_edits(batch.edits, places, vocab_size)
+    return expand_logits_processing(batch.logits_processing, places, vocab_size)
 
 
 def _plan_draws(batch: Batch, rows: np.ndarray, has_top: np.ndarray) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.filter_scores import filter_min_p, filter_top
 from kernels.sample import NO_TOKEN, draw, greedy, sample
 from messages.steps import Batch
-from scheduler_proc.computing.sampling.logits_processing import apply_edits
+from scheduler_proc.computing.sampling.logits_processing import process_logits
 from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
 from scheduler_proc.computing.step.transfer import send_arrays
 
@@ -22,7 +22,8 @@ def choose_tokens(logits_SV: Tensor, batch: Batch, likeliest_S: Tensor | None = 
 
     `likeliest_S` are the tokens of `greedy`, where they are known.
 
-    A row's token is a function of its logits, its edits, its parameters and (seed, position): not of the other rows.
+    A row's token is a function of its logits, its logits processing, its parameters and (seed, position): not of the
+    other rows.
     Edits are those of `logit_edits`; a row that they leave without a token of finite logit has none, -1. Filters are
     those of transformers in its order: temperature, top-k, top-p, min-p. Rows without one do not pay for it.
     """
@@ -34,7 +35,7 @@ def choose_tokens(logits_SV: Tensor, batch: Batch, likeliest_S: Tensor | None = 
 
 def is_greedy(batch: Batch) -> bool:
     """Whether each row gets its likeliest token: True for most of those steps, at no cost to speak of."""
-    return batch.edits is None and batch.temperatures.count(0) == len(batch.temperatures)
+    return batch.logits_processing is None and batch.temperatures.count(0) == len(batch.temperatures)
 
 
 def choose_planned(logits_SV: Tensor, plan: SamplingPlan, tensors: Sequence[Tensor]) -> Tensor:
@@ -52,15 +53,15 @@ def choose_planned(logits_SV: Tensor, plan: SamplingPlan, tensors: Sequence[Tens
 
 def _choose_special(logits_SV: Tensor, tokens_S: Tensor, plan: SamplingPlan, columns: Mapping[str, Tensor]) -> None:
     """Writes the special rows' tokens over those they have so far, which say whether their logits are finite."""
-    num_unedited, num_drawn, rows_N = plan.num_unedited, plan.num_drawn, columns["special_rows"]
+    num_unprocessed, num_drawn, rows_N = plan.num_unprocessed, plan.num_drawn, columns["special_rows"]
     scores_NV = logits_SV.index_select(0, rows_N).float()
     chosen_N = tokens_S.index_select(0, rows_N)
     is_possible_N = chosen_N != NO_TOKEN
-    if num_unedited < plan.num_special:
-        apply_edits(scores_NV, columns)
-        best = scores_NV[num_unedited:].max(dim=-1)
-        chosen_N[num_unedited:].copy_(best.indices)
-        is_possible_N[num_unedited:].logical_and_(best.values.isfinite())
+    if num_unprocessed < plan.num_special:
+        process_logits(scores_NV, columns)
+        best = scores_NV[num_unprocessed:].max(dim=-1)
+        chosen_N[num_unprocessed:].copy_(best.indices)
+        is_possible_N[num_unprocessed:].logical_and_(best.values.isfinite())
     if num_drawn:
         chosen_N[:num_drawn].copy_(_draw_special(scores_NV[:num_drawn], columns))
     tokens_S.index_copy_(0, rows_N, chosen_N.where(is_possible_N, NO_TOKEN))

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from messages.axes import columns_of, fill_columns
 from messages.columns import pack_int32, pack_int64
 from messages.config import Config
-from messages.steps import BIAS, HISTORY_ID, PENALIZED, ROW, SAMPLED, TOKEN, Batch, LogitEdits, ScoredTokens
+from messages.steps import BIAS, HISTORY_ID, PENALIZED, ROW, SAMPLED, TOKEN, Batch, LogitsProcessing, ScoredTokens
 
 NUM_TOP = 20
 """Alternatives to each token of a full step."""
@@ -22,7 +22,7 @@ def plan_warm_up(config: Config, max_num_batched_tokens: int, num_rows: int = WA
     """Returns a small step, so that the first request does not pay for what libraries set up at their first call."""
     num_tokens = min(WARM_UP_TOKENS, max_num_batched_tokens)
     num_rows = min(num_rows, config.scheduling.max_num_seqs)
-    return plan_full_step(num_tokens, num_rows, config.facts.max_model_len, config.cache.block_size)
+    return plan_dummy_batch(num_tokens, num_rows, config.facts.max_model_len, config.cache.block_size)
 
 
 def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
@@ -32,12 +32,14 @@ def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
         full = plan_warm_up(config, max_num_batched_tokens, num_rows)
         plain = fill_columns(Batch, {SAMPLED: full.num_sampled})
         names = {name for name, column in columns_of(Batch).items() if column.axis is SAMPLED}
-        drawn = replace(full, edits=None, scored=None, **{name: plain[name] for name in names - NEEDED_TO_DRAW})
+        drawn = replace(
+            full, logits_processing=None, scored=None, **{name: plain[name] for name in names - NEEDED_TO_DRAW}
+        )
         batches += [full, drawn, replace(drawn, temperatures=plain["temperatures"])]
     return batches
 
 
-def plan_full_step(num_tokens: int, max_rows: int, max_row_tokens: int, page_size: int) -> Batch:
+def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_size: int) -> Batch:
     """Returns a step of up to `num_tokens` tokens in up to `max_rows` rows: decode rows first, then long prefills.
 
     All rows use the same first pages of the cache, as many as `max_row_tokens` tokens take; nobody may hold them.
@@ -60,8 +62,8 @@ def plan_full_step(num_tokens: int, max_rows: int, max_row_tokens: int, page_siz
         sample_tokens=pack_int32(end - 1 for end in accumulate(query_lens)),
         sample_positions=pack_int64(query_lens),
     )
-    edits = fill_columns(
-        LogitEdits,
+    processing = fill_columns(
+        LogitsProcessing,
         sizes | {HISTORY_ID: num_tokens},
         is_dummy=True,
         bias_rows=pack_int32(range(num_rows)),
@@ -73,7 +75,7 @@ def plan_full_step(num_tokens: int, max_rows: int, max_row_tokens: int, page_siz
         step_id=0,
         num_decode_rows=num_decode_rows,
         num_pages_per_row=num_pages,
-        edits=LogitEdits(**edits),
+        logits_processing=LogitsProcessing(**processing),
         scored=scored,
         **dummy,
     )

@@ -42,7 +42,7 @@ INPUT_COLUMNS: Mapping[str, InputColumn] = {
     "token_ids": InputColumn(torch.int32, "token", 0),
     "positions": InputColumn(torch.int32, "token", 0),
     "slots": InputColumn(torch.int64, "token", -1),
-    "token_sources": InputColumn(torch.int32, "decode row", -1),
+    "future_token_indices": InputColumn(torch.int32, "decode row", -1),
     "decode_page_tables": InputColumn(torch.int32, "decode row", -1, is_table=True),
     "decode_num_keys": InputColumn(torch.int32, "decode row", 0),
     "prefill_page_tables": InputColumn(torch.int32, "prefill row", -1, is_table=True),
@@ -66,7 +66,7 @@ class StepInputs:
     """int32 [T]"""
     slots: Tensor
     """int64 [T]"""
-    token_sources: Tensor
+    future_token_indices: Tensor
     """int32 [B]: index of the row's token among those that the step before sampled, -1: `token_ids` has it."""
     decode_page_tables: Tensor
     """int32 [B, P], padded with -1."""
@@ -177,12 +177,14 @@ def _read_columns(batch: Batch) -> Arrays:
     assert (query_lens[:num_decode] == 1).all()
     assert len(token_ids) == len(positions) == len(slots) == query_lens.sum()
     tables = _int32(batch.page_tables).reshape(len(query_lens), batch.num_pages_per_row)
-    has_sources = bool(batch.token_sources)
+    future_token_indices = _int32(batch.future_token_indices)
+    if not batch.future_token_indices:
+        future_token_indices = np.full(num_decode, -1, np.int32)
     return {
         "token_ids": token_ids,
         "positions": positions,
         "slots": slots,
-        "token_sources": _int32(batch.token_sources) if has_sources else np.full(num_decode, -1, np.int32),
+        "future_token_indices": future_token_indices,
         "decode_page_tables": tables[:num_decode],
         "decode_num_keys": context_lens[:num_decode] + np.int32(1),
         "prefill_page_tables": tables[num_decode:],

@@ -1,4 +1,4 @@
-"""The fixed shapes of steps that are recorded as graphs, and which of them has room for a batch.
+"""The fixed shapes of steps that are captured as graphs, and which of them has room for a batch.
 
 A shape is D places for decode rows and then T places for tokens of prefill rows: steps of decode rows alone have T = 0,
 prefills D = 0, and mixed steps the largest D there is, because places that stay empty cost little beside a second T.

@@ -10,7 +10,7 @@ from messages.columns import pack_float32, pack_int32, pack_int64, unpack_float3
 from messages.requests import SamplingParams
 from messages.steps import Batch, ForwardOutput, ScoredTokens
 from scheduler_proc.computing.loading.load_runner import ModelRunner
-from tests.scheduler_proc.computing.sampling.row_edits import RowEdits, plan_edits
+from tests.scheduler_proc.computing.sampling.row_processing import RowProcessing, plan_logits_processing
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
@@ -133,19 +133,19 @@ def plan_batch(step_id: int, planned: list[tuple[Row, int]], page_size: int) -> 
         min_ps=pack_float32(p.min_p for p in params),
         seeds=pack_int64(p.seed for p in params),
         sample_positions=pack_int64(len(planned[i][0].ids) for i in sampling),
-        edits=plan_edits([row_edits(planned[i][0]) for i in sampling]),
+        logits_processing=plan_logits_processing([row_processing(planned[i][0]) for i in sampling]),
         num_logprobs=_plan_logprobs(params),
         scored=_plan_scored(planned),
     )
 
 
-def row_edits(row: Row) -> RowEdits:
+def row_processing(row: Row) -> RowProcessing:
     """Returns what the row's parameters change about its next token."""
     params = row.params
     biases = zip(unpack_int32(params.bias_ids), unpack_float32(params.bias_values), strict=True)
     penalties = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
     allowed_ids = tuple(unpack_int32(params.allowed_token_ids)) or None
-    return RowEdits(allowed_ids, tuple(biases), *penalties, history=tuple(row.ids), num_prompt=row.num_prompt)
+    return RowProcessing(allowed_ids, tuple(biases), *penalties, history=tuple(row.ids), num_prompt=row.num_prompt)
 
 
 def _plan_logprobs(params: list[SamplingParams]) -> bytes:

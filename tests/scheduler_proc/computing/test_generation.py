@@ -107,7 +107,7 @@ def test_other_page_sizes(tmp_path: Path, variant: str, page_size: int) -> None:
 
 @pytest.mark.parametrize("name", ["nano-shakespeare-gpt2", "tinystories-656k-llama"])
 @pytest.mark.parametrize("schedule", [Schedule(), Schedule(chunk_tokens=5, stagger=1)], ids=str)
-def test_trained_models_give_the_recorded_ids(shared_dir: Path, name: str, schedule: Schedule) -> None:
+def test_trained_models_give_the_captured_ids(shared_dir: Path, name: str, schedule: Schedule) -> None:
     path = shared_dir / "models" / name
     runner = load_runner(make_config(path), lambda text, fraction: None)
     cases = json.loads((path / "golden.json").read_text(encoding="utf-8"))["cases"]

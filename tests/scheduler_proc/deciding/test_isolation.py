@@ -118,7 +118,7 @@ def test_parts_of_a_step_give_what_the_whole_gives(is_rich):
     batch = bench.scheduler.schedule()
     assert batch is not None
     assert batch.phase == "mixed"
-    assert (batch.edits is not None) == (batch.scored is not None) == bool(batch.num_logprobs) == is_rich
+    assert (batch.logits_processing is not None) == (batch.scored is not None) == bool(batch.num_logprobs) == is_rich
     whole = bench.runner.run(batch)
     num_rows = num_int32(batch.query_lens)
     for middle in range(1, num_rows):

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from messages.columns import pack_float32, pack_int32, unpack_int32
 from messages.requests import AbortMsg, SamplingParams
-from messages.steps import LogitEdits
+from messages.steps import LogitsProcessing
 from scheduler_proc.deciding.isolation import take_rows
-from scheduler_proc.deciding.logits_processing import EditColumns, find_edits
+from scheduler_proc.deciding.logits_processing import LogitsProcessingColumns, find_logits_processors
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.plain_steps import plain_step
 from tests.scheduler_proc.simulated_edits import expected_edits, read_edits
@@ -23,11 +23,11 @@ IDS = st.integers(0, VOCAB_SIZE - 1)
 FEW_IDS = st.lists(st.integers(0, 3), min_size=1, max_size=3)
 
 
-def columns_of(*rows: tuple[SamplingParams, list[int], int]) -> LogitEdits | None:
+def columns_of(*rows: tuple[SamplingParams, list[int], int]) -> LogitsProcessing | None:
     """Returns the columns of rows, each with its tokens so far and how many of them are the prompt."""
-    columns = EditColumns()
+    columns = LogitsProcessingColumns()
     for row, (params, token_ids, num_prompt_tokens) in enumerate(rows):
-        edits = find_edits(params, (EOS,), VOCAB_SIZE)
+        edits = find_logits_processors(params, (EOS,), VOCAB_SIZE)
         if edits is not None:
             num_output_tokens = len(token_ids) - num_prompt_tokens
             columns.add(row, edits, array("i", token_ids), num_prompt_tokens, num_output_tokens)
@@ -42,7 +42,9 @@ def biases_of(params: SamplingParams, token_ids: list[int], num_prompt_tokens: i
 
 
 def test_who_changes_nothing_has_no_columns():
-    assert find_edits(SamplingParams(8, temperature=0.3, top_k=4, num_logprobs=3), (EOS,), VOCAB_SIZE) is None
+    assert (
+        find_logits_processors(SamplingParams(8, temperature=0.3, top_k=4, num_logprobs=3), (EOS,), VOCAB_SIZE) is None
+    )
     assert columns_of((SamplingParams(8), [1, 2], 1)) is None
 
 
@@ -90,9 +92,9 @@ def test_history_is_the_prompt_and_the_output():
     assert list(array("f", edits.presence_penalties)) == [-2, -2]
 
 
-def taken(edits: LogitEdits, start: int, stop: int) -> LogitEdits | None:
+def taken(edits: LogitsProcessing, start: int, stop: int) -> LogitsProcessing | None:
     """Returns the changes of some rows of a step."""
-    return take_rows(plain_step(6, edits=edits), start, stop).edits
+    return take_rows(plain_step(6, logits_processing=edits), start, stop).edits
 
 
 @st.composite
@@ -171,11 +173,13 @@ def test_a_step_carries_columns_only_while_a_row_changes_something():
     bench.send(user_msg(3, [9], 40, ignore_eos=True, presence_penalty=1.0))
     for _ in range(5):
         bench.step()
-    assert [batch.edits is None for batch in bench.runner.batches] == [False] * 5
-    assert read_edits(bench.runner.batches[-1].edits).keys() == {1} or bench.runner.batches[-1].num_sampled < 3
+    assert [batch.logits_processing is None for batch in bench.runner.batches] == [False] * 5
+    assert (
+        read_edits(bench.runner.batches[-1].logits_processing).keys() == {1} or bench.runner.batches[-1].num_sampled < 3
+    )
     bench.send(AbortMsg(3, 0))
     bench.step()
-    assert bench.runner.batches[-1].edits is None
+    assert bench.runner.batches[-1].logits_processing is None
     assert bench.runner.batches[-1].num_logprobs == b""
     assert bench.runner.batches[-1].scored is None
 

@@ -29,36 +29,36 @@ def load(model_dir: Path, **settings: object) -> ModelRunner:
 
 @pytest.mark.parametrize("variant", ["gpt2", "llama-gqa-tied", "qwen3-gqa-tied"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_tokens_are_those_of_steps_that_are_not_recorded(tmp_path: Path, variant: str, dtype: str) -> None:
+def test_tokens_are_those_of_steps_that_are_not_captured(tmp_path: Path, variant: str, dtype: str) -> None:
     build_checkpoint(tmp_path, variant)
-    recorded, plain = (load(tmp_path, quantization="int8", dtype=dtype) for _ in range(2))
+    captured, plain = (load(tmp_path, quantization="int8", dtype=dtype) for _ in range(2))
     if find_kernel("embed", torch.zeros(1)) is None:
         pytest.skip("there are no C kernels here")
-    compare(recorded, plain)
+    compare(captured, plain)
 
 
-def test_bfloat16_linears_are_recorded(tmp_path: Path) -> None:
+def test_bfloat16_linears_are_captured(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN_CONFIG | QWEN3), encoding="utf-8")
-    recorded, plain = (load(tmp_path, load_format="dummy", dtype="bfloat16") for _ in range(2))
+    captured, plain = (load(tmp_path, load_format="dummy", dtype="bfloat16") for _ in range(2))
     if not has_packed_form(torch.zeros(64, 64, dtype=torch.bfloat16)):
         pytest.skip("this processor has no C kernel for bfloat16 linears")
-    compare(recorded, plain)
+    compare(captured, plain)
 
 
-def compare(recorded: ModelRunner, plain: ModelRunner) -> None:
-    plain._decodes._can_record = False
-    outputs = [generate(runner, PROMPTS, 12, STAGGERED, PARAMS) for runner in (recorded, plain)]
+def compare(captured: ModelRunner, plain: ModelRunner) -> None:
+    plain._decodes._can_capture = False
+    outputs = [generate(runner, PROMPTS, 12, STAGGERED, PARAMS) for runner in (captured, plain)]
     assert outputs[0] == outputs[1]
-    assert generate(recorded, PROMPTS, 12, STAGGERED, PARAMS) == outputs[0]
-    assert set(recorded._decodes._recordings) == {1, 2, 3, 4}
-    assert not plain._decodes._recordings
+    assert generate(captured, PROMPTS, 12, STAGGERED, PARAMS) == outputs[0]
+    assert set(captured._decodes._captures) == {1, 2, 3, 4}
+    assert not plain._decodes._captures
 
 
-def test_what_torch_computes_is_not_recorded(tmp_path: Path) -> None:
+def test_what_torch_computes_is_not_captured(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "gpt2")
     runner = load(tmp_path, dtype="float32")
     first = generate(runner, PROMPTS, 12, STAGGERED, PARAMS)
-    assert not runner._decodes._can_record
+    assert not runner._decodes._can_capture
     assert generate(runner, PROMPTS, 12, STAGGERED, PARAMS) == first
 
 

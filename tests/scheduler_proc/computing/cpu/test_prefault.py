@@ -9,13 +9,13 @@ from torch import Tensor
 
 from kernels.cpu.huge_pages import empty_huge
 from scheduler_proc.computing.cpu import prefault
-from scheduler_proc.computing.cpu.prefault import PagesAhead
+from scheduler_proc.computing.cpu.prefault import Prefault
 
 NUM_PAGES, PAGE_ELEMENTS = 64, 1 << 18
 """A page of a layer takes 1 MB."""
 
 
-def wait(ahead: PagesAhead) -> None:
+def wait(ahead: Prefault) -> None:
     thread = ahead._thread
     assert thread is not None
     thread.join(60.0)
@@ -39,7 +39,7 @@ def layers() -> list[Tensor]:
 
 def test_the_next_pages_have_memory(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefault, "AHEAD_BYTES", 20 << 20)
-    ahead = PagesAhead(layers, NUM_PAGES)
+    ahead = Prefault(layers, NUM_PAGES)
     assert ahead._thread is None
     layers[0][3] = 7.0
     ahead.use(3)
@@ -62,7 +62,7 @@ def test_the_next_pages_have_memory(layers: list[Tensor], monkeypatch: pytest.Mo
 
 def test_no_memory_is_asked_for_while_a_step_runs(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefault, "AHEAD_BYTES", 20 << 20)
-    ahead = PagesAhead(layers, NUM_PAGES)
+    ahead = Prefault(layers, NUM_PAGES)
     with ahead.step():
         ahead.use(3)
         assert ahead._thread is not None
@@ -75,7 +75,7 @@ def test_no_memory_is_asked_for_while_a_step_runs(layers: list[Tensor], monkeypa
 
 def test_a_system_that_refuses_is_not_asked_again(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefault, "POPULATE_WRITE", 12345)
-    ahead = PagesAhead(layers, NUM_PAGES)
+    ahead = Prefault(layers, NUM_PAGES)
     ahead.use(0)
     wait(ahead)
     first = ahead._thread

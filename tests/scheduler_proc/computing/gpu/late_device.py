@@ -31,7 +31,7 @@ def waiting_refused() -> Iterator[None]:
 class LateDevice:
     """Does submitted work in order, but none before a result of it, or of later work, is waited for.
 
-    A "graph" does again what was recorded; `num_records` may be made and then memory is short. Buffers hold garbage.
+    A "graph" does again what was captured; `num_records` may be made and then memory is short. Buffers hold garbage.
     With `may_wait` off, work must not look at the values of tensors.
     """
 
@@ -59,7 +59,7 @@ class LateDevice:
     def new_pool(self) -> Pool:
         return (0, 1)
 
-    def record(self, work: Work, pool: Pool) -> Work:
+    def capture(self, work: Work, pool: Pool) -> Work:
         assert pool == (0, 1)
         if self._num_records == 0:
             raise torch.OutOfMemoryError("CUDA out of memory.\nmore")

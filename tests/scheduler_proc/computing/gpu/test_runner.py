@@ -21,9 +21,9 @@ from scheduler_proc.computing.gpu.runner import MORE_GRAPH_BYTES, GpuRunner
 from scheduler_proc.computing.loading import load_runner as loader
 from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.computing.loading.placement import Placement
-from scheduler_proc.computing.model.kv_tensors import KVCache, allocate_cache
+from scheduler_proc.computing.model.kv_tensors import KVTensors, allocate_cache
 from tests.checkpoints import build_checkpoint, make_config
-from tests.kernels.gpu.forms_in_use import DEVICE, forms_in_use
+from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use
 from tests.scheduler_proc.computing.drive import Row, Schedule, generate, plan_batch
 from tests.scheduler_proc.computing.gpu.late_device import LateDevice
 
@@ -56,19 +56,19 @@ def nobody(text: str, fraction: float | None) -> None:
 
 
 def no_forms(device_type: str) -> None:
-    """Stands in for `load_forms`: the operations keep the forms that they have on a CPU."""
+    """Stands in for `load_triton_kernels`: the operations keep the forms that they have on a CPU."""
 
 
 def load_late(
     path: Path,
     device: LateDevice,
-    load_forms: Callable[[str], None] = no_forms,
+    load_triton_kernels: Callable[[str], None] = no_forms,
     report: Report = nobody,
     **flags: object,
 ) -> GpuRunner:
     """Loads the model as on a GPU that is `device`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "load_forms", load_forms)
+        patch.setattr(loading, "load_triton_kernels", load_triton_kernels)
         patch.setattr(Placement, "is_cuda", property(lambda self: True))
         patch.setattr(loader, "CudaDevice", lambda torch_device: device)
         loaded = load_runner(make_config(path, **FLAGS | flags), report)
@@ -132,7 +132,7 @@ def decode_steps(rows: list[Row], num_steps: int) -> list[Batch]:
         batch = plan_batch(step, [(rows[i], 1) for i in order], 16)
         if steps:
             sources = pack_int32(before.index(i) for i in order)
-            batch = msgspec.structs.replace(batch, token_ids=pack_int32([0] * len(rows)), token_sources=sources)
+            batch = msgspec.structs.replace(batch, token_ids=pack_int32([0] * len(rows)), future_token_indices=sources)
         steps.append(batch)
         for row in rows:
             row.num_computed += 1
@@ -154,7 +154,7 @@ def test_a_step_takes_the_tokens_that_the_one_before_it_samples(pair: Pair, num_
     outputs: list[list[int]] = [[] for _ in rows]
     first, *steps = decode_steps(rows, 7)
     sources = pack_int32([*order[1:], *order[:1]])
-    steps = [msgspec.structs.replace(first, token_ids=pack_int32([0] * num_rows), token_sources=sources), *steps]
+    steps = [msgspec.structs.replace(first, token_ids=pack_int32([0] * num_rows), future_token_indices=sources), *steps]
     for index in range(8):
         if index < 7:
             launched.append(pair.gpu.launch(steps[index]))
@@ -178,7 +178,7 @@ def test_a_row_without_a_token_is_a_source_that_does_no_harm(pair: Pair) -> None
         row.ids.append(0)
         row.num_computed += 1
     batch = plan_batch(2, [(row, 1) for row in rows], 16)
-    second = pair.gpu.launch(msgspec.structs.replace(batch, token_sources=pack_int32([0, 1])))
+    second = pair.gpu.launch(msgspec.structs.replace(batch, future_token_indices=pack_int32([0, 1])))
     tokens = unpack_int32(first.result().next_tokens)
     assert tokens[0] >= 0 > tokens[1]
     assert unpack_int32(second.result().next_tokens)[0] >= 0
@@ -190,19 +190,19 @@ def test_without_graphs_and_without_overlap(pair: Pair, caplog: pytest.LogCaptur
     eager = load_late(pair.path, device, enforce_eager=True, overlap=False)
     assert pair.gpu.can_overlap
     assert not eager.can_overlap
-    assert [runner._recorded and runner._recorded.num_graphs for runner in (pair.gpu, eager)] == [12, 0]
+    assert [runner._captured and runner._captured.num_graphs for runner in (pair.gpu, eager)] == [12, 0]
     assert generate(eager, PROMPTS, 6, SCHEDULES[1], VARIED) == generate(pair.cpu, PROMPTS, 6, SCHEDULES[1], VARIED)
     assert device.num_replays == 0
-    assert "CUDA graphs cannot be recorded" not in caplog.text
+    assert "CUDA graphs cannot be captured" not in caplog.text
 
 
 @pytest.mark.parametrize("num_records", [0, 5])
-def test_where_graphs_cannot_be_recorded_steps_run_without(
+def test_where_graphs_cannot_be_captured_steps_run_without(
     pair: Pair, caplog: pytest.LogCaptureFixture, num_records: int
 ) -> None:
     device = LateDevice(num_records=num_records)
     loaded = load_late(pair.path, device)
-    assert caplog.text.count("CUDA graphs cannot be recorded") == 1
+    assert caplog.text.count("CUDA graphs cannot be captured") == 1
     assert "slower: CUDA out of memory. Where memory is short" in caplog.text
     assert generate(loaded, PROMPTS[:2], 4) == generate(pair.cpu, PROMPTS[:2], 4)
     assert device.num_replays == 0
@@ -221,31 +221,31 @@ def test_without_triton_torch_computes(pair: Pair, caplog: pytest.LogCaptureFixt
 def test_progress_is_reported_with_the_memory_taken(pair: Pair) -> None:
     reports: list[tuple[str, float | None]] = []
     load_late(pair.path, LateDevice(), report=lambda *report: reports.append(report))
-    fractions = [fraction for text, fraction in reports if text.startswith("recording CUDA graphs (0.00 GiB)")]
+    fractions = [fraction for text, fraction in reports if text.startswith("capturing CUDA graphs (0.00 GiB)")]
     assert fractions[:3] == [0.0, 1 / 3, 2 / 3]
     assert fractions[3] == 0.0
     assert fractions[-1] == max(fraction for fraction in fractions if fraction is not None) > 0.9
 
 
 def test_the_cache_takes_its_share_of_what_steps_and_graphs_leave(pair: Pair) -> None:
-    """The pages that the full step was run on are free again; for graphs not yet recorded some room is left."""
+    """The pages that the full step was run on are free again; for graphs not yet captured some room is left."""
     layer = pair.cpu._cache.layers[0]
     page_bytes = 2 * len(pair.cpu._cache.layers) * 16 * layer.num_heads * layer.head_dim * 4
     flags = {"num_pages": None, "gpu_memory_utilization": 0.5}
     eager = load_late(pair.path, LateDevice(8 << 20, 2 << 20), **flags, max_num_seqs=200, enforce_eager=True)
     assert eager.num_pages == ((2 << 20) + 6 * page_bytes) // page_bytes
     graph_bytes = (12 - 3) * MORE_GRAPH_BYTES
-    recorded = load_late(pair.path, LateDevice(2 * graph_bytes + (4 << 20) + (200 << 10), 2 << 20), **flags)
-    assert recorded.num_pages == ((100 << 10) + 6 * page_bytes) // page_bytes < 6 * 6
+    captured = load_late(pair.path, LateDevice(2 * graph_bytes + (4 << 20) + (200 << 10), 2 << 20), **flags)
+    assert captured.num_pages == ((100 << 10) + 6 * page_bytes) // page_bytes < 6 * 6
     with pytest.raises(BootError, match="the KV cache is too small for one request of full length"):
         load_late(pair.path, LateDevice(4 << 20, 4 << 20), **flags, enforce_eager=True)
 
 
 def test_nothing_is_left_of_the_rehearsal(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache that a full step and the largest graphs were tried with is gone when the real one is made."""
-    caches: list[weakref.ref[KVCache]] = []
+    caches: list[weakref.ref[KVTensors]] = []
 
-    def allocate(*arguments: Any) -> KVCache:
+    def allocate(*arguments: Any) -> KVTensors:
         assert all(cache() is None for cache in caches)
         cache = allocate_cache(*arguments)
         caches.append(weakref.ref(cache))
@@ -267,7 +267,7 @@ def test_a_full_step_that_does_not_fit_is_a_clear_error(pair: Pair, monkeypatch:
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="where there is a GPU, test_gpu_runner_on_gpu.py runs the kernels there")
 def test_tritons_kernels_take_the_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recorded decode, prefill and mixed steps through the interpreted kernels, and nothing waits for any of them."""
+    """Captured decode, prefill and mixed steps through the interpreted kernels, and nothing waits for any of them."""
     monkeypatch.setattr(loading, "plan_warm_ups", lambda *arguments: [])  # seconds in the interpreter
     build_checkpoint(tmp_path, "qwen3-gqa-tied", num_hidden_layers=1)
     flags = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 32, "num_pages": 16}
@@ -276,7 +276,7 @@ def test_tritons_kernels_take_the_plans(tmp_path: Path, monkeypatch: pytest.Monk
     prompts, schedule = [[5, 6, 7], list(range(20))], Schedule(chunk_tokens=15, stagger=1)
     expected = generate(cpu, prompts, 4, schedule, VARIED)
     device = LateDevice(may_wait=False)
-    with forms_in_use() as taken:
+    with triton_in_use() as taken:
         gpu = load_late(tmp_path, device, **flags)
         assert generate(gpu, prompts, 4, schedule, VARIED) == expected
     assert device.num_replays == 6

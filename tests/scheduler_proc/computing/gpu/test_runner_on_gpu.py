@@ -37,16 +37,16 @@ def load(path: Path, **flags: object) -> GpuRunner:
 
 
 @pytest.fixture(scope="module")
-def recorded(model_dir: Path) -> GpuRunner:
+def captured(model_dir: Path) -> GpuRunner:
     return load(model_dir)
 
 
 @pytest.mark.parametrize("schedule", [Schedule(), Schedule(chunk_tokens=7, stagger=1, seed=5)], ids=str)
-def test_graphs_give_the_tokens_of_single_launches(model_dir: Path, recorded: GpuRunner, schedule: Schedule) -> None:
-    assert recorded._recorded is not None
-    assert recorded._recorded.num_graphs == 12
+def test_graphs_give_the_tokens_of_single_launches(model_dir: Path, captured: GpuRunner, schedule: Schedule) -> None:
+    assert captured._captured is not None
+    assert captured._captured.num_graphs == 12
     eager = generate(load(model_dir, enforce_eager=True), PROMPTS, 12, schedule, GREEDY)
-    assert generate(recorded, PROMPTS, 12, schedule, GREEDY) == eager
+    assert generate(captured, PROMPTS, 12, schedule, GREEDY) == eager
     on_cpu = load_runner(make_config(model_dir), nobody)
     assert generate(on_cpu, PROMPTS, 12, schedule, GREEDY) == eager
 
@@ -67,16 +67,16 @@ def waiting_is_an_error() -> Iterator[None]:
 
 @pytest.mark.parametrize("params", [*VARIED, SamplingParams(1, num_prompt_logprobs=2)], ids=repr)
 def test_nothing_waits_for_the_device_but_a_result(
-    recorded: GpuRunner, request: pytest.FixtureRequest, params: SamplingParams
+    captured: GpuRunner, request: pytest.FixtureRequest, params: SamplingParams
 ) -> None:
     rows = [Row(i, list(PROMPTS[2]), 40, params, pages=[3 * i, 3 * i + 1, 3 * i + 2]) for i in range(3)]
     prefill = plan_batch(1, [(row, 40) for row in rows], 16)
     mixed = plan_batch(2, [(Row(3, [1, 2], 1, params, num_computed=1, pages=[9]), 1), (rows[0], 40)], 16)
     decode = plan_batch(3, [(Row(3, [1, 2], 1, params, num_computed=1, pages=[9]), 1)], 16)
     steps = [prefill, mixed, decode]
-    first = [recorded.run(batch) for batch in steps]  # kernels are compiled in these
+    first = [captured.run(batch) for batch in steps]  # kernels are compiled in these
     request.getfixturevalue("waiting_is_an_error")
-    launched = [recorded.launch(batch) for batch in steps]
+    launched = [captured.launch(batch) for batch in steps]
     assert [step.result().next_tokens for step in launched] == [output.next_tokens for output in first]
 
 

@@ -1,13 +1,13 @@
-"""Whole models through the Triton forms of the kernels: the tokens are those of transformers in float32."""
+"""Whole models through the Triton kernels of the kernels: the tokens are those of transformers in float32."""
 
 from pathlib import Path
 
 import pytest
 
-from kernels.gpu.forms import NAMES
+from kernels.gpu.triton_kernels import NAMES
 from scheduler_proc.computing.loading.load_runner import load_runner
 from tests.checkpoints import build_checkpoint, make_config
-from tests.kernels.gpu.forms_in_use import DEVICE, forms_in_use
+from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use
 from tests.scheduler_proc.computing.drive import Schedule, generate
 from tests.scheduler_proc.computing.reference import assert_greedy
 
@@ -28,7 +28,7 @@ def test_triton_forms_give_the_tokens_of_transformers(variant: str, tmp_path: Pa
     """Prompts in chunks, decode rows beside prefill rows, pages in any order."""
     model = build_checkpoint(tmp_path, variant, **{NUM_LAYERS.get(variant, "num_hidden_layers"): 2})
     runner = load_runner(make_config(tmp_path, block_size=4, num_pages=32), lambda text, fraction: None)
-    with forms_in_use() as taken:
+    with triton_in_use() as taken:
         outputs = generate(runner, PROMPTS, NUM_TOKENS, Schedule(chunk_tokens=3, stagger=1, page_size=4))
     assert FORMS[variant] | ATTENTION <= set(taken)
     for prompt, output in zip(PROMPTS, outputs, strict=True):

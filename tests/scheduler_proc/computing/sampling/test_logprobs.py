@@ -19,7 +19,7 @@ from scheduler_proc.computing.loading.load_runner import ModelRunner, load_runne
 from scheduler_proc.computing.sampling import logprobs
 from tests.checkpoints import VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Row, plan_batch, run_step
-from tests.scheduler_proc.computing.sampling.row_edits import RowEdits, plan_edits
+from tests.scheduler_proc.computing.sampling.row_processing import RowProcessing, plan_logits_processing
 
 PAGE_SIZE = 16
 TOLERANCE = 1e-4
@@ -149,8 +149,10 @@ def test_logprobs_are_of_the_distribution_before_any_edit(loaded: Loaded) -> Non
     params = SamplingParams(1, temperature=1.7, top_k=3, seed=5, num_logprobs=4)
     rows = make_rows([params], [20])
     batch = plan_batch(0, [(rows[0], 20)], PAGE_SIZE)
-    edits = plan_edits([RowEdits(allowed_ids=(11, 12), biases=((11, 50.0),), repetition=2.0, history=(11, 12))])
-    output = loaded.runner.run(msgspec.structs.replace(batch, edits=edits))
+    edits = plan_logits_processing(
+        [RowProcessing(allowed_ids=(11, 12), biases=((11, 50.0),), repetition=2.0, history=(11, 12))]
+    )
+    output = loaded.runner.run(msgspec.structs.replace(batch, logits_processing=edits))
     assert list(unpack_int32(output.next_tokens)) == [11]
     assert_entries(entries_of(output.logprobs), [11], their_logprobs(loaded.model, rows[0].ids)[-1:], 4)
 
@@ -162,8 +164,8 @@ def test_a_row_without_a_token_keeps_its_place(loaded: Loaded, asking: list[bool
     rows = make_rows(params, [9, 12, 20])
     batch = plan_batch(0, [(row, len(row.ids)) for row in rows], PAGE_SIZE)
     sound = loaded.runner.run(batch)
-    edits = plan_edits([RowEdits(allowed_ids=()), RowEdits(), RowEdits()])
-    output = loaded.runner.run(msgspec.structs.replace(batch, edits=edits))
+    edits = plan_logits_processing([RowProcessing(allowed_ids=()), RowProcessing(), RowProcessing()])
+    output = loaded.runner.run(msgspec.structs.replace(batch, logits_processing=edits))
     assert list(unpack_int32(output.next_tokens)) == [-1, *unpack_int32(sound.next_tokens)[1:]]
     entries, wanted = entries_of(output.logprobs), entries_of(sound.logprobs)
     assert len(entries) == len(wanted) == sum(asking)

@@ -8,7 +8,7 @@ from messages.columns import pack_int32
 from messages.requests import SamplingParams
 from messages.steps import ScoredTokens
 from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
-from tests.scheduler_proc.computing.sampling.row_edits import RowEdits, plan_edits
+from tests.scheduler_proc.computing.sampling.row_processing import RowProcessing, plan_logits_processing
 from tests.scheduler_proc.computing.sampling.sampling_batch import make_batch
 
 VOCAB_SIZE = 300
@@ -16,9 +16,11 @@ GREEDY, WARM = SamplingParams(1, temperature=0.0), SamplingParams(1, temperature
 TOP_K, MIN_P = SamplingParams(1, top_k=9, seed=6), SamplingParams(1, min_p=0.1, seed=7)
 
 
-def plan(params: list[SamplingParams], edits: list[RowEdits] | None = None) -> SamplingPlan:
+def plan(params: list[SamplingParams], edits: list[RowProcessing] | None = None) -> SamplingPlan:
     batch = make_batch(params, [100 + row for row in range(len(params))])
-    return plan_sampling(msgspec.structs.replace(batch, edits=plan_edits(edits or [])), VOCAB_SIZE)
+    return plan_sampling(
+        msgspec.structs.replace(batch, logits_processing=plan_logits_processing(edits or [])), VOCAB_SIZE
+    )
 
 
 def test_greedy_rows_send_nothing() -> None:
@@ -39,13 +41,14 @@ def test_a_filter_that_takes_nothing_out_is_none(params: SamplingParams) -> None
 
 
 def test_special_rows_are_ordered_and_drawn_once() -> None:
-    bias = RowEdits(biases=((3, 1.0),))
+    bias = RowProcessing(biases=((3, 1.0),))
     made = plan(
-        [GREEDY, TOP_K, WARM, MIN_P, WARM, GREEDY], [bias, bias, RowEdits(), RowEdits(), RowEdits(), RowEdits()]
+        [GREEDY, TOP_K, WARM, MIN_P, WARM, GREEDY],
+        [bias, bias, RowProcessing(), RowProcessing(), RowProcessing(), RowProcessing()],
     )
     columns = made.columns
     assert columns["special_rows"].tolist() == [3, 1, 0]
-    assert (made.num_special, made.num_unedited, made.num_drawn) == (3, 1, 2)
+    assert (made.num_special, made.num_unprocessed, made.num_drawn) == (3, 1, 2)
     np.testing.assert_array_equal(columns["temperatures"], np.float32([0, 0, 0.7, 0, 0.7, 0]))
     assert columns["special_seeds"].tolist() == [7, 6]
     assert (columns["special_top_places"].tolist(), columns["special_top_ks"].tolist()) == ([1], [9])
@@ -69,6 +72,6 @@ def test_rows_and_prompt_tokens_with_logprobs() -> None:
 
 @pytest.mark.parametrize("token", [-1, VOCAB_SIZE])
 def test_a_token_outside_of_the_vocabulary_is_refused(token: int) -> None:
-    for edit in (RowEdits(allowed_ids=(token,)), RowEdits(presence=1.0, history=(token,))):
+    for edit in (RowProcessing(allowed_ids=(token,)), RowProcessing(presence=1.0, history=(token,))):
         with pytest.raises(AssertionError, match="outside of the vocabulary"):
             plan([GREEDY], [edit])

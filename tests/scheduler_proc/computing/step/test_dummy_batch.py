@@ -4,7 +4,7 @@ import pytest
 
 from messages.columns import num_int32, unpack_int32
 from scheduler_proc.computing.sampling.plan import plan_sampling
-from scheduler_proc.computing.step.dummy_batch import plan_full_step, plan_warm_ups
+from scheduler_proc.computing.step.dummy_batch import plan_dummy_batch, plan_warm_ups
 from tests.checkpoints import VOCAB_SIZE, build_checkpoint, make_config
 
 
@@ -18,16 +18,16 @@ from tests.checkpoints import VOCAB_SIZE, build_checkpoint, make_config
         (1, 1, 1, [1], 1),
     ],
 )
-def test_a_full_step(
+def test_a_dummy_batch(
     num_tokens: int, max_rows: int, max_row_tokens: int, query_lens: list[int], num_decode_rows: int
 ) -> None:
-    batch = plan_full_step(num_tokens, max_rows, max_row_tokens, 16)
+    batch = plan_dummy_batch(num_tokens, max_rows, max_row_tokens, 16)
     assert list(unpack_int32(batch.query_lens)) == query_lens
     assert batch.num_decode_rows == num_decode_rows
     assert batch.phase == {0: "prefill", len(query_lens): "decode"}.get(num_decode_rows, "mixed")
-    assert batch.edits is not None
-    assert list(unpack_int32(batch.edits.num_history)) == query_lens
-    assert num_int32(batch.edits.history_ids) == num_int32(batch.token_ids)
+    assert batch.logits_processing is not None
+    assert list(unpack_int32(batch.logits_processing.num_history)) == query_lens
+    assert num_int32(batch.logits_processing.history_ids) == num_int32(batch.token_ids)
     assert batch.scored is not None
     assert list(unpack_int32(batch.scored.token_indices)) == list(range(num_int32(batch.token_ids)))
     assert num_int32(batch.num_logprobs) == len(query_lens)

@@ -62,14 +62,14 @@ def test_a_step_with_room_to_spare_is_padded() -> None:
     shape = StepShape(num_decode_rows=4, num_prefill_tokens=6, num_prefill_rows=3, num_pages=3, num_head_tokens=5)
     columns = shape.columns()
     buffer = torch.full((columns.num_bytes,), 7, dtype=torch.uint8)
-    batch = msgspec.structs.replace(mixed_batch(), token_sources=pack_int32([1, -1]))
+    batch = msgspec.structs.replace(mixed_batch(), future_token_indices=pack_int32([1, -1]))
     pack_step(batch, shape, columns.arrays(buffer))
     step = view_step(shape, columns.tensors(buffer))
     assert step.num_decode_rows == 4
     assert step.token_ids.tolist() == [7, 8, 0, 0, 11, 12, 14, 15, 0, 0]
     assert step.positions.tolist() == [2, 17, 0, 0, 1, 2, 0, 1, 0, 0]
     assert step.slots.tolist() == [66, 145, -1, -1, 1, 2, 112, 113, -1, -1]
-    assert step.token_sources.tolist() == [1, -1, -1, -1]
+    assert step.future_token_indices.tolist() == [1, -1, -1, -1]
     assert step.decode_page_tables.tolist() == [[4, -1, -1], [2, 9, -1], [-1] * 3, [-1] * 3]
     assert step.decode_num_keys.tolist() == [3, 18, 0, 0]
     assert step.prefill_page_tables.tolist() == [[0, -1, -1], [7, -1, -1], [-1] * 3]

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from messages.columns import pack_float32, pack_int32
-from messages.steps import LogitEdits
+from messages.steps import LogitsProcessing
 
 
 @dataclass(frozen=True)
-class RowEdits:
+class RowProcessing:
     """`allowed_ids` None: all tokens. `num_prompt` of the `history`, the first ones, are the prompt."""
 
     allowed_ids: tuple[int, ...] | None = None
@@ -30,14 +30,14 @@ class RowEdits:
         return self.allowed_ids is not None or bool(self.biases) or self.has_penalty
 
 
-def plan_edits(rows: Sequence[RowEdits]) -> LogitEdits | None:
+def plan_logits_processing(rows: Sequence[RowProcessing]) -> LogitsProcessing | None:
     """Returns the columns of a step whose rows these are, `None` where none has an edit."""
     if not any(row.has_any for row in rows):
         return None
     allowed = [(index, row.allowed_ids) for index, row in enumerate(rows) if row.allowed_ids is not None]
     biases = [(index, *bias) for index, row in enumerate(rows) for bias in row.biases]
     penalized = [(index, row) for index, row in enumerate(rows) if row.has_penalty]
-    return LogitEdits(
+    return LogitsProcessing(
         allowed_rows=pack_int32(index for index, _ in allowed),
         num_allowed=pack_int32(len(ids) for _, ids in allowed),
         allowed_ids=pack_int32(token for _, ids in allowed for token in ids),
@@ -54,7 +54,7 @@ def plan_edits(rows: Sequence[RowEdits]) -> LogitEdits | None:
     )
 
 
-def edited_logits(logits: Sequence[float], row: RowEdits) -> list[float]:
+def processed_logits(logits: Sequence[float], row: RowProcessing) -> list[float]:
     """Returns the row's logits after allowed tokens, biases, and the penalties in vLLM's order."""
     edited = list(logits)
     if row.allowed_ids is not None:

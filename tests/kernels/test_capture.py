@@ -1,4 +1,4 @@
-"""What recorded calls compute is what the launchers compute, on whatever the memory holds at the time."""
+"""What captured calls compute is what the launchers compute, on whatever the memory holds at the time."""
 
 import subprocess
 import sys
@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.cpu.capture import capture_calls, timed_kernels
 from kernels.cpu.library import find_kernel
-from kernels.cpu.recording import record, timed_kernels
 from kernels.embed import embed
 from kernels.gelu import gelu
 from kernels.layer_norm import layer_norm
@@ -31,7 +31,7 @@ SIZE, NUM_TOKENS = 96, 40
 @pytest.fixture(autouse=True)
 def with_kernels(form: str) -> None:
     if find_kernel("embed", torch.zeros(1)) is None:
-        pytest.skip(f"{form} has no calls to record")
+        pytest.skip(f"{form} has no calls to capture")
 
 
 @pytest.fixture(params=[1, 3])
@@ -43,7 +43,7 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 class Layers:
-    """Every operation that can be recorded, one after another."""
+    """Every operation that can be captured, one after another."""
 
     def __init__(self, dtype: torch.dtype):
         def random(*shape: int) -> Tensor:
@@ -71,9 +71,9 @@ class Layers:
 @pytest.mark.usefixtures("num_threads")
 def test_a_replay_computes_anew(dtype: torch.dtype) -> None:
     layers = Layers(dtype)
-    first, recording, other = record(layers.compute)
+    first, calls, other = capture_calls(layers.compute)
     assert other is None
-    assert recording is not None
+    assert calls is not None
     likeliest = layers.likeliest
     assert torch.equal(first, layers.compute())
     for _ in range(3):
@@ -82,7 +82,7 @@ def test_a_replay_computes_anew(dtype: torch.dtype) -> None:
         tokens = layers.likeliest
         first.fill_(float("nan"))
         likeliest.zero_()
-        recording.replay()
+        calls.replay()
         assert torch.equal(first, expected)
         assert torch.equal(likeliest, tokens)
 
@@ -104,24 +104,24 @@ def test_attention_follows_the_lengths_that_it_finds(dtype: torch.dtype) -> None
         paged_decode(query, case.cache, case.page_tables, num_keys, case.scale, out)
         return out
 
-    _, recording, other = record(attend)
+    _, calls, other = capture_calls(attend)
     assert other is None
-    assert recording is not None
+    assert calls is not None
     num_keys.copy_(case.context_lens + 1)
     fresh = torch.randn(4, 10, 64).to(dtype)
     heads.copy_(fresh)
     expected = attend().clone()
     heads.copy_(fresh)
     out.fill_(float("nan"))
-    recording.replay()
+    calls.replay()
     assert torch.equal(out, expected)
     assert bool(expected.isfinite().all())
 
 
 def test_each_call_is_timed_where_that_is_wanted() -> None:
     layers, notes = Layers(torch.float32), list[tuple[str, int, int]]()
-    _, recording, _ = record(layers.compute)
-    assert recording is not None
+    _, calls, _ = capture_calls(layers.compute)
+    assert calls is not None
 
     def note(name: str, began_ns: int, ended_ns: int) -> None:
         notes.append((name, began_ns, ended_ns))
@@ -130,12 +130,12 @@ def test_each_call_is_timed_where_that_is_wanted() -> None:
         began_ns = time.monotonic_ns()
         layers.compute()
         launched, notes[:] = [name for name, _, _ in notes], []
-        recording.replay()
+        calls.replay()
     assert launched == [name for name, _, _ in notes]
     assert launched[:2] == ["embed", "layer_norm"]
     times = [began_ns, *(at_ns for _, began, ended in notes for at_ns in (began, ended)), time.monotonic_ns()]
     assert times == sorted(times)
-    recording.replay()
+    calls.replay()
     layers.compute()
     assert len(notes) == len(launched)
 
@@ -144,10 +144,10 @@ def test_more_items_than_one_operation_of_a_crew_may_have() -> None:
     num_tokens = (1 << 20) + 5
     ids, positions = torch.arange(num_tokens, dtype=torch.int32), torch.zeros(num_tokens, dtype=torch.int32)
     table, room = torch.arange(num_tokens, dtype=torch.float32)[:, None], torch.empty(num_tokens, 1)
-    _, recording, _ = record(lambda: embed(ids, positions, table, None, room))
-    assert recording is not None
+    _, calls, _ = capture_calls(lambda: embed(ids, positions, table, None, room))
+    assert calls is not None
     room.zero_()
-    recording.replay()
+    calls.replay()
     assert torch.equal(room, table)
 
 
@@ -158,9 +158,9 @@ def test_what_others_compute_is_named() -> None:
         (lambda: gelu(x, "exact"), "torch's gelu"),
         (lambda: sample(rms_norm(x, weight, 1e-5), seeds, seeds), "sample"),
     ):
-        result, recording, other = record(compute)
+        result, calls, other = capture_calls(compute)
         assert torch.equal(result, compute())
-        assert recording is None
+        assert calls is None
         assert other == name
 
 
@@ -170,19 +170,19 @@ def test_a_launcher_is_as_before_after_a_recording_that_fails() -> None:
 
     kernel = find_kernel("gelu", torch.zeros(1))
     with pytest.raises(ValueError, match="no result"):
-        record(fail)
+        capture_calls(fail)
     assert find_kernel("gelu", torch.zeros(1)) is kernel
 
 
 IMPORTS = """
 import sys, torch
 from kernels.cpu.library import use_library
-from kernels.cpu.recording import record
+from kernels.cpu.capture import capture_calls
 from tests.kernels.c_library import built_library
 use_library(built_library())
 others = set(sys.modules)
-_, recording, other = record(lambda: torch.empty(4, 8).view(2, 16)[:1])
-assert recording is not None, other
+_, calls, other = capture_calls(lambda: torch.empty(4, 8).view(2, 16)[:1])
+assert calls is not None, other
 assert "torch._dynamo" not in set(sys.modules) - others
 """
 

@@ -1,4 +1,4 @@
-"""The Triton forms as tests use them: compiled on a CUDA device where there is one, else interpreted on the CPU."""
+"""The Triton kernels as tests use them: compiled on a CUDA device where there is one, else interpreted on the CPU."""
 
 import warnings
 from collections import Counter
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.gpu import forms
+from kernels.gpu import triton_kernels
 from tests.kernels.cases import DEVICES
 
 DEVICE = DEVICES[-1]
 
 
 @contextmanager
-def forms_in_use() -> Iterator[Counter[str]]:
-    """Launchers take the Triton forms for tensors on `DEVICE`; counts, by operation, how often one was taken.
+def triton_in_use() -> Iterator[Counter[str]]:
+    """Launchers take the Triton kernels for tensors on `DEVICE`; counts, by operation, how often one was taken.
 
     Skips the test where there is no Triton, or none that fits the device.
     """
@@ -27,20 +27,20 @@ def forms_in_use() -> Iterator[Counter[str]]:
         pytest.skip(f"torch computes on {DEVICE}, and TRITON_INTERPRET is {int(is_interpreted)}")
     if is_interpreted:
         pytest.importorskip("tests.kernels.gpu.interpreter_bf16").make_bf16_right()
-    forms.load_forms(DEVICE)
+    triton_kernels.load_triton_kernels(DEVICE)
     taken: Counter[str] = Counter()
-    for name, found in list(forms._forms.items()):
-        forms._forms[name] = _counted(name, found, taken)
+    for name, found in list(triton_kernels._loaded.items()):
+        triton_kernels._loaded[name] = _counted(name, found, taken)
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             # What is masked may overflow or be NaN, as on a GPU; loops to a loaded bound make numpy complain.
             warnings.filterwarnings("ignore", "Conversion of an array with ndim > 0", DeprecationWarning)
             yield taken
     finally:
-        forms.unload_forms()
+        triton_kernels.unload_triton_kernels()
 
 
-def _counted(name: str, found: forms.Form, taken: Counter[str]) -> forms.Form:
+def _counted(name: str, found: triton_kernels.TritonKernel, taken: Counter[str]) -> triton_kernels.TritonKernel:
     def call(*arguments: Any, **named: Any) -> Any:
         taken[name] += 1
         return found(*arguments, **named)

@@ -1,4 +1,4 @@
-/* Each operation of a decode step as a function of recorded arguments: `call_NAME`. */
+/* Each operation of a decode step as a function of captured arguments: `call_NAME`. */
 
 #define P(index) arguments[index].pointer
 #define I(index) arguments[index].integer

@@ -1,7 +1,7 @@
-"""C kernels' calls, recorded while a computation makes them, and made again from C, in one parallel region.
+"""C kernels' calls, captured while a computation makes them and replayed from C in one parallel region.
 
 What the computation does beside calling kernels, its shapes, assertions and allocations, is done once; what it computes
-hangs on the contents of the memory that its calls name.
+depends on the contents of the memory that its calls name.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernels.cpu.library import FLOAT, INTEGER, POINTER, Kernel, LoadedKernel, observed_kernels, replay_function
 
 MAX_ARGUMENTS = 14
-"""As in source/recorded_call.h."""
+"""As in source/captured_call.h."""
 
 NEW_MEMORY = {"empty", "empty_like", "new_empty", "empty_strided"}
 VIEWS = {"alias", "as_strided", "detach", "select", "slice", "split", "squeeze", "t", "transpose", "unsqueeze", "view"}
@@ -35,16 +35,16 @@ class Argument(ctypes.Union):
     _fields_ = [("p", POINTER), ("i", INTEGER), ("f", FLOAT)]
 
 
-class RecordedCall(ctypes.Structure):
+class CapturedCall(ctypes.Structure):
     _fields_ = [("run", ctypes.c_void_p), ("arguments", Argument * MAX_ARGUMENTS)]
 
 
-class Recording:
+class CapturedCalls:
     """Calls that can be made again, on the same memory. What the computation allocated lives as long as this."""
 
     def __init__(self, calls: Sequence[tuple[LoadedKernel, Sequence[Any]]], allocated: list[Tensor]):
         self._names = [kernel.name for kernel, _ in calls]
-        self._calls = (RecordedCall * len(calls))(*(_as_call(*call) for call in calls))
+        self._calls = (CapturedCall * len(calls))(*(_as_call(*call) for call in calls))
         self._allocated = allocated
         self._replay = replay_function()
 
@@ -65,7 +65,7 @@ class Recording:
                 began_ns = end_ns
 
 
-class Recorder(TorchDispatchMode):
+class CaptureMode(TorchDispatchMode):
     """Sees what a computation calls."""
 
     @classmethod
@@ -77,11 +77,11 @@ class Recorder(TorchDispatchMode):
         self.calls: list[tuple[LoadedKernel, Sequence[Any]]] = []
         self.allocated: list[Tensor] = []
         self.other: str | None = None
-        """The first thing that computes and cannot be recorded."""
+        """The first thing that computes and cannot be captured."""
 
     def observe(self, kernel: LoadedKernel) -> Kernel:
         def call(*arguments: Any) -> None:
-            if kernel.recorded_address is None:
+            if kernel.captured_address is None:
                 self.other = self.other or kernel.name
             else:
                 self.calls.append((kernel, arguments))
@@ -99,17 +99,17 @@ class Recorder(TorchDispatchMode):
         return result
 
 
-def record(compute: Callable[[], Result]) -> tuple[Result, Recording | None, str | None]:
-    """Computes once; returns the result, and a recording that leaves the next one in the same tensors.
+def capture_calls(compute: Callable[[], Result]) -> tuple[Result, CapturedCalls | None, str | None]:
+    """Computes once; returns the result, and calls that leave the next one in the same tensors.
 
-    No recording but the name of what else computes, where that is not C kernels alone.
+    Where something else computes beside C kernels, there are no such calls, but the name of that.
     """
-    recorder = Recorder()
-    with observed_kernels(recorder.observe), recorder:
+    mode = CaptureMode()
+    with observed_kernels(mode.observe), mode:
         result = compute()
-    if recorder.other is not None:
-        return result, None, recorder.other
-    return result, Recording(recorder.calls, recorder.allocated), None
+    if mode.other is not None:
+        return result, None, mode.other
+    return result, CapturedCalls(mode.calls, mode.allocated), None
 
 
 @contextmanager
@@ -132,8 +132,8 @@ def timed_kernels(note: Note) -> Iterator[None]:
         _notes.remove(note)
 
 
-def _as_call(kernel: LoadedKernel, arguments: Sequence[Any]) -> RecordedCall:
-    call = RecordedCall(kernel.recorded_address)
+def _as_call(kernel: LoadedKernel, arguments: Sequence[Any]) -> CapturedCall:
+    call = CapturedCall(kernel.captured_address)
     for place, kind, value in zip(call.arguments, kernel.kinds, arguments, strict=False):
         setattr(place, kind, value)
     return call

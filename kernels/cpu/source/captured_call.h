@@ -1,6 +1,6 @@
 /* A call of an operation as data. */
-#ifndef SLUICE_RECORDED_CALL_H
-#define SLUICE_RECORDED_CALL_H
+#ifndef SLUICE_CAPTURED_CALL_H
+#define SLUICE_CAPTURED_CALL_H
 
 #include <stdint.h>
 
@@ -13,11 +13,11 @@ typedef union {
 } call_argument;
 
 /* Returns 0, or -1 without memory. */
-typedef int (*recorded_fn)(const call_argument *arguments);
+typedef int (*captured_fn)(const call_argument *arguments);
 
 typedef struct {
-  recorded_fn run;
+  captured_fn run;
   call_argument arguments[MAX_ARGUMENTS];
-} recorded_call;
+} captured_call;
 
 #endif
