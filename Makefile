@@ -10,10 +10,11 @@ serve: $(VENV)/.serve
 	$(BIN)/python launch.py $(ARGS)
 
 # Without ARGS: all tests, those that start real servers last and one at a time, so that nothing else takes their cores.
+# The second half is run whatever the first one says; both must pass.
 test: $(VENV)/.dev
 ifeq ($(ARGS),)
-	$(BIN)/python -m pytest -m "not ring" -n 2 --dist loadfile
-	$(BIN)/python -m pytest -m ring
+	$(BIN)/python -m pytest -m "not ring" -n 2 --dist loadfile --durations=25; first=$$?; \
+	$(BIN)/python -m pytest -m ring --durations=25 && exit $$first
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

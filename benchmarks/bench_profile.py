@@ -8,6 +8,7 @@ time that a profile takes to begin and to end (when steps wait, in the scheduler
 
 import argparse
 import json
+import secrets
 import statistics
 import sys
 import time
@@ -40,14 +41,15 @@ class ProfileCost(msgspec.Struct, frozen=True):
 class Client:
     """Sends the batches of one server."""
 
-    def __init__(self, url: str, num_streams: int, num_tokens: int):
+    def __init__(self, url: str, admin_key: str, num_streams: int, num_tokens: int):
         self._url = url
+        self._headers = {"Content-Type": "application/json", "Authorization": f"Bearer {admin_key}"}
         self._num_streams = num_streams
         self._num_tokens = num_tokens
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         data = json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"})
+        request = urllib.request.Request(self._url + path, data, self._headers)
         with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as reply:
             return json.load(reply)
 
@@ -94,8 +96,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="batches of each kind (default: 5)")
     parser.add_argument("--json", type=Path, help="file for the result")
     arguments = parser.parse_args()
-    with started_server(["--model", arguments.model], START_TIMEOUT_S) as (_, target):
-        client = Client(f"http://{target.host}:{target.port}", arguments.streams, arguments.tokens)
+    admin_key = secrets.token_urlsafe()
+    with started_server(["--model", arguments.model, "--admin-key", admin_key], START_TIMEOUT_S) as (_, target):
+        client = Client(f"http://{target.host}:{target.port}", admin_key, arguments.streams, arguments.tokens)
         cost = measure(client, arguments.streams, arguments.tokens, arguments.rounds)
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(cost), indent=1).decode() + "\n")
     if arguments.json:

@@ -32,6 +32,9 @@ from benchmarks.load.workloads import PlannedRequest, SamplingFields
 from benchmarks.result_file import write_result
 from benchmarks.server_process import ServerProcess, started_server
 from messages.errors import SluiceError
+from messages.orders import Done, RestartProcess
+from messages.run_dir import RunDir
+from supervisor.order_line import OrderLine
 
 START_TIMEOUT_S = 300.0
 NUM_STREAMS = 8
@@ -110,7 +113,7 @@ async def measure(server: ServerProcess, target: Target, kills: list[str]) -> tu
     replaced: list[Replacement] = []
     for process in PROCESSES:
         await asyncio.sleep(SETTLE_S)
-        replaced.append(await replace(target, process, load))
+        replaced.append(await replace(server, target, process, load))
         print(f"{process}: replaced in {replaced[-1].seconds:.2f} s", file=sys.stderr)
     load.cut_off()
     await running
@@ -147,11 +150,11 @@ async def kill(server: ServerProcess, target: Target, process: str, load: Load) 
     )
 
 
-async def replace(target: Target, process: str, load: Load) -> Replacement:
+async def replace(server: ServerProcess, target: Target, process: str, load: Load) -> Replacement:
     """Has one process replaced under load, and returns when the old one has left."""
     began_ns, results = time.monotonic_ns(), load.measurement.results
     old = await asyncio.to_thread(process_status, target, process)
-    await asyncio.to_thread(order_restart, target, process)
+    await asyncio.to_thread(order_restart, server.run_dir, process)
     while (now := await asyncio.to_thread(process_status, target, f"{process}.old")).get("pid") == old["pid"]:
         if time.monotonic_ns() - began_ns > AWAY_TIMEOUT_S * 1e9:
             raise ServerUnavailableError(f"the old {process} does not leave: {now}")
@@ -166,15 +169,11 @@ async def replace(target: Target, process: str, load: Load) -> Replacement:
     )
 
 
-def order_restart(target: Target, process: str) -> None:
-    connection = http.client.HTTPConnection(target.host, target.port, timeout=AWAY_TIMEOUT_S)
-    try:
-        connection.request("POST", f"/admin/restart/{process}")
-        reply = connection.getresponse()
-        if reply.status != 200:
-            raise ServerUnavailableError(f"{process} was not replaced: {reply.read().decode()}")
-    finally:
-        connection.close()
+def order_restart(run_dir: RunDir, process: str) -> None:
+    with OrderLine(run_dir) as line:
+        result = line.give(RestartProcess(process), AWAY_TIMEOUT_S)
+    if not isinstance(result, Done):
+        raise ServerUnavailableError(f"{process} was not replaced: {result}")
 
 
 def first_answer(target: Target) -> int:

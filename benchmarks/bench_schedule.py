@@ -16,7 +16,7 @@ from benchmarks.result_file import write_result
 from messages.columns import pack_float32, pack_int32, unpack_int32
 from messages.requests import SamplingParams, Stamps, UserMsg
 from messages.steps import Batch, ForwardOutput, LogprobColumns
-from scheduler_proc.deciding.block_manager import BlockManager
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.radix import RadixTree
 from scheduler_proc.deciding.requests import Limits
@@ -33,7 +33,7 @@ Row = dict[str, str | float]
 
 def make_scheduler(max_num_seqs: int = 256) -> Scheduler:
     limits = Limits(MAX_MODEL_LEN, VOCAB_SIZE, (VOCAB_SIZE - 1,))
-    return Scheduler(BlockManager(NUM_PAGES, PAGE_SIZE), limits, Budget(max_num_seqs, 8192))
+    return Scheduler(BlockAllocator(NUM_PAGES, PAGE_SIZE), limits, Budget(max_num_seqs, 8192))
 
 
 CHANGES: dict[str, dict[str, Any]] = {

@@ -24,7 +24,7 @@ from messages.replies import ToDetokenizer
 from messages.requests import SamplingParams, Stamps, UserMsg
 from scheduler_proc.computing.cpu import runner
 from scheduler_proc.computing.cpu.captured_decodes import CapturedDecodes
-from scheduler_proc.deciding.block_manager import BlockManager
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
@@ -65,7 +65,7 @@ def measure(num_rows: int, temperature: float, rounds: int, times: Times) -> Non
     """Serves `num_rows` requests at once, `rounds` times; adds the parts of steps in which all decode to `times`."""
     flags = ["--device", "cpu", "--dtype", "bfloat16", "--cpu-threads", "1", "--num-pages", str(NUM_PAGES)]
     runner = load_shape(SHAPE, [*flags, "--max-num-seqs", str(num_rows)])
-    scheduler = Scheduler(BlockManager(NUM_PAGES, PAGE_SIZE), Limits(128, 64, ()), Budget(num_rows, 512))
+    scheduler = Scheduler(BlockAllocator(NUM_PAGES, PAGE_SIZE), Limits(128, 64, ()), Budget(num_rows, 512))
     kept = [(owner, name, time_calls(owner, name, times)) for owner, name in PARTS_OF_LAUNCH]
     time_calls(scheduler, "schedule", times)
     time_calls(runner, "launch", times)

@@ -151,8 +151,8 @@ def run_step(
     stream.registry.take(message)
     watch.lap("frontend: match to requests")
     for generation in stream.generations:
-        if generation.has_news:
-            increment = generation.take()
+        if generation.has_step:
+            increment = generation.take_step()
             tokens_frame(generation.uid, increment.text, increment.token_ids)
     watch.lap("frontend: frames")
 

@@ -152,6 +152,9 @@ class Detokenizer:
             texts=tuple(texts),
             finals=self._finish(step.finished, last_ids, scored),
         )
+        if step.prefilled:
+            prefilled = tuple([row for row in step.prefilled if row.uid in uids])
+            replies = msgspec.structs.replace(replies, prefilled=prefilled)
         if scored:
             entries = [i for i, uid in enumerate(uids) if uid in scored]
             logprobs = tuple([scored[uids[i]] for i in entries])

@@ -38,7 +38,7 @@ def serve(link: ProcessLink) -> None:
             if isinstance(message, DropBefore):
                 to_frontends.forget(message)
             for stop in stops:
-                to_scheduler.send(stop)
+                to_scheduler.send_or_drop(stop)
         link.beat(detokenizer.gauges)
     for channel in (inbox, to_scheduler, to_frontends):
         channel.close()

@@ -27,7 +27,9 @@ class Admission:
     an equal share of every limit, at least one, so that together they keep to it without asking each other.
     """
 
-    def __init__(self, scheduling: SchedulingConfig, processes: ProcessView, num_workers: int = 1):
+    def __init__(
+        self, scheduling: SchedulingConfig, processes: ProcessView, num_workers: int = 1, restart_hold_s: float = 0.0
+    ):
         tokens = scheduling.max_queued_tokens
         self._num_workers = num_workers
         self._num_rows = max(1, scheduling.max_num_seqs // num_workers)
@@ -35,6 +37,7 @@ class Admission:
         """Requests that may be open in this process."""
         self._max_queued_tokens = None if tokens is None else max(1, tokens // num_workers)
         self._processes = processes
+        self._restart_hold_s = restart_hold_s
         self._ended_s: deque[float] = deque(maxlen=NUM_MEASURED)
         self.is_draining = False
         self.num_refused: Counter[str] = Counter()
@@ -45,15 +48,15 @@ class Admission:
         return self._max_queued_tokens is not None
 
     def check_open(self) -> None:
-        """Raises `UnavailableError` while the server takes no requests at all."""
-        if self.is_draining:
-            raise UnavailableError("the server is draining and takes no new requests", "draining")
+        """Raises `UnavailableError` while a request could not go on its way at once."""
+        self._check_draining()
         self._processes.check_ready()
 
     def check(self, num_open: int) -> None:
-        """Raises `UnavailableError` where one request more than `num_open` may not enter."""
+        """Raises `UnavailableError` where one request more than `num_open` may not enter, nor wait for a process."""
         try:
-            self.check_open()
+            self._check_draining()
+            self._processes.check_ready(self._restart_hold_s)
             if num_open >= self.limit:
                 where = "" if self._num_workers == 1 else " in this frontend, its share"
                 raise UnavailableError(
@@ -65,6 +68,10 @@ class Admission:
         except UnavailableError as error:
             self.note_refusal(error)
             raise
+
+    def _check_draining(self) -> None:
+        if self.is_draining:
+            raise UnavailableError("the server is draining and takes no new requests", "draining")
 
     def check_tokens(self, num_waiting: int, num_new: int, num_open: int) -> None:
         """Raises `UnavailableError` where a prompt of `num_new` tokens may not wait beside `num_waiting` others."""

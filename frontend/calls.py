@@ -23,15 +23,20 @@ log = logging.getLogger("sluice.frontend")
 class Calls:
     """The pending questions by uid. A question that a process took with it is asked again when its successor serves."""
 
-    def __init__(self, ring: Ring, processes: ProcessView, next_uid: Callable[[], int]):
+    def __init__(self, ring: Ring, processes: ProcessView, next_uid: Callable[[], int], restart_hold_s: float = 0.0):
         self._ring = ring
         self._processes = processes
         self._next_uid = next_uid
+        self._restart_hold_s = restart_hold_s
+        self._has_opened = asyncio.Event()
+        """Set while questions may enter."""
+        self._num_waiting = 0
+        """Questions that have not been asked, because a process is being replaced."""
         self._pending: dict[int, tuple[Question, asyncio.Future[Answer]]] = {}
         self._known: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._pending)
+        return len(self._pending) + self._num_waiting
 
     async def encode(self, make: Callable[[int], EncodeMsg]) -> EncodeReply:
         """Returns the ids of the text or chat in the question that `make` makes of a uid. Raises `RequestError`."""
@@ -63,6 +68,10 @@ class Calls:
 
     def follow(self) -> None:
         """Call it after each process table: once all serve again, what is pending is asked of the successors."""
+        if self._processes.is_open:
+            self._has_opened.set()
+        else:
+            self._has_opened.clear()
         if not self._processes.is_ready:
             return
         known, self._known = self._known, self._processes.serving()
@@ -75,9 +84,10 @@ class Calls:
             self._send(question)
 
     async def _ask(self, question: Question) -> Answer:
-        self._processes.check_ready()
-        if len(self._pending) >= MAX_PENDING:
+        self._processes.check_ready(self._restart_hold_s)
+        if len(self) >= MAX_PENDING:
             raise UnavailableError(f"{MAX_PENDING} calls are waiting for an answer", "too_many_calls", 1)
+        await self._wait_until_open()
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._pending[question.uid] = (question, future)
         try:
@@ -88,6 +98,18 @@ class Calls:
             raise UnavailableError(f"no answer came within {CALL_TIMEOUT_S:g} s", "call_timeout") from None
         finally:
             del self._pending[question.uid]
+
+    async def _wait_until_open(self) -> None:
+        """Returns when questions may enter. Raises `UnavailableError` when the hold is over."""
+        self._num_waiting += 1
+        try:
+            async with asyncio.timeout(self._restart_hold_s):
+                while not self._processes.is_open:
+                    await self._has_opened.wait()
+        except TimeoutError:
+            raise self._processes.not_ready() from None
+        finally:
+            self._num_waiting -= 1
 
     def _send(self, question: Question) -> None:
         try:

@@ -72,7 +72,7 @@ class Continuations:
             has_scheduler_died = "scheduler" in replaced and not self._processes.is_by_order("scheduler")
             self._resubmit_all(has_scheduler_died=has_scheduler_died)
         self._has_unanswered_loss = False
-        log.info("%s replaced: %d open requests go on", " and ".join(replaced), len(self._registry))
+        log.info("%s replaced: %d requests go on", " and ".join(replaced), len(self._registry.all_sent()))
 
     def _look_for_losses(self) -> None:
         losses = self._book.follow(self._processes.all())
@@ -112,7 +112,7 @@ class Continuations:
         self._has_unanswered_loss = False
         self._disown(self._processes.find_gone_frontends(self._uid_block))
         self._resubmit_all(has_scheduler_died=False)
-        log.warning("frames were lost: %d open requests go on as continuations", len(self._registry))
+        log.warning("frames were lost: %d requests go on as continuations", len(self._registry.all_sent()))
 
     def _disown(self, gone: DropBefore | None) -> None:
         """Ends, in every process, what frontends that are gone have left open.
@@ -125,7 +125,7 @@ class Continuations:
 
     def _repeat_lost(self, workers: Sequence[str] | None) -> None:
         """Repeats what dead tokenizers may have had in hand: requests without a token since, and aborts."""
-        for generation in self._registry.all_open():
+        for generation in self._registry.all_sent():
             is_elsewhere = workers is not None and self._ring.worker_of(generation.uid) not in workers
             if self._quarantine.is_held(generation) or is_elsewhere:
                 continue
@@ -137,8 +137,8 @@ class Continuations:
     def _resubmit_all(self, *, has_scheduler_died: bool) -> None:
         """A dead scheduler or detokenizer has had something of every request."""
         if has_scheduler_died:
-            self._refuse(self._quarantine.note_death(self._registry.all_open()))
-        waiting = [entry for entry in self._registry.all_open() if not self._quarantine.is_held(entry)]
+            self._refuse(self._quarantine.note_death(self._registry.all_sent()))
+        waiting = [entry for entry in self._registry.all_sent() if not self._quarantine.is_held(entry)]
         self._release_next()
         for generation in waiting:
             self._resubmit(generation)

@@ -3,17 +3,18 @@
 import asyncio
 import time
 from array import array
+from collections import deque
 from typing import NamedTuple
 
 import msgspec
 
 from messages.columns import INT32, unpack_int32
-from messages.replies import PromptReply, ScoredToken, UserReply
+from messages.replies import PromptReply, ScoredToken, Usage, UserReply
 from messages.requests import AbortReason, TokenizeMsg
 
 
 class Increment(NamedTuple):
-    """The tokens of one or more steps, and their text."""
+    """What `take_step` or `take` returns: tokens, and the text that may be shown since they have come."""
 
     text: str
     token_ids: list[int]
@@ -22,12 +23,13 @@ class Increment(NamedTuple):
 class Generation:
     """Is filled by the registry as replies arrive and emptied by the response that waits on `changed`.
 
-    A response that cannot write for a while finds all that has arrived meanwhile as one increment, so a slow reader
-    holds at most the output of its own request. `index` is its place among the choices of its HTTP request, which
-    share `changed`.
+    A response that cannot write for a while finds each step that has arrived meanwhile as it would have been, so what a
+    client sees does not depend on when this process ran; a slow reader holds at most the output of its own request.
+    `index` is its place among the choices of its HTTP request, which share `changed`.
     """
 
     __slots__ = (
+        "_has_end_text",
         "_num_ids_before",
         "_num_ids_taken",
         "_texts",
@@ -42,12 +44,14 @@ class Generation:
         "index",
         "is_aborted",
         "is_remnant",
+        "is_sent",
         "last_token_ns",
         "logprobs",
         "message",
         "num_chars",
         "output_ids",
         "prompt",
+        "prompt_usage",
         "request_id",
         "uid",
     )
@@ -75,6 +79,8 @@ class Generation:
         self.is_aborted = False
         """True when its end was asked for; an abort that a process took with it is repeated."""
         self.abort_reason: AbortReason = "abort"
+        self.is_sent = False
+        """True from the moment at which its message has left for the ring, which knows nothing of it before."""
         self.is_remnant = False
         """True for what the ring still holds of a request whose client has got its end already."""
         self.last_token_ns = 0
@@ -86,17 +92,27 @@ class Generation:
         """By `time.monotonic()`: when it is to end with what it has."""
         self.prompt: PromptReply | None = None
         """What was told about the prompt; it comes before the first token, where it is wanted."""
+        self.prompt_usage: Usage | None = None
+        """What the prompt took; it comes with the first token."""
         self._wakes_at_tokens = wakes_at_tokens
-        self._texts: list[str] = []
+        self._texts: deque[str] = deque()
+        """One for each token that has not been taken; the last one may be the text of the end, with any number."""
+        self._has_end_text = False
+        """The last one of `_texts` is told with the end."""
         self.logprobs: list[ScoredToken] = []
         """Those of the tokens that have not been taken; empty where none are wanted."""
         self._num_ids_taken = 0
         self._num_ids_before = 0
 
     @property
-    def has_news(self) -> bool:
-        """Tells whether `take` would return a token or text."""
-        return bool(self._texts)
+    def has_step(self) -> bool:
+        """Tells whether the tokens of a step wait for `take_step`. Those that came with a good end are told with it."""
+        return len(self._texts) > self._has_end_text
+
+    @property
+    def num_taken(self) -> int:
+        """How many tokens have been taken."""
+        return self._num_ids_taken
 
     @property
     def has_progressed(self) -> bool:
@@ -161,22 +177,33 @@ class Generation:
         self.num_chars += len(final.incremental_output)
         if self.has_listener and (token_ids or final.incremental_output):
             self._texts.append(final.incremental_output)
+            self._has_end_text = final.error is None
             self.logprobs.extend(final.logprobs)
         self.final = final
         self.changed.set()
 
-    def take(self) -> Increment:
-        """Returns what has arrived since the last call."""
-        text = self._texts[0] if len(self._texts) == 1 else "".join(self._texts)
-        self._texts.clear()
-        token_ids = self.output_ids[self._num_ids_taken :].tolist()
-        self._num_ids_taken = len(self.output_ids)
-        return Increment(text, token_ids)
+    def take_step(self) -> Increment:
+        """Returns the oldest step that has not been taken; `has_step` tells whether there is one."""
+        text = self._texts.popleft()
+        return Increment(text, self._take_ids(self._num_ids_taken + 1 if self._texts else len(self.output_ids)))
 
-    def take_logprobs(self) -> list[ScoredToken]:
-        """Returns the logprobs that have arrived since the last call, one for each token, if they are wanted."""
-        taken, self.logprobs = self.logprobs, []
+    def take(self) -> Increment:
+        """Returns all that has not been taken, the end's text included."""
+        text = "".join(self._texts)
+        self._texts.clear()
+        self._has_end_text = False
+        return Increment(text, self._take_ids(len(self.output_ids)))
+
+    def take_logprobs(self, num_tokens: int) -> list[ScoredToken]:
+        """Returns the logprobs of the next `num_tokens` tokens, if they are wanted."""
+        taken = self.logprobs[:num_tokens]
+        del self.logprobs[:num_tokens]
         return taken
+
+    def _take_ids(self, end: int) -> list[int]:
+        token_ids = self.output_ids[self._num_ids_taken : end].tolist()
+        self._num_ids_taken = end
+        return token_ids
 
     def make_remnant(self) -> "Generation":
         """Returns an entry that waits, in place of this one, for the ring to end the request; nobody listens to it."""
@@ -187,13 +214,14 @@ class Generation:
         remnant._num_ids_before = self._num_ids_before
         remnant.is_aborted, remnant.abort_reason = self.is_aborted, self.abort_reason
         remnant.has_listener = False
-        remnant.is_remnant = True
+        remnant.is_remnant = remnant.is_sent = True
         return remnant
 
     def abandon(self) -> None:
         """Nobody listens from now on."""
         self.has_listener = False
         self._texts.clear()
+        self._has_end_text = False
         self.logprobs.clear()
         self.changed.set()
 

@@ -7,7 +7,7 @@ import msgspec
 
 from frontend.api.sampling import nth_seed
 from messages.columns import pack_int32
-from messages.requests import ChatPrompt, SamplingParams, Stamps, TokenizeMsg
+from messages.requests import ChatPrompt, SamplingParams, Stamps, TokenizeMsg, Truncation
 
 Prompt = str | list[int] | ChatPrompt
 """Text, token ids or a conversation."""
@@ -20,6 +20,7 @@ class Order(NamedTuple):
     params: SamplingParams
     num_choices: int = 1
     add_special_tokens: bool = True
+    truncation: Truncation | None = None
 
     def messages(self, received_ns: int) -> Iterator[TokenizeMsg]:
         """Yields the message of each choice, without a uid."""
@@ -40,4 +41,5 @@ class Order(NamedTuple):
             stamps=Stamps(received_ns=received_ns),
             chat=prompt if isinstance(prompt, ChatPrompt) else None,
             add_special_tokens=self.add_special_tokens,
+            truncation=self.truncation,
         )

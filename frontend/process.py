@@ -12,7 +12,8 @@ from frontend.api.assembly import make_app, make_endpoints, make_metrics
 from frontend.api.profile import ProfileApi
 from frontend.continuation import Continuations
 from frontend.drain import DrainWatch
-from frontend.http.keys import ApiKeys, load_keys
+from frontend.http.access import AccessRules
+from frontend.http.keys import load_keys
 from frontend.http.server import (
     HttpServer,
     base_url,
@@ -23,7 +24,6 @@ from frontend.http.server import (
 )
 from frontend.http.stream import OpenStreams
 from frontend.launcher import Launcher
-from frontend.metrics.totals import ProcessTotals
 from frontend.service import Service
 from messages.control import Drain, Leave, ProcessTable
 from messages.orders import Answer, Order
@@ -40,7 +40,7 @@ log = logging.getLogger("sluice.frontend")
 class Frontend:
     """All parts of the process, and what wakes them."""
 
-    def __init__(self, link: ProcessLink, listener: socket.socket, keys: ApiKeys):
+    def __init__(self, link: ProcessLink, listener: socket.socket, rules: AccessRules):
         self._link = link
         self._listener = listener
         self._service = Service(link)
@@ -54,13 +54,12 @@ class Frontend:
         self._launcher = Launcher(self._ask)
         self._streams = OpenStreams(link.config.http.sse_keepalive_s)
         self._service.on_part = self._continuations.replace
-        self._totals = ProcessTotals()
-        metrics = make_metrics(self._service, self._continuations, self._totals)
+        metrics = make_metrics(self._service, self._continuations)
         endpoints = [
             *make_endpoints(self._service, self._streams, metrics, self.gauges),
             *administering(AdminApi(self._launcher), ProfileApi(self._launcher, link.config.http.port)),
         ]
-        app = make_app(self._service, endpoints, keys)
+        app = make_app(self._service, endpoints, rules)
         self._server = HttpServer(app, link.config.http, self._start, self._tick)
         link.profiler.loop = None  # an event loop has no turns that could be seen from here
         link.profiler.parts.append(Part(self._service.ring, "take", lambda *_: "take replies"))
@@ -81,6 +80,7 @@ class Frontend:
             for descriptor in (self._service.ring.fileno(), control, wakeup):
                 loop.remove_reader(descriptor)
             self._service.ring.close()
+            self._service.peers.close()
 
     def _wait_for_table(self) -> None:
         """A frontend that replaces another serves at once, so it must know the others before its first connection."""
@@ -92,10 +92,11 @@ class Frontend:
             self._take_orders()
 
     def gauges(self) -> dict[str, float]:
-        """Sizes of all that must return to zero when nothing runs."""
+        """Sizes of all that must return to zero when nothing runs, and what other frontends must know."""
         return {
             **self._service.gauges(),
             **self._continuations.gauges(),
+            **self._continuations.turn_gauges(),
             "streams": len(self._streams),
             "connections": self._server.num_connections,
         }
@@ -105,7 +106,7 @@ class Frontend:
         self._take_replies()
 
     def _tick(self) -> None:
-        self._link.beat(lambda: {**self.gauges(), **self._continuations.turn_gauges()})
+        self._link.beat(self.gauges)
         self._streams.tick()
         self._service.ring.tidy(self._service.registry.is_open)
         self._drain.check()
@@ -130,9 +131,10 @@ class Frontend:
             match order:
                 case ProcessTable():
                     self._service.processes.update(order)
-                    self._totals.update(order.processes)
                     self._continuations.follow()
+                    self._service.hold.follow()
                     self._service.calls.follow()
+                    self._service.peers.follow()
                 case Answer():
                     self._launcher.take(order)
                 case Drain(timeout_s):
@@ -176,16 +178,18 @@ def serve(link: ProcessLink) -> None:
         return
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     raise_descriptor_limit()
-    keys = ApiKeys(load_keys(link.config.http))
+    keys = load_keys(link.config.http)
     check_certificates(link.config.http)
     listener, is_own = open_listener(link.config.http)
-    address = base_url(link.config.http, *listener.getsockname()[:2])
+    host, port = listener.getsockname()[:2]
+    rules = AccessRules(link.config.http, keys, host)
+    address = base_url(link.config.http, host, port)
     if is_own:
         link.run_dir.address_file.write_text(address, encoding="utf-8")
     log.info("listening on %s", address)
 
     async def run() -> None:
-        await Frontend(link, listener, keys).run()
+        await Frontend(link, listener, rules).run()
 
     with asyncio.Runner(loop_factory=make_event_loop) as runner:
         runner.run(run())

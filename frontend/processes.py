@@ -7,6 +7,7 @@ import msgspec
 
 from frontend.errors import UnavailableError
 from messages.control import ProcessState, ProcessStatus, ProcessTable, kind_of, place_of
+from messages.histograms import Counted
 from messages.requests import DropBefore
 from messages.uids import find_gone
 
@@ -65,6 +66,14 @@ class ProcessView:
         """Tells whether requests may enter: as `is_ready`, but one that is sure to come soon counts too."""
         return all(any(_serves(status) or status.is_awaited for status in self._of_kind(kind)) for kind in RING)
 
+    @property
+    def is_recovering(self) -> bool:
+        """Tells whether requests may enter, or will as soon as what is away has been started again."""
+        return self.has_started and all(
+            any(_serves(status) or status.is_awaited or _returns(status) for status in self._of_kind(kind))
+            for kind in RING
+        )
+
     def workers(self, kind: str) -> list[str]:
         """Returns the processes of `kind` that take work now."""
         return [status.name for status in self._of_kind(kind) if _serves(status) and not status.is_leaving]
@@ -80,6 +89,15 @@ class ProcessView:
     def fronts(self) -> list[ProcessStatus]:
         """Returns the frontends that have been started, this one among them, and also those that stand by or leave."""
         return [status for name, status in self._processes.items() if kind_of(name) == FRONT and status.uid_block]
+
+    def other_fronts(self, own_block: int) -> list[ProcessStatus]:
+        """Returns the frontends that hold requests beside the one with this block of uids."""
+        alive = ("ready", "busy", "hung")
+        return [status for status in self.fronts() if status.uid_block != own_block and status.state in alive]
+
+    def name_of_front(self, block: int) -> str | None:
+        """Returns what the frontend with this block of uids is called now, `None` where it is not in the table."""
+        return next((status.name for status in self.fronts() if status.uid_block == block), None)
 
     def find_gone_frontends(self, own_block: int) -> DropBefore | None:
         """Returns what the ring must know of frontends that are gone, by an own one that has this block of uids.
@@ -102,16 +120,22 @@ class ProcessView:
         """Returns what process `name` said of itself in its last beat; nothing where there is none."""
         return self._processes[name].gauges if name in self._processes else {}
 
+    def counted(self, name: str) -> Counted:
+        """Returns what process `name` and those before it in its place have counted since the run began."""
+        return self._processes[name].counted if name in self._processes else Counted()
+
     def num_restarts(self, name: str) -> int:
         return self._processes[name].num_restarts if name in self._processes else 0
 
-    def check_ready(self) -> None:
-        """Raises `UnavailableError`, saying which processes do not serve and why."""
-        if not self.is_open:
-            waiting = [_describe(name, self._processes.get(name)) for name in RING]
-            raise UnavailableError(
-                f"the server is not ready: {', '.join(text for text in waiting if text)}", "not_ready"
-            )
+    def check_ready(self, hold_s: float = 0.0) -> None:
+        """Raises `UnavailableError` where nothing may enter; with a `hold_s`, only where nothing will soon either."""
+        if not (self.is_open or (hold_s and self.is_recovering)):
+            raise self.not_ready()
+
+    def not_ready(self) -> UnavailableError:
+        """Returns the refusal that says which processes do not serve and why."""
+        waiting = [_describe(name, self._processes.get(name)) for name in RING]
+        return UnavailableError(f"the server is not ready: {', '.join(text for text in waiting if text)}", "not_ready")
 
     def health(self) -> dict[str, ProcessHealth]:
         """Returns each process by name, with ages as of now."""
@@ -121,6 +145,11 @@ class ProcessView:
 
 def _serves(status: ProcessStatus | None) -> bool:
     return status is not None and status.state in ("ready", "busy")
+
+
+def _returns(status: ProcessStatus) -> bool:
+    """Tells whether the launcher has it, or its successor, on the way; one that is dead or only hangs it has not."""
+    return status.state in ("starting", "restarting") or status.is_killed
 
 
 def _describe(name: str, status: ProcessStatus | None) -> str:

@@ -2,12 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from frontend.generation import Generation
 from messages.columns import unpack_int32, unpack_int64
 from messages.errors import ErrorInfo
-from messages.replies import PromptReply, StepReplies, UserReply
+from messages.replies import PrefilledRow, PromptReply, StepReplies, UserReply
 from messages.uids import first_uid_of
 
 OfRequests = UserReply | StepReplies | PromptReply
@@ -53,10 +53,15 @@ class Registry:
     def all_open(self) -> list[Generation]:
         return list(self._open.values())
 
+    def all_sent(self) -> list[Generation]:
+        """Returns the open requests of which the ring knows, the oldest first."""
+        return [generation for generation in self._open.values() if generation.is_sent]
+
     def take(self, message: OfRequests) -> None:
         """Gives the tokens and ends in `message` to their requests; what belongs to no open attempt is dropped."""
         match message:
             case StepReplies():
+                self._take_prefilled(message.prefilled)
                 self._take_rows(message)
                 if message.logprobs:
                     self._take_logprobs(message)
@@ -76,7 +81,12 @@ class Registry:
 
     def fail(self, generation: Generation, error: ErrorInfo) -> None:
         """Ends an open request with `error`, whatever the ring may still send."""
-        self._take_final(UserReply(generation.uid, generation.attempt, "error", error=error))
+        self.end(generation, UserReply(generation.uid, generation.attempt, "error", error=error))
+
+    def end(self, generation: Generation, final: UserReply) -> None:
+        """Ends an open request with `final`, whatever the ring may still send."""
+        assert (final.uid, final.attempt) == (generation.uid, generation.attempt), f"{final} is of another request"
+        self._take_final(final)
 
     def part(self, generation: Generation, final: UserReply) -> Generation:
         """Ends an open request for its client with `final`; returns the entry that waits for the ring to end it."""
@@ -84,6 +94,12 @@ class Registry:
         self._open[generation.uid] = remnant
         generation.finish(final)
         return remnant
+
+    def _take_prefilled(self, rows: Iterable[PrefilledRow]) -> None:
+        for row in rows:
+            generation = self._open.get(row.uid)
+            if generation is not None and generation.attempt == row.attempt:
+                generation.prompt_usage = row.usage
 
     def _take_rows(self, step: StepReplies) -> None:
         """The last rows, the newest, go first: a first token does not wait for the frames of all other streams."""

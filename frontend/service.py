@@ -12,14 +12,19 @@ from frontend.calls import Calls
 from frontend.deadlines import Deadlines
 from frontend.errors import UnavailableError
 from frontend.generation import Generation
+from frontend.hold import ON_HOLD, RestartHold
+from frontend.metrics.http_requests import HttpRequests
 from frontend.metrics.request_metrics import RequestMetrics
 from frontend.orders import Order
+from frontend.peers import Peers
 from frontend.processes import ProcessView
 from frontend.registry import Registry
 from frontend.ring import Ring
 from frontend.trace import Trace
+from messages.channels import Sender
 from messages.columns import num_int32, unpack_int32
 from messages.errors import ChannelFullError, ErrorInfo, bad_request
+from messages.peers import PeerAnswer, PeerAsk
 from messages.process import ProcessLink
 from messages.replies import CacheFlushed, DecodeReply, EncodeReply, ToFrontend, Usage, UserReply
 from messages.requests import AbortMsg, AbortReason, FramesLost, TokenizeMsg
@@ -35,18 +40,29 @@ class Service:
 
     def __init__(self, link: ProcessLink):
         self.config = config = link.config
-        self.name = link.name
+        self._link = link
         self.incarnation = link.incarnation
         self.processes = ProcessView(has_started=link.incarnation > 1)
-        self.admission = Admission(config.scheduling, self.processes, config.run.frontend_workers)
+        hold_s = config.run.restart_hold_s
+        self.admission = Admission(config.scheduling, self.processes, config.run.frontend_workers, hold_s)
         self.metrics = RequestMetrics(config.facts.max_model_len)
+        self.http_requests = HttpRequests()
         self.registry = Registry(link.uid_block, self._note_end, self.metrics.note_step)
         self.ring = Ring(link, self._deliver)
-        self.calls = Calls(self.ring, self.processes, self.registry.next_uid)
+        self.calls = Calls(self.ring, self.processes, self.registry.next_uid, hold_s)
+        self.hold = RestartHold(hold_s, self.processes, self._send, self._refuse)
+        self.peers = Peers(
+            self.processes, link.uid_block, self.registry.next_uid, lambda name: Sender(link.run_dir.socket(name))
+        )
         self.deadlines = Deadlines(self._expire, self._end_here)
         self.on_part: Callable[[Generation], None] = _ignore
         """Called with what is left in the ring of a request that has ended for its client."""
         self._seeds = random.Random(config.scheduling.seed)
+
+    @property
+    def name(self) -> str:
+        """What the launcher calls this process now: another may have taken its place, and its first name."""
+        return self.processes.name_of_front(self._link.uid_block) or self._link.name
 
     def next_seed(self) -> int:
         """Returns a seed for a request that brings none."""
@@ -77,10 +93,10 @@ class Service:
             for message in messages:
                 self.check_admission()
                 message = msgspec.structs.replace(message, uid=self.registry.next_uid())
-                self._send(message)
                 generation = Generation(
                     message, trace.request_id, wakes_at_tokens=wakes_at_tokens, index=len(opened), changed=changed
                 )
+                self._send_or_hold(generation)
                 opened.append(generation)
                 self._enter(generation, trace, timeout_s)
         except UnavailableError:
@@ -102,12 +118,24 @@ class Service:
             waiting = [entry.message for entry in self.registry.all_open() if not entry.output_ids]
             self.admission.check_tokens(_num_tokens(waiting), _num_tokens(messages), len(self.registry))
 
-    def _send(self, message: TokenizeMsg) -> None:
+    def _send_or_hold(self, generation: Generation) -> None:
+        if self.processes.is_open:
+            self._send(generation)
+        else:
+            self.hold.add(generation)
+
+    def _send(self, generation: Generation) -> None:
         try:
-            self.ring.send(message)
+            self.ring.send(generation.message)
         except ChannelFullError as error:
             log.error("a request was refused: %s", error)
             raise UnavailableError("the tokenizer does not take requests", "not_ready") from None
+        generation.is_sent = True
+
+    def _refuse(self, generation: Generation, error: UnavailableError) -> None:
+        """Ends a request that has waited in vain."""
+        self.admission.note_refusal(error)
+        self.registry.fail(generation, error.info)
 
     def _enter(self, generation: Generation, trace: Trace, timeout_s: float | None) -> None:
         if timeout_s is None:
@@ -125,9 +153,12 @@ class Service:
             )
 
     def abort(self, generation: Generation, reason: AbortReason = "abort") -> None:
-        """Asks the ring to end the request; its final reply comes as for any other end."""
+        """Asks the ring to end the request; its final reply comes as for any other end. One that is held ends here."""
         generation.is_aborted = True
         generation.abort_reason = reason
+        if not generation.is_sent:
+            self.registry.end(generation, _end_so_far(generation, reason))
+            return
         try:
             self.ring.send(AbortMsg(generation.uid, generation.attempt, reason))
         except ChannelFullError as error:
@@ -144,6 +175,8 @@ class Service:
         match message:
             case CacheFlushed() | EncodeReply() | DecodeReply():
                 self.calls.take(message)
+            case PeerAsk() | PeerAnswer():
+                self.peers.take(message)
             case FramesLost():
                 raise AssertionError("the ring tells of losses by another way")
             case _:
@@ -152,6 +185,7 @@ class Service:
     def _note_end(self, generation: Generation) -> None:
         self.admission.note_end()
         self.deadlines.forget(generation)
+        self.hold.forget(generation)
         if not generation.is_remnant:
             self.metrics.note_end(generation)
 
@@ -160,12 +194,7 @@ class Service:
 
     def _end_here(self, generation: Generation) -> None:
         """Ends a request that is over its deadline with what has arrived, whatever the ring does."""
-        usage = Usage(
-            prompt_tokens=num_int32(generation.message.prompt_ids), completion_tokens=len(generation.output_ids)
-        )
-        stamps = generation.message.stamps
-        final = UserReply(generation.uid, generation.attempt, "timeout", usage=usage, stamps=stamps)
-        self.on_part(self.registry.part(generation, final))
+        self.on_part(self.registry.part(generation, _end_so_far(generation, "timeout")))
         self.metrics.note_end(generation)
 
     def shut_down(self) -> None:
@@ -179,7 +208,8 @@ class Service:
         return {
             "requests": len(requests),
             "abandoned_requests": sum(not generation.has_listener for generation in requests),
-            "calls": len(self.calls),
+            ON_HOLD: len(self.hold),
+            "calls": len(self.calls) + len(self.peers),
             "deadlines": len(self.deadlines),
             "is_draining": float(self.admission.is_draining),
         }
@@ -188,6 +218,13 @@ class Service:
 def _num_tokens(messages: Iterable[TokenizeMsg]) -> int:
     """Returns about how many tokens the prompts have together."""
     return sum(estimate_tokens(message.prompt_text, message.prompt_ids, message.chat) for message in messages)
+
+
+def _end_so_far(generation: Generation, reason: AbortReason) -> UserReply:
+    """Returns the end of a request with what is known of it here."""
+    message = generation.message
+    usage = Usage(prompt_tokens=num_int32(message.prompt_ids), completion_tokens=len(generation.output_ids))
+    return UserReply(generation.uid, generation.attempt, reason, usage=usage, stamps=message.stamps)
 
 
 def _ignore(generation: Generation) -> None:

@@ -16,7 +16,7 @@ REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:/+=-]{1,128}\Z"
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 
 CLIENT_LEFT = 499
-"""Logged (never sent) as the status of a request whose client left before the response began."""
+"""Logged and counted (never sent) as the status of a request whose client left before the response began."""
 
 QUIET_PATHS = frozenset({"/health", "/ping", "/metrics"})
 """Polled by machines: in the log only at level debug."""
@@ -36,6 +36,11 @@ class Trace:
         """The choices of the request, in their order."""
         self.received_ns = time.monotonic_ns()
 
+    @property
+    def shown_status(self) -> int:
+        """What logs and metrics say of a response that has ended."""
+        return self.status or CLIENT_LEFT
+
     def write_line(self) -> None:
         """Writes the access line: method, path and status, counts of what was generated, time and id."""
         level = logging.DEBUG if self.path in QUIET_PATHS else logging.INFO
@@ -43,7 +48,7 @@ class Trace:
             return
         tokens = f" {_counts(self.generations)}" if self.generations else ""
         elapsed_ms = (time.monotonic_ns() - self.received_ns) / 1e6
-        what = f"{self.method} {_printable(self.path)} {self.status or CLIENT_LEFT}{tokens}"
+        what = f"{self.method} {_printable(self.path)} {self.shown_status}{tokens}"
         log.log(level, "%s total=%.1f ms id=%s", what, elapsed_ms, self.request_id)
 
 

@@ -18,9 +18,7 @@ def is_our_turn(processes: ProcessView, own_block: int) -> bool:
     It is nobody's turn until all have dealt with the latest death of the scheduler.
     """
     scheduler = processes.serving().get("scheduler")
-    for other in processes.fronts():
-        if other.uid_block == own_block or other.state not in ("ready", "busy", "hung"):
-            continue
+    for other in processes.other_fronts(own_block):
         if other.gauges.get(SCHEDULER_SEEN) != scheduler:
             return False
         if other.uid_block < own_block and other.gauges.get(SUSPECTS):

@@ -107,6 +107,8 @@ class Sender(Generic[T]):
         self.path = path
         self.sender_id = new_sender_id()
         self.num_sent = 0
+        self._num_dropped = 0
+        """Since the channel was found full."""
         self._encoder = msgspec.msgpack.Encoder()
         self.socket = _make_socket(zmq.PUSH)
         self.socket.connect(f"ipc://{path}")
@@ -118,6 +120,23 @@ class Sender(Generic[T]):
             self._put(HEADER.pack(self.sender_id, self.num_sent) + self._encoder.encode(message))
         except zmq.Again:
             raise ChannelFullError(f"{self.path}: {MAX_QUEUED_FRAMES} messages are waiting to be read") from None
+
+    def send_or_drop(self, message: T) -> None:
+        """Queues `message` and returns at once; it is dropped where the receiver has stopped reading.
+
+        That is no loss for good: a receiver that reads again finds that frames are missing, one that does not is
+        replaced, and either way the frontend continues the requests concerned.
+        """
+        try:
+            self.send(message)
+        except ChannelFullError as error:
+            if not self._num_dropped:
+                log.error("dropped %s and what follows: %s", type(message).__name__, error)
+            self._num_dropped += 1
+            return
+        if self._num_dropped:
+            log.warning("%s: the receiver reads again; %d messages were dropped", self.path, self._num_dropped)
+            self._num_dropped = 0
 
     def _put(self, frame: bytes) -> None:
         self.socket.send(frame, zmq.NOBLOCK)

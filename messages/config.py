@@ -127,6 +127,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    max_n_sequences: Annotated[int, Positive, Meta(description="choices that one prompt may have (n, best_of)")] = 64
     seed: (
         Annotated[
             int,
@@ -149,6 +150,9 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="seconds of silence after which a stream gets a comment line")
     ] = 15.0
     max_body_mb: Annotated[float, Meta(gt=0, description="largest request body in MiB")] = 16.0
+    strict_fields: Annotated[
+        bool, Meta(description="refuse bodies with fields that are not known here, also those of other servers' APIs")
+    ] = False
     request_timeout_s: (
         Annotated[
             float,
@@ -167,9 +171,30 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     api_key_file: Annotated[str, Meta(description="file with such keys, one a line")] = ""
+    admin_key: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="keys of which the operator's requests (/admin/…, profiles) must send one in place of an API "
+            "key; without any key these are refused (see --admin-key-file)",
+            extra={"metavar": "KEY"},
+        ),
+    ] = ()
+    admin_key_file: Annotated[str, Meta(description="file with such keys, one a line")] = ""
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="names under which clients reach the server, as llm.example or *.example; * for any (default: "
+            "listening on loopback localhost and *.localhost, elsewhere any; addresses always)",
+            extra={"metavar": "HOST"},
+        ),
+    ] = ()
     cors_allow_origins: Annotated[
         tuple[str, ...],
-        Meta(description="origins whose web pages may use the server; * for all", extra={"metavar": "ORIGIN"}),
+        Meta(
+            description="origins whose web pages may use the server (its own too, behind a proxy that ends TLS or "
+            "changes Host); * for all",
+            extra={"metavar": "ORIGIN"},
+        ),
     ] = ()
     root_path: Annotated[str, Meta(description="path under which a proxy shows the server, as /llm")] = ""
     ssl_certfile: Annotated[str, Meta(description="certificate file (PEM), for https")] = ""
@@ -229,6 +254,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts_per_min: Annotated[
         int, Meta(ge=0, description="restarts of all processes together in a minute, beyond which the run ends")
     ] = 10
+    restart_hold_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="seconds that a new request may wait while a process is replaced, before it gets 503; 0: none",
+        ),
+    ] = 15.0
     enable_fault_injection: Annotated[
         bool, Meta(description="obey `launch.py inject`: processes die, frames are lost, on purpose")
     ] = False

@@ -4,10 +4,10 @@ from typing import Literal
 
 import msgspec
 
-from messages.histograms import HistogramCounts
+from messages.histograms import Counted, HistogramCounts
 from messages.orders import Answer, Ask, Instruction, InstructionDone
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Raised with every change of a struct in this package that an older process could not read."""
 
 ProcessState = Literal["starting", "ready", "busy", "hung", "dead", "restarting", "standby"]
@@ -151,6 +151,8 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     """How often the launcher has replaced it in this run."""
     is_awaited: bool = False
     """It is being replaced by order: its successor is sure to come soon, so requests are taken and wait."""
+    is_killed: bool = False
+    """It hung, so the launcher has killed it, and starts it again."""
     is_by_order: bool = False
     """This incarnation has taken the place of a healthy one."""
     is_leaving: bool = False
@@ -160,6 +162,13 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     """As in its latest `Beat`."""
     uid_block: int = 0
     """Of a frontend, the block of uids that it gives; 0 before its start."""
+    counted_before: Counted = Counted()
+    """What those who had the place before it have counted."""
+
+    @property
+    def counted(self) -> Counted:
+        """What has been counted in this place since the run began."""
+        return self.counted_before.plus(self.gauges, self.histograms)
 
 
 class ProcessTable(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -21,18 +21,24 @@ class FrontendSenders:
         self._gone = GoneRequests()
 
     def send(self, message: ToFrontend) -> None:
-        """Sends replies, to each frontend its own, and word of lost frames to all. Raises `ChannelFullError`.
+        """Sends replies, to each frontend its own, and word of lost frames to all.
 
-        What is for one that is gone is dropped.
+        What is for one that is gone or has stopped reading is dropped; the others get theirs.
         """
         match message:
             case FramesLost():
                 for sender in self._senders.values():
-                    sender.send(message)
+                    sender.send_or_drop(message)
             case StepReplies():
                 self._send_step(message)
             case _:
-                self._send_to(block_of(message.uid), message)
+                self.send_to(block_of(message.uid), message)
+
+    def send_to(self, block: int, message: ToFrontend) -> None:
+        """Sends `message` to the frontend with this block; dropped where that is gone or has stopped reading."""
+        sender = self._find_sender(block)
+        if sender is not None:
+            sender.send_or_drop(message)
 
     def forget(self, drop: DropBefore) -> None:
         """Closes the ways to the frontends that are gone."""
@@ -57,15 +63,10 @@ class FrontendSenders:
         blocks = {block_of(uid) for uid in (min(uids), max(uids))} if uids else set[int]()
         blocks |= {block_of(final.uid) for final in step.finals}
         if len(blocks) == 1:
-            self._send_to(blocks.pop(), step)
+            self.send_to(blocks.pop(), step)
             return
         for block in {block_of(uid) for uid in uids} | blocks:
-            self._send_to(block, _part_of(step, lambda uid, block=block: block_of(uid) == block))
-
-    def _send_to(self, block: int, message: ToFrontend) -> None:
-        sender = self._find_sender(block)
-        if sender is not None:
-            sender.send(message)
+            self.send_to(block, _part_of(step, lambda uid, block=block: block_of(uid) == block))
 
     def _find_sender(self, block: int) -> Sender[ToFrontend] | None:
         """Returns the sender to the frontend with this block, `None` where it is gone."""
@@ -90,4 +91,5 @@ def _part_of(step: StepReplies, is_wanted: Callable[[int], bool]) -> StepReplies
         finals=tuple(final for final in step.finals if is_wanted(final.uid)),
         logprob_entries=pack_int32(place_of[entries[index]] for index in scored),
         logprobs=tuple(step.logprobs[index] for index in scored),
+        prefilled=tuple(row for row in step.prefilled if is_wanted(row.uid)),
     )

@@ -1,6 +1,7 @@
-"""Distributions that a process counts and the frontend shows: their names, their buckets and the counting."""
+"""What a process counts and the frontend shows: names of counters and distributions, buckets, and the counting."""
 
 from bisect import bisect_left
+from collections.abc import Mapping
 
 import msgspec
 
@@ -12,11 +13,38 @@ BOUNDS: dict[str, tuple[float, ...]] = {
 """Upper bounds of the buckets by name, inclusive; above the last there is one more bucket."""
 
 
+COUNTERS = ("steps", "preemptions", "prompt_tokens", "prefix_hit_tokens")
+"""The scheduler's gauges that only grow."""
+
+
 class HistogramCounts(msgspec.Struct, frozen=True, array_like=True):
     """`counts` has one entry a bucket (not cumulative); `total` is the sum of all values."""
 
     counts: tuple[int, ...]
     total: float
+
+    def plus(self, other: "HistogramCounts") -> "HistogramCounts":
+        return HistogramCounts(tuple(map(sum, zip(self.counts, other.counts, strict=True))), self.total + other.total)
+
+
+class Counted(msgspec.Struct, frozen=True, array_like=True):
+    """What processes that have had one place after each other have counted, as far as each has told.
+
+    `counters` have the names in `COUNTERS`, `histograms` those in `BOUNDS`.
+    """
+
+    counters: dict[str, float] = {}
+    histograms: dict[str, HistogramCounts] = {}
+
+    def plus(self, gauges: Mapping[str, float], histograms: Mapping[str, HistogramCounts]) -> "Counted":
+        """Returns this and what one more process has counted, by its gauges and histograms."""
+        counters, sums = dict(self.counters), dict(self.histograms)
+        for name in COUNTERS:
+            if name in gauges:
+                counters[name] = counters.get(name, 0.0) + gauges[name]
+        for name, histogram in histograms.items():
+            sums[name] = sums[name].plus(histogram) if name in sums else histogram
+        return Counted(counters, sums)
 
 
 class Histogram:

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from messages.errors import ErrorInfo
+from messages.peers import PeerAnswer, PeerAsk
 from messages.requests import DropBefore, FramesLost, Stamps
 from messages.steps import LogprobColumns
 
@@ -73,6 +74,14 @@ class FinishedRow(msgspec.Struct, frozen=True, array_like=True):
     error: ErrorInfo | None = None
 
 
+class PrefilledRow(msgspec.Struct, frozen=True, array_like=True):
+    """The prompt of one request has been computed: what it took, told with the first token of an attempt."""
+
+    uid: int
+    attempt: int
+    usage: Usage
+
+
 class DetokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """scheduler → detokenizer: what one step produced.
 
@@ -88,6 +97,8 @@ class DetokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     logprob_entries: bytes = b""
     """int32, ascending: which of the entries have logprobs."""
     logprobs: LogprobColumns | None = None
+    prefilled: tuple[PrefilledRow, ...] = ()
+    """Of entries that are the first after a prompt; after a preemption it is told again."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -163,6 +174,8 @@ class StepReplies(msgspec.Struct, frozen=True, array_like=True, tag=True):
     logprob_entries: bytes = b""
     """int32, ascending: which of the entries have logprobs."""
     logprobs: tuple[ScoredToken, ...] = ()
+    prefilled: tuple[PrefilledRow, ...] = ()
+    """Of rows that go on: a final has its own usage."""
 
 
 class CacheFlushed(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -194,4 +207,5 @@ class DecodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 ToDetokenizer = OpenStream | PromptScored | DetokenizeMsg | DropBefore | CacheFlushed | FramesLost
-ToFrontend = UserReply | StepReplies | PromptReply | CacheFlushed | EncodeReply | DecodeReply | FramesLost
+FromRing = UserReply | StepReplies | PromptReply | CacheFlushed | EncodeReply | DecodeReply | FramesLost
+ToFrontend = FromRing | PeerAsk | PeerAnswer

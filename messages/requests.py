@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 AbortReason = Literal["abort", "timeout"]
+TruncationSide = Literal["left", "right"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
@@ -86,6 +87,16 @@ class ChatPrompt(msgspec.Struct, frozen=True, array_like=True):
     template_kwargs: bytes = b"{}"
 
 
+class Truncation(msgspec.Struct, frozen=True, array_like=True):
+    """How a longer prompt is cut to `num_tokens`: on the left, so that its last ones stay, or on the right.
+
+    -1 stands for as many as leave room for `max_tokens` in the context or, where that is all of it, for one token.
+    """
+
+    num_tokens: int
+    side: TruncationSide = "left"
+
+
 class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """frontend → tokenizer: a prompt as text, as a `chat`, or (where both are None) as int32 `prompt_ids`.
 
@@ -103,6 +114,8 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num_chars_sent: int = 0
     chat: ChatPrompt | None = None
     add_special_tokens: bool = True
+    truncation: Truncation | None = None
+    """`None`: a prompt that is too long is refused."""
 
 
 class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -10,7 +10,6 @@ from pathlib import Path
 from messages.channels import Receiver, Sender
 from messages.config import Config
 from messages.control import Drain
-from messages.errors import ChannelFullError
 from messages.process import ProcessLink, run_process
 from messages.profiling import Observer, Part
 from messages.replies import ToDetokenizer
@@ -122,11 +121,7 @@ def result_name(running: Running) -> str:
 def send_replies(scheduler: Scheduler, sender: Sender[ToDetokenizer]) -> None:
     """Sends what the detokenizer must know; never waits for it."""
     for reply in scheduler.take_replies():
-        try:
-            sender.send(reply)
-        except ChannelFullError as error:
-            # Minutes of steps unread: it is beyond help, and its successor is told all by continuations.
-            log.error("dropped %s: %s", type(reply).__name__, error)
+        sender.send_or_drop(reply)
 
 
 def check(scheduler: Scheduler) -> None:

@@ -42,14 +42,20 @@ class StatusBoard:
 
     def rename(self, name: str, new_name: str) -> None:
         """Shows under `new_name`, in place of whatever that was, the process that was shown as `name`."""
-        status = self._statuses.pop(name)
-        self._statuses[new_name] = msgspec.structs.replace(status, name=new_name)
+        status, replaced = self._statuses.pop(name), self._statuses.get(new_name)
+        before = status.counted_before if replaced is None else replaced.counted
+        self._statuses[new_name] = msgspec.structs.replace(status, name=new_name, counted_before=before)
         self._progress_ns[new_name] = self._progress_ns.pop(name)
         self._has_changed = True
 
     def set_awaited(self, name: str, is_awaited: bool) -> None:
         """Notes whether process `name` is being replaced by order, so that requests wait for its successor."""
         self._replace(name, is_awaited=is_awaited)
+        self._has_changed = True
+
+    def killed(self, name: str) -> None:
+        """Notes that process `name`, which hung, has been killed and will be replaced."""
+        self._replace(name, is_killed=True)
         self._has_changed = True
 
     def leaving(self, name: str) -> None:
@@ -85,9 +91,16 @@ class StatusBoard:
 
     def started(self, name: str, pid: int, incarnation: int, uid_block: int = 0) -> None:
         """Notes a new incarnation of process `name`."""
-        num_restarts = self._statuses[name].num_restarts
+        last = self._statuses[name]
         self._statuses[name] = ProcessStatus(
-            name, "starting", pid, incarnation, phase="starting", num_restarts=num_restarts, uid_block=uid_block
+            name,
+            "starting",
+            pid,
+            incarnation,
+            phase="starting",
+            num_restarts=last.num_restarts,
+            uid_block=uid_block,
+            counted_before=last.counted,
         )
         self._note_progress(name)
 
@@ -105,8 +118,9 @@ class StatusBoard:
 
     def ended(self, name: str) -> None:
         """Notes that process `name` does not run any more."""
-        self._replace(name, state="dead", pid=0, phase="", fraction=None, busy_since_ns=0, gauges={})
-        self._replace(name, sent={}, taken={})
+        counted = self._statuses[name].counted
+        self._replace(name, state="dead", pid=0, phase="", fraction=None, busy_since_ns=0, gauges={}, histograms={})
+        self._replace(name, sent={}, taken={}, counted_before=counted)
         self._has_changed = True
 
     def restarting(self, name: str) -> None:

@@ -46,6 +46,7 @@ class Watch:
         self._console.say_of(child.name, f"hangs: no heartbeat for {age_s:.0f} s, {what}{end}")
         if is_replaced:
             child.kill(why="hung and was killed")
+            self._crew.board.killed(child.name)
 
     def _end_stuck_start(self, child: Child, stuck_s: float) -> None:
         phase = self._crew.board.status(child.name).phase

@@ -27,7 +27,7 @@ RULES = {
     "launch.py": rule("supervisor", ""),
     "supervisor": rule("supervisor messages", "msgspec psutil"),
     "supervisor/fetch_model.py": rule("supervisor messages", "msgspec huggingface_hub"),
-    "frontend": rule("frontend messages", "msgspec starlette uvicorn uvloop prometheus_client psutil"),
+    "frontend": rule("frontend messages", "msgspec starlette uvicorn httptools uvloop prometheus_client psutil"),
     "tokenizer_proc": rule("tokenizer_proc messages", "msgspec tokenizers transformers jinja2"),
     "detokenizer_proc": rule("detokenizer_proc messages", "msgspec tokenizers"),
     "scheduler_proc": rule("scheduler_proc messages", "msgspec"),

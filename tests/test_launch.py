@@ -67,7 +67,7 @@ def test_a_name_that_is_nowhere_ends_in_time_with_one_message(tmp_path: Path):
         endpoint = f"http://127.0.0.1:{probe.getsockname()[1]}"
         began_s = time.monotonic()
         result = launch("--model", "gpt2", cwd=tmp_path, HF_HOME=str(tmp_path), HF_ENDPOINT=endpoint)
-    assert time.monotonic() - began_s < 15
+    assert time.monotonic() - began_s < 40
     assert result.returncode == 1
     assert result.stdout == ""
     assert result.stderr.startswith("launch.py: cannot find the model 'gpt2'. Looked for\n")

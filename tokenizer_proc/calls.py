@@ -5,17 +5,14 @@ from messages.errors import RequestError, bad_request
 from messages.replies import DecodeReply, EncodeReply
 from messages.requests import DecodeMsg, EncodeMsg
 from tokenizer_proc.chat import ChatTemplates
-from tokenizer_proc.encoding import Encoding
-
-MAX_CALL_CHARS = 2_000_000
-"""Of a text to encode: that takes about two seconds, in which no prompt is tokenized."""
+from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
 
 
 def encode(message: EncodeMsg, encoding: Encoding, templates: ChatTemplates) -> EncodeReply:
     """Returns the ids of the text or chat, however many. Raises `RequestError` for one that cannot be encoded."""
     text = message.prompt_text or "" if message.chat is None else templates.render(message.chat)
-    if len(text) > MAX_CALL_CHARS:
-        raise _too_much(f"{len(text)} characters", f"{MAX_CALL_CHARS}")
+    if len(text) > MAX_ENCODED_CHARS:
+        raise _too_much(f"{len(text)} characters", f"{MAX_ENCODED_CHARS}")
     ids = encoding.encode(text, message.add_special_tokens)
     token_strs = tuple(encoding.token_of(token_id) or "" for token_id in ids) if message.wants_token_strs else ()
     return EncodeReply(message.uid, pack_int32(ids), token_strs)
@@ -24,8 +21,8 @@ def encode(message: EncodeMsg, encoding: Encoding, templates: ChatTemplates) -> 
 def decode(message: DecodeMsg, encoding: Encoding, vocab_size: int) -> DecodeReply:
     """Returns the text of the ids, special tokens shown. Raises `RequestError` for one outside the vocabulary."""
     ids = unpack_int32(message.token_ids).tolist()
-    if len(ids) > MAX_CALL_CHARS:
-        raise _too_much(f"{len(ids)} tokens", f"{MAX_CALL_CHARS}")
+    if len(ids) > MAX_ENCODED_CHARS:
+        raise _too_much(f"{len(ids)} tokens", f"{MAX_ENCODED_CHARS}")
     for position, token_id in enumerate(ids):
         if not 0 <= token_id < vocab_size:
             raise bad_request(

@@ -3,13 +3,12 @@
 import logging
 import secrets
 import time
-from typing import Protocol, TypeVar
 
 import msgspec
 
 from messages.channels import Receiver, Sender
 from messages.config import Config
-from messages.errors import BootError, ChannelFullError, ErrorInfo, RequestError
+from messages.errors import BootError, ErrorInfo, RequestError
 from messages.frontends import FrontendSenders
 from messages.process import ProcessLink, run_process
 from messages.replies import DecodeReply, EncodeReply, UserReply
@@ -30,8 +29,6 @@ from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.chat_files import read_chat_files
 from tokenizer_proc.encoding import Encoding, load_encoding
 from tokenizer_proc.prompts import PromptReader
-
-T = TypeVar("T", contravariant=True)
 
 LONG_PROMPT_CHARS = 100_000
 """A text from which on the launcher is told before it is tokenized: it takes about a tenth of a second."""
@@ -91,21 +88,21 @@ def serve(link: ProcessLink) -> None:
         link.take_orders()
         for message in inbox.take():
             if isinstance(message, AbortMsg | DropBefore | FlushCache):
-                send_or_drop(to_scheduler, message)
+                to_scheduler.send_or_drop(message)
                 if isinstance(message, DropBefore):
                     to_frontends.forget(message)
                 continue
             if isinstance(message, FramesLost):
-                send_or_drop(to_frontends, message)
+                to_frontends.send(message)
                 continue
             to_frontends.expect(message.uid)
             chars_in_hand = num_chars_of(message)
             link.beat(gauges, is_busy=chars_in_hand >= LONG_PROMPT_CHARS)
             answer = server.answer(message)
             if isinstance(answer, UserMsg):
-                send_or_drop(to_scheduler, answer)
+                to_scheduler.send_or_drop(answer)
             else:
-                send_or_drop(to_frontends, answer)
+                to_frontends.send(answer)
             chars_in_hand = 0
             num_tokenized += 1
         link.beat(gauges)
@@ -131,22 +128,6 @@ def num_chars_of(message: TokenizeMsg | EncodeMsg | DecodeMsg) -> int:
     if isinstance(message, DecodeMsg):
         return len(message.token_ids)
     return len(message.prompt_text or "") + (len(message.chat.messages) if message.chat else 0)
-
-
-class Outlet(Protocol[T]):
-    """Where messages leave."""
-
-    def send(self, message: T) -> None:
-        """Raises `ChannelFullError`."""
-        ...
-
-
-def send_or_drop(channel: Outlet[T], message: T) -> None:
-    """Sends `message`. A process that does not read 100,000 of them is replaced, and its successor is told all anew."""
-    try:
-        channel.send(message)
-    except ChannelFullError as error:
-        log.error("dropped %s: %s", type(message).__name__, error)
 
 
 def refuse(message: TokenizeMsg | EncodeMsg | DecodeMsg, error: ErrorInfo) -> UserReply | EncodeReply | DecodeReply:

@@ -10,7 +10,7 @@ from messages.errors import RequestError, bad_request
 from messages.requests import TokenizeMsg, UserMsg
 from tokenizer_proc.bad_words import bad_word_ids
 from tokenizer_proc.chat import ChatTemplates
-from tokenizer_proc.encoding import Encoding
+from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
 
 FIRST_PROBE_CHARS_PER_TOKEN = 4
 
@@ -38,6 +38,7 @@ class PromptReader:
         sampling_params = message.sampling_params
         max_prompt_tokens = self._max_model_len - min(1, sampling_params.max_tokens)
         ids = self._ids_of(message, max_prompt_tokens)
+        ids = self._cut(ids, message)
         self._check(ids, max_prompt_tokens, _param_of(message))
         max_tokens = min(sampling_params.max_tokens, self._max_model_len - len(ids))
         bad_words = bad_word_ids(sampling_params.bad_words, self._encoding, self._vocab_size)
@@ -61,10 +62,23 @@ class PromptReader:
             return unpack_int32(message.prompt_ids)
         key = (text, message.add_special_tokens)
         if key != self._last_text:
-            self._refuse_far_too_long(text, max_prompt_tokens, _param_of(message))
+            if message.truncation is None:
+                self._refuse_far_too_long(text, max_prompt_tokens, _param_of(message))
+            elif len(text) > MAX_ENCODED_CHARS:
+                raise _too_long_to_cut(text, _param_of(message))
             self._last_ids = unpack_int32(pack_int32(self._encoding.encode(*key)))
             self._last_text = key
         return self._last_ids
+
+    def _cut(self, ids: "array[int]", message: TokenizeMsg) -> "array[int]":
+        truncation = message.truncation
+        if truncation is None:
+            return ids
+        num_kept = truncation.num_tokens
+        if num_kept < 0:
+            num_kept = self._max_model_len - message.sampling_params.max_tokens
+            num_kept = num_kept if num_kept > 0 else self._max_model_len - 1
+        return ids[max(0, len(ids) - num_kept) :] if truncation.side == "left" else ids[:num_kept]
 
     def _check(self, ids: "array[int]", max_prompt_tokens: int, param: str) -> None:
         if not ids:
@@ -103,6 +117,15 @@ class PromptReader:
             param,
             "context_length_exceeded",
         )
+
+
+def _too_long_to_cut(text: str, param: str) -> RequestError:
+    return bad_request(
+        f"A prompt with truncate_prompt_tokens may have at most {MAX_ENCODED_CHARS} characters, the request has "
+        f"{len(text)} in the {param}",
+        param,
+        "context_length_exceeded",
+    )
 
 
 def _param_of(message: TokenizeMsg) -> str:

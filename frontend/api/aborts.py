@@ -6,11 +6,12 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from frontend.generation import Generation
 from frontend.http.body import BodyDecoder, read_body
+from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
 from frontend.service import Service
 from messages.errors import bad_request
+from messages.peers import AbortedOpen, AbortOpen
 
 MAX_BODY_BYTES = 65536
 
@@ -24,33 +25,47 @@ class AbortBody(msgspec.Struct, frozen=True, kw_only=True):
 class AbortReply(msgspec.Struct, frozen=True):
     aborted: list[int]
     """The uids of the requests whose end was asked for."""
+    frontends_missing: int
+    """Frontends that have not answered in time: those of their requests that are meant end when they turn again."""
 
 
 class AbortApi:
-    def __init__(self, service: Service):
+    def __init__(self, service: Service, unknown: UnknownFields):
         self._service = service
-        self._decoder = BodyDecoder(AbortBody)
+        self._decoder = BodyDecoder(AbortBody, unknown=unknown)
+        service.peers.take_on(AbortOpen, self._abort)
 
     async def abort_request(self, request: Request) -> JsonReply:
         """Replies with the uids whose end was asked for; none for a request that is unknown or has ended."""
-        body = self._decoder.decode(await read_body(request, MAX_BODY_BYTES))
-        found = self._find(body)
+        order = _order(self._decoder.decode(await read_body(request, MAX_BODY_BYTES)))
+        own = self._abort(order)
+        others = await self._service.peers.ask_all(order, AbortedOpen)
+        uids = [uid for aborted in (own, *others.by_name.values()) for uid in aborted.uids]
+        return JsonReply(AbortReply(uids, others.num_missing))
+
+    def _abort(self, order: AbortOpen) -> AbortedOpen:
+        """Ends what this frontend has of the requests that are meant."""
+        found = [
+            entry
+            for entry in self._service.registry.all_open()
+            if order.is_all or entry.uid in order.uids or entry.request_id in order.request_ids
+        ]
         for generation in found:
             self._service.abort(generation)
-        return JsonReply(AbortReply([generation.uid for generation in found]))
-
-    def _find(self, body: AbortBody) -> list[Generation]:
-        if (body.uid is not None) + (body.request_id is not None) + (body.all is True) != 1:
-            raise bad_request('give exactly one of "uid", "request_id" and "all": true')
-        registry = self._service.registry
-        if body.uid is not None:
-            generation = registry.find(body.uid)
-            return [] if generation is None else [generation]
-        named = _names(body.request_id)
-        return [entry for entry in registry.all_open() if body.all or entry.request_id in named]
+        return AbortedOpen(tuple(generation.uid for generation in found))
 
 
-def _names(request_id: str | None) -> tuple[str | None, ...]:
+def _order(body: AbortBody) -> AbortOpen:
+    if (body.uid is not None) + (body.request_id is not None) + (body.all is True) != 1:
+        raise bad_request('give exactly one of "uid", "request_id" and "all": true')
+    return AbortOpen(
+        uids=() if body.uid is None else (body.uid,),
+        request_ids=() if body.request_id is None else _names(body.request_id),
+        is_all=bool(body.all),
+    )
+
+
+def _names(request_id: str) -> tuple[str, ...]:
     """Returns the ids that may be meant: replies of the OpenAI endpoints have theirs after `cmpl-` or `chatcmpl-`."""
-    kind, dash, rest = (request_id or "").partition("-")
+    kind, dash, rest = request_id.partition("-")
     return (request_id, rest) if dash and kind in ("cmpl", "chatcmpl") else (request_id,)

@@ -1,4 +1,4 @@
-"""The endpoints of the operator, which only answer programs on the server's own machine."""
+"""The endpoints of the operator, which answer programs with a key on the server's own machine."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from frontend.api.admin import AdminApi, ProcessesReply, RestartReply
 from frontend.api.profile import ProfileApi, ProfileBegun, ProfileFile
 from frontend.http.endpoint import Endpoint, Parameter
 
-ERRORS = (403, 404, 409, 504)
+ERRORS = (404, 409, 504)
 
 PROCESS = Parameter(
     name="process",
@@ -32,6 +32,7 @@ def administering(admin: AdminApi, profile: ProfileApi) -> list[Endpoint]:
             path="/admin/processes",
             run=admin.processes,
             tag="administration",
+            access="operator",
             summary="Every process with its state, CPU and memory",
             reply=ProcessesReply,
             errors=ERRORS,
@@ -41,6 +42,7 @@ def administering(admin: AdminApi, profile: ProfileApi) -> list[Endpoint]:
             path="/admin/restart/{process}",
             run=admin.restart,
             tag="administration",
+            access="operator",
             summary="Replace a process by a new one; running requests go on",
             reply=RestartReply,
             errors=ERRORS,
@@ -51,6 +53,7 @@ def administering(admin: AdminApi, profile: ProfileApi) -> list[Endpoint]:
             path="/start_profile",
             run=profile.start,
             tag="administration",
+            access="operator",
             summary="Begin a profile of all processes",
             reply=ProfileBegun,
             errors=ERRORS,
@@ -60,6 +63,7 @@ def administering(admin: AdminApi, profile: ProfileApi) -> list[Endpoint]:
             path="/stop_profile",
             run=profile.stop,
             tag="administration",
+            access="operator",
             summary="End the profile and merge it into one trace",
             reply=ProfileFile,
             errors=ERRORS,

@@ -15,52 +15,58 @@ from frontend.api.info import InfoApi, find_version
 from frontend.api.load import LoadApi
 from frontend.api.tokens import TokensApi
 from frontend.continuation import Continuations
-from frontend.http.app import App, allow_origins
+from frontend.http.access import AccessRules
+from frontend.http.app import App
 from frontend.http.endpoint import Endpoint
-from frontend.http.keys import ApiKeys
+from frontend.http.field_names import UnknownFields
 from frontend.http.openapi import OpenApiApi
 from frontend.http.stream import OpenStreams
 from frontend.metrics.metrics import MetricsApi
 from frontend.metrics.process_collector import ProcessCollector
 from frontend.metrics.request_collector import RequestCollector
-from frontend.metrics.totals import ProcessTotals
 from frontend.service import Service
 
 
-def make_app(service: Service, endpoints: list[Endpoint], keys: ApiKeys) -> ASGIApp:
+def make_app(service: Service, endpoints: list[Endpoint], rules: AccessRules) -> ASGIApp:
     """Returns the application that serves `endpoints` and their description."""
-    http = service.config.http
-    name = http.root_path.strip("/")
+    name = service.config.http.root_path.strip("/")
     root_path = f"/{name}" if name else ""
-    description = OpenApiApi(endpoints, version=find_version(), root_path=root_path, has_keys=bool(keys))
-    app = App(description.endpoints, service.processes, keys, root_path)
-    return allow_origins(app, http.cors_allow_origins)
+    description = OpenApiApi(endpoints, version=find_version(), root_path=root_path, keys=rules.keys)
+    app = App(description.endpoints, service.processes, rules, service.http_requests, root_path)
+    return rules.with_cors(app)
 
 
 def make_endpoints(
     service: Service, streams: OpenStreams, metrics: MetricsApi, gauges: Callable[[], dict[str, float]]
 ) -> list[Endpoint]:
     """Returns the route table; `gauges` are those of this process, for `/health`."""
+    unknown = UnknownFields(is_strict=service.config.http.strict_fields)
     return [
-        *routes.generating(GenerateApi(service, streams), CompletionApi(service, streams), ChatApi(service, streams)),
+        *routes.generating(
+            GenerateApi(service, streams, unknown),
+            CompletionApi(service, streams, unknown),
+            ChatApi(service, streams, unknown),
+        ),
         *routes.models(InfoApi(service.config)),
-        *routes.tokens(TokensApi(service)),
+        *routes.tokens(TokensApi(service, unknown)),
         *routes.watching(HealthApi(service, gauges), LoadApi(service), metrics),
-        *routes.steering(AbortApi(service), CacheApi(service)),
+        *routes.steering(AbortApi(service, unknown), CacheApi(service, unknown)),
     ]
 
 
-def make_metrics(service: Service, continuations: Continuations, totals: ProcessTotals) -> MetricsApi:
+def make_metrics(service: Service, continuations: Continuations) -> MetricsApi:
     """Returns the metrics of requests and processes under the first name of the model."""
     model_name = service.config.facts.served_names[0]
+    requests = RequestCollector(
+        model_name,
+        service.metrics,
+        service.admission,
+        num_open=lambda: len(service.registry),
+        num_continued=lambda: continuations.num_resubmitted,
+    )
     return MetricsApi(
-        RequestCollector(
-            model_name,
-            service.metrics,
-            service.admission,
-            num_open=lambda: len(service.registry),
-            num_continued=lambda: continuations.num_resubmitted,
-            worker=service.name if service.config.run.frontend_workers > 1 else None,
-        ),
-        ProcessCollector(model_name, service.processes, totals),
+        own=(requests, service.http_requests),
+        shared=(ProcessCollector(model_name, service.processes),),
+        peers=service.peers if service.config.run.frontend_workers > 1 else None,
+        own_name=lambda: service.name,
     )

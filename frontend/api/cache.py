@@ -5,6 +5,7 @@ from starlette.requests import Request
 
 from frontend.api.sampling import Switch
 from frontend.http.body import BodyDecoder, read_body
+from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
 from frontend.service import Service
 from messages.errors import ErrorInfo, RequestError
@@ -24,9 +25,9 @@ class FlushReply(msgspec.Struct, frozen=True):
 
 
 class CacheApi:
-    def __init__(self, service: Service):
+    def __init__(self, service: Service, unknown: UnknownFields):
         self._service = service
-        self._decoder = BodyDecoder(FlushBody)
+        self._decoder = BodyDecoder(FlushBody, unknown=unknown)
 
     async def flush(self, request: Request) -> JsonReply:
         """An empty body stands for `{}`. Raises `RequestError`: 409 while requests run, unless forced."""

@@ -11,8 +11,17 @@ from frontend.api.chat_events import ChatEvents
 from frontend.api.chat_messages import Messages, make_chat_prompt
 from frontend.api.chat_reply import ChatView
 from frontend.api.logprob_fields import TokenNames
-from frontend.api.openai_body import OpenAiFields, OpenAiReader, check_num_choices, usage_options
-from frontend.api.sampling import MAX_INT32, MAX_LOGPROBS, NumLogprobs, Sampling, Switch
+from frontend.api.openai_body import (
+    OpenAiFields,
+    OpenAiReader,
+    check_choices_differ,
+    check_num_choices,
+    name_rules,
+    truncation_of,
+    usage_options,
+)
+from frontend.api.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_LOGPROBS, NumLogprobs, Sampling, Switch
+from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
 from frontend.orders import Order
 from frontend.service import Service
@@ -40,7 +49,7 @@ class ChatBody(OpenAiFields, frozen=True, kw_only=True):
     """`tools` and `functions` are taken where their choice is none; the model is not told of them."""
 
     messages: Messages
-    max_completion_tokens: Annotated[AtLeastOne | None, Meta(description="a whole number from 1")] = None
+    max_completion_tokens: Annotated[AtLeastOne | None, Meta(description=AT_LEAST_ONE_TEXT)] = None
     logprobs: Switch = None
     top_logprobs: Annotated[NumLogprobs | None, Meta(description=f"a whole number from 0 to {MAX_LOGPROBS}")] = None
     echo: Switch = None
@@ -54,10 +63,10 @@ class ChatBody(OpenAiFields, frozen=True, kw_only=True):
 
 
 class ChatApi:
-    def __init__(self, service: Service, streams: OpenStreams):
+    def __init__(self, service: Service, streams: OpenStreams, unknown: UnknownFields):
         self._service = service
         self._streams = streams
-        self._reader = OpenAiReader(service, ChatBody, REFUSED)
+        self._reader = OpenAiReader(service, ChatBody, name_rules(REFUSED), unknown)
         self._sampling = Sampling(service.config.facts)
         self._context_tokens = service.config.facts.max_model_len
 
@@ -91,13 +100,17 @@ class ChatApi:
             seed=self._service.next_seed(),
         )
         num_choices = body.n or 1
-        check_num_choices(params, num_choices, "n")
+        check_num_choices(self._service, num_choices, "n")
+        check_choices_differ(params, num_choices, "n")
         params = msgspec.structs.replace(
             params,
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            echo=bool(body.return_token_ids) or usage_options(body).is_continuous,
+            echo=bool(body.return_token_ids),
         )
-        return Order(prompt, params, num_choices, add_special_tokens=bool(body.add_special_tokens))
+        truncation = truncation_of(body, params, self._context_tokens)
+        return Order(
+            prompt, params, num_choices, add_special_tokens=bool(body.add_special_tokens), truncation=truncation
+        )
 
     def _view(self, body: ChatBody, trace: Trace) -> ChatView:
         last = body.messages[-1]

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from msgspec import UNSET, UnsetType
 
 from frontend.api.chat_reply import ChatDelta, ChatPiece, ChatView
-from frontend.api.usage import UsageReply, prompt_ids_of, usage_of
+from frontend.api.usage import UsageReply, prompt_ids_of, usage_of, usage_so_far
 from frontend.generation import Generation
 from frontend.http import sse
 from messages.replies import UserReply
 
 
 class ChatEvents:
-    """A chunk with the role at the beginning of each choice, then one for each increment.
+    """A chunk with the role at the beginning of each choice, then one for each step.
 
     Where a chunk has nothing but text, only that is encoded.
     """
@@ -28,7 +28,7 @@ class ChatEvents:
     def tokens(self, generation: Generation) -> bytes:
         beginning = b"" if generation.index in self._began else self._begin(generation)
         if self._forms:
-            return beginning + self._forms[generation.index].frame(generation.take().text)
+            return beginning + self._forms[generation.index].frame(generation.take_step().text)
         return beginning + self._chunk(generation, None)
 
     def end(self, generation: Generation, final: UserReply) -> bytes:
@@ -54,14 +54,16 @@ class ChatEvents:
 
     def _chunk(self, generation: Generation, final: UserReply | None) -> bytes:
         piece = self._view.take_piece(generation, final)
-        return sse.frame(self._view.chunk([piece], self._usage(generation)))
+        return sse.frame(self._view.chunk([piece], self._usage(generation, is_last=final is not None)))
 
     def _form(self, index: int) -> sse.FrameForm:
         piece = ChatPiece(index=index, delta=ChatDelta(sse.FrameForm.MARK))
-        return sse.FrameForm(self._view.chunk([piece], self._usage(None)))
+        return sse.FrameForm(self._view.chunk([piece], self._no_usage()))
 
-    def _usage(self, generation: Generation | None) -> UsageReply | UnsetType | None:
-        options = self._view.usage
-        if options.is_continuous and generation is not None:
-            return usage_of([generation], 1)
-        return None if options.is_included else UNSET
+    def _usage(self, generation: Generation, *, is_last: bool = False) -> UsageReply | UnsetType | None:
+        if self._view.usage.is_continuous:
+            return usage_so_far(generation, is_last=is_last)
+        return self._no_usage()
+
+    def _no_usage(self) -> UnsetType | None:
+        return None if self._view.usage.is_included else UNSET

@@ -1,7 +1,7 @@
 """The messages of a chat: their roles and contents, checked, and made into what the tokenizer renders."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -9,10 +9,16 @@ from msgspec import Meta
 from messages.errors import bad_request
 from messages.requests import ChatPrompt
 
-Role = Literal["system", "developer", "user", "assistant", "tool"]
+MAX_ROLE_CHARS = 64
+
+Role = Annotated[str, Meta(min_length=1, max_length=MAX_ROLE_CHARS)]
+"""Any name: the template decides which there are."""
+
+ROLES_WITH_CONTENT = frozenset({"system", "developer", "user", "tool"})
+"""Roles whose messages OpenAI's API requires a content of."""
 
 MESSAGES_TEXT = (
-    "a list of messages, not empty, each with a role (system, developer, user, assistant or tool) "
+    f"a list of messages, not empty, each with a role (a name of 1 to {MAX_ROLE_CHARS} characters) "
     "and a content (a string or a list of text parts)"
 )
 
@@ -73,7 +79,7 @@ def make_chat_prompt(
 def _checked(message: ChatMessage, where: str) -> ChatMessage:
     """Returns the message as templates know it: a developer is the system, a refusal is text, arguments are objects."""
     content = message.content
-    if content is None and message.role != "assistant":
+    if content is None and message.role in ROLES_WITH_CONTENT:
         raise bad_request(f"{where}.content is required where the role is {message.role}", "messages")
     if isinstance(content, list):
         content = [_checked_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]

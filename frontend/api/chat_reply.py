@@ -114,12 +114,12 @@ class ChatView(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def take_piece(self, generation: Generation, final: UserReply | None) -> ChatPiece:
-        """Takes what has arrived and returns it, with how the choice ended where `final` is given."""
-        text, token_ids = generation.take()
+        """Takes one step, or with `final` the rest, and returns it, then with how the choice ended."""
+        text, token_ids = generation.take_step() if final is None else generation.take()
         return ChatPiece(
             index=generation.index,
             delta=ChatDelta(text) if text or final is None else ChatDelta(),
-            logprobs=self._take_logprobs(generation),
+            logprobs=self._take_logprobs(generation, len(token_ids)),
             finish_reason=None if final is None else final.finish_reason,
             stop_reason=UNSET if final is None else final.stop_reason,
             token_ids=token_ids if self.has_token_ids else UNSET,
@@ -132,11 +132,11 @@ class ChatView(msgspec.Struct, frozen=True, kw_only=True):
         return ChatChoice(
             index=generation.index,
             message=ChatAnswer(self.role, self.echoed + text),
-            logprobs=self._take_logprobs(generation),
+            logprobs=self._take_logprobs(generation, len(token_ids)),
             finish_reason=final.finish_reason,
             stop_reason=final.stop_reason,
             token_ids=token_ids if self.has_token_ids else UNSET,
         )
 
-    def _take_logprobs(self, generation: Generation) -> ChatLogprobs | None:
-        return self.names.chat(generation.take_logprobs()) if self.has_logprobs else None
+    def _take_logprobs(self, generation: Generation, num_tokens: int) -> ChatLogprobs | None:
+        return self.names.chat(generation.take_logprobs(num_tokens)) if self.has_logprobs else None

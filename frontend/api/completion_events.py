@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from msgspec import UNSET, UnsetType
 
 from frontend.api.completion_reply import CompletionChoice, CompletionView
-from frontend.api.usage import usage_of
+from frontend.api.usage import usage_of, usage_so_far
 from frontend.generation import Generation
 from frontend.http import sse
 from messages.replies import UserReply
 
 
 class CompletionEvents:
-    """One chunk for each increment of a choice. Where a chunk has nothing but text, only that is encoded."""
+    """One chunk for each step of a choice. Where a chunk has nothing but text, only that is encoded."""
 
     def __init__(self, view: CompletionView, choices: Sequence[Generation]):
         self._view = view
@@ -25,7 +25,7 @@ class CompletionEvents:
     def tokens(self, generation: Generation) -> bytes:
         is_first = self._is_first(generation)
         if self._forms and not (is_first and self._view.has_echo):
-            return self._forms[generation.index].frame(generation.take().text)
+            return self._forms[generation.index].frame(generation.take_step().text)
         return self._chunk(generation, None, is_first=is_first)
 
     def end(self, generation: Generation, final: UserReply) -> bytes:
@@ -44,7 +44,10 @@ class CompletionEvents:
 
     def _chunk(self, generation: Generation, final: UserReply | None, *, is_first: bool) -> bytes:
         choice = self._view.take_choice(generation, generation.index, final, is_first=is_first)
-        usage = usage_of([generation], 1) if self._view.usage.is_continuous else self._no_usage()
+        if self._view.usage.is_continuous:
+            usage = usage_so_far(generation, is_last=final is not None)
+        else:
+            usage = self._no_usage()
         return sse.frame(self._view.completion([choice], usage))
 
     def _form(self, index: int) -> sse.FrameForm:

@@ -68,14 +68,17 @@ class CompletionView(msgspec.Struct, frozen=True, kw_only=True):
     def take_choice(
         self, generation: Generation, index: int, final: UserReply | None, *, is_first: bool
     ) -> CompletionChoice:
-        """Takes what has arrived and returns it; the `is_first` part of a choice has what is told of the prompt."""
-        text, token_ids = generation.take()
+        """Takes one step, or with `final` the rest, and returns it.
+
+        The `is_first` part of a choice has what is told of the prompt.
+        """
+        text, token_ids = generation.take_step() if final is None else generation.take()
         echoed = prompt_text(generation) if self.has_echo else ""
         prompt_ids = prompt_ids_of(generation) if is_first and self.has_token_ids else UNSET
         return CompletionChoice(
             index=index,
             text=echoed + text if is_first else text,
-            logprobs=self._take_logprobs(generation, len(echoed), is_first=is_first) if self.has_logprobs else None,
+            logprobs=self._logprobs(generation, len(token_ids), len(echoed), is_first) if self.has_logprobs else None,
             finish_reason=None if final is None else final.finish_reason,
             stop_reason=None if final is None else final.stop_reason,
             token_ids=token_ids if self.has_token_ids else UNSET,
@@ -83,9 +86,9 @@ class CompletionView(msgspec.Struct, frozen=True, kw_only=True):
             prompt_logprobs=prompt_logprobs(generation.prompt) if self.has_prompt_logprobs else UNSET,
         )
 
-    def _take_logprobs(self, generation: Generation, num_echoed: int, *, is_first: bool) -> CompletionLogprobs:
-        """Returns the columns of the output that has arrived, after those of the prompt where that is echoed."""
-        output = self.names.completion(generation.take_logprobs(), num_echoed)
+    def _logprobs(self, generation: Generation, num_tokens: int, num_echoed: int, is_first: bool) -> CompletionLogprobs:
+        """Takes and returns the columns of `num_tokens` tokens, after those of the prompt where that is echoed."""
+        output = self.names.completion(generation.take_logprobs(num_tokens), num_echoed)
         if not (is_first and self.has_echo and generation.prompt is not None):
             return output
         prompt = self.names.completion(generation.prompt.tokens, 0)
@@ -109,7 +112,8 @@ class CompletionView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prompt_text(generation: Generation) -> str:
-    """Returns the prompt as text: as the client gave it, or what its ids say."""
-    if generation.message.prompt_text is not None:
-        return generation.message.prompt_text
+    """Returns the prompt as text: as the client gave it or, where it gave ids or had it cut, what its ids say."""
+    message = generation.message
+    if message.prompt_text is not None and message.truncation is None:
+        return message.prompt_text
     return "" if generation.prompt is None else generation.prompt.text

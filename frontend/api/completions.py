@@ -1,7 +1,7 @@
 """`POST /v1/completions`: OpenAI's endpoint for plain prompts, one or several at once."""
 
 import time
-from typing import Annotated, TypeGuard
+from typing import Annotated, Any, TypeGuard
 
 import msgspec
 from msgspec import Meta
@@ -11,61 +11,66 @@ from frontend.api.completion_events import CompletionEvents
 from frontend.api.completion_reply import CompletionView
 from frontend.api.logprob_fields import TokenNames
 from frontend.api.openai_body import (
-    MAX_CHOICES,
+    NUM_CHOICES_TEXT,
     NumChoices,
     OpenAiFields,
     OpenAiReader,
+    check_choices_differ,
     check_num_choices,
+    name_rules,
+    truncation_of,
     usage_options,
 )
-from frontend.api.sampling import MAX_LOGPROBS, NonEmpty, NumLogprobs, Sampling, Switch, TokenId
+from frontend.api.sampling import MAX_LOGPROBS, TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, Switch, TokenId
+from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
 from frontend.orders import Order
 from frontend.service import Service
 from frontend.trace import Trace, trace_of
 from messages.errors import bad_request
-from messages.requests import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
 
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 Several = Annotated[list[NonEmpty | TokenId | TokenIds], Meta(min_length=1)]
-PROMPT_TEXT = "a string, a list of strings, a list of token ids or a list of such lists, none of them empty"
+PROMPT_TEXT = f"a string, a list of strings, {TOKEN_IDS_TEXT} or a list of such lists, none of them empty"
 
-REFUSED = {"suffix": ("",)}
+REFUSED: dict[str, tuple[Any, ...]] = {"suffix": ("",)}
 
 
 class CompletionBody(OpenAiFields, frozen=True, kw_only=True):
     prompt: Annotated[NonEmpty | Several, Meta(description=PROMPT_TEXT)]
-    best_of: Annotated[NumChoices | None, Meta(description=f"a whole number from 1 to {MAX_CHOICES}")] = None
+    best_of: Annotated[NumChoices | None, Meta(description=NUM_CHOICES_TEXT)] = None
     echo: Switch = None
     logprobs: Annotated[NumLogprobs | None, Meta(description=f"a whole number from 0 to {MAX_LOGPROBS}")] = None
 
 
 class CompletionApi:
-    def __init__(self, service: Service, streams: OpenStreams):
+    def __init__(self, service: Service, streams: OpenStreams, unknown: UnknownFields):
         self._service = service
         self._streams = streams
-        self._reader = OpenAiReader(service, CompletionBody, REFUSED)
+        self._reader = OpenAiReader(service, CompletionBody, name_rules(REFUSED), unknown)
         self._sampling = Sampling(service.config.facts)
 
     async def create(self, request: Request) -> EventStream | WholeReply:
         """Opens the choices. Raises `RequestError`; refusals by other processes come out of the response."""
         body = await self._reader.read(request)
         trace = trace_of(request.scope)
-        orders = [self._order(body, prompt) for prompt in _prompts(body)]
+        prompts, num_choices = _prompts(body), _num_choices(body)
+        check_num_choices(self._service, num_choices, _asking_field(body), len(prompts))
+        orders = [self._order(body, prompt, num_choices) for prompt in prompts]
         is_streamed = bool(body.stream)
         choices = self._service.open_all(orders, trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s)
-        view = self._view(body, trace, orders[0].num_choices)
+        view = self._view(body, trace, num_choices)
         if is_streamed:
             return EventStream(self._service, self._streams, choices, CompletionEvents(view, choices))
         return WholeReply(self._service, choices, lambda: view.whole(choices))
 
-    def _order(self, body: CompletionBody, prompt: str | list[int]) -> Order:
+    def _order(self, body: CompletionBody, prompt: str | list[int], num_choices: int) -> Order:
         params = self._sampling.make_params(
             body, max_tokens=DEFAULT_MAX_TOKENS, seed=self._service.next_seed(), echo=bool(body.echo)
         )
-        num_choices = _num_choices(body, params)
+        check_choices_differ(params, num_choices, _asking_field(body))
         is_ranked = num_choices > (body.n or 1)
         params = msgspec.structs.replace(
             params,
@@ -73,7 +78,10 @@ class CompletionApi:
             num_prompt_logprobs=_num_prompt_logprobs(body),
             echo=_wants_prompt(body, prompt),
         )
-        return Order(prompt, params, num_choices, add_special_tokens=body.add_special_tokens is not False)
+        truncation = truncation_of(body, params, self._service.config.facts.max_model_len)
+        return Order(
+            prompt, params, num_choices, add_special_tokens=body.add_special_tokens is not False, truncation=truncation
+        )
 
     def _view(self, body: CompletionBody, trace: Trace, num_choices: int) -> CompletionView:
         return CompletionView(
@@ -91,7 +99,7 @@ class CompletionApi:
         )
 
 
-def _num_choices(body: CompletionBody, params: SamplingParams) -> int:
+def _num_choices(body: CompletionBody) -> int:
     """Returns how many choices each prompt gets. Raises `RequestError` (400)."""
     num_shown = body.n or 1
     num_choices = num_shown if body.best_of is None else body.best_of
@@ -99,8 +107,12 @@ def _num_choices(body: CompletionBody, params: SamplingParams) -> int:
         raise bad_request(f"best_of must be at least n, which is {num_shown}, got {num_choices}", "best_of")
     if num_choices > num_shown and body.stream:
         raise bad_request("best_of must be equal to n in a stream: nothing can be ranked before its end", "best_of")
-    check_num_choices(params, num_choices, "n" if body.best_of is None else "best_of")
     return num_choices
+
+
+def _asking_field(body: CompletionBody) -> str:
+    """Returns the field that says how many choices each prompt gets."""
+    return "n" if body.best_of is None else "best_of"
 
 
 def _num_prompt_logprobs(body: CompletionBody) -> int | None:
@@ -109,9 +121,11 @@ def _num_prompt_logprobs(body: CompletionBody) -> int | None:
 
 def _wants_prompt(body: CompletionBody, prompt: str | list[int]) -> bool:
     """Tells whether something of the prompt is to be shown that is not known here."""
+    if body.truncate_prompt_tokens is not None:
+        return bool(body.echo) or bool(body.return_token_ids)
     if isinstance(prompt, list):
         return bool(body.echo)
-    return bool(body.return_token_ids) or usage_options(body).is_continuous
+    return bool(body.return_token_ids)
 
 
 def _prompts(body: CompletionBody) -> list[str] | list[list[int]]:

@@ -1,16 +1,17 @@
 """`POST /generate`: the native endpoint, text or token ids in, a stream of events or one document out."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from frontend.api.generate_events import GenerateEvents, end_event
+from frontend.api.generate_events import GenerateEvents, GenerateView, end_event
 from frontend.api.logprob_fields import TokenNames
-from frontend.api.openai_body import IGNORED, REFUSED, REQUEST_ID_TEXT, RequestId
-from frontend.api.sampling import MAX_LOGPROBS, NonEmpty, NumLogprobs, Sampling, SamplingFields, Switch, TokenId
+from frontend.api.openai_body import CommonFields, name_rules, truncation_of
+from frontend.api.sampling import MAX_LOGPROBS, TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, TokenId
 from frontend.http.body import BodyDecoder, read_body
+from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
 from frontend.orders import Order
 from frontend.service import Service
@@ -19,47 +20,47 @@ from messages.errors import bad_request
 
 DEFAULT_MAX_TOKENS = 128
 
-NOT_HERE = {"best_of": (1,), "echo": (False,), "suffix": ("",), "top_logprobs": (0,)}
+NOT_HERE: dict[str, tuple[Any, ...]] = {"best_of": (1,), "echo": (False,), "suffix": ("",), "top_logprobs": (0,)}
 """Parameters of other endpoints, each with the values that ask for nothing."""
 
 PromptIds = Annotated[list[TokenId], Meta(min_length=1)]
 One = Annotated[int, Meta(ge=1)]
 
 
-class GenerateBody(SamplingFields, frozen=True, kw_only=True):
-    prompt: Annotated[NonEmpty | PromptIds, Meta(description="a string or a list of token ids, not empty")]
-    stream: Switch = None
-    request_id: Annotated[RequestId | None, Meta(description=REQUEST_ID_TEXT)] = None
+class GenerateBody(CommonFields, frozen=True, kw_only=True):
+    prompt: Annotated[NonEmpty | PromptIds, Meta(description=f"a string or {TOKEN_IDS_TEXT}, not empty")]
     logprobs: Annotated[NumLogprobs | None, Meta(description=f"a whole number from 0 to {MAX_LOGPROBS}")] = None
     n: Annotated[One | None, Meta(description="1; /v1/completions gives several choices")] = None
-    add_special_tokens: Switch = None
 
 
 class GenerateApi:
-    def __init__(self, service: Service, streams: OpenStreams):
+    def __init__(self, service: Service, streams: OpenStreams, unknown: UnknownFields):
         self._service = service
         self._streams = streams
-        self._decoder = BodyDecoder(GenerateBody, {**REFUSED, **NOT_HERE}, IGNORED)
+        self._decoder = BodyDecoder(GenerateBody, name_rules(NOT_HERE), unknown)
         self._sampling = Sampling(service.config.facts)
         self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
 
     async def generate(self, request: Request) -> EventStream | WholeReply:
         """Opens a generation. Raises `RequestError`; refusals by other processes come out of the response."""
         self._service.check_admission()
-        body = self._decoder.decode(await read_body(request, self._max_body_bytes))
+        body, warnings = self._decoder.read(await read_body(request, self._max_body_bytes))
         order = self._order(body)
         trace = trace_of(request.scope)
         trace.request_id = body.request_id or trace.request_id
         is_streamed = body.stream is not False
         generation = self._service.open(order, trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s)
-        names = TokenNames(bool(body.return_tokens_as_token_ids))
+        view = GenerateView(TokenNames(bool(body.return_tokens_as_token_ids)), warnings)
         if is_streamed:
-            return EventStream(self._service, self._streams, [generation], GenerateEvents(generation, names))
-        return WholeReply(self._service, [generation], lambda: end_event(generation, names))
+            return EventStream(self._service, self._streams, [generation], GenerateEvents(generation, view))
+        return WholeReply(self._service, [generation], lambda: end_event(generation, view))
 
     def _order(self, body: GenerateBody) -> Order:
         if body.n is not None and body.n > 1:
             raise bad_request(f"n must be 1 here, got {body.n}: /v1/completions gives several choices", "n")
         params = self._sampling.make_params(body, max_tokens=DEFAULT_MAX_TOKENS, seed=self._service.next_seed())
         params = msgspec.structs.replace(params, num_logprobs=body.logprobs)
-        return Order(body.prompt, params, add_special_tokens=body.add_special_tokens is not False)
+        truncation = truncation_of(body, params, self._service.config.facts.max_model_len)
+        return Order(
+            body.prompt, params, add_special_tokens=body.add_special_tokens is not False, truncation=truncation
+        )

@@ -1,5 +1,7 @@
 """The events of a `/generate` stream; the last one, not streamed, is the whole reply."""
 
+from typing import NamedTuple
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -17,7 +19,7 @@ class UsageFields(msgspec.Struct, frozen=True):
 
 
 class TokensEvent(msgspec.Struct, frozen=True):
-    """The tokens of one or more steps; `finish_reason` is null until the end. `logprobs` where they were wanted."""
+    """The tokens of one step; `finish_reason` is null until the end. `logprobs` where they were wanted."""
 
     uid: int
     text: str
@@ -27,7 +29,7 @@ class TokensEvent(msgspec.Struct, frozen=True):
 
 
 class EndEvent(msgspec.Struct, frozen=True):
-    """The last tokens and how it ended. The last fields are there where they were wanted."""
+    """The last tokens and how it ended. The last fields are there where they were wanted, or where there are any."""
 
     uid: int
     text: str
@@ -38,33 +40,42 @@ class EndEvent(msgspec.Struct, frozen=True):
     timing: Timing
     logprobs: list[NativeLogprobs] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
+    """What was ignored of the body."""
+
+
+class GenerateView(NamedTuple):
+    """What a client is to see beside the text: tokens by these names, and these warnings."""
+
+    names: TokenNames
+    warnings: list[str]
 
 
 class GenerateEvents:
-    def __init__(self, generation: Generation, names: TokenNames):
-        self._names = names
+    def __init__(self, generation: Generation, view: GenerateView):
+        self._view = view
         self._has_logprobs = generation.message.sampling_params.num_logprobs is not None
 
     def tokens(self, generation: Generation) -> bytes:
-        text, token_ids = generation.take()
+        text, token_ids = generation.take_step()
         if not self._has_logprobs:
             return tokens_frame(generation.uid, text, token_ids)
-        logprobs = self._names.native(generation.take_logprobs())
+        logprobs = self._view.names.native(generation.take_logprobs(len(token_ids)))
         return sse.frame(TokensEvent(generation.uid, text, token_ids, logprobs=logprobs))
 
     def end(self, generation: Generation, final: UserReply) -> bytes:
-        return sse.frame(end_event(generation, self._names))
+        return sse.frame(end_event(generation, self._view))
 
     def close(self) -> bytes:
         return b""
 
 
 def tokens_frame(uid: int, text: str, token_ids: list[int]) -> bytes:
-    """Returns the frame of one increment: a row of `StepReplies`, or several that waited for a slow reader."""
+    """Returns the frame of one step: of a row of `StepReplies`."""
     return sse.frame(TokensEvent(uid, text, token_ids))
 
 
-def end_event(generation: Generation, names: TokenNames) -> EndEvent:
+def end_event(generation: Generation, view: GenerateView) -> EndEvent:
     """Takes what has arrived and returns it with how the request ended, what it used and how long it took."""
     final = generation.final
     assert final is not None, f"uid {generation.uid} has not ended"
@@ -84,8 +95,9 @@ def end_event(generation: Generation, names: TokenNames) -> EndEvent:
             attempts=generation.attempt + 1,
             first_token_ns=generation.first_token_ns if generation.attempt else 0,
         ),
-        logprobs=UNSET if params.num_logprobs is None else names.native(generation.take_logprobs()),
+        logprobs=UNSET if params.num_logprobs is None else view.names.native(generation.take_logprobs(len(token_ids))),
         prompt_logprobs=UNSET if params.num_prompt_logprobs is None else prompt_logprobs(generation.prompt),
+        warnings=view.warnings or UNSET,
     )
 
 

@@ -43,7 +43,7 @@ class HealthApi:
         self._gauges = gauges
 
     async def health(self, request: Request) -> JsonReply:
-        """200 where requests are taken, else 503. Answers from what is known here and waits for nobody."""
+        """200 where requests can be served at once, else 503. Answers from what is known here and waits for nobody."""
         processes = self._service.processes.health()
         name = self._service.name
         processes[name] = ProcessHealth(
@@ -70,10 +70,14 @@ class HealthApi:
         return JsonReply({})
 
     async def generate(self, request: Request) -> JsonReply:
-        """Sends one token round the ring. Raises `UnavailableError` where none is back within `timeout_s` (query)."""
+        """Sends one token round the ring. Raises `UnavailableError` where none is back within `timeout_s` (query).
+
+        It is about now, so it does not wait for a process that is being replaced.
+        """
         timeout_s = _timeout_s(request.query_params.get("timeout_s", str(PROBE_TIMEOUT_S)))
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
         trace = trace_of(request.scope)
+        self._service.admission.check_open()
         generation = self._service.open(Order([PROBE_TOKEN_ID], params), trace, wakes_at_tokens=False)
         try:
             async with asyncio.timeout(timeout_s):

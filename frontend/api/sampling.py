@@ -17,6 +17,7 @@ T = TypeVar("T")
 MAX_INT32 = 2**31 - 1
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
+MAX_STOPS = 64
 MAX_REPETITION_PENALTY = 1e6
 """Together with its reciprocal what float32 logits bear; what lies beyond chooses the same tokens."""
 
@@ -29,7 +30,7 @@ MinP = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(gt=0)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
-StopStrings = Annotated[list[NonEmpty], Meta(max_length=16)]
+StopStrings = Annotated[list[NonEmpty], Meta(max_length=MAX_STOPS)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Biases = Annotated[dict[TokenId, Bias], Meta(max_length=MAX_BIASES)]
@@ -41,37 +42,48 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 Switch = Annotated[bool | None, Meta(description="true or false")]
 
+AT_LEAST_ONE_TEXT = f"a whole number from 1 to {MAX_INT32}"
+TOKEN_IDS_TEXT = f"a list of token ids (whole numbers from 0 to {MAX_INT32})"
+INT64_TEXT = "a whole number in [-2**63, 2**63 - 1]"
+
 log = logging.getLogger("sluice.frontend")
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     """What every endpoint that generates takes; `None` (absent or null) stands for the default."""
 
-    max_tokens: Annotated[Count | None, Meta(description="a whole number from 1")] = None
-    min_tokens: Annotated[Count | None, Meta(description="a whole number from 0")] = None
+    max_tokens: Annotated[Count | None, Meta(description=AT_LEAST_ONE_TEXT)] = None
+    min_tokens: Annotated[Count | None, Meta(description=f"a whole number from 0 to {MAX_INT32}")] = None
     temperature: Annotated[Temperature | None, Meta(description="a number in [0, 2]")] = None
     top_p: Annotated[TopP | None, Meta(description="a number in (0, 1]")] = None
-    top_k: Annotated[TopK | None, Meta(description="a whole number from 1, or 0 or -1 for all tokens")] = None
+    top_k: Annotated[
+        TopK | None, Meta(description=f"a whole number from 1 to {MAX_INT32}, or 0 or -1 for all tokens")
+    ] = None
     min_p: Annotated[MinP | None, Meta(description="a number in [0, 1]")] = None
     presence_penalty: Annotated[Penalty | None, Meta(description="a number in [-2, 2]")] = None
     frequency_penalty: Annotated[Penalty | None, Meta(description="a number in [-2, 2]")] = None
     repetition_penalty: Annotated[RepetitionPenalty | None, Meta(description="a number above 0")] = None
-    seed: Annotated[Int64 | None, Meta(description="a whole number in [-2**63, 2**63 - 1]")] = None
-    stop: Annotated[NonEmpty | StopStrings | None, Meta(description="a string or up to 16 strings, none empty")] = None
-    stop_token_ids: Annotated[list[TokenId] | None, Meta(description="a list of token ids")] = None
+    seed: Annotated[Int64 | None, Meta(description=INT64_TEXT)] = None
+    stop: Annotated[
+        NonEmpty | StopStrings | None, Meta(description=f"a string or up to {MAX_STOPS} strings, none empty")
+    ] = None
+    stop_token_ids: Annotated[list[TokenId] | None, Meta(description=TOKEN_IDS_TEXT)] = None
     ignore_eos: Switch = None
     include_stop_str_in_output: Switch = None
     skip_special_tokens: Switch = None
     logit_bias: Annotated[
         Biases | None,
-        Meta(description=f"an object of up to {MAX_BIASES} token ids, each with a number in [-100, 100]"),
+        Meta(
+            description=f"an object of up to {MAX_BIASES} token ids (0 to {MAX_INT32}), "
+            "each with a number in [-100, 100]"
+        ),
     ] = None
-    allowed_token_ids: Annotated[AllowedIds | None, Meta(description="a list of token ids, not empty")] = None
+    allowed_token_ids: Annotated[AllowedIds | None, Meta(description=f"{TOKEN_IDS_TEXT}, not empty")] = None
     bad_words: Annotated[
         BadWords | None, Meta(description=f"a list of up to {MAX_BIASES} strings, none of them empty")
     ] = None
     prompt_logprobs: Annotated[NumLogprobs | None, Meta(description=f"a whole number from 0 to {MAX_LOGPROBS}")] = None
-    priority: Annotated[Int64 | None, Meta(description="a whole number in [-2**63, 2**63 - 1]")] = None
+    priority: Annotated[Int64 | None, Meta(description=INT64_TEXT)] = None
     cache_salt: Annotated[Salt | None, Meta(description="a string of 1 to 128 characters")] = None
     timeout_s: Annotated[Seconds | None, Meta(description="a number of seconds above 0")] = None
     return_token_ids: Switch = None
@@ -118,7 +130,7 @@ class Sampling:
         min_tokens = fields.min_tokens or 0
         if max_tokens == 0 and not echo and fields.prompt_logprobs is None:
             raise bad_request(
-                "max_tokens must be a whole number from 1, got 0 (allowed where the prompt is returned)", "max_tokens"
+                f"max_tokens must be {AT_LEAST_ONE_TEXT}, got 0 (allowed where the prompt is returned)", "max_tokens"
             )
         if min_tokens > max_tokens:
             raise bad_request(
@@ -127,6 +139,7 @@ class Sampling:
         bias = fields.logit_bias or {}
         self._check_ids("logit_bias", bias)
         self._check_ids("allowed_token_ids", fields.allowed_token_ids or ())
+        self._check_ids("stop_token_ids", fields.stop_token_ids or ())
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=_given(fields.temperature, defaults.temperature),

@@ -1,6 +1,6 @@
 """`POST /tokenize` and `/detokenize`: text or a conversation to token ids and back, as the tokenizer does it."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -8,18 +8,32 @@ from starlette.requests import Request
 
 from frontend.api.chat_messages import MESSAGES_TEXT, Messages, make_chat_prompt
 from frontend.api.models import check_model
-from frontend.api.sampling import Switch, TokenId
+from frontend.api.sampling import TOKEN_IDS_TEXT, Switch, TokenId
 from frontend.http.body import BodyDecoder, read_body
+from frontend.http.field_names import NameRules, UnknownFields
 from frontend.http.responses import JsonReply
 from frontend.service import Service
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import bad_request
 from messages.requests import ChatPrompt, EncodeMsg
 
-REFUSED: dict[str, tuple[Any, ...]] = {"chat_template": (), "tools": ([],), "mm_processor_kwargs": ({},)}
+REFUSED: dict[str, tuple[Any, ...]] = {"chat_template": (), "mm_processor_kwargs": ({},)}
 """Parameters of vLLM that are not served, each with the values that ask for nothing."""
 
+TOOLS_TEXT = 'a list of tools, each an object with "type": "function" and a function that has a name'
+
 ModelName = Annotated[str | None, Meta(description="a name of the served model")]
+
+
+class ToolFunction(msgspec.Struct, frozen=True):
+    name: Annotated[str, Meta(min_length=1)]
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """What must be right about a tool; the template gets all that the client has written."""
+
+    function: ToolFunction
+    type: Literal["function"] = "function"
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +45,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     add_generation_prompt: Switch = None
     continue_final_message: Switch = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, Meta(description="an object")] = None
+    tools: Annotated[list[dict[str, Any]] | None, Meta(description=TOOLS_TEXT)] = None
 
 
 class TokenizeReply(msgspec.Struct, frozen=True):
@@ -42,7 +57,7 @@ class TokenizeReply(msgspec.Struct, frozen=True):
 
 class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelName = None
-    tokens: Annotated[list[TokenId], Meta(description="a list of token ids")]
+    tokens: Annotated[list[TokenId], Meta(description=TOKEN_IDS_TEXT)]
 
 
 class DetokenizeReply(msgspec.Struct, frozen=True):
@@ -50,10 +65,10 @@ class DetokenizeReply(msgspec.Struct, frozen=True):
 
 
 class TokensApi:
-    def __init__(self, service: Service):
+    def __init__(self, service: Service, unknown: UnknownFields):
         self._service = service
-        self._tokenize_decoder = BodyDecoder(TokenizeBody, REFUSED)
-        self._detokenize_decoder = BodyDecoder(DetokenizeBody)
+        self._tokenize_decoder = BodyDecoder(TokenizeBody, NameRules(REFUSED), unknown)
+        self._detokenize_decoder = BodyDecoder(DetokenizeBody, unknown=unknown)
         self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
 
     async def tokenize(self, request: Request) -> JsonReply:
@@ -81,22 +96,31 @@ class TokensApi:
         return JsonReply(DetokenizeReply(await self._service.calls.decode(pack_int32(body.tokens))))
 
 
-def _chat_prompt(body: TokenizeBody) -> ChatPrompt | None:
+def _chat_prompt(body: TokenizeBody, tools: dict[str, Any]) -> ChatPrompt | None:
     if body.messages is None:
         return None
     return make_chat_prompt(
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
-        template_kwargs=body.chat_template_kwargs,
+        template_kwargs=(body.chat_template_kwargs or {}) | tools,
     )
+
+
+def _tools(body: TokenizeBody) -> dict[str, Any]:
+    """Returns the template's variable for the tools, if there are any. Raises `RequestError` (400)."""
+    try:
+        msgspec.convert(body.tools or [], list[Tool])
+    except msgspec.ValidationError as error:
+        raise bad_request(f"tools must be {TOOLS_TEXT}: {error}", "tools") from None
+    return {"tools": body.tools} if body.tools else {}
 
 
 def _question(body: TokenizeBody) -> EncodeMsg:
     """Returns the question, without a uid. Raises `RequestError` (400)."""
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("give either prompt or messages", "prompt")
-    chat = _chat_prompt(body)
+    chat = _chat_prompt(body, _tools(body))
     return EncodeMsg(
         uid=0,
         prompt_text=body.prompt,

@@ -1,22 +1,20 @@
 """The ASGI application: routes, who may use them, what exceptions become, and one access line for each request."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.routing import Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
+from frontend.http.access import AccessRules
 from frontend.http.endpoint import Endpoint
-from frontend.http.keys import ApiKeys
 from frontend.http.responses import error_reply
+from frontend.metrics.http_requests import HttpRequests
 from frontend.processes import ProcessView
 from frontend.trace import Trace
 
 HEALTH_PATH = "/health"
-CORS_MAX_AGE_S = 600
-EXPOSED_HEADERS = ("X-Request-Id", "Retry-After")
 
 log = logging.getLogger("sluice.frontend")
 
@@ -27,10 +25,19 @@ class App:
     Paths are taken with `root_path` before them and without: proxies differ in whether they take it off.
     """
 
-    def __init__(self, endpoints: Iterable[Endpoint], processes: ProcessView, keys: ApiKeys, root_path: str = ""):
-        self._router = Router([endpoint.route() for endpoint in endpoints], redirect_slashes=False)
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        processes: ProcessView,
+        rules: AccessRules,
+        requests: HttpRequests,
+        root_path: str = "",
+    ):
+        self._routes: list[tuple[Route, Endpoint]] = [(endpoint.route(), endpoint) for endpoint in endpoints]
+        self._router = Router([route for route, _ in self._routes], redirect_slashes=False)
+        self._requests = requests
         self._processes = processes
-        self._keys = keys
+        self._rules = rules
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,8 +46,9 @@ class App:
         trace = Trace(scope)
         scope["sluice.trace"] = trace
         scope["app"] = self
+        endpoint = self._find_endpoint(trace.path)
         try:
-            self._keys.check(trace.path, scope["headers"])
+            self._rules.check("client" if endpoint is None else endpoint.access, scope)
             if not self._processes.has_started and trace.path != HEALTH_PATH:
                 self._processes.check_ready()
             await self._router(scope, receive, send)
@@ -51,18 +59,12 @@ class App:
                 raise
             await error_reply(error, trace.method, trace.path)(scope, receive, send)
         finally:
+            self._requests.note(endpoint and endpoint.template, trace.method, trace.shown_status)
             trace.write_line()
 
-
-def allow_origins(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
-    """Returns `app` as the web pages of `origins` may use it; without any, as it is."""
-    if not origins:
-        return app
-    return CORSMiddleware(
-        app,
-        allow_origins=origins,
-        allow_methods=("GET", "POST"),
-        allow_headers=("*",),
-        expose_headers=EXPOSED_HEADERS,
-        max_age=CORS_MAX_AGE_S,
-    )
+    def _find_endpoint(self, path: str) -> Endpoint | None:
+        """Returns what `path` leads to, whatever the method."""
+        for route, endpoint in self._routes:
+            if route.path_regex.match(path):
+                return endpoint
+        return None

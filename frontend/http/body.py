@@ -1,26 +1,25 @@
 """Request bodies: read within bounds, decoded strictly, refused with a message that names what is wrong."""
 
 import asyncio
-import difflib
 import re
 import typing
-from collections.abc import Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
+from frontend.http.field_names import MAX_SHOWN_CHARS, FieldNames, NameRules, UnknownFields, shown
 from messages.errors import ErrorInfo, RequestError, bad_request
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 BODY_TIMEOUT_S = 120.0
-MISSPELLING_CUTOFF = 0.8
-"""Similarity (difflib's ratio) from which an unknown field is taken for a misspelled one."""
-
 JSON_TYPE = "application/json"
-MAX_SHOWN_CHARS = 60
+MAX_FIELDS = 128
+"""Of a body: each one that is not known is compared with all that are."""
 
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
 _KEY = re.compile(rb'\s*[{,]\s*"(?:[^"\\]|\\.)*"\s*:\s*', re.DOTALL)
@@ -32,17 +31,13 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     """Returns the request's body.
 
     Raises `RequestError`: 413 over `limit_bytes` (before reading where the length is announced), 415 for one that is
-    compressed or not JSON by its media type (none given means JSON), 408 where it does not arrive in time;
-    `ClientDisconnect` where the client leaves.
+    compressed or not JSON by its media type, 408 where it does not arrive in time; `ClientDisconnect` where the client
+    leaves.
     """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise RequestError(ErrorInfo(415, f"Content-Encoding {encoding!r} is not supported, send the body as it is"))
-    media_type = request.headers.get("content-type", JSON_TYPE).partition(";")[0].strip().lower()
-    if media_type != JSON_TYPE and not media_type.endswith("+json"):
-        raise RequestError(
-            ErrorInfo(415, f"Content-Type {media_type[:MAX_SHOWN_CHARS]!r} is not supported, send {JSON_TYPE}")
-        )
+    _check_media_type(request.headers)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit_bytes:
         raise _too_large(limit_bytes)
@@ -51,6 +46,20 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
             return await _read(request, limit_bytes)
     except TimeoutError:
         raise RequestError(ErrorInfo(408, f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s")) from None
+
+
+def _check_media_type(headers: Headers) -> None:
+    """A body without a media type is refused: a browser sends one for any page, without a preflight."""
+    content_type = headers.get("content-type")
+    if content_type is None:
+        if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
+            raise RequestError(ErrorInfo(415, f"a body needs a Content-Type, send {JSON_TYPE}"))
+        return
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != JSON_TYPE and not media_type.endswith("+json"):
+        raise RequestError(
+            ErrorInfo(415, f"Content-Type {media_type[:MAX_SHOWN_CHARS]!r} is not supported, send {JSON_TYPE}")
+        )
 
 
 async def _read(request: Request, limit_bytes: int) -> bytes:
@@ -70,55 +79,58 @@ def _too_large(limit_bytes: int) -> RequestError:
     return RequestError(ErrorInfo(413, f"the body is larger than {limit_bytes} bytes", code="body_too_large"))
 
 
+class Decoded(NamedTuple, Generic[T]):
+    """A body, and a warning for each of its fields that is ignored."""
+
+    fields: T
+    warnings: list[str]
+
+
 class BodyDecoder(Generic[T]):
     """Decodes bodies into `struct`, whose fields each carry a `Meta` description of what they take.
 
-    `refused` names parameters that exist but are not served, each with the values that mean the same as its absence;
-    `ignored` those that make no difference. An unknown name is ignored too, unless it looks like a misspelled one.
+    `rules` say what becomes of other names, `unknown` of names that nobody knows; one that looks like a misspelled one
+    is refused.
     """
 
-    def __init__(
-        self, struct: type[T], refused: Mapping[str, tuple[Any, ...]] | None = None, ignored: Iterable[str] = ()
-    ):
+    def __init__(self, struct: type[T], rules: NameRules | None = None, unknown: UnknownFields | None = None):
         self._decoder = msgspec.json.Decoder(struct)
-        self._refused = refused or {}
-        self._ignored = frozenset(ignored)
         hints = typing.get_type_hints(struct, include_extras=True)
         self._expected = {name: _description(hints[name]) for name in struct.__struct_fields__}
-        self._known = [*self._expected, *self._refused]
+        self._names = FieldNames(self._expected, rules or NameRules(), unknown or UnknownFields())
 
     def decode(self, body: bytes) -> T:
         """Returns the decoded body. Raises `RequestError` (400)."""
+        return self.read(body).fields
+
+    def read(self, body: bytes) -> Decoded[T]:
+        """Returns the decoded body and its warnings. Raises `RequestError` (400)."""
         fields = _split(body)
-        for name, raw in fields.items():
-            self._check_name(name, raw)
+        warnings = self._names.check(fields)
+        given_names = self._names.rename(fields)
+        if given_names:
+            renamed = {own: fields[name] for own, name in given_names.items()}
+            fields = {name: raw for name, raw in fields.items() if name not in given_names.values()} | renamed
+            body = msgspec.json.encode(fields)
         try:
-            return self._decoder.decode(body)
+            return Decoded(self._decoder.decode(body), warnings)
         except msgspec.ValidationError as error:
-            raise self._explain(error, fields) from None
+            raise self._explain(error, fields, given_names) from None
         except msgspec.DecodeError as error:
             raise _malformed(error) from None
 
-    def _check_name(self, name: str, raw: Raw) -> None:
-        if name in self._expected or name in self._ignored:
-            return
-        if name in self._refused:
-            value = msgspec.json.decode(raw)
-            if value is not None and not any(_is_same(value, neutral) for neutral in self._refused[name]):
-                raise bad_request(f"{name} is not supported, got {_shown(raw)}", name, "not_supported")
-            return
-        nearest = difflib.get_close_matches(name, self._known, n=1, cutoff=MISSPELLING_CUTOFF)
-        if nearest:
-            raise bad_request(f"unknown field {name[:MAX_SHOWN_CHARS]!r}: did you mean {nearest[0]}?", name[:128])
-
-    def _explain(self, error: msgspec.ValidationError, fields: Mapping[str, Raw]) -> RequestError:
+    def _explain(
+        self, error: msgspec.ValidationError, fields: Mapping[str, Raw], given_names: Mapping[str, str]
+    ) -> RequestError:
+        """Returns the refusal, in the client's own names."""
         place = _PLACE.search(str(error))
         if place is None:
             missing = re.search(r"missing required field `(\w+)`", str(error))
             return bad_request(f"{missing[1]} is required", missing[1]) if missing else _malformed(error)
-        name, inner = place.groups()
+        own, inner = place.groups()
+        name = given_names.get(own, own)
         where = f" (at {name}{inner})" if inner else ""
-        return bad_request(f"{name} must be {self._expected[name]}, got {_shown(fields[name])}{where}", name)
+        return bad_request(f"{name} must be {self._expected[own]}, got {shown(fields[own])}{where}", name)
 
 
 def _split(body: bytes) -> dict[str, Raw]:
@@ -134,6 +146,8 @@ def _split(body: bytes) -> dict[str, Raw]:
         raise bad_request("the body must be a JSON object", code="malformed_json") from None
     except msgspec.DecodeError as error:
         raise _malformed(error) from None
+    if len(fields) > MAX_FIELDS:
+        raise bad_request(f"the body has {len(fields)} fields, and may have at most {MAX_FIELDS}")
     _check_duplicates(body, fields)
     return fields
 
@@ -166,12 +180,3 @@ def _description(hint: Any) -> str:
     assert texts
     assert texts[0], f"{hint} has no description"
     return texts[0]
-
-
-def _shown(raw: Raw) -> str:
-    text = bytes(memoryview(raw)[: MAX_SHOWN_CHARS * 4]).decode(errors="replace")
-    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"
-
-
-def _is_same(value: Any, neutral: Any) -> bool:
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

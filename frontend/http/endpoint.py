@@ -1,5 +1,6 @@
 """What an endpoint declares of itself, from which come its route and its part of the OpenAPI description."""
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
@@ -7,6 +8,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
+
+Access = Literal["public", "client", "operator"]
+"""Who may ask: anybody; who has an API key, where there are any; who has the operator's key, on the same machine."""
 
 Run = Callable[[Request], Awaitable[ASGIApp]]
 """Returns an ASGI response or raises what `frontend/http/responses.py` makes an error of."""
@@ -43,8 +47,12 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     parameters: tuple[Parameter, ...] = ()
     examples: dict[str, Any] = {}
     """Bodies by what they show."""
-    is_public: bool = False
-    """Needs no key."""
+    access: Access = "client"
+
+    @property
+    def template(self) -> str:
+        """The path with the names of its parameters alone, as others know it: `/v1/models/{id}`."""
+        return re.sub(r":\w+}", "}", self.path)
 
     def route(self) -> Route:
         return Route(self.path, self.run, methods=[self.method])

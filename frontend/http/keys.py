@@ -1,14 +1,12 @@
-"""API keys: which the server knows, and whether a request brings one."""
+"""Keys: which the server knows, for clients and for the operator, and whether a request brings one."""
 
 import hmac
 from collections.abc import Iterable
 from pathlib import Path
 
+from frontend.http.endpoint import Access
 from messages.config import HttpConfig
 from messages.errors import BootError, ErrorInfo, RequestError
-
-PUBLIC_PATHS = frozenset({"/health", "/ping", "/version"})
-"""Open to machines that have no key."""
 
 
 class UnauthorizedError(RequestError):
@@ -18,50 +16,82 @@ class UnauthorizedError(RequestError):
         super().__init__(ErrorInfo(401, message, "authentication_error", code="invalid_api_key"))
 
 
-class ApiKeys:
-    """Without keys everything is open."""
+class Keys:
+    """Without API keys every client may ask; without any key nobody is the operator.
 
-    def __init__(self, keys: Iterable[str]):
-        self._keys = tuple(key.encode() for key in keys)
+    Where there are admin keys, an API key does not make an operator. For the rest an admin key is as good as one.
+    """
 
-    def __bool__(self) -> bool:
-        return bool(self._keys)
+    def __init__(self, api_keys: Iterable[str] = (), admin_keys: Iterable[str] = ()):
+        clients, operators = (tuple(key.encode() for key in keys) for keys in (api_keys, admin_keys))
+        self._accepted: dict[Access, tuple[bytes, ...]] = {
+            "public": (),
+            "client": (*clients, *operators) if clients else (),
+            "operator": operators or clients,
+        }
 
-    def check(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Raises `UnauthorizedError` where `path` needs a key and `headers` bring none that is known.
+    def are_needed(self, access: Access) -> bool:
+        """Tells whether there are keys of which a request has to bring one."""
+        return bool(self._accepted[access])
 
-        Names of `headers` are in lower case. Every key is compared, each in constant time.
+    def check(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Raises `UnauthorizedError` where a key is needed and `headers` bring none that is accepted.
+
+        Names of `headers` are in lower case. Every key is compared, each in constant time. Raises `RequestError` (403)
+        for the operator's endpoints where there is no key at all.
         """
-        if not self._keys or path in PUBLIC_PATHS:
+        accepted = self._accepted[access]
+        if access == "operator" and not accepted:
+            raise _no_operator()
+        if not accepted:
             return
+        kind = "an admin key" if access == "operator" else "an API key"
         given = next((value for name, value in headers if name == b"authorization"), b"")
         scheme, _, token = given.partition(b" ")
         if scheme.lower() != b"bearer":
-            raise UnauthorizedError("an API key is needed: send it as `Authorization: Bearer KEY`")
-        matches = [hmac.compare_digest(token.strip(), key) for key in self._keys]
+            raise UnauthorizedError(f"{kind} is needed: send it as `Authorization: Bearer KEY`")
+        matches = [hmac.compare_digest(token.strip(), key) for key in accepted]
         if not any(matches):
-            raise UnauthorizedError("the API key is not valid")
+            raise UnauthorizedError(f"{kind} is needed, and this is none that is valid")
 
 
-def load_keys(http: HttpConfig) -> tuple[str, ...]:
-    """Returns the keys of `--api-key` and `--api-key-file`. Raises `BootError` for one that cannot be used."""
-    keys = list(http.api_key)
-    if http.api_key_file:
-        keys += _read_file(http.api_key_file)
+def load_keys(http: HttpConfig) -> Keys:
+    """Returns the keys of the flags and their files. Raises `BootError` for one that cannot be used."""
+    return Keys(
+        read_keys("--api-key", http.api_key, http.api_key_file),
+        read_keys("--admin-key", http.admin_key, http.admin_key_file),
+    )
+
+
+def read_keys(flag: str, given: Iterable[str], file: str) -> tuple[str, ...]:
+    """Returns the keys of `flag` and of its file, if there is one, each once. Raises `BootError`."""
+    keys = [*given, *(_read_file(f"{flag}-file", file) if file else ())]
     for key in keys:
         if not key or not key.isascii() or not key.isprintable() or " " in key:
-            raise BootError("--api-key: a key must be printable ASCII without spaces, and not empty")
+            raise BootError(f"{flag}: a key must be printable ASCII without spaces, and not empty")
     return tuple(dict.fromkeys(keys))
 
 
-def _read_file(name: str) -> list[str]:
+def _no_operator() -> RequestError:
+    return RequestError(
+        ErrorInfo(
+            403,
+            "orders over HTTP need a key: use `python launch.py` (ps, restart, profile, …) on the server's machine, or "
+            "start the server with --admin-key-file or --admin-key",
+            "permission_error",
+            code="no_admin_key",
+        )
+    )
+
+
+def _read_file(flag: str, name: str) -> list[str]:
     try:
         lines = Path(name).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise BootError(f"--api-key-file: {name} cannot be read: {error.strerror}") from None
+        raise BootError(f"{flag}: {name} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise BootError(f"--api-key-file: {name} is no text file") from None
+        raise BootError(f"{flag}: {name} is no text file") from None
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
-        raise BootError(f"--api-key-file: {name} has no key in it")
+        raise BootError(f"{flag}: {name} has no key in it")
     return keys

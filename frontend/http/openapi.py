@@ -9,17 +9,19 @@ import msgspec
 from starlette.requests import Request
 
 from frontend.errors import ErrorBody
-from frontend.http.endpoint import Endpoint
+from frontend.http.endpoint import Access, Endpoint
+from frontend.http.keys import Keys
 from frontend.http.responses import JsonReply
 
 REF_TEMPLATE = "#/components/schemas/{name}"
 
-ERRORS_OF_ALL = (400, 431, 500, 503)
-"""400 and 431: what is no sound HTTP is refused before it reaches an endpoint. 503: not every process serves."""
+ERRORS_OF_ALL = (400, 403, 431, 500, 503)
+"""400 and 431: what is no sound HTTP is refused before it reaches an endpoint. 403: a Host or an Origin that is not
+allowed. 503: not every process serves."""
 
 ERRORS_OF_BODIES = (408, 413, 415)
 
-KEY_SCHEME = "api_key"
+KEY_SCHEMES: dict[Access, str] = {"client": "api_key", "operator": "admin_key"}
 
 Json = dict[str, Any]
 
@@ -27,7 +29,7 @@ Json = dict[str, Any]
 class OpenApiApi:
     """Describes `endpoints`, and itself."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], *, version: str, root_path: str, has_keys: bool):
+    def __init__(self, endpoints: Sequence[Endpoint], *, version: str, root_path: str, keys: Keys):
         own = Endpoint(
             method="GET",
             path="/openapi.json",
@@ -37,23 +39,23 @@ class OpenApiApi:
             reply=dict[str, Any],
         )
         self.endpoints = [*endpoints, own]
-        self._reply = JsonReply(make_document(self.endpoints, version, root_path, has_keys=has_keys))
+        self._reply = JsonReply(make_document(self.endpoints, version, root_path, keys))
 
     async def describe(self, request: Request) -> JsonReply:
         return self._reply
 
 
-def make_document(endpoints: Iterable[Endpoint], version: str, root_path: str, *, has_keys: bool) -> Json:
-    """Returns the document; with `has_keys` every endpoint that is not public asks for one."""
+def make_document(endpoints: Iterable[Endpoint], version: str, root_path: str, keys: Keys) -> Json:
+    """Returns the document, in which an endpoint asks for a key where one is needed."""
     schemas = _Schemas(endpoints)
     paths: dict[str, Json] = {}
     for endpoint in endpoints:
-        path = re.sub(r":\w+}", "}", endpoint.path)
-        operation = _operation(endpoint, schemas, has_keys=has_keys)
-        paths.setdefault(path, {})[endpoint.method.lower()] = operation
+        operation = _operation(endpoint, schemas, needs_key=keys.are_needed(endpoint.access))
+        paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = operation
     components: Json = {"schemas": schemas.components}
-    if has_keys:
-        components["securitySchemes"] = {KEY_SCHEME: {"type": "http", "scheme": "bearer"}}
+    schemes = {name: _BEARER for access, name in KEY_SCHEMES.items() if keys.are_needed(access)}
+    if schemes:
+        components["securitySchemes"] = schemes
     return {
         "openapi": "3.1.0",
         "info": {"title": "Sluice", "version": version, "description": "An LLM inference server."},
@@ -80,12 +82,12 @@ class _Schemas:
         return next(schema for known, schema in self._by_type if known is kind or known == kind)
 
 
-def _operation(endpoint: Endpoint, schemas: _Schemas, *, has_keys: bool) -> Json:
+def _operation(endpoint: Endpoint, schemas: _Schemas, *, needs_key: bool) -> Json:
     operation: Json = {
         "operationId": _operation_id(endpoint),
         "summary": endpoint.summary,
         "tags": [endpoint.tag],
-        "responses": {str(status): reply for status, reply in _responses(endpoint, schemas, has_keys=has_keys)},
+        "responses": {str(status): reply for status, reply in _responses(endpoint, schemas, needs_key=needs_key)},
     }
     if endpoint.description:
         operation["description"] = endpoint.description
@@ -104,12 +106,12 @@ def _operation(endpoint: Endpoint, schemas: _Schemas, *, has_keys: bool) -> Json
         examples = {name: {"value": value} for name, value in endpoint.examples.items()}
         content = {"schema": schemas.of(endpoint.body), **({"examples": examples} if examples else {})}
         operation["requestBody"] = {"required": True, "content": {"application/json": content}}
-    if has_keys and not endpoint.is_public:
-        operation["security"] = [{KEY_SCHEME: []}]
+    if needs_key:
+        operation["security"] = [{KEY_SCHEMES[endpoint.access]: []}]
     return operation
 
 
-def _responses(endpoint: Endpoint, schemas: _Schemas, *, has_keys: bool) -> Iterator[tuple[int, Json]]:
+def _responses(endpoint: Endpoint, schemas: _Schemas, *, needs_key: bool) -> Iterator[tuple[int, Json]]:
     yield 200, {"description": _success_text(endpoint), "headers": _ID_HEADER, "content": _content(endpoint, schemas)}
     for status, kind in endpoint.other_replies.items():
         content = {"application/json": {"schema": schemas.of(kind)}}
@@ -117,7 +119,7 @@ def _responses(endpoint: Endpoint, schemas: _Schemas, *, has_keys: bool) -> Iter
     statuses = {*ERRORS_OF_ALL, *endpoint.errors}
     if endpoint.body is not None:
         statuses |= {*ERRORS_OF_BODIES}
-    if has_keys and not endpoint.is_public:
+    if needs_key:
         statuses.add(401)
     for status in sorted(statuses - set(endpoint.other_replies)):
         yield status, _error(status, schemas)
@@ -164,9 +166,11 @@ def _success_text(endpoint: Endpoint) -> str:
 
 
 def _operation_id(endpoint: Endpoint) -> str:
-    words = re.findall(r"\w+", endpoint.path.replace(":path", ""))
+    words = re.findall(r"\w+", endpoint.template)
     return "_".join([endpoint.method.lower(), *words])
 
+
+_BEARER: Json = {"type": "http", "scheme": "bearer"}
 
 _ID_HEADER: Json = {
     "X-Request-Id": {
@@ -177,12 +181,13 @@ _ID_HEADER: Json = {
 
 _ERROR_TEXTS = {
     400: "Something in the request is wrong; `param` names the field.",
-    401: "No API key, or none that is known.",
+    401: "No key, or none that is accepted here.",
+    403: "The Host or the Origin is not allowed; or this is for the operator, with a key, on the same machine.",
     404: "There is no such thing, or no such model.",
     408: "The body did not arrive in time.",
     409: "Requests are running.",
     413: "The body is larger than --max-body-mb.",
-    415: "The body is not JSON by its media type, or compressed.",
+    415: "The body is not JSON by its media type, has none, or is compressed.",
     431: "The head of the request is too large.",
     500: "An error of the server; `message` has a reference to its log.",
     503: "The server is full, starting, draining, or one of its processes does not serve.",

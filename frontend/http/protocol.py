@@ -1,109 +1,268 @@
-"""uvicorn's HTTP/1.1 connection, with bounds on the head of a request and JSON where a head makes no sense."""
+"""An HTTP/1.1 connection: requests are answered one after the other, in their order, each within bounds of its head."""
 
 import asyncio
+import logging
 import time
-from typing import Any
+from collections import deque
+from typing import Any, cast
 
-import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from starlette.types import ASGIApp, Scope
+from uvicorn.config import Config as UvicornConfig
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
+from uvicorn.server import ServerState
 
-from frontend.errors import error_body
-from messages.errors import ErrorInfo
+from frontend.http.cycle import RequestCycle, whole_response
+from frontend.http.framing import RequestHead
+from frontend.http.hangup import HangupWatch
+from frontend.http.request_parser import RequestParser
+from messages.errors import ErrorInfo, RequestError
 
-MAX_HEAD_BYTES = 65536
 HEAD_TIMEOUT_S = 30.0
-"""From the connection, or the first byte of a later request, to the end of the head."""
+"""From the connection, the end of a response or the first byte of a later request to the end of the head."""
 
 LAST_HEAD_TIMEOUT_S = 2.0
 """The same where the process is about to leave."""
 
 LINGER_S = 2.0
-"""How long a refused client may go on sending, so that it gets to read why."""
+"""How long a client may go on sending after its last response, so that it gets to read it."""
+
+MAX_AHEAD_BYTES = 65536
+"""Of further requests that are read while one is answered."""
+
+log = logging.getLogger("sluice.frontend")
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """A connection whose request head is at most about `MAX_HEAD_BYTES` long and arrives within `HEAD_TIMEOUT_S`."""
+class HttpProtocol(asyncio.Protocol):
+    """A request that cannot be understood is refused once those before it are answered; nothing more is then read."""
+
+    def __init__(
+        self,
+        config: UvicornConfig,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ):
+        if not config.loaded:
+            config.load()
+        self._app = cast(ASGIApp, config.loaded_app)  # pyright: ignore[reportUnknownMemberType]
+        self._root_path = config.root_path
+        self._server_state = server_state
+        self._connections = cast("set[Any]", server_state.connections)
+        self._app_state = app_state
+        self._loop = _loop or asyncio.get_event_loop()
+        self._parser = RequestParser(self)
+        self._incoming: RequestCycle | None = None
+        """Whose body is not complete."""
+        self._running: RequestCycle | None = None
+        """Whose response is waited for or written."""
+        self._queue: deque[RequestCycle] = deque()
+        """What follows it."""
+        self._refusal: ErrorInfo | None = None
+        """What follows these."""
+        self._num_ahead_bytes = 0
+        self._waits_since_s: float | None = time.monotonic()
+        """Since when the head of a request is waited for, or the connection lingers."""
+        self._is_leaving = False
+        """The next response is this connection's last."""
+        self._is_lingering = False
+        self._is_half_closed = False
+        """The client sends no more; nothing says whether it still reads."""
+        self._hangup: HangupWatch | None = None
+
+    # What the transport calls.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._head_began_s: float | None = time.monotonic()
-        self._num_head_bytes = 0
-        self._is_refused = False
-        self._is_last = False
-        """The next response is this connection's last."""
-        self._running: RequestResponseCycle | None = None
+        self._transport = transport
+        self._flow = FlowControl(transport)
+        self._peers = {
+            "server": get_local_addr(transport),
+            "client": get_remote_addr(transport),
+            "scheme": "https" if is_ssl(transport) else "http",
+        }
+        self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._disconnect_running()
+        self._connections.discard(self)
+        self._parser.stop()
+        if self._hangup is not None:
+            self._hangup.close()
+        if self._running is not None:
+            self._running.cut()
+        self._flow.resume_writing()
+
+    def pause_writing(self) -> None:
+        self._flow.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._flow.resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
-            return
-        super().data_received(data)
-        if self._head_began_s is None:
-            return
-        self._num_head_bytes += len(data)
-        if self._num_head_bytes > MAX_HEAD_BYTES and not self._is_refused:
-            self._refuse(431, f"the head of the request is larger than {MAX_HEAD_BYTES} bytes")
+        try:
+            self._parser.feed(data)
+        except RequestError as error:
+            self._refuse(error.info)
+        if self._running is not None and self._running is not self._incoming:
+            self._num_ahead_bytes += len(data)
+            if self._num_ahead_bytes > MAX_AHEAD_BYTES:
+                self._flow.pause_reading()
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._head_began_s = time.monotonic()
-        self._num_head_bytes = 0
+    def eof_received(self) -> bool:
+        """Returns whether the connection stays open for what is still to be written (decision 0028)."""
+        if self._is_lingering or self._peers["scheme"] == "https":  # TLS has no half-closed connections
+            return False
+        self._is_half_closed = True
+        if self._parser.is_in_head or self._incoming is not None:
+            self._refuse(ErrorInfo(400, "the connection ended within a request"))
+        if self._running is None:
+            return False
+        self._parser.stop()
+        if self._refusal is None:
+            newest = self._queue[-1] if self._queue else self._running
+            newest.is_last = True
+        socket = self._transport.get_extra_info("socket")
+        if socket is not None:
+            self._hangup = HangupWatch(self._loop, socket.fileno(), self._transport.abort)
+        self._probe()
+        return True
 
-    def on_headers_complete(self) -> None:
-        self._head_began_s = None
-        super().on_headers_complete()
+    # What the parser calls.
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+    def on_request(self, head: RequestHead) -> None:
+        self._waits_since_s = None
+        cycle = RequestCycle(
+            self._scope(head), self._transport, self._flow, self._server_state.default_headers, self._probe, self._go_on
+        )
+        cycle.awaits_continue = head.expects_continue
+        cycle.is_last = not head.keep_alive
+        self._incoming = cycle
+        if self._running is None:
+            self._start(cycle)
+        else:
+            self._queue.append(cycle)
+
+    def on_body(self, body: bytes) -> None:
+        assert self._incoming is not None
+        self._incoming.take_body(body)
+
+    def on_end(self) -> None:
+        assert self._incoming is not None
+        self._incoming.end_body()
+        if self._incoming.is_last:
+            self._parser.stop()
+        self._incoming = None
+
+    def _scope(self, head: RequestHead) -> Scope:
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": head.version,
+            "method": head.method,
+            "path": self._root_path + head.path,
+            "raw_path": self._root_path.encode("ascii") + head.raw_path,
+            "query_string": head.query,
+            "root_path": self._root_path,
+            "headers": head.headers,
+            "state": self._app_state.copy(),
+            **self._peers,
+        }
+
+    # Responses, one after the other.
+
+    def _start(self, cycle: RequestCycle) -> None:
         self._running = cycle
-        if self._is_last:
-            cycle.keep_alive = False
-        super()._start_asgi_task(cycle, app)
+        self._num_ahead_bytes = 0
+        cycle.is_last = cycle.is_last or self._is_leaving
+        task = self._loop.create_task(cycle.run(self._app))
+        task.add_done_callback(self._server_state.tasks.discard)
+        self._server_state.tasks.add(task)
+
+    def _go_on(self) -> None:
+        """Does what comes after a response."""
+        ended, self._running = self._running, None
+        assert ended is not None
+        if self._transport.is_closing():
+            return
+        self._waits_since_s = time.monotonic()
+        self._flow.resume_reading()
+        if ended.is_last:
+            self._parser.stop()
+            if ended.more_body:
+                self._linger()
+            else:
+                self._transport.close()
+        elif self._queue:
+            self._start(self._queue.popleft())
+        elif self._refusal is not None:
+            self._write_refusal()
+
+    def _refuse(self, info: ErrorInfo) -> None:
+        """Refuses the request that is being read, in its turn, and reads no further one."""
+        log.info("a request that makes no sense: %d %s", info.status, info.message)
+        self._refusal = info
+        refused, self._incoming = self._incoming, None
+        if refused is not None and refused.has_begun:  # and so has its response
+            refused.cut()
+            self._transport.close()
+            return
+        if refused is not None and refused is self._running:
+            refused.cut()
+            self._running = None
+        elif refused is not None:
+            self._queue.remove(refused)
+        if self._running is None:
+            self._write_refusal()
+
+    def _write_refusal(self) -> None:
+        assert self._refusal is not None
+        self._transport.write(whole_response(self._refusal, self._server_state.default_headers))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Drops what the client still sends until it closes: closing first could cost it the response."""
+        if self._is_half_closed:
+            self._transport.close()
+            return
+        self._is_lingering = True
+        self._waits_since_s = time.monotonic()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _probe(self) -> None:
+        if self._is_half_closed and self._running is not None:
+            self._running.probe()
+
+    # What the server calls.
 
     @property
     def is_answering(self) -> bool:
         """Tells whether a response is being waited for or written."""
-        return self._running is not None and not self._running.response_complete
+        return self._running is not None
+
+    def shutdown(self) -> None:
+        """Closes the connection now, or after the response that is being waited for or written."""
+        if self._running is None:
+            self._transport.close()
+        else:
+            self._running.is_last = True
 
     def finish_up(self) -> None:
-        """Makes the next response the connection's last; `close_if_stalled` ends it where no request comes for one.
+        """Makes the next response the connection's last; `tick` ends it where no request comes for one.
 
         It is not closed at once, nor after a response that has begun: its client was told that the connection stays,
         and may be sending the next request already. May be called again.
         """
-        if self._running is not None and self.is_answering:
-            self._running.keep_alive = self._running.keep_alive and self._running.response_started
-        elif self._head_began_s is None or not self._is_last:
-            self._head_began_s = time.monotonic()
-        self._is_last = True
+        if self._running is not None:
+            self._running.is_last = self._running.is_last or not self._running.has_begun
+        elif not self._is_leaving:
+            self._waits_since_s = time.monotonic()
+        self._is_leaving = True
 
-    def close_if_stalled(self, now_s: float) -> None:
-        """Closes a connection that has been waited on for the head of a request, or lingered on, for too long."""
-        timeout_s = LINGER_S if self._is_refused else LAST_HEAD_TIMEOUT_S if self._is_last else HEAD_TIMEOUT_S
-        if self._head_began_s is not None and now_s - self._head_began_s > timeout_s:
-            self.transport.close()
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, msg)
-
-    def _refuse(self, status: int, message: str) -> None:
-        """Answers, unless an answer is being written, and drops what the client still sends until it closes."""
-        if self._running is not None and self._running.response_started and not self._running.response_complete:
-            self.transport.close()
+    def tick(self, now_s: float) -> None:
+        """Closes a connection that has been waited on for too long. Call it once a second."""
+        self._probe()
+        if self._running is not None or self._waits_since_s is None:
             return
-        body = msgspec.json.encode(error_body(ErrorInfo(status, message)))
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[status] + head + body)
-        if self.transport.can_write_eof():  # TLS has no half-closed connections
-            self.transport.write_eof()
-        self._is_refused = True
-        self._head_began_s = time.monotonic()
-        self._disconnect_running()
-
-    def _disconnect_running(self) -> None:
-        """Tells the request that is being answered; uvicorn tells only the newest of a connection's requests."""
-        if self._running is not None and self.is_answering:
-            self._running.disconnected = True
-            self._running.message_event.set()
+        timeout_s = LINGER_S if self._is_lingering else LAST_HEAD_TIMEOUT_S if self._is_leaving else HEAD_TIMEOUT_S
+        if now_s - self._waits_since_s > timeout_s:
+            self._transport.close()

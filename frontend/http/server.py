@@ -1,4 +1,4 @@
-"""The HTTP server: the listening socket, the event loop, and uvicorn without timers and signals of its own."""
+"""The HTTP server: the listening socket, the event loop, and of uvicorn what starts and stops serving."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from uvicorn.config import Config as UvicornConfig
 from uvicorn.server import Server
 
-from frontend.http.protocol import BoundedProtocol
+from frontend.http.protocol import HttpProtocol
 from messages.config import HttpConfig
 from messages.errors import BootError
 
@@ -23,8 +23,6 @@ LISTEN_FD = "SLUICE_LISTEN_FD"
 
 TICK_S = 1.0
 BACKLOG = 2048
-IDLE_TIMEOUT_S = 30
-"""How long a connection is kept for the next request."""
 
 CLOSE_TIMEOUT_S = 1
 """What open connections get at the end to take what has been written to them."""
@@ -39,7 +37,7 @@ class HttpServer(Server):
         super().__init__(
             UvicornConfig(
                 app,
-                http=BoundedProtocol,
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -48,7 +46,6 @@ class HttpServer(Server):
                 proxy_headers=False,
                 server_header=False,
                 backlog=BACKLOG,
-                timeout_keep_alive=IDLE_TIMEOUT_S,
                 timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
                 ssl_certfile=http.ssl_certfile or None,
                 ssl_keyfile=http.ssl_keyfile or None,
@@ -68,7 +65,7 @@ class HttpServer(Server):
     @property
     def num_answering(self) -> int:
         """Counts the connections on which a response is waited for or written."""
-        return sum(one.is_answering for one in cast("set[BoundedProtocol]", self.server_state.connections))
+        return sum(one.is_answering for one in cast("set[HttpProtocol]", self.server_state.connections))
 
     def stop(self) -> None:
         """Lets `serve` close all connections and return. May be called again."""
@@ -85,7 +82,7 @@ class HttpServer(Server):
         self.is_leaving = True
         for server in self.servers:
             server.close()
-        for connection in cast("list[BoundedProtocol]", list(self.server_state.connections)):
+        for connection in cast("list[HttpProtocol]", list(self.server_state.connections)):
             connection.finish_up()
 
     async def main_loop(self) -> None:
@@ -93,17 +90,17 @@ class HttpServer(Server):
         self._on_start()
         while not await self.on_tick(0):
             self._on_tick()
-            self._close_stalled()
+            self._tick_connections()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._is_stopped.wait()
 
-    def _close_stalled(self) -> None:
+    def _tick_connections(self) -> None:
         now_s = time.monotonic()
-        for connection in cast("list[BoundedProtocol]", list(self.server_state.connections)):
+        for connection in cast("list[HttpProtocol]", list(self.server_state.connections)):
             if self.is_leaving:  # it may have been accepted in the moment before
                 connection.finish_up()
-            connection.close_if_stalled(now_s)
+            connection.tick(now_s)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

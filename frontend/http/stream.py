@@ -17,12 +17,16 @@ from frontend.trace import REQUEST_ID_HEADER, Trace, trace_of
 from messages.errors import ErrorInfo, RequestError
 from messages.replies import UserReply
 
+MAX_STEPS_A_WRITE = 64
+"""Steps of all choices that one write holds: enough that a response that has run late catches up in few writes, and no
+more than some 10 KB beside what the connection holds already for a reader that is slow."""
+
 
 class EventWriter(Protocol):
     """What an endpoint's events look like."""
 
     def tokens(self, generation: Generation) -> bytes:
-        """Takes what has arrived and returns its frames."""
+        """Takes the tokens of one step and returns their event, behind what has to come before the first one."""
         ...
 
     def end(self, generation: Generation, final: UserReply) -> bytes:
@@ -77,6 +81,8 @@ class EventStream:
         self._events = events
         self._running = list(choices)
         """Choices whose end has not been written."""
+        self._is_behind = False
+        """More steps have arrived than one write holds."""
         self.wrote_s = time.monotonic()
 
     def wake(self) -> None:
@@ -103,8 +109,14 @@ class EventStream:
             error = _error_of(self._running)
             if error is not None and not trace.status:
                 raise RequestError(error)
-            frames = self._next_frames(error)
-            is_last = error is not None or not self._running
+            frames = self._next_frames()
+            if self._is_behind:
+                self.wake()
+            else:
+                is_last = error is not None or not self._running
+                frames += self._closing(error) if is_last else b""
+            if not frames and self._streams.is_silent(self):
+                frames = sse.KEEP_ALIVE
             if not frames:
                 continue
             if not trace.status:
@@ -112,24 +124,28 @@ class EventStream:
             self.wrote_s = time.monotonic()
             await _write(send, frames, is_last=is_last)
 
-    def _next_frames(self, error: ErrorInfo | None) -> bytes:
-        """Takes what has arrived and returns what is to be written now."""
+    def _next_frames(self) -> bytes:
+        """Takes what has arrived, as much of it as one write holds, and returns its events: one for each step."""
         frames = b""
         running: list[Generation] = []
+        self._is_behind = False
         for generation in self._running:
+            num_left = max(1, MAX_STEPS_A_WRITE // len(self._running))
+            while generation.has_step and num_left:
+                frames += self._events.tokens(generation)
+                num_left -= 1
             final = generation.final
-            if final is not None and final.error is None:
+            if generation.has_step:
+                self._is_behind = True
+            elif final is not None and final.error is None:
                 frames += self._events.end(generation, final)
                 continue
             running.append(generation)
-            if generation.has_news:
-                frames += self._events.tokens(generation)
         self._running = running
-        if error is not None:
-            return frames + sse.error_frame(error) + sse.DONE
-        if not running:
-            return frames + self._events.close() + sse.DONE
-        return frames or (sse.KEEP_ALIVE if self._streams.is_silent(self) else b"")
+        return frames
+
+    def _closing(self, error: ErrorInfo | None) -> bytes:
+        return (self._events.close() if error is None else sse.error_frame(error)) + sse.DONE
 
 
 class WholeReply:

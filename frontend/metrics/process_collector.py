@@ -1,19 +1,18 @@
 """The metrics of the processes: the scheduler's counts from its beats, and what the system says of each process."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import psutil
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from frontend.api.load import kv_cache_usage
+from frontend.api.load import kv_cache_usage, num_waiting
 from frontend.metrics.distribution import make_buckets
-from frontend.metrics.totals import ProcessTotals, Totals
 from frontend.processes import ProcessView
 from messages.control import ProcessStatus
-from messages.histograms import BOUNDS
+from messages.histograms import BOUNDS, Histogram, HistogramCounts
 
 MODEL_LABEL, PROCESS_LABEL = "model_name", "process"
 STATES = ("starting", "ready", "busy", "hung", "dead", "restarting")
@@ -26,18 +25,17 @@ HISTOGRAMS = {
 
 
 class ProcessCollector(Collector):
-    """Shows the launcher's latest table (at most about a second old) and `totals`."""
+    """Shows the launcher's latest table (at most about a second old), which all frontends get at the same time."""
 
-    def __init__(self, model_name: str, processes: ProcessView, totals: ProcessTotals):
+    def __init__(self, model_name: str, processes: ProcessView):
         self._model = [model_name]
         self._processes = processes
-        self._totals = totals
-        self._cpu_totals = Totals()
 
     def collect(self) -> Iterator[Metric]:
         yield from self._scheduler_gauges()
-        yield from self._scheduler_counters()
-        yield from self._histograms()
+        counted = self._processes.counted("scheduler")
+        yield from self._counters(counted.counters)
+        yield from self._histograms(counted.histograms)
         statuses = self._processes.statuses()
         yield from self._states(statuses)
         yield from self._costs(statuses)
@@ -46,7 +44,7 @@ class ProcessCollector(Collector):
         gauges = self._processes.gauges("scheduler")
         for name, text, value in (
             ("vllm:num_requests_running", "Requests that have a row.", gauges.get("running", 0.0)),
-            ("vllm:num_requests_waiting", "Requests that wait for a row.", gauges.get("waiting", 0.0)),
+            ("vllm:num_requests_waiting", "Requests that wait for a row.", num_waiting(self._processes)),
             ("vllm:kv_cache_usage_perc", "Part of the pages that requests hold, 0 to 1.", kv_cache_usage(gauges)),
             ("sluice_pages", "Pages of the KV cache.", gauges.get("pages_all", 0.0)),
             ("sluice_pages_cached", "Pages kept for prompts to come.", gauges.get("pages_cached", 0.0)),
@@ -55,7 +53,7 @@ class ProcessCollector(Collector):
             family.add_metric(self._model, value)
             yield family
 
-    def _scheduler_counters(self) -> Iterator[Metric]:
+    def _counters(self, counters: Mapping[str, float]) -> Iterator[Metric]:
         for name, text, key in (
             ("vllm:prefix_cache_queries", "Prompt tokens looked for in the prefix cache.", "prompt_tokens"),
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
@@ -63,12 +61,12 @@ class ProcessCollector(Collector):
             ("sluice_steps", "Forward passes.", "steps"),
         ):
             family = CounterMetricFamily(name, text, labels=[MODEL_LABEL])
-            family.add_metric(self._model, self._totals.counter("scheduler", key))
+            family.add_metric(self._model, counters.get(key, 0.0))
             yield family
 
-    def _histograms(self) -> Iterator[Metric]:
+    def _histograms(self, histograms: Mapping[str, HistogramCounts]) -> Iterator[Metric]:
         for key, (name, text) in HISTOGRAMS.items():
-            histogram = self._totals.histogram("scheduler", key)
+            histogram = histograms.get(key) or Histogram(key).counts()
             family = HistogramMetricFamily(name, text, labels=[MODEL_LABEL])
             family.add_metric(self._model, make_buckets(BOUNDS[key], histogram.counts), histogram.total)
             yield family
@@ -95,15 +93,14 @@ class ProcessCollector(Collector):
         yield from (state, age, incarnation, restarts)
 
     def _costs(self, statuses: list[ProcessStatus]) -> Iterator[Metric]:
-        """CPU time is summed over incarnations as far as it was scraped; memory is missing where nothing runs."""
+        """Both are of the process that has the place now, and missing where nothing runs."""
         cpu = CounterMetricFamily("sluice_process_cpu_seconds", "CPU time, user and system.", labels=[PROCESS_LABEL])
         memory = GaugeMetricFamily("sluice_process_resident_bytes", "Resident memory.", labels=[PROCESS_LABEL])
         for status in statuses:
             cost = _find_cost(status.pid)
             if cost is not None:
-                self._cpu_totals.update(status.name, status.incarnation, {"cpu_s": cost[0]})
+                cpu.add_metric([status.name], cost[0])
                 memory.add_metric([status.name], cost[1])
-            cpu.add_metric([status.name], self._cpu_totals.total(status.name, "cpu_s"))
         yield from (cpu, memory)
 
 

@@ -11,14 +11,11 @@ from frontend.metrics.distribution import Distribution
 from frontend.metrics.request_metrics import RequestMetrics
 
 FINISH_REASONS = ("stop", "length", "abort", "timeout", "error")
-LABEL, WORKER_LABEL = "model_name", "worker"
+LABEL = "model_name"
 
 
 class RequestCollector(Collector):
-    """Shows `metrics` and refusals under `model_name`; the two callables return numbers as of now.
-
-    With `worker`, each sample also says which of several frontends has counted it.
-    """
+    """Shows `metrics` and refusals under `model_name`; the two callables return numbers as of now."""
 
     def __init__(
         self,
@@ -27,10 +24,9 @@ class RequestCollector(Collector):
         admission: Admission,
         num_open: Callable[[], int],
         num_continued: Callable[[], int],
-        worker: str | None = None,
     ):
-        self._names = [LABEL] if worker is None else [LABEL, WORKER_LABEL]
-        self._labels = [model_name] if worker is None else [model_name, worker]
+        self._names = [LABEL]
+        self._labels = [model_name]
         self._metrics = metrics
         self._admission = admission
         self._num_open = num_open
@@ -56,7 +52,7 @@ class RequestCollector(Collector):
         for reason in FINISH_REASONS:
             ended.add_metric([*self._labels, reason], metrics.num_ended[reason])
         yield ended
-        refused = self._by("sluice_requests_refused", "Requests answered 503 at the door.", "code")
+        refused = self._by("sluice_requests_refused", "Requests answered 503 before they were sent.", "code")
         for code in ("queue_full", "not_ready", "draining"):
             refused.add_metric([*self._labels, code], self._admission.num_refused[code])
         yield refused

@@ -57,13 +57,17 @@ def no_token(pending: PendingReq) -> ErrorInfo:
     return NONE_LEFT if is_own_fault else NOT_FINITE
 
 
+def usage_of(pending: PendingReq) -> Usage:
+    return Usage(pending.num_prompt_tokens, pending.cached_tokens or 0, pending.num_output_tokens)
+
+
 def finished_row(pending: PendingReq, ending: Ending) -> FinishedRow:
     """Returns the last word about a request."""
     return FinishedRow(
         pending.uid,
         pending.attempt,
         ending.finish_reason,
-        Usage(pending.num_prompt_tokens, pending.cached_tokens or 0, pending.num_output_tokens),
+        usage_of(pending),
         pending.stamped(time.monotonic_ns()),
         ending.ended_by_token,
         ending.stop_reason,

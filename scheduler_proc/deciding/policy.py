@@ -5,7 +5,7 @@ import time
 import msgspec
 
 from scheduler_proc.deciding.batch_columns import Chunk, plan_chunk
-from scheduler_proc.deciding.block_manager import BlockManager
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.requests import Req, State
@@ -39,7 +39,7 @@ class _Plan:
 class Policy:
     """Chooses the rows of each step and gives them their pages. The counters only grow."""
 
-    def __init__(self, stages: Stages, cache: BlockManager, budget: Budget):
+    def __init__(self, stages: Stages, cache: BlockAllocator, budget: Budget):
         self._stages = stages
         self._cache = cache
         self._budget = budget

@@ -9,11 +9,11 @@ import msgspec
 
 from messages.columns import INT32, INT64, unpack_int32
 from messages.errors import ErrorInfo
-from messages.replies import DetokenizeMsg, FinishedRow, FinishReason, PromptScored, ToDetokenizer
+from messages.replies import DetokenizeMsg, FinishedRow, FinishReason, PrefilledRow, PromptScored, ToDetokenizer
 from messages.steps import ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.batch_columns import Chunk
-from scheduler_proc.deciding.block_manager import BlockManager
-from scheduler_proc.deciding.endings import NOT_FINITE, Ending, find_ending, finished_row, no_token
+from scheduler_proc.deciding.block_allocator import BlockAllocator
+from scheduler_proc.deciding.endings import NOT_FINITE, Ending, find_ending, finished_row, no_token, usage_of
 from scheduler_proc.deciding.logprob_columns import cut_up, has_nan, of_delivered
 from scheduler_proc.deciding.requests import NO_TOKEN, Limits, PendingReq, Req
 from scheduler_proc.deciding.stages import Stages
@@ -22,7 +22,7 @@ from scheduler_proc.deciding.stages import Stages
 class Results:
     """Moves every row of a step on by what the step computed for it. The counters only grow."""
 
-    def __init__(self, stages: Stages, cache: BlockManager, limits: Limits):
+    def __init__(self, stages: Stages, cache: BlockAllocator, limits: Limits):
         self._stages = stages
         self._cache = cache
         self._limits = limits
@@ -73,13 +73,14 @@ class Results:
         if output.logprobs is not None:
             wanted = decode.sampling.num_logprobs + array(INT32, [pending.num_logprobs for pending in sampling])
             entries, logprobs = of_delivered(wanted, next_tokens, output.logprobs)
+        prefilled = _prefilled(sampling, next_tokens[len(decode.uids) :])
         if NO_TOKEN in next_tokens:
             kept = [row for row, token_id in enumerate(next_tokens) if token_id != NO_TOKEN]
             uids, attempts = array(INT64, [uids[row] for row in kept]), array(INT32, [attempts[row] for row in kept])
             next_tokens = array(INT32, [next_tokens[row] for row in kept])
         self.num_output_tokens += len(next_tokens)
         columns = uids.tobytes(), attempts.tobytes(), next_tokens.tobytes()
-        return DetokenizeMsg(output.step_id, *columns, logprob_entries=entries, logprobs=logprobs)
+        return DetokenizeMsg(output.step_id, *columns, (), entries, logprobs, prefilled)
 
     def _commit_decode_rows(self, next_tokens: "array[int]", failures: Mapping[int, ErrorInfo]) -> list[FinishedRow]:
         decode = self._stages.decode
@@ -107,6 +108,17 @@ class Results:
         if ending is None:
             self._stages.start_decoding(req)
         return ending
+
+
+def _prefilled(sampling: list[PendingReq], next_tokens: "array[int]") -> tuple[PrefilledRow, ...]:
+    """Returns what the prompts took of the requests whose last chunk got a token."""
+    return tuple(
+        [
+            PrefilledRow(pending.uid, pending.attempt, usage_of(pending))
+            for pending, token_id in zip(sampling, next_tokens, strict=True)
+            if token_id != NO_TOKEN
+        ]
+    )
 
 
 def _find_fault(pending: PendingReq, token_id: int | None, scores: LogprobColumns | None) -> ErrorInfo | None:

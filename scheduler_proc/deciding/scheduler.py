@@ -10,7 +10,7 @@ from messages.requests import AbortMsg, DropBefore, FlushCache, FramesLost, Stop
 from messages.steps import Batch, ForwardOutput
 from messages.uids import GoneRequests
 from scheduler_proc.deciding.batch_columns import BatchBuilder
-from scheduler_proc.deciding.block_manager import BlockManager
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.endings import ABORTED, STOP_STRING, Ending, find_ending, refused_row
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.openings import open_stream, scored_at_once
@@ -31,7 +31,7 @@ class Scheduler:
     `cache` must have room for a request of `limits.max_model_len` tokens: the first in priority can then always go on.
     """
 
-    def __init__(self, cache: BlockManager, limits: Limits, budget: Budget):
+    def __init__(self, cache: BlockAllocator, limits: Limits, budget: Budget):
         assert cache.num_pages * cache.page_size >= limits.max_model_len
         self._cache = cache
         self._limits = limits

@@ -3,7 +3,7 @@
 from bisect import insort
 from itertools import count
 
-from scheduler_proc.deciding.block_manager import BlockManager
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
 from scheduler_proc.deciding.requests import PendingReq, PriorityKey, Req, State
 from scheduler_proc.deciding.waiting_queue import WaitingQueue, priority_key_of
@@ -16,7 +16,7 @@ class Stages:
     in order of priority: rows are admitted from the front, and only the last in priority gives its row up.
     """
 
-    def __init__(self, cache: BlockManager):
+    def __init__(self, cache: BlockAllocator):
         self.requests: dict[int, PendingReq] = {}
         self.waiting = WaitingQueue()
         self.running: dict[int, Req] = {}

@@ -31,7 +31,7 @@ class ScriptedServer:
 
 
 @contextlib.asynccontextmanager
-async def scripted_server(*scripts: Script, timeout_s: float = 10.0) -> AsyncIterator[ScriptedServer]:
+async def scripted_server(*scripts: Script, timeout_s: float = 30.0) -> AsyncIterator[ScriptedServer]:
     """Serves `scripts` in turn on a free port."""
     queue = list(scripts)
     tasks: set[asyncio.Task[None]] = set()

@@ -23,6 +23,7 @@ class CountingPage(BaseHTTPRequestHandler):
     server: CountingServer
 
     def do_POST(self) -> None:
+        assert self.headers["Authorization"] == "Bearer a-key"
         self.rfile.read(int(self.headers["Content-Length"]))
         self.server.asked.append(self.path)
         if self.path == "/stop_profile":
@@ -44,11 +45,11 @@ def server(tmp_path: Path) -> Iterator[CountingServer]:
         thread.start()
         yield server
         server.shutdown()
-        thread.join(10.0)
+        thread.join(30.0)
 
 
 def test_batches_with_and_without_a_profile_take_turns(server: CountingServer):
-    client = Client(f"http://127.0.0.1:{server.server_port}", num_streams=3, num_tokens=10)
+    client = Client(f"http://127.0.0.1:{server.server_port}", "a-key", num_streams=3, num_tokens=10)
     cost = measure(client, num_streams=3, num_tokens=10, num_rounds=2)
     assert Counter(server.asked) == {"/generate": 3 * 5, "/start_profile": 2, "/stop_profile": 2}
     profiles = [path for path in server.asked if path != "/generate"]

@@ -47,14 +47,14 @@ def test_a_busy_process_and_an_idle_one() -> None:
 def test_wakeups_of_all_threads_count() -> None:
     for code in (WAKES, WAKES_IN_A_THREAD):
         with running(code) as pid:
-            assert 8 < watch(pid, 0.5).wakeups_per_s < 60
+            assert 2 < watch(pid, 2.0).wakeups_per_s < 60
 
 
 def test_children_are_part_of_the_tree() -> None:
     with running(PARENT.format(child=WAKES)) as pid:
         assert len(tree_pids(pid)) == 2
-        activity = watch(pid, 0.5)
-        assert activity.wakeups_per_s > 8
+        activity = watch(pid, 2.0)
+        assert activity.wakeups_per_s > 2
         assert len(activity.wakeups_per_s_by_process) == 2
         assert [process.pid for process in memory(pid)] == tree_pids(pid)
         for child in tree_pids(pid)[1:]:

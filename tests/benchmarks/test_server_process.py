@@ -11,7 +11,7 @@ from benchmarks.server_process import ServerProcess, started_server
 
 def test_a_server_is_ready_on_a_free_port_and_leaves_nothing(launch_fake: Callable[[str], None]) -> None:
     launch_fake("well")
-    with started_server(["--model", "tiny"], deadline_s=20) as (server, target):
+    with started_server(["--model", "tiny"], deadline_s=60) as (server, target):
         assert ask_server(target).vocab_size == 2048
         assert [line for _, line in server.log] == ["loading tiny", "ready"]
         assert all(second >= 0 for second, _ in server.log)
@@ -27,7 +27,7 @@ def test_a_start_that_fails_shows_the_log(launch_fake: Callable[[str], None]) ->
     launch_fake("fails")
     with (
         pytest.raises(ServerUnavailableError, match=r"(?s)exited with 1:.*no weights in there"),
-        started_server([], deadline_s=20),
+        started_server([], deadline_s=60),
     ):
         pass
 
@@ -47,5 +47,5 @@ def test_a_start_that_does_not_end_is_given_up(launch_fake: Callable[[str], None
 
 def test_the_exit_code_is_told(launch_fake: Callable[[str], None]) -> None:
     launch_fake("exits-with-3")
-    with started_server([], deadline_s=20) as (server, _):
+    with started_server([], deadline_s=60) as (server, _):
         assert server.stop() == 3

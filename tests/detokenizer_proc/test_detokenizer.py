@@ -10,7 +10,7 @@ from detokenizer_proc.detokenizer import Detokenizer
 from detokenizer_proc.vocabulary import Spelling, Vocabulary, vocabulary_of
 from messages.columns import pack_int32
 from messages.errors import ErrorInfo
-from messages.replies import OpenStream, PromptReply, Usage
+from messages.replies import OpenStream, PrefilledRow, PromptReply, Usage
 from messages.requests import DropBefore, StopSeen
 from messages.uids import first_uid_of
 from tests.detokenizer_proc.steps import Client, end, run, step
@@ -359,3 +359,13 @@ def test_streams_without_a_client_are_forgotten(detokenizer: Detokenizer) -> Non
     assert detokenizer.gauges()["streams"] == 1
     replies, _ = detokenizer.take_step(step([(7, 0, ids_of("a")[0]), (9, 0, ids_of("b")[0])], end(8, 0)))
     assert (replies.texts, replies.finals) == (("b",), ())
+
+
+def test_what_a_prompt_took_goes_on_with_its_row(detokenizer: Detokenizer) -> None:
+    for uid in (7, 8):
+        detokenizer.open_stream(OpenStream(uid, 0))
+    (letter,) = ids_of("a")
+    rows = tuple(PrefilledRow(uid, 0, Usage(5, 1)) for uid in (7, 8, 9))
+    message = step([(7, 0, letter), (8, 0, letter), (9, 0, letter)], end(8, 1))
+    replies, _ = detokenizer.take_step(msgspec.structs.replace(message, prefilled=rows))
+    assert replies.prefilled == rows[:1], "8 has ended, 9 has no stream"

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import httpx
 import msgspec
@@ -16,7 +16,7 @@ import psutil
 from messages.columns import pack_int32, pack_int64
 from messages.config import Config, HttpConfig, ModelFacts, RunConfig, SchedulingConfig
 from messages.control import ProcessState, ProcessStatus, ProcessTable
-from messages.replies import ScoredToken, StepReplies, ToFrontend, TokenLogprob, Usage, UserReply
+from messages.replies import PrefilledRow, ScoredToken, StepReplies, ToFrontend, TokenLogprob, Usage, UserReply
 from messages.requests import AbortMsg, DropBefore, Stamps, TokenizeMsg, ToTokenizer
 from messages.uids import frontend_socket
 from tests.fake_launcher import FakeLauncher
@@ -25,6 +25,7 @@ M = TypeVar("M")
 
 NAMES = ("frontend", "tokenizer", "scheduler", "detokenizer")
 TIMEOUT_S = 30.0
+JSON_HEADERS = {"Content-Type": "application/json"}
 
 FACTS = ModelFacts(
     model_dir="/models/m", tokenizer_dir="/models/m", served_names=("org/m", "m"), vocab_size=1000, max_model_len=512
@@ -73,6 +74,7 @@ def step(
     rows: Iterable[tuple[TokenizeMsg, int, str]] = (),
     finals: tuple[UserReply, ...] = (),
     logprobs: dict[int, ScoredToken] | None = None,
+    prefilled: tuple[PrefilledRow, ...] = (),
 ) -> StepReplies:
     """One step of (request, token id, text) rows, `logprobs` by the index of the row."""
     rows = list(rows)
@@ -86,6 +88,7 @@ def step(
         finals=finals,
         logprob_entries=pack_int32(logprobs),
         logprobs=tuple(logprobs.values()),
+        prefilled=prefilled,
     )
 
 
@@ -108,7 +111,7 @@ class Call:
 
     def __init__(self, address: tuple[str, int], body: Any, headers: dict[str, str], path: str, method: str = "POST"):
         self.connection = http.client.HTTPConnection(*address, timeout=TIMEOUT_S)
-        self.connection.request(method, path, json.dumps(body), headers)
+        self.connection.request(method, path, json.dumps(body), {**JSON_HEADERS, **headers})
         self._response: http.client.HTTPResponse | None = None
 
     def __enter__(self) -> Self:
@@ -135,6 +138,12 @@ class Call:
                 return "\n".join(lines)
             lines.append(line.removesuffix("\n"))
 
+    def next_data(self) -> str:
+        """Returns the data of the next event; comments, which come with time, are passed over."""
+        while (event := self.next_event()).startswith(":"):
+            pass
+        return event.removeprefix("data: ")
+
     def events(self) -> list[dict[str, Any]]:
         """Returns the data of all events that are left; the last one must be `[DONE]`."""
         found: list[str] = []
@@ -154,21 +163,28 @@ class Call:
         self.connection.close()
 
 
-class Asked:
-    """A request whose response is waited for in a thread."""
+class InThread(Generic[M]):
+    """A call of `ask` in a thread, so that the test can meanwhile play those on whom it waits."""
 
-    def __init__(self, ask: Callable[[], httpx.Response]):
-        self._response: httpx.Response | None = None
+    def __init__(self, ask: Callable[[], M]):
+        self._result: M | None = None
         self._thread = threading.Thread(target=self._run, args=(ask,), daemon=True)
         self._thread.start()
 
-    def _run(self, ask: Callable[[], httpx.Response]) -> None:
-        self._response = ask()
+    def _run(self, ask: Callable[[], M]) -> None:
+        self._result = ask()
+
+    def result(self) -> M:
+        self._thread.join(TIMEOUT_S)
+        assert self._result is not None, "no result came"
+        return self._result
+
+
+class Asked(InThread[httpx.Response]):
+    """A request whose response is waited for in a thread."""
 
     def response(self) -> httpx.Response:
-        self._thread.join(TIMEOUT_S)
-        assert self._response is not None, "no response came"
-        return self._response
+        return self.result()
 
 
 class FrontendRun:
@@ -252,6 +268,10 @@ class FrontendRun:
     def ask(self, path: str, body: Any) -> "Asked":
         """Posts `body` in a thread, so that the test can answer as the ring."""
         return Asked(lambda: self.client.post(path, json=body))
+
+    def post_raw(self, path: str, content: bytes | Iterable[bytes], headers: dict[str, str] | None = None) -> Any:
+        """Posts what need not be JSON as what says that it is."""
+        return self.client.post(path, content=content, headers={**JSON_HEADERS, **(headers or {})})
 
     def replace(self, name: str, incarnation: int) -> None:
         """Shows that process `name` has died, and then that its successor serves."""

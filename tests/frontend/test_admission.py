@@ -76,6 +76,20 @@ def test_nothing_enters_while_a_process_is_not_ready():
         make(view).check(0)
 
 
+def test_with_a_hold_requests_enter_while_a_process_is_replaced():
+    view = ProcessView(has_started=True)
+    view.update(table(scheduler="restarting"))
+    door = Admission(SchedulingConfig(max_num_seqs=1, max_queued_requests=1), view, restart_hold_s=1.0)
+    door.check(1)
+    with pytest.raises(UnavailableError, match="full: 2 requests"):
+        door.check(2)
+    with pytest.raises(UnavailableError, match="scheduler is restarting"):
+        door.check_open()
+    door.is_draining = True
+    with pytest.raises(UnavailableError, match="draining"):
+        door.check(0)
+
+
 def test_retry_after_follows_the_measured_rate(clock: Clock):
     door = make()
     assert door.retry_after_s(14) == 1

@@ -22,12 +22,12 @@ class FakeRing:
 
 
 class Opened:
-    def __init__(self) -> None:
+    def __init__(self, hold_s: float = 0.0) -> None:
         self.ring = FakeRing()
         self.processes = ProcessView()
         self.processes.update(table())
         uids = iter(range(1, 1000))
-        self.calls = Calls(cast("Any", self.ring), self.processes, lambda: next(uids))
+        self.calls = Calls(cast("Any", self.ring), self.processes, lambda: next(uids), hold_s)
         self.calls.follow()
 
 
@@ -82,5 +82,41 @@ def test_pending_questions_are_bounded_and_asked_again_of_a_successor(monkeypatc
         assert len(opened.ring.sent) == 2
         opened.calls.take(DecodeReply(1, "a"))
         assert await asked == "a"
+
+    asyncio.run(run())
+
+
+def test_what_is_asked_while_a_process_is_replaced_waits_and_is_bounded_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(calls, "MAX_PENDING", 1)
+
+    async def run() -> None:
+        opened = Opened(hold_s=300.0)
+        opened.processes.update(table(tokenizer="restarting"))
+        opened.calls.follow()
+        asked = asyncio.create_task(opened.calls.decode(b""))
+        await asyncio.sleep(0)
+        assert (opened.ring.sent, len(opened.calls)) == ([], 1)
+        with pytest.raises(UnavailableError, match="1 calls are waiting"):
+            await opened.calls.decode(b"")
+        opened.processes.update(table_after({"tokenizer": 2}))
+        opened.calls.follow()
+        async with asyncio.timeout(30):
+            while not opened.ring.sent:
+                await asyncio.sleep(0)
+        opened.calls.take(DecodeReply(1, "a"))
+        assert await asked == "a"
+        assert (len(opened.ring.sent), len(opened.calls)) == (1, 0)
+
+    asyncio.run(run())
+
+
+def test_a_question_that_has_waited_for_too_long_is_refused():
+    async def run() -> None:
+        opened = Opened(hold_s=0.01)
+        opened.processes.update(table(tokenizer="restarting"))
+        opened.calls.follow()
+        with pytest.raises(UnavailableError, match="tokenizer is restarting"):
+            await opened.calls.decode(b"")
+        assert (opened.ring.sent, len(opened.calls)) == ([], 0)
 
     asyncio.run(run())

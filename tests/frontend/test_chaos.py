@@ -14,8 +14,8 @@ MAX_CALLS = 40
 CUT_OFF = [
     b"",
     b"POST /gen",
-    b"POST /generate HTTP/1.1\r\nContent-Length: 50\r\n\r\n{",
-    b"POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
+    b"POST /generate HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{",
+    b"POST /generate HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
     b"\x00\xff\r\n\r\n",
 ]
 BAD = [b"{", b"[]", b'{"prompt": 5}', b'{"prompt": "a", "max_tokens": 0}', b"\xff"]
@@ -46,7 +46,7 @@ class Chaos:
                 self.calls.append(self.run.call({"stream": kind == "stream"}))
                 wait_until(self.take_arrived)
             case "bad":
-                assert self.run.client.post("/generate", content=self.random.choice(BAD)).status_code == 400
+                assert self.run.post_raw("/generate", self.random.choice(BAD)).status_code == 400
             case "cut":
                 with socket.create_connection(self.run.address) as client:
                     client.sendall(self.random.choice(CUT_OFF))

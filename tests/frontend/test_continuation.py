@@ -33,7 +33,7 @@ def continuation(message: TokenizeMsg, attempt: int, token_ids: list[int], num_c
 
 
 def text_of(event: str) -> str:
-    return json.loads(event.removeprefix("data: "))["text"]
+    return json.loads(event)["text"]
 
 
 @pytest.mark.parametrize("name", ["scheduler", "detokenizer"])
@@ -41,15 +41,15 @@ def test_a_stream_goes_on_at_the_very_next_character(run: FrontendRun, name: str
     with run.call() as call:
         message = run.take_request()
         run.send(step([(message, 1, "aü")]))
-        assert text_of(call.next_event()) == "aü"
+        assert text_of(call.next_data()) == "aü"
         run.send(step([(message, 2, "")]))
-        call.next_event()
+        call.next_data()
         run.replace(name, 2)
         again = run.take_request()
         assert again == continuation(message, 1, [1, 2], 2)
         run.send(step([(message, 3, "old")], (final(message, "old", (3,)),)))
         run.send(step([(again, 3, "bc")]))
-        assert text_of(call.next_event()) == "bc"
+        assert text_of(call.next_data()) == "bc"
         run.send(step(finals=(final(again, "d", (4,)),)))
         (end,) = call.events()
         assert (end["text"], end["token_ids"], end["timing"]["attempts"]) == ("d", [4], 2)
@@ -60,14 +60,14 @@ def test_after_a_gap_no_token_of_the_old_attempt_is_shown(run: FrontendRun):
     with run.call() as call:
         message = run.take_request()
         run.send(step([(message, 1, "a")]))
-        assert text_of(call.next_event()) == "a"
+        assert text_of(call.next_data()) == "a"
         run.replies.num_sent += 1  # the step of token 2 never leaves
         run.send(step([(message, 3, "c")]))
         again = run.take_request()
         assert again == continuation(message, 1, [1], 1)
         run.send(step([(message, 4, "d")], (final(message, "e", (5,)),)))
         run.send(step([(again, 2, "b")]))
-        assert text_of(call.next_event()) == "b"
+        assert text_of(call.next_data()) == "b"
         run.send(step(finals=(final(again, "c", (3,)),)))
         (end,) = call.events()
         assert (end["text"], end["token_ids"], end["timing"]["attempts"]) == ("c", [3], 2)
@@ -77,7 +77,7 @@ def test_a_loss_that_another_process_tells_of_is_answered_in_the_same_way(run: F
     with run.call() as call:
         message = run.take_request()
         run.send(step([(message, 1, "a")]))
-        call.next_event()
+        call.next_data()
         run.send(FramesLost("detokenizer", 5, 7, 7))
         again = run.take_request()
         assert again == continuation(message, 1, [1], 1)
@@ -114,7 +114,7 @@ def test_what_an_old_attempt_still_brings_before_the_restart_is_over_counts(run:
         message = run.take_request()
         run.show(table(scheduler="restarting"))
         run.send(step([(message, 1, "a")]))
-        assert text_of(call.next_event()) == "a"
+        assert text_of(call.next_data()) == "a"
         run.show(table_after({"scheduler": 2}))
         again = run.take_request()
         assert unpack_int32(again.output_ids).tolist() == [1]
@@ -122,15 +122,11 @@ def test_what_an_old_attempt_still_brings_before_the_restart_is_over_counts(run:
         call.events()
 
 
-def test_a_paused_stream_gets_comments_and_new_requests_are_refused(run: FrontendRun):
+def test_a_paused_stream_gets_comments(run: FrontendRun):
     with run.call() as call:
         message = run.take_request()
         run.show(table(scheduler="restarting"))
         assert call.next_event() == ": keep-alive"
-        refused = run.client.post("/generate", json={"prompt": "hi"})
-        assert refused.status_code == 503
-        assert "scheduler is restarting" in refused.json()["error"]["message"]
-        assert int(refused.headers["retry-after"]) >= 1
         assert run.health()["status"] == "unhealthy"
         run.show(table_after({"scheduler": 2}, scheduler="starting"))
         assert call.next_event() == ": keep-alive"
@@ -175,7 +171,7 @@ def test_a_tokenizer_that_dies_with_a_continuation_in_hand(run: FrontendRun):
     with run.call() as call:
         message = run.take_request()
         run.send(step([(message, 1, "a")]))
-        call.next_event()
+        call.next_data()
         run.replace("scheduler", 2)
         run.take_request()
         run.show(table_after({"scheduler": 2, "tokenizer": 1}, tokenizer="restarting"))
@@ -208,7 +204,7 @@ def test_an_abandoned_request_ends_at_once_in_its_next_attempt(run: FrontendRun)
     call = run.call()
     message = run.take_request()
     run.send(step([(message, 1, "a")]))
-    call.next_event()
+    call.next_data()
     call.leave()
     run.take_abort()
     run.replace("scheduler", 2)
@@ -248,7 +244,7 @@ def test_a_dead_tokenizer_gets_the_aborts_of_running_requests_again(run: Fronten
     call = run.call()
     message = run.take_request()
     run.send(step([(message, 1, "a")]))
-    call.next_event()
+    call.next_data()
     call.leave()
     run.take_abort()
     run.replace("tokenizer", 2)

@@ -3,8 +3,9 @@ import time
 
 import msgspec
 
-from frontend.generation import Generation
+from frontend.generation import Generation, Increment
 from messages.columns import pack_int32
+from messages.errors import ErrorInfo
 from messages.replies import PromptReply
 from messages.requests import SamplingParams, Stamps, TokenizeMsg
 from tests.frontend.frontend_run import final, scored
@@ -16,22 +17,55 @@ def make(*, wakes_at_tokens: bool = True) -> Generation:
     return Generation(MESSAGE, "id", wakes_at_tokens=wakes_at_tokens)
 
 
-def test_increments_that_were_not_taken_merge():
+def take_steps(generation: Generation) -> list[Increment]:
+    steps: list[Increment] = []
+    while generation.has_step:
+        steps.append(generation.take_step())
+    return steps
+
+
+def test_steps_that_were_not_taken_stay_apart():
     generation = make()
     generation.add(1, "a")
-    assert generation.take() == ("a", [1])
+    assert take_steps(generation) == [("a", [1])]
     generation.add(2, "b")
     generation.add(3, "")
     generation.add(4, "c")
-    assert generation.take() == ("bc", [2, 3, 4])
-    assert not generation.has_news
+    assert take_steps(generation) == [("b", [2]), ("", [3]), ("c", [4])]
+    assert generation.num_taken == 4
 
 
-def test_a_token_without_text_is_news():
+def test_the_last_tokens_of_a_good_end_are_told_with_it():
     generation = make()
-    generation.add(1, "")
-    assert generation.has_news
-    assert generation.take() == ("", [1])
+    generation.add(1, "a")
+    generation.add(2, "b")
+    generation.finish(final(MESSAGE, "cd", (3, 4)))
+    assert take_steps(generation) == [("a", [1]), ("b", [2])]
+    assert generation.take() == ("cd", [3, 4])
+    assert generation.num_taken == 4
+
+
+def test_the_last_tokens_of_a_failure_are_a_step():
+    generation = make()
+    generation.add(1, "a")
+    generation.finish(final(MESSAGE, "cd", (3, 4), error=ErrorInfo(500, "it broke")))
+    assert take_steps(generation) == [("a", [1]), ("cd", [3, 4])]
+
+
+def test_an_end_without_tokens_or_text_is_no_step():
+    generation = make()
+    generation.add(1, "a")
+    generation.finish(final(MESSAGE))
+    assert take_steps(generation) == [("a", [1])]
+    assert generation.take() == ("", [])
+
+
+def test_of_steps_that_were_not_taken_the_whole_is_the_sum():
+    generation = make()
+    generation.add(1, "a")
+    generation.add(2, "b")
+    assert generation.take() == ("ab", [1, 2])
+    assert not generation.has_step
 
 
 def test_finish_adds_the_last_tokens_and_keeps_what_a_continuation_needs():
@@ -59,7 +93,7 @@ def test_an_abandoned_generation_keeps_ids_but_no_text():
     generation.abandon()
     generation.add(2, "b")
     generation.finish(final(MESSAGE, "c", (3,)))
-    assert not generation.has_news
+    assert not generation.has_step
     assert generation.output_ids.tolist() == [1, 2, 3]
     assert generation.num_chars == 3
 
@@ -118,10 +152,11 @@ def test_logprobs_and_what_is_told_of_the_prompt_outlive_an_attempt():
     generation.add(2, "b")
     generation.add_logprob(scored(2, "b", -2.0, 1))
     assert generation.prompt is first
-    assert [entry.token.token_id for entry in generation.take_logprobs()] == [1, 2]
+    assert [entry.token.token_id for entry in generation.take_logprobs(1)] == [1]
+    assert [entry.token.token_id for entry in generation.take_logprobs(1)] == [2]
     generation.finish(final(MESSAGE, "c", (3,), logprobs=(scored(3, "c", -3.0, 2),)))
-    assert [entry.token.token_id for entry in generation.take_logprobs()] == [3]
-    assert generation.take_logprobs() == []
+    assert [entry.token.token_id for entry in generation.take_logprobs(1)] == [3]
+    assert generation.take_logprobs(1) == []
 
 
 def test_choices_of_a_request_wake_one_reader():
@@ -129,4 +164,4 @@ def test_choices_of_a_request_wake_one_reader():
     first, second = (Generation(MESSAGE, "id", wakes_at_tokens=True, index=i, changed=changed) for i in range(2))
     second.add(1, "a")
     assert changed.is_set()
-    assert (first.index, first.has_news, second.index, second.has_news) == (0, False, 1, True)
+    assert (first.index, first.has_step, second.index, second.has_step) == (0, False, 1, True)

@@ -16,7 +16,7 @@ from messages.config import HttpConfig, RunConfig, SchedulingConfig
 from messages.control import Beat, BootFailed, Drain, Drained, ProcessStatus, ProcessTable, Ready, Stop
 from messages.requests import ToTokenizer
 from tests.fake_launcher import ROOT, FakeLauncher
-from tests.frontend.frontend_run import FrontendRun, final, make_config, step, table, wait_until
+from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, make_config, step, table, wait_until
 
 MAX_RSS_BYTES = 70e6
 IDLE_S = 4.0
@@ -45,7 +45,8 @@ def test_before_all_are_ready_only_health_answers():
 
 
 def test_one_that_replaces_another_answers_also_while_the_ring_is_not_closed():
-    with FrontendRun(is_ready=False, incarnation=2) as run:
+    config = make_config(run=RunConfig(restart_hold_s=0.1))
+    with FrontendRun(config, is_ready=False, incarnation=2) as run:
         run.show(table(scheduler="starting"))
         assert run.health()["status"] == "unhealthy"
         assert run.client.get("/v1/models").status_code == 200
@@ -74,8 +75,8 @@ def test_a_hung_process_is_shown_and_cancel_still_works():
 
 def test_health_generate_sends_one_token_round_the_ring(server: FrontendRun):
     with contextlib.ExitStack() as stack:
-        client = stack.enter_context(socket.create_connection(server.address, timeout=10))
-        client.sendall(b"GET /health/generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        client = stack.enter_context(socket.create_connection(server.address, timeout=TIMEOUT_S))
+        client.sendall(b"GET /health/generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         message = server.take_request()
         assert message.sampling_params.max_tokens == 1
         server.send(step(finals=(final(message, "x", (1,)),)))
@@ -135,9 +136,9 @@ def test_an_abandoned_request_counts_until_its_final():
 
 
 def test_a_drain_lets_what_runs_finish():
-    with FrontendRun() as run, run.call() as call, socket.create_connection(run.address, timeout=10) as idle:
+    with FrontendRun() as run, run.call() as call, socket.create_connection(run.address, timeout=TIMEOUT_S) as idle:
         message = run.take_request()
-        idle.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        idle.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert idle.recv(65536).startswith(b"HTTP/1.1 200")
         run.launcher.send("frontend", Drain(60.0))
         while idle.recv(65536):
@@ -183,7 +184,8 @@ def test_it_ends_soon(how: str):
     with FrontendRun() as run, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(run.address)
-        client.sendall(b'POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 16\r\n\r\n{"prompt": "hi"}')
+        head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        client.sendall(head + b'Content-Length: 16\r\n\r\n{"prompt": "hi"}')
         message = run.take_request()
         if how == "stuck reader":
             for token_id in range(600):
@@ -228,6 +230,16 @@ def test_prompts_are_logged_on_request():
         assert "prompt='hi' params=SamplingParams(max_tokens=128" in run.launcher.log_text("frontend")
 
 
+def test_prompts_are_not_logged_unasked():
+    with FrontendRun(make_config(run=RunConfig(log_level="debug"))) as run:
+        with run.call({"prompt": "a secret", "stream": False}) as call:
+            run.send(final(run.take_request(), "its secret reply", (1,)))
+            assert call.response.status == 200
+        assert run.client.post("/generate", json={"prompt": "a secret", "temperature": 3}).status_code == 400
+        assert "POST /generate" in run.launcher.log_text("frontend")
+        assert "secret" not in run.launcher.log_text("frontend")
+
+
 def test_an_idle_frontend_is_small_and_sleeps():
     with FrontendRun() as run:
         run.round_trip()
@@ -243,4 +255,4 @@ def test_an_idle_frontend_is_small_and_sleeps():
         assert rss_bytes <= MAX_RSS_BYTES
         beat = run.launcher.wait_for("frontend", Beat)
         names = {"requests", "abandoned_requests", "held_requests", "streams", "connections", "is_draining"}
-        assert names | {"calls", "deadlines", "suspects", "scheduler_seen"} == set(beat.gauges)
+        assert names | {"calls", "deadlines", "requests_on_hold", "suspects", "scheduler_seen"} == set(beat.gauges)

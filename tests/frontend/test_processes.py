@@ -4,7 +4,7 @@ import pytest
 
 from frontend.errors import UnavailableError
 from frontend.processes import ProcessView
-from messages.control import ProcessStatus, ProcessTable
+from messages.control import ProcessState, ProcessStatus, ProcessTable
 from tests.frontend.frontend_run import table
 
 
@@ -68,3 +68,49 @@ def test_health_shows_a_restart():
     assert (shown.state, shown.incarnation, shown.num_restarts) == ("restarting", 2, 1)
     with pytest.raises(UnavailableError, match="scheduler is restarting"):
         view.check_ready()
+
+
+@pytest.mark.parametrize(
+    ("status", "is_recovering"),
+    [
+        (ProcessStatus("scheduler", "restarting"), True),
+        (ProcessStatus("scheduler", "starting", incarnation=2), True),
+        (ProcessStatus("scheduler", "hung", is_killed=True), True),
+        (ProcessStatus("scheduler", "hung"), False),
+        (ProcessStatus("scheduler", "dead"), False),
+    ],
+)
+def test_who_may_wait_knows_whether_a_process_comes_back(status: ProcessStatus, is_recovering: bool):
+    view = ProcessView(has_started=True)
+    others = [other for other in table().processes if other.name != "scheduler"]
+    view.update(ProcessTable((*others, status)))
+    assert view.is_recovering is is_recovering
+    with pytest.raises(UnavailableError):
+        view.check_ready()
+    if is_recovering:
+        view.check_ready(hold_s=1.0)
+    else:
+        with pytest.raises(UnavailableError):
+            view.check_ready(hold_s=1.0)
+
+
+def test_nothing_waits_for_the_first_start():
+    view = ProcessView()
+    view.update(table(scheduler="starting"))
+    assert not view.is_recovering
+
+
+def test_the_other_fronts_are_those_that_hold_requests():
+    view = ProcessView()
+    others: list[tuple[str, ProcessState]] = [
+        ("frontend", "ready"),
+        ("frontend-2", "restarting"),
+        ("frontend-3", "hung"),
+        ("frontend-3.next", "standby"),
+        ("frontend-4.old", "busy"),
+        ("frontend-5", "starting"),
+    ]
+    fronts = [ProcessStatus(name, state, uid_block=block) for block, (name, state) in enumerate(others, start=1)]
+    view.update(ProcessTable((*fronts, ProcessStatus("scheduler", "ready"))))
+    assert [status.name for status in view.other_fronts(1)] == ["frontend-3", "frontend-4.old"]
+    assert (view.name_of_front(5), view.name_of_front(9)) == ("frontend-4.old", None)

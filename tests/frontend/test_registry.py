@@ -102,7 +102,7 @@ def test_tokens_of_unknown_requests_are_dropped(caplog: pytest.LogCaptureFixture
     unknown = msgspec.structs.replace(opened.generations[0].message, uid=1)
     with caplog.at_level(logging.DEBUG):
         opened.registry.take(step([(unknown, 1, "x")]))
-    assert not opened.generations[0].has_news
+    assert not opened.generations[0].has_step
     assert "uid 1" in caplog.text
 
 

@@ -58,12 +58,12 @@ def test_entries_of_entries_are_cut_out_too() -> None:
         num_history_prompt=pack_int32([1, 1]),
         history_ids=pack_int32([7, 8, 1, 2, 3]),
     )
-    part = slice_columns(make_batch(logits_processing=edits), ROW, 3, 5).edits
+    part = slice_columns(make_batch(logits_processing=edits), ROW, 3, 5).logits_processing
     assert part is not None
     assert list(unpack_int32(part.penalty_rows)) == [0]
     assert part.repetition_penalties == pack_float32([4])
     assert list(unpack_int32(part.history_ids)) == [1, 2, 3]
-    assert slice_columns(make_batch(logits_processing=edits), ROW, 2, 4).edits is None
+    assert slice_columns(make_batch(logits_processing=edits), ROW, 2, 4).logits_processing is None
 
 
 def test_an_optional_column_that_says_nothing_is_empty() -> None:

@@ -17,7 +17,7 @@ from messages.errors import ChannelFullError
 from messages.replies import OpenStream, ToDetokenizer
 from messages.requests import AbortMsg, DropBefore, FramesLost, StopSeen, ToScheduler
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture
@@ -146,6 +146,24 @@ def test_a_full_channel_is_an_error_for_the_sender(socket_path: Path, monkeypatc
     with pytest.raises(ChannelFullError, match=r"x\.sock: 5 messages are waiting"):
         sender.send(StopSeen(5, 0))
     sender.close()
+
+
+def test_what_finds_no_room_is_dropped_and_told_once(
+    socket_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(messages.channels, "MAX_QUEUED_FRAMES", 5)
+    sender: Sender[Any] = Sender(socket_path)
+    for uid in range(8):
+        sender.send_or_drop(StopSeen(uid, 0))
+    receiver: Receiver[Any] = Receiver(socket_path, ToScheduler)
+    assert take(receiver, 5) == [StopSeen(uid, 0) for uid in range(5)]
+    sender.send_or_drop(StopSeen(8, 0))
+    assert take(receiver, 2) == [FramesLost("x", sender.sender_id, 6, 8), StopSeen(8, 0)]
+    told = [record.getMessage() for record in caplog.records if record.name == "sluice.channels"]
+    assert told[0].startswith("dropped StopSeen and what follows: ")
+    assert told[1].endswith("the receiver reads again; 3 messages were dropped")
+    sender.close()
+    receiver.close()
 
 
 def test_what_is_sent_while_a_receiver_is_replaced_reaches_the_next_one(socket_path: Path):

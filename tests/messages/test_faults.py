@@ -17,7 +17,7 @@ from messages.requests import FramesLost, StopSeen, ToScheduler
 from messages.run_dir import RunDir
 from messages.steps import Batch, ForwardOutput
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture
@@ -81,12 +81,12 @@ def test_a_corrupted_frame_is_a_lost_one(edge: Edge):
 
 
 def test_delayed_frames_keep_their_order(edge: Edge):
-    edge.faults.fault_edge(EdgeFault("scheduler", "delay", delay_s=1.0))
+    edge.faults.fault_edge(EdgeFault("scheduler", "delay", delay_s=4.0))
     began_s = time.monotonic()
     edge.send(1, 2, 3)
-    assert time.monotonic() - began_s < 2.5, "a sender that waits takes 3 s"
+    assert time.monotonic() - began_s < 10.0, "a sender that waits takes 12 s"
     assert edge.take_until(3) == [1, 2, 3]
-    assert time.monotonic() - began_s >= 1.0
+    assert time.monotonic() - began_s >= 4.0
 
 
 def test_a_process_has_only_its_own_edges(edge: Edge):

@@ -4,18 +4,20 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+import messages.channels
 from messages.channels import Receiver, Sender, Waiter
 from messages.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from messages.frontends import FrontendSenders
-from messages.replies import StepReplies, ToFrontend, UserReply
-from messages.requests import DropBefore
+from messages.replies import PrefilledRow, StepReplies, ToFrontend, Usage, UserReply
+from messages.requests import DropBefore, FramesLost
 from messages.run_dir import RunDir
 from messages.uids import UIDS_PER_BLOCK, frontend_socket
 
 N = UIDS_PER_BLOCK
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 class Frontends:
@@ -102,3 +104,35 @@ def test_what_is_for_a_frontend_that_is_gone_is_dropped_and_opens_no_way(fronten
     assert isinstance(part, StepReplies)
     assert list(unpack_int64(part.uids)) == [N + 1]
     assert frontends.senders.num_open == 1
+
+
+def test_each_frontend_hears_of_its_own_prompts(frontends: Frontends):
+    rows = tuple(PrefilledRow(uid, 0, Usage(5, 1)) for uid in (N + 1, 2 * N + 3))
+    frontends.senders.send(msgspec.structs.replace(step([N + 1, 2 * N + 3]), prefilled=rows))
+    for number, row in zip((1, 2), rows, strict=True):
+        part = frontends.take(number)
+        assert isinstance(part, StepReplies)
+        assert part.prefilled == (row,)
+
+
+def test_a_frontend_that_does_not_read_takes_nothing_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(messages.channels, "MAX_QUEUED_FRAMES", 100)
+    with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as directory:
+        run_dir = RunDir(Path(directory))
+        receiver: Receiver[ToFrontend] = Receiver(run_dir.socket(frontend_socket(2)), ToFrontend)
+        senders = FrontendSenders(lambda name: Sender(run_dir.socket(name)), Sender.close)
+        waiter = Waiter()
+        waiter.add_channel(receiver)
+        lost = FramesLost("detokenizer", 7, 1, 1)
+        for message in (*(step([N + 1, 2 * N + 2]) for _ in range(120)), lost):
+            senders.send(message)
+            waiter.wait(TIMEOUT_S)
+            (taken,) = receiver.take()
+            assert taken == lost or list(unpack_int64(taken.uids)) == [2 * N + 2]
+        senders.close()
+        receiver.close()
+    assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [
+        "dropped StepReplies and what follows"
+    ]

@@ -66,7 +66,7 @@ def test_a_process_that_ignores_the_end_of_its_launcher_is_ended_with_its_siblin
     os.close(lock)
     began_s = time.monotonic()
     assert guarded.stdout.readline() == "the launcher is gone\n"
-    assert guarded.wait(10) == sibling.wait(10) == -signal.SIGKILL
+    assert guarded.wait(30) == sibling.wait(30) == -signal.SIGKILL
     assert time.monotonic() - began_s > GRACE_S / 2
     assert not run_dir.path.exists()
     guarded.stdout.close()
@@ -103,7 +103,7 @@ def test_the_last_to_leave_an_abandoned_run_waits_for_the_others_but_not_for_eve
     began_s = time.monotonic()
     leave_abandoned_run(abandoned)
     assert time.monotonic() - began_s > GRACE_S / 2
-    assert sibling.wait(10) == -signal.SIGKILL
+    assert sibling.wait(30) == -signal.SIGKILL
     assert sibling.stdout is not None
     sibling.stdout.close()
     assert not abandoned.path.exists()

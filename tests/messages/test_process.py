@@ -35,7 +35,7 @@ from messages.requests import StopSeen, ToScheduler
 from messages.run_dir import RunDir, claim
 
 FACTS = ModelFacts(model_dir="/m", tokenizer_dir="/m", served_names=("m",), vocab_size=1, max_model_len=2)
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 class Launcher:

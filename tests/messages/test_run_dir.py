@@ -48,7 +48,7 @@ def test_what_an_abandoned_run_left_is_removed_and_its_processes_killed(tmp_path
     (run_dir.path / "traces").mkdir()
     os.close(lock)
     _, lock = claim(tmp_path / "run")
-    assert left_over.wait(10) == -9
+    assert left_over.wait(30) == -9
     assert stranger.poll() is None, "a process that has got the pid of one of ours must not be killed"
     assert [file.name for file in run_dir.path.iterdir()] == ["lock"]
     stranger.kill()
@@ -69,6 +69,16 @@ def test_a_directory_with_other_files_is_refused_and_left_alone(tmp_path: Path):
     (tmp_path / "link").symlink_to(tmp_path / "target")
     with pytest.raises(UsageError, match="is not a directory"):
         claim(tmp_path / "link")
+
+
+def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "run"
+    path.mkdir(mode=0o777)
+    own_uid = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own_uid + 1)
+    with pytest.raises(UsageError, match="belongs to another user"):
+        claim(path)
+    assert list(path.iterdir()) == []
 
 
 def test_a_path_too_long_for_a_socket_is_refused_before_anything_is_made(tmp_path: Path):

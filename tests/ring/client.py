@@ -17,6 +17,10 @@ from supervisor.order_line import OrderLine
 
 TIMEOUT_S = 60.0
 
+ADMIN_KEY = "sk-operator"
+OPERATOR = {"Authorization": f"Bearer {ADMIN_KEY}"}
+"""Headers of the operator of a server that was started with `ADMIN_KEY`."""
+
 
 OnTokens = Callable[[int], None]
 
@@ -135,7 +139,16 @@ class RingClient:
         return left
 
 
-GAUGES_OF_REQUESTS = {"held_requests", "requests", "requests_open", "waiting", "running", "streams", "pages_held"}
+GAUGES_OF_REQUESTS = {
+    "held_requests",
+    "requests_on_hold",
+    "requests",
+    "requests_open",
+    "waiting",
+    "running",
+    "streams",
+    "pages_held",
+}
 
 
 async def events_of(client: httpx.AsyncClient, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.server_process import ServerProcess
 from tests.checkpoints import build_checkpoint, write_tokenizer
 from tests.ring.bad_inputs import MAX_BODY_MB
-from tests.ring.client import RingClient
+from tests.ring.client import ADMIN_KEY, RingClient
 
 READY_TIMEOUT_S = 90.0
 TEST_TIMEOUT_S = 300
@@ -70,7 +70,7 @@ def start_ring() -> Iterator[Start]:
 def plain_ring(tiny_checkpoint: Path) -> Iterator[RingClient]:
     """A server for modules that want nothing special, and kill nothing."""
     with starting() as start:
-        yield start(tiny_checkpoint, "--dtype", "float32", "--max-body-mb", str(MAX_BODY_MB))
+        yield start(tiny_checkpoint, "--dtype", "float32", "--max-body-mb", str(MAX_BODY_MB), "--admin-key", ADMIN_KEY)
 
 
 @pytest.fixture(scope="session")

@@ -11,18 +11,20 @@ from tests.ring.client import RingClient
 pytestmark = pytest.mark.ring
 
 SECONDS = 8.0
+HOLD_FLAGS = ("--restart-hold-s", "50")
+"""A busy machine may take longer for a start than the default allows."""
 
 
 @pytest.fixture(scope="module")
 def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, *FLAGS)
+    return start_ring(tiny_checkpoint, *FLAGS, *HOLD_FLAGS)
 
 
 def test_every_stream_is_exact(ring: RingClient):
     counts = run_chaos(ring, SECONDS, seed=3, pause_s=(1.0, 2.5))
     print(report(counts))
     assert counts.wrong == []
-    assert (counts.lost, counts.doubled) == (0, 0)
+    assert (counts.lost, counts.doubled, counts.refused) == (0, 0, 0)
     assert counts.kills.total() >= 2
     assert counts.frames.total() >= 2
     assert counts.streams > 0

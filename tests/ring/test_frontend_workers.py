@@ -1,17 +1,22 @@
 """Several frontends on one port: the death of one ends its own connections, and nobody else's."""
 
 import asyncio
+import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from messages.uids import block_of
-from tests.ring.client import Generated, RingClient, events_of
+from tests.ring.client import Generated, RingClient, body, events_of
 from tests.ring.test_restart import check_same
 from tests.ring.test_rolling_restart import FLAGS, Load, make_requests, processes, replace
 
@@ -20,8 +25,12 @@ pytestmark = pytest.mark.ring
 NUM_STREAMS = 16
 MAX_STREAMS = 160
 MAX_TRIES = 5
-NAMES = {"frontend", "frontend-2", "tokenizer", "scheduler", "detokenizer"}
+COUNTED = ("_total", "_bucket", "_count", "_sum")
+FRONTENDS = ("frontend", "frontend-2")
+NAMES = {*FRONTENDS, "tokenizer", "scheduler", "detokenizer"}
 TIMEOUT_S = 60.0
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 @pytest.fixture(scope="module")
@@ -194,3 +203,173 @@ def test_one_dies_together_with_the_scheduler(
     whole = survivors_of(run)
     check_same([stream.result() for stream in whole], [undisturbed[stream.index] for stream in whole])
     ring.wait_until_empty()
+
+
+async def open_pinned(stack: AsyncExitStack, ring: RingClient) -> dict[int, httpx.AsyncClient]:
+    """Returns, for each frontend by its block of uids, a client whose one connection it holds."""
+    pinned: dict[int, httpx.AsyncClient] = {}
+    for _ in range(MAX_STREAMS // NUM_STREAMS):
+        limits = httpx.Limits(max_connections=1, keepalive_expiry=None)
+        clients = [httpx.AsyncClient(base_url=ring.url, timeout=TIMEOUT_S, limits=limits) for _ in range(NUM_STREAMS)]
+        for client in clients:
+            await stack.enter_async_context(client)
+        for client, block in zip(clients, await asyncio.gather(*map(block_behind, clients)), strict=True):
+            pinned[block] = client
+        if len(pinned) == 2:
+            return pinned
+    raise AssertionError("one frontend takes every connection")
+
+
+async def block_behind(client: httpx.AsyncClient) -> int:
+    reply = await client.post("/generate", json=body("a", max_tokens=1, stream=False, timeout_s=TIMEOUT_S))
+    assert reply.status_code == 200, reply.text
+    assert "uid" in reply.json(), reply.text
+    return block_of(reply.json()["uid"])
+
+
+async def is_held_by(client: httpx.AsyncClient, pid: int) -> bool:
+    """Tells whether process `pid` has the one connection of `client`."""
+    async with client.stream("GET", "/ping") as reply:
+        _, port, *_ = reply.extensions["network_stream"].get_extra_info("client_addr")
+        connections = psutil.Process(pid).net_connections("tcp")
+        await reply.aread()
+    return any(connection.raddr and connection.raddr.port == port for connection in connections)
+
+
+async def scrape(client: httpx.AsyncClient) -> Samples:
+    """Returns the value of each sample by its name and labels."""
+    reply = await client.get("/metrics")
+    assert reply.status_code == 200, reply.text
+    samples = [sample for family in text_string_to_metric_families(reply.text) for sample in family.samples]
+    found = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+    assert len(found) == len(samples), "a series comes twice"
+    return found
+
+
+def by_worker(samples: Samples, name: str) -> dict[str, float]:
+    """Returns the sum of the samples `name` of each worker."""
+    found: dict[str, float] = {}
+    for (sample, labels), value in samples.items():
+        if sample == name:
+            worker = dict(labels)["worker"]
+            found[worker] = found.get(worker, 0.0) + value
+    return found
+
+
+@asynccontextmanager
+async def held_on_both(ring: RingClient, request: dict[str, Any]) -> AsyncIterator[list[Stream]]:
+    """Streams that wait while the scheduler is stopped, some at each frontend; after the block all have ended."""
+    streams: list[Stream] = []
+    async with ring.connect() as client, asyncio.TaskGroup() as group, asyncio.timeout(2 * TIMEOUT_S):
+        while len(streams) < 3 * NUM_STREAMS or min([await num_requests(client, name) for name in FRONTENDS]) < 2:
+            assert len(streams) < MAX_STREAMS, "one frontend takes every connection"
+            wave = [Stream(len(streams) + index) for index in range(NUM_STREAMS)]
+            streams += wave
+            for stream in wave:
+                group.create_task(stream.follow(client, request))
+            while sum([await num_requests(client, name) for name in FRONTENDS]) < len(streams):
+                await asyncio.sleep(0.05)
+        yield streams
+
+
+async def num_requests(client: httpx.AsyncClient, process: str) -> float:
+    return (await processes(client))[process]["gauges"].get("requests", 0)
+
+
+@asynccontextmanager
+async def stopped(ring: RingClient, process: str) -> AsyncIterator[None]:
+    """Process `process` does not turn while the block runs; keep it shorter than the hang timeout."""
+    pid = ring.status(process)["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def pinned_test(ring: RingClient, run: Callable[[dict[int, httpx.AsyncClient]], Coroutine[Any, Any, None]]) -> None:
+    """Runs a test with a connection to each frontend."""
+
+    async def run_pinned() -> None:
+        async with AsyncExitStack() as stack:
+            await run(await open_pinned(stack, ring))
+
+    ring.wait_until_empty()
+    asyncio.run(run_pinned())
+    ring.wait_until_empty()
+
+
+def test_a_scrape_shows_every_frontend_whichever_answers(ring: RingClient):
+    async def run(pinned: dict[int, httpx.AsyncClient]) -> None:
+        scrapes = [await scrape(client) for client in (*pinned.values(), *pinned.values())]
+        for name in ("vllm:request_success_total", "vllm:generation_tokens_total", "http_requests_total"):
+            seen = [by_worker(each, name) for each in scrapes]
+            for before, after in pairwise(seen):
+                assert set(before) == set(after) == {"frontend", "frontend-2"}
+                assert all(0 < before[worker] <= after[worker] for worker in before), (name, before, after)
+        for before, after in pairwise(scrapes):
+            fallen = [key for key in before if key[0].endswith(COUNTED) and not before[key] <= after.get(key, -1.0)]
+            assert not fallen, fallen
+        assert all(each["sluice_frontends_missing", frozenset()] == 0 for each in scrapes)
+
+    pinned_test(ring, run)
+
+
+@pytest.fixture(scope="module")
+def narrow_ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
+    """So few rows that a wave of streams takes long."""
+    return start_ring(tiny_checkpoint, "--dtype", "float32", "--max-num-seqs", "1", "--frontend-workers", "2")
+
+
+@pytest.mark.parametrize("order", [{"request_id": "of-both"}, {"all": True}])
+def test_each_frontend_knows_the_load_of_all_and_aborts_requests_of_all(narrow_ring: RingClient, order: dict[str, Any]):
+    request = body("a", max_tokens=250, ignore_eos=True, request_id="of-both")
+
+    async def run(pinned: dict[int, httpx.AsyncClient]) -> None:
+        async with AsyncExitStack() as stack:
+            async with stopped(narrow_ring, "scheduler"):
+                streams = await stack.enter_async_context(held_on_both(narrow_ring, request))
+                loads = [(await client.get("/load")).json() for client in pinned.values()]
+                health = [(await client.get("/health")).json()["processes"] for client in pinned.values()]
+            flushes = [(await client.post("/flush_cache", json={})).status_code for client in pinned.values()]
+            reply = (await pinned[max(pinned)].post("/abort_request", json=order)).json()
+        for load in loads:
+            assert (load["server_load"], load["frontends_missing"]) == (len(streams), 0)
+        for name in FRONTENDS:
+            assert health[0][name]["gauges"].keys() == health[1][name]["gauges"].keys()
+        assert flushes == [409, 409]
+        assert reply["frontends_missing"] == 0
+        assert {block_of(uid) for uid in reply["aborted"]} == set(pinned)
+        aborted = [stream.last["uid"] for stream in streams if stream.last["finish_reason"] == "abort"]
+        assert sorted(reply["aborted"]) == sorted(aborted)
+
+    pinned_test(narrow_ring, run)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_frontend_that_does_not_answer_holds_nobody_up(ring: RingClient, how: signal.Signals):
+    """Its series are missing from the scrape, which says so where it was there to be asked."""
+
+    async def run(pinned: dict[int, httpx.AsyncClient]) -> None:
+        victim = "frontend-2"
+        (client,) = [each for each in pinned.values() if await is_held_by(each, ring.status("frontend")["pid"])]
+        num_restarts = await asyncio.to_thread(ring.kill, victim, how)
+        scrapes: list[Samples] = []
+        aborts: list[tuple[int, int]] = []
+        async with asyncio.timeout(TIMEOUT_S):
+            while not scrapes or (await processes(client))[victim]["num_restarts"] < num_restarts:
+                scrapes.append(await scrape(client))
+                reply = await client.post("/abort_request", json={"all": True})
+                aborts.append((reply.status_code, reply.json()["frontends_missing"]))
+        await wait_until_back(client, victim, num_restarts)
+        assert all(by_worker(each, "vllm:generation_tokens_total")["frontend"] > 0 for each in scrapes)
+        assert all(status == 200 for status, _ in aborts)
+        if how == signal.SIGSTOP:
+            assert scrapes[0]["sluice_frontends_missing", frozenset()] == 1
+            assert by_worker(scrapes[0], "vllm:generation_tokens_total").keys() == {"frontend"}
+            assert aborts[0] == (200, 1)
+        after = await scrape(client)
+        assert after["sluice_frontends_missing", frozenset()] == 0
+        assert by_worker(after, "vllm:generation_tokens_total").keys() == set(FRONTENDS)
+
+    pinned_test(ring, run)

@@ -78,6 +78,40 @@ def test_a_stream_is_the_completion(client: OpenAI):
     assert {chunk.id for chunk in chunks} == {last.id}
 
 
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_every_chunk_tells_the_usage_up_to_itself(client: OpenAI, is_chat: bool):
+    text = f"The {'second' if is_chat else 'first'} scene, in which nobody speaks.\n" * 4
+    options: dict[str, Any] = {"include_usage": True, "continuous_usage_stats": True}
+    params: dict[str, Any] = {"model": MODEL, "max_tokens": 8, "stream": True, "stream_options": options}
+    cached: list[int] = []
+    for _ in range(2):
+        if is_chat:
+            stream = client.chat.completions.create(messages=[{"role": "user", "content": text}], **params)
+        else:
+            stream = client.completions.create(prompt=text, **params)
+        usages = [chunk.usage.model_dump() for chunk in stream]
+        counts = [usage["completion_tokens"] for usage in usages]
+        assert counts == sorted(counts)
+        assert (counts[0] == 0) == is_chat
+        assert len({(usage["prompt_tokens"], *usage["prompt_tokens_details"].values()) for usage in usages}) == 1
+        assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+        cached.append(usages[0]["prompt_tokens_details"]["cached_tokens"])
+    assert cached[0] < cached[1]
+
+
+def test_a_long_prompt_may_be_cut(client: OpenAI, ring: RingClient):
+    text = PROMPT + " Juliet is the sun." * 400
+    with pytest.raises(openai.BadRequestError):
+        complete(client, prompt=text)
+    for side, num_tokens, kept in (("left", 20, 20), ("right", 20, 20), ("left", -1, 1016)):
+        cut = {"truncate_prompt_tokens": num_tokens, "truncation_side": side, "return_token_ids": True}
+        reply = complete(client, prompt=text, max_tokens=8, extra_body=cut)
+        assert usage_of(reply).prompt_tokens == kept
+        ids = reply.choices[0].model_dump()["prompt_token_ids"]
+        all_ids = httpx.post(f"{ring.url}/tokenize", json={"prompt": text}, timeout=TIMEOUT_S).json()["tokens"]
+        assert ids == (all_ids[-kept:] if side == "left" else all_ids[:kept])
+
+
 def test_choices_and_prompts_at_once_are_those_that_come_alone(client: OpenAI):
     prompts = [PROMPT, "JULIET:\nO Romeo, Romeo, wherefore art thou"]
     sampled = {"max_tokens": 8, "temperature": 1.0}

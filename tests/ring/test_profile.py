@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import stat
 import subprocess
 import threading
 from bisect import bisect_left, bisect_right
@@ -15,7 +16,7 @@ import pytest
 
 from benchmarks.server_process import LAUNCH
 from kernels.cpu.library import SIGNATURES
-from tests.ring.client import RingClient, body
+from tests.ring.client import OPERATOR, RingClient, body
 from tests.ring.perfetto_engine import open_trace
 
 pytestmark = pytest.mark.ring
@@ -195,18 +196,19 @@ def test_perfettos_own_trace_processor_reads_it(trace_file: Path, trace: Trace):
 
 def test_over_http(ring: RingClient):
     with load(ring):
-        started = httpx.post(f"{ring.url}/start_profile", timeout=60.0)
-        again = httpx.post(f"{ring.url}/start_profile", timeout=60.0)
+        started = httpx.post(f"{ring.url}/start_profile", headers=OPERATOR, timeout=60.0)
+        again = httpx.post(f"{ring.url}/start_profile", headers=OPERATOR, timeout=60.0)
         ring.generate([5, 6, 7], max_tokens=20, ignore_eos=True)
-        stopped = httpx.post(f"{ring.url}/stop_profile", timeout=60.0)
+        stopped = httpx.post(f"{ring.url}/stop_profile", headers=OPERATOR, timeout=60.0)
     assert (started.status_code, again.status_code, stopped.status_code) == (200, 409, 200)
     assert started.json()["processes"] == ["detokenizer", "frontend", "scheduler", "tokenizer"]
     file = Path(stopped.json()["file"])
     try:
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert set(Trace(file).pids) == {"detokenizer", "frontend", "scheduler", "tokenizer"}
     finally:
         file.unlink()
-    assert httpx.post(f"{ring.url}/stop_profile", timeout=60.0).status_code == 409
+    assert httpx.post(f"{ring.url}/stop_profile", headers=OPERATOR, timeout=60.0).status_code == 409
 
 
 def test_a_profile_of_one_process(ring: RingClient, tmp_path: Path):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ring
 
 NUM_STREAMS = 12
 MAX_TRIES = 5
-HANG_TIMEOUT_S = 3.0
+HANG_TIMEOUT_S = 8.0
 FLAGS = ("--dtype", "float32", "--hang-timeout-s", str(HANG_TIMEOUT_S), "--max-restarts-per-min", "100")
 
 

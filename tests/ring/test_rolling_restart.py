@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.ring.client import Generated, RingClient, body, collect
+from tests.ring.client import ADMIN_KEY, OPERATOR, Generated, RingClient, body, collect
 from tests.ring.test_restart import check_same
 
 pytestmark = pytest.mark.ring
@@ -23,7 +23,7 @@ ALL = ("tokenizer", "detokenizer", "scheduler", "frontend")
 
 @pytest.fixture(scope="module")
 def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, *FLAGS)
+    return start_ring(tiny_checkpoint, *FLAGS, "--admin-key", ADMIN_KEY)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ class Load:
 async def replace(client: httpx.AsyncClient, process: str, **params: float) -> None:
     """Has `process` replaced, and returns when the old one is gone."""
     before = await processes(client)
-    reply = await client.post(f"/admin/restart/{process}", params=params, timeout=ORDER_TIMEOUT_S)
+    reply = await client.post(f"/admin/restart/{process}", params=params, headers=OPERATOR, timeout=ORDER_TIMEOUT_S)
     assert reply.status_code == 200, reply.text
     async with asyncio.timeout(ORDER_TIMEOUT_S):
         while set(now := await processes(client)) != set(before):
@@ -108,7 +108,7 @@ async def replace(client: httpx.AsyncClient, process: str, **params: float) -> N
 
 
 async def processes(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
-    reply = await client.get("/admin/processes")
+    reply = await client.get("/admin/processes", headers=OPERATOR)
     assert reply.status_code == 200, reply.text
     return {process["name"]: process for process in reply.json()["processes"]}
 
@@ -160,9 +160,9 @@ def test_a_frontend_leaves_after_its_last_stream(
             begun = asyncio.Event()
             old = [asyncio.create_task(collect(client, request, lambda _: begun.set())) for request in requests]
             await begun.wait()
-            await client.post("/admin/restart/frontend")
+            await client.post("/admin/restart/frontend", headers=OPERATOR)
             new = [asyncio.create_task(collect(client, request)) for request in requests]
-            reply = await client.post("/admin/restart/detokenizer", timeout=ORDER_TIMEOUT_S)
+            reply = await client.post("/admin/restart/detokenizer", headers=OPERATOR, timeout=ORDER_TIMEOUT_S)
             assert reply.status_code == 200, reply.text
             return list(await asyncio.gather(*old)), list(await asyncio.gather(*new))
 
@@ -181,6 +181,6 @@ def wait_until_one_frontend(ring: RingClient) -> None:
 
 def test_an_order_that_cannot_be_carried_out_is_an_error(ring: RingClient):
     url = f"{ring.url}/admin/restart"
-    assert httpx.post(f"{url}/nobody").status_code == 404
-    assert httpx.post(f"{url}/tokenizer", params={"timeout_s": "soon"}).status_code == 400
-    assert httpx.get(f"{url}/tokenizer").status_code == 405
+    assert httpx.post(f"{url}/nobody", headers=OPERATOR).status_code == 404
+    assert httpx.post(f"{url}/tokenizer", params={"timeout_s": "soon"}, headers=OPERATOR).status_code == 400
+    assert httpx.get(f"{url}/tokenizer", headers=OPERATOR).status_code == 405

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from messages.columns import pack_int32, unpack_int32, unpack_int64
-from messages.replies import CacheFlushed, DetokenizeMsg, FinishedRow, OpenStream, PromptScored, ToDetokenizer
+from messages.replies import CacheFlushed, DetokenizeMsg, FinishedRow, OpenStream, PromptScored, ToDetokenizer, Usage
 from messages.requests import DropBefore, SamplingParams, Stamps, ToScheduler, UserMsg
 from messages.steps import LogprobColumns
-from scheduler_proc.deciding.block_manager import BlockManager
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
@@ -36,6 +36,7 @@ class Inbox:
         self.opened: dict[tuple[int, int], OpenStream] = {}
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.finished: dict[tuple[int, int], FinishedRow] = {}
+        self.prefilled: dict[tuple[int, int], Usage] = {}
         self.logprobs: dict[tuple[int, int], list[Score]] = {}
         self.scores: dict[tuple[int, int], list[Score]] = {}
         self.flushed: list[CacheFlushed] = []
@@ -77,6 +78,9 @@ class Inbox:
             assert opened.num_prompt_logprobs is None or (uid, attempt) in self.scores, "a token before the scores"
             self.tokens[uid, attempt].append(token_id)
             self.step_ids.append(message.step_id)
+        for row in message.prefilled:
+            assert row.uid in uids, "prefilled without a token"
+            self.prefilled[row.uid, row.attempt] = row.usage
         self._take_logprobs(message)
         for row in message.finished:
             key = (row.uid, row.attempt)
@@ -112,7 +116,7 @@ class Bench:
         eos_token_id: int = EOS,
     ):
         self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,))
-        self.cache = BlockManager(num_pages, page_size, is_sharing)
+        self.cache = BlockAllocator(num_pages, page_size, is_sharing)
         self.scheduler = Scheduler(self.cache, self.limits, Budget(max_num_seqs, max_num_batched_tokens))
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
         self.inbox = Inbox()

@@ -18,7 +18,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch, model: ModelConfig, folder: Path)
     prefetch(model, folder)
     for thread in threading.enumerate():
         if thread.name == "read-ahead":
-            thread.join(timeout=10)
+            thread.join(timeout=30)
     return offsets
 
 

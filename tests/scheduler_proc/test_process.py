@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -156,13 +157,17 @@ def test_a_failed_integrity_check_is_logged_with_the_gauges(caplog: pytest.LogCa
     assert record.exc_info is not None
 
 
-def test_a_detokenizer_that_does_not_read_is_no_reason_to_stop(caplog: pytest.LogCaptureFixture):
-    class FullSender:
-        def send(self, message: ToDetokenizer) -> None:
-            raise ChannelFullError("full")
+def test_a_detokenizer_that_does_not_read_is_no_reason_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def find_no_room(sender: Sender[ToDetokenizer], message: ToDetokenizer) -> None:
+        raise ChannelFullError("full")
 
+    monkeypatch.setattr(Sender, "send", find_no_room)
+    sender: Sender[ToDetokenizer] = Sender(tmp_path / "x.sock")
     bench = Bench()
     bench.scheduler.take(user_msg(1, [1, 2]))
-    send_replies(bench.scheduler, FullSender())
-    assert "dropped OpenStream: full" in caplog.text
+    send_replies(bench.scheduler, sender)
+    sender.close()
+    assert "dropped OpenStream and what follows: full" in caplog.text
     assert bench.scheduler.schedule() is not None

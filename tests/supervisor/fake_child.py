@@ -35,8 +35,9 @@ def serve_until_stopped(link: ProcessLink) -> None:
 
 
 def show(status: ProcessStatus) -> str:
-    """Returns `name=state`, with the incarnation where it is not the first."""
-    return f"{status.name}={status.state}" + (f".{status.incarnation}" if status.incarnation > 1 else "")
+    """Returns `name=state`, with the incarnation where it is not the first, and what follows a hang."""
+    end = ".killed" if status.state == "hung" and status.is_killed else ""
+    return f"{status.name}={status.state}" + (f".{status.incarnation}" if status.incarnation > 1 else "") + end
 
 
 def serve_only_the_first(link: ProcessLink) -> None:

@@ -20,7 +20,7 @@ FILES = {
     "rust_model.ot": b"rust",
 }
 TEXTS = {"config.json", "tokenizer.json"}
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 def fetch(home: Path, endpoint: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -98,7 +98,7 @@ def test_a_cache_without_all_shards_does_not_serve(tmp_path: Path, closed_endpoi
 def test_an_unreachable_hub_ends_in_one_message_with_the_ways_out(tmp_path: Path, closed_endpoint: str):
     began_s = time.monotonic()
     result = fetch(tmp_path, closed_endpoint, "gpt2", "--revision", "v2")
-    assert time.monotonic() - began_s < 15
+    assert time.monotonic() - began_s < 40
     assert result.returncode == 1
     assert result.stderr == ""
     for part in (
@@ -118,7 +118,7 @@ def test_a_hub_that_accepts_and_never_answers_is_given_up_in_time(tmp_path: Path
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began_s = time.monotonic()
         result = fetch(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}", "gpt2")
-        assert time.monotonic() - began_s < 15
+        assert time.monotonic() - began_s < 40
     assert result.returncode == 1
     assert "cannot find the model 'gpt2'" in result.stdout
 

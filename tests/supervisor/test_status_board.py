@@ -1,5 +1,5 @@
 from messages.control import Beat
-from messages.histograms import HistogramCounts
+from messages.histograms import BOUNDS, Counted, HistogramCounts
 from supervisor.status_board import BEAT_INTERVAL_S, CHANGE_INTERVAL_S, StatusBoard
 
 S = 1_000_000_000
@@ -48,6 +48,41 @@ def test_states_follow_the_life_of_a_process():
     assert board.status("a").num_restarts == 1
 
 
+def counts(first: int) -> dict[str, HistogramCounts]:
+    return {"step_rows": HistogramCounts((first, *([0] * len(BOUNDS["step_rows"]))), 2.0 * first)}
+
+
+def test_what_a_process_has_counted_outlives_it_and_its_successors():
+    board = StatusBoard(["scheduler"], hang_timeout_s=5.0)
+    for pid, num_steps in enumerate((3, 4), start=1):
+        board.started("scheduler", pid, pid)
+        board.ready("scheduler")
+        board.beat("scheduler", Beat(LATER, gauges={"steps": 1.0, "running": 2.0}, histograms=counts(1)))
+        gauges = {"steps": float(num_steps), "running": 2.0}
+        board.beat("scheduler", Beat(LATER, gauges=gauges, histograms=counts(num_steps)))
+        board.ended("scheduler")
+        board.restarting("scheduler")
+    board.started("scheduler", 3, 3)
+    assert board.status("scheduler").counted == Counted({"steps": 7.0}, counts(7))
+    board.ready("scheduler")
+    board.beat("scheduler", Beat(LATER, gauges={"steps": 1.0, "prompt_tokens": 5.0}))
+    counted = board.status("scheduler").counted
+    assert counted == Counted({"steps": 8.0, "prompt_tokens": 5.0}, counts(7))
+
+
+def test_a_successor_by_order_goes_on_counting():
+    board = StatusBoard(["scheduler"], hang_timeout_s=5.0)
+    board.started("scheduler", 1, 1)
+    board.beat("scheduler", Beat(LATER, gauges={"steps": 3.0}, histograms=counts(3)))
+    board.add("scheduler.next")
+    board.started("scheduler.next", 2, 2)
+    board.ended("scheduler")
+    board.waiting_for_successor("scheduler")
+    board.rename("scheduler.next", "scheduler")
+    board.beat("scheduler", Beat(LATER, gauges={"steps": 2.0}, histograms=counts(2)))
+    assert board.status("scheduler").counted == Counted({"steps": 5.0}, counts(5))
+
+
 def test_a_process_without_beats_is_hung_once_and_a_beat_brings_it_back():
     board = make_ready()
     board.beat("b", Beat(LATER + 3 * S))
@@ -59,6 +94,19 @@ def test_a_process_without_beats_is_hung_once_and_a_beat_brings_it_back():
     assert board.beat("a", Beat(LATER + 8 * S))
     assert board.status("a").state == "ready"
     assert not board.beat("a", Beat(LATER + 8 * S))
+
+
+def test_one_that_hung_and_was_killed_is_shown_as_such_until_its_successor_starts():
+    board = make_ready()
+    board.find_newly_hung(LATER + 6 * S)
+    board.publish(LATER + 6 * S)
+    board.killed("a")
+    assert board.due_in_s(LATER + 7 * S) == 0
+    assert (board.status("a").state, board.status("a").is_killed, board.status("b").is_killed) == ("hung", True, False)
+    board.ended("a")
+    board.restarting("a")
+    board.started("a", 11, 2)
+    assert not board.status("a").is_killed
 
 
 def test_nothing_new_means_nothing_is_due():

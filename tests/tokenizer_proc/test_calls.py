@@ -6,7 +6,7 @@ from messages.replies import DecodeReply, EncodeReply
 from messages.requests import DecodeMsg, EncodeMsg
 from tests.tokenizer_proc.parts import chat, encoding_of, templates_of, user
 from tokenizer_proc import calls
-from tokenizer_proc.encoding import Encoding
+from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
 
 LETTERS = encoding_of(lambda text: [ord(char) for char in text])
 WITH_BEGINNING = Encoding(lambda text, add: [1] * add + LETTERS.encode(text), LETTERS.to_text, LETTERS.token_of, 1)
@@ -32,7 +32,7 @@ def test_an_id_without_a_token_has_an_empty_one() -> None:
 
 
 def test_a_text_may_be_longer_than_the_context_but_not_without_limit() -> None:
-    message = EncodeMsg(5, "a" * (calls.MAX_CALL_CHARS + 1))
+    message = EncodeMsg(5, "a" * (MAX_ENCODED_CHARS + 1))
     with pytest.raises(RequestError, match="at most"):
         calls.encode(message, LETTERS, templates_of())
 

@@ -119,6 +119,17 @@ def test_a_tokenizer_that_is_python_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("keep_torch")
+def test_code_beside_a_tokenizer_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "unheard-of"}', encoding="ascii")
+    settings = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="ascii")
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')\nclass Own: pass\n", encoding="ascii")
+    with pytest.raises(BootError):
+        load_encoding(str(tmp_path))
+    assert not (tmp_path / "was_run").exists()
+
+
+@pytest.mark.usefixtures("keep_torch")
 def test_no_tokenizer_at_all(tmp_path: Path) -> None:
     with pytest.raises(BootError, match=rf"{tmp_path} has no tokenizer.json, nor any of vocab.json, .*--tokenizer"):
         load_encoding(str(tmp_path))

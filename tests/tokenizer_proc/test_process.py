@@ -8,11 +8,10 @@ import psutil
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from messages.channels import Sender
 from messages.columns import pack_int32, unpack_int32
 from messages.config import Config, ModelConfig, ModelFacts
 from messages.control import BootFailed
-from messages.errors import BootError, ChannelFullError
+from messages.errors import BootError
 from messages.replies import DecodeReply, EncodeReply, ToFrontend, UserReply
 from messages.requests import (
     AbortMsg,
@@ -29,7 +28,7 @@ from messages.requests import (
 )
 from tests.fake_launcher import FakeLauncher
 from tests.tokenizer_proc.parts import chat, encoding_of, templates_of, user
-from tokenizer_proc.process import TextServer, load_server, send_or_drop
+from tokenizer_proc.process import TextServer, load_server
 
 
 def config_of(tokenizer_dir: Path, vocab_size: int = 8, max_model_len: int = 16, chat_template: str = "") -> Config:
@@ -182,19 +181,6 @@ def test_the_older_files_need_no_torch(tmp_path: Path) -> None:
         assert list(unpack_int32(launcher.take_one(scheduler).input_ids)) == [alphabet.index("h"), alphabet.index("i")]
         assert process.memory_info().rss < 150 * 2**20
         assert not [file.path for file in process.memory_maps() if "torch" in file.path]
-
-
-class FullChannel(Sender[ToScheduler]):
-    def __init__(self) -> None:
-        pass
-
-    def send(self, message: ToScheduler) -> None:
-        raise ChannelFullError("full")
-
-
-def test_a_scheduler_that_does_not_read_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
-    send_or_drop(FullChannel(), AbortMsg(1, 0))
-    assert "dropped AbortMsg: full" in caplog.text
 
 
 class RustPanic(BaseException):

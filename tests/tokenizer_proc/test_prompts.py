@@ -1,14 +1,16 @@
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import RequestError
-from messages.requests import ChatPrompt, SamplingParams, Stamps, TokenizeMsg
+from messages.requests import ChatPrompt, SamplingParams, Stamps, TokenizeMsg, Truncation
 from tests.tokenizer_proc.parts import chat, encoding_of, templates_of, user
+from tokenizer_proc.encoding import MAX_ENCODED_CHARS
 from tokenizer_proc.prompts import PromptReader
 
 VOCAB_SIZE, MAX_MODEL_LEN, LONGEST = 256, 16, 4
@@ -150,6 +152,7 @@ def test_a_text_with_a_token_that_the_model_does_not_have() -> None:
     assert "Token id 300" in str(refusal_of("a日"))
 
 
+@settings(deadline=None)
 @given(text=st.text("a ", max_size=100))
 def test_long_texts_are_refused_just_as_if_all_of_them_were_tokenized(text: str) -> None:
     fits = 0 < len(encode_letters(text)) < MAX_MODEL_LEN
@@ -174,3 +177,63 @@ def test_the_work_for_a_long_text_is_bounded(letter: str) -> None:
     refusal = refusal_of(letter * 1_000_000, reader_of(encode))
     assert "the request has at least" in str(refusal)
     assert num_chars_encoded <= 2 * MAX_MODEL_LEN * LONGEST
+
+
+LONG = "abcdefghijklmnopqrstuvwxyz"
+
+
+def cut(content: str | list[int], num_tokens: int, max_tokens: int = 5, **fields: Any) -> str:
+    """Returns what is left of a prompt."""
+    message = prompt(content, max_tokens, truncation=Truncation(num_tokens, **fields))
+    read = reader_of().read(message)
+    num_left = MAX_MODEL_LEN - len(unpack_int32(read.input_ids))
+    assert read.sampling_params.max_tokens == min(max_tokens, num_left)
+    return bytes(unpack_int32(read.input_ids).tolist()).decode()
+
+
+@pytest.mark.parametrize("content", [LONG, list(LONG.encode())])
+def test_a_prompt_is_cut_to_its_last_tokens_or_its_first(content: str | list[int]) -> None:
+    assert cut(content, 3) == "xyz"
+    assert cut(content, 3, side="right") == "abc"
+    assert cut(content, 15) == LONG[-15:]
+    assert cut(content[:2], 3) == "ab"
+
+
+def test_minus_one_leaves_room_for_the_output() -> None:
+    assert cut(LONG, -1, max_tokens=6) == LONG[-10:]
+    assert cut(LONG, -1, max_tokens=6, side="right") == LONG[:10]
+    assert cut(LONG, -1, max_tokens=0) == LONG[-16:]
+    for as_much_as_there_is in (16, 1000):
+        assert cut(LONG, -1, max_tokens=as_much_as_there_is) == LONG[-15:]
+    assert cut("abc", -1, max_tokens=6) == "abc"
+
+
+def test_a_chat_is_cut_after_it_is_rendered() -> None:
+    message = msgspec.structs.replace(chat_message(chat(user("abcdef"))), truncation=Truncation(11))
+    assert bytes(unpack_int32(reader_of().read(message).input_ids).tolist()) == b"\nassistant:"
+
+
+def test_one_text_may_be_cut_in_several_ways() -> None:
+    reader = reader_of()
+    for num_tokens in (3, 5, 3):
+        read = reader.read(prompt(LONG, truncation=Truncation(num_tokens)))
+        assert bytes(unpack_int32(read.input_ids).tolist()).decode() == LONG[-num_tokens:]
+    refusal_of(LONG, reader)
+
+
+def test_a_text_far_beyond_all_contexts_is_not_cut() -> None:
+    reader = reader_of(lambda text: list(text.encode()))
+    read = reader.read(prompt("a" * MAX_ENCODED_CHARS, truncation=Truncation(3)))
+    assert list(unpack_int32(read.input_ids)) == [97] * 3
+    with pytest.raises(RequestError) as raised:
+        reader.read(prompt("a" * (MAX_ENCODED_CHARS + 1), truncation=Truncation(3)))
+    assert f"at most {MAX_ENCODED_CHARS}" in str(raised.value)
+    assert raised.value.info.param == "prompt"
+
+
+def test_what_is_left_must_be_valid() -> None:
+    assert cut([300, 97], 1) == "a"
+    with pytest.raises(RequestError, match="empty"):
+        cut([], 3)
+    with pytest.raises(RequestError, match="Token id 300"):
+        cut([97, 300], 1)

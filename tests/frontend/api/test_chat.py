@@ -7,8 +7,8 @@ import pytest
 
 from messages.columns import pack_int32
 from messages.errors import ErrorInfo
-from messages.replies import PromptReply, Usage
-from messages.requests import ChatPrompt, TokenizeMsg
+from messages.replies import PrefilledRow, PromptReply, Usage
+from messages.requests import ChatPrompt, TokenizeMsg, Truncation
 from tests.frontend.frontend_run import Call, FrontendRun, final, scored, step
 
 PATH = "/v1/chat/completions"
@@ -76,6 +76,26 @@ def test_a_stream_begins_with_the_role_of_each_choice(server: FrontendRun):
         assert "".join(choice["delta"].get("content", "") for choice in mine) == text
         assert [choice["finish_reason"] is not None for choice in mine] == [False] * (len(mine) - 1) + [True]
     assert (last["choices"], last["usage"]["total_tokens"]) == ([], 8)
+
+
+@pytest.mark.parametrize("is_over_at_once", [False, True])
+def test_the_usage_of_a_chunk_is_that_of_what_has_been_sent(server: FrontendRun, is_over_at_once: bool):
+    options = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "stream": True}
+    call, (message,) = send(server, messages=[USER, HALF], continue_final_message=True, echo=True, **options)
+    with call:
+        prefilled = (PrefilledRow(message.uid, 0, Usage(20, 16)),)
+        chunks: list[dict[str, Any]] = []
+        if not is_over_at_once:
+            server.send(step([(message, 1, "a")], prefilled=prefilled))
+            chunks += [json.loads(call.next_event()[6:]) for _ in range(3)]
+        server.send(final(message, "b", (2,), usage=Usage(20, 16, 1 if is_over_at_once else 2)))
+        chunks += call.events()
+    usages = [chunk["usage"] for chunk in chunks]
+    expected = [0, 0, 1, 1] if is_over_at_once else [0, 0, 1, 2, 2]
+    assert [usage["completion_tokens"] for usage in usages] == expected
+    assert {usage["prompt_tokens"] for usage in usages} == {20}
+    assert [usage["total_tokens"] for usage in usages] == [20 + num for num in expected]
+    assert {usage["prompt_tokens_details"]["cached_tokens"] for usage in usages} == {16}
 
 
 def test_max_completion_tokens_wins(server: FrontendRun):
@@ -172,7 +192,9 @@ def test_tools_that_shall_not_be_used_are_taken(server: FrontendRun):
         ({"messages": None}, "messages", "got null"),
         ({"messages": "hi"}, "messages", "a list of messages"),
         ({"messages": [{"content": "hi"}]}, "messages", "(at messages[0])"),
-        ({"messages": [{"role": "robot", "content": "hi"}]}, "messages", "(at messages[0].role)"),
+        ({"messages": [{"role": 5, "content": "hi"}]}, "messages", "(at messages[0].role)"),
+        ({"messages": [{"role": "", "content": "hi"}]}, "messages", "(at messages[0].role)"),
+        ({"messages": [{"role": "r" * 65, "content": "hi"}]}, "messages", "1 to 64 characters"),
         ({"messages": [USER, {"role": "user"}]}, "messages", "messages[1].content is required"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages", "(at messages[0].content)"),
         (
@@ -185,9 +207,13 @@ def test_tools_that_shall_not_be_used_are_taken(server: FrontendRun):
         ({"top_logprobs": 2}, "top_logprobs", "logprobs to be true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
         ({"logprobs": 2}, "logprobs", "true or false, got 2"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens", "from 1, got 0"),
-        ({"max_tokens": 0}, "max_tokens", "from 1, got 0"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "from 1 to 2147483647, got 0"),
+        ({"max_completion_tokens": 2**31}, "max_completion_tokens", "to 2147483647, got 2147483648"),
+        ({"max_tokens": 0}, "max_tokens", "from 1 to 2147483647, got 0"),
         ({"n": 2, "temperature": 0}, "n", "greedy"),
+        ({"n": 65}, "n", "at most 64 (--max-n-sequences), got 65"),
+        ({"service_tier": {}}, "service_tier", "a string"),
+        ({"metadata": {"a": 1}}, "metadata", "an object of strings"),
         ({"tools": [{"type": "function"}]}, "tools", "tools are not supported"),
         ({"tools": [{}], "tool_choice": "auto"}, "tools", "not supported"),
         ({"functions": [{}], "function_call": "f"}, "functions", "not supported"),
@@ -216,3 +242,20 @@ def test_no_messages_and_no_model(server: FrontendRun):
     assert (missing.status_code, missing.json()["error"]["message"]) == (400, "messages is required")
     unknown = server.client.post(PATH, json={"model": "gpt-5", "messages": [USER]})
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_conversation_may_be_cut(server: FrontendRun):
+    call, (message,) = send(server, truncate_prompt_tokens=-1)
+    with call:
+        assert message.truncation == Truncation(-1, "left")
+        server.send(final(message))
+        call.json()
+
+
+def test_any_role_goes_to_the_template(server: FrontendRun):
+    messages = [{"role": "critic", "content": "Why?"}, {"role": "function", "content": None, "name": "f"}]
+    call, (message,) = send(server, messages=messages)
+    with call:
+        assert [entry["role"] for entry in json.loads(chat_of(message).messages)] == ["critic", "function"]
+        server.send(final(message))
+        call.json()

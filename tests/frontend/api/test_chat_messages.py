@@ -49,3 +49,13 @@ def test_arguments_of_earlier_calls_are_objects():
     (message,) = rendered({"role": "assistant", "content": None, "tool_calls": calls})
     assert message["tool_calls"] == [call({"a": 1}), call("not JSON"), {"type": "custom"}]
     assert message["content"] == ""
+
+
+def test_any_role_passes_for_the_template_decides():
+    messages = [
+        {"role": "function", "content": "5", "name": "add"},
+        {"role": "critic", "content": "Why?"},
+        {"role": "r" * 64, "content": "x"},
+    ]
+    assert rendered(*messages) == messages
+    assert rendered({"role": "function", "content": None, "name": "f"})[0]["content"] == ""

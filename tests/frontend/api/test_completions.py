@@ -8,8 +8,8 @@ import pytest
 from messages.columns import pack_int32, unpack_int32
 from messages.config import SchedulingConfig
 from messages.errors import ErrorInfo
-from messages.replies import PromptReply, Usage
-from messages.requests import TokenizeMsg
+from messages.replies import PrefilledRow, PromptReply, Usage
+from messages.requests import TokenizeMsg, Truncation
 from tests.frontend.frontend_run import Call, FrontendRun, final, make_config, scored, step, wait_until
 
 PATH = "/v1/completions"
@@ -94,6 +94,18 @@ def test_prompts_without_a_seed_have_different_ones(server: FrontendRun):
         call.json()
 
 
+def test_the_flag_says_how_many_choices_a_prompt_may_have():
+    config = make_config(scheduling=SchedulingConfig(max_n_sequences=2))
+    with FrontendRun(config) as run:
+        assert "n must be at most 2 (--max-n-sequences), got 3" in refused(run, {"n": 3})["message"]
+        assert refused(run, {"best_of": 3})["param"] == "best_of"
+
+
+def test_a_list_of_far_too_many_prompts_is_refused_before_any_work(server: FrontendRun):
+    error = refused(server, {"prompt": [[1]] * 20_000})
+    assert "20000 choices" in error["message"]
+
+
 def test_a_stream_of_two_choices(server: FrontendRun):
     call, (first, second) = send(server, 2, n=2, stream=True, stream_options={"include_usage": True})
     with call:
@@ -127,12 +139,27 @@ def test_usage_in_every_chunk(server: FrontendRun):
     options = {"include_usage": True, "continuous_usage_stats": True}
     call, (message,) = send(server, stream=True, stream_options=options)
     with call:
-        assert message.sampling_params.echo
-        server.send(PromptReply(message.uid, 0, "hi", token_ids=pack_int32([4, 5, 6])))
-        server.send(step([(message, 1, "a")]))
-        assert json.loads(call.next_event()[6:])["usage"]["total_tokens"] == 4
-        server.send(final(message, "b", (2,)))
-        assert [chunk["usage"]["total_tokens"] for chunk in call.events()] == [5, 5]
+        assert not message.sampling_params.echo
+        server.send(step([(message, 1, "a")], prefilled=(PrefilledRow(message.uid, 0, Usage(20, 16)),)))
+        usages = [json.loads(call.next_event()[6:])["usage"]]
+        server.send(step([(message, 2, "b")]))
+        usages.append(json.loads(call.next_event()[6:])["usage"])
+        server.send(final(message, "c", (3,), usage=Usage(20, 16, 3)))
+        usages += [chunk["usage"] for chunk in call.events()]
+    assert [usage["completion_tokens"] for usage in usages] == [1, 2, 3, 3]
+    assert [usage["total_tokens"] for usage in usages] == [21, 22, 23, 23]
+    assert {usage["prompt_tokens_details"]["cached_tokens"] for usage in usages} == {16}
+
+
+def test_prompts_that_are_not_of_the_present_attempt_are_not_counted(server: FrontendRun):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    call, (message,) = send(server, stream=True, stream_options=options)
+    with call:
+        rows = (PrefilledRow(message.uid, 0, Usage(20, 16)), PrefilledRow(message.uid, 7, Usage(9, 9)))
+        server.send(step([(message, 1, "a")], prefilled=(*rows, PrefilledRow(message.uid + 99, 0, Usage(9, 9)))))
+        assert json.loads(call.next_event()[6:])["usage"]["prompt_tokens"] == 20
+        server.send(final(message))
+        call.events()
 
 
 def test_a_stream_without_usage_has_none(server: FrontendRun):
@@ -322,9 +349,20 @@ def test_choices_go_on_after_a_restart():
         ({"prompt": [1, "a"]}, "prompt", "a list that mixes them"),
         ({"prompt": [[1], 1]}, "prompt", "a list that mixes them"),
         ({"prompt": [[1, True]]}, "prompt", "(at prompt[0][1])"),
+        ({"prompt": [2**31]}, "prompt", "from 0 to 2147483647"),
         ({"prompt": {"a": 1}}, "prompt", "a string"),
-        ({"n": 0}, "n", "from 1 to 64, got 0"),
-        ({"n": 65}, "n", "from 1 to 64, got 65"),
+        ({"n": 0}, "n", "from 1 to what --max-n-sequences allows, got 0"),
+        ({"n": 65}, "n", "at most 64 (--max-n-sequences), got 65"),
+        ({"best_of": 2**31}, "best_of", "at most 64 (--max-n-sequences), got 2147483648"),
+        ({"prompt": ["a"] * 1281}, "prompt", "1281 choices"),
+        (
+            {"prompt": ["a"] * 641, "n": 2},
+            "prompt",
+            "at most 1280 may be open (--max-num-seqs and --max-queued-requests)",
+        ),
+        ({"user": 5}, "user", "a string"),
+        ({"store": 1}, "store", "true or false"),
+        ({"stop_token_ids": [1000]}, "stop_token_ids", "below 1000"),
         ({"n": 2, "temperature": 0}, "n", "n must be 1 with greedy sampling"),
         ({"best_of": 2, "temperature": 0}, "best_of", "best_of must be 1 with greedy sampling"),
         ({"n": 3, "best_of": 2}, "best_of", "at least n, which is 3, got 2"),
@@ -341,7 +379,15 @@ def test_choices_go_on_after_a_restart():
         ({"guided_regex": "a*"}, "guided_regex", "not supported"),
         ({"structured_outputs": {"json": {}}}, "structured_outputs", "not supported"),
         ({"use_beam_search": True}, "use_beam_search", "not supported"),
-        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
+        (
+            {"truncate_prompt_tokens": 0},
+            "truncate_prompt_tokens",
+            "from 1 to 511, or -1 for what the context leaves, got 0",
+        ),
+        ({"truncate_prompt_tokens": 512}, "truncate_prompt_tokens", "from 1 to 511, or -1"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "or -1 for what that leaves, got -2"),
+        ({"truncate_prompt_tokens": "5"}, "truncate_prompt_tokens", "a whole number"),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "middle"}, "truncation_side", '"left" or "right"'),
         ({"model": 5}, "model", "got 5"),
         ({"best_off": 2}, "best_off", "did you mean best_of?"),
     ],
@@ -412,3 +458,38 @@ def test_no_character_of_a_text_ends_a_line(server: FrontendRun):
         assert json.loads(event[6:])["choices"][0]["text"] == "a\u2028\x85"
         server.send(final(message, "b", (2,)))
         call.events()
+
+
+def test_a_prompt_to_be_cut_goes_to_the_tokenizer_whole(server: FrontendRun):
+    call, (message,) = send(server, prompt="one two", truncate_prompt_tokens=3)
+    with call:
+        assert (message.prompt_text, message.truncation) == ("one two", Truncation(3, "left"))
+        server.send(final(message))
+        call.json()
+    call, (message,) = send(server, prompt=[1, 2], truncate_prompt_tokens=-1, truncation_side="right")
+    with call:
+        assert message.truncation == Truncation(-1, "right")
+        server.send(final(message))
+        call.json()
+    call, (message,) = send(server, truncate_prompt_tokens=512, max_tokens=0, echo=True, truncation_side="right")
+    with call:
+        assert message.truncation == Truncation(512, "right")
+        server.send(PromptReply(message.uid, 0, "hi", token_ids=pack_int32([4])))
+        server.send(final(message))
+        call.json()
+    call, (message,) = send(server, truncation_side="right")
+    with call:
+        assert message.truncation is None
+        server.send(final(message))
+        call.json()
+
+
+@pytest.mark.parametrize("prompt", ["one two", [1, 2]])
+def test_what_is_shown_of_a_prompt_is_what_was_left_of_it(server: FrontendRun, prompt: str | list[int]):
+    call, (message,) = send(server, prompt=prompt, truncate_prompt_tokens=1, echo=True, return_token_ids=True)
+    with call:
+        assert message.sampling_params.echo
+        server.send(PromptReply(message.uid, 0, " two", token_ids=pack_int32([2])))
+        server.send(final(message, "!", (3,)))
+        choice = call.json()["choices"][0]
+    assert (choice["text"], choice["prompt_token_ids"]) == (" two!", [2])

@@ -8,6 +8,7 @@ import pytest
 from messages.columns import unpack_int32
 from messages.errors import ErrorInfo
 from messages.replies import PromptReply, Usage
+from messages.requests import Truncation
 from tests.frontend.frontend_run import STAMPS, FrontendRun, final, scored, step
 
 BAD_BODIES: list[tuple[str, str | bytes, str | None, str]] = [
@@ -38,14 +39,21 @@ BAD_BODIES: list[tuple[str, str | bytes, str | None, str]] = [
     ("token id bool", '{"prompt": [1, true]}', "prompt", "(at prompt[1])"),
     ("token id float", '{"prompt": [1.5]}', "prompt", "(at prompt[0])"),
     ("token id negative", '{"prompt": [3, -1]}', "prompt", "(at prompt[1])"),
-    ("token id over int32", '{"prompt": [2147483648]}', "prompt", "(at prompt[0])"),
-    ("max_tokens zero", '{"max_tokens": 0}', "max_tokens", "must be a whole number from 1, got 0"),
+    ("token id over int32", '{"prompt": [2147483648]}', "prompt", "from 0 to 2147483647"),
+    ("max_tokens zero", '{"max_tokens": 0}', "max_tokens", "must be a whole number from 1 to 2147483647, got 0"),
     ("max_tokens zero, nothing of the prompt", '{"max_tokens": 0, "prompt_logprobs": null}', "max_tokens", "got 0"),
     ("max_tokens negative", '{"max_tokens": -5}', "max_tokens", "got -5"),
     ("max_tokens string", '{"max_tokens": "5"}', "max_tokens", 'got "5"'),
     ("max_tokens float", '{"max_tokens": 1.5}', "max_tokens", "got 1.5"),
     ("max_tokens bool", '{"max_tokens": true}', "max_tokens", "got true"),
     ("max_tokens huge", '{"max_tokens": 99999999999999999999}', "max_tokens", "got 99999999999999999999"),
+    ("max_tokens over int32", '{"max_tokens": 2147483648}', "max_tokens", "from 1 to 2147483647, got 2147483648"),
+    ("min_tokens over int32", '{"min_tokens": 2147483648}', "min_tokens", "from 0 to 2147483647, got 2147483648"),
+    ("top_k over int32", '{"top_k": 2147483648}', "top_k", "from 1 to 2147483647, or 0 or -1"),
+    ("stop_token_ids over int32", '{"stop_token_ids": [2147483648]}', "stop_token_ids", "from 0 to 2147483647"),
+    ("allowed_token_ids over int32", '{"allowed_token_ids": [2147483648]}', "allowed_token_ids", "to 2147483647"),
+    ("logit_bias over int32", '{"logit_bias": {"2147483648": 1}}', "logit_bias", "to 2147483647"),
+    ("priority over int64", '{"priority": 9223372036854775808}', "priority", "[-2**63, 2**63 - 1]"),
     ("temperature negative", '{"temperature": -0.1}', "temperature", "must be a number in [0, 2], got -0.1"),
     ("temperature too high", '{"temperature": 2.5}', "temperature", "got 2.5"),
     ("temperature NaN", '{"temperature": NaN}', None, "not valid JSON"),
@@ -62,9 +70,15 @@ BAD_BODIES: list[tuple[str, str | bytes, str | None, str]] = [
     ("seed float", '{"seed": 0.5}', "seed", "got 0.5"),
     ("stop empty", '{"stop": ""}', "stop", "none empty"),
     ("stop with an empty one", '{"stop": ["a", ""]}', "stop", "(at stop[1])"),
-    ("stop of 17", json.dumps({"stop": ["x"] * 17}), "stop", "up to 16 strings"),
+    ("stop of 65", json.dumps({"stop": ["x"] * 65}), "stop", "up to 64 strings"),
     ("stop number", '{"stop": [1]}', "stop", "(at stop[0])"),
     ("stop_token_ids string", '{"stop_token_ids": "5"}', "stop_token_ids", "a list of token ids"),
+    (
+        "stop_token_ids outside",
+        '{"stop_token_ids": [5, 1000]}',
+        "stop_token_ids",
+        "below 1000, the size of the vocabulary, got 1000",
+    ),
     ("stop_token_ids negative", '{"stop_token_ids": [-1]}', "stop_token_ids", "got [-1]"),
     ("stream string", '{"stream": "yes"}', "stream", "true or false"),
     ("stream number", '{"stream": 1}', "stream", "got 1"),
@@ -114,6 +128,11 @@ BAD_BODIES: list[tuple[str, str | bytes, str | None, str]] = [
     ("min_tokens over", '{"min_tokens": 9, "max_tokens": 8}', "min_tokens", "at most max_tokens, which is 8, got 9"),
     ("min_tokens over the default", '{"min_tokens": 129}', "min_tokens", "which is 128, got 129"),
     ("min_tokens negative", '{"min_tokens": -1}', "min_tokens", "got -1"),
+    ("user", '{"user": 5}', "user", "a string, got 5"),
+    ("metadata list", '{"metadata": ["a"]}', "metadata", "an object of strings"),
+    ("metadata number", '{"metadata": {"a": 1}}', "metadata", "(at metadata[...])"),
+    ("store", '{"store": "yes"}', "store", "true or false"),
+    ("service_tier", '{"service_tier": 1}', "service_tier", "a string, got 1"),
     ("priority float", '{"priority": 1.5}', "priority", "got 1.5"),
 ]
 
@@ -127,7 +146,7 @@ def test_a_bad_body_is_refused_with_its_reason(
     text = body.encode() if isinstance(body, str) else body
     if param is not None and param != "prompt":
         text = b'{"prompt": "a", ' + text[1:]
-    response = server.client.post("/generate", content=text)
+    response = server.post_raw("/generate", text)
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error"
@@ -138,15 +157,23 @@ def test_a_bad_body_is_refused_with_its_reason(
 
 def test_neutral_and_unknown_fields_are_taken(server: FrontendRun):
     neutral = {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1, "logprobs": None}
-    body = {**neutral, "logit_bias": {}, "min_tokens": 0, "user": "me", "zzz": {"a": [1]}, "stream": False}
+    body = {
+        **neutral,
+        "logit_bias": {},
+        "min_tokens": 0,
+        "user": "me",
+        "metadata": {"a": "b"},
+        "zzz": {"a": [1]},
+        "stream": False,
+    }
     with server.call(body) as call:
         server.send(final(server.take_request()))
         assert call.response.status == 200
 
 
-@pytest.mark.parametrize("content_type", [None, "application/json; charset=utf-8", "Application/JSON", "a/b+json"])
-def test_json_by_any_name_is_taken(server: FrontendRun, content_type: str | None):
-    with server.call({"stream": False}, {"Content-Type": content_type} if content_type else {}) as call:
+@pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "Application/JSON", "a/b+json"])
+def test_json_by_any_name_is_taken(server: FrontendRun, content_type: str):
+    with server.call({"stream": False}, {"Content-Type": content_type}) as call:
         server.send(final(server.take_request()))
         assert call.response.status == 200
 
@@ -309,7 +336,7 @@ def test_request_ids(server: FrontendRun):
         given = returned_id({"X-Request-Id": insane}, {})
         assert given not in (None, "", insane)
     assert returned_id({}, {}) != returned_id({}, {})
-    refused = server.client.post("/generate", content=b"{", headers={"X-Request-Id": "seen"})
+    refused = server.post_raw("/generate", b"{", {"X-Request-Id": "seen"})
     assert refused.headers["x-request-id"] == "seen"
 
 
@@ -318,7 +345,7 @@ def test_abort_by_uid_request_id_and_all(server: FrontendRun):
         by_id = {message.sampling_params.seed: message for message in (server.take_request(), server.take_request())}
         assert len(by_id) == 2
         uids = sorted(message.uid for message in by_id.values())
-        assert server.client.post("/abort_request", json={"uid": uids[0]}).json() == {"aborted": [uids[0]]}
+        assert server.client.post("/abort_request", json={"uid": uids[0]}).json()["aborted"] == [uids[0]]
         assert server.take_abort().uid == uids[0]
         assert len(server.client.post("/abort_request", json={"request_id": "two"}).json()["aborted"]) == 1
         server.take_abort()
@@ -327,7 +354,7 @@ def test_abort_by_uid_request_id_and_all(server: FrontendRun):
         for message in by_id.values():
             server.send(step(finals=(final(message, finish_reason="abort"),)))
         assert [one.events()[-1]["finish_reason"], two.events()[-1]["finish_reason"]] == ["abort", "abort"]
-    assert server.client.post("/abort_request", json={"uid": uids[0]}).json() == {"aborted": []}
+    assert server.client.post("/abort_request", json={"uid": uids[0]}).json()["aborted"] == []
 
 
 @pytest.mark.parametrize("body", [{}, {"all": False}, {"uid": 1, "all": True}, {"uid": "1"}, {"request_id": 5}])
@@ -345,3 +372,33 @@ def test_prompts_are_not_in_the_log(server: FrontendRun):
     log = server.launcher.log_text("frontend")
     assert f"POST /generate 200 uid={message.uid} prompt=3 cached=1 completion=2 finish=length" in log
     assert "a secret of mine" not in log
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_what_is_ignored_is_told_at_the_end(server: FrontendRun, is_streamed: bool):
+    body = {"models": ["a"], "timeout": 5, "max_new_tokens": 7, "repeat_penalty": 1.5, "stream": is_streamed}
+    with server.call(body) as call:
+        message = server.take_request()
+        assert (message.sampling_params.max_tokens, message.sampling_params.repetition_penalty) == (7, 1.5)
+        server.send(step([(message, 11, "a")]))
+        server.send(final(message, "b", (12,)))
+        end = call.events()[-1] if is_streamed else call.json()
+    assert end["warnings"] == [
+        "the field 'models' of other servers means nothing here and is ignored",
+        "the field 'timeout' of other servers means nothing here and is ignored",
+    ]
+
+
+def test_two_names_of_one_field_are_refused(server: FrontendRun):
+    reply = server.client.post("/generate", json={"prompt": "a", "max_tokens": 5, "max_new_tokens": 5})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "max_new_tokens")
+
+
+def test_a_prompt_may_be_cut(server: FrontendRun):
+    with server.call({"truncate_prompt_tokens": 5, "truncation_side": "right", "stream": False}) as call:
+        message = server.take_request()
+        assert message.truncation == Truncation(5, "right")
+        server.send(final(message))
+        call.json()
+    refused = server.client.post("/generate", json={"prompt": "a", "truncate_prompt_tokens": 0})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "truncate_prompt_tokens")

@@ -1,3 +1,4 @@
+import json
 import logging
 
 import msgspec
@@ -62,6 +63,8 @@ def test_edges_of_the_ranges_are_taken():
     assert decode('{"temperature": 2, "top_p": 1, "min_p": 1, "max_tokens": 1}').temperature == 2.0
     assert decode('{"seed": 9223372036854775807}').seed == 2**63 - 1
     assert decode('{"stop": "x"}').stop == ("x",)
+    assert len(decode(json.dumps({"stop": ["x"] * 64})).stop) == 64
+    assert decode('{"stop_token_ids": [999]}').stop_token_ids == (999,)
     assert decode('{"min_tokens": 128}').min_tokens == 128
     assert decode('{"logit_bias": {}, "bad_words": [], "priority": 0}') == decode("{}")
 
@@ -74,7 +77,7 @@ def test_a_repetition_penalty_stays_within_what_logits_bear():
 def test_no_output_needs_something_of_the_prompt():
     assert decode('{"max_tokens": 0}', echo=True).max_tokens == 0
     assert decode('{"max_tokens": 0, "prompt_logprobs": 0}').max_tokens == 0
-    with pytest.raises(RequestError, match="max_tokens must be a whole number from 1, got 0"):
+    with pytest.raises(RequestError, match="max_tokens must be a whole number from 1 to 2147483647, got 0"):
         decode('{"max_tokens": 0}')
 
 

@@ -11,6 +11,8 @@ from messages.replies import DecodeReply, EncodeReply
 from messages.requests import DecodeMsg, EncodeMsg
 from tests.frontend.frontend_run import FrontendRun
 
+USER = {"role": "user", "content": "a"}
+
 
 def test_a_text_becomes_ids(server: FrontendRun):
     asked = server.ask("/tokenize", {"prompt": "Hello", "model": "m"})
@@ -32,6 +34,18 @@ def test_a_conversation_becomes_ids_and_strings(server: FrontendRun):
     assert (question.add_special_tokens, question.wants_token_strs) == (False, True)
     server.send(EncodeReply(question.uid, pack_int32([7]), ("Ġx",)))
     assert asked.response().json()["token_strs"] == ["Ġx"]
+
+
+def test_tools_go_to_the_template(server: FrontendRun):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
+    body = {"messages": [USER], "tools": [tool], "chat_template_kwargs": {"a": 1, "tools": "old"}}
+    for asked_for, expected in ((body, {"a": 1, "tools": [tool]}), ({"messages": [USER], "tools": []}, {})):
+        asked = server.ask("/tokenize", asked_for)
+        question = server.take(EncodeMsg)
+        assert question.chat is not None
+        assert json.loads(question.chat.template_kwargs) == expected
+        server.send(EncodeReply(question.uid, pack_int32([5])))
+        assert asked.response().json()["count"] == 1
 
 
 def test_ids_become_a_text(server: FrontendRun):
@@ -61,8 +75,13 @@ def test_a_refusal_of_the_tokenizer_is_the_reply(server: FrontendRun, path: str)
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
-        ("/tokenize", {"messages": [{"role": "king", "content": "a"}]}, "messages"),
+        ("/tokenize", {"messages": [{"role": "", "content": "a"}]}, "messages"),
         ("/tokenize", {"prompt": "a", "return_token_str": True}, "return_token_str"),
+        ("/tokenize", {"messages": [USER], "tools": {}}, "tools"),
+        ("/tokenize", {"messages": [USER], "tools": ["f"]}, "tools"),
+        ("/tokenize", {"messages": [USER], "tools": [{"type": "function"}]}, "tools"),
+        ("/tokenize", {"messages": [USER], "tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools"),
+        ("/tokenize", {"messages": [USER], "tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
         ("/tokenize", {"prompt": "a", "chat_template": "{{ 1 }}"}, "chat_template"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),

@@ -1,17 +1,16 @@
 import pytest
 
-from frontend.api.usage import usage_of
+from frontend.api.usage import usage_of, usage_so_far
 from frontend.generation import Generation
-from messages.columns import pack_int32
-from messages.replies import PromptReply, Usage
+from messages.replies import Usage
 from messages.requests import SamplingParams, Stamps, TokenizeMsg
 from tests.frontend.frontend_run import final
 
 Counts = tuple[int, int, int]
 
 
-def make(index: int = 0, prompt_ids: bytes = b"") -> Generation:
-    message = TokenizeMsg(index, 0, None if prompt_ids else "hi", prompt_ids, SamplingParams(8), Stamps())
+def make(index: int = 0) -> Generation:
+    message = TokenizeMsg(index, 0, "hi", b"", SamplingParams(8), Stamps())
     return Generation(message, "id", wakes_at_tokens=True, index=index)
 
 
@@ -29,9 +28,24 @@ def test_a_prompt_counts_once_with_what_was_cached_for_any_of_its_choices(num_ch
     assert counts(generations, num_choices) == expected
 
 
-def test_before_the_end_it_is_what_is_known():
-    by_ids, by_text = make(0, pack_int32([1, 2, 3])), make(1)
-    assert counts([by_ids, by_text], 1) == (3, 0, 0)
-    by_text.add_prompt(PromptReply(1, 0, "hi", token_ids=pack_int32([4, 5])))
-    by_text.add(7, "a")
-    assert counts([by_ids, by_text], 1) == (5, 0, 1)
+def so_far(generation: Generation, *, is_last: bool = False) -> Counts:
+    usage = usage_so_far(generation, is_last=is_last)
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    return usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens, usage.completion_tokens
+
+
+def test_before_the_end_it_is_what_has_been_taken():
+    generation = make()
+    generation.prompt_usage = Usage(40, 32)
+    generation.add(7, "a")
+    assert so_far(generation) == (40, 32, 0)
+    generation.take_step()
+    assert so_far(generation) == (40, 32, 1)
+
+
+def test_the_end_may_be_there_before_the_beginning_is_written():
+    generation = make()
+    generation.finish(final(generation.message, "abc", (1, 2, 3), usage=Usage(40, 32, 3)))
+    assert so_far(generation) == (40, 32, 0)
+    generation.take_step()
+    assert so_far(generation, is_last=True) == (40, 32, 3)

@@ -3,13 +3,16 @@
 import json
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from messages.config import HttpConfig
 from messages.errors import ErrorInfo
-from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, make_config, step, wait_until
+from messages.replies import Usage
+from tests.frontend.frontend_run import TIMEOUT_S, Call, FrontendRun, final, make_config, scored, step, wait_until
 
+HEAD = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 NUM_STEPS = 600
 TEXT = "x" * 20_000
 """12 MB in all: more than the kernel buffers of one connection."""
@@ -21,13 +24,13 @@ def impatient() -> Iterator[FrontendRun]:
         yield run
 
 
-def test_increments_for_a_slow_reader_merge_and_nothing_is_lost(server: FrontendRun):
+def test_a_slow_reader_gets_every_step_and_nothing_is_lost(server: FrontendRun):
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         client.settimeout(TIMEOUT_S)
         client.connect(server.address)
         body = b'{"prompt": "hi", "max_tokens": 601}'
-        client.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        client.sendall(HEAD % len(body) + body)
         message = server.take_request()
         for token_id in range(NUM_STEPS):
             server.send(step([(message, token_id, TEXT)]))
@@ -40,9 +43,69 @@ def test_increments_for_a_slow_reader_merge_and_nothing_is_lost(server: Frontend
             assert piece, received[-200:]
             received += piece
     events = [json.loads(event) for event in _unchunk(received).split(b"data: ")[1:-1]]
-    assert len(events) < NUM_STEPS / 2
-    assert [token_id for event in events for token_id in event["token_ids"]] == list(range(NUM_STEPS + 1))
+    assert [event["token_ids"] for event in events] == [[token_id] for token_id in range(NUM_STEPS + 1)]
     assert "".join(event["text"] for event in events) == TEXT * NUM_STEPS + "end"
+
+
+BODIES = {
+    "/generate": {"logprobs": 0},
+    "/v1/completions": {"logprobs": 0, "stream_options": {"continuous_usage_stats": True, "include_usage": True}},
+    "/v1/chat/completions": {
+        "logprobs": True,
+        "stream_options": {"continuous_usage_stats": True, "include_usage": True},
+    },
+}
+
+
+@pytest.mark.parametrize("path", list(BODIES))
+@pytest.mark.parametrize("has_more", [False, True], ids=["text", "logprobs and usage"])
+def test_a_frontend_that_runs_late_writes_an_event_for_each_step(server: FrontendRun, path: str, has_more: bool):
+    """All steps and the end have arrived before the response runs."""
+    prompt = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "hi"}
+    body = {"max_tokens": NUM_STEPS + 1, "stream": True, **prompt, **(BODIES[path] if has_more else {})}
+    with Call(server.address, body, {}, path) as call:
+        message = server.take_request()
+        server.process.suspend()
+        for token_id in range(NUM_STEPS):
+            scores = {0: scored(token_id, "x", -1.0, token_id)} if has_more else {}
+            server.send(step([(message, token_id, "x")], logprobs=scores))
+        scores = (scored(NUM_STEPS, "y", -1.0, NUM_STEPS),) if has_more else ()
+        usage = Usage(2, 0, NUM_STEPS + 1)
+        server.send(step(finals=(final(message, "y", (NUM_STEPS,), logprobs=scores, usage=usage),)))
+        server.process.resume()
+        events = call.events()
+    texts, logprobs, completion_tokens = zip(*(_content(event) for event in events if _content(event)[0]), strict=True)
+    assert texts == ("x",) * NUM_STEPS + ("y",)
+    if has_more:
+        assert logprobs == (1,) * (NUM_STEPS + 1)
+    if has_more and path != "/generate":
+        assert completion_tokens == tuple(range(1, NUM_STEPS + 2))
+
+
+def _content(event: dict[str, Any]) -> tuple[str, int, int]:
+    """Returns the text of an event of any endpoint, how many tokens have logprobs in it, and the tokens counted."""
+    choice = (event["choices"] or [{}])[0] if "choices" in event else event
+    text = choice.get("text") or choice.get("delta", {}).get("content", "")
+    logprobs = choice.get("logprobs") or []
+    if isinstance(logprobs, dict):
+        logprobs = logprobs.get("content") or logprobs.get("tokens") or []
+    return text, len(logprobs), (event.get("usage") or {}).get("completion_tokens", 0)
+
+
+def test_what_came_before_a_failure_is_written_in_whole(server: FrontendRun):
+    with server.call() as call:
+        message = server.take_request()
+        server.send(step([(message, 0, "x")]))
+        assert json.loads(call.next_data())["text"] == "x"
+        server.process.suspend()
+        for token_id in range(1, NUM_STEPS):
+            server.send(step([(message, token_id, "x")]))
+        error = ErrorInfo(500, "it broke", "server_error")
+        server.send(step(finals=(final(message, finish_reason="error", error=error),)))
+        server.process.resume()
+        *events, failure = call.events()
+    assert [event["token_ids"] for event in events] == [[token_id] for token_id in range(1, NUM_STEPS)]
+    assert failure["error"]["message"] == "it broke"
 
 
 def _unchunk(response: bytes) -> bytes:
@@ -86,7 +149,7 @@ def test_a_client_that_leaves_while_its_stream_is_stuck_aborts(server: FrontendR
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(server.address)
-        client.sendall(b'POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 16\r\n\r\n{"prompt": "hi"}')
+        client.sendall(HEAD % 16 + b'{"prompt": "hi"}')
         message = server.take_request()
         for token_id in range(NUM_STEPS):
             server.send(step([(message, token_id, TEXT)]))
@@ -98,9 +161,9 @@ def test_a_client_that_leaves_while_its_stream_is_stuck_aborts(server: FrontendR
 
 def test_a_client_that_pipelines_and_leaves_aborts(server: FrontendRun):
     with socket.create_connection(server.address) as client:
-        client.sendall(b'POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 16\r\n\r\n{"prompt": "hi"}')
+        client.sendall(HEAD % 16 + b'{"prompt": "hi"}')
         message = server.take_request()
-        client.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
         server.round_trip()
 
     def is_noticed() -> bool:
@@ -118,7 +181,7 @@ def test_a_silent_stream_gets_comments(impatient: FrontendRun):
         message = impatient.take_request()
         assert call.next_event() == ": keep-alive"
         impatient.send(step([(message, 1, "a")]))
-        assert json.loads(call.next_event()[6:])["text"] == "a"
+        assert json.loads(call.next_data())["text"] == "a"
         assert call.next_event() == ": keep-alive"
         assert call.next_event() == ": keep-alive"
         impatient.send(step(finals=(final(message, "b", (2,)),)))
@@ -135,17 +198,19 @@ def test_a_refusal_after_a_comment_is_an_event(impatient: FrontendRun):
         assert [event["error"]["message"] for event in call.events()] == [error.message]
 
 
-def test_garbage_behind_a_running_request_ends_it(server: FrontendRun):
+def test_garbage_behind_a_running_request_is_refused_after_its_response(server: FrontendRun):
     with socket.create_connection(server.address, timeout=TIMEOUT_S) as client:
-        client.sendall(b'POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 16\r\n\r\n{"prompt": "hi"}')
+        client.sendall(HEAD % 16 + b'{"prompt": "hi"}')
         message = server.take_request()
         server.send(step([(message, 1, "a")]))
-        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        received = client.recv(65536)
         client.sendall(b"garbage\r\n\r\n")
-        assert server.take_abort().uid == message.uid
-        server.send(step(finals=(final(message, finish_reason="abort"),)))
+        server.round_trip()
+        server.send(step(finals=(final(message, "b", (2,)),)))
         while piece := client.recv(65536):
-            assert b"HTTP/1.1" not in piece
+            received += piece
+    assert received.startswith(b"HTTP/1.1 200 ")
+    assert b"data: [DONE]\n\n\r\n0\r\n\r\nHTTP/1.1 400 " in received
 
 
 def test_a_connection_serves_one_request_after_the_other(server: FrontendRun):

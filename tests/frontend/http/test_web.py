@@ -2,7 +2,6 @@
 
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 
 import httpx
@@ -11,7 +10,7 @@ import pytest
 from messages.config import HttpConfig
 from messages.control import BootFailed
 from tests.fake_launcher import FakeLauncher
-from tests.frontend.frontend_run import FrontendRun, final, make_config
+from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, make_config
 
 PAGE = "https://page.example"
 KEY = "sk-1"
@@ -52,20 +51,6 @@ def test_paths_are_taken_with_and_without_the_path_of_a_proxy():
             assert call.response.status == 200
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that is its own authority, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-    except FileNotFoundError:
-        pytest.skip("needs openssl, to make a certificate")
-    return cert, key
-
-
 def test_https_with_a_certificate(certificate: tuple[Path, Path]):
     cert, key = certificate
     http = HttpConfig(port=0, ssl_certfile=str(cert), ssl_keyfile=str(key))
@@ -76,13 +61,13 @@ def test_https_with_a_certificate(certificate: tuple[Path, Path]):
         assert asked.response().json()["text"] == "ok"
         context = ssl.create_default_context(cafile=str(cert))
         with (
-            socket.create_connection(run.address, timeout=10) as plain,
+            socket.create_connection(run.address, timeout=TIMEOUT_S) as plain,
             context.wrap_socket(plain, server_hostname="127.0.0.1") as client,
         ):
             client.sendall(b"no HTTP at all\r\n\r\n")
             assert client.recv(65536).startswith(b"HTTP/1.1 400 ")
         with pytest.raises(httpx.HTTPError):
-            httpx.get(run.url.replace("https", "http"), timeout=10)
+            httpx.get(run.url.replace("https", "http"), timeout=TIMEOUT_S)
 
 
 def test_clients_need_a_certificate_where_an_authority_is_named(certificate: tuple[Path, Path]):
@@ -93,7 +78,7 @@ def test_clients_need_a_certificate_where_an_authority_is_named(certificate: tup
     with FrontendRun(make_config(http), tls=context) as run:
         assert run.client.get("/ping").status_code == 200
         with pytest.raises(httpx.HTTPError):
-            httpx.get(f"{run.url}/ping", verify=ssl.create_default_context(cafile=str(cert)), timeout=10)
+            httpx.get(f"{run.url}/ping", verify=ssl.create_default_context(cafile=str(cert)), timeout=TIMEOUT_S)
 
 
 @pytest.mark.parametrize("kind", ["missing", "no key", "no certificate", "not PEM"])

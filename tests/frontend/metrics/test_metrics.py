@@ -5,11 +5,13 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from messages.config import RunConfig, SchedulingConfig
+from messages.config import HttpConfig, RunConfig, SchedulingConfig
 from messages.control import ProcessTable
-from messages.histograms import BOUNDS, HistogramCounts
+from messages.histograms import BOUNDS, Counted, HistogramCounts
+from messages.peers import MetricFamily, MetricSample, MetricsReport, ReportMetrics
 from messages.replies import Usage
-from tests.frontend.frontend_run import FrontendRun, final, make_config, step, table, table_after, wait_until
+from tests.frontend.frontend_run import FrontendRun, InThread, final, make_config, step, table, table_after, wait_until
+from tests.frontend.other_frontend import OtherFrontend
 
 
 def scrape(run: FrontendRun) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -109,8 +111,12 @@ def test_the_scheduler_is_shown_from_its_beats_and_counters_never_fall():
         assert seen("sluice_step_seconds_bucket", le="0.005") == 10
         assert seen("sluice_process_state", process="scheduler", state="busy") == 1
         assert seen("sluice_process_state", process="scheduler", state="dead") == 0
-        run.show(with_scheduler(table_after({}, scheduler="restarting"), gauges={}))
-        run.show(with_scheduler(table_after({"scheduler": 2}, scheduler="busy"), gauges={"steps": 1.0}))
+        before = Counted().plus(gauges, histograms)
+        run.show(with_scheduler(table_after({}, scheduler="restarting"), counted_before=before))
+        successor = with_scheduler(
+            table_after({"scheduler": 2}, scheduler="busy"), gauges={"steps": 1.0}, counted_before=before
+        )
+        run.show(successor)
         seen = Metrics(run)
         assert seen("sluice_steps_total") == 11
         assert seen("vllm:num_preemptions_total") == 2
@@ -137,11 +143,80 @@ def test_open_metrics_where_they_are_asked_for(server: FrontendRun):
     assert 'model_name="org/m"' in response.text
 
 
-def test_with_several_frontends_each_says_whose_requests_it_has_counted():
+def test_http_requests_are_counted_by_template_method_and_class_of_status(server: FrontendRun):
+    before = scrape(server)
+    assert server.client.get("/v1/models/org/m").status_code == 200
+    assert server.client.get("/v1/models/else").status_code == 404
+    assert server.client.get("/wp-login.php").status_code == 404
+    assert server.client.request("PROPFIND", "/metrics").status_code == 405
+    assert server.client.post("/generate", json={}).status_code == 400
+    after = scrape(server)
+
+    def num_new(handler: str, method: str, status: str) -> float:
+        key = "http_requests_total", frozenset({"handler": handler, "method": method, "status": status}.items())
+        return after[key] - before.get(key, 0.0)
+
+    assert num_new("/v1/models/{id}", "GET", "2xx") == 1
+    assert num_new("/v1/models/{id}", "GET", "4xx") == 1
+    assert num_new("none", "GET", "4xx") == 1
+    assert num_new("/metrics", "other", "4xx") == 1
+    assert num_new("/metrics", "GET", "2xx") == 1
+    assert num_new("/generate", "POST", "4xx") == 1
+
+
+def test_a_request_that_is_refused_before_its_endpoint_counts_for_it():
+    with FrontendRun(make_config(HttpConfig(port=0, api_key=("secret",)))) as run:
+        assert run.client.post("/v1/completions", json={}).status_code == 401
+        run.client.headers["authorization"] = "Bearer secret"
+        assert Metrics(run)("http_requests_total", handler="/v1/completions", method="POST", status="4xx") == 1
+
+
+OTHERS = MetricsReport(
+    (
+        MetricFamily(
+            "vllm:request_success",
+            "text",
+            "counter",
+            (
+                MetricSample(
+                    "vllm:request_success_total", (("model_name", "org/m"), ("finished_reason", "length")), 40.0
+                ),
+            ),
+        ),
+    )
+)
+
+
+def test_a_scrape_shows_what_each_of_several_frontends_has_counted():
     with FrontendRun(make_config(run=RunConfig(frontend_workers=2))) as run:
+        other = OtherFrontend(run)
         run.round_trip()
-        metrics = Metrics(run)
+        scraping = InThread(lambda: Metrics(run))
+        ask = other.take_question()
+        assert ask.question == ReportMetrics()
+        other.answer(ask, OTHERS)
+        metrics = scraping.result()
         assert metrics("vllm:request_success_total", worker="frontend", finished_reason="length") == 1
+        assert metrics("vllm:request_success_total", worker="frontend-2", finished_reason="length") == 40
         assert metrics("sluice_requests_open", worker="frontend") == 0
         assert metrics("vllm:e2e_request_latency_seconds_count", worker="frontend") == 1
+        assert metrics("http_requests_total", worker="frontend", handler="/generate", method="POST", status="2xx") == 1
         assert metrics("sluice_process_incarnation", process="scheduler") == 1
+        assert metrics("sluice_frontends_missing") == 0
+        scraping = InThread(lambda: Metrics(run))
+        other.take_question()
+        metrics = scraping.result()
+        assert metrics("vllm:request_success_total", worker="frontend", finished_reason="length") == 1
+        assert metrics("sluice_frontends_missing") == 1
+
+
+def test_a_frontend_reports_what_it_has_counted_to_another():
+    with FrontendRun(make_config(run=RunConfig(frontend_workers=2))) as run:
+        other = OtherFrontend(run)
+        run.round_trip()
+        families = {family.name: family for family in other.ask(ReportMetrics(), MetricsReport).families}
+        assert families["vllm:request_success"].kind == "counter"
+        values = {sample.labels: sample.value for sample in families["vllm:request_success"].samples}
+        assert values[("model_name", "org/m"), ("finished_reason", "length")] == 1
+        assert families["vllm:e2e_request_latency_seconds"].kind == "histogram"
+        assert "http_requests" in families

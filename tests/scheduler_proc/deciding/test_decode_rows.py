@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler_proc.deciding.block_manager import BlockManager
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
 from scheduler_proc.deciding.radix import RadixTree
 from scheduler_proc.deciding.requests import Limits, PendingReq, Req, State
@@ -85,7 +85,7 @@ TestRows.settings = settings(max_examples=60, stateful_step_count=40, deadline=N
 
 def test_tables_get_narrow_again_after_a_long_row():
     rows = DecodeRows(4)
-    cache = BlockManager(400, 4)
+    cache = BlockAllocator(400, 4)
     reqs = []
     for uid, length in enumerate((900, 7)):
         req = cache.open(PendingReq(user_msg(uid, [1] * length, 50), LIMITS, 1))

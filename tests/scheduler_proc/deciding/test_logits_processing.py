@@ -94,7 +94,7 @@ def test_history_is_the_prompt_and_the_output():
 
 def taken(edits: LogitsProcessing, start: int, stop: int) -> LogitsProcessing | None:
     """Returns the changes of some rows of a step."""
-    return take_rows(plain_step(6, logits_processing=edits), start, stop).edits
+    return take_rows(plain_step(6, logits_processing=edits), start, stop).logits_processing
 
 
 @st.composite

@@ -167,6 +167,21 @@ def test_cached_tokens_are_those_of_the_prefix_cache():
     assert bench.gauge("prompt_tokens") == 32
 
 
+def test_what_a_prompt_took_is_told_with_its_first_token():
+    bench = Bench()
+    for uid in (1, 2):
+        bench.send(user_msg(uid, PROMPT, max_tokens=6, **PARAMS))
+        while (uid, 0) not in bench.inbox.prefilled:
+            assert not bench.inbox.tokens[uid, 0]
+            bench.step()
+        assert len(bench.inbox.tokens[uid, 0]) == 1
+        bench.run()
+        usage = bench.end(uid, 0).usage
+        told = bench.inbox.prefilled[uid, 0]
+        assert (told.prompt_tokens, told.cached_tokens) == (usage.prompt_tokens, usage.cached_tokens)
+    assert [bench.inbox.prefilled[uid, 0].cached_tokens > 0 for uid in (1, 2)] == [False, True]
+
+
 def test_salts_share_nothing():
     bench = Bench()
     for uid, salt in enumerate(("", "a", "b", "a")):

@@ -1,7 +1,11 @@
 """Memory is there before it is written, and what it holds stays as it is."""
 
 import ctypes
+import gc
 import mmap
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from kernels.cpu.huge_pages import empty_huge
 from scheduler_proc.computing.cpu import prefault
 from scheduler_proc.computing.cpu.prefault import Prefault
 
+ROOT = Path(__file__).resolve().parents[3]
 NUM_PAGES, PAGE_ELEMENTS = 64, 1 << 18
 """A page of a layer takes 1 MB."""
 
@@ -81,3 +86,36 @@ def test_a_system_that_refuses_is_not_asked_again(layers: list[Tensor], monkeypa
     first = ahead._thread
     ahead.use(30)
     assert ahead._thread is first
+
+
+def test_the_thread_ends_with_its_owner(layers: list[Tensor]) -> None:
+    ahead = PagesAhead(layers, NUM_PAGES)
+    ahead._is_stepping = True
+    ahead.use(3)
+    thread = ahead._thread
+    assert thread is not None
+    del ahead
+    gc.collect()
+    thread.join(30.0)
+    assert not thread.is_alive()
+
+
+ENDS_IN_MID_STEP = """
+import atexit, threading, torch
+from scheduler_proc.computing.pages_ahead import PagesAhead
+ahead = [PagesAhead([torch.zeros(64, 1 << 10)], 64) for _ in range(3)]
+for one in ahead:
+    one._is_stepping = True
+    one.use(0)
+print(len(threading.enumerate()))
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
+"""
+
+
+def test_no_thread_is_left_when_the_interpreter_ends() -> None:
+    """A thread that is ended inside torch's code takes the process with it: `terminate called without …`."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_IN_MID_STEP], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["4", "['MainThread']"]

@@ -24,6 +24,12 @@ from tests.kernels.c_library import built_library
 CPU = Placement(torch.device("cpu"), torch.float32)
 
 
+@pytest.fixture(autouse=True)
+def no_kernels() -> None:
+    """Other files of this process may have loaded some; they decide how weights are laid out."""
+    unload_kernels()
+
+
 def load(path: Path, load_format: Any = "auto", placement: Placement = CPU) -> Weights:
     hf_config = read_hf_config(path)
     family = find_family(hf_config)

@@ -1,6 +1,6 @@
 """Pages of requests: who owns them at each point of a request's life."""
 
-from scheduler_proc.deciding.block_manager import BlockManager
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.requests import Limits, PendingReq, Req, State
 from tests.scheduler_proc.clients import VOCAB_SIZE, user_msg
 
@@ -8,7 +8,7 @@ LIMITS = Limits(64, VOCAB_SIZE, ())
 IDS = list(range(14))
 
 
-def start(cache: BlockManager, uid: int, ids: list[int]) -> Req:
+def start(cache: BlockAllocator, uid: int, ids: list[int]) -> Req:
     pending = PendingReq(user_msg(uid, ids), LIMITS, 1)
     req = cache.open(pending)
     pending.state = State.PREFILL
@@ -16,19 +16,19 @@ def start(cache: BlockManager, uid: int, ids: list[int]) -> Req:
     return req
 
 
-def compute(cache: BlockManager, req: Req, num_tokens: int) -> None:
+def compute(cache: BlockAllocator, req: Req, num_tokens: int) -> None:
     """Lets `req` have `num_tokens` in all computed, as a step does."""
     assert cache.grow(req, num_tokens)
     req.num_computed_tokens = num_tokens
     cache.share(req)
 
 
-def counts(cache: BlockManager) -> tuple[int, int, int]:
+def counts(cache: BlockAllocator) -> tuple[int, int, int]:
     return cache.num_free, cache.num_cached, cache.num_held
 
 
 def test_a_page_goes_from_free_to_held_to_cached_to_free():
-    cache = BlockManager(10, 4)
+    cache = BlockAllocator(10, 4)
     req = start(cache, 1, IDS)
     assert cache.grow(req, 14)
     assert counts(cache) == (6, 0, 4)
@@ -44,7 +44,7 @@ def test_a_page_goes_from_free_to_held_to_cached_to_free():
 
 
 def test_pages_computed_twice_become_one():
-    cache = BlockManager(10, 4)
+    cache = BlockAllocator(10, 4)
     first, second = start(cache, 1, IDS), start(cache, 2, IDS)
     compute(cache, first, 14)
     compute(cache, second, 14)
@@ -60,7 +60,7 @@ def test_pages_computed_twice_become_one():
 
 
 def test_a_request_in_mid_page_takes_over_the_page_that_another_finished():
-    cache = BlockManager(10, 4)
+    cache = BlockAllocator(10, 4)
     slow, fast = start(cache, 1, IDS), start(cache, 2, IDS)
     compute(cache, slow, 6)
     compute(cache, fast, 13)
@@ -71,7 +71,7 @@ def test_a_request_in_mid_page_takes_over_the_page_that_another_finished():
 
 
 def test_one_token_is_always_left_to_compute():
-    cache = BlockManager(10, 4)
+    cache = BlockAllocator(10, 4)
     first = start(cache, 1, IDS[:12])
     compute(cache, first, 12)
     cache.close(first)
@@ -80,7 +80,7 @@ def test_one_token_is_always_left_to_compute():
 
 
 def test_too_little_room_changes_nothing():
-    cache = BlockManager(4, 4)
+    cache = BlockAllocator(4, 4)
     req, other = start(cache, 1, IDS), start(cache, 2, [30] * 8)
     compute(cache, other, 8)
     assert not cache.grow(req, 12)
@@ -90,7 +90,7 @@ def test_too_little_room_changes_nothing():
 
 
 def test_what_cannot_be_trusted_is_not_found_again():
-    cache = BlockManager(10, 4)
+    cache = BlockAllocator(10, 4)
     req = start(cache, 1, IDS)
     compute(cache, req, 9)
     cache.close(req, is_reusable=False)
@@ -99,7 +99,7 @@ def test_what_cannot_be_trusted_is_not_found_again():
 
 
 def test_what_others_use_stays_when_one_cannot_be_trusted():
-    cache = BlockManager(10, 4)
+    cache = BlockAllocator(10, 4)
     req, other = start(cache, 1, IDS), start(cache, 2, [*IDS[:8], *range(30, 36)])
     compute(cache, req, 13)
     compute(cache, other, 13)
@@ -109,7 +109,7 @@ def test_what_others_use_stays_when_one_cannot_be_trusted():
 
 
 def test_without_sharing_pages_go_back_at_once():
-    cache = BlockManager(10, 4, is_sharing=False)
+    cache = BlockAllocator(10, 4, is_sharing=False)
     req = start(cache, 1, IDS)
     compute(cache, req, 14)
     assert counts(cache) == (6, 0, 4)

@@ -18,7 +18,7 @@ from scheduler_proc.deciding.radix import Node, RadixTree
 from scheduler_proc.deciding.requests import PendingReq, Req
 
 
-class BlockManager:
+class BlockAllocator:
     """Gives requests their pages and finds beginnings that are cached; with `is_sharing` false nothing ever is."""
 
     def __init__(self, num_pages: int, page_size: int, is_sharing: bool = True):

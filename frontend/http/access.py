@@ -1,0 +1,56 @@
+"""Who may use an endpoint: hosts, origins, keys, and for the operator's endpoints the machine that asks."""
+
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Scope
+
+from frontend.http.endpoint import Access
+from frontend.http.hosts import AllowedHosts, is_loopback
+from frontend.http.keys import Keys
+from frontend.http.origins import AllowedOrigins
+from messages.config import HttpConfig
+from messages.errors import ErrorInfo, RequestError
+
+FORWARDED = frozenset({b"forwarded", b"via", b"x-real-ip"})
+FORWARDED_PREFIX = b"x-forwarded-"
+"""Headers that proxies add: the socket's peer is then the proxy, and not who asks."""
+
+
+class AccessRules:
+    """What is checked of a request's head before anything is done for it, or told to it."""
+
+    def __init__(self, http: HttpConfig, keys: Keys, bound_address: str):
+        """Raises `BootError` where a flag of `http` holds no host or no origin."""
+        self.keys = keys
+        self._hosts = AllowedHosts(http.allowed_hosts, bound_address)
+        self._origins = AllowedOrigins(http.cors_allow_origins)
+
+    def check(self, access: Access, scope: Scope) -> None:
+        """Raises `RequestError`: 403, or 401 where a key is missing or wrong."""
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self._hosts.check(headers)
+        self._origins.check(scope["method"], scope["scheme"], headers)
+        if access == "operator":
+            check_is_local(scope["client"], headers)
+        self.keys.check(access, headers)
+
+    def with_cors(self, app: ASGIApp) -> ASGIApp:
+        """Returns `app` as the web pages of allowed origins may read it."""
+        return self._origins.with_cors(app)
+
+
+def check_is_local(client: tuple[str, int] | None, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raises `RequestError` (403) for a client on another machine, one behind a proxy, and any web page."""
+    is_local = client is not None and is_loopback(client[0])
+    for name, _ in headers:
+        if name == b"origin" or name in FORWARDED or name.startswith(FORWARDED_PREFIX):
+            is_local = False
+    if not is_local:
+        raise RequestError(
+            ErrorInfo(
+                403,
+                "this is only for programs on the server's own machine, not through a proxy",
+                "permission_error",
+                code="not_local",
+            )
+        )

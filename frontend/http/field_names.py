@@ -1,0 +1,129 @@
+"""What becomes of a body's fields by their names alone: served, renamed, refused, or ignored with a warning."""
+
+import difflib
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from messages.errors import RequestError, bad_request
+
+MISSPELLING_CUTOFF = 0.8
+"""Similarity (difflib's ratio) from which an unknown name is taken for a misspelled one."""
+
+MAX_COMPARED_CHARS = 64
+"""A longer name is no misspelling of any of ours, and comparing it would take time."""
+
+MAX_LOGGED_NAMES = 256
+MAX_SHOWN_CHARS = 60
+
+log = logging.getLogger("sluice.frontend")
+
+
+class NameRules(NamedTuple):
+    """What an endpoint does about fields that its struct does not have.
+
+    `refused` exist but are not served, each with the values that mean the same as its absence; `ignored` make no
+    difference. `renamed` are other servers' names for a field of the struct, `foreign` those that have no such field.
+    """
+
+    refused: Mapping[str, tuple[Any, ...]] = {}
+    ignored: Collection[str] = ()
+    renamed: Mapping[str, str] = {}
+    foreign: Collection[str] = ()
+
+
+class UnknownFields:
+    """Ignores fields that are not known here, or with `is_strict` refuses them. The log has each name once."""
+
+    def __init__(self, *, is_strict: bool = False):
+        self.is_strict = is_strict
+        self._logged: set[str] = set()
+
+    def ignore(self, name: str, what: str) -> str:
+        """Returns the warning for a field that is ignored. Raises `RequestError` (400) with `is_strict`."""
+        if self.is_strict:
+            raise unknown_field(name)
+        warning = f"the field {shown_name(name)} {what} and is ignored"
+        shown = name[:MAX_SHOWN_CHARS]
+        if shown not in self._logged and len(self._logged) < MAX_LOGGED_NAMES:
+            self._logged.add(shown)
+            log.warning("%s (said once)", warning)
+        return warning
+
+
+class FieldNames:
+    """The names of one kind of body: `served` are those of its struct."""
+
+    def __init__(self, served: Collection[str], rules: NameRules, unknown: UnknownFields):
+        self._served = frozenset(served)
+        self._rules = rules
+        self._renamed = {name: own for name, own in rules.renamed.items() if own in self._served}
+        self._known = [*served, *rules.refused]
+        self._unknown = unknown
+
+    def check(self, fields: Mapping[str, Raw]) -> list[str]:
+        """Returns a warning for each field that is ignored. Raises `RequestError` (400)."""
+        warnings: list[str] = []
+        for name, raw in fields.items():
+            if name in self._served or name in self._rules.ignored:
+                continue
+            if name in self._rules.refused:
+                self._refuse(name, raw)
+            elif name in self._renamed:
+                self._check_renamed(name, fields)
+            else:
+                warnings.append(self._ignore(name))
+        return warnings
+
+    def rename(self, fields: Mapping[str, Raw]) -> dict[str, str]:
+        """Returns the other servers' names that are to be read as ours, by ours; a null is as good as absent."""
+        return {own: name for name, own in self._renamed.items() if name in fields and not is_null(fields[name])}
+
+    def _refuse(self, name: str, raw: Raw) -> None:
+        value = msgspec.json.decode(raw)
+        if value is not None and not any(_is_same(value, neutral) for neutral in self._rules.refused[name]):
+            raise bad_request(f"{name} is not supported, got {shown(raw)}", name, "not_supported")
+
+    def _check_renamed(self, name: str, fields: Mapping[str, Raw]) -> None:
+        own = self._renamed[name]
+        if self._unknown.is_strict:
+            raise unknown_field(name, own)
+        same = [other for other in (own, *self._renamed) if self._renamed.get(other, other) == own]
+        given = [other for other in same if other in fields and not is_null(fields[other])]
+        if len(given) > 1 and name in given:
+            raise bad_request(f"{' and '.join(given)} mean the same: give one of them", name)
+
+    def _ignore(self, name: str) -> str:
+        if name in self._rules.foreign:
+            return self._unknown.ignore(name, "of other servers means nothing here")
+        if len(name) <= MAX_COMPARED_CHARS:
+            nearest = difflib.get_close_matches(name, self._known, n=1, cutoff=MISSPELLING_CUTOFF)
+            if nearest:
+                raise unknown_field(name, nearest[0])
+        return self._unknown.ignore(name, "is not known here")
+
+
+def unknown_field(name: str, meant: str | None = None) -> RequestError:
+    hint = f": did you mean {meant}?" if meant else ""
+    return bad_request(f"unknown field {shown_name(name)}{hint}", name[:128])
+
+
+def shown_name(name: str) -> str:
+    return repr(name[:MAX_SHOWN_CHARS])
+
+
+def shown(raw: Raw) -> str:
+    """Returns a value as the client wrote it, or its beginning."""
+    text = bytes(memoryview(raw)[: MAX_SHOWN_CHARS * 4]).decode(errors="replace")
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"
+
+
+def is_null(raw: Raw) -> bool:
+    return bytes(memoryview(raw)[:5]) == b"null"
+
+
+def _is_same(value: Any, neutral: Any) -> bool:
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

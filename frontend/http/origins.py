@@ -1,0 +1,81 @@
+"""Which web pages may use the server: the `Origin` of what changes something, and CORS for what pages read."""
+
+import re
+from collections.abc import Iterable
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from frontend.http.hosts import MAX_SHOWN_CHARS, host_name
+from messages.errors import BootError, ErrorInfo, RequestError
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""They change nothing (RFC 9110, 9.2.1), and browsers send them for any page without an Origin, as for an `<img>`."""
+
+CORS_MAX_AGE_S = 600
+EXPOSED_HEADERS = ("X-Request-Id", "Retry-After")
+DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
+
+
+class AllowedOrigins:
+    """The server's own origin, which is the scheme and the `Host` of each request, and the listed ones; `*` is any.
+
+    A proxy that ends TLS or changes `Host` makes the own origin another one than browsers see: it has to be listed.
+    """
+
+    def __init__(self, listed: Iterable[str]):
+        """Raises `BootError` where one of `listed` is no origin."""
+        self._listed = tuple(_normal(origin) for origin in listed)
+
+    def check(self, method: str, scheme: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Raises `RequestError` (403) for a request that may change something on behalf of a page of another origin.
+
+        Programs send no `Origin`, and are not refused. Each of several counts.
+        """
+        if method in SAFE_METHODS or "*" in self._listed:
+            return
+        headers = list(headers)
+        origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
+        if not origins:
+            return
+        own = {_own_origin(scheme, value.decode("latin-1")) for name, value in headers if name == b"host"}
+        for origin in origins:
+            if origin.lower() not in self._listed and origin.lower() not in own:
+                raise RequestError(
+                    ErrorInfo(
+                        403,
+                        f"web pages of the origin {origin[:MAX_SHOWN_CHARS]!r} may not do this: list it in "
+                        "--cors-allow-origins, the server's own origin too where a proxy ends TLS or changes Host",
+                        "permission_error",
+                        code="origin_not_allowed",
+                    )
+                )
+
+    def with_cors(self, app: ASGIApp) -> ASGIApp:
+        """Returns `app` as the web pages of the listed origins may read it; without any, as it is."""
+        if not self._listed:
+            return app
+        return CORSMiddleware(
+            app,
+            allow_origins=self._listed,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED_HEADERS,
+            max_age=CORS_MAX_AGE_S,
+        )
+
+
+def _own_origin(scheme: str, host: str) -> str | None:
+    """Returns the origin as a browser writes it: in lower case, and without the port that the scheme implies."""
+    if host_name(host) is None:
+        return None
+    return f"{scheme}://{host.lower().removesuffix(DEFAULT_PORTS.get(scheme, ''))}"
+
+
+def _normal(origin: str) -> str:
+    normal = origin.lower().removesuffix("/")
+    if not _ORIGIN.fullmatch(normal):
+        raise BootError(f"--cors-allow-origins: {origin!r} is no origin (as https://example.org:8443), nor *")
+    return normal

@@ -1,0 +1,75 @@
+"""What the frontends of one server ask each other, so that a client gets the same answer whichever has its connection.
+
+They go straight from one frontend's socket to another's and are about no request in the ring: one that is lost costs an
+answer, which the asker does not wait for longer than a moment.
+"""
+
+import msgspec
+
+Label = tuple[str, str]
+
+
+class MetricSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One sample as `/metrics` shows it; `labels` are names with values."""
+
+    name: str
+    labels: tuple[Label, ...]
+    value: float
+
+
+class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
+    """All samples of one metric; `kind` is Prometheus's name for it: counter, gauge or histogram."""
+
+    name: str
+    text: str
+    kind: str
+    samples: tuple[MetricSample, ...]
+
+
+class ReportMetrics(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """All that this frontend counts itself. Answered with `MetricsReport`."""
+
+
+class MetricsReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    families: tuple[MetricFamily, ...]
+
+
+class CountOpen(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """How many requests are open. Answered with `OpenCount`."""
+
+
+class OpenCount(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    num_requests: int
+
+
+class AbortOpen(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """End the open requests with one of `uids` or `request_ids`, or all of them. Answered with `AbortedOpen`."""
+
+    uids: tuple[int, ...] = ()
+    request_ids: tuple[str, ...] = ()
+    is_all: bool = False
+
+
+class AbortedOpen(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The requests whose end was asked for."""
+
+    uids: tuple[int, ...]
+
+
+PeerQuestion = ReportMetrics | CountOpen | AbortOpen
+PeerReply = MetricsReport | OpenCount | AbortedOpen
+
+
+class PeerAsk(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """frontend → frontend: `uid`, which no request has, finds the way back and the asker."""
+
+    uid: int
+    question: PeerQuestion
+
+
+class PeerAnswer(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """frontend → frontend: the reply of the frontend that gives the uids of `block` (`messages/uids.py`)."""
+
+    uid: int
+    block: int
+    reply: PeerReply

@@ -1,0 +1,8 @@
+"""The detokenizer's real process, with channels that are soon full."""
+
+import messages.channels
+from detokenizer_proc.process import main
+
+if __name__ == "__main__":
+    messages.channels.MAX_QUEUED_FRAMES = 500
+    raise SystemExit(main())

@@ -1,0 +1,47 @@
+"""Names of other servers: none is one of ours, and every endpoint that generates knows them."""
+
+import pytest
+
+from frontend.api.chat import ChatBody
+from frontend.api.completions import CompletionBody
+from frontend.api.foreign_fields import FOREIGN, RENAMED
+from frontend.api.generate import GenerateBody
+from frontend.api.openai_body import IGNORED, REFUSED
+from frontend.api.sampling import SamplingFields
+from messages.config import HttpConfig
+from tests.frontend.frontend_run import FrontendRun, final, make_config
+
+OURS = {name for body in (GenerateBody, CompletionBody, ChatBody) for name in body.__struct_fields__}
+PATHS = ("/generate", "/v1/completions", "/v1/chat/completions")
+GOOD = {"prompt": "hi", "stream": False}
+GOOD_CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def good(path: str) -> dict[str, object]:
+    return dict(GOOD_CHAT if path.endswith("/chat/completions") else GOOD)
+
+
+def test_no_name_has_two_meanings():
+    assert not (FOREIGN | set(RENAMED)) & (OURS | set(REFUSED) | set(IGNORED))
+    assert not FOREIGN & set(RENAMED)
+    assert set(RENAMED.values()) <= set(SamplingFields.__struct_fields__)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", ["repeat_penalty", "top_a", "models", "timeout", "max_new_tokens", "n_predict"])
+def test_every_endpoint_takes_them(server: FrontendRun, path: str, name: str):
+    asked = server.ask(path, {**good(path), name: 3})
+    server.send(final(server.take_request()))
+    assert asked.response().status_code == 200
+
+
+def test_the_flag_refuses_all_that_is_not_ours():
+    with FrontendRun(make_config(HttpConfig(port=0, strict_fields=True))) as run:
+        for path in PATHS:
+            for name in ("top_a", "max_new_tokens", "zzz"):
+                reply = run.client.post(path, json={**good(path), name: 3})
+                assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+        asked = run.ask("/generate", {**GOOD, "user": "me", "verbosity": "low"})
+        run.send(final(run.take_request()))
+        assert "warnings" not in asked.response().json()
+        assert run.client.post("/abort_request", json={"all": True, "zzz": 1}).status_code == 400

@@ -1,0 +1,36 @@
+"""`make test`: both halves run, and it fails where one of them does."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+PYTHON = """#!/bin/sh
+echo "ran $*"
+case "$*" in *"not ring"*) exit $FIRST;; *) exit $SECOND;; esac
+"""
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 0), (0, 1), (5, 0), (0, 5), (1, 1)])
+def test_both_halves_run_and_both_must_pass(tmp_path: Path, first: int, second: int) -> None:
+    """pytest's 5 says that no test ran."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    binaries = tmp_path / ".venv/bin"
+    binaries.mkdir(parents=True)
+    (binaries / "python").write_text(PYTHON, encoding="ascii")
+    (binaries / "python").chmod(0o755)
+    (tmp_path / ".venv/.dev").touch()
+    environment = {**os.environ, "FIRST": str(first), "SECOND": str(second), "MAKEFLAGS": ""}
+    done = subprocess.run(
+        ["make", "test"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode == 0) == (first == second == 0)
+    assert [line for line in done.stdout.splitlines() if line.startswith("ran ")] == [
+        "ran -m pytest -m not ring -n 2 --dist loadfile --durations=25",
+        "ran -m pytest -m ring --durations=25",
+    ]
