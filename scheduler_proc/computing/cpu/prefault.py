@@ -101,7 +101,7 @@ class Prefault:
         return libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), POPULATE_WRITE) == 0
 
 
-def _stay_ahead(owner: "weakref.ref[PagesAhead]") -> None:
+def _stay_ahead(owner: "weakref.ref[Prefault]") -> None:
     """Asks for memory until there is enough, the owner is gone or the main thread has ended.
 
     It is no daemon thread: where it holds the last reference to a tensor, torch gives Python's lock away while it frees

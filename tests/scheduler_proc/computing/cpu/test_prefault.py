@@ -89,7 +89,7 @@ def test_a_system_that_refuses_is_not_asked_again(layers: list[Tensor], monkeypa
 
 
 def test_the_thread_ends_with_its_owner(layers: list[Tensor]) -> None:
-    ahead = PagesAhead(layers, NUM_PAGES)
+    ahead = Prefault(layers, NUM_PAGES)
     ahead._is_stepping = True
     ahead.use(3)
     thread = ahead._thread
@@ -102,8 +102,8 @@ def test_the_thread_ends_with_its_owner(layers: list[Tensor]) -> None:
 
 ENDS_IN_MID_STEP = """
 import atexit, threading, torch
-from scheduler_proc.computing.pages_ahead import PagesAhead
-ahead = [PagesAhead([torch.zeros(64, 1 << 10)], 64) for _ in range(3)]
+from scheduler_proc.computing.pages_ahead import Prefault
+ahead = [Prefault([torch.zeros(64, 1 << 10)], 64) for _ in range(3)]
 for one in ahead:
     one._is_stepping = True
     one.use(0)
