@@ -102,7 +102,7 @@ def test_the_thread_ends_with_its_owner(layers: list[Tensor]) -> None:
 
 ENDS_IN_MID_STEP = """
 import atexit, threading, torch
-from scheduler_proc.computing.pages_ahead import Prefault
+from scheduler_proc.computing.cpu.prefault import Prefault
 ahead = [Prefault([torch.zeros(64, 1 << 10)], 64) for _ in range(3)]
 for one in ahead:
     one._is_stepping = True
