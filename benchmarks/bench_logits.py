@@ -1,4 +1,4 @@
-"""What comes after the model's logits: choosing tokens, with and without edits, and logprobs. No model is run.
+"""What comes after the model's logits: choosing tokens, plain and with logits processing, and logprobs. No model runs.
 
 python -m benchmarks.bench_logits [--json FILE]
 
@@ -18,10 +18,11 @@ from torch import Tensor
 
 from benchmarks.result_file import write_result
 from kernels.sample import greedy
+from messages.axes import fill_columns
 from messages.columns import pack_float32, pack_int32, pack_int64
-from messages.steps import Batch, LogitEdits
-from scheduler_proc.computing.logprobs import score_sampled
-from scheduler_proc.computing.sampler import choose_tokens
+from messages.steps import SAMPLED, Batch, LogitsProcessing
+from scheduler_proc.computing.sampling.logprobs import score_sampled
+from scheduler_proc.computing.sampling.sampler import choose_tokens
 
 NUM_ROWS = 32
 VOCAB_SIZE = 50_257
@@ -55,7 +56,9 @@ def make_cases() -> dict[str, Case]:
     tokens_S = choose_tokens(logits_SV, greedy_batch)
     cases: dict[str, Case] = {"greedy, the kernel alone": lambda: greedy(logits_SV)}
     for name, batch in (("greedy", greedy_batch), ("drawn", drawn_batch)):
-        cases |= {f"{name}, {what}": _choosing(logits_SV, batch, edits) for what, edits in make_edits().items()}
+        cases |= {
+            f"{name}, {what}": _choosing(logits_SV, batch, processing) for what, processing in make_processing().items()
+        }
     for num_top in (0, 1, 5, 20):
         batch = msgspec.structs.replace(greedy_batch, num_logprobs=pack_int32([num_top] * NUM_ROWS))
         cases[f"logprobs, {num_top} alternatives"] = lambda batch=batch: score_sampled(logits_SV, tokens_S, batch)
@@ -63,36 +66,29 @@ def make_cases() -> dict[str, Case]:
     return cases
 
 
-def _choosing(logits_SV: Tensor, batch: Batch, edits: LogitEdits | None) -> Case:
-    edited = msgspec.structs.replace(batch, edits=edits)
-    return lambda: choose_tokens(logits_SV, edited)
+def _choosing(logits_SV: Tensor, batch: Batch, processing: LogitsProcessing | None) -> Case:
+    processed = msgspec.structs.replace(batch, logits_processing=processing)
+    return lambda: choose_tokens(logits_SV, processed)
 
 
 def make_batch(temperature: float) -> Batch:
     """Returns a plan of which only the sampling columns count."""
-    columns = dict.fromkeys(("uids", "query_lens", "context_lens", "token_ids", "positions", "slots"), b"")
-    return Batch(
-        step_id=0,
-        phase="decode",
-        num_decode_rows=NUM_ROWS,
-        **columns,
-        page_tables=b"",
-        num_pages_per_row=0,
-        sample_rows=pack_int32(range(NUM_ROWS)),
+    columns = fill_columns(
+        Batch,
+        {SAMPLED: NUM_ROWS},
+        sample_tokens=pack_int32(range(NUM_ROWS)),
         temperatures=pack_float32([temperature] * NUM_ROWS),
-        top_ps=pack_float32([1.0] * NUM_ROWS),
-        top_ks=pack_int32([0] * NUM_ROWS),
-        min_ps=pack_float32([0.0] * NUM_ROWS),
         seeds=pack_int64(range(NUM_ROWS)),
         sample_positions=pack_int64([HISTORY_TOKENS] * NUM_ROWS),
     )
+    return Batch(step_id=0, num_decode_rows=NUM_ROWS, num_pages_per_row=0, **columns)
 
 
-def make_edits() -> dict[str, LogitEdits | None]:
+def make_processing() -> dict[str, LogitsProcessing | None]:
     every_row = range(NUM_ROWS)
     penalties = f"penalties after {HISTORY_TOKENS - PROMPT_TOKENS} tokens of output"
     return {
-        "no edits": None,
+        "no logits processing": None,
         f"{NUM_BIASES} biases in one row": _biases(range(1)),
         f"{NUM_BIASES} biases a row": _biases(every_row),
         f"{NUM_ALLOWED} allowed tokens a row": _allowed(every_row),
@@ -106,25 +102,25 @@ def _random_ids(num_ids: int) -> bytes:
     return pack_int32(random.Random(num_ids).choices(range(VOCAB_SIZE), k=num_ids))
 
 
-def _biases(rows: range) -> LogitEdits:
-    return LogitEdits(
+def _biases(rows: range) -> LogitsProcessing:
+    return LogitsProcessing(
         bias_rows=pack_int32(row for row in rows for _ in range(NUM_BIASES)),
         bias_ids=_random_ids(NUM_BIASES * len(rows)),
         bias_values=pack_float32([1.5] * NUM_BIASES * len(rows)),
     )
 
 
-def _allowed(rows: range) -> LogitEdits:
-    return LogitEdits(
+def _allowed(rows: range) -> LogitsProcessing:
+    return LogitsProcessing(
         allowed_rows=pack_int32(rows),
         num_allowed=pack_int32([NUM_ALLOWED] * len(rows)),
         allowed_ids=_random_ids(NUM_ALLOWED * len(rows)),
     )
 
 
-def _penalties(rows: range, penalties: tuple[float, float, float]) -> LogitEdits:
+def _penalties(rows: range, penalties: tuple[float, float, float]) -> LogitsProcessing:
     repetition, frequency, presence = (pack_float32([penalty] * len(rows)) for penalty in penalties)
-    return LogitEdits(
+    return LogitsProcessing(
         penalty_rows=pack_int32(rows),
         repetition_penalties=repetition,
         frequency_penalties=frequency,

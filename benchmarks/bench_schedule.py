@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.result_file import write_result
-from messages.columns import num_int32, pack_float32, pack_int32, unpack_int32
+from messages.columns import pack_float32, pack_int32, unpack_int32
 from messages.requests import SamplingParams, Stamps, UserMsg
 from messages.steps import Batch, ForwardOutput, LogprobColumns
-from scheduler_proc.deciding.kv_cache import KvCache
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.radix import RadixTree
 from scheduler_proc.deciding.requests import Limits
@@ -33,7 +33,7 @@ Row = dict[str, str | float]
 
 def make_scheduler(max_num_seqs: int = 256) -> Scheduler:
     limits = Limits(MAX_MODEL_LEN, VOCAB_SIZE, (VOCAB_SIZE - 1,))
-    return Scheduler(KvCache(NUM_PAGES, PAGE_SIZE), limits, Budget(max_num_seqs, 8192))
+    return Scheduler(BlockAllocator(NUM_PAGES, PAGE_SIZE), limits, Budget(max_num_seqs, 8192))
 
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ def random_ids(chance: random.Random, num_tokens: int) -> bytes:
 
 def output_of(batch: Batch) -> ForwardOutput:
     """Returns a result in which every row goes on; in `batch`, all rows want logprobs or none."""
-    num_rows, logprobs = num_int32(batch.sample_rows), None
+    num_rows, logprobs = batch.num_sampled, None
     if batch.num_logprobs:
         num_top = unpack_int32(batch.num_logprobs)[0]
         each, tops = bytes(4 * num_rows), bytes(4 * num_rows * num_top)
@@ -103,7 +103,7 @@ def measure_decode(
         assert batch is not None
         assert batch.phase == "decode"
         assert batch.num_decode_rows == num_rows
-        assert bool(batch.token_sources) == is_ahead
+        assert bool(batch.future_token_indices) == is_ahead
         in_flight.append(batch)
         output = output_of(in_flight.pop(0))
         commits.append(timed(lambda output=output: scheduler.commit(output)))

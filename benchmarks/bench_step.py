@@ -19,9 +19,10 @@ from benchmarks.model_shapes import SHAPES
 from benchmarks.offline_workload import TEMPERATURE
 from benchmarks.result_file import write_result
 from benchmarks.shape_runner import load_shape, make_shape, max_positions
+from messages.axes import fill_columns
 from messages.columns import pack_float32, pack_int32, pack_int64
 from messages.errors import SluiceError
-from messages.steps import Batch
+from messages.steps import ROW, SAMPLED, TOKEN, Batch
 
 PAGE_SIZE = 16
 WARM_UP_STEPS = 3
@@ -98,26 +99,21 @@ def plan_decode(num_rows: int, context: int) -> Batch:
     """Returns a step of one token in each row, every row with pages of its own, as the offline benchmark samples."""
     pages_a_row = -(-(context + 1) // PAGE_SIZE)
     last_slots = [(row * pages_a_row) * PAGE_SIZE + context for row in range(num_rows)]
-    return Batch(
-        step_id=0,
-        phase="decode",
-        num_decode_rows=num_rows,
+    columns = fill_columns(
+        Batch,
+        {ROW: num_rows, TOKEN: num_rows, SAMPLED: num_rows},
         uids=pack_int64(range(num_rows)),
-        query_lens=pack_int32([1] * num_rows),
         context_lens=pack_int32([context] * num_rows),
         token_ids=pack_int32(range(num_rows)),
         positions=pack_int32([context] * num_rows),
         slots=pack_int64(last_slots),
         page_tables=pack_int32(range(num_rows * pages_a_row)),
-        num_pages_per_row=pages_a_row,
-        sample_rows=pack_int32(range(num_rows)),
+        sample_tokens=pack_int32(range(num_rows)),
         temperatures=pack_float32([TEMPERATURE] * num_rows),
-        top_ps=pack_float32([1.0] * num_rows),
-        top_ks=pack_int32([0] * num_rows),
-        min_ps=pack_float32([0.0] * num_rows),
         seeds=pack_int64(range(num_rows)),
         sample_positions=pack_int64([context + 1] * num_rows),
     )
+    return Batch(step_id=0, num_decode_rows=num_rows, num_pages_per_row=pages_a_row, **columns)
 
 
 def step_bytes(shape: dict[str, object], num_rows: int, num_keys: int) -> int:

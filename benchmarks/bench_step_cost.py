@@ -17,14 +17,14 @@ from typing import Any
 
 from benchmarks.result_file import write_result
 from benchmarks.shape_runner import load_shape
-from kernels.cpu.recording import Recording
+from kernels.cpu.capture import CapturedCalls
 from messages.channels import Receiver, Sender
 from messages.columns import pack_int32
 from messages.replies import ToDetokenizer
 from messages.requests import SamplingParams, Stamps, UserMsg
-from scheduler_proc.computing import model_runner
-from scheduler_proc.computing.recorded_decodes import RecordedDecodes
-from scheduler_proc.deciding.kv_cache import KvCache
+from scheduler_proc.computing.cpu import runner
+from scheduler_proc.computing.cpu.captured_decodes import CapturedDecodes
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
@@ -42,7 +42,7 @@ SHAPE: dict[str, object] = {
     "layer_norm_epsilon": 1e-5,
 }
 PAGE_SIZE, NUM_PAGES, PROMPT_TOKENS, OUTPUT_TOKENS = 16, 512, 8, 64
-PARTS_OF_LAUNCH = ((RecordedDecodes, "compute"), (Recording, "replay"), (model_runner, "choose_tokens"))
+PARTS_OF_LAUNCH = ((CapturedDecodes, "compute"), (CapturedCalls, "replay"), (runner, "choose_tokens"))
 
 Times = dict[str, list[float]]
 
@@ -65,7 +65,7 @@ def measure(num_rows: int, temperature: float, rounds: int, times: Times) -> Non
     """Serves `num_rows` requests at once, `rounds` times; adds the parts of steps in which all decode to `times`."""
     flags = ["--device", "cpu", "--dtype", "bfloat16", "--cpu-threads", "1", "--num-pages", str(NUM_PAGES)]
     runner = load_shape(SHAPE, [*flags, "--max-num-seqs", str(num_rows)])
-    scheduler = Scheduler(KvCache(NUM_PAGES, PAGE_SIZE), Limits(128, 64, ()), Budget(num_rows, 512))
+    scheduler = Scheduler(BlockAllocator(NUM_PAGES, PAGE_SIZE), Limits(128, 64, ()), Budget(num_rows, 512))
     kept = [(owner, name, time_calls(owner, name, times)) for owner, name in PARTS_OF_LAUNCH]
     time_calls(scheduler, "schedule", times)
     time_calls(runner, "launch", times)

@@ -24,11 +24,11 @@ from benchmarks.model_bytes import read_shape, weight_bytes
 from benchmarks.model_shapes import SHAPES
 from benchmarks.result_file import write_result
 from benchmarks.shape_runner import load_shape
-from kernels.cpu.recording import timed_kernels
+from kernels.cpu.capture import timed_kernels
 from messages.columns import pack_float32, pack_int32, pack_int64
 from messages.errors import SluiceError
 from messages.steps import Batch
-from scheduler_proc.computing.decoder_config import DecoderConfig
+from scheduler_proc.computing.model.decoder_config import DecoderConfig
 
 LIMIT_ROUNDS = 5
 OUTSIDE = "outside of C kernels"
@@ -60,13 +60,13 @@ class Kind:
         places = range(self.context, self.context + self.num_tokens)
         return replace(
             batch,
-            phase="prefill",
             num_decode_rows=0,
             query_lens=pack_int32([self.num_tokens]),
             token_ids=pack_int32(range(self.num_tokens)),
             positions=pack_int32(places),
             slots=pack_int64(places),
             page_tables=pack_int32(range(self.num_pages)),
+            sample_tokens=pack_int32([self.num_tokens - 1]),
             num_pages_per_row=self.num_pages,
         )
 
@@ -120,7 +120,7 @@ def measure(shape: dict[str, object], rounds: int, flags: list[str]) -> dict:
     runner = load_shape(shape, [*own, *flags])
     limits = {"read GB/s": read_bandwidth(LIMIT_ROUNDS), "product GFLOP/s": product_rate(LIMIT_ROUNDS)}
     times: dict[Kind, dict[str, list[float]]] = {kind: defaultdict(list) for kind in KINDS}
-    for round_index in range(-2, rounds):  # the first two record, and warm up
+    for round_index in range(-2, rounds):  # the first two capture, and warm up
         for kind in KINDS:
             step = _time_step(runner.run, kind.plan())
             for name, ms in step.items() if round_index >= 0 else ():

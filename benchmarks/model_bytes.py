@@ -2,9 +2,9 @@
 
 from math import prod
 
-from scheduler_proc.computing.decoder_config import DecoderConfig, parameter_shapes
-from scheduler_proc.computing.families.registry import find_family
-from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.loading.hf_config import HfConfig
+from scheduler_proc.computing.model.decoder_config import DecoderConfig, parameter_shapes
+from scheduler_proc.computing.model.families.registry import find_family
 
 
 def read_shape(shape: dict[str, object], max_model_len: int) -> DecoderConfig:

@@ -8,7 +8,7 @@ plans and samples counts as nothing, and steps are as few as may be.
 from dataclasses import dataclass
 
 from benchmarks.model_bytes import kv_bytes, weight_bytes
-from scheduler_proc.computing.decoder_config import DecoderConfig
+from scheduler_proc.computing.model.decoder_config import DecoderConfig
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class PacedRunner:
 
     def launch(self, batch: Batch) -> ForwardOutput:
         end_s = time.monotonic() + self._step_s
-        num_rows = len(batch.sample_rows) // 4
+        num_rows = batch.num_sampled
         next_tokens = pack_int32((batch.step_id * 31 + row * 7) % self._vocab_size for row in range(num_rows))
         time.sleep(max(0.0, end_s - time.monotonic()))
         return ForwardOutput(batch.step_id, next_tokens)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.cpu.library import find_kernel
-from kernels.gpu.forms import find_form
+from kernels.gpu.triton_kernels import find_triton_kernel
 
 GeluKind = Literal["tanh", "exact"]
 
@@ -18,9 +18,9 @@ GeluKind = Literal["tanh", "exact"]
 def gelu(x_TF: Tensor, kind: GeluKind) -> Tensor:
     """Returns gelu(x): by the normal distribution's own function (`exact`) or by its `tanh` approximation."""
     assert kind in ("tanh", "exact")
-    form = find_form("gelu", x_TF)
-    if form is not None and x_TF.is_contiguous():
-        return form(x_TF, kind)
+    triton_kernel = find_triton_kernel("gelu", x_TF)
+    if triton_kernel is not None and x_TF.is_contiguous():
+        return triton_kernel(x_TF, kind)
     kernel = find_kernel("gelu", x_TF)
     if kernel is None or kind == "exact" or not x_TF.is_contiguous():
         return gelu_reference(x_TF, kind)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.cpu.library import find_kernel
-from kernels.gpu.forms import find_form
+from kernels.gpu.triton_kernels import find_triton_kernel
 
 
 def layer_norm(
@@ -27,9 +27,9 @@ def layer_norm(
     assert x_TE.shape[-1:] == weight_E.shape == bias_E.shape
     assert x_TE.dtype == weight_E.dtype == bias_E.dtype
     assert update_TE is None or (update_TE.shape == x_TE.shape and update_TE.dtype == x_TE.dtype)
-    form = find_form("layer_norm", x_TE)
-    if form is not None:
-        return form(x_TE, weight_E, bias_E, eps, update_TE)
+    triton_kernel = find_triton_kernel("layer_norm", x_TE)
+    if triton_kernel is not None:
+        return triton_kernel(x_TE, weight_E, bias_E, eps, update_TE)
     kernel = find_kernel("layer_norm", x_TE)
     if kernel is None:
         return layer_norm_reference(x_TE, weight_E, bias_E, eps, update_TE)

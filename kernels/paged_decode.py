@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.decode_work import DecodeWork
-from kernels.gpu.forms import find_form
+from kernels.gpu.triton_kernels import find_triton_kernel
 from kernels.paged_kv import PagedKV, find_attention_kernel
 
 MAX_GATHERED_ELEMENTS = 1 << 20
@@ -31,8 +31,8 @@ def paged_decode(
 
     The row's own token counts and has been stored. `page_tables_RP` (int32) is padded with -1; slots beyond a row's
     keys are not read, they may hold anything. The softmax is computed in float32. What `out_RHD` holds of a row of 0
-    keys (the padding of a captured step) is undefined. `work` is the planned work of the same rows: the Triton form
-    needs it to run without waiting for the device, the other forms have no use for it.
+    keys (the padding of a captured step) is undefined. `work` is the planned work of the same rows: the Triton kernel
+    needs it to run without waiting for the device, the other kernels have no use for it.
     """
     num_rows, num_heads, head_dim = query_RHD.shape
     assert out_RHD.shape == query_RHD.shape
@@ -41,9 +41,9 @@ def paged_decode(
     assert num_heads % cache.num_heads == 0
     assert page_tables_RP.shape[0] == num_keys_R.shape[0] == num_rows
     assert page_tables_RP.dtype == num_keys_R.dtype == torch.int32
-    form = find_form("paged_decode", query_RHD)
-    if form is not None:
-        form(query_RHD, cache, page_tables_RP, num_keys_R, scale, out_RHD, work)
+    triton_kernel = find_triton_kernel("paged_decode", query_RHD)
+    if triton_kernel is not None:
+        triton_kernel(query_RHD, cache, page_tables_RP, num_keys_R, scale, out_RHD, work)
         return
     kernel = find_attention_kernel("paged_decode", query_RHD, cache, out_RHD)
     if kernel is None:

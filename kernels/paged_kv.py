@@ -45,7 +45,7 @@ class PagedKV:
 
 
 def find_attention_kernel(name: str, query_THD: Tensor, cache: PagedKV, out_THD: Tensor) -> Kernel | None:
-    """Returns the C form of an attention over `cache`, None where there is none for these shapes."""
+    """Returns the C kernel of an attention over `cache`, None where there is none for these shapes."""
     kernel = find_kernel(name, query_THD)
     if kernel is None or cache.head_dim > MAX_HEAD_DIM:
         return None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.gpu.forms import find_form
+from kernels.gpu.triton_kernels import find_triton_kernel
 from kernels.paged_kv import PagedKV, find_attention_kernel
 
 
@@ -25,8 +25,8 @@ class PrefillRows:
     context_lens: Tensor
     """[R]: earlier tokens."""
     tiles: Tensor | None = None
-    """[N, 4], what `kernels.prefill_tiles` planned for the rows: the Triton form needs it to run without waiting for
-    the device, the other forms have no use for it."""
+    """[N, 4], what `kernels.prefill_tiles` planned for the rows: the Triton kernel needs it to run without waiting for
+    the device, the other kernels have no use for it."""
 
 
 def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: float, out_THD: Tensor) -> None:
@@ -42,9 +42,9 @@ def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: f
     num_rows = rows.page_tables.shape[0]
     assert rows.query_lens.shape == rows.context_lens.shape == (num_rows,)
     assert rows.page_tables.dtype == rows.query_lens.dtype == rows.context_lens.dtype == torch.int32
-    form = find_form("paged_prefill", query_THD)
-    if form is not None:
-        form(query_THD, cache, rows, scale, out_THD)
+    triton_kernel = find_triton_kernel("paged_prefill", query_THD)
+    if triton_kernel is not None:
+        triton_kernel(query_THD, cache, rows, scale, out_THD)
         return
     kernel = find_attention_kernel("paged_prefill", query_THD, cache, out_THD)
     if kernel is None:

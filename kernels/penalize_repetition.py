@@ -6,7 +6,7 @@ Shape legend: S rows, V vocabulary, N tokens that occurred in all rows.
 import torch
 from torch import Tensor
 
-from kernels.gpu.forms import find_form
+from kernels.gpu.triton_kernels import find_triton_kernel
 from kernels.pair_sums import find_places
 
 
@@ -18,9 +18,9 @@ def penalize_repetition(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, penalt
     """
     assert penalties_N.dtype == torch.float32
     assert len(penalties_N) == len(ids_N)
-    form = find_form("penalize_repetition", logits_SV)
-    if form is not None:
-        form(logits_SV, rows_N, ids_N, penalties_N)
+    triton_kernel = find_triton_kernel("penalize_repetition", logits_SV)
+    if triton_kernel is not None:
+        triton_kernel(logits_SV, rows_N, ids_N, penalties_N)
     else:
         penalize_repetition_reference(logits_SV, rows_N, ids_N, penalties_N)
 

@@ -72,8 +72,8 @@ def quantized_linear(
 ) -> Tensor:
     """Returns x W^T + b [T, O], through the tanh form of GELU if `activation` says so.
 
-    A token's outputs are the same bits alone and in any batch, in the C forms. The result may be put into `out_TO`, and
-    is a new tensor otherwise.
+    A token's outputs are the same bits alone and in any batch, in the C kernels. The result may be put into `out_TO`,
+    and is a new tensor otherwise.
     """
     kernel = find_kernel("quantized_linear", x_TI)
     if kernel is None or not x_TI.is_contiguous():

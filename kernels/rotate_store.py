@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import find_kernel
-from kernels.gpu.forms import find_form
+from kernels.gpu.triton_kernels import find_triton_kernel
 from kernels.paged_kv import PagedKV
 from kernels.qk_norm import HeadNorms, qk_norm, qk_norm_reference
 from kernels.rope import rope
@@ -41,9 +41,9 @@ def rotate_store(
     assert slots_T.dtype == torch.int64
     assert positions_T.dtype == torch.int32
     assert slots_T.shape == positions_T.shape == (num_tokens,)
-    form = find_form("rotate_store", heads_TAD)
-    if form is not None:
-        return form(heads_TAD, cache, tables, positions_T, slots_T, norms)
+    triton_kernel = find_triton_kernel("rotate_store", heads_TAD)
+    if triton_kernel is not None:
+        return triton_kernel(heads_TAD, cache, tables, positions_T, slots_T, norms)
     kernel = find_kernel("store_kv", heads_TAD)
     if kernel is None:
         return rotate_store_reference(heads_TAD, cache, tables, positions_T, slots_T, norms)

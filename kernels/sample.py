@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import find_kernel
-from kernels.gpu.forms import find_form
+from kernels.gpu.triton_kernels import find_triton_kernel
 from kernels.noise import exponential_noise
 
 NO_TOKEN = -1
@@ -16,9 +16,9 @@ NO_TOKEN = -1
 def greedy(logits_SV: Tensor) -> Tensor:
     """Returns the most likely token of each row (int64; the first of equals), -1 where a logit is not finite."""
     assert logits_SV.dim() == 2
-    form = find_form("greedy", logits_SV)
-    if form is not None:
-        return form(logits_SV)
+    triton_kernel = find_triton_kernel("greedy", logits_SV)
+    if triton_kernel is not None:
+        return triton_kernel(logits_SV)
     kernel = find_kernel("greedy", logits_SV)
     if kernel is None or not logits_SV.is_contiguous():
         return greedy_reference(logits_SV)
@@ -43,9 +43,9 @@ def sample(scores_SV: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:
     assert scores_SV.dtype == torch.float32
     assert seeds_S.dtype == positions_S.dtype == torch.int64
     assert len(scores_SV) == len(seeds_S) == len(positions_S)
-    form = find_form("sample", scores_SV)
-    if form is not None:
-        return form(scores_SV, seeds_S, positions_S)
+    triton_kernel = find_triton_kernel("sample", scores_SV)
+    if triton_kernel is not None:
+        return triton_kernel(scores_SV, seeds_S, positions_S)
     kernel = find_kernel("sample", scores_SV)
     if kernel is None:
         return sample_reference(scores_SV, seeds_S, positions_S)
@@ -71,9 +71,9 @@ def draw(logits_SV: Tensor, temperatures_S: Tensor, seeds_S: Tensor, positions_S
     assert temperatures_S.dtype == torch.float32
     assert seeds_S.dtype == positions_S.dtype == torch.int64
     assert len(logits_SV) == len(temperatures_S) == len(seeds_S) == len(positions_S)
-    form = find_form("draw", logits_SV)
-    if form is not None:
-        return form(logits_SV, temperatures_S, seeds_S, positions_S)
+    triton_kernel = find_triton_kernel("draw", logits_SV)
+    if triton_kernel is not None:
+        return triton_kernel(logits_SV, temperatures_S, seeds_S, positions_S)
     kernel = find_kernel("draw", logits_SV)
     if kernel is None or not logits_SV.is_contiguous():
         return draw_reference(logits_SV, temperatures_S, seeds_S, positions_S)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.cpu.library import find_kernel
-from kernels.gpu.forms import find_form
+from kernels.gpu.triton_kernels import find_triton_kernel
 
 
 def silu_mul(gate_up_TF2: Tensor, out_TF: Tensor | None = None) -> Tensor:
@@ -17,9 +17,9 @@ def silu_mul(gate_up_TF2: Tensor, out_TF: Tensor | None = None) -> Tensor:
     The result may be put into `out_TF`, and is a new tensor otherwise.
     """
     assert gate_up_TF2.shape[-1] % 2 == 0
-    form = find_form("silu_mul", gate_up_TF2)
-    if form is not None and gate_up_TF2.is_contiguous():
-        return form(gate_up_TF2)
+    triton_kernel = find_triton_kernel("silu_mul", gate_up_TF2)
+    if triton_kernel is not None and gate_up_TF2.is_contiguous():
+        return triton_kernel(gate_up_TF2)
     kernel = find_kernel("silu_mul", gate_up_TF2)
     if kernel is None or not gate_up_TF2.is_contiguous():
         return silu_mul_reference(gate_up_TF2)

@@ -94,7 +94,7 @@ class Faults:
     def poisoned(self, launch: Callable[[Batch], T]) -> Callable[[Batch], T]:
         """Returns `launch`, but for steps with poison in them.
 
-        A token that the step before samples on the device (`Batch.token_sources`) is not seen.
+        A token that the step before samples on the device (`Batch.future_token_indices`) is not seen.
         """
         self._has_steps = True
 

@@ -1,74 +1,85 @@
 """One forward pass as plain values: the plan that goes into it and the tokens that come out.
 
-Shape legend: R rows, T scheduled tokens of all rows together, S rows that sample a token, P pages a row (padded),
-Q prompt tokens whose logprobs are wanted, N tokens with logprobs, K alternatives of each.
+Shape legend: R rows, T scheduled tokens of all rows together, S tokens after which a row samples its next one, P pages
+a row (padded), Q prompt tokens whose logprobs are wanted, N tokens with logprobs, K alternatives of each.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from messages.axes import Axis, Column, size_of
+from messages.columns import FLOAT32, INT32, INT64
+
 Phase = Literal["prefill", "decode", "mixed"]
 
+ROW = Axis("row")
+DECODE_ROW = Axis("decode row", ROW, leading="num_decode_rows")
+TOKEN = Axis("token", ROW, counts="query_lens")
+PAGE = Axis("page", ROW, width="num_pages_per_row")
+SAMPLED = Axis("sampled token", TOKEN, indices="sample_tokens")
+ALLOWED = Axis("sampled token that may only be one of some", SAMPLED, indices="allowed_rows")
+ALLOWED_ID = Axis("allowed id", ALLOWED, counts="num_allowed")
+BIAS = Axis("bias", SAMPLED, indices="bias_rows")
+PENALIZED = Axis("sampled token with a penalty", SAMPLED, indices="penalty_rows")
+HISTORY_ID = Axis("history id", PENALIZED, counts="num_history")
+SCORED = Axis("scored token", TOKEN, indices="token_indices")
+WITH_LOGPROB = Axis("token with a logprob")
+ALTERNATIVE = Axis("alternative", WITH_LOGPROB, width="num_top")
 
-class LogitEdits(msgspec.Struct, frozen=True, array_like=True):
-    """What changes logits before a token is chosen. A column that names rows holds indices into the S rows, ascending.
+
+class LogitsProcessing(msgspec.Struct, frozen=True, array_like=True):
+    """What changes logits before a token is chosen. A column that names rows holds indices into the S, ascending.
 
     They are applied in this order: allowed tokens, biases, penalties.
     """
 
-    allowed_rows: bytes = b""
-    """int32: rows that may only choose some tokens."""
-    num_allowed: bytes = b""
-    """int32, aligned with `allowed_rows`: how many of `allowed_ids` are the row's."""
-    allowed_ids: bytes = b""
-    """int32, the rows one after another."""
-    bias_rows: bytes = b""
-    """int32, one entry a bias; a row has as many as it needs."""
-    bias_ids: bytes = b""
-    """int32"""
-    bias_values: bytes = b""
-    """float32, added to the logit; -inf bans the token."""
-    penalty_rows: bytes = b""
-    """int32: rows with a penalty."""
-    repetition_penalties: bytes = b""
-    """float32, aligned with `penalty_rows`: divides positive and multiplies negative logits of tokens that occurred."""
-    frequency_penalties: bytes = b""
-    """float32: subtracted for each occurrence in the output."""
-    presence_penalties: bytes = b""
-    """float32: subtracted where the token occurs in the output."""
-    num_history: bytes = b""
-    """int32, aligned with `penalty_rows`: how many of `history_ids` are the row's, prompt and output."""
-    num_history_prompt: bytes = b""
-    """int32: how many of those, the first ones, are the prompt."""
-    history_ids: bytes = b""
-    """int32, the rows one after another."""
+    allowed_rows: Annotated[bytes, Column(INT32, ALLOWED)] = b""
+    """Rows that may only choose some tokens."""
+    num_allowed: Annotated[bytes, Column(INT32, ALLOWED)] = b""
+    """How many of `allowed_ids` are the row's."""
+    allowed_ids: Annotated[bytes, Column(INT32, ALLOWED_ID)] = b""
+    bias_rows: Annotated[bytes, Column(INT32, BIAS)] = b""
+    """One entry a bias; a row has as many as it needs."""
+    bias_ids: Annotated[bytes, Column(INT32, BIAS)] = b""
+    bias_values: Annotated[bytes, Column(FLOAT32, BIAS)] = b""
+    """Added to the logit; -inf bans the token."""
+    penalty_rows: Annotated[bytes, Column(INT32, PENALIZED)] = b""
+    """Rows with a penalty."""
+    repetition_penalties: Annotated[bytes, Column(FLOAT32, PENALIZED, fill=1.0, dummy=1.1)] = b""
+    """Divides positive and multiplies negative logits of tokens that occurred."""
+    frequency_penalties: Annotated[bytes, Column(FLOAT32, PENALIZED, dummy=0.1)] = b""
+    """Subtracted for each occurrence in the output."""
+    presence_penalties: Annotated[bytes, Column(FLOAT32, PENALIZED, dummy=0.1)] = b""
+    """Subtracted where the token occurs in the output."""
+    num_history: Annotated[bytes, Column(INT32, PENALIZED)] = b""
+    """How many of `history_ids` are the row's, prompt and output."""
+    num_history_prompt: Annotated[bytes, Column(INT32, PENALIZED)] = b""
+    """How many of those, the first ones, are the prompt."""
+    history_ids: Annotated[bytes, Column(INT32, HISTORY_ID)] = b""
 
 
 class ScoredTokens(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens whose logprobs are wanted: each is the successor of a token of this step."""
 
-    token_indices: bytes
-    """int32 [Q], ascending: the token of the step (an index into T) after which the scored one comes."""
-    target_ids: bytes
-    """int32 [Q]: the scored tokens."""
+    token_indices: Annotated[bytes, Column(INT32, SCORED)]
+    """Ascending: the token of the step (an index into T) after which the scored one comes."""
+    target_ids: Annotated[bytes, Column(INT32, SCORED)]
+    """The scored tokens."""
     num_top: int
     """K: alternatives wanted with each."""
 
 
 class LogprobColumns(msgspec.Struct, frozen=True, array_like=True):
-    """Logprobs of N tokens under the model's own distribution (temperature 1, nothing filtered or edited)."""
+    """Logprobs of N tokens under the model's own distribution (temperature 1, nothing filtered or processed)."""
 
-    token_ids: bytes
-    """int32 [N]"""
-    logprobs: bytes
-    """float32 [N]"""
+    token_ids: Annotated[bytes, Column(INT32, WITH_LOGPROB)]
+    logprobs: Annotated[bytes, Column(FLOAT32, WITH_LOGPROB)]
     num_top: int
     """K"""
-    top_ids: bytes
-    """int32 [N, K], the likeliest first, of equal ones the smaller id."""
-    top_logprobs: bytes
-    """float32 [N, K]"""
+    top_ids: Annotated[bytes, Column(INT32, ALTERNATIVE)]
+    """[N, K], the likeliest first, of equal ones the smaller id."""
+    top_logprobs: Annotated[bytes, Column(FLOAT32, ALTERNATIVE)]
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -78,52 +89,64 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """
 
     step_id: int
-    phase: Phase
     num_decode_rows: int
-    uids: bytes
-    """int64 [R]"""
-    query_lens: bytes
-    """int32 [R]: tokens of the row in this step, at least 1."""
-    context_lens: bytes
-    """int32 [R]: tokens of the row whose K and V are in the cache already."""
-    token_ids: bytes
-    """int32 [T], the rows one after another."""
-    positions: bytes
-    """int32 [T]: position of each token in its request, from 0."""
-    slots: bytes
-    """int64 [T]: the slot where each token's K and V are written (page_id * page_size + offset)."""
-    page_tables: bytes
-    """int32 [R, P], padded with -1: the pages of each row, in order, those of this step included."""
+    uids: Annotated[bytes, Column(INT64, ROW)]
+    query_lens: Annotated[bytes, Column(INT32, ROW, fill=1)]
+    """Tokens of the row in this step, at least 1."""
+    context_lens: Annotated[bytes, Column(INT32, ROW)]
+    """Tokens of the row whose K and V are in the cache already."""
+    token_ids: Annotated[bytes, Column(INT32, TOKEN)]
+    """The rows one after another."""
+    positions: Annotated[bytes, Column(INT32, TOKEN)]
+    """Position of each token in its request, from 0."""
+    slots: Annotated[bytes, Column(INT64, TOKEN, fill=-1)]
+    """The slot where each token's K and V are written (page_id * page_size + offset)."""
+    page_tables: Annotated[bytes, Column(INT32, PAGE, fill=-1)]
+    """[R, P], padded with -1: the pages of each row, in order, those of this step included."""
     num_pages_per_row: int
     """P"""
-    sample_rows: bytes
-    """int32 [S]: rows (ascending) whose last token yields a next token (no unfinished prompts)."""
-    temperatures: bytes
-    """float32 [S], 0 for a greedy row."""
-    top_ps: bytes
-    """float32 [S]"""
-    top_ks: bytes
-    """int32 [S], 0 for all tokens."""
-    min_ps: bytes
-    """float32 [S]"""
-    seeds: bytes
-    """int64 [S]"""
-    sample_positions: bytes
-    """int64 [S]: the position that the sampled token will have; with the seed it determines the noise."""
-    edits: LogitEdits | None = None
+    sample_tokens: Annotated[bytes, Column(INT32, SAMPLED)]
+    """Indices into T, ascending: the tokens after which a next one is chosen, at most one a row."""
+    temperatures: Annotated[bytes, Column(FLOAT32, SAMPLED, dummy=1.0)]
+    """0 for a greedy row."""
+    top_ps: Annotated[bytes, Column(FLOAT32, SAMPLED, fill=1.0, dummy=0.9)]
+    top_ks: Annotated[bytes, Column(INT32, SAMPLED)]
+    """0 for all tokens."""
+    min_ps: Annotated[bytes, Column(FLOAT32, SAMPLED, dummy=0.01)]
+    seeds: Annotated[bytes, Column(INT64, SAMPLED)]
+    sample_positions: Annotated[bytes, Column(INT64, SAMPLED)]
+    """The position that the sampled token will have; with the seed it determines the noise."""
+    logits_processing: LogitsProcessing | None = None
     """`None` where no row changes its logits."""
-    num_logprobs: bytes = b""
-    """int32 [S]: alternatives wanted with the row's token, -1 for no logprobs; empty where no row wants any."""
+    num_logprobs: Annotated[bytes, Column(INT32, SAMPLED, fill=-1, dummy=20, is_optional=True)] = b""
+    """Alternatives wanted with the row's token, -1 for no logprobs."""
     scored: ScoredTokens | None = None
     """`None` where no prompt's logprobs are wanted."""
-    token_sources: bytes = b""
-    """int32 [num_decode_rows]: where the row's token is one that the step before samples, its index into that step's
-    S; -1 where `token_ids` has it. Empty: `token_ids` has all. A step with sources is planned before the one before it
-    has ended."""
+    future_token_indices: Annotated[bytes, Column(INT32, DECODE_ROW, fill=-1, is_optional=True)] = b""
+    """Where the row's token is one that the step before samples, its index into that step's S; -1 where `token_ids`
+    has it. A step with sources is planned before the one before it has ended."""
+
+    @property
+    def num_rows(self) -> int:
+        return size_of(self, "query_lens")
+
+    @property
+    def num_tokens(self) -> int:
+        return size_of(self, "token_ids")
+
+    @property
+    def num_sampled(self) -> int:
+        return size_of(self, "sample_tokens")
+
+    @property
+    def phase(self) -> Phase:
+        if not self.num_decode_rows:
+            return "prefill"
+        return "decode" if self.num_decode_rows == self.num_rows else "mixed"
 
 
 class ForwardOutput(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What a step computed: int32 `next_tokens` [S], aligned with `Batch.sample_rows`.
+    """What a step computed: int32 `next_tokens` [S], aligned with `Batch.sample_tokens`.
 
     -1: the row's logits were not finite, so it has no next token and must fail alone. `logprobs` are those of the rows
     that want any, in their order, with as many alternatives as the greediest of them wants; `prompt_logprobs` those of

@@ -4,7 +4,7 @@ import logging
 
 from messages.config import Config
 from messages.errors import BootError
-from scheduler_proc.deciding.kv_cache import KvCache
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
@@ -31,7 +31,7 @@ def make_scheduler(config: Config, runner: Runner) -> Scheduler:
         budget.max_num_batched_tokens,
     )
     return Scheduler(
-        KvCache(runner.num_pages, page_size, config.cache.enable_prefix_caching),
+        BlockAllocator(runner.num_pages, page_size, config.cache.enable_prefix_caching),
         Limits(facts.max_model_len, facts.vocab_size, facts.eos_token_ids),
         budget,
     )

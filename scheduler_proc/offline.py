@@ -17,7 +17,7 @@ from messages.config import Config
 from messages.errors import ErrorInfo, UsageError
 from messages.replies import DetokenizeMsg, FinishedRow, FinishReason, ToDetokenizer, Usage
 from messages.requests import SamplingParams, Stamps, UserMsg
-from scheduler_proc.computing.runner import load_runner
+from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.deciding_half import make_scheduler
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Stepper

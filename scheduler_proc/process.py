@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from messages.channels import Receiver, Sender
-from messages.columns import num_int32
 from messages.config import Config
 from messages.control import Drain
 from messages.process import ProcessLink, run_process
@@ -16,10 +15,10 @@ from messages.profiling import Observer, Part
 from messages.replies import ToDetokenizer
 from messages.requests import ToScheduler
 from messages.steps import Batch
-from scheduler_proc.computing.openmp import limit_spinning
+from scheduler_proc.computing.cpu.openmp import limit_spinning
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding_half import make_scheduler
-from scheduler_proc.read_ahead import read_ahead
+from scheduler_proc.prefetch import prefetch
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Running, Stepper
 
@@ -40,7 +39,7 @@ def import_torch(report: Report) -> LoadRunner:
     limit_spinning(os.environ)
     gc.disable()  # it would walk the modules' objects again and again while they come
     # Imported here and not above: it takes seconds, and the operator should see what is being waited for.
-    from scheduler_proc.computing.runner import load_runner
+    from scheduler_proc.computing.loading.load_runner import load_runner
 
     gc.freeze()
     gc.enable()
@@ -49,7 +48,7 @@ def import_torch(report: Report) -> LoadRunner:
 
 def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
     """Runs steps until the launcher says stop. Raises `BootError` where it cannot start."""
-    read_ahead(link.config.model, Path(link.config.facts.model_dir))
+    prefetch(link.config.model, Path(link.config.facts.model_dir))
     load_runner = find_loader(link.phase)
     if not link.stand_by():
         return
@@ -112,7 +111,7 @@ def add_profile(link: ProcessLink, scheduler: Scheduler, stepper: Stepper) -> No
 
 def step_name(batch: Batch) -> str:
     """`step 7 mixed rows=32 tokens=95`."""
-    return f"step {batch.step_id} {batch.phase} rows={num_int32(batch.query_lens)} tokens={num_int32(batch.token_ids)}"
+    return f"step {batch.step_id} {batch.phase} rows={batch.num_rows} tokens={batch.num_tokens}"
 
 
 def result_name(running: Running) -> str:

@@ -1,6 +1,5 @@
 """How long steps take and how large they are, as the frontend shows it."""
 
-from messages.columns import num_int32
 from messages.histograms import Histogram, HistogramCounts
 from messages.steps import Batch
 
@@ -16,8 +15,8 @@ class StepTimes:
     def add(self, batch: Batch, seconds: float) -> None:
         """Counts one step; `seconds` from its plan to its result."""
         self._seconds.add(seconds)
-        self._rows.add(num_int32(batch.query_lens))
-        self._tokens.add(num_int32(batch.token_ids))
+        self._rows.add(batch.num_rows)
+        self._tokens.add(batch.num_tokens)
 
     def counts(self) -> dict[str, HistogramCounts]:
         """Returns the distributions by name."""

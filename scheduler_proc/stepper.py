@@ -27,7 +27,7 @@ class Runner(Protocol):
     """The computing half as the loop sees it.
 
     `max_num_batched_tokens`: the flag, or its default on the device. `can_overlap`: a second step may be launched
-    before the result of the first is asked for, and it may name tokens of the first (`Batch.token_sources`).
+    before the result of the first is asked for, and it may name tokens of the first (`Batch.future_token_indices`).
     """
 
     num_pages: int

@@ -42,15 +42,13 @@ RULES = {
 }
 """The longest prefix of a file's path decides. A missing place is no error: the file that appears there has a rule."""
 
+LOADING = "scheduler_proc/computing/loading"
 FUNCTION_LEVEL_IMPORTS = {
     ("frontend/http/server.py", "uvloop"): "does not exist on every platform",
-    ("scheduler_proc/process.py", "scheduler_proc.computing.runner"): "takes seconds (torch): the launcher hears of it",
+    ("scheduler_proc/process.py", "scheduler_proc.computing.loading.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/process.py", "scheduler_proc.computing.torch_observer"): "imports torch",
-    ("scheduler_proc/computing/runner.py", "scheduler_proc.computing.checkpoint"): "random weights need no safetensors",
-    (
-        "scheduler_proc/computing/runner.py",
-        "scheduler_proc.computing.weight_cache",
-    ): "random weights need no safetensors",
+    (f"{LOADING}/load_runner.py", "scheduler_proc.computing.loading.checkpoint"): "random weights need no safetensors",
+    (f"{LOADING}/load_runner.py", "scheduler_proc.computing.loading.weight_cache"): "likewise",
     ("messages/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
 }
 """Imports that are not at the top of their file, with the reason."""
@@ -132,7 +130,7 @@ def test_the_law_covers_every_package_of_the_distribution():
         ("tokenizer_proc/process.py", "torch"),
         ("detokenizer_proc/process.py", "transformers"),
         ("scheduler_proc/deciding/pages.py", "numpy"),
-        ("scheduler_proc/deciding/pages.py", "scheduler_proc.computing.runner"),
+        ("scheduler_proc/deciding/pages.py", "scheduler_proc.computing.loading.load_runner"),
         ("messages/process.py", "zmq"),
         ("messages/process.py", "frontend"),
         ("launch.py", "msgspec"),

@@ -15,7 +15,7 @@ from torch.nn import functional
 from benchmarks.kernels.cases import Case, MadeCase, make_case
 from benchmarks.kernels.measure import Form, Work, forms_of, run
 from kernels.decode_work import DecodeLayout, DecodeWork, count_programs, make_decode_scratch, plan_decode_work
-from kernels.gpu.forms import find_form
+from kernels.gpu.triton_kernels import find_triton_kernel
 from kernels.paged_decode import paged_decode, paged_decode_reference
 
 CASES = {
@@ -55,7 +55,7 @@ def make(case: Case, device: torch.device) -> Work:
         "torch": lambda: paged_decode_reference(*arguments),
         "SDPA": lambda: functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True),
     }
-    if find_form("paged_decode", made.query) is not None:
+    if find_triton_kernel("paged_decode", made.query) is not None:
         others["one kernel"] = launch(True, True)
         if case.num_shared:
             others["not shared"] = launch(False, False)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.kernels.measure import Row, finish, median_ms, product_rate, read_bandwidth, start
 from kernels.quantized_linear import Bits, quantize
-from scheduler_proc.computing.linear import Linear, make_linear
+from scheduler_proc.computing.model.linear import Linear, make_linear
 
 SHAPES = {"768 to 2304": (768, 2304), "3072 to 768": (3072, 768), "768 to 50257": (768, 50257)}
 BITS: list[Bits] = [8, 4]

@@ -16,7 +16,7 @@ import torch
 from benchmarks.result_file import write_result
 from kernels.cpu.huge_pages import empty_huge
 from kernels.cpu.library import find_kernel, load_kernels
-from kernels.gpu.forms import find_form, load_forms
+from kernels.gpu.triton_kernels import find_triton_kernel, load_triton_kernels
 from kernels.packed_linear import has_packed_form, pack, packed_linear
 
 CPU = torch.device("cpu")
@@ -87,7 +87,7 @@ def start(about: str | None, devices: Sequence[str] = ("cpu", "cuda")) -> argpar
     options.rounds = 1 if options.quick else options.rounds
     torch.set_num_threads(options.threads)
     if name == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
-        load_forms(name)
+        load_triton_kernels(name)
         print(f"Triton kernels on {describe(options.device)}; medians of {options.rounds} interleaved rounds")
     else:
         isa = load_kernels(lambda text, fraction: print(text, file=sys.stderr))
@@ -103,7 +103,7 @@ def forms_of(
     name: str, x: torch.Tensor, launcher: Form, others: Mapping[str, Form], c_name: str | None = None
 ) -> dict[str, Form]:
     """Returns what is compared: the kernel that the launcher takes for tensors like `x`, if any, and others."""
-    if find_form(name, x) is not None:
+    if find_triton_kernel(name, x) is not None:
         return {**others, "Triton": launcher}
     return {**others, "C": launcher} if find_kernel(c_name or name, x) is not None else dict(others)
 

@@ -70,8 +70,8 @@ class LoadedKernel:
     name: str
     kinds: str
     call: Kernel
-    recorded_address: int | None
-    """Of the function that takes the arguments as data (source/recorded_calls.c); None: it cannot be recorded."""
+    captured_address: int | None
+    """Of the function that takes the arguments as data (source/captured_calls.c); None: it cannot be captured."""
 
 
 _loaded: dict[tuple[str, torch.dtype], LoadedKernel] = {}
@@ -83,7 +83,7 @@ _replay: list[Callable[..., int]] = []
 
 
 def find_kernel(name: str, x: Tensor) -> Kernel | None:
-    """Returns the C form of an operation for tensors like `x`; None: the launcher calls its reference."""
+    """Returns the C kernel of an operation for tensors like `x`; None: the launcher calls its reference."""
     return _kernels.get((name, x.dtype)) if x.is_cpu else None
 
 
@@ -175,7 +175,7 @@ def observed_kernels(observe: Callable[[LoadedKernel], Kernel]) -> Iterator[None
 
 
 def replay_function() -> Callable[..., int]:
-    """Returns `sluice_replay`, which makes recorded calls (source/crew.c); kernels are loaded."""
+    """Returns `sluice_replay`, which makes captured calls (source/crew.c); kernels are loaded."""
     return _replay[0]
 
 
@@ -211,8 +211,8 @@ def _bind(library: ctypes.CDLL, name: str, form: str) -> LoadedKernel:
     function.restype = ctypes.c_int if name in MAY_RUN_OUT_OF_MEMORY else None
     if name in MAY_RUN_OUT_OF_MEMORY:
         function.errcheck = _check
-    recorded = f"call_{name}_{form}"
-    address = ctypes.cast(library[recorded], ctypes.c_void_p).value if hasattr(library, recorded) else None
+    captured = f"call_{name}_{form}"
+    address = ctypes.cast(library[captured], ctypes.c_void_p).value if hasattr(library, captured) else None
     return LoadedKernel(name, kinds, function, address)
 
 

@@ -1,1 +1,1 @@
-"""The Triton forms of the operations in `kernels/`, one file each, named as the operation."""
+"""The Triton kernels of the operations in `kernels/`, one file each, named as the operation."""

@@ -1,4 +1,4 @@
-"""The Triton form of `add_biases`: biases of one token add up by atomic additions, then each token is written once.
+"""The Triton kernel of `add_biases`: biases of one token add up by atomic additions, then each token is written once.
 
 Shape legend: S rows, V vocabulary, N biases of all rows.
 """

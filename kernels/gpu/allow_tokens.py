@@ -1,4 +1,4 @@
-"""The Triton form of `allow_tokens`: allowed logits are read, the rows are filled, and they are written back.
+"""The Triton kernel of `allow_tokens`: allowed logits are read, the rows are filled, and they are written back.
 
 Shape legend: S rows, V vocabulary, A rows concerned, N allowed tokens of all of them.
 """

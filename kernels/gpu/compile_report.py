@@ -29,7 +29,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels.gpu.compile_case import CompileCase
-from kernels.gpu.forms import NAMES
+from kernels.gpu.triton_kernels import NAMES
 
 TARGET = GPUTarget("cuda", 90, 32)
 PTXAS_NAMES = ("ptxas", "ptxas-blackwell")

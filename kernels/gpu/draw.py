@@ -1,4 +1,4 @@
-"""The Triton form of `draw`: greedy rows and rows with a temperature together, in one read of the logits.
+"""The Triton kernel of `draw`: greedy rows and rows with a temperature together, in one read of the logits.
 
 Shape legend: S rows, V vocabulary.
 """

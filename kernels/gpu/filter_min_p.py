@@ -1,4 +1,4 @@
-"""The Triton form of `filter_min_p`: one program a row finds the best score and then cuts.
+"""The Triton kernel of `filter_min_p`: one program a row finds the best score and then cuts.
 
 Shape legend: S rows, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""The Triton form of `filter_top`: a search for the score from which on tokens stay, in place of a sort.
+"""The Triton kernel of `filter_top`: a search for the score from which on tokens stay, in place of a sort.
 
 Shape legend: S rows, V vocabulary.
 One program a row reads it several times, mostly from the L2 cache. A pass tries one pivot: how many tokens and how much

@@ -1,4 +1,4 @@
-"""The Triton form of `greedy`: one read of the logits, many programs a row.
+"""The Triton kernel of `greedy`: one read of the logits, many programs a row.
 
 Shape legend: S rows, V vocabulary.
 """

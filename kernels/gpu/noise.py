@@ -1,7 +1,7 @@
-"""The noise of `kernels.noise` inside of Triton kernels: the same integers, and the logarithm of the C form.
+"""The noise of `kernels.noise` inside of Triton kernels: the same integers, and the logarithm of the C kernel.
 
-`tl.log` is another function in each library that Triton takes it from; this one differs from the C form by no more than
-the rounding of products that are added in the same step.
+`tl.log` is another function in each library that Triton takes it from; this one differs from the C kernel by no more
+than the rounding of products that are added in the same step.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""The Triton form of `penalize_occurrence`: counts by atomic additions, no sort.
+"""The Triton kernel of `penalize_occurrence`: counts by atomic additions, no sort.
 
 Shape legend: S rows, V vocabulary, N output tokens of all rows.
 """

@@ -1,4 +1,4 @@
-"""The Triton form of `penalize_repetition`: every entry's logit is read before one is written.
+"""The Triton kernel of `penalize_repetition`: every entry's logit is read before one is written.
 
 Shape legend: S rows, V vocabulary, N tokens that occurred in all rows.
 """

@@ -1,4 +1,4 @@
-"""The Triton form of `rms_norm`: one program a row, which is in registers between the addition and the norm.
+"""The Triton kernel of `rms_norm`: one program a row, which is in registers between the addition and the norm.
 
 Shape legend: T tokens, E embedding size.
 """

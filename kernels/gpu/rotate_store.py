@@ -1,4 +1,4 @@
-"""The Triton form of `rotate_store`: norm, rotation and cache write of a token's heads, read once.
+"""The Triton kernel of `rotate_store`: norm, rotation and cache write of a token's heads, read once.
 
 Shape legend: T tokens, H query heads, G key/value heads, A = H + 2 G, D head dimension, X = D / 2, S slots.
 

@@ -1,4 +1,4 @@
-"""The Triton form of `sample`: draws from scores that filters or edits have changed.
+"""The Triton kernel of `sample`: draws from scores that filters or logits processing have changed.
 
 Shape legend: S rows, V vocabulary.
 """

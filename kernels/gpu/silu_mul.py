@@ -1,4 +1,4 @@
-"""The Triton form of `silu_mul`: element by element, a program for each piece of a row.
+"""The Triton kernel of `silu_mul`: element by element, a program for each piece of a row.
 
 Shape legend: T tokens, F MLP size.
 """

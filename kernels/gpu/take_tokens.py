@@ -1,4 +1,4 @@
-"""The Triton form of `take_tokens`: the first node of a step's graph.
+"""The Triton kernel of `take_tokens`: the first node of a step's graph.
 
 Shape legend: T tokens of the step, D decode rows, S rows that the step before sampled.
 """

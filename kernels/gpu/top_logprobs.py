@@ -1,4 +1,4 @@
-"""The Triton form of `top_logprobs`: two reads of the logits, no sort.
+"""The Triton kernel of `top_logprobs`: two reads of the logits, no sort.
 
 Shape legend: N rows, V vocabulary, K likeliest tokens, C parts of a row.
 A logprob and its token are one 64-bit key: the larger key is the larger logprob and, of equals, the smaller token. Keys

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from kernels.cpu.recording import timed_kernels
+from kernels.cpu.capture import timed_kernels
 from messages.profiling import MAX_NOTES, Sample, Slice
 
 

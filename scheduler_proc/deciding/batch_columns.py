@@ -4,9 +4,9 @@ from array import array
 from typing import NamedTuple
 
 from messages.columns import INT32, INT64, pack_int32
-from messages.steps import Batch, LogitEdits, Phase
+from messages.steps import Batch, LogitsProcessing
 from scheduler_proc.deciding.decode_rows import DecodeRows
-from scheduler_proc.deciding.logit_edits import EditColumns
+from scheduler_proc.deciding.logits_processing import LogitsProcessingColumns
 from scheduler_proc.deciding.prompt_scores import ScoredColumns
 from scheduler_proc.deciding.requests import Req
 from scheduler_proc.deciding.sampling_columns import SamplingColumns
@@ -46,7 +46,7 @@ class _ChunkColumns:
         self.token_ids: array[int] = array(INT32)
         self.positions: array[int] = array(INT32)
         self.slots: array[int] = array(INT64)
-        self.sample_rows: array[int] = array(INT32)
+        self.sample_tokens: array[int] = array(INT32)
         self.sample_positions: array[int] = array(INT64)
         self.sampling = SamplingColumns()
         self.scored = ScoredColumns()
@@ -64,19 +64,15 @@ class BatchBuilder:
         """Returns the step of all decode rows and these chunks; the pages of their tokens must have been taken."""
         num_decode_rows = len(decode)
         columns = _ChunkColumns(num_decode_rows)
-        for row, chunk in enumerate(chunks, num_decode_rows):
-            self._append(columns, chunk, row)
+        for chunk in chunks:
+            self._append(columns, chunk)
         width = max((len(chunk.req.pages) for chunk in chunks), default=1)
         if num_decode_rows:
             width = max(width, decode.table_width)
-        phase: Phase = "mixed" if chunks and num_decode_rows else "prefill" if chunks else "decode"
-        sampling, more = decode.sampling, columns.sampling
-        num_logprobs = sampling.num_logprobs + more.num_logprobs
-        has_edits = sampling.num_with_edits or more.num_with_edits
+        has_processing = decode.sampling.num_with_logits_processors or columns.sampling.num_with_logits_processors
         next_positions = array(INT64, [context_len + 1 for context_len in decode.context_lens])
         return Batch(
             step_id=step_id,
-            phase=phase,
             num_decode_rows=num_decode_rows,
             uids=(decode.uids + columns.uids).tobytes(),
             query_lens=pack_int32([1]) * num_decode_rows + columns.query_lens.tobytes(),
@@ -86,20 +82,15 @@ class BatchBuilder:
             slots=(decode.slots + columns.slots).tobytes(),
             page_tables=_page_tables(decode, chunks, width),
             num_pages_per_row=width,
-            sample_rows=pack_int32(range(num_decode_rows)) + columns.sample_rows.tobytes(),
-            temperatures=(sampling.temperatures + more.temperatures).tobytes(),
-            top_ps=(sampling.top_ps + more.top_ps).tobytes(),
-            top_ks=(sampling.top_ks + more.top_ks).tobytes(),
-            min_ps=(sampling.min_ps + more.min_ps).tobytes(),
-            seeds=(sampling.seeds + more.seeds).tobytes(),
+            sample_tokens=pack_int32(range(num_decode_rows)) + columns.sample_tokens.tobytes(),
+            **decode.sampling.joined(columns.sampling),
             sample_positions=(next_positions + columns.sample_positions).tobytes(),
-            edits=_edits(decode, chunks) if has_edits else None,
-            num_logprobs=num_logprobs.tobytes() if sampling.num_with_logprobs or more.num_with_logprobs else b"",
+            logits_processing=_edits(decode, chunks) if has_processing else None,
             scored=columns.scored.columns(),
-            token_sources=decode.token_sources.tobytes(),
+            future_token_indices=decode.future_token_indices.tobytes(),
         )
 
-    def _append(self, columns: _ChunkColumns, chunk: Chunk, row: int) -> None:
+    def _append(self, columns: _ChunkColumns, chunk: Chunk) -> None:
         req, start, end = chunk.req, chunk.start, chunk.end
         if req.pending.scores is not None:
             columns.scored.add(req.pending.scores, columns.num_decode_rows + len(columns.token_ids), start, end)
@@ -110,7 +101,7 @@ class BatchBuilder:
         columns.positions += self._positions[start:end]
         self._append_slots(columns.slots, req.pages, start, end)
         if chunk.samples:
-            columns.sample_rows.append(row)
+            columns.sample_tokens.append(columns.num_decode_rows + len(columns.token_ids) - 1)
             columns.sample_positions.append(end)
             columns.sampling.append(req.pending)
 
@@ -122,15 +113,15 @@ class BatchBuilder:
             slots += self._slots[offset + max(start, index * size) : offset + min(end, (index + 1) * size)]
 
 
-def _edits(decode: DecodeRows, chunks: list[Chunk]) -> LogitEdits | None:
-    columns, num_decode_rows = EditColumns(), len(decode)
+def _edits(decode: DecodeRows, chunks: list[Chunk]) -> LogitsProcessing | None:
+    columns, num_decode_rows = LogitsProcessingColumns(), len(decode)
     sampling = [*decode.reqs, *(chunk.req for chunk in chunks if chunk.samples)]
     for row, req in enumerate(sampling):
         pending = req.pending
-        if pending.edits is not None:
+        if pending.logits_processors is not None:
             num_tokens = len(req.token_ids) + (decode.lead if row < num_decode_rows else 0)
             num_output_tokens = num_tokens - pending.num_prompt_tokens
-            columns.add(row, pending.edits, req.token_ids, pending.num_prompt_tokens, num_output_tokens)
+            columns.add(row, pending.logits_processors, req.token_ids, pending.num_prompt_tokens, num_output_tokens)
     return columns.columns()
 
 

@@ -18,13 +18,13 @@ class DecodeRows:
     `tables` is [rows, table_width], padded with NO_PAGE. A row at the start of a page has no slot until `enter_pages`.
 
     `lead` counts the tokens that each row has beyond those of its request: 0 but in what `advanced` returns, whose rows
-    have one more, which is still being computed. Where it comes from is then in `token_sources`, as in `Batch`.
+    have one more, which is still being computed. Where it comes from is then in `future_token_indices`, as in `Batch`.
     """
 
     def __init__(self, page_size: int):
         self.page_size = page_size
         self.lead = 0
-        self.token_sources: array[int] = array(INT32)
+        self.future_token_indices: array[int] = array(INT32)
         self.reqs: list[Req] = []
         self.uids: array[int] = array(INT64)
         self.attempts: array[int] = array(INT32)

@@ -52,8 +52,8 @@ def find_ending(pending: PendingReq, limits: Limits) -> Ending | None:
 
 def no_token(pending: PendingReq) -> ErrorInfo:
     """Returns why a request that has these tokens got none after them."""
-    edits = pending.edits
-    is_own_fault = edits is not None and edits.leaves_none(pending.token_ids, pending.num_output_tokens)
+    processors = pending.logits_processors
+    is_own_fault = processors is not None and processors.leaves_none(pending.token_ids, pending.num_output_tokens)
     return NONE_LEFT if is_own_fault else NOT_FINITE
 
 

@@ -53,12 +53,14 @@ class StepInFlight:
                 rows.append(chunk.req)
         for req in rows.full_reqs():
             rows.remove(req)
-        edits = [req.pending.edits for req in rows.reqs] if rows.sampling.num_with_edits else []
-        if any(edit is not None and edit.needs_last_token for edit in edits):
+        processors = (
+            [req.pending.logits_processors for req in rows.reqs] if rows.sampling.num_with_logits_processors else []
+        )
+        if any(each is not None and each.needs_last_token for each in processors):
             raise MustCommitError
         sampling = [*self.decode_reqs, *(chunk.req for chunk in self.chunks if chunk.samples)]
         sources = {req.uid: index for index, req in enumerate(sampling)}
-        rows.token_sources = array(INT32, [sources[uid] for uid in rows.uids])
+        rows.future_token_indices = array(INT32, [sources[uid] for uid in rows.uids])
         return rows
 
     def chunks_in_work(self) -> list[Chunk]:

@@ -2,16 +2,13 @@
 
 import logging
 import secrets
-from array import array
-from bisect import bisect_left
 from collections.abc import Callable
 
-from messages.columns import INT32, num_int32, pack_int32, unpack_int32
+from messages.axes import slice_columns
+from messages.columns import num_int32, pack_int32, unpack_int32
 from messages.errors import ErrorInfo
-from messages.steps import Batch, ForwardOutput, LogprobColumns, Phase
-from scheduler_proc.deciding.logit_edits import take_edits
+from messages.steps import ROW, Batch, ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.logprob_columns import NO_TOKEN, join, unknown
-from scheduler_proc.deciding.prompt_scores import take_scored
 
 MAX_RERUNS = 64
 """Runs spent on one failed step: to find one bad row among 256 takes 16; beyond this the fault is not in the rows."""
@@ -43,7 +40,7 @@ class _Search:
 
     def run_apart(self, batch: Batch) -> tuple[ForwardOutput, dict[int, ErrorInfo]]:
         """Called while the exception that `batch` raised is handled; runs its halves."""
-        num_rows = num_int32(batch.query_lens)
+        num_rows = batch.num_rows
         if num_rows == 1:
             return self._give_up(batch, num_rows)
         log.warning("step %d failed, running its %d rows apart", batch.step_id, num_rows)
@@ -58,7 +55,7 @@ class _Search:
 
     def _run_part(self, part: Batch) -> tuple[ForwardOutput, dict[int, ErrorInfo]]:
         if self._num_reruns == MAX_RERUNS:
-            return self._give_up(part, num_int32(part.query_lens))
+            return self._give_up(part, part.num_rows)
         self._num_reruns += 1
         try:
             return self._run(part), {}
@@ -74,7 +71,7 @@ class _Search:
 
 def no_output(batch: Batch) -> ForwardOutput:
     """Returns the result of a step that computed nothing: as many places as there should be, none of them known."""
-    no_tokens = pack_int32([NO_TOKEN]) * num_int32(batch.sample_rows)
+    no_tokens = pack_int32([NO_TOKEN]) * batch.num_sampled
     num_wanted = sum(count >= 0 for count in unpack_int32(batch.num_logprobs))
     logprobs = unknown(num_wanted) if num_wanted else None
     scored = None if batch.scored is None else unknown(num_int32(batch.scored.target_ids))
@@ -96,42 +93,8 @@ def _join_logprobs(parts: list[LogprobColumns | None]) -> LogprobColumns | None:
     return join(known, max(part.num_top for part in known)) if known else None
 
 
-def _wanted(num_logprobs: bytes) -> bytes:
-    """Returns the column, empty where no row wants any."""
-    return num_logprobs if any(count >= 0 for count in unpack_int32(num_logprobs)) else b""
-
-
 def take_rows(batch: Batch, start: int, stop: int) -> Batch:
     """Returns the step of rows `start` to `stop` (exclusive, not empty) of `batch` alone; all tokens must be known."""
-    assert not batch.token_sources, "a step that waits for the tokens of another was to be run apart"
-    query_lens = unpack_int32(batch.query_lens)
-    first = sum(query_lens[:start])
-    last = first + sum(query_lens[start:stop])
-    sample_rows = unpack_int32(batch.sample_rows)
-    low, high = bisect_left(sample_rows, start), bisect_left(sample_rows, stop)
+    assert not batch.future_token_indices, "a step that waits for the tokens of another was to be run apart"
     num_decode_rows = max(0, min(stop, batch.num_decode_rows) - start)
-    phase: Phase = "prefill" if not num_decode_rows else "decode" if num_decode_rows == stop - start else "mixed"
-    table_bytes = 4 * batch.num_pages_per_row
-    return Batch(
-        step_id=batch.step_id,
-        phase=phase,
-        num_decode_rows=num_decode_rows,
-        uids=batch.uids[8 * start : 8 * stop],
-        query_lens=batch.query_lens[4 * start : 4 * stop],
-        context_lens=batch.context_lens[4 * start : 4 * stop],
-        token_ids=batch.token_ids[4 * first : 4 * last],
-        positions=batch.positions[4 * first : 4 * last],
-        slots=batch.slots[8 * first : 8 * last],
-        page_tables=batch.page_tables[table_bytes * start : table_bytes * stop],
-        num_pages_per_row=batch.num_pages_per_row,
-        sample_rows=array(INT32, [row - start for row in sample_rows[low:high]]).tobytes(),
-        temperatures=batch.temperatures[4 * low : 4 * high],
-        top_ps=batch.top_ps[4 * low : 4 * high],
-        top_ks=batch.top_ks[4 * low : 4 * high],
-        min_ps=batch.min_ps[4 * low : 4 * high],
-        seeds=batch.seeds[8 * low : 8 * high],
-        sample_positions=batch.sample_positions[8 * low : 8 * high],
-        edits=None if batch.edits is None else take_edits(batch.edits, low, high),
-        num_logprobs=_wanted(batch.num_logprobs[4 * low : 4 * high]),
-        scored=None if batch.scored is None else take_scored(batch.scored, first, last),
-    )
+    return slice_columns(batch, ROW, start, stop, num_decode_rows=num_decode_rows)

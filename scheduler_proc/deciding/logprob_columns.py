@@ -4,8 +4,9 @@ import math
 from array import array
 from collections.abc import Sequence
 
+from messages.axes import join_columns, slice_columns
 from messages.columns import FLOAT32, INT32, num_int32, pack_int32
-from messages.steps import LogprobColumns
+from messages.steps import WITH_LOGPROB, LogprobColumns
 
 NO_TOKEN = -1
 """The next token of a row whose logits were not finite."""
@@ -13,14 +14,7 @@ NO_TOKEN = -1
 
 def cut(columns: LogprobColumns, start: int, stop: int) -> LogprobColumns:
     """Returns the tokens `start` to `stop` (exclusive)."""
-    num_top = columns.num_top
-    return LogprobColumns(
-        columns.token_ids[4 * start : 4 * stop],
-        columns.logprobs[4 * start : 4 * stop],
-        num_top,
-        columns.top_ids[4 * num_top * start : 4 * num_top * stop],
-        columns.top_logprobs[4 * num_top * start : 4 * num_top * stop],
-    )
+    return slice_columns(columns, WITH_LOGPROB, start, stop)
 
 
 def cut_up(columns: LogprobColumns | None, counts: Sequence[int]) -> list[LogprobColumns | None]:
@@ -50,14 +44,8 @@ def with_num_top(columns: LogprobColumns, num_top: int) -> LogprobColumns:
 
 def join(parts: Sequence[LogprobColumns], num_top: int) -> LogprobColumns:
     """Returns the tokens of all parts, one after another, with `num_top` alternatives."""
-    parts = [with_num_top(part, num_top) for part in parts]
-    return LogprobColumns(
-        b"".join(part.token_ids for part in parts),
-        b"".join(part.logprobs for part in parts),
-        num_top,
-        b"".join(part.top_ids for part in parts),
-        b"".join(part.top_logprobs for part in parts),
-    )
+    empty = LogprobColumns(b"", b"", num_top, b"", b"")
+    return join_columns([empty, *(with_num_top(part, num_top) for part in parts)])
 
 
 def unknown(num_tokens: int) -> LogprobColumns:

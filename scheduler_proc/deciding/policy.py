@@ -5,9 +5,9 @@ import time
 import msgspec
 
 from scheduler_proc.deciding.batch_columns import Chunk, plan_chunk
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
-from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.requests import Req, State
 from scheduler_proc.deciding.stages import Stages
 
@@ -39,7 +39,7 @@ class _Plan:
 class Policy:
     """Chooses the rows of each step and gives them their pages. The counters only grow."""
 
-    def __init__(self, stages: Stages, cache: KvCache, budget: Budget):
+    def __init__(self, stages: Stages, cache: BlockAllocator, budget: Budget):
         self._stages = stages
         self._cache = cache
         self._budget = budget
@@ -52,8 +52,8 @@ class Policy:
     def choose_rows(self, rows: DecodeRows, before: StepInFlight | None = None) -> list[Chunk]:
         """Returns the prefill chunks of the next step; its other rows are `rows`, those in DECODE. All have pages.
 
-        What the decode rows leave of the step's tokens goes to prompts, the first in rank first, and then to the queue
-        in its order. Pages are taken as tokens need them; where there are none the last in rank of the running requests
+        What the decode rows leave of the step's tokens goes to prompts in order of priority, and then to the queue in
+        its order. Pages are taken as tokens need them; where there are none the running request of lowest priority
         gives way, so the first always goes on. With a step in flight nobody does: that raises `MustCommitError`.
         """
         stages, may_preempt = self._stages, before is None
@@ -75,7 +75,7 @@ class Policy:
                 return True
             if not may_preempt:
                 raise MustCommitError
-            self._stages.preempt(self._stages.last_in_rank())
+            self._stages.preempt(self._stages.last_in_priority())
             self.num_preemptions += 1
         return False
 

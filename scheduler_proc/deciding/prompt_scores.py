@@ -5,9 +5,8 @@ that one. Such a request takes a beginning from the cache only as far as its tok
 """
 
 from array import array
-from bisect import bisect_left
 
-from messages.columns import INT32, num_int32, pack_int32, unpack_int32
+from messages.columns import INT32, num_int32
 from messages.steps import LogprobColumns, ScoredTokens
 from scheduler_proc.deciding.logprob_columns import join
 
@@ -73,13 +72,3 @@ class ScoredColumns:
         if not self._token_indices:
             return None
         return ScoredTokens(self._token_indices.tobytes(), self._target_ids.tobytes(), self._num_top)
-
-
-def take_scored(scored: ScoredTokens, first: int, last: int) -> ScoredTokens | None:
-    """Returns what the tokens `first` to `last` (exclusive) of the step score, counted from `first`."""
-    indices = unpack_int32(scored.token_indices)
-    low, high = bisect_left(indices, first), bisect_left(indices, last)
-    if low == high:
-        return None
-    moved = pack_int32(index - first for index in indices[low:high])
-    return ScoredTokens(moved, scored.target_ids[4 * low : 4 * high], scored.num_top)

@@ -7,7 +7,7 @@ from messages.columns import FLOAT32, num_int32, pack_int32, pack_int64, unpack_
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.requests import SamplingParams, UserMsg
 from scheduler_proc.deciding.endings import NONE_LEFT
-from scheduler_proc.deciding.logit_edits import find_edits
+from scheduler_proc.deciding.logits_processing import find_logits_processors
 from scheduler_proc.deciding.requests import Limits
 
 UINT32 = "I"
@@ -54,8 +54,8 @@ def _check_edits(message: UserMsg, limits: Limits) -> None:
         raise bad_request("bad_words holds a word without tokens", param="bad_words")
     for word in params.bad_word_ids:
         _check_ids(word, vocab_size, "bad_words")
-    edits = find_edits(params, limits.eos_token_ids, vocab_size)
-    if edits is not None and edits.leaves_none(unpack_int32(message.input_ids), 0):
+    processors = find_logits_processors(params, limits.eos_token_ids, vocab_size)
+    if processors is not None and processors.leaves_none(unpack_int32(message.input_ids), 0):
         raise RequestError(NONE_LEFT)
 
 

@@ -7,12 +7,12 @@ import msgspec
 
 from messages.columns import unpack_int32
 from messages.requests import Stamps, UserMsg
-from scheduler_proc.deciding.logit_edits import RowEdits, find_edits
+from scheduler_proc.deciding.logits_processing import LogitsProcessors, find_logits_processors
 from scheduler_proc.deciding.logprob_columns import NO_TOKEN
 from scheduler_proc.deciding.prompt_scores import PromptScores
 from scheduler_proc.deciding.radix import Node
 
-Rank = tuple[int, int]
+PriorityKey = tuple[int, int]
 
 
 class State(enum.Enum):
@@ -37,22 +37,23 @@ class PendingReq:
 
     `token_ids` is the prompt followed by the output. `cached_tokens` is `None` until its first chunk is scheduled.
     `max_len` is the length, prompt included, at which it ends. `end_ids` end it when sampled; NO_TOKEN is one of them.
-    `num_logprobs` is -1 without logprobs. `edits` and `scores` are `None` where its logits stay as they are, and where
-    its prompt's logprobs are not wanted. `rank` orders all requests, the first goes first (`waiting_queue.py`).
+    `num_logprobs` is -1 without logprobs. `logits_processors` is `None` where its logits stay as they are, and `scores`
+    where its prompt's logprobs are not wanted. `priority_key` orders all requests
+    (`waiting_queue.py`).
     """
 
     __slots__ = (
         "attempt",
         "cached_tokens",
-        "edits",
         "end_ids",
         "first_scheduled_ns",
         "first_token_ns",
+        "logits_processors",
         "max_len",
         "num_logprobs",
         "num_prompt_tokens",
+        "priority_key",
         "queued_ns",
-        "rank",
         "salt",
         "sampling_params",
         "scores",
@@ -74,11 +75,13 @@ class PendingReq:
         eos_ids = () if params.ignore_eos else limits.eos_token_ids
         self.end_ids = frozenset((NO_TOKEN, *eos_ids, *params.stop_token_ids))
         self.num_logprobs = -1 if params.num_logprobs is None else params.num_logprobs
-        self.edits: RowEdits | None = find_edits(params, limits.eos_token_ids, limits.vocab_size)
+        self.logits_processors: LogitsProcessors | None = find_logits_processors(
+            params, limits.eos_token_ids, limits.vocab_size
+        )
         self.scores: PromptScores | None = None
         if params.num_prompt_logprobs is not None:
             self.scores = PromptScores(self.token_ids[1 : self.num_prompt_tokens], params.num_prompt_logprobs)
-        self.rank: Rank = (0, 0)
+        self.priority_key: PriorityKey = (0, 0)
         self.state = State.WAITING
         self.cached_tokens: int | None = None
         self.stamps = message.stamps

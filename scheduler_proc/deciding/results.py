@@ -12,8 +12,8 @@ from messages.errors import ErrorInfo
 from messages.replies import DetokenizeMsg, FinishedRow, FinishReason, PrefilledRow, PromptScored, ToDetokenizer
 from messages.steps import ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.batch_columns import Chunk
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.endings import NOT_FINITE, Ending, find_ending, finished_row, no_token, usage_of
-from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.logprob_columns import cut_up, has_nan, of_delivered
 from scheduler_proc.deciding.requests import NO_TOKEN, Limits, PendingReq, Req
 from scheduler_proc.deciding.stages import Stages
@@ -22,7 +22,7 @@ from scheduler_proc.deciding.stages import Stages
 class Results:
     """Moves every row of a step on by what the step computed for it. The counters only grow."""
 
-    def __init__(self, stages: Stages, cache: KvCache, limits: Limits):
+    def __init__(self, stages: Stages, cache: BlockAllocator, limits: Limits):
         self._stages = stages
         self._cache = cache
         self._limits = limits

@@ -1,55 +1,82 @@
 """How the rows that sample do so, as columns."""
 
 from array import array
+from collections.abc import Callable
+from typing import Any
 
-from messages.columns import FLOAT32, INT32, INT64
+from messages.axes import Column, columns_of
+from messages.steps import SAMPLED, Batch
 from scheduler_proc.deciding.requests import PendingReq
+
+VALUES: dict[str, Callable[[PendingReq], float]] = {
+    "temperatures": lambda pending: 0.0 if pending.sampling_params.is_greedy else pending.sampling_params.temperature,
+    "top_ps": lambda pending: pending.sampling_params.top_p,
+    "top_ks": lambda pending: pending.sampling_params.top_k,
+    "min_ps": lambda pending: pending.sampling_params.min_p,
+    "seeds": lambda pending: pending.sampling_params.seed,
+    "num_logprobs": lambda pending: pending.num_logprobs,
+}
+"""What a request has in the columns of `Batch` that say how tokens are sampled."""
+
+COLUMNS: dict[str, Column] = {name: columns_of(Batch)[name] for name in VALUES}
+PLACES = {"sample_tokens", "sample_positions"}
+"""The columns of sampled tokens that change with each step."""
+
+assert {name for name, column in columns_of(Batch).items() if column.axis is SAMPLED} == VALUES.keys() | PLACES
 
 
 class SamplingColumns:
-    """How each row samples: the columns of that name in `Batch`, and how many rows have use for those it may lack."""
+    """The columns of `VALUES`, one entry a row, and counts of rows with optional numbers or logits processing."""
 
     def __init__(self) -> None:
-        self.temperatures: array[float] = array(FLOAT32)
-        self.top_ps: array[float] = array(FLOAT32)
-        self.top_ks: array[int] = array(INT32)
-        self.min_ps: array[float] = array(FLOAT32)
-        self.seeds: array[int] = array(INT64)
-        self.num_logprobs: array[int] = array(INT32)
-        self.num_with_logprobs = 0
-        self.num_with_edits = 0
+        self.columns: dict[str, array[Any]] = {name: array(column.typecode) for name, column in COLUMNS.items()}
+        self.num_set = {name: 0 for name, column in COLUMNS.items() if column.is_optional}
+        self.num_with_logits_processors = 0
+
+    @property
+    def num_logprobs(self) -> "array[int]":
+        return self.columns["num_logprobs"]
 
     def copy(self) -> "SamplingColumns":
         """Returns columns of the same rows that can be changed by themselves."""
-        columns = SamplingColumns()
-        columns.temperatures, columns.top_ps = self.temperatures[:], self.top_ps[:]
-        columns.top_ks, columns.min_ps = self.top_ks[:], self.min_ps[:]
-        columns.seeds, columns.num_logprobs = self.seeds[:], self.num_logprobs[:]
-        columns.num_with_logprobs, columns.num_with_edits = self.num_with_logprobs, self.num_with_edits
-        return columns
+        copied = SamplingColumns()
+        copied.columns = {name: column[:] for name, column in self.columns.items()}
+        copied.num_set, copied.num_with_logits_processors = self.num_set.copy(), self.num_with_logits_processors
+        return copied
 
     def append(self, pending: PendingReq) -> None:
-        params = pending.sampling_params
-        self.temperatures.append(0.0 if params.is_greedy else params.temperature)
-        self.top_ps.append(params.top_p)
-        self.top_ks.append(params.top_k)
-        self.min_ps.append(params.min_p)
-        self.seeds.append(params.seed)
-        self.num_logprobs.append(pending.num_logprobs)
-        self.num_with_logprobs += pending.num_logprobs >= 0
-        self.num_with_edits += pending.edits is not None
+        for name, value in VALUES.items():
+            self.columns[name].append(value(pending))
+        self._count(pending, 1)
 
     def delete(self, row: int, pending: PendingReq) -> None:
         """Removes the row of this request."""
-        del self.temperatures[row], self.top_ps[row], self.top_ks[row], self.min_ps[row], self.seeds[row]
-        del self.num_logprobs[row]
-        self.num_with_logprobs -= pending.num_logprobs >= 0
-        self.num_with_edits -= pending.edits is not None
+        for column in self.columns.values():
+            del column[row]
+        self._count(pending, -1)
+
+    def joined(self, other: "SamplingColumns") -> dict[str, bytes]:
+        """Returns the columns of these rows and then of the other's, by their names in `Batch`."""
+        joined = {name: (column + other.columns[name]).tobytes() for name, column in self.columns.items()}
+        for name, count in self.num_set.items():
+            if not count and not other.num_set[name]:
+                joined[name] = b""
+        return joined
 
     def check(self, pendings: list[PendingReq]) -> None:
-        """Asserts that the columns are those of these requests (of what `Batch` may lack)."""
-        wanted = [pending.num_logprobs for pending in pendings]
-        assert self.num_logprobs.tolist() == wanted, "a row has another's number of logprobs"
-        assert self.num_with_logprobs == len(wanted) - wanted.count(-1), "rows with logprobs were miscounted"
-        num_with_edits = sum(pending.edits is not None for pending in pendings)
-        assert self.num_with_edits == num_with_edits, "rows with edits were miscounted"
+        """Asserts that the columns are those of these requests."""
+        expected = SamplingColumns()
+        for pending in pendings:
+            expected.append(pending)
+        assert self.columns == expected.columns, "a row samples as another does"
+        assert self.num_set == expected.num_set, "rows with an optional number were miscounted"
+        assert self.num_with_logits_processors == expected.num_with_logits_processors, (
+            "rows with processors were miscounted"
+        )
+
+    def _count(self, pending: PendingReq, step: int) -> None:
+        for name in self.num_set:
+            if VALUES[name](pending) != COLUMNS[name].fill:
+                self.num_set[name] += step
+        if pending.logits_processors is not None:
+            self.num_with_logits_processors += step

@@ -10,9 +10,9 @@ from messages.requests import AbortMsg, DropBefore, FlushCache, FramesLost, Stop
 from messages.steps import Batch, ForwardOutput
 from messages.uids import GoneRequests
 from scheduler_proc.deciding.batch_columns import BatchBuilder
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.endings import ABORTED, STOP_STRING, Ending, find_ending, refused_row
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
-from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.openings import open_stream, scored_at_once
 from scheduler_proc.deciding.policy import Budget, Policy
 from scheduler_proc.deciding.refusals import check_possible
@@ -28,10 +28,10 @@ class Scheduler:
 
     The caller takes turns: `take` (any number), `schedule`, and if that returned a step, `commit` with its result. It
     may call `schedule` once more before that `commit`, with the first step in flight; commits are in the same order.
-    `cache` must have room for one request of `limits.max_model_len` tokens: then the first in rank can always go on.
+    `cache` must have room for a request of `limits.max_model_len` tokens: the first in priority can then always go on.
     """
 
-    def __init__(self, cache: KvCache, limits: Limits, budget: Budget):
+    def __init__(self, cache: BlockAllocator, limits: Limits, budget: Budget):
         assert cache.num_pages * cache.page_size >= limits.max_model_len
         self._cache = cache
         self._limits = limits

@@ -3,20 +3,20 @@
 from bisect import insort
 from itertools import count
 
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
-from scheduler_proc.deciding.kv_cache import KvCache
-from scheduler_proc.deciding.requests import PendingReq, Rank, Req, State
-from scheduler_proc.deciding.waiting_queue import WaitingQueue, rank_of
+from scheduler_proc.deciding.requests import PendingReq, PriorityKey, Req, State
+from scheduler_proc.deciding.waiting_queue import WaitingQueue, priority_key_of
 
 
 class Stages:
     """Every request by uid, and again in the one place that its state has.
 
     WAITING: `waiting`. PREFILL: `prefilling`. DECODE: `decode`. FINISHED: nowhere. `waiting` and `prefilling` are
-    in the order of rank: rows are admitted from the front, and only the last in rank gives its row up.
+    in order of priority: rows are admitted from the front, and only the last in priority gives its row up.
     """
 
-    def __init__(self, cache: KvCache):
+    def __init__(self, cache: BlockAllocator):
         self.requests: dict[int, PendingReq] = {}
         self.waiting = WaitingQueue()
         self.running: dict[int, Req] = {}
@@ -27,14 +27,14 @@ class Stages:
         self._cache = cache
         self._numbers = count()
 
-    def last_in_rank(self) -> Req:
+    def last_in_priority(self) -> Req:
         """Returns the running request that all others go before."""
-        return max(self.running.values(), key=_rank)
+        return max(self.running.values(), key=_priority_key)
 
     def enqueue(self, pending: PendingReq) -> None:
         """→ WAITING, behind those that go before it."""
         priority = pending.sampling_params.priority
-        pending.rank = rank_of(pending.stamps, priority, pending.queued_ns, next(self._numbers))
+        pending.priority_key = priority_key_of(pending.stamps, priority, pending.queued_ns, next(self._numbers))
         self.requests[pending.uid] = pending
         self.waiting.push(pending)
 
@@ -54,7 +54,7 @@ class Stages:
         """WAITING → PREFILL, of the request that `open_next` returned."""
         self.waiting.remove(req.pending)
         self.running[req.uid] = req
-        insort(self.prefilling, req, key=_rank)
+        insort(self.prefilling, req, key=_priority_key)
 
     def start_decoding(self, req: Req) -> None:
         """PREFILL → DECODE: its prompt is computed and its next token known."""
@@ -84,7 +84,7 @@ class Stages:
         """Asserts that every request is where its state says."""
         assert all(pending.state is State.WAITING for pending in self.waiting), "a running request waits"
         self.waiting.check()
-        assert self.prefilling == sorted(self.prefilling, key=_rank), "rows in PREFILL are out of order"
+        assert self.prefilling == sorted(self.prefilling, key=_priority_key), "rows in PREFILL are out of order"
         assert all(req.state is State.PREFILL for req in self.prefilling), "a row in PREFILL has another state"
         assert all(req.state is State.DECODE for req in self.decode.reqs), "a row in DECODE has another state"
         placed = [pending.uid for pending in self.waiting] + list(self.running)
@@ -103,5 +103,5 @@ class Stages:
             self.decode.remove(req)
 
 
-def _rank(req: Req) -> Rank:
-    return req.pending.rank
+def _priority_key(req: Req) -> PriorityKey:
+    return req.pending.priority_key

@@ -1,31 +1,31 @@
-"""Who goes first: the rank of each request, and the queue of those that wait, in its order.
+"""Who goes first: the priority key of each request, and the queue of those that wait, in its order.
 
-A rank is the time at which a request came, moved by `AGING_S` seconds for each level of its priority: a lower priority
-number goes first, equal ones in the order in which they came, and every `AGING_S` of waiting make up for one level.
-A rank never changes, so the order of two requests is the same whenever it is asked for: in the queue, for the pages
-and tokens of a step, and for who gives way. Whoever is first goes on until it ends, and no request that comes more than
-2 * `MAX_LEAD_S` later can be before it, so nobody starves.
+A priority key is the time at which a request came, moved by `AGING_S` seconds for each level of its priority: a lower
+priority number goes first, equal ones in the order in which they came, and every `AGING_S` of waiting make up for one
+level. A priority key never changes, so the order of two requests is the same whenever it is asked for: in the queue,
+for the pages and tokens of a step, and for who gives way. Whoever is first goes on until it ends, and no request that
+comes more than 2 * `MAX_LEAD_S` later can be before it, so nobody starves.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from messages.requests import Stamps
-from scheduler_proc.deciding.requests import PendingReq, Rank
+from scheduler_proc.deciding.requests import PendingReq, PriorityKey
 
 AGING_S = 10
 MAX_LEAD_S = 1_000
 """Priorities beyond -100 and 100 are as those."""
 
 
-def rank_of(stamps: Stamps, priority: int, queued_ns: int, number: int) -> Rank:
-    """Returns the rank of a request that came as the `number`-th; `queued_ns` is for one without a stamp."""
+def priority_key_of(stamps: Stamps, priority: int, queued_ns: int, number: int) -> PriorityKey:
+    """Returns the priority key of a request that came as the `number`-th; `queued_ns` is for one without a stamp."""
     lead_s = max(-MAX_LEAD_S, min(priority * AGING_S, MAX_LEAD_S))
     return (stamps.received_ns or queued_ns) + lead_s * 1_000_000_000, number
 
 
-def by_rank(pending: PendingReq) -> Rank:
-    return pending.rank
+def by_priority_key(pending: PendingReq) -> PriorityKey:
+    return pending.priority_key
 
 
 class WaitingQueue:
@@ -46,15 +46,15 @@ class WaitingQueue:
 
     def push(self, pending: PendingReq) -> None:
         """Puts a request into its place."""
-        insort(self._queue, pending, key=by_rank)
+        insort(self._queue, pending, key=by_priority_key)
 
     def remove(self, pending: PendingReq) -> None:
         """Removes a request, wherever it is."""
-        index = bisect_left(self._queue, pending.rank, key=by_rank)
+        index = bisect_left(self._queue, pending.priority_key, key=by_priority_key)
         assert self._queue[index] is pending, "a request waits in another place than its own"
         del self._queue[index]
 
     def check(self) -> None:
-        """Asserts that the queue is in order and no two requests have one rank."""
-        ranks = [pending.rank for pending in self._queue]
-        assert ranks == sorted(set(ranks)), "the queue is out of order"
+        """Asserts that the queue is in order and no two requests have one priority key."""
+        keys = [pending.priority_key for pending in self._queue]
+        assert keys == sorted(set(keys)), "the queue is out of order"

@@ -15,6 +15,6 @@ def test_it_prints_a_table_and_writes_its_result(tmp_path, monkeypatch, capsys):
     torch.set_num_threads(num_threads)
     result = json.loads((tmp_path / "result.json").read_text())
     lines = {line["what"]: line for line in result["results"]}
-    assert lines["greedy, no edits"]["median_us"] > 0
+    assert lines["greedy, no logits processing"]["median_us"] > 0
     table = capsys.readouterr().out
     assert all(name in table for name in lines)

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from benchmarks import bench_step_cost
-from scheduler_proc.computing import model_runner
+from scheduler_proc.computing.cpu import runner
 
 
 def test_it_tells_the_parts_of_steps_in_which_all_rows_decode(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, num_threads, untimed = tmp_path / "result.json", torch.get_num_threads(), model_runner.choose_tokens
+    file, num_threads, untimed = tmp_path / "result.json", torch.get_num_threads(), runner.choose_tokens
     bench_step_cost.main(["--rows", "2", "--rounds", "1", "--json", str(file)])
     torch.set_num_threads(num_threads)
-    assert model_runner.choose_tokens is untimed
+    assert runner.choose_tokens is untimed
     lines = json.loads(file.read_bytes())["results"]
     assert [(line["rows"], line["tokens"]) for line in lines] == [(2, "greedy"), (2, "drawn")]
     for line in lines:

@@ -1,4 +1,4 @@
-"""What `take_tokens` must do, for each of its forms."""
+"""What `take_tokens` must do, for each of its triton_kernels."""
 
 import torch
 

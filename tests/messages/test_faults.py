@@ -96,7 +96,7 @@ def test_a_process_has_only_its_own_edges(edge: Edge):
 
 def batch(uids: list[int], token_ids: list[int]) -> Batch:
     columns = dict.fromkeys(Batch.__struct_fields__, b"")
-    fields: dict[str, Any] = {**columns, "step_id": 1, "phase": "decode", "num_decode_rows": 0, "num_pages_per_row": 0}
+    fields: dict[str, Any] = {**columns, "step_id": 1, "num_decode_rows": 0, "num_pages_per_row": 0}
     return Batch(**{**fields, "uids": pack_int64(uids), "token_ids": pack_int32(token_ids)})
 
 

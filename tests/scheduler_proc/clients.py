@@ -6,7 +6,7 @@ from messages.columns import pack_int32, unpack_int32, unpack_int64
 from messages.replies import CacheFlushed, DetokenizeMsg, FinishedRow, OpenStream, PromptScored, ToDetokenizer, Usage
 from messages.requests import DropBefore, SamplingParams, Stamps, ToScheduler, UserMsg
 from messages.steps import LogprobColumns
-from scheduler_proc.deciding.kv_cache import KvCache
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
@@ -116,7 +116,7 @@ class Bench:
         eos_token_id: int = EOS,
     ):
         self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,))
-        self.cache = KvCache(num_pages, page_size, is_sharing)
+        self.cache = BlockAllocator(num_pages, page_size, is_sharing)
         self.scheduler = Scheduler(self.cache, self.limits, Budget(max_num_seqs, max_num_batched_tokens))
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
         self.inbox = Inbox()

@@ -17,6 +17,7 @@ from messages.steps import Batch, ForwardOutput
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Stepper
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench
+from tests.scheduler_proc.simulated_runner import rows_of_samples
 
 GHOST = VOCAB_SIZE + 1_000
 """The token of a row whose request has ended; nobody may ever get it."""
@@ -62,8 +63,8 @@ class OverlappedRunner:
 
     def launch(self, batch: Batch) -> LaunchedStep:
         assert len(self._waiting) < 2, "two steps are in flight"
-        if batch.token_sources:
-            assert len(batch.token_sources) == 4 * batch.num_decode_rows
+        if batch.future_token_indices:
+            assert len(batch.future_token_indices) == 4 * batch.num_decode_rows
             assert batch.step_id == self._last_step_id + 1, "the tokens are those of another step"
             assert len(self._waiting) == 1, "a step names tokens that are known"
         if self._waiting and self.fails("launch"):
@@ -85,13 +86,13 @@ class OverlappedRunner:
             self._last_tokens = array("i")
             raise ArithmeticError("a step that fails")
         batch = launched.batch
-        if batch.token_sources:
-            token_ids, sources = unpack_int32(batch.token_ids), unpack_int32(batch.token_sources)
+        if batch.future_token_indices:
+            token_ids, sources = unpack_int32(batch.token_ids), unpack_int32(batch.future_token_indices)
             for row, source in enumerate(sources):
                 if source >= 0:
                     assert not token_ids[row], "a token that is not known is told"
                     token_ids[row] = max(0, self._last_tokens[source])
-            batch = msgspec.structs.replace(batch, token_ids=token_ids.tobytes(), token_sources=b"")
+            batch = msgspec.structs.replace(batch, token_ids=token_ids.tobytes(), future_token_indices=b"")
         output = self._run(batch)
         self._last_tokens = unpack_int32(output.next_tokens)
         return self._haunted(launched, output)
@@ -106,8 +107,8 @@ class OverlappedRunner:
         if not any(is_ghost):
             return output
         self.num_ghosts += sum(is_ghost)
-        sample_rows, tokens = unpack_int32(launched.batch.sample_rows), unpack_int32(output.next_tokens)
-        told = [GHOST if is_ghost[row] else token for row, token in zip(sample_rows, tokens, strict=True)]
+        rows, tokens = rows_of_samples(launched.batch), unpack_int32(output.next_tokens)
+        told = [GHOST if is_ghost[row] else token for row, token in zip(rows, tokens, strict=True)]
         return msgspec.structs.replace(output, next_tokens=pack_int32(told))
 
 

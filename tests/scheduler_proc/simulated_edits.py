@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from messages.columns import unpack_int32
 from messages.requests import SamplingParams
-from messages.steps import LogitEdits
+from messages.steps import LogitsProcessing
 
 Penalties = tuple[float, float, float, tuple[int, ...], int]
 """Repetition, frequency, presence, the tokens so far, and how many of them are the prompt."""
@@ -25,8 +25,8 @@ class Edits(NamedTuple):
 NOTHING = Edits()
 
 
-def read_edits(columns: LogitEdits | None) -> dict[int, Edits]:
-    """Returns the changes by row, and asserts what `LogitEdits` promises."""
+def read_edits(columns: LogitsProcessing | None) -> dict[int, Edits]:
+    """Returns the changes by row, and asserts what `LogitsProcessing` promises."""
     if columns is None:
         return {}
     allowed_rows, bias_rows = list(unpack_int32(columns.allowed_rows)), list(unpack_int32(columns.bias_rows))

@@ -7,11 +7,12 @@ row reads through its page table. `expected_output` says what a request must get
 import zlib
 from array import array
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
+from messages.axes import columns_of, size_of
 from messages.columns import pack_float32, pack_int32, unpack_int32, unpack_int64
 from messages.requests import SamplingParams
-from messages.steps import Batch, ForwardOutput, LogprobColumns
+from messages.steps import SAMPLED, Batch, ForwardOutput, LogprobColumns
 from tests.scheduler_proc.simulated_edits import NOTHING, Edits, expected_edits, read_edits
 
 START = 0x5EED
@@ -152,9 +153,9 @@ class SimulatedRunner:
         )
         tokens: list[int] = []
         last_values: list[int] = []
-        edits = read_edits(batch.edits)
+        edits = read_edits(batch.logits_processing)
         sample_positions = unpack_int64(batch.sample_positions)
-        for index, row in enumerate(unpack_int32(batch.sample_rows)):
+        for index, row in enumerate(rows_of_samples(batch)):
             table, length, last_token = rows[row]
             values = [self._read(table, position) for position in range(length)]
             assert sample_positions[index] == length, "the sampled token would have another position"
@@ -165,26 +166,29 @@ class SimulatedRunner:
         return tokens, last_values
 
 
+def rows_of_samples(batch: Batch) -> list[int]:
+    """Returns the row of each sampled token; it samples after its last token."""
+    ends = [end - 1 for end in accumulate(unpack_int32(batch.query_lens))]
+    return [ends.index(token) for token in unpack_int32(batch.sample_tokens)]
+
+
 def check_shapes(batch: Batch) -> None:
     """Asserts what `Batch` promises about its columns."""
     query_lens = unpack_int32(batch.query_lens)
     num_rows, num_tokens = len(query_lens), sum(query_lens)
-    sample_rows = list(unpack_int32(batch.sample_rows))
+    sample_tokens = list(unpack_int32(batch.sample_tokens))
     assert len(batch.uids) == 8 * num_rows
     assert len(batch.context_lens) == 4 * num_rows
     assert len(batch.page_tables) == 4 * num_rows * batch.num_pages_per_row
     assert len(batch.token_ids) == len(batch.positions) == 4 * num_tokens
     assert len(batch.slots) == 8 * num_tokens
-    assert sample_rows == sorted(set(sample_rows))
-    assert sample_rows[: batch.num_decode_rows] == list(range(batch.num_decode_rows))
+    assert sample_tokens == sorted(set(sample_tokens))
+    assert sample_tokens[: batch.num_decode_rows] == list(range(batch.num_decode_rows))
     assert all(length == 1 for length in query_lens[: batch.num_decode_rows])
     assert min(query_lens) >= 1
-    for column, size in (("temperatures", 4), ("top_ps", 4), ("top_ks", 4), ("min_ps", 4), ("seeds", 8)):
-        assert len(getattr(batch, column)) == size * len(sample_rows)
-    assert len(batch.sample_positions) == 8 * len(sample_rows)
-    phase = "decode" if batch.num_decode_rows == num_rows else "mixed" if batch.num_decode_rows else "prefill"
-    assert batch.phase == phase
-    assert len(batch.num_logprobs) in (0, 4 * len(sample_rows))
+    for name, column in columns_of(Batch).items():
+        if column.axis is SAMPLED and not (column.is_optional and not getattr(batch, name)):
+            assert size_of(batch, name) == len(sample_tokens), name
     if batch.scored is not None:
         indices = list(unpack_int32(batch.scored.token_indices))
         assert indices == sorted(set(indices))

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from scheduler_proc.computing.runner import ModelRunner, load_runner
-from scheduler_proc.deciding.kv_cache import KvCache
+from scheduler_proc.computing.loading.load_runner import ModelRunner, load_runner
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
@@ -70,7 +70,7 @@ def run(
 ) -> tuple[list[list[int]], Scheduler]:
     """Runs all prompts to the end of the context and returns their output ids."""
     scheduler = Scheduler(
-        KvCache(num_pages, PAGE_SIZE),
+        BlockAllocator(num_pages, PAGE_SIZE),
         Limits(CONTEXT, VOCAB_SIZE),
         Budget(max_num_seqs=32, max_num_batched_tokens=num_step_tokens),
     )
@@ -120,7 +120,7 @@ def test_planned_one_step_ahead(model: Model, num_pages: int):
 
 def test_alone_and_again_from_the_cache(model: Model):
     """Each prompt twice in one scheduler, one request after the other; the second time its pages are cached."""
-    scheduler = Scheduler(KvCache(PLENTY, PAGE_SIZE), Limits(CONTEXT, VOCAB_SIZE), Budget(1, 4096))
+    scheduler = Scheduler(BlockAllocator(PLENTY, PAGE_SIZE), Limits(CONTEXT, VOCAB_SIZE), Budget(1, 4096))
     for uid, prompt in enumerate(some_prompts()[:12]):
         outputs: list[list[int]] = []
         for attempt_uid in (2 * uid, 2 * uid + 1):

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from messages.columns import pack_float32, pack_int32
 from messages.requests import UserMsg
-from scheduler_proc.computing.runner import ModelRunner, load_runner
+from scheduler_proc.computing.loading.load_runner import ModelRunner, load_runner
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.isolation import run_step
-from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
@@ -71,7 +71,7 @@ def some_requests() -> list[UserMsg]:
 
 def run(served: Served, requests: list[UserMsg], num_pages: int, num_step_tokens: int) -> tuple[Inbox, Scheduler]:
     limits, budget = Limits(CONTEXT, VOCAB_SIZE), Budget(max_num_seqs=12, max_num_batched_tokens=num_step_tokens)
-    scheduler, inbox = Scheduler(KvCache(num_pages, PAGE_SIZE), limits, budget), Inbox()
+    scheduler, inbox = Scheduler(BlockAllocator(num_pages, PAGE_SIZE), limits, budget), Inbox()
     for request in requests:
         scheduler.take(request)
     while (batch := scheduler.schedule()) is not None:

@@ -9,12 +9,12 @@ import pytest
 
 from messages.errors import UsageError
 from messages.requests import SamplingParams
-from scheduler_proc.computing import gpu_loading
-from scheduler_proc.computing import runner as runner_module
-from scheduler_proc.computing.placement import Placement
+from scheduler_proc.computing.gpu import loading
+from scheduler_proc.computing.loading import load_runner
+from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.offline import OfflineEngine, Output
 from tests.checkpoints import CONTEXT, build_checkpoint, make_config
-from tests.scheduler_proc.computing.late_device import LateDevice
+from tests.scheduler_proc.computing.gpu.late_device import LateDevice
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [[5, 6, 7], list(range(40)), [9], [5, 6, 7, 8], list(range(60, 80)), list(range(45)), [1] * 30]
@@ -30,7 +30,7 @@ PARAMS = [
 
 
 @pytest.mark.parametrize("name", ["nano-shakespeare-gpt2", "tinystories-656k-llama"])
-def test_trained_models_give_the_recorded_ids(shared_dir: Path, name: str) -> None:
+def test_trained_models_give_the_captured_ids(shared_dir: Path, name: str) -> None:
     path = shared_dir / "models" / name
     cases = json.loads((path / "golden.json").read_text(encoding="utf-8"))["cases"]
     params = [SamplingParams(len(case["output_ids"]), temperature=0.0, ignore_eos=True) for case in cases]
@@ -50,8 +50,8 @@ def late_engine(path: Path, device: LateDevice, **flags: object) -> OfflineEngin
     """An engine whose steps run on a device that stands in for a GPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Placement, "is_cuda", property(lambda self: True))
-        patch.setattr(runner_module, "CudaDevice", lambda torch_device: device)
-        patch.setattr(gpu_loading, "load_forms", lambda device_type: None)
+        patch.setattr(load_runner, "CudaDevice", lambda torch_device: device)
+        patch.setattr(loading, "load_triton_kernels", lambda device_type: None)
         return OfflineEngine(make_config(path, max_num_seqs=4, max_num_batched_tokens=32, **flags))
 
 

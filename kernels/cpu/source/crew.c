@@ -1,7 +1,7 @@
-/* A crew (crew.h), and the replay of recorded calls by one (kernels/cpu/recording.py). */
+/* A crew (crew.h), and the replay of captured calls by one (kernels/cpu/capture.py). */
 #define _GNU_SOURCE
 #include "parallel.h"
-#include "recorded_call.h"
+#include "captured_call.h"
 
 #include <sched.h>
 #include <time.h>
@@ -84,7 +84,7 @@ void sluice_run_with_crew(crew *led, int64_t num_items, item_fn run_item, const 
 
 typedef struct {
   crew crew;
-  const recorded_call *calls;
+  const captured_call *calls;
   int64_t num_calls, failed, *ended_ns;
   _Atomic int has_leader;
 } replay;
@@ -120,7 +120,7 @@ static void join(void *data) {
 
 /* Makes the calls one after another; returns -1, or the index of the one that ran out of memory: none after it is made.
    `ended_ns`, where it is not null, is set to the time at which each call ended. */
-__attribute__((visibility("default"))) int64_t sluice_replay(const recorded_call *calls, int64_t num_calls,
+__attribute__((visibility("default"))) int64_t sluice_replay(const captured_call *calls, int64_t num_calls,
                                                              int64_t *ended_ns) {
   replay mine = {.calls = calls, .num_calls = num_calls, .failed = -1, .ended_ns = ended_ns};
   if (sluice_parallel_region) sluice_parallel_region(join, &mine, 0, 0);

@@ -1,7 +1,7 @@
 /* All operations for one instruction set. Compiled once for each, with ISA as the last part of every name. */
 #include "numbers.h"
 #include "parallel.h"
-#include "recorded_call.h"
+#include "captured_call.h"
 
 #include <stdlib.h>
 

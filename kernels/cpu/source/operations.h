@@ -19,4 +19,4 @@
 #include "quantize.c"
 #include "greedy.c"
 #include "sample.c"
-#include "recorded_calls.c"
+#include "captured_calls.c"

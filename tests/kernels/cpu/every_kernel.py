@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from kernels.cpu.build import built_isas
+from kernels.cpu.capture import capture_calls
 from kernels.cpu.library import use_library
-from kernels.cpu.recording import record
 from kernels.embed import embed
 from kernels.gelu import gelu
 from kernels.layer_norm import layer_norm
@@ -56,12 +56,12 @@ def store(shape: Shape, dtype: torch.dtype) -> None:
 def replay(size: int, dtype: torch.dtype) -> None:
     ids, tables = torch.arange(40, dtype=torch.int32), torch.randn(2, 40, size).to(dtype)
     weight, bits = torch.ones(size, dtype=dtype), quantize(torch.randn(70, size).to(dtype), 8)
-    out, recording, _ = record(
+    out, calls, _ = capture_calls(
         lambda: quantized_linear(rms_norm(embed(ids, ids, tables[0], tables[1]), weight, 1e-5), bits, None)
     )
     expected = out.clone()
-    assert recording is not None
-    recording.replay()
+    assert calls is not None
+    calls.replay()
     assert torch.equal(out, expected)
 
 

@@ -1,4 +1,4 @@
-"""Every test runs with the Triton forms, and every tensor that they allocate is poisoned."""
+"""Every test runs with the Triton kernels, and every tensor that they allocate is poisoned."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.gpu.forms_in_use import DEVICE, forms_in_use
+from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use
 
 # It imports the messages, which a machine that only measures kernels may lack.
 collect_ignore = [] if find_spec("msgspec") else ["test_sampler.py"]
@@ -26,11 +26,11 @@ def device() -> str:
 
 @pytest.fixture(autouse=True)
 def form(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """Launchers take the Triton forms; counts, by operation, how often one was taken.
+    """Launchers take the Triton kernels; counts, by operation, how often one was taken.
 
     What they allocate is filled with NaN (integers: the largest), so that what no kernel writes is seen.
     """
-    with forms_in_use() as taken:
+    with triton_in_use() as taken:
         poison_allocations(monkeypatch)
         yield taken
 

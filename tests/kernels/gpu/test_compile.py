@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kernels.gpu.compile_case import CompileCase
-from kernels.gpu.forms import NAMES
+from kernels.gpu.triton_kernels import NAMES
 
 JOBS, TIMEOUT_S = 2, 600
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.kernels.gpu.forms_in_use import DEVICE
+from tests.kernels.gpu.triton_in_use import DEVICE
 
 triton = pytest.importorskip("triton")
 tl = triton.language

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import find_kernel, unload_kernels, use_library
-from kernels.gpu import forms
+from kernels.gpu import triton_kernels
 from kernels.noise import exponential_noise
 from kernels.sample import draw, greedy_reference, sample, sample_reference
 from tests.kernels.c_library import built_library
@@ -98,18 +98,18 @@ def test_draws_follow_the_softmax(device: str) -> None:
 
 @pytest.fixture
 def c_sample(device: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """The C form of `sample`, without the Triton form before it."""
+    """The C kernel of `sample`, without the Triton kernel before it."""
     path = built_library()
 
     def call(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-        triton_form = forms._forms.pop("sample")
+        triton_form = triton_kernels._loaded.pop("sample")
         use_library(path, "portable")
         try:
             assert find_kernel("sample", scores.cpu()) is not None
             return sample(scores.cpu(), seeds.cpu(), positions.cpu())
         finally:
             unload_kernels()
-            forms._forms["sample"] = triton_form
+            triton_kernels._loaded["sample"] = triton_form
 
     return call
 

@@ -1,4 +1,4 @@
-"""The sampler over the Triton forms: the tokens and logprobs of the CPU, and no waiting for the device."""
+"""The sampler over the Triton kernels: the tokens and logprobs of the CPU, and no waiting for the device."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.gpu import forms
+from kernels.gpu import triton_kernels
 from messages.columns import pack_int32
 from messages.requests import SamplingParams
 from messages.steps import Batch
-from scheduler_proc.computing.logprobs import TokenScores, score_rows, to_columns
-from scheduler_proc.computing.sampler import choose_planned, choose_tokens
-from scheduler_proc.computing.sampling_plan import SamplingPlan, plan_sampling
-from scheduler_proc.computing.transfer import send_arrays
-from tests.scheduler_proc.computing.row_edits import RowEdits, plan_edits
-from tests.scheduler_proc.computing.sampling_batch import make_batch
+from scheduler_proc.computing.sampling.logprobs import TokenScores, score_rows, to_columns
+from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
+from scheduler_proc.computing.sampling.sampler import choose_planned, choose_tokens
+from scheduler_proc.computing.step.transfer import send_arrays
+from tests.scheduler_proc.computing.sampling.row_processing import RowProcessing, plan_logits_processing
+from tests.scheduler_proc.computing.sampling.sampling_batch import make_batch
 
 # Triton's interpreter turns the end of a loop from an array into an integer.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -27,15 +27,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim
 VOCAB_SIZE = 300
 HISTORY = tuple(range(0, 60, 2)) * 2
 ROWS = [
-    (SamplingParams(1, temperature=0.0), RowEdits()),
-    (SamplingParams(1, temperature=0.7, seed=1), RowEdits()),
-    (SamplingParams(1, top_k=5, seed=2), RowEdits()),
-    (SamplingParams(1, top_p=0.5, seed=-4), RowEdits(biases=((7, 5.0), (7, 1.0), (9, -float("inf"))))),
-    (SamplingParams(1, min_p=0.3, seed=5), RowEdits()),
-    (SamplingParams(1, temperature=0.0), RowEdits(allowed_ids=(4, 9, 250))),
-    (SamplingParams(1, temperature=0.0), RowEdits(allowed_ids=())),
-    (SamplingParams(1, top_k=100_000, top_p=0.9, seed=6), RowEdits(repetition=1.5, history=HISTORY, num_prompt=30)),
-    (SamplingParams(1, seed=7), RowEdits(frequency=0.5, presence=1.0, history=HISTORY, num_prompt=9)),
+    (SamplingParams(1, temperature=0.0), RowProcessing()),
+    (SamplingParams(1, temperature=0.7, seed=1), RowProcessing()),
+    (SamplingParams(1, top_k=5, seed=2), RowProcessing()),
+    (SamplingParams(1, top_p=0.5, seed=-4), RowProcessing(biases=((7, 5.0), (7, 1.0), (9, -float("inf"))))),
+    (SamplingParams(1, min_p=0.3, seed=5), RowProcessing()),
+    (SamplingParams(1, temperature=0.0), RowProcessing(allowed_ids=(4, 9, 250))),
+    (SamplingParams(1, temperature=0.0), RowProcessing(allowed_ids=())),
+    (
+        SamplingParams(1, top_k=100_000, top_p=0.9, seed=6),
+        RowProcessing(repetition=1.5, history=HISTORY, num_prompt=30),
+    ),
+    (SamplingParams(1, seed=7), RowProcessing(frequency=0.5, presence=1.0, history=HISTORY, num_prompt=9)),
 ]
 EVERY_OPERATION = {
     *("greedy", "draw", "sample", "filter_top", "filter_min_p", "top_logprobs"),
@@ -43,10 +46,10 @@ EVERY_OPERATION = {
 }
 
 
-def make_step(rows: list[tuple[SamplingParams, RowEdits]], num_logprobs: list[int]) -> Batch:
+def make_step(rows: list[tuple[SamplingParams, RowProcessing]], num_logprobs: list[int]) -> Batch:
     batch = make_batch([params for params, _ in rows], range(100, 100 + len(rows)))
-    edits = plan_edits([edits for _, edits in rows])
-    return msgspec.structs.replace(batch, edits=edits, num_logprobs=pack_int32(num_logprobs))
+    edits = plan_logits_processing([edits for _, edits in rows])
+    return msgspec.structs.replace(batch, logits_processing=edits, num_logprobs=pack_int32(num_logprobs))
 
 
 NUM_LOGPROBS = [-1, 3, -1, 0, 5, -1, 2, -1, -1]
@@ -80,7 +83,7 @@ def test_gives_the_tokens_and_the_logprobs_of_the_cpu(name: str, device: str, fo
     with no_synchronization(device):
         tokens, scores = run(logits, plan)
     assert (EVERY_OPERATION - {"greedy"} <= set(form)) == (name == "all")
-    forms.unload_forms()
+    triton_kernels.unload_triton_kernels()
     expected = choose_tokens(logits.cpu(), batch)
     assert tokens.tolist() == expected.tolist()
     tensors = send_arrays(plan.arrays, torch.device("cpu"))
@@ -121,7 +124,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_never_asks_the_device_for_a_value(name: str, launched: list[str]) -> None:
     """Tensors of the device "meta" have no values: whatever needs one raises."""
     plan = plan_sampling(BATCHES[name], VOCAB_SIZE)
-    forms.load_forms("meta")
+    triton_kernels.load_triton_kernels("meta")
     tensors = [torch.from_numpy(values.copy()).to("meta") for values in plan.arrays]
     logits = torch.empty(plan.num_rows, VOCAB_SIZE, dtype=torch.bfloat16, device="meta")
     tokens = choose_planned(logits, plan, tensors)

@@ -4,12 +4,13 @@ import random
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from messages.columns import pack_float32, pack_int32, pack_int64, unpack_float32, unpack_int32
 from messages.requests import SamplingParams
 from messages.steps import Batch, ForwardOutput, ScoredTokens
-from scheduler_proc.computing.runner import ModelRunner
-from tests.scheduler_proc.computing.row_edits import RowEdits, plan_edits
+from scheduler_proc.computing.loading.load_runner import ModelRunner
+from tests.scheduler_proc.computing.sampling.row_processing import RowProcessing, plan_logits_processing
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
@@ -105,6 +106,7 @@ def plan_batch(step_id: int, planned: list[tuple[Row, int]], page_size: int) -> 
     num_pages = max(len(row.pages) for row, _ in planned)
     sampling = [i for i, (row, num_new) in enumerate(planned) if row.num_computed + num_new == len(row.ids)]
     params = [planned[i][0].params for i in sampling]
+    ends = list(accumulate(num_new for _, num_new in planned))
     token_ids, positions, slots = array("i"), array("i"), array("q")
     for row, num_new in planned:
         for position in range(row.num_computed, row.num_computed + num_new):
@@ -113,7 +115,6 @@ def plan_batch(step_id: int, planned: list[tuple[Row, int]], page_size: int) -> 
             slots.append(row.pages[position // page_size] * page_size + position % page_size)
     return Batch(
         step_id=step_id,
-        phase="decode" if num_decode == len(planned) else "mixed" if num_decode else "prefill",
         num_decode_rows=num_decode,
         uids=pack_int64(row.uid for row, _ in planned),
         query_lens=pack_int32(num_new for _, num_new in planned),
@@ -125,26 +126,26 @@ def plan_batch(step_id: int, planned: list[tuple[Row, int]], page_size: int) -> 
             page for row, _ in planned for page in [*row.pages, *[-1] * (num_pages - len(row.pages))]
         ),
         num_pages_per_row=num_pages,
-        sample_rows=pack_int32(sampling),
+        sample_tokens=pack_int32(ends[i] - 1 for i in sampling),
         temperatures=pack_float32(0.0 if p.is_greedy else p.temperature for p in params),
         top_ps=pack_float32(p.top_p for p in params),
         top_ks=pack_int32(p.top_k for p in params),
         min_ps=pack_float32(p.min_p for p in params),
         seeds=pack_int64(p.seed for p in params),
         sample_positions=pack_int64(len(planned[i][0].ids) for i in sampling),
-        edits=plan_edits([row_edits(planned[i][0]) for i in sampling]),
+        logits_processing=plan_logits_processing([row_processing(planned[i][0]) for i in sampling]),
         num_logprobs=_plan_logprobs(params),
         scored=_plan_scored(planned),
     )
 
 
-def row_edits(row: Row) -> RowEdits:
+def row_processing(row: Row) -> RowProcessing:
     """Returns what the row's parameters change about its next token."""
     params = row.params
     biases = zip(unpack_int32(params.bias_ids), unpack_float32(params.bias_values), strict=True)
     penalties = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
     allowed_ids = tuple(unpack_int32(params.allowed_token_ids)) or None
-    return RowEdits(allowed_ids, tuple(biases), *penalties, history=tuple(row.ids), num_prompt=row.num_prompt)
+    return RowProcessing(allowed_ids, tuple(biases), *penalties, history=tuple(row.ids), num_prompt=row.num_prompt)
 
 
 def _plan_logprobs(params: list[SamplingParams]) -> bytes:

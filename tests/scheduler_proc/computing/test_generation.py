@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from messages.columns import pack_float32, pack_int32
 from messages.requests import SamplingParams
-from scheduler_proc.computing.runner import ModelRunner, load_runner
+from scheduler_proc.computing.loading.load_runner import ModelRunner, load_runner
 from tests.checkpoints import CONTEXT, VARIANTS, VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Schedule, generate
 from tests.scheduler_proc.computing.reference import assert_greedy
@@ -107,7 +107,7 @@ def test_other_page_sizes(tmp_path: Path, variant: str, page_size: int) -> None:
 
 @pytest.mark.parametrize("name", ["nano-shakespeare-gpt2", "tinystories-656k-llama"])
 @pytest.mark.parametrize("schedule", [Schedule(), Schedule(chunk_tokens=5, stagger=1)], ids=str)
-def test_trained_models_give_the_recorded_ids(shared_dir: Path, name: str, schedule: Schedule) -> None:
+def test_trained_models_give_the_captured_ids(shared_dir: Path, name: str, schedule: Schedule) -> None:
     path = shared_dir / "models" / name
     runner = load_runner(make_config(path), lambda text, fraction: None)
     cases = json.loads((path / "golden.json").read_text(encoding="utf-8"))["cases"]

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
-from scheduler_proc.deciding.kv_cache import KvCache
 from scheduler_proc.deciding.radix import RadixTree
 from scheduler_proc.deciding.requests import Limits, PendingReq, Req, State
 from tests.scheduler_proc.clients import user_msg
@@ -74,9 +74,9 @@ class RowsMachine(RuleBasedStateMachine):
     def columns_are_true(self):
         assert self.rows.reqs == self.reqs
         self.rows.check()
-        sampling = self.rows.sampling
-        assert list(sampling.seeds) == [req.pending.sampling_params.seed for req in self.reqs]
-        assert len(sampling.temperatures) == len(sampling.top_ps) == len(sampling.top_ks) == len(self.reqs)
+        columns = self.rows.sampling.columns
+        assert list(columns["seeds"]) == [req.pending.sampling_params.seed for req in self.reqs]
+        assert {len(column) for column in columns.values()} == {len(self.reqs)}
 
 
 TestRows = RowsMachine.TestCase
@@ -85,7 +85,7 @@ TestRows.settings = settings(max_examples=60, stateful_step_count=40, deadline=N
 
 def test_tables_get_narrow_again_after_a_long_row():
     rows = DecodeRows(4)
-    cache = KvCache(400, 4)
+    cache = BlockAllocator(400, 4)
     reqs = []
     for uid, length in enumerate((900, 7)):
         req = cache.open(PendingReq(user_msg(uid, [1] * length, 50), LIMITS, 1))

@@ -24,7 +24,7 @@ def planned(bench: Bench) -> Batch:
 
 def commit(bench: Bench, batch: Batch, tokens: list[int]) -> None:
     """Commits a result made up by the test."""
-    assert len(tokens) == num_int32(batch.sample_rows)
+    assert len(tokens) == batch.num_sampled
     bench.scheduler.commit(ForwardOutput(batch.step_id, pack_int32(tokens)))
     bench.scheduler.check()
     bench.inbox.take(bench.scheduler.take_replies())
@@ -35,7 +35,7 @@ def uids(batch: Batch) -> list[int]:
 
 
 def sources(batch: Batch) -> list[int]:
-    return list(unpack_int32(batch.token_sources))
+    return list(unpack_int32(batch.future_token_indices))
 
 
 def test_a_row_goes_on_behind_its_token_wherever_that_will_be():
@@ -43,7 +43,7 @@ def test_a_row_goes_on_behind_its_token_wherever_that_will_be():
     bench.send(user_msg(1, [1] * 4, 9, **FREE), user_msg(2, [2] * 5, 9, **FREE), user_msg(3, [3] * 10, 9, **FREE))
     first = planned(bench)
     assert uids(first) == [1, 2, 3]
-    assert not first.token_sources
+    assert not first.future_token_indices
     second = planned(bench)
     assert (second.phase, uids(second), sources(second)) == ("mixed", [1, 2, 3], [0, 1])
     assert list(unpack_int32(second.positions)) == [4, 5, *range(3, 10)]
@@ -56,7 +56,7 @@ def test_a_row_goes_on_behind_its_token_wherever_that_will_be():
     commit(bench, second, [21, 22, 23])
     commit(bench, third, [31, 32, 33])
     fourth = planned(bench)
-    assert not fourth.token_sources
+    assert not fourth.future_token_indices
     assert list(unpack_int32(fourth.token_ids)) == [31, 32, 33], "with no step in flight the tokens are known"
     assert [bench.output(uid) for uid in (1, 2, 3)] == [[11, 21, 31], [12, 22, 32], [23, 33]]
 
@@ -167,7 +167,7 @@ def test_a_row_whose_logits_depend_on_its_last_token_lets_no_step_be_planned_ahe
     assert bench.scheduler.schedule() is None
     commit(bench, first, [4, 5])
     second = planned(bench)
-    assert not second.token_sources
+    assert not second.future_token_indices
     bench.send(AbortMsg(2, 0))
     assert sources(planned(bench)) == [0]
 
@@ -180,7 +180,7 @@ def test_changes_that_depend_on_the_number_of_tokens_are_planned_ahead():
     banned: list[bool] = []
     for token in (11, 12, 13):
         batches.append(planned(bench))
-        edits = batches[-1].edits
+        edits = batches[-1].logits_processing
         assert edits is not None
         banned.append(EOS in unpack_int32(edits.bias_ids))
         assert 3 in unpack_int32(edits.bias_ids)
@@ -195,13 +195,13 @@ def test_nobody_gives_way_while_a_step_is_in_flight():
     while (batch := bench.scheduler.schedule()) is not None:
         batches.append(batch)
         first = batches.pop(0)
-        commit(bench, first, [4] * num_int32(first.sample_rows))
+        commit(bench, first, [4] * first.num_sampled)
         assert bench.gauge("pages_free") + bench.gauge("pages_cached") > 0 or len(batches) == 1
     assert bench.gauge("preemptions") == 0
-    commit(bench, batches[0], [4] * num_int32(batches[0].sample_rows))
+    commit(bench, batches[0], [4] * batches[0].num_sampled)
     while bench.gauge("preemptions") == 0:
         batch = planned(bench)
-        commit(bench, batch, [4] * num_int32(batch.sample_rows))
+        commit(bench, batch, [4] * batch.num_sampled)
     assert bench.gauge("waiting") == 1
 
 
@@ -230,7 +230,7 @@ def test_a_prompt_is_scored_over_chunks_in_flight():
         assert batch.scored is None or num_int32(batch.scored.target_ids) in (4, 1)
         batches.append(batch)
         before = batches.pop(0)
-        if before.token_sources:
+        if before.future_token_indices:
             break
         bench.scheduler.commit(bench.runner.run(before))
         bench.inbox.take(bench.scheduler.take_replies())
@@ -272,13 +272,13 @@ def test_steps_that_are_forgotten_are_planned_again():
     bench.send(user_msg(1, [1] * 4, 9, **FREE), user_msg(2, [2] * 16, 9, **FREE))
     commit(bench, planned(bench), [5])
     first, second = planned(bench), planned(bench)
-    assert second.token_sources
+    assert second.future_token_indices
     bench.scheduler.forget_steps()
     bench.scheduler.check()
     again = planned(bench)
-    assert not again.token_sources
+    assert not again.future_token_indices
     assert again.step_id == second.step_id + 1
-    for column in ("uids", "token_ids", "positions", "query_lens", "slots", "sample_rows"):
+    for column in ("uids", "token_ids", "positions", "query_lens", "slots", "sample_tokens"):
         assert getattr(again, column) == getattr(first, column)
     commit(bench, again, [6, 7])
     assert (bench.output(1), bench.output(2)) == ([5, 6], [7])

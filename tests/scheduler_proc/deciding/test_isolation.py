@@ -2,6 +2,7 @@
 
 import logging
 import random
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -117,7 +118,7 @@ def test_parts_of_a_step_give_what_the_whole_gives(is_rich):
     batch = bench.scheduler.schedule()
     assert batch is not None
     assert batch.phase == "mixed"
-    assert (batch.edits is not None) == (batch.scored is not None) == bool(batch.num_logprobs) == is_rich
+    assert (batch.logits_processing is not None) == (batch.scored is not None) == bool(batch.num_logprobs) == is_rich
     whole = bench.runner.run(batch)
     num_rows = num_int32(batch.query_lens)
     for middle in range(1, num_rows):
@@ -154,8 +155,10 @@ def test_a_part_samples_for_its_own_rows():
     bench, _ = mixed_bench(12)
     batch = bench.scheduler.schedule()
     assert batch is not None
-    samples_some = msgspec.structs.replace(batch, sample_rows=pack_int32([1, 3, 4]), seeds=pack_int64([10, 30, 40]))
+    ends = [end - 1 for end in accumulate(unpack_int32(batch.query_lens))]
+    some = pack_int32(ends[row] for row in (1, 3, 4))
+    samples_some = msgspec.structs.replace(batch, sample_tokens=some, seeds=pack_int64([10, 30, 40]))
     part = take_rows(samples_some, 2, 4)
-    assert list(unpack_int32(part.sample_rows)) == [1]
+    assert list(unpack_int32(part.sample_tokens)) == [part.num_tokens - 1]
     assert list(unpack_int64(part.seeds)) == [30]
-    assert num_int32(take_rows(samples_some, 2, 3).sample_rows) == 0
+    assert take_rows(samples_some, 2, 3).num_sampled == 0

@@ -235,7 +235,7 @@ def test_a_batch_tells_the_runner_every_pages_place():
     tables = unpack_int32(batch.page_tables)
     assert sum(page >= 0 for page in tables[:8]) == 1
     assert sum(page >= 0 for page in tables[8:]) == 8
-    assert list(unpack_int32(batch.sample_rows)) == [0, 1]
+    assert list(unpack_int32(batch.sample_tokens)) == [0, 30]
 
 
 def test_a_budget_smaller_than_the_rows_is_kept():

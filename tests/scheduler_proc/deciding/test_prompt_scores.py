@@ -9,9 +9,10 @@ from messages.columns import pack_float32, pack_int32, unpack_int32
 from messages.replies import DetokenizeMsg, OpenStream, PromptScored
 from messages.requests import AbortMsg
 from messages.steps import ScoredTokens
+from scheduler_proc.deciding.isolation import take_rows
 from scheduler_proc.deciding.logprob_columns import unknown
-from scheduler_proc.deciding.prompt_scores import take_scored
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
+from tests.scheduler_proc.plain_steps import plain_step
 from tests.scheduler_proc.simulated_runner import expected_output, expected_scores
 
 PROMPT = [(place * place + 3) % VOCAB_SIZE for place in range(30)]
@@ -79,7 +80,7 @@ def test_a_prompt_preempted_in_mid_chunk_finds_its_own_pages_as_far_as_it_is_sco
     bench.send(user_msg(3, PROMPT, max_tokens=3, ignore_eos=True, num_prompt_logprobs=1))
     bench.step()
     stages = bench.scheduler._stages
-    stages.preempt(stages.last_in_rank())
+    stages.preempt(stages.last_in_priority())
     stages.check()
     assert bench.step() == {3: 10}
     assert list(unpack_int32(bench.runner.batches[-1].context_lens)) == [8], "two pages of the ten computed tokens"
@@ -117,7 +118,7 @@ def test_no_tokens_may_be_wanted(max_num_batched_tokens):
     assert bench.inbox.scores[1, 0] == scores_of(PROMPT, 3)
     assert bench.output(1) == []
     assert (end.finish_reason, end.usage.prompt_tokens, end.usage.completion_tokens) == ("length", 30, 0)
-    assert all(not batch.sample_rows for batch in bench.runner.batches)
+    assert all(not batch.sample_tokens for batch in bench.runner.batches)
 
 
 def test_a_prompt_that_need_not_be_scored_and_gets_no_token_is_not_computed():
@@ -209,6 +210,7 @@ def test_other_tokens_than_those_that_were_to_be_scored_are_a_bug():
 
 def test_a_part_of_a_step_scores_what_comes_after_its_own_tokens():
     scored = ScoredTokens(pack_int32([0, 1, 4, 5]), pack_int32([7, 8, 9, 3]), 2)
-    assert take_scored(scored, 0, 6) == scored
-    assert take_scored(scored, 1, 5) == ScoredTokens(pack_int32([0, 3]), pack_int32([8, 9]), 2)
-    assert take_scored(scored, 2, 4) is None
+    step = plain_step(6, scored=scored)
+    assert take_rows(step, 0, 6).scored == scored
+    assert take_rows(step, 1, 5).scored == ScoredTokens(pack_int32([0, 3]), pack_int32([8, 9]), 2)
+    assert take_rows(step, 2, 4).scored is None

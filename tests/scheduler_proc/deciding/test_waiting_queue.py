@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from messages.requests import AbortMsg, Stamps, UserMsg
 from scheduler_proc.deciding.requests import Limits, PendingReq
-from scheduler_proc.deciding.waiting_queue import AGING_S, MAX_LEAD_S, WaitingQueue, rank_of
+from scheduler_proc.deciding.waiting_queue import AGING_S, MAX_LEAD_S, WaitingQueue, priority_key_of
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
 
 LIMITS = Limits(64, VOCAB_SIZE, ())
@@ -18,8 +18,8 @@ def came_at(message: UserMsg, seconds: float) -> UserMsg:
     return msgspec.structs.replace(message, stamps=Stamps(received_ns=int(seconds * 1e9)))
 
 
-def rank(seconds: float, priority: int, number: int = 0) -> tuple[int, int]:
-    return rank_of(Stamps(received_ns=int(seconds * 1e9)), priority, 0, number)
+def priority_key(seconds: float, priority: int, number: int = 0) -> tuple[int, int]:
+    return priority_key_of(Stamps(received_ns=int(seconds * 1e9)), priority, 0, number)
 
 
 def first_served(bench: Bench) -> list[int]:
@@ -32,25 +32,25 @@ def first_served(bench: Bench) -> list[int]:
 
 
 def test_equal_priorities_are_served_in_the_order_in_which_they_came():
-    assert rank(1, 0) < rank(2, 0)
-    assert rank(1, 0, 4) < rank(1, 0, 5)
+    assert priority_key(1, 0) < priority_key(2, 0)
+    assert priority_key(1, 0, 4) < priority_key(1, 0, 5)
 
 
 def test_a_lower_number_goes_first_and_waiting_makes_up_for_it():
-    assert rank(5, -1) < rank(1, 0) < rank(1, 2)
-    assert rank(1, 1) > rank(1 + AGING_S - 0.1, 0)
-    assert rank(1, 1) < rank(1 + AGING_S + 0.1, 0)
-    assert rank(1, 3) < rank(1 + 3 * AGING_S + 0.1, 0)
+    assert priority_key(5, -1) < priority_key(1, 0) < priority_key(1, 2)
+    assert priority_key(1, 1) > priority_key(1 + AGING_S - 0.1, 0)
+    assert priority_key(1, 1) < priority_key(1 + AGING_S + 0.1, 0)
+    assert priority_key(1, 3) < priority_key(1 + 3 * AGING_S + 0.1, 0)
 
 
 @pytest.mark.parametrize("priority", [101, 10**6, 2**63 - 1])
 def test_no_priority_makes_anybody_wait_for_ever(priority):
-    assert rank(1, priority) == rank(1, MAX_LEAD_S // AGING_S)
-    assert rank(1, priority) < rank(1 + 2 * MAX_LEAD_S + 0.1, -priority)
+    assert priority_key(1, priority) == priority_key(1, MAX_LEAD_S // AGING_S)
+    assert priority_key(1, priority) < priority_key(1 + 2 * MAX_LEAD_S + 0.1, -priority)
 
 
 def test_a_request_without_a_stamp_came_when_it_was_queued():
-    assert rank_of(Stamps(), 0, 7, 1) == (7, 1)
+    assert priority_key_of(Stamps(), 0, 7, 1) == (7, 1)
 
 
 def test_the_queue_is_served_by_priority():
@@ -121,16 +121,16 @@ def test_the_queue_is_always_in_order(asks, chance):
     pendings: list[PendingReq] = []
     for number, (priority, seconds) in enumerate(asks):
         pending = PendingReq(came_at(user_msg(number, [1], priority=priority), seconds), LIMITS, 1)
-        pending.rank = rank_of(pending.stamps, priority, 1, number)
+        pending.priority_key = priority_key_of(pending.stamps, priority, 1, number)
         queue.push(pending)
         pendings.append(pending)
         queue.check()
     while len(queue):
-        assert queue.first is min(pendings, key=lambda pending: pending.rank)
+        assert queue.first is min(pendings, key=lambda pending: pending.priority_key)
         pending = chance.choice(pendings)
         queue.remove(pending)
         pendings.remove(pending)
-        assert list(queue) == sorted(pendings, key=lambda pending: pending.rank)
+        assert list(queue) == sorted(pendings, key=lambda pending: pending.priority_key)
 
 
 ASKS = st.tuples(
@@ -145,7 +145,7 @@ ASKS = st.tuples(
 
 @given(asks=st.lists(ASKS, min_size=2, max_size=25), num_spare=st.integers(0, 6), is_sharing=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_the_first_in_rank_goes_on_in_every_step_until_it_ends(asks, num_spare, is_sharing):
+def test_the_first_in_priority_goes_on_in_every_step_until_it_ends(asks, num_spare, is_sharing):
     bench = Bench(num_pages=16 + num_spare, page_size=4, max_num_batched_tokens=20, is_sharing=is_sharing)
     stages = bench.scheduler._stages
     num_steps = 0
@@ -158,14 +158,14 @@ def test_the_first_in_rank_goes_on_in_every_step_until_it_ends(asks, num_spare, 
     while stages.requests:
         num_steps += step_and_check_first(bench)
     bench.check_idle()
-    # Each step moves at least the first in rank on, by a token or by a chunk of its prompt.
+    # Each step moves at least the first in priority on, by a token or by a chunk of its prompt.
     assert num_steps <= sum(max_tokens + length for length, max_tokens, *_ in asks)
 
 
 def step_and_check_first(bench: Bench) -> bool:
-    """Runs a step; asserts that the first in rank of those that ran is still running, or has ended."""
+    """Runs a step; asserts that the first in priority of those that ran is still running, or has ended."""
     running = bench.scheduler._stages.running
-    first = min(running.values(), key=lambda req: req.pending.rank, default=None)
+    first = min(running.values(), key=lambda req: req.pending.priority_key, default=None)
     rows = bench.step()
-    assert first is None or first.uid in rows, "the first in rank was passed over"
+    assert first is None or first.uid in rows, "the first in priority was passed over"
     return bool(rows)

@@ -1,0 +1,58 @@
+"""The Triton kernels of this process: loaded once, looked up by operation by the launchers of `kernels/`.
+
+Triton is not installed beside a CPU build of torch, so nothing but this file names the modules that import it.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor
+
+TritonKernel = Callable[..., Any]
+"""Takes what the launcher of the same name takes."""
+
+NAMES: tuple[str, ...] = (
+    "add_biases",
+    "allow_tokens",
+    "draw",
+    "filter_min_p",
+    "filter_top",
+    "gelu",
+    "greedy",
+    "layer_norm",
+    "paged_decode",
+    "paged_prefill",
+    "penalize_occurrence",
+    "penalize_repetition",
+    "rms_norm",
+    "rotate_store",
+    "sample",
+    "silu_mul",
+    "take_tokens",
+    "top_logprobs",
+)
+"""The operations with a Triton kernel: `kernels/gpu/<name>.py` has a function of that name."""
+
+_loaded: dict[str, TritonKernel] = {}
+_device_type = "cuda"
+
+
+def find_triton_kernel(name: str, x: Tensor) -> TritonKernel | None:
+    """Returns the Triton kernel of an operation for tensors like `x`; None: the launcher goes on without."""
+    triton_kernel = _loaded.get(name)
+    # The dictionary first: where no kernels are loaded, asking the tensor would be most of the cost.
+    return triton_kernel if triton_kernel is not None and x.device.type == _device_type else None
+
+
+def load_triton_kernels(device_type: str = "cuda") -> None:
+    """From now on launchers use the Triton kernels for tensors on `device_type` ("cpu": Triton's interpreter)."""
+    global _device_type  # noqa: PLW0603
+    _device_type = device_type
+    for name in NAMES:
+        _loaded[name] = getattr(import_module(f"kernels.gpu.{name}"), name)
+
+
+def unload_triton_kernels() -> None:
+    """Launchers use their references."""
+    _loaded.clear()

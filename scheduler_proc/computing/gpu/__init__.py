@@ -1,0 +1,1 @@
+"""What only a GPU needs to run steps."""

@@ -1,0 +1,58 @@
+"""Plans of attention, made on the host with each step: which program of a kernel computes what.
+
+They are columns of a step like any other, of a size that hangs on the step's shape alone.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kernels.decode_work import DecodeLayout, DecodeWork, count_programs, make_decode_scratch, plan_decode_work
+from kernels.prefill_tiles import max_prefill_tiles, plan_prefill_tiles
+from messages.steps import Batch
+from scheduler_proc.computing.model.decoder_config import DecoderConfig
+from scheduler_proc.computing.step.inputs import Arrays, StepInputs, StepShape
+
+
+class AttentionPlans:
+    """Makes the plans for a model on a device, for steps of up to `max_rows` decode rows."""
+
+    def __init__(
+        self, config: DecoderConfig, page_size: int, max_rows: int, shares_prefixes: bool, device: torch.device
+    ):
+        self._config = config
+        self._page_size = page_size
+        self._shares_prefixes = shares_prefixes
+        self._num_programs = count_programs(device)
+        self._scratch = make_decode_scratch(self._layout(max_rows), config.head_dim, device)
+
+    def planned(self, shape: StepShape, max_rows: int) -> StepShape:
+        """Returns the shape with room for plans; that of decode serves up to `max_rows` rows, if it has any."""
+        layout = self._layout(max_rows) if shape.num_decode_rows else None
+        num_tiles = max_prefill_tiles(shape.num_prefill_tokens, shape.num_prefill_rows)
+        return replace(shape, decode_layout=layout, num_tiles=num_tiles)
+
+    def pack(self, batch: Batch, shape: StepShape, arrays: Arrays) -> None:
+        """Writes the plans of `batch`, whose other columns `arrays` holds already."""
+        num_decode, num_rows = batch.num_decode_rows, len(batch.query_lens) // 4
+        if shape.decode_layout is not None:
+            num_keys, tables = arrays["decode_num_keys"][:num_decode], arrays["decode_page_tables"][:num_decode]
+            plan_decode_work(shape.decode_layout, num_keys, tables, self._page_size, arrays["decode_plan"])
+        if shape.num_tiles:
+            rows = slice(0, num_rows - num_decode)
+            lens = arrays["prefill_query_lens"][rows], arrays["prefill_context_lens"][rows]
+            plan_prefill_tiles(*lens, arrays["prefill_tiles"])
+
+    def add(self, inputs: StepInputs, shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
+        """Returns the inputs of a step with its plans, of which `tensors` holds the columns."""
+        work = None
+        if shape.decode_layout is not None:
+            work = DecodeWork(shape.decode_layout, tensors["decode_plan"], self._scratch)
+        return replace(inputs, decode_work=work, prefill_tiles=tensors.get("prefill_tiles"))
+
+    def _layout(self, max_rows: int) -> DecodeLayout:
+        config = self._config
+        # One row alone has nobody to share with, and what can share has larger products.
+        shares_prefixes = self._shares_prefixes and max_rows > 1
+        return DecodeLayout(max_rows, config.num_heads, config.num_kv_heads, self._num_programs, shares_prefixes)

@@ -1,0 +1,125 @@
+"""What the runner asks of a GPU: pinned memory, work in order, results fetched beside it, captured graphs, memory.
+
+All CUDA calls of the computing half but the operations on tensors are here, so that everything else can be run where
+there is no GPU: a test has a device that does the same on a CPU, as late as it may.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Work = Callable[[], None]
+
+Pool = Any
+"""The name of a pool of memory, which only its device understands."""
+
+
+class Fetched(Protocol):
+    """Bytes on their way to the host."""
+
+    def wait(self) -> Tensor:
+        """Returns them (uint8, in the host's memory) as soon as the work that makes them has been done."""
+        ...
+
+
+class Device(Protocol):
+    """Does work in the order in which it is submitted, and nothing of it is waited for but through `Fetched`."""
+
+    torch_device: torch.device
+
+    def allocate_host(self, num_bytes: int) -> Tensor:
+        """Returns a buffer (uint8) for copies; it may be dropped as soon as they are launched."""
+        ...
+
+    def submit(self, work: Callable[[], Tensor]) -> Fetched:
+        """Launches the work, and the copy of the bytes (uint8) that it returns."""
+        ...
+
+    def new_pool(self) -> Pool:
+        """Returns a pool for graphs that never run side by side; its memory is freed with the last of them."""
+        ...
+
+    def capture(self, work: Work, pool: Pool) -> Work:
+        """Returns what does the work again, on the same tensors, in one launch. It has been done once before."""
+        ...
+
+    def memory(self) -> tuple[int, int]:
+        """Returns the bytes that are free and all there are, when everything launched has been done."""
+        ...
+
+    def release_unused(self) -> None:
+        """Gives back what is kept for later use and not in use now."""
+        ...
+
+
+class CudaDevice:
+    """A CUDA device. Work goes to the current stream; results are fetched on one of their own, beside the next step."""
+
+    def __init__(self, torch_device: torch.device):
+        self.torch_device = torch_device
+        self._fetching = torch.cuda.Stream(torch_device)
+
+    def allocate_host(self, num_bytes: int) -> Tensor:
+        # Torch keeps pinned memory that is dropped, and gives it out again when the copies from and to it are done.
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def submit(self, work: Callable[[], Tensor]) -> Fetched:
+        try:
+            result = work()
+        except RuntimeError:
+            self._end_if_failed()
+            raise
+        host = self.allocate_host(result.nbytes)
+        self._fetching.wait_stream(torch.cuda.current_stream(self.torch_device))
+        with torch.cuda.stream(self._fetching):
+            host.copy_(result, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+        result.record_stream(self._fetching)
+        return _OnItsWay(host, done)
+
+    def new_pool(self) -> Pool:
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Work, pool: Pool) -> Work:
+        graph = torch.cuda.CUDAGraph()
+        # A capture that fails may leave its stream as the current one: the outer context goes back in any case.
+        with torch.cuda.stream(torch.cuda.current_stream(self.torch_device)), torch.cuda.graph(graph, pool=pool):
+            work()
+        return graph.replay
+
+    def memory(self) -> tuple[int, int]:
+        torch.cuda.synchronize(self.torch_device)
+        return torch.cuda.mem_get_info(self.torch_device)
+
+    def release_unused(self) -> None:
+        torch.cuda.empty_cache()
+
+    def _end_if_failed(self) -> None:
+        """Ends the process where CUDA itself has failed: an earlier step's fault shows at whatever is called next."""
+        try:
+            torch.cuda.synchronize(self.torch_device)
+        except RuntimeError as error:
+            raise _end_of(error) from error
+
+
+class _OnItsWay:
+    """A copy to the host and the event after it."""
+
+    def __init__(self, host: Tensor, done: torch.cuda.Event):
+        self._host = host
+        self._done = done
+
+    def wait(self) -> Tensor:
+        try:
+            self._done.synchronize()
+        except RuntimeError as error:
+            raise _end_of(error) from error
+        return self._host
+
+
+def _end_of(error: RuntimeError) -> SystemExit:
+    """CUDA works no more in this process. Its end is noticed, and a successor goes on with the requests."""
+    return SystemExit(f"the GPU has failed: {error}")

@@ -1,0 +1,1 @@
+"""From a checkpoint on disk to a runner that is ready for its first step."""

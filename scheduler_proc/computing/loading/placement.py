@@ -1,0 +1,70 @@
+"""Where the model runs and in which number format."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kernels.quantized_linear import Bits
+from messages.config import ModelConfig
+from messages.errors import BootError
+from scheduler_proc.computing.loading.hf_config import HfConfig
+
+WEIGHT_BITS: dict[str, Bits | None] = {"none": None, "int8": 8, "int4": 4}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+BFLOAT16_CPU_FLAGS = {"avx512_bf16", "amx_bf16"}
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The device, the dtype of weights and KV cache, and the bits of linear layers' weights if they are quantized."""
+
+    device: torch.device
+    dtype: torch.dtype
+    weight_bits: Bits | None = None
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+
+def find_placement(model: ModelConfig, hf_config: HfConfig) -> Placement:
+    """Resolves `--device auto` and `--dtype auto`. Raises `BootError` for what is not there or not supported."""
+    if model.device == "cuda" and not torch.cuda.is_available():
+        raise BootError("--device cuda: torch finds no CUDA device; --device cpu runs without one")
+    is_cuda = model.device == "cuda" or (model.device == "auto" and torch.cuda.is_available())
+    device = torch.device("cuda:0" if is_cuda else "cpu")
+    if model.quantization != "none" and (is_cuda or model.dtype == "float16"):
+        where = "on CUDA" if is_cuda else "with --dtype float16"
+        raise BootError(
+            f"--quantization {model.quantization}: not supported {where} yet; it needs --device cpu and --dtype "
+            "bfloat16 or float32"
+        )
+    weight_bits = WEIGHT_BITS[model.quantization]
+    if model.dtype != "auto":
+        return Placement(device, DTYPES[model.dtype], weight_bits)
+    if is_cuda:
+        stored = hf_config.text("dtype", hf_config.text("torch_dtype", "bfloat16"))
+        return Placement(device, torch.float16 if stored == "float16" else torch.bfloat16)
+    return Placement(device, torch.bfloat16 if computes_bfloat16(CPU_INFO) else torch.float32, weight_bits)
+
+
+def computes_bfloat16(cpu_info: Path) -> bool:
+    """Whether the processor multiplies bfloat16 natively; False where /proc/cpuinfo does not say."""
+    try:
+        lines = cpu_info.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+    return not BFLOAT16_CPU_FLAGS.isdisjoint(flags.split())
+
+
+def set_cpu_threads(cpu_threads: int) -> None:
+    """Torch computes with that many threads from now on; 0: one for each core this process may use."""
+    torch.set_num_threads(cpu_threads or len(os.sched_getaffinity(0)))

@@ -1,0 +1,133 @@
+"""Quantized weights of a checkpoint, kept in the user's cache directory, so that the next start need not make them.
+
+There is one file for a model in one format. It is made anew when the checkpoint has changed.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kernels.cpu.build import cache_dir, can_keep
+from kernels.cpu.huge_pages import empty_huge
+from kernels.quantized_linear import QuantizedWeight
+from messages import VERSION
+from scheduler_proc.computing.loading.checkpoint import Checkpoint
+from scheduler_proc.computing.loading.placement import Placement
+from scheduler_proc.computing.loading.weights import Report, Weights, load_weights
+from scheduler_proc.computing.model.decoder_config import DecoderConfig
+from scheduler_proc.computing.model.families.family import Family
+
+LAYOUT = 1
+"""Counts changes of what a file holds, of `QuantizedWeight.packed` above all."""
+
+LEAST_BYTES = 64 << 20
+"""A smaller checkpoint is loaded and quantized in the time that a second file would take."""
+
+ABANDONED_S = 3600.0
+"""A file of that age that has not got its name belongs to a process that was killed."""
+
+log = logging.getLogger("sluice.weights")
+
+
+def load_through_cache(
+    config: DecoderConfig,
+    family: Family,
+    checkpoint: Checkpoint,
+    placement: Placement,
+    report: Report,
+    is_wanted: bool,
+) -> Weights:
+    """Returns what `load_weights` does, from an earlier start's file where there is one, else leaves one.
+
+    Only quantized weights are kept. Raises `BootError` as `load_weights` does, and for nothing about the file.
+    """
+    files = sorted(set(checkpoint.files.values()))
+    if not is_wanted or placement.weight_bits is None or sum(file.stat().st_size for file in files) < LEAST_BYTES:
+        return load_weights(config, family, checkpoint, placement, report)
+    cache = WeightCache(config, files, placement)
+    weights = cache.read(report)
+    if weights is None:
+        weights = load_weights(config, family, checkpoint, placement, report)
+        report("keeping the quantized weights", None)
+        cache.write(weights)
+    return weights
+
+
+class WeightCache:
+    """The file of one model in one format. `path` need not exist."""
+
+    def __init__(self, config: DecoderConfig, files: list[Path], placement: Placement):
+        of_format = (placement.dtype_name, placement.weight_bits)
+        self.path = cache_dir() / f"weights-{_digest(str(files[0].parent.resolve()), *of_format)}.safetensors"
+        identity = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        self._key = _digest(LAYOUT, VERSION, config, identity, *of_format)
+
+    def read(self, report: Report) -> Weights | None:
+        """Returns the weights; None where there is no file, or none that can be used, which is logged."""
+        if not self.path.exists():
+            return None
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("key") != self._key:
+                    log.info("%s is of another state of the checkpoint: it is made anew", self.path)
+                    return None
+                names, sizes = list(file.keys()), json.loads(metadata["quantized"])
+                weights: Weights = {}
+                for num_done, name in enumerate(names, start=1):
+                    weights[name] = _take(file.get_tensor(name), sizes.get(name))
+                    report("reading the quantized weights", num_done / len(names))
+                return weights
+        except (SafetensorError, OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+            log.warning("%s cannot be read (%s): it is made anew", self.path, _first_line(error))
+            return None
+
+    def write(self, weights: Weights) -> None:
+        """The file holds the weights afterwards, whole: it appears in one move. Where that fails, a warning says so."""
+        if not can_keep():
+            log.warning("%s cannot be written: weights are quantized at each start", cache_dir())
+            return
+        quantized = {name: weight for name, weight in weights.items() if isinstance(weight, QuantizedWeight)}
+        sizes = {name: (weight.num_outputs, weight.num_inputs, weight.bits) for name, weight in quantized.items()}
+        tensors = {name: quantized[name].packed if name in quantized else weights[name] for name in weights}
+        part = self.path.with_suffix(f".{os.getpid()}.part")
+        try:
+            self._remove_abandoned()
+            save_file(tensors, part, {"key": self._key, "quantized": json.dumps(sizes)})
+            part.replace(self.path)
+            size_mb = self.path.stat().st_size / 1e6
+            log.info("quantized weights are kept as %s (%.0f MB) for the next start", self.path, size_mb)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            log.warning("%s cannot be written: weights are quantized at each start (%s)", part, _first_line(error))
+            part.unlink(missing_ok=True)
+
+    def _remove_abandoned(self) -> None:
+        for part in self.path.parent.glob("weights-*.part"):
+            if time.time() - part.stat().st_mtime > ABANDONED_S:
+                part.unlink(missing_ok=True)
+
+
+def _take(tensor: Tensor, size: Any) -> Tensor | QuantizedWeight:
+    """Returns a copy of what the file maps: of huge pages it is read faster, and the file may then go."""
+    if size is None:
+        return tensor.clone()
+    num_outputs, num_inputs, bits = size
+    packed = empty_huge(tuple(tensor.shape), torch.uint8)
+    return QuantizedWeight(packed.copy_(tensor), num_outputs, num_inputs, bits)
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__

@@ -1,0 +1,162 @@
+"""Fills a decoder's parameters from a checkpoint, or with random values."""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.huge_pages import HUGE_PAGE, empty_huge
+from kernels.packed_linear import PackedWeight, allocate_packed, has_packed_form, pack_rows
+from kernels.quantized_linear import quantize
+from messages.errors import BootError
+from scheduler_proc.computing.loading.placement import Placement
+from scheduler_proc.computing.model.decoder_config import DecoderConfig, Shape, parameter_shapes
+from scheduler_proc.computing.model.families.family import Family, Source
+
+if TYPE_CHECKING:
+    from scheduler_proc.computing.loading.checkpoint import (
+        Checkpoint,  # it needs safetensors, which random weights do not
+    )
+
+MAX_NAMES_SHOWN = 6
+DUMMY_STD = 0.02
+
+Weights = dict[str, Any]
+"""Parameters by name: tensors, and for linear layers' weights `QuantizedWeight` where the placement says so, or
+`PackedWeight` where they were packed from the checkpoint."""
+
+LINEAR_WEIGHT = re.compile(r"head|layers\.\d+\.(qkv|attention_out|mlp_in|mlp_out)\.weight")
+Report = Callable[[str, float | None], None]
+
+log = logging.getLogger("sluice.weights")
+
+
+def load_weights(
+    config: DecoderConfig, family: Family, checkpoint: "Checkpoint", placement: Placement, report: Report
+) -> Weights:
+    """Returns every parameter with the checkpoint's values, in the placement's formats and on its device.
+
+    One tensor at a time is read, and cast or packed, so there is never a second copy. Raises `BootError` that names
+    missing and misshaped tensors; what the model does not need is only logged.
+    """
+    sources = _find_sources(family.list_sources(config), family.prefix, set(checkpoint.files))
+    _log_unexpected(set(checkpoint.files) - set(sources), family)
+    weights = _with_packed_linears(allocate(parameter_shapes(config), placement), placement)
+    wrong_shapes: list[str] = []
+    missing_rows = Counter[str]()
+    for source in sources.values():
+        missing_rows[source.target] += source.num_rows
+    for num_done, (name, tensor) in enumerate(checkpoint.read(set(sources)), start=1):
+        source = sources[name]
+        if tuple(tensor.shape) != source.shape:
+            wrong_shapes.append(f"{name}: expected {list(source.shape)}, got {list(tensor.shape)}")
+            continue
+        _set_rows(weights[source.target], source, tensor.T if source.is_transposed else tensor)
+        missing_rows[source.target] -= source.num_rows
+        if missing_rows[source.target] == 0:
+            _quantize(weights, source.target, config, placement)
+        report("loading weights", num_done / len(sources))
+    if wrong_shapes:
+        raise BootError(f"weights do not fit config.json: {_shorten(wrong_shapes, '; ')}")
+    return weights
+
+
+def _with_packed_linears(weights: dict[str, Tensor], placement: Placement) -> Weights:
+    """Replaces the weights of linear layers by packed ones where there is a kernel for these."""
+    return {
+        name: PackedWeight(allocate_packed(weight.shape[0], weight.shape[1], weight.dtype), weight.shape[0])
+        if placement.weight_bits is None and LINEAR_WEIGHT.fullmatch(name) and has_packed_form(weight)
+        else weight
+        for name, weight in weights.items()
+    }
+
+
+def _set_rows(weight: Tensor | PackedWeight, source: Source, rows: Tensor) -> None:
+    if isinstance(weight, PackedWeight):
+        pack_rows(weight.packed, source.first_row, rows)
+    else:
+        weight[source.first_row : source.first_row + source.num_rows].copy_(rows)
+
+
+def make_dummy_weights(config: DecoderConfig, placement: Placement, report: Report) -> Weights:
+    """Returns random parameters of the real shapes, the same in every run: they time like real ones."""
+    weights: Weights = {**allocate(parameter_shapes(config), placement)}
+    generator = torch.Generator(placement.device).manual_seed(0)
+    for num_done, name in enumerate(list(weights), start=1):
+        tensor = weights[name]
+        if name.endswith("norm.weight"):
+            tensor.fill_(1.0)
+        elif name.endswith(".bias"):
+            tensor.zero_()
+        else:
+            tensor.normal_(std=DUMMY_STD, generator=generator)
+        _quantize(weights, name, config, placement)
+        report("making random weights", num_done / len(weights))
+    return weights
+
+
+def _quantize(weights: Weights, name: str, config: DecoderConfig, placement: Placement) -> None:
+    """Quantizes one parameter whose values are there, if it is one to be quantized.
+
+    A tied head is a parameter of its own then: the embedding is looked up as it is.
+    """
+    if placement.weight_bits is None:
+        return
+    if LINEAR_WEIGHT.fullmatch(name):
+        weights[name] = quantize(weights[name], placement.weight_bits)
+    elif name == "embedding" and config.has_tied_head:
+        weights["head"] = quantize(weights[name], placement.weight_bits)
+
+
+def allocate(shapes: dict[str, Shape], placement: Placement) -> dict[str, Tensor]:
+    """Returns uninitialized tensors, large ones on a CPU in huge pages.
+
+    Raises `BootError` where there is not enough memory.
+    """
+    try:
+        return {name: _empty(shape, placement) for name, shape in shapes.items()}
+    except (RuntimeError, OSError) as error:
+        num_bytes = sum(torch.Size(shape).numel() for shape in shapes.values()) * placement.dtype.itemsize
+        raise BootError(
+            f"the model's weights need {num_bytes / 2**30:.2f} GiB in {placement.dtype_name}, which {placement.device} "
+            f"does not give: {str(error).splitlines()[0]}"
+        ) from None
+
+
+def _empty(shape: Shape, placement: Placement) -> Tensor:
+    if not placement.is_cuda and torch.Size(shape).numel() * placement.dtype.itemsize >= HUGE_PAGE:
+        return empty_huge(shape, placement.dtype)
+    return torch.empty(shape, dtype=placement.dtype, device=placement.device)
+
+
+def _find_sources(sources: list[Source], prefix: str, present: set[str]) -> dict[str, Source]:
+    """Returns the sources under the names they have in the checkpoint: with `prefix`, or all without it."""
+    if not any(name.startswith(prefix) for name in present):
+        sources = [replace(source, name=source.name.removeprefix(prefix)) for source in sources]
+    sources = [
+        replace(source, name=source.other_name)
+        if source.name not in present and source.other_name in present
+        else source
+        for source in sources
+    ]
+    missing = [source.name for source in sources if source.name not in present]
+    if missing:
+        raise BootError(f"the checkpoint lacks {len(missing)} of {len(sources)} tensors: {_shorten(missing)}")
+    return {source.name: source for source in sources}
+
+
+def _log_unexpected(names: set[str], family: Family) -> None:
+    unexpected = sorted(name for name in names if not family.ignored.fullmatch(name))
+    if unexpected:
+        log.warning("the checkpoint holds %d tensors not used: %s", len(unexpected), _shorten(unexpected))
+
+
+def _shorten(items: Iterable[str], separator: str = ", ") -> str:
+    shown = list(items)
+    more = len(shown) - MAX_NAMES_SHOWN
+    return separator.join(shown[:MAX_NAMES_SHOWN]) + (f"{separator}and {more} more" if more > 0 else "")

@@ -1,0 +1,68 @@
+"""What every model family provides: its architectures, its configuration and its weight names in our terms."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler_proc.computing.loading.hf_config import HfConfig
+from scheduler_proc.computing.model.decoder_config import DecoderConfig, Shape
+
+HEAD_NAME = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One tensor of a checkpoint, and where it goes: rows of our parameter `target` from `first_row` on.
+
+    `shape` is the checkpoint's. `is_transposed`: the checkpoint has [in, out] where we have [out, in]. `other_name` is
+    looked for where `name` is absent: of two tied tensors a checkpoint may hold either.
+    """
+
+    name: str
+    shape: Shape
+    target: str
+    first_row: int = 0
+    is_transposed: bool = False
+    other_name: str = ""
+
+    @property
+    def num_rows(self) -> int:
+        return self.shape[-1] if self.is_transposed else self.shape[0]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family.
+
+    `read_config` (config.json and the longest context that is served, in tokens) raises `BootError` for a model that
+    cannot be run as it must. `prefix` begins names in a checkpoint of the whole model and is absent in one of the bare
+    decoder. `ignored` matches names that may be present and are not needed.
+    """
+
+    architectures: tuple[str, ...]
+    read_config: Callable[[HfConfig, int], DecoderConfig]
+    list_sources: Callable[[DecoderConfig], list[Source]]
+    prefix: str
+    ignored: re.Pattern[str]
+
+
+def embedding_source(name: str, config: DecoderConfig) -> Source:
+    """Returns the source of the token embedding, which a tied head shares."""
+    shape = (config.vocab_size, config.hidden_size)
+    return Source(name, shape, "embedding", other_name=HEAD_NAME if config.has_tied_head else "")
+
+
+def head_sources(config: DecoderConfig) -> list[Source]:
+    """Returns the source of the head; a tied head has none."""
+    shape = (config.vocab_size, config.hidden_size)
+    return [] if config.has_tied_head else [Source(HEAD_NAME, shape, "head")]
+
+
+def linear_sources(
+    name: str, target: str, num_out: int, num_in: int, has_bias: bool, first_row: int = 0
+) -> list[Source]:
+    """Returns the sources of a linear layer's weight [out, in] and bias."""
+    sources = [Source(f"{name}.weight", (num_out, num_in), f"{target}.weight", first_row)]
+    if has_bias:
+        sources.append(Source(f"{name}.bias", (num_out,), f"{target}.bias", first_row))
+    return sources

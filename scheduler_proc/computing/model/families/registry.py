@@ -1,0 +1,39 @@
+"""The model families that can be served."""
+
+from messages.errors import BootError
+from scheduler_proc.computing.loading.hf_config import HfConfig
+from scheduler_proc.computing.model.families import gpt2, llama, qwen2, qwen3
+from scheduler_proc.computing.model.families.family import Family
+
+FAMILIES = (gpt2.FAMILY, llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY)
+UNSUPPORTED_KINDS = {
+    "Moe": "a mixture of experts",
+    "Mixtral": "a mixture of experts",
+    "VL": "a model of images and text",
+    "Audio": "a model of sound and text",
+    "Omni": "a model of images, sound and text",
+}
+"""What a part of an architecture's name tells about models that are asked for often."""
+
+
+def find_family(hf_config: HfConfig) -> Family:
+    """Returns the family of the model.
+
+    Raises `BootError` that names the supported architectures, and for weights that are not plain numbers.
+    """
+    quantization = hf_config.section("quantization_config")
+    if quantization is not None:
+        method = quantization.text("quant_method", "unknown")
+        raise hf_config.refuse("quantization_config", method, "quantized checkpoints are not supported")
+    architectures = hf_config.texts("architectures")
+    for family in FAMILIES:
+        if any(name in family.architectures for name in architectures):
+            return family
+    supported = ", ".join(name for family in FAMILIES for name in family.architectures)
+    found = ", ".join(name + _describe(name) for name in architectures) or "no architecture"
+    raise BootError(f"config.json: architectures names {found}, which is not supported; supported are {supported}")
+
+
+def _describe(architecture: str) -> str:
+    kind = next((kind for part, kind in UNSUPPORTED_KINDS.items() if part in architecture), "")
+    return kind and f" ({kind})"

@@ -1,0 +1,118 @@
+"""The memory of the paged KV cache: how many pages there are, and the tensors.
+
+Shape legend: L layers, S slots (pages * page size), G key/value heads, D head dimension.
+"""
+
+import logging
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.huge_pages import empty_huge
+from kernels.paged_kv import PagedKV
+from messages.config import Config
+from messages.errors import BootError
+from scheduler_proc.computing.loading.placement import Placement
+from scheduler_proc.computing.model.decoder_config import DecoderConfig
+
+GIB = 2**30
+MAX_CPU_CACHE_BYTES = 4 * GIB
+MEMORY_INFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+log = logging.getLogger("sluice.kv_cache")
+
+
+class KVTensors:
+    """K and V of all layers, each [L, S, G, D]. A slot that no step has written holds anything, NaN included."""
+
+    def __init__(self, key_LSGD: Tensor, value_LSGD: Tensor, page_size: int):
+        self.num_pages = key_LSGD.shape[1] // page_size
+        self.layers = [
+            PagedKV(key_SGD, value_SGD, page_size) for key_SGD, value_SGD in zip(key_LSGD, value_LSGD, strict=True)
+        ]
+
+
+def allocate_cache(config: DecoderConfig, num_pages: int, page_size: int, placement: Placement) -> KVTensors:
+    """Returns an uninitialized cache; a CPU gives the memory only when it is written. Raises `BootError`."""
+    shape = (config.num_layers, num_pages * page_size, config.num_kv_heads, config.head_dim)
+    try:
+        if placement.is_cuda:
+            key, value = (torch.empty(shape, dtype=placement.dtype, device=placement.device) for _ in range(2))
+        else:
+            key, value = (empty_huge(shape, placement.dtype) for _ in range(2))
+    except (RuntimeError, OSError) as error:
+        needed = num_pages * page_bytes(config, page_size, placement) / GIB
+        raise BootError(
+            f"the KV cache of {num_pages:,} pages needs {needed:.2f} GiB, which {placement.device} does not give: "
+            f"{str(error).splitlines()[0]}; lower --num-pages or --kv-cache-memory-gb"
+        ) from None
+    return KVTensors(key, value, page_size)
+
+
+def page_bytes(config: DecoderConfig, page_size: int, placement: Placement) -> int:
+    """Returns the bytes of one page: K and V of `page_size` tokens in all layers."""
+    elements = config.num_layers * page_size * config.num_kv_heads * config.head_dim
+    return 2 * elements * placement.dtype.itemsize
+
+
+def pages_per_context(config: Config) -> int:
+    """Returns the pages of the longest request."""
+    return -(-config.facts.max_model_len // config.cache.block_size)
+
+
+def choose_num_pages(config: Config, bytes_per_page: int, free_bytes: int) -> int:
+    """Returns the pages of the cache: as the flags say, else what fits into `free_bytes` and can be used.
+
+    Raises `BootError` where one request of full length does not fit.
+    """
+    cache = config.cache
+    if cache.num_pages is not None:
+        num_pages, origin = cache.num_pages, f"--num-pages {cache.num_pages}"
+    elif cache.kv_cache_memory_gb is not None:
+        budget_bytes = int(cache.kv_cache_memory_gb * GIB)
+        num_pages, origin = budget_bytes // bytes_per_page, f"--kv-cache-memory-gb {cache.kv_cache_memory_gb:g}"
+    else:
+        most_useful = config.scheduling.max_num_seqs * pages_per_context(config)
+        num_pages, origin = min(max(0, free_bytes) // bytes_per_page, most_useful), "the memory that is free for it"
+    if num_pages < pages_per_context(config):
+        raise _too_small(config, num_pages, bytes_per_page, origin)
+    if num_pages * bytes_per_page > max(0, free_bytes):
+        log.warning("the KV cache may take %.2f GiB, more than is free", num_pages * bytes_per_page / GIB)
+    return num_pages
+
+
+def _too_small(config: Config, num_pages: int, bytes_per_page: int, origin: str) -> BootError:
+    page_size, needed_pages = config.cache.block_size, pages_per_context(config)
+    return BootError(
+        f"the KV cache is too small for one request of full length: {origin} gives "
+        f"{num_pages * bytes_per_page / GIB:.4f} GiB ({num_pages:,} pages, {num_pages * page_size:,} tokens), but "
+        f"--max-model-len {config.facts.max_model_len} needs {needed_pages * bytes_per_page / GIB:.4f} GiB "
+        f"({needed_pages:,} pages of {page_size} tokens). Lower --max-model-len, raise --kv-cache-memory-gb, "
+        "or take a 16-bit --dtype"
+    )
+
+
+def free_cpu_cache_bytes(needed_bytes: int) -> int:
+    """Returns what a cache on the CPU may take by default: a quarter of the available memory, at most 4 GiB.
+
+    A request of full length takes `needed_bytes`: where these are more than 4 GiB, they are the most.
+    """
+    return min(max(MAX_CPU_CACHE_BYTES, needed_bytes), available_memory_bytes(MEMORY_INFO, CGROUP) // 4)
+
+
+def available_memory_bytes(memory_info: Path, cgroup: Path) -> int:
+    """Returns the memory that can still be taken, by the kernel's estimate and the container's limit."""
+    try:
+        fields = dict(line.split(":", 1) for line in memory_info.read_text(encoding="ascii").splitlines())
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
+        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return available
+    return max(0, min(available, limit - used))

@@ -1,0 +1,73 @@
+"""Memory for what the operations of a step return, taken once and used by all steps: none asks for memory of its own.
+
+Shape legend: T tokens, E embedding size, H query heads, A = H + 2 G heads with those of G keys and G values, D head
+dimension, F MLP size, N rows, V vocabulary.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.huge_pages import empty_huge
+from scheduler_proc.computing.model.decoder_config import DecoderConfig
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Room for what the operations of a layer return, the same for all layers; `None`: each makes memory of its own."""
+
+    residual: Tensor | None = None
+    """[T, E]"""
+    normed: Tensor | None = None
+    """[T, E]"""
+    heads: Tensor | None = None
+    """[T, A * D]"""
+    attended: Tensor | None = None
+    """[T, H, D]"""
+    update: Tensor | None = None
+    """[T, E]"""
+    inner: Tensor | None = None
+    """[T, F], or [T, 2 F] for a gated MLP"""
+    gated: Tensor | None = None
+    """[T, F]; `None` for an MLP that is not gated"""
+
+    def take(self, num_tokens: int) -> "Activations":
+        """Returns the room of the first tokens, none for more than there are."""
+        if self.residual is None or num_tokens > len(self.residual):
+            return NEW_MEMORY
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Activations(**{name: part if part is None else part[:num_tokens] for name, part in parts.items()})
+
+
+NEW_MEMORY = Activations()
+
+
+class Workspace:
+    """Room for steps of up to `max_tokens` tokens, and logits of up to `max_rows` rows, on the CPU.
+
+    Memory is given by the system as it is written, so that what is never used costs nothing.
+    """
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, max_tokens: int, max_rows: int):
+        def room(*shape: int) -> Tensor:
+            return empty_huge((max_tokens, *shape), dtype)
+
+        self._activations = Activations(
+            residual=room(config.hidden_size),
+            normed=room(config.hidden_size),
+            heads=room(config.qkv_size),
+            attended=room(config.num_heads, config.head_dim),
+            update=room(config.hidden_size),
+            inner=room(config.mlp_in_size),
+            gated=room(config.mlp_size) if config.activation == "silu_gated" else None,
+        )
+        self._logits_NV = empty_huge((max_rows, config.vocab_size), dtype)
+
+    def activations(self, num_tokens: int) -> Activations:
+        """Returns room for a step of so many tokens."""
+        return self._activations.take(num_tokens)
+
+    def logits(self, num_rows: int) -> Tensor | None:
+        """Returns room for the logits of so many rows, `None` for more than there is room for."""
+        return self._logits_NV[:num_rows] if num_rows <= len(self._logits_NV) else None

@@ -1,0 +1,96 @@
+"""Changes logits as a step's `LogitsProcessing` say: allowed tokens, then biases, then penalties.
+
+Shape legend: N rows with a copy of their logits, V vocabulary. An entry is one token of one row; the work is in
+proportion to the entries, but for rows with allowed tokens, which are written once from end to end.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
+
+from kernels.add_biases import add_biases
+from kernels.allow_tokens import allow_tokens
+from kernels.penalize_occurrence import penalize_occurrence
+from kernels.penalize_repetition import penalize_repetition
+from messages.steps import LogitsProcessing
+
+
+def find_processed(processing: LogitsProcessing | None, num_rows: int) -> np.ndarray:
+    """Returns which of the rows that sample are named in `logits_processing` (bool)."""
+    is_processed = np.zeros(num_rows, dtype=bool)
+    if processing is not None:
+        for column in (processing.allowed_rows, processing.bias_rows, processing.penalty_rows):
+            is_processed[_int32(column)] = True
+    return is_processed
+
+
+def expand_logits_processing(
+    processing: LogitsProcessing, places: np.ndarray, vocab_size: int
+) -> dict[str, np.ndarray]:
+    """Returns what `process_logits` wants; `places[row]` is where the copy of a row that samples is (int64)."""
+    columns: dict[str, np.ndarray] = {}
+    if processing.allowed_rows:
+        rows = places[_int32(processing.allowed_rows)]
+        columns["allowed_rows"] = rows
+        columns["allowed_entry_rows"] = np.repeat(rows, _int32(processing.num_allowed))
+        columns["allowed_ids"] = _ids(processing.allowed_ids, vocab_size)
+    if processing.bias_rows:
+        columns["bias_rows"] = places[_int32(processing.bias_rows)]
+        columns["bias_ids"] = _ids(processing.bias_ids, vocab_size)
+        columns["bias_values"] = np.frombuffer(processing.bias_values, np.float32)
+    if processing.penalty_rows:
+        columns |= _expand_penalties(processing, places, vocab_size)
+    return columns
+
+
+def process_logits(logits_NV: Tensor, columns: Mapping[str, Tensor]) -> None:
+    """Edits the float32 logits in place, as the columns that are there say."""
+    if "allowed_rows" in columns:
+        allow_tokens(logits_NV, columns["allowed_rows"], columns["allowed_entry_rows"], columns["allowed_ids"])
+    if "bias_rows" in columns:
+        add_biases(logits_NV, columns["bias_rows"], columns["bias_ids"], columns["bias_values"])
+    if "repetition_rows" in columns:
+        entries = columns["repetition_rows"], columns["repetition_ids"]
+        penalize_repetition(logits_NV, *entries, columns["repetition_penalties"])
+    if "occurrence_rows" in columns:
+        entries = columns["occurrence_rows"], columns["occurrence_ids"]
+        penalize_occurrence(logits_NV, *entries, columns["frequency_penalties"], columns["presence_penalties"])
+
+
+def _expand_penalties(processing: LogitsProcessing, places: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
+    """Of the history only the entries that a penalty reads go to the device."""
+    columns: dict[str, np.ndarray] = {}
+    num_history, ids = _int32(processing.num_history), _ids(processing.history_ids, vocab_size)
+    rows = places[_int32(processing.penalty_rows)]
+    assert len(rows) == len(num_history)
+    owners = np.repeat(np.arange(len(rows)), num_history)
+    assert len(owners) == len(ids)
+    repetition, frequency, presence = (
+        np.frombuffer(column, np.float32)
+        for column in (processing.repetition_penalties, processing.frequency_penalties, processing.presence_penalties)
+    )
+    entries = np.flatnonzero((repetition != 1)[owners])
+    if len(entries):
+        owned = owners[entries]
+        columns["repetition_rows"], columns["repetition_ids"] = rows[owned], ids[entries]
+        columns["repetition_penalties"] = repetition[owned]
+    first_outputs = np.cumsum(num_history, dtype=np.int64) - num_history + _int32(processing.num_history_prompt)
+    is_counted = ((frequency != 0) | (presence != 0))[owners] & (np.arange(len(ids)) >= first_outputs[owners])
+    entries = np.flatnonzero(is_counted)
+    if len(entries):
+        owned = owners[entries]
+        columns["occurrence_rows"], columns["occurrence_ids"] = rows[owned], ids[entries]
+        columns["frequency_penalties"], columns["presence_penalties"] = frequency[owned], presence[owned]
+    return columns
+
+
+def _int32(column: bytes) -> np.ndarray:
+    return np.frombuffer(column, np.int32)
+
+
+def _ids(column: bytes, vocab_size: int) -> np.ndarray:
+    """Returns token ids; one outside of the vocabulary would change another row's logits."""
+    ids = _int32(column)
+    assert len(ids) == 0 or 0 <= ids.min() <= ids.max() < vocab_size, "a token id outside of the vocabulary"
+    return ids

@@ -1,0 +1,120 @@
+"""Which rows of a step need what before they have a token, worked out on the host.
+
+Shape legend: S rows that sample, N special ones of them, V vocabulary.
+The device never has to say which rows those are: it gets their indices, and everything else about them, in one copy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from messages.steps import Batch
+from scheduler_proc.computing.sampling.logits_processing import expand_logits_processing, find_processed
+
+ALL_TOKENS = (1 << 31) - 1
+"""A top-k that takes nothing out."""
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """A row is plain where its logits need nothing but its temperature, else special. Special rows are ordered: those
+    that are only filtered, those that are processed and drawn, those that are processed and greedy."""
+
+    num_rows: int
+    """S"""
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
+    """What the device has to know, by name. Where plain rows are drawn: `temperatures`, `seeds` and `positions` of all
+    S rows, with temperature 0 for greedy and for special ones. Of special rows: `special_…` and the columns of their
+    processing. Of logprobs: `logprob_rows` (int64, indices into S) and `scored_ids` (int32 [Q])."""
+    num_special: int = 0
+    """N"""
+    num_unprocessed: int = 0
+    """Special rows from this one on are processed."""
+    num_drawn: int = 0
+    """Special rows before this one are drawn."""
+    num_top: int = -1
+    """Alternatives to the rows' tokens, as many as the greediest row wants; -1 where none wants logprobs."""
+    num_scored_top: int = -1
+    """Alternatives to the scored tokens of prompts, -1 where there are none."""
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """What goes to the device."""
+        return tuple(self.columns.values())
+
+    def name(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Returns what became of `arrays` there by the names of the columns."""
+        return dict(zip(self.columns, tensors, strict=True))
+
+
+def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
+    """Returns how the rows of `batch` that sample get their tokens, and which tokens have logprobs."""
+    columns: dict[str, np.ndarray] = {}
+    num_top, num_scored_top = _plan_logprobs(batch, vocab_size, columns)
+    temperatures = np.frombuffer(batch.temperatures, np.float32)
+    num_rows, is_drawn = len(temperatures), temperatures > 0
+    is_processed = find_processed(batch.logits_processing, num_rows)
+    if not (is_drawn | is_processed).any():
+        return SamplingPlan(num_rows, columns, num_top=num_top, num_scored_top=num_scored_top)
+    top_ks, top_ps = np.frombuffer(batch.top_ks, np.int32), np.frombuffer(batch.top_ps, np.float32)
+    has_top = ((top_ks > 0) & (top_ks < vocab_size)) | (top_ps < 1)
+    is_filtered = is_drawn & ~is_processed & (has_top | (np.frombuffer(batch.min_ps, np.float32) > 0))
+    is_plain_draw = is_drawn & ~is_processed & ~is_filtered
+    if is_plain_draw.any():
+        columns["temperatures"] = np.where(is_plain_draw, temperatures, np.float32(0))
+        columns["seeds"] = np.frombuffer(batch.seeds, np.int64)
+        columns["positions"] = np.frombuffer(batch.sample_positions, np.int64)
+    groups = [np.flatnonzero(group) for group in (is_filtered, is_drawn & is_processed, ~is_drawn & is_processed)]
+    rows, num_drawn = np.concatenate(groups), len(groups[0]) + len(groups[1])
+    if len(rows):
+        columns["special_rows"] = rows
+        columns |= _plan_logits_processing(batch, rows, vocab_size)
+        columns |= _plan_draws(batch, rows[:num_drawn], has_top)
+    return SamplingPlan(num_rows, columns, len(rows), len(groups[0]), num_drawn, num_top, num_scored_top)
+
+
+def _plan_logprobs(batch: Batch, vocab_size: int, columns: dict[str, np.ndarray]) -> tuple[int, int]:
+    """Adds the columns of tokens with logprobs; returns how many alternatives rows and scored tokens want."""
+    num_top = -1
+    if batch.num_logprobs:
+        num_logprobs = np.frombuffer(batch.num_logprobs, np.int32)
+        num_top = int(num_logprobs.max())
+        if num_top >= 0:
+            assert len(num_logprobs) == len(batch.temperatures) // 4
+            columns["logprob_rows"] = np.flatnonzero(num_logprobs >= 0)
+    if batch.scored is None:
+        return num_top, -1
+    target_ids = np.frombuffer(batch.scored.target_ids, np.int32)
+    assert len(target_ids) == 0 or 0 <= target_ids.min() <= target_ids.max() < vocab_size
+    columns["scored_ids"] = target_ids
+    return num_top, batch.scored.num_top
+
+
+def _plan_logits_processing(batch: Batch, rows: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
+    if batch.logits_processing is None:
+        return {}
+    places = np.full(len(batch.temperatures) // 4, -1, dtype=np.int64)
+    places[rows] = np.arange(len(rows))
+    return expand_logits_processing(batch.logits_processing, places, vocab_size)
+
+
+def _plan_draws(batch: Batch, rows: np.ndarray, has_top: np.ndarray) -> dict[str, np.ndarray]:
+    """`rows` are the special rows that are drawn; `special_top_places` and `special_min_p_places` index them."""
+    if len(rows) == 0:
+        return {}
+    min_ps = np.frombuffer(batch.min_ps, np.float32)[rows]
+    top_places, min_p_places = np.flatnonzero(has_top[rows]), np.flatnonzero(min_ps > 0)
+    top_rows = rows[top_places]
+    top_ks = np.frombuffer(batch.top_ks, np.int32)[top_rows].astype(np.int64)
+    return {
+        "special_temperatures": np.frombuffer(batch.temperatures, np.float32)[rows],
+        "special_seeds": np.frombuffer(batch.seeds, np.int64)[rows],
+        "special_positions": np.frombuffer(batch.sample_positions, np.int64)[rows],
+        "special_top_places": top_places,
+        "special_top_ks": np.where(top_ks > 0, top_ks, ALL_TOKENS),
+        "special_top_ps": np.frombuffer(batch.top_ps, np.float32)[top_rows],
+        "special_min_p_places": min_p_places,
+        "special_min_ps": min_ps[min_p_places],
+    }

@@ -1,0 +1,86 @@
+"""Turns logits into next tokens as each row's sampling parameters say.
+
+Shape legend: S rows that sample, N special ones of them, V vocabulary.
+On a GPU nothing here waits for the device: which rows need what is in the plan.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.filter_scores import filter_min_p, filter_top
+from kernels.sample import NO_TOKEN, draw, greedy, sample
+from messages.steps import Batch
+from scheduler_proc.computing.sampling.logits_processing import process_logits
+from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
+from scheduler_proc.computing.step.transfer import send_arrays
+
+
+def choose_tokens(logits_SV: Tensor, batch: Batch, likeliest_S: Tensor | None = None) -> Tensor:
+    """Returns the next token of each row (int32 [S]), -1 where a logit of the row is not finite.
+
+    `likeliest_S` are the tokens of `greedy`, where they are known.
+
+    A row's token is a function of its logits, its logits processing, its parameters and (seed, position): not of the
+    other rows.
+    Edits are those of `logit_edits`; a row that they leave without a token of finite logit has none, -1. Filters are
+    those of transformers in its order: temperature, top-k, top-p, min-p. Rows without one do not pay for it.
+    """
+    if is_greedy(batch):
+        return (greedy(logits_SV) if likeliest_S is None else likeliest_S).to(torch.int32)
+    plan = plan_sampling(batch, logits_SV.shape[1])
+    return choose_planned(logits_SV, plan, send_arrays(plan.arrays, logits_SV.device))
+
+
+def is_greedy(batch: Batch) -> bool:
+    """Whether each row gets its likeliest token: True for most of those steps, at no cost to speak of."""
+    return batch.logits_processing is None and batch.temperatures.count(0) == len(batch.temperatures)
+
+
+def choose_planned(logits_SV: Tensor, plan: SamplingPlan, tensors: Sequence[Tensor]) -> Tensor:
+    """Returns what `choose_tokens` does; `tensors` are the plan's arrays on the device of the logits."""
+    assert plan.num_rows == len(logits_SV)
+    columns = plan.name(tensors)
+    if "temperatures" in columns:
+        tokens_S = draw(logits_SV, columns["temperatures"], columns["seeds"], columns["positions"])
+    else:
+        tokens_S = greedy(logits_SV)
+    if plan.num_special:
+        _choose_special(logits_SV, tokens_S, plan, columns)
+    return tokens_S.to(torch.int32)
+
+
+def _choose_special(logits_SV: Tensor, tokens_S: Tensor, plan: SamplingPlan, columns: Mapping[str, Tensor]) -> None:
+    """Writes the special rows' tokens over those they have so far, which say whether their logits are finite."""
+    num_unprocessed, num_drawn, rows_N = plan.num_unprocessed, plan.num_drawn, columns["special_rows"]
+    scores_NV = logits_SV.index_select(0, rows_N).float()
+    chosen_N = tokens_S.index_select(0, rows_N)
+    is_possible_N = chosen_N != NO_TOKEN
+    if num_unprocessed < plan.num_special:
+        process_logits(scores_NV, columns)
+        best = scores_NV[num_unprocessed:].max(dim=-1)
+        chosen_N[num_unprocessed:].copy_(best.indices)
+        is_possible_N[num_unprocessed:].logical_and_(best.values.isfinite())
+    if num_drawn:
+        chosen_N[:num_drawn].copy_(_draw_special(scores_NV[:num_drawn], columns))
+    tokens_S.index_copy_(0, rows_N, chosen_N.where(is_possible_N, NO_TOKEN))
+
+
+def _draw_special(scores_NV: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+    """Returns a token for each row (int64 [N]), drawn from its logits, which are overwritten."""
+    scores_NV.div_(columns["special_temperatures"][:, None])
+    top_ks, top_ps, min_ps = columns["special_top_ks"], columns["special_top_ps"], columns["special_min_ps"]
+    _change_rows(scores_NV, columns["special_top_places"], lambda some_NV: filter_top(some_NV, top_ks, top_ps))
+    _change_rows(scores_NV, columns["special_min_p_places"], lambda some_NV: filter_min_p(some_NV, min_ps))
+    return sample(scores_NV, columns["special_seeds"], columns["special_positions"])
+
+
+def _change_rows(scores_NV: Tensor, places: Tensor, change: Callable[[Tensor], None]) -> None:
+    """Changes the rows at `places`, which ascend, in place."""
+    if len(places) == len(scores_NV):
+        change(scores_NV)
+    elif len(places):
+        some_NV = scores_NV.index_select(0, places)
+        change(some_NV)
+        scores_NV.index_copy_(0, places, some_NV)

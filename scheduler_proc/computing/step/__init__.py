@@ -1,0 +1,1 @@
+"""A step in tensors: its inputs, its shape, its results, and steps for warm-up."""

@@ -1,0 +1,89 @@
+"""A step as large as the flags allow, to measure the memory of a step, and a small one, to warm up."""
+
+from itertools import accumulate
+
+from msgspec.structs import replace
+
+from messages.axes import columns_of, fill_columns
+from messages.columns import pack_int32, pack_int64
+from messages.config import Config
+from messages.steps import BIAS, HISTORY_ID, PENALIZED, ROW, SAMPLED, TOKEN, Batch, LogitsProcessing, ScoredTokens
+
+NUM_TOP = 20
+"""Alternatives to each token of a full step."""
+
+NEEDED_TO_DRAW = {"sample_tokens", "sample_positions", "temperatures", "seeds"}
+"""The columns of sampled tokens without which a row cannot be drawn; the others ask for more."""
+
+WARM_UP_TOKENS, WARM_UP_ROWS = 32, 4
+
+
+def plan_warm_up(config: Config, max_num_batched_tokens: int, num_rows: int = WARM_UP_ROWS) -> Batch:
+    """Returns a small step, so that the first request does not pay for what libraries set up at their first call."""
+    num_tokens = min(WARM_UP_TOKENS, max_num_batched_tokens)
+    num_rows = min(num_rows, config.scheduling.max_num_seqs)
+    return plan_dummy_batch(num_tokens, num_rows, config.facts.max_model_len, config.cache.block_size)
+
+
+def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
+    """Returns small steps that choose tokens in every way, for each kind of row count that Triton compiles apart."""
+    batches: list[Batch] = []
+    for num_rows in (1, WARM_UP_ROWS, 16):
+        full = plan_warm_up(config, max_num_batched_tokens, num_rows)
+        plain = fill_columns(Batch, {SAMPLED: full.num_sampled})
+        names = {name for name, column in columns_of(Batch).items() if column.axis is SAMPLED}
+        drawn = replace(
+            full, logits_processing=None, scored=None, **{name: plain[name] for name in names - NEEDED_TO_DRAW}
+        )
+        batches += [full, drawn, replace(drawn, temperatures=plain["temperatures"])]
+    return batches
+
+
+def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_size: int) -> Batch:
+    """Returns a step of up to `num_tokens` tokens in up to `max_rows` rows: decode rows first, then long prefills.
+
+    All rows use the same first pages of the cache, as many as `max_row_tokens` tokens take; nobody may hold them.
+    """
+    query_lens = _split(num_tokens, min(max_rows, num_tokens), max_row_tokens)
+    num_rows, num_decode_rows = len(query_lens), query_lens.count(1)
+    num_pages = -(-max(query_lens) // page_size)
+    positions = [position for query_len in query_lens for position in range(query_len)]
+    num_tokens = len(positions)
+    sizes = {ROW: num_rows, TOKEN: num_tokens, SAMPLED: num_rows, BIAS: num_rows, PENALIZED: num_rows}
+    dummy = fill_columns(
+        Batch,
+        sizes,
+        is_dummy=True,
+        uids=pack_int64(range(num_rows)),
+        query_lens=pack_int32(query_lens),
+        positions=pack_int32(positions),
+        slots=pack_int64(positions),
+        page_tables=pack_int32(list(range(num_pages)) * num_rows),
+        sample_tokens=pack_int32(end - 1 for end in accumulate(query_lens)),
+        sample_positions=pack_int64(query_lens),
+    )
+    processing = fill_columns(
+        LogitsProcessing,
+        sizes | {HISTORY_ID: num_tokens},
+        is_dummy=True,
+        bias_rows=pack_int32(range(num_rows)),
+        penalty_rows=pack_int32(range(num_rows)),
+        num_history=pack_int32(query_lens),
+    )
+    scored = ScoredTokens(pack_int32(range(num_tokens)), pack_int32([0] * num_tokens), NUM_TOP)
+    return Batch(
+        step_id=0,
+        num_decode_rows=num_decode_rows,
+        num_pages_per_row=num_pages,
+        logits_processing=LogitsProcessing(**processing),
+        scored=scored,
+        **dummy,
+    )
+
+
+def _split(num_tokens: int, num_rows: int, max_row_tokens: int) -> list[int]:
+    """Returns row lengths in ascending order, at least 1 each: few rows as long as they may be, the others short."""
+    query_lens: list[int] = []
+    for num_later_rows in reversed(range(num_rows)):
+        query_lens.append(min(max_row_tokens, num_tokens - sum(query_lens) - num_later_rows))
+    return query_lens[::-1]

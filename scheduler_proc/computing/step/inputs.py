@@ -1,0 +1,219 @@
+"""The plan of a step as tensors, in one buffer.
+
+Shape legend: T tokens, R rows, B decode rows, C prefill rows, P pages a row, S rows that sample, Q scored tokens,
+N tokens that go to the head (S + Q), W words of a plan of attention, L tiles.
+
+A step of fixed shape has room for more rows and tokens than its batch has: the tokens of its decode rows come first and
+those of its prefill rows after *all* places for decode rows. What is left over in each part is padding: slot -1 (its K
+and V are stored nowhere), no keys, no query tokens, no source.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.decode_work import DecodeLayout, DecodeWork
+from kernels.prefill_tiles import TILE_WORDS
+from messages.axes import fill_columns
+from messages.columns import num_int32
+from messages.steps import Batch
+from scheduler_proc.computing.step.packed_columns import PackedColumns
+
+Arrays = dict[str, np.ndarray]
+
+Axis = Literal["token", "decode row", "prefill row", "head token"]
+
+
+class InputColumn(NamedTuple):
+    """A column of `StepInputs`: what it has an entry for, a whole page table where `is_table`."""
+
+    dtype: torch.dtype
+    axis: Axis
+    padding: int
+    """What is in places that no entry of the batch takes."""
+    is_table: bool = False
+
+
+INPUT_COLUMNS: Mapping[str, InputColumn] = {
+    "token_ids": InputColumn(torch.int32, "token", 0),
+    "positions": InputColumn(torch.int32, "token", 0),
+    "slots": InputColumn(torch.int64, "token", -1),
+    "future_token_indices": InputColumn(torch.int32, "decode row", -1),
+    "decode_page_tables": InputColumn(torch.int32, "decode row", -1, is_table=True),
+    "decode_num_keys": InputColumn(torch.int32, "decode row", 0),
+    "prefill_page_tables": InputColumn(torch.int32, "prefill row", -1, is_table=True),
+    "prefill_query_lens": InputColumn(torch.int32, "prefill row", 0),
+    "prefill_context_lens": InputColumn(torch.int32, "prefill row", 0),
+    "head_tokens": InputColumn(torch.int64, "head token", 0),
+}
+
+NO_ROWS = Batch(step_id=0, num_decode_rows=0, num_pages_per_row=1, **fill_columns(Batch, {}))
+"""A step of nothing but padding: what a graph does depends on a step's shape alone."""
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """The first B tokens are those of the decode rows; the tokens of the prefill rows follow one after another."""
+
+    num_decode_rows: int
+    token_ids: Tensor
+    """int32 [T]"""
+    positions: Tensor
+    """int32 [T]"""
+    slots: Tensor
+    """int64 [T]"""
+    future_token_indices: Tensor
+    """int32 [B]: index of the row's token among those that the step before sampled, -1: `token_ids` has it."""
+    decode_page_tables: Tensor
+    """int32 [B, P], padded with -1."""
+    decode_num_keys: Tensor
+    """int32 [B]: tokens that the row attends to, its new one included."""
+    prefill_page_tables: Tensor
+    """int32 [C, P], padded with -1."""
+    prefill_query_lens: Tensor
+    """int32 [C]"""
+    prefill_context_lens: Tensor
+    """int32 [C]"""
+    head_tokens: Tensor
+    """int64 [N]: the tokens that go to the head, the last of each row that samples and then the scored ones."""
+    all_go_to_head: bool = False
+    """`head_tokens` are all tokens, in their order, and this is known without asking the device."""
+    decode_work: DecodeWork | None = None
+    """Which program computes what, for kernels that are told; `None`: they see for themselves."""
+    prefill_tiles: Tensor | None = None
+    """int32 [L, 4], the same for prefill rows."""
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """The sizes of a step, padding included, and of its plans of attention (`attention_plans.py`), if it has any."""
+
+    num_decode_rows: int
+    num_prefill_tokens: int
+    num_prefill_rows: int
+    num_pages: int
+    num_head_tokens: int
+    decode_layout: DecodeLayout | None = None
+    num_tiles: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_decode_rows + self.num_prefill_tokens
+
+    def places(self, column: InputColumn) -> tuple[int, ...]:
+        """Returns the shape of a column."""
+        places = {
+            "token": self.num_tokens,
+            "decode row": self.num_decode_rows,
+            "prefill row": self.num_prefill_rows,
+            "head token": self.num_head_tokens,
+        }[column.axis]
+        return (places, self.num_pages) if column.is_table else (places,)
+
+    def columns(self) -> PackedColumns:
+        """Returns the layout of the columns of `StepInputs`, and of the plans."""
+        layout = {name: (column.dtype, self.places(column)) for name, column in INPUT_COLUMNS.items()}
+        if self.decode_layout is not None:
+            layout["decode_plan"] = (torch.int32, (self.decode_layout.num_words,))
+        if self.num_tiles:
+            layout["prefill_tiles"] = (torch.int32, (self.num_tiles, TILE_WORDS))
+        return PackedColumns(layout)
+
+
+def shape_of(batch: Batch) -> StepShape:
+    """Returns the sizes of `batch` without padding."""
+    num_scored = 0 if batch.scored is None else num_int32(batch.scored.token_indices)
+    return StepShape(
+        num_decode_rows=batch.num_decode_rows,
+        num_prefill_tokens=batch.num_tokens - batch.num_decode_rows,
+        num_prefill_rows=batch.num_rows - batch.num_decode_rows,
+        num_pages=batch.num_pages_per_row,
+        num_head_tokens=batch.num_sampled + num_scored,
+    )
+
+
+def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
+    """Returns the columns of `batch` on `device`, not packed: where nothing is copied, that gains nothing."""
+    tensors: dict[str, Any] = {name: torch.from_numpy(array).to(device) for name, array in _read_columns(batch).items()}
+    return StepInputs(batch.num_decode_rows, all_go_to_head=only_samples(batch), **tensors)
+
+
+def only_samples(batch: Batch) -> bool:
+    """Whether each token of the step is a decode row's, and yields a next token that nothing else is wanted of."""
+    num_rows = batch.num_decode_rows
+    return batch.num_tokens == batch.num_sampled == num_rows and batch.scored is None
+
+
+def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
+    """Returns the inputs of a step, without plans, whose columns are `tensors`."""
+    columns: dict[str, Any] = {name: tensors[name] for name in INPUT_COLUMNS}
+    return StepInputs(shape.num_decode_rows, **columns)
+
+
+def pack_step(batch: Batch, shape: StepShape, arrays: Arrays) -> None:
+    """Writes the columns of `batch` and the padding into `arrays`, the columns of a shape that has room for it."""
+    columns, num_decode, places = _read_columns(batch), batch.num_decode_rows, shape.num_decode_rows
+    head_tokens = columns["head_tokens"]
+    head_tokens[head_tokens >= num_decode] += places - num_decode
+    for name, column in INPUT_COLUMNS.items():
+        if column.is_table:
+            _fill_tables(arrays[name], columns[name], column.padding)
+        elif column.axis == "token":
+            _fill(arrays[name][:places], columns[name][:num_decode], column.padding)
+            _fill(arrays[name][places:], columns[name][num_decode:], column.padding)
+        else:
+            _fill(arrays[name], columns[name], column.padding)
+
+
+def _read_columns(batch: Batch) -> Arrays:
+    """Returns the columns of `StepInputs` without padding, which may be written."""
+    query_lens, context_lens = _int32(batch.query_lens), _int32(batch.context_lens)
+    token_ids, positions = _int32(batch.token_ids), _int32(batch.positions)
+    slots, num_decode = np.frombuffer(bytearray(batch.slots), np.int64), batch.num_decode_rows
+    assert (query_lens[:num_decode] == 1).all()
+    assert len(token_ids) == len(positions) == len(slots) == query_lens.sum()
+    tables = _int32(batch.page_tables).reshape(len(query_lens), batch.num_pages_per_row)
+    future_token_indices = _int32(batch.future_token_indices)
+    if not batch.future_token_indices:
+        future_token_indices = np.full(num_decode, -1, np.int32)
+    return {
+        "token_ids": token_ids,
+        "positions": positions,
+        "slots": slots,
+        "future_token_indices": future_token_indices,
+        "decode_page_tables": tables[:num_decode],
+        "decode_num_keys": context_lens[:num_decode] + np.int32(1),
+        "prefill_page_tables": tables[num_decode:],
+        "prefill_query_lens": query_lens[num_decode:],
+        "prefill_context_lens": context_lens[num_decode:],
+        "head_tokens": _find_head_tokens(batch),
+    }
+
+
+def _find_head_tokens(batch: Batch) -> np.ndarray:
+    """Returns indices (int64) into the tokens of the batch: those that sample, then the scored ones."""
+    columns = [batch.sample_tokens] if batch.scored is None else [batch.sample_tokens, batch.scored.token_indices]
+    for tokens in (_int32(column) for column in columns):
+        assert len(tokens) == 0 or 0 <= tokens.min() <= tokens.max() < batch.num_tokens
+    return _int32(b"".join(columns)).astype(np.int64)
+
+
+def _int32(column: bytes) -> np.ndarray:
+    return np.frombuffer(bytearray(column), np.int32)  # torch takes only memory that it may write
+
+
+def _fill(column: np.ndarray, values: np.ndarray, padding: int) -> None:
+    column[: len(values)] = values
+    column[len(values) :] = padding
+
+
+def _fill_tables(column: np.ndarray, tables: np.ndarray, padding: int) -> None:
+    """A table of the batch may be wider than any request is long; what is cut off is padding."""
+    num_rows, width = tables.shape[0], min(tables.shape[1], column.shape[1])
+    column[:num_rows, :width] = tables[:, :width]
+    column[:num_rows, width:] = padding
+    column[num_rows:] = padding

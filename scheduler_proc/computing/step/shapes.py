@@ -1,0 +1,80 @@
+"""The fixed shapes of steps that are captured as graphs, and which of them has room for a batch.
+
+A shape is D places for decode rows and then T places for tokens of prefill rows: steps of decode rows alone have T = 0,
+prefills D = 0, and mixed steps the largest D there is, because places that stay empty cost little beside a second T.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from messages.steps import Batch
+from scheduler_proc.computing.step.inputs import StepShape
+
+MAX_PREFILL_TOKENS = 2048
+"""Larger steps compute for longer than it takes to launch their operations one by one."""
+
+PREFILL_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, MAX_PREFILL_TOKENS)
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """The largest step: rows, tokens, and pages of a row."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_pages: int
+
+
+class StepShapes:
+    """The shapes that have room for any step within the limits, but for the largest prefills."""
+
+    def __init__(self, limits: StepLimits):
+        self._limits = limits
+        self._decode_rows = decode_row_counts(limits.max_num_seqs)
+        self._prefill_tokens = prefill_token_counts(limits.max_num_batched_tokens)
+
+    def all(self) -> list[StepShape]:
+        """Returns the shapes, the largest first: memory that the first one takes, the others take again."""
+        sizes = [(rows, 0) for rows in self._decode_rows]
+        sizes += [(rows, tokens) for rows in (0, self._limits.max_num_seqs) for tokens in self._prefill_tokens]
+        return [self._shape(*size) for size in sorted(sizes, key=lambda size: (sum(size), size), reverse=True)]
+
+    def largest(self) -> list[StepShape]:
+        """Returns the largest shape for mixed steps, for prefills and for decode rows alone."""
+        rows, tokens = self._limits.max_num_seqs, self._prefill_tokens[-1]
+        return [self._shape(rows, tokens), self._shape(0, tokens), self._shape(rows, 0)]
+
+    def find(self, batch: Batch) -> StepShape | None:
+        """Returns the smallest shape with room for `batch`; `None` where it is too large, or has scored tokens."""
+        rows = batch.num_decode_rows
+        tokens = batch.num_tokens - rows
+        if batch.scored is not None or tokens > self._prefill_tokens[-1]:
+            return None
+        if tokens == 0:
+            return self._shape(self.places(rows), 0)
+        return self._shape(self._limits.max_num_seqs if rows else 0, _at_least(self._prefill_tokens, tokens))
+
+    def places(self, num_decode_rows: int) -> int:
+        """Returns the fewest places for so many decode rows (at least 1) that a shape has."""
+        return _at_least(self._decode_rows, num_decode_rows)
+
+    def _shape(self, num_decode_rows: int, num_prefill_tokens: int) -> StepShape:
+        max_rows = self._limits.max_num_seqs
+        num_prefill_rows = min(num_prefill_tokens, max_rows)
+        num_head_tokens = min(num_decode_rows + num_prefill_rows, max_rows)
+        return StepShape(num_decode_rows, num_prefill_tokens, num_prefill_rows, self._limits.num_pages, num_head_tokens)
+
+
+def decode_row_counts(max_num_seqs: int) -> list[int]:
+    """Returns 1, 2, 4, 8, 16, 24 … 256, 288 … `max_num_seqs`."""
+    counts = [1, 2, 4, *range(8, 256, 8), *range(256, max_num_seqs, 32)]
+    return [*(count for count in counts if count < max_num_seqs), max_num_seqs]
+
+
+def prefill_token_counts(max_num_batched_tokens: int) -> list[int]:
+    """Returns the counts of `PREFILL_TOKENS` that a step may have, the first one that is no less included."""
+    return list(PREFILL_TOKENS[: bisect_left(PREFILL_TOKENS, max_num_batched_tokens) + 1])
+
+
+def _at_least(counts: list[int], count: int) -> int:
+    return counts[bisect_left(counts, count)]

@@ -1,0 +1,169 @@
+"""The KV cache as the scheduler sees it: every page is free, cached in the radix tree, or held by one running request.
+
+The tokens of a running request, from its first (page-aligned where marked |):
+
+    0 ........ num_shared_pages |      pages of the tree, pinned at req.node: others may read them, nobody writes
+    ........... len(req.pages)  |      pages held by this request alone
+    0 ........ num_computed_tokens     K and V are in the cache
+    ........... + this step's chunk    written by the running step
+    ........... len(req.token_ids)     known: the prompt and what has been sampled
+
+A page moves: free → held (`grow`) → cached (`share` after a prefill chunk, `close` at the end) → free (evicted).
+"""
+
+from collections.abc import Iterable
+
+from scheduler_proc.deciding.pages import PagePool
+from scheduler_proc.deciding.radix import Node, RadixTree
+from scheduler_proc.deciding.requests import PendingReq, Req
+
+
+class BlockAllocator:
+    """Gives requests their pages and finds beginnings that are cached; with `is_sharing` false nothing ever is."""
+
+    def __init__(self, num_pages: int, page_size: int, is_sharing: bool = True):
+        self.page_size = page_size
+        self.is_sharing = is_sharing
+        self.num_held = 0
+        self._pool = PagePool(num_pages)
+        self._tree = RadixTree(page_size)
+
+    @property
+    def num_pages(self) -> int:
+        return self._pool.num_pages
+
+    @property
+    def num_free(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def num_cached(self) -> int:
+        return self._tree.num_pages
+
+    @property
+    def num_nodes(self) -> int:
+        return self._tree.num_nodes
+
+    @property
+    def num_available(self) -> int:
+        """Pages that can be had without taking any from a running request."""
+        return self._pool.num_free + self._tree.num_evictable
+
+    def num_missing(self, req: Req, num_tokens: int) -> int:
+        """Returns how many more pages `req` needs to have room for `num_tokens` in all."""
+        return max(0, -(-num_tokens // self.page_size) - len(req.pages))
+
+    def open(self, pending: PendingReq) -> Req:
+        """Returns the request with the pages of its longest cached beginning, pinned until `close`."""
+        req = Req(pending, self._tree.root)
+        self._tree.pin(req.node)
+        return req
+
+    def find_prefix(self, req: Req) -> None:
+        """Moves a request in PREFILL on to the longest cached beginning of its tokens, in place of pages of its own.
+
+        At least one token is left to compute, for without one there is no next token, and so are all those after which
+        a token of the prompt has yet to be scored.
+        """
+        page = self.next_page(req)
+        if not page or not self._tree.has_child(req.node, req.pending.salt, page):
+            return
+        start, size = req.num_shared_pages, self.page_size
+        end = req.pending.num_reusable_tokens // size
+        if end <= start:
+            return
+        key = req.token_ids[start * size : end * size].tobytes()
+        node, found = self._tree.find(req.node, req.pending.salt, key)
+        self._give_back(req.pages[start:])
+        req.pages[start:] = found
+        self._extend_shared(req, node, start + len(found))
+        req.num_computed_tokens = req.num_shared_pages * size
+
+    def next_page(self, req: Req) -> bytes:
+        """Returns the token bytes of the page after the shared ones; empty where it could not be shared."""
+        start, size = req.num_shared_pages * self.page_size, self.page_size
+        if not self.is_sharing or start + size >= len(req.token_ids):
+            return b""
+        return req.token_ids[start : start + size].tobytes()
+
+    def grow(self, req: Req, num_tokens: int) -> bool:
+        """Gives `req` room for `num_tokens` in all, evicting where needed; returns False where there is too little."""
+        missing = self.num_missing(req, num_tokens)
+        if missing > self._pool.num_free:
+            if missing > self.num_available:
+                return False
+            self._pool.give(self._tree.evict(missing - self._pool.num_free))
+        req.pages += self._pool.take(missing)
+        self.num_held += missing
+        return True
+
+    def share(self, req: Req) -> None:
+        """Puts the full computed pages of `req` into the tree; one that the tree had already replaces the own one."""
+        if not self.is_sharing:
+            return
+        start, end = req.num_shared_pages, req.num_computed_tokens // self.page_size
+        if end <= start:
+            return
+        key = req.token_ids[start * self.page_size : end * self.page_size].tobytes()
+        own = req.pages[start:end]
+        node, cached = self._tree.insert(req.node, req.pending.salt, key, own)
+        self.num_held -= len(own)
+        self._pool.give([page for page, kept in zip(own, cached, strict=True) if page != kept])
+        req.pages[start:end] = cached
+        self._extend_shared(req, node, end)
+
+    def close(self, req: Req, is_reusable: bool = True) -> None:
+        """Ends the request's use of its pages: full ones stay cached, others are free.
+
+        With `is_reusable` false, none that only this request used is kept: what it computed cannot be trusted.
+        """
+        if is_reusable:
+            self.share(req)
+        self._give_back(req.pages[req.num_shared_pages :])
+        self._tree.unpin(req.node)
+        if not is_reusable:
+            self._pool.give(self._tree.forget(req.node))
+        req.pages, req.num_shared_pages, req.node = [], 0, self._tree.root
+
+    def flush(self) -> int:
+        """Frees every cached page that no running request uses; returns how many."""
+        pages = self._tree.evict(self._tree.num_evictable)
+        self._pool.give(pages)
+        return len(pages)
+
+    def check(self, running: Iterable[Req]) -> None:
+        """Asserts that every page is free, cached or held, once, and that the pins are those of `running`."""
+        reqs = list(running)
+        free = self._pool.free_pages()
+        self._tree.check()
+        cached = [page for node in self._tree.nodes() for page in node.pages]
+        held = [page for req in reqs for page in req.pages[req.num_shared_pages :]]
+        assert len(held) == self.num_held, "held pages were miscounted"
+        assert len(free) + len(cached) + len(held) == self.num_pages, "free + cached + held is not all pages"
+        assert len(free.union(cached, held)) == self.num_pages, "a page has two owners"
+        pins = dict.fromkeys((id(node) for node in self._tree.nodes()), 0)
+        for req in reqs:
+            _count_path(req, pins)
+        for node in self._tree.nodes():
+            assert node.pins == pins[id(node)], "a node's pins are not those of the running requests"
+        assert self._tree.root.pins == len(reqs), "the root's pins are not those of the running requests"
+
+    def _give_back(self, pages: list[int]) -> None:
+        self._pool.give(pages)
+        self.num_held -= len(pages)
+
+    def _extend_shared(self, req: Req, node: Node, num_pages: int) -> None:
+        self._tree.pin(node)
+        self._tree.unpin(req.node)
+        req.node, req.num_shared_pages = node, num_pages
+
+
+def _count_path(req: Req, pins: dict[int, int]) -> None:
+    """Adds the request's pin to each node of its path, and asserts that the path holds its shared pages."""
+    path: list[int] = []
+    node = req.node
+    while node.parent is not None:
+        pins[id(node)] += 1
+        path[:0] = node.pages
+        node = node.parent
+    assert path == req.pages[: req.num_shared_pages], "a request's shared pages are not those of its node"

@@ -1,0 +1,41 @@
+"""The weights' way from the disk into the page cache, while torch is imported."""
+
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from messages.config import ModelConfig
+
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+
+PIECE_BYTES = 512 << 10
+"""Linux reads no more than a disk's largest request for one call."""
+
+MOST_OF_MEMORY = 0.5
+"""Of more, what was read first might have gone again before it is loaded."""
+
+
+def prefetch(model: ModelConfig, model_dir: Path) -> None:
+    """Has the kernel begin to read the files that will be loaded; returns at once, and errors are left to the loader.
+
+    Quantized weights come from a file of their own, mostly.
+    """
+    if model.load_format == "dummy" or model.quantization != "none":
+        return
+    patterns = WEIGHT_FILES[:1] if any(model_dir.glob(WEIGHT_FILES[0])) else WEIGHT_FILES[1:]
+    files = sorted(file for pattern in patterns for file in model_dir.glob(pattern))
+    # In a thread: a call waits where the disk has enough to do.
+    threading.Thread(target=_ask_for, args=(files,), name="read-ahead", daemon=True).start()
+
+
+def _ask_for(files: Sequence[Path]) -> None:
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, AttributeError):  # a system without the call
+        if sum(file.stat().st_size for file in files) > MOST_OF_MEMORY * memory_bytes:
+            return
+        for file in files:
+            with file.open("rb") as opened:
+                for offset in range(0, file.stat().st_size, PIECE_BYTES):
+                    os.posix_fadvise(opened.fileno(), offset, PIECE_BYTES, os.POSIX_FADV_WILLNEED)

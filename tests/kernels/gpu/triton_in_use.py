@@ -1,0 +1,48 @@
+"""The Triton kernels as tests use them: compiled on a CUDA device where there is one, else interpreted on the CPU."""
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels.gpu import triton_kernels
+from tests.kernels.cases import DEVICES
+
+DEVICE = DEVICES[-1]
+
+
+@contextmanager
+def triton_in_use() -> Iterator[Counter[str]]:
+    """Launchers take the Triton kernels for tensors on `DEVICE`; counts, by operation, how often one was taken.
+
+    Skips the test where there is no Triton, or none that fits the device.
+    """
+    triton = pytest.importorskip("triton", reason="needs triton")
+    is_interpreted = triton.knobs.runtime.interpret
+    if is_interpreted != (DEVICE == "cpu"):
+        pytest.skip(f"torch computes on {DEVICE}, and TRITON_INTERPRET is {int(is_interpreted)}")
+    if is_interpreted:
+        pytest.importorskip("tests.kernels.gpu.interpreter_bf16").make_bf16_right()
+    triton_kernels.load_triton_kernels(DEVICE)
+    taken: Counter[str] = Counter()
+    for name, found in list(triton_kernels._loaded.items()):
+        triton_kernels._loaded[name] = _counted(name, found, taken)
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            # What is masked may overflow or be NaN, as on a GPU; loops to a loaded bound make numpy complain.
+            warnings.filterwarnings("ignore", "Conversion of an array with ndim > 0", DeprecationWarning)
+            yield taken
+    finally:
+        triton_kernels.unload_triton_kernels()
+
+
+def _counted(name: str, found: triton_kernels.TritonKernel, taken: Counter[str]) -> triton_kernels.TritonKernel:
+    def call(*arguments: Any, **named: Any) -> Any:
+        taken[name] += 1
+        return found(*arguments, **named)
+
+    return call

@@ -1,0 +1,195 @@
+"""What captured calls compute is what the launchers compute, on whatever the memory holds at the time."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.cpu.capture import capture_calls, timed_kernels
+from kernels.cpu.library import find_kernel
+from kernels.embed import embed
+from kernels.gelu import gelu
+from kernels.layer_norm import layer_norm
+from kernels.packed_linear import has_packed_form, pack, packed_linear
+from kernels.paged_decode import paged_decode
+from kernels.qk_norm import HeadNorms
+from kernels.quantized_linear import quantize, quantized_linear
+from kernels.rms_norm import rms_norm
+from kernels.rotate_store import rotate_store
+from kernels.sample import greedy, sample
+from kernels.silu_mul import silu_mul
+from tests.kernels.cases import Shape, make_paged_case
+
+DTYPES = [torch.float32, torch.bfloat16]
+SIZE, NUM_TOKENS = 96, 40
+
+
+@pytest.fixture(autouse=True)
+def with_kernels(form: str) -> None:
+    if find_kernel("embed", torch.zeros(1)) is None:
+        pytest.skip(f"{form} has no calls to capture")
+
+
+@pytest.fixture(params=[1, 3])
+def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+class Layers:
+    """Every operation that can be captured, one after another."""
+
+    def __init__(self, dtype: torch.dtype):
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape).to(dtype)
+
+        self.ids = torch.randint(0, 50, (NUM_TOKENS,), dtype=torch.int32)
+        self.positions = torch.randint(0, 9, (NUM_TOKENS,), dtype=torch.int32)
+        self.tokens, self.places = random(50, SIZE), random(9, SIZE)
+        self.weight, self.bias = random(SIZE), random(SIZE)
+        self.codes = quantize(random(2 * SIZE, SIZE), 8)
+        packed_weight = random(SIZE, SIZE)
+        self.packed = pack(packed_weight) if has_packed_form(packed_weight) else None
+
+    def compute(self) -> Tensor:
+        residual = embed(self.ids, self.positions, self.tokens, self.places)
+        normed = layer_norm(residual, self.weight, self.bias, 1e-5)
+        update = gelu(silu_mul(quantized_linear(normed, self.codes, None)), "tanh")
+        if self.packed is not None:
+            update = packed_linear(update, self.packed, self.bias, SIZE)
+        self.likeliest = greedy(update)
+        return rms_norm(residual, self.weight, 1e-5, update)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.usefixtures("num_threads")
+def test_a_replay_computes_anew(dtype: torch.dtype) -> None:
+    layers = Layers(dtype)
+    first, calls, other = capture_calls(layers.compute)
+    assert other is None
+    assert calls is not None
+    likeliest = layers.likeliest
+    assert torch.equal(first, layers.compute())
+    for _ in range(3):
+        layers.ids.random_(0, 50)
+        expected = layers.compute()
+        tokens = layers.likeliest
+        first.fill_(float("nan"))
+        likeliest.zero_()
+        calls.replay()
+        assert torch.equal(first, expected)
+        assert torch.equal(likeliest, tokens)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.usefixtures("num_threads")
+def test_attention_follows_the_lengths_that_it_finds(dtype: torch.dtype) -> None:
+    shape, lengths = Shape(6, 2, 64, 16), [0, 63, 299, 5]
+    case = make_paged_case(shape, [1] * 4, lengths, dtype, "cpu")
+    heads = torch.randn(4, 10, 64).to(dtype)
+    norm = torch.randn(64).to(dtype)
+    tables = torch.rand(400, 32), torch.rand(400, 32)
+    slots = torch.tensor([int(row[n // 16]) * 16 + n % 16 for row, n in zip(case.page_tables, lengths, strict=True)])
+    num_keys = torch.ones(4, dtype=torch.int32)
+    out = torch.empty_like(case.query)
+
+    def attend() -> Tensor:
+        query = rotate_store(heads, case.cache, tables, num_keys, slots, HeadNorms(norm, norm, 1e-6))
+        paged_decode(query, case.cache, case.page_tables, num_keys, case.scale, out)
+        return out
+
+    _, calls, other = capture_calls(attend)
+    assert other is None
+    assert calls is not None
+    num_keys.copy_(case.context_lens + 1)
+    fresh = torch.randn(4, 10, 64).to(dtype)
+    heads.copy_(fresh)
+    expected = attend().clone()
+    heads.copy_(fresh)
+    out.fill_(float("nan"))
+    calls.replay()
+    assert torch.equal(out, expected)
+    assert bool(expected.isfinite().all())
+
+
+def test_each_call_is_timed_where_that_is_wanted() -> None:
+    layers, notes = Layers(torch.float32), list[tuple[str, int, int]]()
+    _, calls, _ = capture_calls(layers.compute)
+    assert calls is not None
+
+    def note(name: str, began_ns: int, ended_ns: int) -> None:
+        notes.append((name, began_ns, ended_ns))
+
+    with timed_kernels(note):
+        began_ns = time.monotonic_ns()
+        layers.compute()
+        launched, notes[:] = [name for name, _, _ in notes], []
+        calls.replay()
+    assert launched == [name for name, _, _ in notes]
+    assert launched[:2] == ["embed", "layer_norm"]
+    times = [began_ns, *(at_ns for _, began, ended in notes for at_ns in (began, ended)), time.monotonic_ns()]
+    assert times == sorted(times)
+    calls.replay()
+    layers.compute()
+    assert len(notes) == len(launched)
+
+
+def test_more_items_than_one_operation_of_a_crew_may_have() -> None:
+    num_tokens = (1 << 20) + 5
+    ids, positions = torch.arange(num_tokens, dtype=torch.int32), torch.zeros(num_tokens, dtype=torch.int32)
+    table, room = torch.arange(num_tokens, dtype=torch.float32)[:, None], torch.empty(num_tokens, 1)
+    _, calls, _ = capture_calls(lambda: embed(ids, positions, table, None, room))
+    assert calls is not None
+    room.zero_()
+    calls.replay()
+    assert torch.equal(room, table)
+
+
+def test_what_others_compute_is_named() -> None:
+    x, weight, seeds = torch.randn(2, SIZE), torch.ones(SIZE), torch.arange(2)
+    for compute, name in (
+        (lambda: rms_norm(x, weight, 1e-5) * 2, "torch's mul"),
+        (lambda: gelu(x, "exact"), "torch's gelu"),
+        (lambda: sample(rms_norm(x, weight, 1e-5), seeds, seeds), "sample"),
+    ):
+        result, calls, other = capture_calls(compute)
+        assert torch.equal(result, compute())
+        assert calls is None
+        assert other == name
+
+
+def test_a_launcher_is_as_before_after_a_recording_that_fails() -> None:
+    def fail() -> Tensor:
+        raise ValueError("no result")
+
+    kernel = find_kernel("gelu", torch.zeros(1))
+    with pytest.raises(ValueError, match="no result"):
+        capture_calls(fail)
+    assert find_kernel("gelu", torch.zeros(1)) is kernel
+
+
+IMPORTS = """
+import sys, torch
+from kernels.cpu.library import use_library
+from kernels.cpu.capture import capture_calls
+from tests.kernels.c_library import built_library
+use_library(built_library())
+others = set(sys.modules)
+_, calls, other = capture_calls(lambda: torch.empty(4, 8).view(2, 16)[:1])
+assert calls is not None, other
+assert "torch._dynamo" not in set(sys.modules) - others
+"""
+
+
+def test_the_first_recording_does_not_import_torchs_compiler(form: str) -> None:
+    """That takes a second, which the first request of a server would wait for."""
+    if form != "portable":
+        pytest.skip("once is enough")
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,74 @@
+"""Steps in which all rows decode are made again from C, and give what they gave before."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.cpu.library import find_kernel
+from kernels.packed_linear import has_packed_form
+from messages.requests import SamplingParams
+from scheduler_proc.computing.cpu.runner import ModelRunner
+from scheduler_proc.computing.loading.load_runner import load_runner
+from tests.checkpoints import build_checkpoint, make_config
+from tests.scheduler_proc.computing.drive import Schedule, generate
+from tests.scheduler_proc.computing.loading.test_load_runner import QWEN_CONFIG
+
+PROMPTS = [[5, 6, 7], list(range(40)), [9], [100, 200, 300, 12, 4, 4, 4, 4]]
+PARAMS = [SamplingParams(max_tokens=12, temperature=0.9 * (index % 2), seed=index) for index in range(len(PROMPTS))]
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+STAGGERED = Schedule(stagger=2, seed=4)
+
+
+def load(model_dir: Path, **settings: object) -> ModelRunner:
+    loaded = load_runner(make_config(model_dir, **settings), lambda text, fraction: None)
+    assert isinstance(loaded, ModelRunner)
+    return loaded
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "llama-gqa-tied", "qwen3-gqa-tied"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tokens_are_those_of_steps_that_are_not_captured(tmp_path: Path, variant: str, dtype: str) -> None:
+    build_checkpoint(tmp_path, variant)
+    captured, plain = (load(tmp_path, quantization="int8", dtype=dtype) for _ in range(2))
+    if find_kernel("embed", torch.zeros(1)) is None:
+        pytest.skip("there are no C kernels here")
+    compare(captured, plain)
+
+
+def test_bfloat16_linears_are_captured(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_CONFIG | QWEN3), encoding="utf-8")
+    captured, plain = (load(tmp_path, load_format="dummy", dtype="bfloat16") for _ in range(2))
+    if not has_packed_form(torch.zeros(64, 64, dtype=torch.bfloat16)):
+        pytest.skip("this processor has no C kernel for bfloat16 linears")
+    compare(captured, plain)
+
+
+def compare(captured: ModelRunner, plain: ModelRunner) -> None:
+    plain._decodes._can_capture = False
+    outputs = [generate(runner, PROMPTS, 12, STAGGERED, PARAMS) for runner in (captured, plain)]
+    assert outputs[0] == outputs[1]
+    assert generate(captured, PROMPTS, 12, STAGGERED, PARAMS) == outputs[0]
+    assert set(captured._decodes._captures) == {1, 2, 3, 4}
+    assert not plain._decodes._captures
+
+
+def test_what_torch_computes_is_not_captured(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "gpt2")
+    runner = load(tmp_path, dtype="float32")
+    first = generate(runner, PROMPTS, 12, STAGGERED, PARAMS)
+    assert not runner._decodes._can_capture
+    assert generate(runner, PROMPTS, 12, STAGGERED, PARAMS) == first
+
+
+def test_a_step_that_wants_more_than_tokens_of_all_its_rows_is_not_replayed(tmp_path: Path) -> None:
+    """Logprobs come of the same logits; prompts that are scored go another way."""
+    build_checkpoint(tmp_path, "gpt2")
+    runner = load(tmp_path, quantization="int8")
+    wanting = [
+        SamplingParams(max_tokens=6, temperature=0.0, num_logprobs=2),
+        SamplingParams(max_tokens=6, temperature=0.0, num_prompt_logprobs=1),
+    ]
+    together = generate(runner, PROMPTS[:2], 6, params=wanting)
+    assert [generate(runner, [prompt], 6)[0] for prompt in PROMPTS[:2]] == together

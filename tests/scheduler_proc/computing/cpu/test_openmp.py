@@ -1,0 +1,37 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from scheduler_proc.computing.cpu.openmp import OPERATORS_CHOICE, limit_spinning
+
+SHOW = """
+import os
+from scheduler_proc.computing.cpu.openmp import limit_spinning
+limit_spinning(os.environ)
+import torch
+"""
+
+
+@pytest.mark.parametrize("name", OPERATORS_CHOICE)
+def test_an_operators_choice_stays(name: str) -> None:
+    environment = {name: "17"}
+    limit_spinning(environment)
+    assert environment == {name: "17"}
+
+
+def test_torchs_openmp_library_takes_it() -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in OPERATORS_CHOICE}
+    shown = subprocess.run(
+        [sys.executable, "-c", SHOW],
+        env=environment | {"OMP_DISPLAY_ENV": "verbose"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    told = [line for line in shown.stderr.splitlines() if "GOMP_SPINCOUNT" in line]
+    if not told:
+        pytest.skip("torch does not use GCC's OpenMP library here")
+    assert "'3000'" in told[0]

@@ -1,0 +1,86 @@
+"""What only a GPU can show: graphs and overlap change no token, nothing waits, memory that does not suffice is told."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from messages.errors import BootError
+from messages.requests import SamplingParams
+from scheduler_proc.computing.gpu.runner import GpuRunner
+from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.offline import OfflineEngine
+from tests.checkpoints import build_checkpoint, make_config
+from tests.scheduler_proc.computing.drive import Row, Schedule, generate, plan_batch
+from tests.scheduler_proc.computing.gpu.test_runner import PROMPTS, VARIED, nobody
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+FLAGS = {"device": "cuda", "max_num_seqs": 6, "max_num_batched_tokens": 64}
+GREEDY = [SamplingParams(12, temperature=0.0)] * len(PROMPTS)
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama-gqa-tied", "qwen3-gqa-tied"])
+def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param)
+    build_checkpoint(path, request.param)
+    return path
+
+
+def load(path: Path, **flags: object) -> GpuRunner:
+    loaded = load_runner(make_config(path, **FLAGS | flags), nobody)
+    assert isinstance(loaded, GpuRunner)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def captured(model_dir: Path) -> GpuRunner:
+    return load(model_dir)
+
+
+@pytest.mark.parametrize("schedule", [Schedule(), Schedule(chunk_tokens=7, stagger=1, seed=5)], ids=str)
+def test_graphs_give_the_tokens_of_single_launches(model_dir: Path, captured: GpuRunner, schedule: Schedule) -> None:
+    assert captured._captured is not None
+    assert captured._captured.num_graphs == 12
+    eager = generate(load(model_dir, enforce_eager=True), PROMPTS, 12, schedule, GREEDY)
+    assert generate(captured, PROMPTS, 12, schedule, GREEDY) == eager
+    on_cpu = load_runner(make_config(model_dir), nobody)
+    assert generate(on_cpu, PROMPTS, 12, schedule, GREEDY) == eager
+
+
+def test_overlapped_steps_give_the_same_tokens(model_dir: Path) -> None:
+    params = [SamplingParams(5 + 7 * i, temperature=0.0) for i in range(len(PROMPTS))]
+    engines = [OfflineEngine(make_config(model_dir, **FLAGS, overlap=overlap)) for overlap in (True, False)]
+    overlapped, alone = ([output.token_ids for output in engine.generate(PROMPTS, params)] for engine in engines)
+    assert overlapped == alone
+
+
+@pytest.fixture
+def waiting_is_an_error() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("params", [*VARIED, SamplingParams(1, num_prompt_logprobs=2)], ids=repr)
+def test_nothing_waits_for_the_device_but_a_result(
+    captured: GpuRunner, request: pytest.FixtureRequest, params: SamplingParams
+) -> None:
+    rows = [Row(i, list(PROMPTS[2]), 40, params, pages=[3 * i, 3 * i + 1, 3 * i + 2]) for i in range(3)]
+    prefill = plan_batch(1, [(row, 40) for row in rows], 16)
+    mixed = plan_batch(2, [(Row(3, [1, 2], 1, params, num_computed=1, pages=[9]), 1), (rows[0], 40)], 16)
+    decode = plan_batch(3, [(Row(3, [1, 2], 1, params, num_computed=1, pages=[9]), 1)], 16)
+    steps = [prefill, mixed, decode]
+    first = [captured.run(batch) for batch in steps]  # kernels are compiled in these
+    request.getfixturevalue("waiting_is_an_error")
+    launched = [captured.launch(batch) for batch in steps]
+    assert [step.result().next_tokens for step in launched] == [output.next_tokens for output in first]
+
+
+def test_memory_that_does_not_suffice_is_a_clear_error(model_dir: Path) -> None:
+    with pytest.raises(BootError, match="the KV cache is too small for one request of full length: the memory that is"):
+        load(model_dir, num_pages=None, gpu_memory_utilization=0.001)
+    assert load(model_dir, num_pages=None, kv_cache_memory_gb=0.01).num_pages > 6

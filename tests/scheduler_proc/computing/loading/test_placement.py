@@ -1,0 +1,83 @@
+import os
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+
+from messages.config import ModelConfig
+from messages.errors import BootError
+from scheduler_proc.computing.loading import placement
+from scheduler_proc.computing.loading.hf_config import HfConfig
+from scheduler_proc.computing.loading.placement import computes_bfloat16, find_placement, set_cpu_threads
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [("fpu avx512f avx512_bf16 sse", True), ("fpu amx_bf16", True), ("fpu avx512f avx512_bf16x", False), ("", False)],
+)
+def test_bfloat16_of_the_processor(tmp_path: Path, flags: str, expected: bool) -> None:
+    cpu_info = tmp_path / "cpuinfo"
+    cpu_info.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t: avx512_bf16\n", encoding="utf-8")
+    assert computes_bfloat16(cpu_info) is expected
+    assert not computes_bfloat16(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(("flags", "dtype"), [("amx_bf16", torch.bfloat16), ("avx2", torch.float32)])
+def test_the_dtype_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, dtype: torch.dtype) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags\t: {flags}\n", encoding="utf-8")
+    monkeypatch.setattr(placement, "CPU_INFO", tmp_path / "cpuinfo")
+    stored = HfConfig({"torch_dtype": "float16"})
+    assert find_placement(ModelConfig(device="cpu"), stored).dtype == dtype
+    assert find_placement(ModelConfig(device="cpu", dtype="float16"), stored).dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype"),
+    [
+        ({"torch_dtype": "float16"}, torch.float16),
+        ({"dtype": "bfloat16"}, torch.bfloat16),
+        ({"dtype": "float32"}, torch.bfloat16),
+        ({}, torch.bfloat16),
+    ],
+)
+def test_the_dtype_on_a_gpu(monkeypatch: pytest.MonkeyPatch, fields: dict[str, str], dtype: torch.dtype) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    found = find_placement(ModelConfig(), HfConfig(fields))
+    assert (found.device.type, found.dtype) == ("cuda", dtype)
+    assert find_placement(ModelConfig(dtype="float32"), HfConfig(fields)).dtype == torch.float32
+    assert find_placement(ModelConfig(device="cpu"), HfConfig(fields)).device.type == "cpu"
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert find_placement(ModelConfig(), HfConfig({})).device.type == "cpu"
+    with pytest.raises(BootError, match="--device cuda: torch finds no CUDA device"):
+        find_placement(ModelConfig(device="cuda"), HfConfig({}))
+
+
+@pytest.mark.parametrize(("quantization", "bits"), [("none", None), ("int8", 8), ("int4", 4)])
+def test_bits_of_weights(quantization: Literal["none", "int8", "int4"], bits: int | None) -> None:
+    for dtype in ("auto", "float32", "bfloat16"):
+        model = ModelConfig(device="cpu", dtype=dtype, quantization=quantization)
+        assert find_placement(model, HfConfig({})).weight_bits == bits
+
+
+def test_quantization_where_it_is_not_supported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(BootError, match="--quantization int8: not supported on CUDA yet; it needs --device cpu"):
+        find_placement(ModelConfig(quantization="int8"), HfConfig({}))
+    with pytest.raises(BootError, match="--quantization int4: not supported with --dtype float16 yet"):
+        find_placement(ModelConfig(quantization="int4", device="cpu", dtype="float16"), HfConfig({}))
+    assert find_placement(ModelConfig(quantization="int4", device="cpu"), HfConfig({})).weight_bits == 4
+
+
+def test_threads() -> None:
+    before = torch.get_num_threads()
+    try:
+        set_cpu_threads(1)
+        assert torch.get_num_threads() == 1
+        set_cpu_threads(0)
+        assert torch.get_num_threads() == len(os.sched_getaffinity(0))
+    finally:
+        torch.set_num_threads(before)

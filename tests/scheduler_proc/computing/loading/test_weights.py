@@ -1,0 +1,267 @@
+"""Loading: every file layout gives the same parameters, and every damage a message that names it."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kernels.cpu.library import unload_kernels, use_library
+from kernels.packed_linear import PackedWeight, has_packed_form, pack
+from kernels.quantized_linear import QuantizedWeight, quantize
+from messages.errors import BootError
+from scheduler_proc.computing.loading.checkpoint import open_checkpoint
+from scheduler_proc.computing.loading.hf_config import read_hf_config
+from scheduler_proc.computing.loading.placement import Placement
+from scheduler_proc.computing.loading.weights import Weights, load_weights, make_dummy_weights
+from scheduler_proc.computing.model.families.registry import find_family
+from tests.checkpoints import SavedAs, build_checkpoint
+from tests.kernels.c_library import built_library
+
+CPU = Placement(torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def no_kernels() -> None:
+    """Other files of this process may have loaded some; they decide how weights are laid out."""
+    unload_kernels()
+
+
+def load(path: Path, load_format: Any = "auto", placement: Placement = CPU) -> Weights:
+    hf_config = read_hf_config(path)
+    family = find_family(hf_config)
+    config = family.read_config(hf_config, 96)
+    return load_weights(config, family, open_checkpoint(path, load_format), placement, lambda text, fraction: None)
+
+
+def assert_same(actual: Weights, expected: Weights) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(actual[name], tensor), name
+
+
+def edit(path: Path, **changes: torch.Tensor | None) -> None:
+    """Replaces or (None) removes tensors of a model.safetensors; `__` in a name stands for a dot."""
+    tensors = load_file(path / "model.safetensors")
+    for name, tensor in changes.items():
+        tensors.pop(name.replace("__", "."), None)
+        if tensor is not None:
+            tensors[name.replace("__", ".")] = tensor
+    save_file(tensors, path / "model.safetensors")
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "gpt2-untied", "llama-gqa-tied", "llama-biases", "qwen3-gqa-tied"])
+def test_every_layout_of_files_gives_the_same_parameters(tmp_path: Path, variant: str) -> None:
+    layouts: list[SavedAs] = ["safetensors", "sharded", "pt", "pt-sharded"]
+    for layout in layouts:
+        (tmp_path / layout).mkdir()
+        build_checkpoint(tmp_path / layout, variant, layout)
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 1
+    expected = load(tmp_path / "safetensors")
+    for layout in layouts:
+        assert_same(load(tmp_path / layout), expected)
+
+
+@pytest.mark.parametrize(("variant", "prefix"), [("gpt2", "transformer."), ("llama-gqa-tied", "model.")])
+def test_names_without_the_prefix_of_the_whole_model(tmp_path: Path, variant: str, prefix: str) -> None:
+    build_checkpoint(tmp_path, variant)
+    expected = load(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({name.removeprefix(prefix): value for name, value in tensors.items()}, tmp_path / "model.safetensors")
+    assert_same(load(tmp_path), expected)
+
+
+def test_a_tied_checkpoint_may_hold_the_head_in_place_of_the_embedding(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "llama-gqa-tied")
+    expected = load(tmp_path)
+    edit(tmp_path, model__embed_tokens__weight=None, lm_head__weight=expected["embedding"])
+    assert_same(load(tmp_path), expected)
+
+
+def test_values_are_cast(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "gpt2")
+    wide, narrow = load(tmp_path), load(tmp_path, placement=Placement(CPU.device, torch.bfloat16))
+    assert_same(narrow, {name: tensor.bfloat16() for name, tensor in wide.items()})
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "gpt2-untied", "llama-gqa-tied", "qwen3-biases-untied"])
+@pytest.mark.parametrize("layout", ["safetensors", "pt-sharded"])
+def test_linears_and_the_head_are_quantized_and_nothing_else_is(tmp_path: Path, variant: str, layout: SavedAs) -> None:
+    build_checkpoint(tmp_path, variant, layout)
+    plain = load(tmp_path)
+    plain_head = plain.get("head", plain["embedding"])
+    quantized = load(tmp_path, placement=Placement(CPU.device, torch.float32, 4))
+    assert quantized.keys() == plain.keys() | {"head"}
+    for name, weight in quantized.items():
+        is_linear = name == "head" or (name.endswith(".weight") and "norm" not in name)
+        assert isinstance(weight, QuantizedWeight) == is_linear, name
+        if is_linear:
+            expected = quantize(plain.get(name, plain_head), 4)
+            assert torch.equal(weight.packed, expected.packed), name
+        else:
+            assert torch.equal(weight, plain[name]), name
+
+
+@pytest.mark.parametrize("variant", ["llama-gqa-tied", "llama-biases", "qwen3-biases-untied"])
+def test_linears_are_packed_where_there_is_a_kernel_for_them(tmp_path: Path, variant: str) -> None:
+    build_checkpoint(tmp_path, variant)
+    placement = Placement(CPU.device, torch.bfloat16)
+    plain = load(tmp_path, placement=placement)
+    use_library(built_library())
+    try:
+        loaded = load(tmp_path, placement=placement)
+        assert loaded.keys() == plain.keys()
+        for name, weight in loaded.items():
+            is_linear = name == "head" or (name.endswith(".weight") and "norm" not in name)
+            assert isinstance(weight, PackedWeight) == (is_linear and has_packed_form(plain[name])), name
+            if isinstance(weight, PackedWeight):
+                assert weight.num_outputs == len(plain[name])
+                assert torch.equal(weight.packed, pack(plain[name])), name
+            else:
+                assert torch.equal(weight, plain[name]), name
+    finally:
+        unload_kernels()
+
+
+def test_random_weights_are_quantized_too(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "gpt2")
+    hf_config = read_hf_config(tmp_path)
+    config = find_family(hf_config).read_config(hf_config, 96)
+    placement = Placement(CPU.device, torch.float32, 8)
+    quantized = make_dummy_weights(config, placement, lambda text, fraction: None)
+    plain = make_dummy_weights(config, CPU, lambda text, fraction: None)
+    assert torch.equal(quantized["head"].packed, quantize(plain["embedding"], 8).packed)
+    assert torch.equal(quantized["layers.2.qkv.weight"].packed, quantize(plain["layers.2.qkv.weight"], 8).packed)
+    assert torch.equal(quantized["final_norm.weight"], plain["final_norm.weight"])
+
+
+def test_a_format_can_be_forced(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "gpt2", "pt")
+    expected = load(tmp_path)
+    build_checkpoint(tmp_path, "gpt2", "safetensors")
+    edit(tmp_path, transformer__ln_f__bias=torch.zeros(48))
+    assert_same(load(tmp_path, "pt"), expected)
+    assert not bool(load(tmp_path, "safetensors")["final_norm.bias"].any())
+    assert not bool(load(tmp_path, "auto")["final_norm.bias"].any())
+
+
+def test_missing_tensors_are_named(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "llama-mha")
+    edit(tmp_path, model__norm__weight=None, model__layers__1__mlp__up_proj__weight=None)
+    names = "model.layers.1.mlp.up_proj.weight, model.norm.weight"
+    with pytest.raises(BootError, match=f"lacks 2 of 30 tensors: {names}"):
+        load(tmp_path)
+
+
+def test_misshaped_tensors_are_named_with_both_shapes(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "gpt2")
+    edit(tmp_path, transformer__wpe__weight=torch.zeros(90, 48), transformer__ln_f__bias=torch.zeros(47))
+    with pytest.raises(BootError) as caught:
+        load(tmp_path)
+    assert "transformer.wpe.weight: expected [96, 48], got [90, 48]" in str(caught.value)
+    assert "transformer.ln_f.bias: expected [48], got [47]" in str(caught.value)
+
+
+def test_a_long_list_of_names_is_cut(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "gpt2")
+    (tmp_path / "model.safetensors").unlink()
+    save_file({"transformer.other": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(BootError, match=r"lacks 40 of 40 tensors: .*, and 34 more"):
+        load(tmp_path)
+
+
+def test_unexpected_tensors_are_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build_checkpoint(tmp_path, "gpt2")
+    expected = load(tmp_path)
+    causal_mask = {"transformer__h__0__attn__bias": torch.ones(1, 1, 96, 96)}
+    edit(tmp_path, **causal_mask)
+    with caplog.at_level(logging.WARNING):
+        assert_same(load(tmp_path), expected)
+        assert not caplog.records
+        edit(tmp_path, score__weight=torch.zeros(2, 2))
+        assert_same(load(tmp_path), expected)
+    assert "1 tensors not used: score.weight" in caplog.text
+
+
+@pytest.mark.parametrize(("layout", "file"), [("safetensors", "model.safetensors"), ("pt", "pytorch_model.bin")])
+@pytest.mark.parametrize("keep", [0, 5, 1000, 0.9])
+def test_a_damaged_file_is_named(tmp_path: Path, layout: SavedAs, file: str, keep: float) -> None:
+    build_checkpoint(tmp_path, "gpt2", layout)
+    whole = (tmp_path / file).read_bytes()
+    (tmp_path / file).write_bytes(whole[: int(keep if keep > 1 or keep == 0 else keep * len(whole))])
+    with pytest.raises(BootError, match=rf"{file}: cannot be read, it may be cut off or damaged: \S"):
+        load(tmp_path)
+
+
+def test_a_file_with_code_in_it_is_not_run(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "gpt2", "pt")
+    torch.save({"transformer.wte.weight": Path("x")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(BootError, match=r"pytorch_model\.bin: cannot be read"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("index", "complaint"),
+    [
+        ("{", "is not an index of weight files"),
+        ("{}", "is not an index of weight files"),
+        ('{"weight_map": []}', "is not an index of weight files"),
+        ('{"weight_map": {"a": "gone.safetensors"}}', "names gone.safetensors, which is not a file"),
+        ('{"weight_map": {"a": "../model.safetensors"}}', "names ../model.safetensors, which is not a file"),
+    ],
+)
+def test_a_wrong_index_is_named(tmp_path: Path, index: str, complaint: str) -> None:
+    build_checkpoint(tmp_path, "gpt2")
+    (tmp_path / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+    with pytest.raises(BootError, match=complaint):
+        load(tmp_path)
+
+
+def test_a_directory_without_weights_says_what_was_looked_for(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "gpt2")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(BootError) as caught:
+        load(tmp_path)
+    for part in (str(tmp_path), "model.safetensors.index.json", "pytorch_model.bin", "--load-format dummy"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"), [(None, "cannot be read"), ("{", "is not valid JSON"), ("[]", "is not a JSON object")]
+)
+def test_a_wrong_configuration_is_named(tmp_path: Path, text: str | None, complaint: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(BootError, match=rf"config\.json: {complaint}"):
+        read_hf_config(tmp_path)
+
+
+def test_dummy_weights_have_the_shapes_of_real_ones(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "llama-biases")
+    hf_config = read_hf_config(tmp_path)
+    config = find_family(hf_config).read_config(hf_config, 96)
+    first, second = (make_dummy_weights(config, CPU, lambda text, fraction: None) for _ in range(2))
+    assert_same(first, second)
+    assert {name: t.shape for name, t in first.items()} == {name: t.shape for name, t in load(tmp_path).items()}
+    assert bool((first["layers.0.mlp_norm.weight"] == 1).all())
+    assert not bool(first["layers.0.qkv.bias"].any())
+    assert float(first["embedding"].std()) == pytest.approx(0.02, rel=0.05)
+
+
+def test_progress_goes_up_to_one(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "gpt2", "sharded")
+    hf_config = read_hf_config(tmp_path)
+    family = find_family(hf_config)
+    fractions: list[float | None] = []
+    load_weights(
+        family.read_config(hf_config, 96),
+        family,
+        open_checkpoint(tmp_path, "auto"),
+        CPU,
+        lambda text, fraction: fractions.append(fraction),
+    )
+    num_tensors = len(json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"])
+    assert fractions == [done / num_tensors for done in range(1, num_tensors + 1)]

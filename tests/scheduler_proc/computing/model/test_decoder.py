@@ -1,0 +1,59 @@
+import copy
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from messages.config import Config
+from scheduler_proc.computing.loading.checkpoint import open_checkpoint
+from scheduler_proc.computing.loading.hf_config import read_hf_config
+from scheduler_proc.computing.loading.placement import DTYPES, find_placement
+from scheduler_proc.computing.loading.weights import load_weights
+from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.model.families.registry import find_family
+from scheduler_proc.computing.model.kv_tensors import allocate_cache
+from scheduler_proc.computing.step.inputs import make_step_inputs
+from tests.checkpoints import VARIANTS, VOCAB_SIZE, build_checkpoint, make_config
+from tests.scheduler_proc.computing.drive import Row, plan_batch
+
+# Largest difference of a logit from transformers' in float32, as a part of the standard deviation of the row's logits.
+TOLERANCES = {"float32": 1e-5, "float16": 0.05, "bfloat16": 0.4}
+# The mean difference, as a multiple of what transformers itself loses in that dtype.
+MEAN_TOLERANCE = 1.3
+
+
+def our_logits(config: Config, prompts: list[list[int]]) -> Tensor:
+    path = Path(config.facts.model_dir)
+    hf_config = read_hf_config(path)
+    family, placement = find_family(hf_config), find_placement(config.model, hf_config)
+    decoder_config = family.read_config(hf_config, config.facts.max_model_len)
+    weights = load_weights(decoder_config, family, open_checkpoint(path, "auto"), placement, lambda text, part: None)
+    cache = allocate_cache(decoder_config, 16, 16, placement)
+    rows = [Row(i, prompt, len(prompt), pages=[3 * i, 3 * i + 1, 3 * i + 2]) for i, prompt in enumerate(prompts)]
+    with torch.inference_mode():
+        step = make_step_inputs(plan_batch(0, [(row, len(row.ids)) for row in rows], 16), placement.device)
+        decoder = Decoder(decoder_config, weights, config.facts.max_model_len)
+        return decoder.logits(decoder.forward(step, cache)).float()
+
+
+def their_logits(model: PreTrainedModel, prompts: list[list[int]], dtype: str) -> Tensor:
+    rounded = copy.deepcopy(model).to(DTYPES[dtype])
+    with torch.inference_mode():
+        return torch.stack([rounded(torch.tensor([prompt])).logits[0, -1] for prompt in prompts]).float()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_are_those_of_transformers_in_float32(tmp_path: Path, variant: str, dtype: str) -> None:
+    model = build_checkpoint(tmp_path, variant)
+    chooser = random.Random(8)
+    prompts = [[chooser.randrange(VOCAB_SIZE) for _ in range(length)] for length in (1, 16, 33, 48)]
+    expected = their_logits(model, prompts, "float32")
+    spread = expected.std(-1, keepdim=True)
+    ours = (our_logits(make_config(tmp_path, dtype=dtype), prompts) - expected).abs() / spread
+    theirs = (their_logits(model, prompts, dtype) - expected).abs() / spread
+    assert float(ours.max()) < TOLERANCES[dtype]
+    assert float(ours.mean()) < MEAN_TOLERANCE * float(theirs.mean()) + 2e-6

@@ -1,0 +1,125 @@
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from messages.errors import BootError
+from scheduler_proc.computing.loading.hf_config import read_hf_config
+from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.loading.placement import Placement
+from scheduler_proc.computing.model import kv_tensors
+from scheduler_proc.computing.model.decoder_config import DecoderConfig
+from scheduler_proc.computing.model.families.registry import find_family
+from scheduler_proc.computing.model.kv_tensors import (
+    GIB,
+    allocate_cache,
+    available_memory_bytes,
+    choose_num_pages,
+    free_cpu_cache_bytes,
+    page_bytes,
+)
+from tests.checkpoints import build_checkpoint, make_config
+
+CPU = Placement(torch.device("cpu"), torch.bfloat16)
+PAGE_BYTES = 2 * 3 * 16 * 2 * 16 * 2
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    build_checkpoint(path, "llama-gqa-tied")
+    return path
+
+
+@pytest.fixture(scope="module")
+def decoder_config(model_dir: Path) -> DecoderConfig:
+    hf_config = read_hf_config(model_dir)
+    return find_family(hf_config).read_config(hf_config, 96)
+
+
+def test_page_bytes_are_those_of_the_tensors(decoder_config: DecoderConfig) -> None:
+    cache = allocate_cache(decoder_config, 5, 16, CPU)
+    assert page_bytes(decoder_config, 16, CPU) == PAGE_BYTES
+    assert sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) == 5 * PAGE_BYTES
+    assert [layer.keys.shape for layer in cache.layers] == [(80, 2, 16)] * 3
+    assert cache.num_pages == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "free_pages", "num_pages"),
+    [
+        ({}, 100, 100),
+        ({}, 6, 6),
+        ({"max_num_seqs": 4}, 100, 24),
+        ({"max_num_seqs": 4, "max_model_len": 33}, 100, 12),
+        ({"num_pages": 2000}, 100_000, 2000),
+        ({"num_pages": 2000, "kv_cache_memory_gb": 0.001}, 100_000, 2000),
+        ({"kv_cache_memory_gb": 1000.5 * PAGE_BYTES / GIB}, 100_000, 1000),
+    ],
+)
+def test_the_number_of_pages(model_dir: Path, flags: dict[str, Any], free_pages: int, num_pages: int) -> None:
+    config = make_config(model_dir, **({"num_pages": None} | flags))
+    assert choose_num_pages(config, PAGE_BYTES, free_pages * PAGE_BYTES + 1) == num_pages
+
+
+@pytest.mark.parametrize(
+    ("flags", "free_pages", "origin"),
+    [
+        ({}, 5, "the memory that is free for it gives"),
+        ({}, -3, "the memory that is free for it gives"),
+        ({"num_pages": 5}, 100, "--num-pages 5 gives"),
+        ({"kv_cache_memory_gb": 5.5 * PAGE_BYTES / GIB}, 100, "--kv-cache-memory-gb 3.1"),
+    ],
+)
+def test_a_cache_too_small_for_one_full_request_is_refused(
+    model_dir: Path, flags: dict[str, Any], free_pages: int, origin: str
+) -> None:
+    config = make_config(model_dir, **({"num_pages": None} | flags))
+    with pytest.raises(BootError) as caught:
+        choose_num_pages(config, PAGE_BYTES, free_pages * PAGE_BYTES)
+    held = max(0, min(5, free_pages))
+    for part in (origin, f"({held} pages, {held * 16} tokens)", "--max-model-len 96 needs", "(6 pages of 16 tokens)"):
+        assert part in str(caught.value)
+    for flag in ("--max-model-len", "--kv-cache-memory-gb", "--dtype"):
+        assert flag in str(caught.value)
+
+
+def test_the_error_comes_out_of_the_start(model_dir: Path) -> None:
+    with pytest.raises(BootError, match="too small for one request of full length: --num-pages 2 gives"):
+        load_runner(make_config(model_dir, num_pages=2), lambda text, fraction: None)
+
+
+def test_a_cache_larger_than_the_free_memory_is_warned_of(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_config(model_dir, num_pages=50)
+    with caplog.at_level(logging.WARNING):
+        choose_num_pages(config, PAGE_BYTES, 50 * PAGE_BYTES)
+        assert not caplog.records
+        choose_num_pages(config, PAGE_BYTES, 49 * PAGE_BYTES)
+    assert "more than is free" in caplog.text
+
+
+def test_memory_that_is_not_given_is_a_clear_error(decoder_config: DecoderConfig) -> None:
+    with pytest.raises(BootError, match=r"which cpu does not give: .*--kv-cache-memory-gb"):
+        allocate_cache(decoder_config, 1 << 42, 16, CPU)
+
+
+def test_available_memory(tmp_path: Path) -> None:
+    memory_info, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
+    memory_info.write_text("MemTotal:  9000 kB\nMemAvailable:    4000 kB\n", encoding="ascii")
+    assert available_memory_bytes(memory_info, cgroup) == 4000 * 1024
+    cgroup.mkdir()
+    (cgroup / "memory.max").write_text("max\n", encoding="ascii")
+    (cgroup / "memory.current").write_text("1000\n", encoding="ascii")
+    assert available_memory_bytes(memory_info, cgroup) == 4000 * 1024
+    (cgroup / "memory.max").write_text("3000\n", encoding="ascii")
+    assert available_memory_bytes(memory_info, cgroup) == 2000
+    assert available_memory_bytes(tmp_path / "absent", tmp_path / "absent") > 0
+
+
+def test_the_default_has_room_for_one_long_request_where_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_tensors, "available_memory_bytes", lambda memory_info, cgroup: 24 * GIB)
+    assert free_cpu_cache_bytes(GIB) == 4 * GIB
+    assert free_cpu_cache_bytes(5 * GIB) == 5 * GIB
+    assert free_cpu_cache_bytes(7 * GIB) == 6 * GIB

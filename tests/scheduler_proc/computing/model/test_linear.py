@@ -1,0 +1,45 @@
+import pytest
+import torch
+from torch.nn import functional
+
+from kernels.gelu import GeluKind
+from kernels.quantized_linear import Bits, dequantize, quantize
+from scheduler_proc.computing.model.linear import make_linear
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("num_tokens", [1, 3, 64])
+@pytest.mark.parametrize("activation", [None, "tanh", "exact"])
+def test_it_is_the_product_whatever_form_it_takes(
+    dtype: torch.dtype, has_bias: bool, num_tokens: int, activation: GeluKind | None
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight, x = torch.randn(70, 48, generator=generator), torch.randn(num_tokens, 48, generator=generator)
+    bias = torch.randn(70, generator=generator) if has_bias else None
+    expected = functional.linear(
+        x.to(dtype).double(), weight.to(dtype).double(), bias.to(dtype).double() if has_bias else None
+    )
+    if activation is not None:
+        expected = functional.gelu(expected, approximate="tanh" if activation == "tanh" else "none")
+    with torch.inference_mode():
+        got = make_linear(weight.to(dtype), bias.to(dtype) if has_bias else None, activation)(x.to(dtype))
+    assert got.dtype == dtype
+    assert float((got.double() - expected).norm() / expected.norm()) < {4: 1e-6, 2: 4e-3}[dtype.itemsize]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", [None, "tanh", "exact"])
+def test_a_quantized_weight_is_multiplied_as_what_it_stands_for(
+    bits: Bits, dtype: torch.dtype, activation: GeluKind | None
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight, x, bias = (torch.randn(*shape, generator=generator) for shape in ((70, 48), (9, 48), (70,)))
+    quantized = quantize(weight.to(dtype), bits)
+    expected = functional.linear(x.to(dtype).float(), dequantize(quantized), bias.to(dtype).float())
+    if activation is not None:
+        expected = functional.gelu(expected, approximate="tanh" if activation == "tanh" else "none")
+    got = make_linear(quantized, bias.to(dtype), activation)(x.to(dtype))
+    assert got.dtype == dtype
+    assert float((got.float() - expected).norm() / expected.norm()) < 0.015  # activations have 8 bits

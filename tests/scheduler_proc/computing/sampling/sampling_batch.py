@@ -1,0 +1,21 @@
+"""A step for tests of the sampler: no model has computed anything for it."""
+
+from collections.abc import Sequence
+
+from messages.columns import pack_float32, pack_int32, pack_int64
+from messages.requests import SamplingParams
+from messages.steps import Batch
+from tests.scheduler_proc.plain_steps import plain_step
+
+
+def make_batch(params: Sequence[SamplingParams], positions: Sequence[int]) -> Batch:
+    """Returns a plan of which only the sampling columns count, a row for each of `params`."""
+    return plain_step(
+        len(params),
+        temperatures=pack_float32(0.0 if p.is_greedy else p.temperature for p in params),
+        top_ps=pack_float32(p.top_p for p in params),
+        top_ks=pack_int32(p.top_k for p in params),
+        min_ps=pack_float32(p.min_p for p in params),
+        seeds=pack_int64(p.seed for p in params),
+        sample_positions=pack_int64(positions),
+    )

@@ -1,0 +1,85 @@
+import msgspec
+import pytest
+import torch
+
+from messages.columns import pack_int32
+from messages.steps import ScoredTokens
+from scheduler_proc.computing.step.inputs import StepShape, make_step_inputs, pack_step, view_step
+from tests.scheduler_proc.computing.drive import Row, plan_batch
+
+CPU = torch.device("cpu")
+
+
+def mixed_batch():
+    """Two decode rows, a chunk that does not end its prompt, and one that does."""
+    rows = [
+        (Row(0, [5, 6, 7], 2, num_computed=2, pages=[4]), 1),
+        (Row(1, [8] * 18, 17, num_computed=17, pages=[2, 9]), 1),
+        (Row(2, [10, 11, 12, 13], 4, num_computed=1, pages=[0]), 2),
+        (Row(3, [14, 15], 2, pages=[7]), 2),
+    ]
+    return plan_batch(3, rows, 16)
+
+
+def test_columns_become_tensors() -> None:
+    step = make_step_inputs(mixed_batch(), CPU)
+    assert step.token_ids.tolist() == [7, 8, 11, 12, 14, 15]
+    assert step.positions.tolist() == [2, 17, 1, 2, 0, 1]
+    assert step.slots.tolist() == [66, 145, 1, 2, 112, 113]
+    assert step.slots.dtype == torch.int64
+    assert step.num_decode_rows == 2
+    assert step.decode_page_tables.tolist() == [[4, -1], [2, 9]]
+    assert step.decode_num_keys.tolist() == [3, 18]
+    assert step.prefill_page_tables.tolist() == [[0, -1], [7, -1]]
+    assert step.prefill_query_lens.tolist() == [2, 2]
+    assert step.prefill_context_lens.tolist() == [1, 0]
+    assert step.head_tokens.tolist() == [0, 1, 5]
+
+
+def test_scored_tokens_go_to_the_head_after_those_that_sample() -> None:
+    batch = msgspec.structs.replace(
+        mixed_batch(), scored=ScoredTokens(pack_int32([2, 3, 4]), pack_int32([12, 13, 15]), 1)
+    )
+    assert make_step_inputs(batch, CPU).head_tokens.tolist() == [0, 1, 5, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scored": ScoredTokens(pack_int32([6]), pack_int32([1]), 0)},
+        {"positions": pack_int32([1])},
+        {"query_lens": pack_int32([1, 2, 2, 1])},
+        {"slots": b""},
+    ],
+)
+def test_columns_that_do_not_fit_together_are_a_bug(changes: dict[str, bytes]) -> None:
+    with pytest.raises(AssertionError):
+        make_step_inputs(msgspec.structs.replace(mixed_batch(), **changes), CPU)
+
+
+def test_a_step_with_room_to_spare_is_padded() -> None:
+    """Prefill tokens come after all places for decode rows; what is left over writes nothing and reads nothing."""
+    shape = StepShape(num_decode_rows=4, num_prefill_tokens=6, num_prefill_rows=3, num_pages=3, num_head_tokens=5)
+    columns = shape.columns()
+    buffer = torch.full((columns.num_bytes,), 7, dtype=torch.uint8)
+    batch = msgspec.structs.replace(mixed_batch(), future_token_indices=pack_int32([1, -1]))
+    pack_step(batch, shape, columns.arrays(buffer))
+    step = view_step(shape, columns.tensors(buffer))
+    assert step.num_decode_rows == 4
+    assert step.token_ids.tolist() == [7, 8, 0, 0, 11, 12, 14, 15, 0, 0]
+    assert step.positions.tolist() == [2, 17, 0, 0, 1, 2, 0, 1, 0, 0]
+    assert step.slots.tolist() == [66, 145, -1, -1, 1, 2, 112, 113, -1, -1]
+    assert step.future_token_indices.tolist() == [1, -1, -1, -1]
+    assert step.decode_page_tables.tolist() == [[4, -1, -1], [2, 9, -1], [-1] * 3, [-1] * 3]
+    assert step.decode_num_keys.tolist() == [3, 18, 0, 0]
+    assert step.prefill_page_tables.tolist() == [[0, -1, -1], [7, -1, -1], [-1] * 3]
+    assert step.prefill_query_lens.tolist() == [2, 2, 0]
+    assert step.prefill_context_lens.tolist() == [1, 0, 0]
+    assert step.head_tokens.tolist() == [0, 1, 7, 0, 0]
+
+
+def test_page_tables_may_be_wider_than_any_request_is_long() -> None:
+    shape = StepShape(num_decode_rows=2, num_prefill_tokens=4, num_prefill_rows=2, num_pages=1, num_head_tokens=3)
+    arrays = shape.columns().arrays(torch.empty(shape.columns().num_bytes, dtype=torch.uint8))
+    pack_step(mixed_batch(), shape, arrays)
+    assert arrays["decode_page_tables"].tolist() == [[4], [2]]
