@@ -30,7 +30,7 @@ def paged_decode(
     """`out_RHD` holds softmax(scale * q kᵀ) v of each row over its first `num_keys_R[r]` tokens.
 
     The row's own token counts and has been stored. `page_tables_RP` (int32) is padded with -1; slots beyond a row's
-    keys are not read, they may hold anything. The softmax is computed in float32. What `out_RHD` holds of a row of 0
+    keys are not read and may be uninitialised. The softmax is computed in float32. What `out_RHD` holds of a row of 0
     keys (the padding of a captured step) is undefined. `work` is the planned work of the same rows: the Triton kernel
     needs it to run without waiting for the device, the other kernels have no use for it.
     """

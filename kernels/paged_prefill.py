@@ -32,7 +32,7 @@ class PrefillRows:
 def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: float, out_THD: Tensor) -> None:
     """`out_THD` holds the attention of each token over the tokens of its row at its position and before.
 
-    The K and V of all tokens have been stored; slots of none are not read, they may hold anything. The softmax is
+    The K and V of all tokens have been stored; slots of none are not read and may be uninitialised. The softmax is
     computed in float32. What `out_THD` holds of tokens beyond the rows' (the padding of a captured step) is undefined.
     """
     assert out_THD.shape == query_THD.shape

@@ -8,7 +8,7 @@ import msgspec
 from messages.replies import PromptReply, ScoredToken, TokenLogprob
 
 LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON has not."""
+"""Stands for minus infinity, for which JSON has no number."""
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):

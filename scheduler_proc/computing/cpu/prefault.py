@@ -86,7 +86,7 @@ class Prefault:
         """Asks for the memory of the next chunk of pages of one tensor, and returns when it is there."""
         end = min(self._num_ready + self._chunk_pages, self._num_pages)
         if not self._populate(libc, self._tensors[self._num_tensors_ahead], self._num_ready, end):
-            log.info("memory is not asked for ahead: %s", os.strerror(ctypes.get_errno()))
+            log.info("page memory is not prefaulted: %s", os.strerror(ctypes.get_errno()))
             self._num_ready = self._num_pages  # nor will it be
             return
         self._num_tensors_ahead = (self._num_tensors_ahead + 1) % len(self._tensors)

@@ -1,6 +1,6 @@
 """Plans of attention, made on the host with each step: which program of a kernel computes what.
 
-They are columns of a step like any other, of a size that hangs on the step's shape alone.
+They are columns of a step like any other, whose size depends on the step's shape alone.
 """
 
 from dataclasses import replace

@@ -90,7 +90,7 @@ def test_a_continued_request_goes_on_as_it_would_have(runner: ModelRunner) -> No
 
 
 def test_a_step_can_be_run_again(runner: ModelRunner) -> None:
-    """What a step returns hangs on its plan and on the cache, not on what ran before it."""
+    """What a step returns depends on its plan and on the cache, not on what ran before it."""
     row = Row(1, list(PROMPTS[2]), len(PROMPTS[2]), SAMPLED[0], pages=[3, 8, 5])
     batch = plan_batch(7, [(row, len(row.ids))], 16)
     first = runner.run(batch)
