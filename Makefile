@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: serve test check fix bench test-gpu bench-gpu chaos starts sanitize clean
+.PHONY: serve test check fix lines bench test-gpu bench-gpu chaos starts sanitize clean
 
 serve: $(VENV)/.serve
 	$(BIN)/python launch.py $(ARGS)
@@ -27,6 +27,10 @@ check: $(VENV)/.dev
 fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# Lines of code by package, beside the budgets that a test holds.
+lines: $(VENV)/.dev
+	$(BIN)/python -m tests.code_lines
 
 # Measures on this machine and writes benchmarks/results/*.json: nothing else should run meanwhile.
 bench: $(VENV)/.dev

@@ -1,0 +1,108 @@
+"""Lines of code of the product, by what they are for: without blank lines, comments and docstrings.
+
+python -m tests.code_lines
+"""
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+PLACES: dict[str, tuple[str, ...]] = {
+    "frontend": ("frontend",),
+    "tokenizer and detokenizer": ("tokenizer_proc", "detokenizer_proc"),
+    "scheduler": ("scheduler_proc",),
+    "CPU backend": ("kernels/cpu", "scheduler_proc/computing/cpu"),
+    "GPU backend": ("kernels/gpu", "scheduler_proc/computing/gpu"),
+    "operations and references": ("kernels",),
+    "messages and process runtime": ("messages",),
+    "launcher": ("launch.py", "supervisor"),
+}
+"""Where each begins; the longest prefix of a file's path decides."""
+
+BUDGETS = {
+    "frontend": 5_700,
+    "tokenizer and detokenizer": 1_500,
+    "scheduler": 3_800,
+    "CPU backend": 2_950,
+    "GPU backend": 2_200,
+    "operations and references": 1_150,
+    "messages and process runtime": 2_300,
+    "launcher": 2_500,
+}
+"""The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
+
+SUFFIXES = {".py", ".c", ".h"}
+
+NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+
+
+def count_lines(path: Path) -> int:
+    """Returns the lines of code of a Python or C file."""
+    text = path.read_text(encoding="utf-8")
+    return _count_python(text) if path.suffix == ".py" else _count_c(text)
+
+
+def count_groups() -> Counter[str]:
+    """Returns the lines of code of each group."""
+    counts: Counter[str] = Counter()
+    for place in {place.split("/")[0] for places in PLACES.values() for place in places}:
+        for path in [ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.*"):
+            group = find_group(path.relative_to(ROOT).as_posix())
+            if group is not None and path.suffix in SUFFIXES:
+                counts[group] += count_lines(path)
+    return counts
+
+
+def find_group(name: str) -> str | None:
+    """Returns the group of a file of the product, `None` for tests, benchmarks and tools."""
+    found = [
+        (len(place), group)
+        for group, places in PLACES.items()
+        for place in places
+        if name == place or name.startswith(f"{place}/")
+    ]
+    return max(found)[1] if found else None
+
+
+def _count_python(text: str) -> int:
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        # A string that stands alone says something about what is before it, or is a docstring.
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            assert node.end_lineno is not None
+            lines.difference_update(range(node.lineno, node.end_lineno + 1))
+    return len(lines)
+
+
+def _count_c(text: str) -> int:
+    return sum(bool(line.strip()) for line in C_COMMENT.sub("", text).splitlines())
+
+
+def main() -> int:
+    counts = count_groups()
+    for group, budget in BUDGETS.items():
+        sys.stdout.write(f"{counts[group]:7,} of {budget:6,}  {group}\n")
+    sys.stdout.write(f"{counts.total():7,} of {sum(BUDGETS.values()):6,}  in all\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
