@@ -23,7 +23,7 @@ from frontend.ring import Ring
 from frontend.trace import Trace
 from messages.channels import Sender
 from messages.columns import num_int32, unpack_int32
-from messages.errors import ChannelFullError, ErrorInfo, bad_request
+from messages.errors import ChannelFullError, ErrorInfo
 from messages.peers import PeerAnswer, PeerAsk
 from messages.process import ProcessLink
 from messages.replies import CacheFlushed, DecodeReply, EncodeReply, ToFrontend, Usage, UserReply
@@ -82,9 +82,8 @@ class Service:
     ) -> list[Generation]:
         """Sends the choices of all `orders` on their way, or none, and returns their entries, which share `changed`.
 
-        Raises `UnavailableError`, or `RequestError` (400) for more choices than may ever be open.
+        There must be no more of them than may ever be open. Raises `UnavailableError`.
         """
-        self._check_number(sum(order.num_choices for order in orders))
         messages = [message for order in orders for message in order.messages(trace.received_ns)]
         self._check_tokens(messages)
         changed = asyncio.Event()
@@ -104,14 +103,6 @@ class Service:
                 self.leave(generation)
             raise
         return opened
-
-    def _check_number(self, num_choices: int) -> None:
-        limit = self.admission.limit
-        if num_choices > limit:
-            raise bad_request(
-                f"{num_choices} choices are asked for, all prompts together, and at most {limit} may be open "
-                "(--max-num-seqs and --max-queued-requests)"
-            )
 
     def _check_tokens(self, messages: Sequence[TokenizeMsg]) -> None:
         if self.admission.limits_tokens:
