@@ -10,101 +10,48 @@ RENAMED = {
 }
 """Other names for fields of ours that mean exactly the same."""
 
-_OF_SERVERS: dict[str, tuple[str, ...]] = {
-    "llama.cpp": (
-        *("n_predict", "n_keep", "n_discard", "n_indent", "n_probs", "cache_prompt", "id_slot", "slot_id", "samplers"),
-        *("typical_p", "tfs_z", "mirostat", "mirostat_tau", "mirostat_eta", "dynatemp_range", "dynatemp_exponent"),
-        *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
-        *("xtc_probability", "xtc_threshold", "top_n_sigma", "repeat_last_n", "penalize_nl", "min_keep", "grammar"),
-        *(
-            "json_schema",
-            "image_data",
-            "return_tokens",
-            "post_sampling_probs",
-            "response_fields",
-            "lora",
-            "t_max_predict_ms",
-        ),
-        *("timings_per_token", "return_progress", "reasoning_format", "thinking_forced_open"),
-    ),
-    "Ollama": (
-        "options",
-        "keep_alive",
-        "num_predict",
-        "num_ctx",
-        "num_keep",
-        "raw",
-        "format",
-        "template",
-        "system",
-        "think",
-    ),
-    "TGI": (
-        *("inputs", "parameters", "do_sample", "return_full_text", "truncate", "watermark", "decoder_input_details"),
-        *("details", "top_n_tokens", "adapter_id", "stop_sequences", "guideline"),
-    ),
-    "SGLang": (
-        *("text", "input_ids", "sampling_params", "rid", "regex", "ebnf", "json_schema", "no_stop_trim", "stop_regex"),
-        *("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs", "lora_path"),
-        *("custom_logit_processor", "session_params", "separate_reasoning", "stream_reasoning", "return_hidden_states"),
-        *("bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank"),
-    ),
-    "KoboldCpp": (
-        *("max_context_length", "max_length", "rep_pen_range", "rep_pen_slope", "sampler_order", "sampler_seed"),
-        *("stop_sequence", "top_a", "tfs", "typical", "smoothing_factor", "dynatemp", "use_default_badwordsids"),
-        *("memory", "images", "trim_stop", "render_special", "bypass_eos", "banned_tokens", "genkey", "quiet"),
-    ),
-    "Aphrodite, text-generation-webui": (
-        *("temperature_last", "dynatemp_min", "dynatemp_max", "smoothing_curve", "nsigma", "skew", "eta_cutoff"),
-        *(
-            "epsilon_cutoff",
-            "mirostat_mode",
-            "custom_token_bans",
-            "token_ban_ranges",
-            "no_repeat_ngram_size",
-            "dry_range",
-        ),
-        *(
-            "repetition_penalty_range",
-            "encoder_repetition_penalty",
-            "penalty_alpha",
-            "guidance_scale",
-            "negative_prompt",
-        ),
-        *("truncation_length", "ban_eos_token", "add_bos_token", "auto_max_new_tokens", "preset", "mode", "character"),
-        *("instruction_template", "prompt_lookup_num_tokens", "min_length", "num_beams", "early_stopping"),
-    ),
-    "vLLM": (
-        *("logprob_token_ids", "vllm_xargs", "kv_transfer_params", "chat_template_content_format", "include_reasoning"),
-        *("thinking_token_budget", "return_mm_hashes", "repetition_detection", "detokenize", "flat_logprobs"),
-    ),
-    "gateways (OpenRouter, LiteLLM)": (
-        *(
-            "models",
-            "route",
-            "provider",
-            "transforms",
-            "plugins",
-            "reasoning",
-            "include",
-            "usage",
-            "timeout",
-            "retries",
-        ),
-        *(
-            "num_retries",
-            "fallbacks",
-            "api_key",
-            "api_base",
-            "base_url",
-            "extra_body",
-            "extra_headers",
-            "tags",
-            "debug",
-        ),
-    ),
+_OF_SERVERS = {
+    "llama.cpp": """
+        n_predict n_keep n_discard n_indent n_probs cache_prompt id_slot slot_id samplers typical_p tfs_z
+        mirostat mirostat_tau mirostat_eta dynatemp_range dynatemp_exponent dry_multiplier dry_base
+        dry_allowed_length dry_penalty_last_n dry_sequence_breakers xtc_probability xtc_threshold top_n_sigma
+        repeat_last_n penalize_nl min_keep return_tokens post_sampling_probs response_fields t_max_predict_ms
+        timings_per_token return_progress reasoning_format thinking_forced_open
+    """,
+    "Ollama": """
+        options keep_alive num_predict num_ctx num_keep raw template system think
+    """,
+    "TGI": """
+        inputs parameters do_sample return_full_text truncate watermark decoder_input_details details
+        top_n_tokens stop_sequences guideline
+    """,
+    "SGLang": """
+        text input_ids sampling_params rid no_stop_trim stop_regex return_logprob logprob_start_len
+        top_logprobs_num return_text_in_logprobs custom_logit_processor session_params separate_reasoning
+        stream_reasoning return_hidden_states bootstrap_host bootstrap_port bootstrap_room data_parallel_rank
+    """,
+    "KoboldCpp": """
+        max_context_length max_length rep_pen_range rep_pen_slope sampler_order sampler_seed stop_sequence top_a
+        tfs typical smoothing_factor dynatemp use_default_badwordsids memory trim_stop render_special bypass_eos
+        banned_tokens genkey quiet
+    """,
+    "Aphrodite, text-generation-webui": """
+        temperature_last dynatemp_min dynatemp_max smoothing_curve nsigma skew eta_cutoff epsilon_cutoff
+        mirostat_mode custom_token_bans token_ban_ranges no_repeat_ngram_size dry_range repetition_penalty_range
+        encoder_repetition_penalty penalty_alpha guidance_scale negative_prompt truncation_length ban_eos_token
+        add_bos_token auto_max_new_tokens preset mode character instruction_template prompt_lookup_num_tokens
+        min_length num_beams early_stopping
+    """,
+    "vLLM": """
+        logprob_token_ids vllm_xargs kv_transfer_params chat_template_content_format include_reasoning
+        thinking_token_budget return_mm_hashes repetition_detection detokenize flat_logprobs
+    """,
+    "gateways (OpenRouter, LiteLLM)": """
+        models route provider transforms plugins reasoning include usage timeout retries num_retries fallbacks
+        api_key api_base base_url extra_body extra_headers tags debug
+    """,
 }
 """By the server that has them first; some have the same."""
 
-FOREIGN = frozenset(name for names in _OF_SERVERS.values() for name in names)
+FOREIGN = frozenset(name for names in _OF_SERVERS.values() for name in names.split())
 """Those that no field of ours stands for: some change a sampler that is not here, others address another machine."""

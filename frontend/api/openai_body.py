@@ -25,12 +25,25 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
+    "grammar": ("",),
+    "json_schema": ({},),
+    "regex": ("",),
+    "ebnf": ("",),
+    "format": ("",),
+    "image_data": ([],),
+    "images": ([],),
+    "lora": ([],),
+    "lora_path": (),
+    "adapter_id": (),
     "logits_processors": ([],),
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "prompt_embeds": (),
 }
-"""Parameters that would change the answer and are not served, each with the values that ask for nothing."""
+"""Parameters that would change the answer and are not served, each with the values that ask for nothing.
+
+Other servers' names for what the answer must be like are among them: to ignore a constraint would be worse than a 400.
+"""
 
 IGNORED = (
     *("parallel_tool_calls", "prediction", "reasoning_effort"),

@@ -35,6 +35,14 @@ def test_every_endpoint_takes_them(server: FrontendRun, path: str, name: str):
     assert asked.response().status_code == 200
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", ["grammar", "json_schema", "regex", "format", "images", "lora_path"])
+def test_what_the_answer_must_be_like_is_refused_and_not_dropped(server: FrontendRun, path: str, name: str):
+    reply = server.client.post(path, json={**good(path), name: "x"})
+    assert reply.status_code == 400
+    assert (reply.json()["error"]["param"], reply.json()["error"]["code"]) == (name, "not_supported")
+
+
 def test_the_flag_refuses_all_that_is_not_ours():
     with FrontendRun(make_config(HttpConfig(port=0, strict_fields=True))) as run:
         for path in PATHS:
