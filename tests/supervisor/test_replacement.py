@@ -74,7 +74,10 @@ def test_a_stopped_process_is_hung_and_is_replaced():
         run.wait_for("scheduler    died: it hung and was killed after ")
         run.wait_for("scheduler=ready.2")
         assert not is_running(scheduler)
-        assert states_of(run, "scheduler")[-4:] == ["hung.killed", "restarting", "starting.2", "ready.2"]
+        states = states_of(run, "scheduler")
+        # Where the kill is quick, no table is sent between it and the death.
+        without_hung = [state for state in states if state != "hung.killed"]
+        assert without_hung[-4:] == ["ready", "restarting", "starting.2", "ready.2"]
         stop(run)
 
 

@@ -15,7 +15,7 @@ from kernels.cpu.huge_pages import empty_huge
 from scheduler_proc.computing.cpu import prefault
 from scheduler_proc.computing.cpu.prefault import Prefault
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 NUM_PAGES, PAGE_ELEMENTS = 64, 1 << 18
 """A page of a layer takes 1 MB."""
 
