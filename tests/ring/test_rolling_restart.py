@@ -17,13 +17,16 @@ pytestmark = pytest.mark.ring
 
 NUM_STREAMS = 8
 ORDER_TIMEOUT_S = 90.0
-FLAGS = ("--dtype", "float32", "--drain-timeout-s", "20", "--hang-timeout-s", "5", "--max-restarts-per-min", "100")
+FLAGS = (
+    *("--dtype", "float32", "--drain-timeout-s", "20", "--hang-timeout-s", "5", "--max-restarts-per-min", "100"),
+    *("--admin-key", ADMIN_KEY),
+)
 ALL = ("tokenizer", "detokenizer", "scheduler", "frontend")
 
 
 @pytest.fixture(scope="module")
 def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, *FLAGS, "--admin-key", ADMIN_KEY)
+    return start_ring(tiny_checkpoint, *FLAGS)
 
 
 @pytest.fixture(scope="module")
