@@ -9,12 +9,12 @@ ARGS ?=
 serve: $(VENV)/.serve
 	$(BIN)/python launch.py $(ARGS)
 
-# Without ARGS: all tests, those that start real servers last and one at a time, so that nothing else takes their cores.
-# The second half is run whatever the first one says; both must pass.
+# Without ARGS: all tests, those that start real servers last. The second half is run whatever the first one says; both
+# must pass.
 test: $(VENV)/.dev
 ifeq ($(ARGS),)
 	$(BIN)/python -m pytest -m "not ring" -n 2 --dist loadfile --durations=25; first=$$?; \
-	$(BIN)/python -m pytest -m ring --durations=25 && exit $$first
+	$(BIN)/python -m pytest -m ring -n 2 --dist loadfile --durations=25 && exit $$first
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

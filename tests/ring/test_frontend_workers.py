@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from messages.uids import block_of
-from tests.ring.client import Generated, RingClient, body, events_of
+from tests.ring.client import ADMIN_KEY, Generated, RingClient, body, events_of
 from tests.ring.test_restart import check_same
 from tests.ring.test_rolling_restart import FLAGS, Load, make_requests, processes, replace
 
@@ -318,7 +318,8 @@ def test_a_scrape_shows_every_frontend_whichever_answers(ring: RingClient):
 @pytest.fixture(scope="module")
 def narrow_ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
     """So few rows that a wave of streams takes long."""
-    return start_ring(tiny_checkpoint, "--dtype", "float32", "--max-num-seqs", "1", "--frontend-workers", "2")
+    flags = ("--dtype", "float32", "--max-num-seqs", "1", "--admin-key", ADMIN_KEY)
+    return start_ring(tiny_checkpoint, *flags, "--frontend-workers", "2")
 
 
 @pytest.mark.parametrize("order", [{"request_id": "of-both"}, {"all": True}])
