@@ -169,7 +169,7 @@ class Sampling:
         for token_id in ids:
             if token_id >= self._vocab_size:
                 raise bad_request(
-                    f"{name} must be of token ids below {self._vocab_size}, the size of the vocabulary, got {token_id}",
+                    f"{name} must hold token ids below {self._vocab_size}, the size of the vocabulary, got {token_id}",
                     name,
                 )
 
