@@ -13,8 +13,8 @@ serve: $(VENV)/.serve
 # must pass.
 test: $(VENV)/.dev
 ifeq ($(ARGS),)
-	$(BIN)/python -m pytest -m "not ring" -n 2 --dist loadfile --durations=25; first=$$?; \
-	$(BIN)/python -m pytest -m ring -n 2 --dist loadfile --durations=25 && exit $$first
+	$(BIN)/python -m pytest -m "not ring" -n 3 --dist loadfile --durations=25; first=$$?; \
+	$(BIN)/python -m pytest -m ring -n 3 --dist loadfile --durations=25 && exit $$first
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
