@@ -14,9 +14,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from messages.columns import unpack_int32
+from messages.columns import FLOAT32, INT32, INT64, unpack_int32
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+ITEMSIZES = {typecode: array(typecode).itemsize for typecode in (INT32, INT64, FLOAT32)}
+"""Bytes; sizes are asked for in every step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +55,7 @@ class Column:
 
     @property
     def itemsize(self) -> int:
-        return array(self.typecode).itemsize
+        return ITEMSIZES[self.typecode]
 
     def pack(self, values: Sequence[float]) -> bytes:
         """Returns the values as a column."""

@@ -85,7 +85,7 @@ class BatchBuilder:
             sample_tokens=pack_int32(range(num_decode_rows)) + columns.sample_tokens.tobytes(),
             **decode.sampling.joined(columns.sampling),
             sample_positions=(next_positions + columns.sample_positions).tobytes(),
-            logits_processing=_edits(decode, chunks) if has_processing else None,
+            logits_processing=_logits_processing(decode, chunks) if has_processing else None,
             scored=columns.scored.columns(),
             future_token_indices=decode.future_token_indices.tobytes(),
         )
@@ -113,7 +113,7 @@ class BatchBuilder:
             slots += self._slots[offset + max(start, index * size) : offset + min(end, (index + 1) * size)]
 
 
-def _edits(decode: DecodeRows, chunks: list[Chunk]) -> LogitsProcessing | None:
+def _logits_processing(decode: DecodeRows, chunks: list[Chunk]) -> LogitsProcessing | None:
     columns, num_decode_rows = LogitsProcessingColumns(), len(decode)
     sampling = [*decode.reqs, *(chunk.req for chunk in chunks if chunk.samples)]
     for row, req in enumerate(sampling):

@@ -36,11 +36,11 @@ def check_possible(message: UserMsg, limits: Limits) -> None:
             )
         )
     _check_ids(message.input_ids + message.output_ids, limits.vocab_size, "prompt", "the prompt")
-    _check_edits(message, limits)
+    _check_logits_processing(message, limits)
     _check_num_logprobs(params, limits.vocab_size)
 
 
-def _check_edits(message: UserMsg, limits: Limits) -> None:
+def _check_logits_processing(message: UserMsg, limits: Limits) -> None:
     params, vocab_size = message.sampling_params, limits.vocab_size
     if params.allowed_token_ids:
         _check_ids(params.allowed_token_ids, vocab_size, "allowed_token_ids")

@@ -1,6 +1,6 @@
 """The forward passes of decode steps on a CPU, captured as C calls: one capture for each number of rows.
 
-The first step of so many rows is computed as any other, and captured; later ones are made again from C (decision 0026).
+The first step of so many rows is computed as any other, and captured; later ones are replayed from C (decision 0026).
 
 Shape legend: R rows, V vocabulary.
 """
@@ -72,7 +72,7 @@ class CapturedDecodes:
         return decoded
 
     def _write(self, batch: Batch) -> None:
-        """Puts the step's columns where captures read them. Behind a row's pages a table holds anything."""
+        """Puts the step's columns where captures read them. Behind a row's pages a table is stale."""
         num_rows, num_keys = batch.num_decode_rows, np.frombuffer(batch.context_lens, np.int32)
         for name, column in (("token_ids", batch.token_ids), ("positions", batch.positions), ("slots", batch.slots)):
             self._bytes[name][: len(column)] = column

@@ -23,9 +23,9 @@ def choose_tokens(logits_SV: Tensor, batch: Batch, likeliest_S: Tensor | None = 
     `likeliest_S` are the tokens of `greedy`, where they are known.
 
     A row's token is a function of its logits, its logits processing, its parameters and (seed, position): not of the
-    other rows.
-    Edits are those of `logit_edits`; a row that they leave without a token of finite logit has none, -1. Filters are
-    those of transformers in its order: temperature, top-k, top-p, min-p. Rows without one do not pay for it.
+    other rows. A row that logits processing (`logits_processing.py`) leaves without a token of finite logit has none,
+    -1. Filters are those of transformers in its order: temperature, top-k, top-p, min-p. Rows without one do not pay
+    for it.
     """
     if is_greedy(batch):
         return (greedy(logits_SV) if likeliest_S is None else likeliest_S).to(torch.int32)
