@@ -116,8 +116,10 @@ class ConnectionPool:
             result.end(TIMED_OUT, f"no end after {self.target.timeout_s:g} s")
         except OSError as error:
             result.end(UNREACHABLE, str(error))
-        if connection is not None and connection.is_open:
-            self._free.append(connection)
+        finally:
+            # Also where the caller is cancelled just as its answer ends: `close` must find the connection.
+            if connection is not None and connection.is_open:
+                self._free.append(connection)
 
     def close(self) -> None:
         for connection in self._free:

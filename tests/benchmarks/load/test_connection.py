@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from benchmarks.load.answer import LOST, OK, TIMED_OUT, UNREACHABLE, StreamResult
-from benchmarks.load.connection import ConnectionPool, Target, parse_url
+from benchmarks.load.connection import Connection, ConnectionPool, Target, parse_url
 from messages.errors import UsageError
 from tests.benchmarks.scripted_server import (
     DONE,
@@ -50,6 +50,33 @@ def test_concurrent_requests_have_connections_of_their_own() -> None:
             assert [result.outcome for result in results] == [OK] * 3
             assert server.num_connections == 3
 
+    asyncio.run(scenario())
+
+
+def test_a_cancellation_just_as_the_answer_ends_leaves_no_open_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Connection] = []
+    connect, wake = ConnectionPool._connect, Connection._wake
+
+    async def connect_and_keep(pool: ConnectionPool) -> Connection:
+        opened.append(await connect(pool))
+        return opened[-1]
+
+    async def scenario() -> None:
+        async with scripted_server(GOOD) as server:
+            pool = ConnectionPool(server.target)
+            request = asyncio.create_task(run_one(pool))
+
+            def wake_and_cancel(connection: Connection) -> None:
+                wake(connection)
+                request.cancel()
+
+            monkeypatch.setattr(Connection, "_wake", wake_and_cancel)
+            with pytest.raises(asyncio.CancelledError):
+                await request
+            pool.close()
+            assert [connection.is_open for connection in opened] == [False]
+
+    monkeypatch.setattr(ConnectionPool, "_connect", connect_and_keep)
     asyncio.run(scenario())
 
 
