@@ -9,11 +9,7 @@ them is HTTP, tokenizing, detokenizing, the messages between, and the load gener
 import argparse
 import itertools
 import random
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -29,7 +25,7 @@ from benchmarks.load.server_facts import ServerUnavailableError
 from benchmarks.load.workloads import PlannedRequest, SamplingFields
 from benchmarks.process_tree import command_of, tree_pids
 from benchmarks.result_file import write_result
-from benchmarks.server_process import ROOT, ServerProcess
+from benchmarks.server_process import ServerProcess, server_with_scheduler
 from messages.errors import SluiceError
 
 START_TIMEOUT_S = 60.0
@@ -63,7 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args(arguments)
     try:
-        with server_without_model(options.model, options.step_ms) as (server, target):
+        flags = ["--model", options.model] if options.model else []
+        steps = "benchmarks.paced_scheduler", flags, START_TIMEOUT_S, ["--step-ms", str(options.step_ms)]
+        with server_with_scheduler(*steps) as (server, target):
             costs = [measure(server, target, count, options.step_ms, options.seconds) for count in options.streams]
     except SluiceError as error:
         print(f"bench_ring_cost: {error}", file=sys.stderr)
@@ -73,33 +71,6 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         write_result(options.json, "ring_cost", costs)
     return 0
-
-
-@contextmanager
-def server_without_model(model: str, step_ms: float) -> Iterator[tuple[ServerProcess, Target]]:
-    """A ready server whose scheduler runs no model. Raises `ServerUnavailableError`."""
-    flags = ["--external", "scheduler", *(["--model", model] if model else [])]
-    server = ServerProcess(flags)
-    scheduler = None
-    try:
-        wait_for_config(server)
-        command = [sys.executable, "-m", "benchmarks.paced_scheduler", "--step-ms", str(step_ms)]
-        scheduler = subprocess.Popen([*command, "--run-dir", str(server.run_dir.path)], cwd=ROOT)
-        yield server, server.wait_until_ready(START_TIMEOUT_S)
-    finally:
-        server.stop()
-        if scheduler is not None:
-            scheduler.terminate()
-            scheduler.wait(10)
-
-
-def wait_for_config(server: ServerProcess) -> None:
-    """Returns once the launcher listens for its processes."""
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while not server.run_dir.socket("launcher").exists():
-        if time.monotonic() > deadline_s:
-            raise ServerUnavailableError(f"the launcher did not start:\n{server.log_text()}")
-        time.sleep(0.02)
 
 
 def measure(server: ServerProcess, target: Target, num_streams: int, step_ms: float, seconds: float) -> RingCost:

@@ -61,6 +61,14 @@ class ServerProcess:
             time.sleep(POLL_INTERVAL_S)
         raise ServerUnavailableError(f"the server was not ready after {deadline_s:g} s:\n{self.log_text()}")
 
+    def wait_until_listening(self, deadline_s: float) -> None:
+        """Returns once the launcher listens for its processes. Raises `ServerUnavailableError`."""
+        end_s = time.monotonic() + deadline_s
+        while not self.run_dir.socket("launcher").exists():
+            if time.monotonic() > end_s:
+                raise ServerUnavailableError(f"the launcher did not start:\n{self.log_text()}")
+            time.sleep(POLL_INTERVAL_S)
+
     def stop(self, deadline_s: float = 40.0) -> int:
         """Ends the server by SIGTERM, after the deadline by SIGKILL; returns the exit code. Safe to call again."""
         if self._process.poll() is None:
@@ -100,6 +108,25 @@ def started_server(arguments: Sequence[str], deadline_s: float) -> Iterator[tupl
         yield server, server.wait_until_ready(deadline_s)
     finally:
         server.stop()
+
+
+@contextmanager
+def server_with_scheduler(
+    module: str, arguments: Sequence[str], deadline_s: float, scheduler_arguments: Sequence[str] = ()
+) -> Iterator[tuple[ServerProcess, Target]]:
+    """A ready server whose scheduler is `module`, started beside it as a process of its own."""
+    server = ServerProcess(["--external", "scheduler", *arguments])
+    scheduler = None
+    try:
+        server.wait_until_listening(deadline_s)
+        command = [sys.executable, "-m", module, *scheduler_arguments, "--run-dir", str(server.run_dir.path)]
+        scheduler = subprocess.Popen(command, cwd=ROOT)
+        yield server, server.wait_until_ready(deadline_s)
+    finally:
+        server.stop()
+        if scheduler is not None:
+            scheduler.terminate()
+            scheduler.wait(10)
 
 
 def _is_ready(target: Target) -> bool:

@@ -3,14 +3,14 @@
 import logging
 import secrets
 import time
-
-import msgspec
+from collections.abc import Sequence
+from itertools import chain
 
 from detokenizer_proc.decoders import CountingDecoder
-from detokenizer_proc.scoring import PromptScoring, ScoreTable, Scoring
-from detokenizer_proc.streams import Stream
+from detokenizer_proc.scoring import PromptScoring, Scoring, StepScores
+from detokenizer_proc.streams import NO_TOKENS, Stream, TokenRun
 from detokenizer_proc.vocabulary import Vocabulary
-from messages.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
+from messages.columns import pack_counts, pack_int32, pack_int64, runs_of, unpack_int32, unpack_int64
 from messages.errors import ErrorInfo
 from messages.replies import (
     CacheFlushed,
@@ -117,67 +117,38 @@ class Detokenizer:
 
         Tokens of unknown requests, of older attempts, and those after the end of the text are dropped.
         """
-        uids: list[int] = []
-        attempts: list[int] = []
-        token_ids: list[int] = []
-        texts: list[str] = []
-        scored, stops = self._score(step) if step.logprobs is not None else ({}, [])
+        replies, stops = _Replies(), list[StopSeen]()
+        scores = None if step.logprobs is None else StepScores(step.logprob_entries, step.logprobs)
         ending = {(row.uid, row.attempt) for row in step.finished}
-        last_ids: dict[int, int] = {}
-        columns = zip(unpack_int64(step.uids), unpack_int32(step.attempts), unpack_int32(step.token_ids), strict=True)
-        for uid, attempt, token_id in columns:
+        last_tokens: dict[int, TokenRun] = {}
+        first = 0
+        columns = unpack_int64(step.uids), unpack_int32(step.attempts), runs_of(step.token_ids, step.num_tokens)
+        for uid, attempt, token_ids in zip(*columns, strict=True):
+            run_start = first
+            first += len(token_ids)
             stream = self._streams.get(uid)
             if stream is None or stream.attempt != attempt or stream.has_ended:
                 continue
             if ending and (uid, attempt) in ending:
-                last_ids[uid] = token_id
+                last_tokens[uid] = TokenRun(token_ids, run_start, scores)
                 continue
             try:
-                text = stream.push(token_id)
+                if len(token_ids) == 1 and scores is None:  # most are, and each step has one for each stream
+                    text = stream.push(token_ids[0])
+                else:
+                    text, token_ids, scored = stream.push_run(TokenRun(token_ids, run_start, scores))
+                    replies.add_logprobs(scored)
             except BaseException:
                 stream.fail(_failure(uid))
                 stops.append(StopSeen(uid, attempt))
                 continue
-            uids.append(uid)
-            attempts.append(attempt)
-            token_ids.append(token_id)
-            texts.append(text)
+            replies.uids.append(uid)
+            replies.attempts.append(attempt)
+            replies.runs.append(token_ids)
+            replies.texts.append(text)
             if stream.has_ended:
                 stops.append(StopSeen(uid, attempt))
-        replies = StepReplies(
-            step_id=step.step_id,
-            uids=pack_int64(uids),
-            attempts=pack_int32(attempts),
-            token_ids=pack_int32(token_ids),
-            texts=tuple(texts),
-            finals=self._finish(step.finished, last_ids, scored),
-        )
-        if step.prefilled:
-            prefilled = tuple([row for row in step.prefilled if row.uid in uids])
-            replies = msgspec.structs.replace(replies, prefilled=prefilled)
-        if scored:
-            entries = [i for i, uid in enumerate(uids) if uid in scored]
-            logprobs = tuple([scored[uids[i]] for i in entries])
-            replies = msgspec.structs.replace(replies, logprob_entries=pack_int32(entries), logprobs=logprobs)
-        return replies, stops
-
-    def _score(self, step: DetokenizeMsg) -> tuple[dict[int, ScoredToken], list[StopSeen]]:
-        """Returns the tokens of the step that have logprobs, by uid, before any is pushed; and streams that failed."""
-        assert step.logprobs is not None
-        scored: dict[int, ScoredToken] = {}
-        stops: list[StopSeen] = []
-        uids, attempts, table = unpack_int64(step.uids), unpack_int32(step.attempts), ScoreTable(step.logprobs)
-        for index, entry in enumerate(unpack_int32(step.logprob_entries)):
-            uid, attempt = uids[entry], attempts[entry]
-            stream = self._streams.get(uid)
-            if stream is None or stream.attempt != attempt or stream.scoring is None or stream.has_ended:
-                continue
-            try:
-                scored[uid] = stream.scoring.score(table, index)
-            except BaseException:
-                stream.fail(_failure(uid))
-                stops.append(StopSeen(uid, attempt))
-        return scored, stops
+        return replies.message(step, self._finish(step.finished, last_tokens)), stops
 
     def drop(self, message: DropBefore) -> None:
         """Forgets the streams of requests whose frontend is gone: nobody waits for their end, and none may come."""
@@ -192,9 +163,7 @@ class Detokenizer:
         """
         self._streams.clear()
 
-    def _finish(
-        self, rows: tuple[FinishedRow, ...], last_ids: dict[int, int], scored: dict[int, ScoredToken]
-    ) -> tuple[UserReply, ...]:
+    def _finish(self, rows: tuple[FinishedRow, ...], last_tokens: dict[int, TokenRun]) -> tuple[UserReply, ...]:
         finals: list[UserReply] = []
         now_ns = time.monotonic_ns()
         for row in rows:
@@ -204,12 +173,46 @@ class Detokenizer:
                 continue
             del self._streams[row.uid]
             try:
-                final = stream.finish(row, last_ids.get(row.uid), now_ns, scored.get(row.uid))
+                final = stream.finish(row, last_tokens.get(row.uid, NO_TOKENS), now_ns)
             except BaseException:
                 stream.fail(_failure(row.uid))
-                final = stream.finish(row, None, now_ns)
+                final = stream.finish(row, NO_TOKENS, now_ns)
             finals.append(final)
         return tuple(finals)
+
+
+class _Replies:
+    """The columns of one `StepReplies` in the making."""
+
+    def __init__(self) -> None:
+        self.uids: list[int] = []
+        self.attempts: list[int] = []
+        self.runs: list[Sequence[int]] = []
+        self.texts: list[str] = []
+        self._logprob_entries: list[int] = []
+        self._logprobs: list[ScoredToken] = []
+
+    def add_logprobs(self, scored: list[ScoredToken]) -> None:
+        """Adds those of the run that is appended next: of all its tokens, or none."""
+        if scored:
+            first = sum(map(len, self.runs))
+            self._logprob_entries.extend(range(first, first + len(scored)))
+            self._logprobs += scored
+
+    def message(self, step: DetokenizeMsg, finals: tuple[UserReply, ...]) -> StepReplies:
+        prefilled = tuple([row for row in step.prefilled if row.uid in self.uids]) if step.prefilled else ()
+        return StepReplies(
+            step_id=step.step_id,
+            uids=pack_int64(self.uids),
+            attempts=pack_int32(self.attempts),
+            token_ids=pack_int32(chain.from_iterable(self.runs)),
+            texts=tuple(self.texts),
+            finals=finals,
+            logprob_entries=pack_int32(self._logprob_entries),
+            logprobs=tuple(self._logprobs),
+            prefilled=prefilled,
+            num_tokens=pack_counts(list(map(len, self.runs))),
+        )
 
 
 def _failure(uid: int) -> ErrorInfo:

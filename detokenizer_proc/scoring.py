@@ -29,6 +29,14 @@ class ScoreTable:
         return zip(self._top_ids[start:end], self._top_logprobs[start:end], strict=True)
 
 
+class StepScores:
+    """The logprobs of a step: `entries` (int32) are the places of the tokens that have any."""
+
+    def __init__(self, entries: bytes, columns: LogprobColumns):
+        self.table = ScoreTable(columns)
+        self.index_of = {entry: index for index, entry in enumerate(unpack_int32(entries))}
+
+
 class Scoring:
     """How the output tokens of one stream are told: with `num_top` alternatives, in the text of `decoder`."""
 

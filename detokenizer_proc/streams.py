@@ -1,13 +1,27 @@
 """The text of one request while it is written: what is shown of it, when a stop string ends it, its final reply."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import msgspec
 
 from detokenizer_proc.decoders import Decoder
-from detokenizer_proc.scoring import PromptScoring, Scoring, read_prompt
+from detokenizer_proc.scoring import PromptScoring, Scoring, StepScores, read_prompt
 from detokenizer_proc.stop_strings import StopFinder
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import ErrorInfo
 from messages.replies import FinishedRow, FinishReason, OpenStream, ScoredToken, UserReply
+
+
+class TokenRun(NamedTuple):
+    """The tokens that one row got in a step: those of the step from place `first` on. `scores` are the step's."""
+
+    token_ids: Sequence[int]
+    first: int
+    scores: StepScores | None
+
+
+NO_TOKENS = TokenRun((), 0, None)
 
 
 class Stream:
@@ -65,6 +79,20 @@ class Stream:
         self._unsent = "".join(texts)[order.num_chars_sent :]
         return prompt_text
 
+    def push_run(self, run: TokenRun) -> tuple[str, Sequence[int], list[ScoredToken]]:
+        """Returns the text that may be shown now, the tokens that belong to it, and their logprobs.
+
+        Tokens after a stop string, with which the stream has ended, do not.
+        """
+        texts: list[str] = []
+        scored: list[ScoredToken] = []
+        for place, token_id in enumerate(run.token_ids, run.first):
+            self._score(run.scores, place, scored)
+            texts.append(self.push(token_id))
+            if self.has_ended:
+                break
+        return "".join(texts), run.token_ids[: len(texts)], scored
+
     def push(self, token_id: int) -> str:
         """Returns the text that may be shown now that this token has come; may set `has_ended`."""
         self.num_tokens += 1
@@ -80,18 +108,14 @@ class Stream:
         self.has_ended = True
         self._error = error
 
-    def finish(
-        self, row: FinishedRow, last_id: int | None, now_ns: int, scored: ScoredToken | None = None
-    ) -> UserReply:
-        """Returns the final reply, with the last token (`None` where the row ended without one) and all held text.
-
-        `scored` is the last token with its logprobs.
-        """
+    def finish(self, row: FinishedRow, run: TokenRun, now_ns: int) -> UserReply:
+        """Returns the final reply, with the row's last tokens (none where it ended without one) and all held text."""
         text = self._take_unsent()
-        token_ids = b""
-        if last_id is not None and not self.has_ended:
-            token_ids = pack_int32((last_id,))
-            text += self._last_text(row, last_id)
+        token_ids: Sequence[int] = ()
+        scored: list[ScoredToken] = []
+        if not self.has_ended and run.token_ids:
+            shown, token_ids, scored = self._push_last(row, run)
+            text += shown
         if not self.has_ended:
             text += self._flush()
         usage = row.usage
@@ -103,12 +127,12 @@ class Stream:
             attempt=row.attempt,
             finish_reason=finish_reason,
             incremental_output=text,
-            token_ids=token_ids,
+            token_ids=pack_int32(token_ids),
             usage=usage,
             stamps=msgspec.structs.replace(row.stamps, detokenized_ns=now_ns),
             stop_reason=stop_reason,
             error=error,
-            logprobs=(scored,) if scored is not None and token_ids else (),
+            logprobs=tuple(scored),
         )
 
     def _outcome(self, row: FinishedRow) -> tuple[FinishReason, str | int | None, ErrorInfo | None]:
@@ -119,12 +143,23 @@ class Stream:
             return "stop", self._stops.found, None
         return row.finish_reason, row.stop_reason, row.error
 
-    def _last_text(self, row: FinishedRow, last_id: int) -> str:
-        is_shown = not row.ended_by_token or (self._shows_stop and row.stop_reason is not None)
-        if is_shown:
-            return self.push(last_id)
-        self.num_tokens += 1
-        return ""
+    def _push_last(self, row: FinishedRow, run: TokenRun) -> tuple[str, Sequence[int], list[ScoredToken]]:
+        """Does as `push_run`; of a token that ended the row, the text is shown only where that is wanted."""
+        if not row.ended_by_token or (self._shows_stop and row.stop_reason is not None):
+            return self.push_run(run)
+        text, token_ids, scored = self.push_run(run._replace(token_ids=run.token_ids[:-1]))
+        if not self.has_ended:
+            self._score(run.scores, run.first + len(token_ids), scored)
+            self.num_tokens += 1
+            token_ids = run.token_ids
+        return text, token_ids, scored
+
+    def _score(self, scores: StepScores | None, place: int, scored: list[ScoredToken]) -> None:
+        """Appends the logprobs of a token that is about to be pushed, where it has any."""
+        if scores is not None and self.scoring is not None:
+            index = scores.index_of.get(place)
+            if index is not None:
+                scored.append(self.scoring.score(scores.table, index))
 
     def _flush(self) -> str:
         """Returns the text that was held back; a stop string may end in it."""

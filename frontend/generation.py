@@ -4,6 +4,7 @@ import asyncio
 import time
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -32,7 +33,7 @@ class Generation:
         "_has_end_text",
         "_num_ids_before",
         "_num_ids_taken",
-        "_texts",
+        "_steps",
         "_wakes_at_tokens",
         "abort_reason",
         "attempt",
@@ -95,10 +96,10 @@ class Generation:
         self.prompt_usage: Usage | None = None
         """What the prompt took; it comes with the first token."""
         self._wakes_at_tokens = wakes_at_tokens
-        self._texts: deque[str] = deque()
-        """One for each token that has not been taken; the last one may be the text of the end, with any number."""
+        self._steps: deque[tuple[str, int]] = deque()
+        """The steps that have not been taken: the text of each, and how many of `output_ids` there are with it."""
         self._has_end_text = False
-        """The last one of `_texts` is told with the end."""
+        """The last one of `_steps` is told with the end."""
         self.logprobs: list[ScoredToken] = []
         """Those of the tokens that have not been taken; empty where none are wanted."""
         self._num_ids_taken = 0
@@ -107,7 +108,7 @@ class Generation:
     @property
     def has_step(self) -> bool:
         """Tells whether the tokens of a step wait for `take_step`. Those that came with a good end are told with it."""
-        return len(self._texts) > self._has_end_text
+        return len(self._steps) > self._has_end_text
 
     @property
     def num_taken(self) -> int:
@@ -146,19 +147,20 @@ class Generation:
             num_chars_sent=self.num_chars,
         )
 
-    def add(self, token_id: int, text: str) -> None:
-        """Takes the token of one step."""
+    def add(self, token_ids: Sequence[int], text: str) -> None:
+        """Takes the tokens of one step."""
         if not self.output_ids:
             self.first_token_ns = time.monotonic_ns()
-        self.output_ids.append(token_id)
+        for token_id in token_ids:  # as a rule one: `extend` would cost more
+            self.output_ids.append(token_id)
         self.num_chars += len(text)
         if self.has_listener:
-            self._texts.append(text)
+            self._steps.append((text, len(self.output_ids)))
             if self._wakes_at_tokens:
                 self.changed.set()
 
     def add_logprob(self, scored: ScoredToken) -> None:
-        """Takes the logprobs of the token that was added last."""
+        """Takes the logprobs of the next token, of those that were added last."""
         if self.has_listener:
             self.logprobs.append(scored)
 
@@ -176,7 +178,7 @@ class Generation:
         self.output_ids.extend(token_ids)
         self.num_chars += len(final.incremental_output)
         if self.has_listener and (token_ids or final.incremental_output):
-            self._texts.append(final.incremental_output)
+            self._steps.append((final.incremental_output, len(self.output_ids)))
             self._has_end_text = final.error is None
             self.logprobs.extend(final.logprobs)
         self.final = final
@@ -184,13 +186,13 @@ class Generation:
 
     def take_step(self) -> Increment:
         """Returns the oldest step that has not been taken; `has_step` tells whether there is one."""
-        text = self._texts.popleft()
-        return Increment(text, self._take_ids(self._num_ids_taken + 1 if self._texts else len(self.output_ids)))
+        text, num_ids = self._steps.popleft()
+        return Increment(text, self._take_ids(num_ids))
 
     def take(self) -> Increment:
         """Returns all that has not been taken, the end's text included."""
-        text = "".join(self._texts)
-        self._texts.clear()
+        text = "".join([text for text, _ in self._steps])
+        self._steps.clear()
         self._has_end_text = False
         return Increment(text, self._take_ids(len(self.output_ids)))
 
@@ -220,7 +222,7 @@ class Generation:
     def abandon(self) -> None:
         """Nobody listens from now on."""
         self.has_listener = False
-        self._texts.clear()
+        self._steps.clear()
         self._has_end_text = False
         self.logprobs.clear()
         self.changed.set()

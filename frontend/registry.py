@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from frontend.generation import Generation
-from messages.columns import unpack_int32, unpack_int64
+from messages.columns import runs_of, unpack_int32, unpack_int64
 from messages.errors import ErrorInfo
 from messages.replies import PrefilledRow, PromptReply, StepReplies, UserReply
 from messages.uids import first_uid_of
@@ -106,17 +106,17 @@ class Registry:
         rows = zip(
             reversed(unpack_int64(step.uids)),
             reversed(unpack_int32(step.attempts)),
-            reversed(unpack_int32(step.token_ids)),
+            reversed(list(runs_of(step.token_ids, step.num_tokens))),
             reversed(step.texts),
             strict=True,
         )
         find = self._open.get
         now_ns = time.monotonic_ns()
         num_rows_after: dict[int, int] = {}  # most rows had their last token in the same step
-        for uid, attempt, token_id, text in rows:
+        for uid, attempt, token_ids, text in rows:
             generation = find(uid)
             if generation is not None and generation.attempt == attempt:
-                generation.add(token_id, text)
+                generation.add(token_ids, text)
                 last_ns = generation.last_token_ns
                 num_rows_after[last_ns] = num_rows_after.get(last_ns, 0) + 1
                 generation.last_token_ns = now_ns
@@ -126,10 +126,12 @@ class Registry:
             self._on_step(now_ns, num_rows_after)
 
     def _take_logprobs(self, step: StepReplies) -> None:
-        uids, attempts = unpack_int64(step.uids), unpack_int32(step.attempts)
+        columns = unpack_int64(step.uids), unpack_int32(step.attempts), runs_of(step.token_ids, step.num_tokens)
+        row_of_token = [(uid, attempt) for uid, attempt, run in zip(*columns, strict=True) for _ in run]
         for entry, scored in zip(unpack_int32(step.logprob_entries), step.logprobs, strict=True):
-            generation = self._open.get(uids[entry])
-            if generation is not None and generation.attempt == attempts[entry]:
+            uid, attempt = row_of_token[entry]
+            generation = self._open.get(uid)
+            if generation is not None and generation.attempt == attempt:
                 generation.add_logprob(scored)
 
     def _take_final(self, final: UserReply) -> None:

@@ -4,7 +4,8 @@ Native byte order: all processes of a run live on one host.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 
 INT32, INT64, FLOAT32 = "i", "q", "f"
 
@@ -44,6 +45,20 @@ def unpack_float32(column: bytes) -> "array[float]":
 def num_int32(column: bytes) -> int:
     """Returns how many int32 values the column holds, without unpacking it."""
     return len(column) // 4
+
+
+def pack_counts(counts: Sequence[int]) -> bytes:
+    """Returns how many entries of another column each row has, as int32; empty where each has one."""
+    return b"" if counts.count(1) == len(counts) else pack_int32(counts)
+
+
+def runs_of(column: bytes, counts: bytes) -> Iterable[Sequence[int]]:
+    """Returns the int32 values of each row, one row after another; `counts` is what `pack_counts` returned."""
+    values = unpack_int32(column)
+    if not counts:
+        return zip(values, strict=True)
+    ends = accumulate(unpack_int32(counts), initial=0)
+    return [values[start:end] for start, end in pairwise(ends)]
 
 
 def _unpack(typecode: str, column: bytes) -> "array[int]":

@@ -1,10 +1,11 @@
 """The way of replies to the frontend whose request they are about: each one alive has a socket of its own."""
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 from messages.channels import Sender
-from messages.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
+from messages.columns import pack_counts, pack_int32, pack_int64, runs_of, unpack_int32, unpack_int64
 from messages.replies import StepReplies, ToFrontend
 from messages.requests import DropBefore, FramesLost
 from messages.uids import GoneRequests, block_of, first_uid_of, frontend_socket
@@ -77,19 +78,21 @@ class FrontendSenders:
 
 
 def _part_of(step: StepReplies, is_wanted: Callable[[int], bool]) -> StepReplies:
-    uids, attempts, token_ids = unpack_int64(step.uids), unpack_int32(step.attempts), unpack_int32(step.token_ids)
+    uids, attempts = unpack_int64(step.uids), unpack_int32(step.attempts)
+    runs = list(runs_of(step.token_ids, step.num_tokens))
     rows = [row for row, uid in enumerate(uids) if is_wanted(uid)]
-    entries = unpack_int32(step.logprob_entries)
-    scored = [index for index, entry in enumerate(entries) if is_wanted(uids[entry])]
-    place_of = {row: place for place, row in enumerate(rows)}
+    is_kept = [is_wanted(uid) for uid, run in zip(uids, runs, strict=True) for _ in run]
+    place_of = list(accumulate(is_kept, initial=0))
+    scored = [pair for pair in zip(unpack_int32(step.logprob_entries), step.logprobs, strict=True) if is_kept[pair[0]]]
     return StepReplies(
         step_id=step.step_id,
         uids=pack_int64(uids[row] for row in rows),
         attempts=pack_int32(attempts[row] for row in rows),
-        token_ids=pack_int32(token_ids[row] for row in rows),
+        token_ids=pack_int32(token_id for row in rows for token_id in runs[row]),
         texts=tuple(step.texts[row] for row in rows),
         finals=tuple(final for final in step.finals if is_wanted(final.uid)),
-        logprob_entries=pack_int32(place_of[entries[index]] for index in scored),
-        logprobs=tuple(step.logprobs[index] for index in scored),
+        logprob_entries=pack_int32(place_of[entry] for entry, _ in scored),
+        logprobs=tuple(token for _, token in scored),
         prefilled=tuple(row for row in step.prefilled if is_wanted(row.uid)),
+        num_tokens=pack_counts([len(runs[row]) for row in rows]),
     )

@@ -85,8 +85,8 @@ class PrefilledRow(msgspec.Struct, frozen=True, array_like=True):
 class DetokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """scheduler → detokenizer: what one step produced.
 
-    `uids` (int64), `attempts` (int32) and `token_ids` (int32) are columns of equal length, one entry a row that got a
-    token. A row that ended is in `finished`, also when it got no token (an abort in the queue).
+    `uids` (int64) and `attempts` (int32) have an entry a row that got tokens; `token_ids` (int32) are these, row after
+    row. A row that ended is in `finished`, also when it got no token (an abort in the queue).
     """
 
     step_id: int
@@ -95,10 +95,12 @@ class DetokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     token_ids: bytes
     finished: tuple[FinishedRow, ...] = ()
     logprob_entries: bytes = b""
-    """int32, ascending: which of the entries have logprobs."""
+    """int32, ascending: which of `token_ids` have logprobs."""
     logprobs: LogprobColumns | None = None
     prefilled: tuple[PrefilledRow, ...] = ()
-    """Of entries that are the first after a prompt; after a preemption it is told again."""
+    """Of rows whose first token comes after a prompt; after a preemption it is told again."""
+    num_tokens: bytes = b""
+    """int32: how many tokens each row got, at least 1; empty where each got one."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -161,8 +163,8 @@ class UserReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class StepReplies(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """detokenizer → frontend: the text of one step.
 
-    Columns of equal length for the rows that go on: `uids` (int64), `attempts` (int32), `token_ids` (int32) and `texts`
-    (the increment, empty while characters are held back). Rows that ended are in `finals` and not in the columns.
+    `uids` (int64), `attempts` (int32) and `texts` (the increment, empty while characters are held back) have an entry a
+    row that goes on; `token_ids` (int32) are the tokens, row after row. Rows that ended are in `finals` alone.
     """
 
     step_id: int
@@ -172,10 +174,12 @@ class StepReplies(msgspec.Struct, frozen=True, array_like=True, tag=True):
     texts: tuple[str, ...]
     finals: tuple[UserReply, ...] = ()
     logprob_entries: bytes = b""
-    """int32, ascending: which of the entries have logprobs."""
+    """int32, ascending: which of `token_ids` have logprobs."""
     logprobs: tuple[ScoredToken, ...] = ()
     prefilled: tuple[PrefilledRow, ...] = ()
     """Of rows that go on: a final has its own usage."""
+    num_tokens: bytes = b""
+    """int32: how many tokens each row has, at least 1; empty where each has one."""
 
 
 class CacheFlushed(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -1,7 +1,8 @@
 """One forward pass as plain values: the plan that goes into it and the tokens that come out.
 
-Shape legend: R rows, T scheduled tokens of all rows together, S tokens after which a row samples its next one, P pages
-a row (padded), Q prompt tokens whose logprobs are wanted, N tokens with logprobs, K alternatives of each.
+Shape legend: R rows, T scheduled tokens of all rows together, S tokens after which a next one is sampled (several of a
+row that verifies draft tokens), P pages a row (padded), Q prompt tokens whose logprobs are wanted, N tokens with
+logprobs, K alternatives of each.
 """
 
 from typing import Annotated, Literal
@@ -26,6 +27,9 @@ HISTORY_ID = Axis("history id", PENALIZED, counts="num_history")
 SCORED = Axis("scored token", TOKEN, indices="token_indices")
 WITH_LOGPROB = Axis("token with a logprob")
 ALTERNATIVE = Axis("alternative", WITH_LOGPROB, width="num_top")
+
+NO_TOKEN = -1
+"""Stands where a row has no next token, because its logits were not finite."""
 
 
 class LogitsProcessing(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +89,8 @@ class LogprobColumns(msgspec.Struct, frozen=True, array_like=True):
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The plan of one step: enough to run it on another rank, or to run it again later.
 
-    Rows are ordered: first `num_decode_rows` rows of one token each, then the prefill chunks. All columns are bytes.
+    Rows are ordered: first `num_decode_rows` rows of one token each, then rows of any number: prefill chunks, and rows
+    in decode with draft tokens (`num_drafts`). All columns are bytes.
     """
 
     step_id: int
@@ -106,7 +111,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num_pages_per_row: int
     """P"""
     sample_tokens: Annotated[bytes, Column(INT32, SAMPLED)]
-    """Indices into T, ascending: the tokens after which a next one is chosen, at most one a row."""
+    """Indices into T, ascending: the tokens after which a next one is sampled. That is the row's last token and, where
+    it has draft tokens, those and the one before them; none of a chunk that is not the prompt's last."""
     temperatures: Annotated[bytes, Column(FLOAT32, SAMPLED, dummy=1.0)]
     """0 for a greedy row."""
     top_ps: Annotated[bytes, Column(FLOAT32, SAMPLED, fill=1.0, dummy=0.9)]
@@ -125,6 +131,10 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     future_token_indices: Annotated[bytes, Column(INT32, DECODE_ROW, fill=-1, is_optional=True)] = b""
     """Where the row's token is one that the step before samples, its index into that step's S; -1 where `token_ids`
     has it. A step with sources is planned before the one before it has ended."""
+
+    num_drafts: Annotated[bytes, Column(INT32, ROW, is_optional=True)] = b""
+    """How many of the row's tokens, the last ones, are draft tokens: proposed, and right only where they are what is
+    sampled after the token before."""
 
     @property
     def num_rows(self) -> int:
@@ -146,17 +156,20 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ForwardOutput(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What a step computed: int32 `next_tokens` [S], aligned with `Batch.sample_tokens`.
+    """What a step computed: int32 `next_tokens`, row after row.
 
-    -1: the row's logits were not finite, so it has no next token and must fail alone. `logprobs` are those of the rows
-    that want any, in their order, with as many alternatives as the greediest of them wants; `prompt_logprobs` those of
-    `Batch.scored`.
+    The last of a row may be NO_TOKEN: its logits were not finite, so the row must fail alone. `logprobs` are those of
+    the tokens whose rows want any, in their order, with as many alternatives as the greediest of them wants;
+    `prompt_logprobs` those of `Batch.scored`.
     """
 
     step_id: int
     next_tokens: bytes
     logprobs: LogprobColumns | None = None
     prompt_logprobs: LogprobColumns | None = None
+    num_tokens: bytes = b""
+    """int32, an entry a row that samples: how many of `next_tokens` it got, at most as many as it sampled and, where no
+    step is planned behind this one, perhaps none. Empty: one after each of `Batch.sample_tokens`."""
 
     def result(self) -> "ForwardOutput":
         """Returns itself: of a step that is computed as it is launched, this is all that has to be waited for."""

@@ -34,4 +34,5 @@ def make_scheduler(config: Config, runner: Runner) -> Scheduler:
         BlockAllocator(runner.num_pages, page_size, config.cache.enable_prefix_caching),
         Limits(facts.max_model_len, facts.vocab_size, facts.eos_token_ids),
         budget,
+        runner.drafter,
     )

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from messages.columns import INT32, pack_int32, unpack_int32, unpack_int64
+from messages.columns import INT32, pack_int32, runs_of, unpack_int64
 from messages.config import Config
 from messages.errors import ErrorInfo, UsageError
 from messages.replies import DetokenizeMsg, FinishedRow, FinishReason, ToDetokenizer, Usage
@@ -88,8 +88,10 @@ class _Inbox:
     def take(self, replies: Sequence[ToDetokenizer]) -> None:
         for reply in replies:
             if isinstance(reply, DetokenizeMsg):
-                for uid, token_id in zip(unpack_int64(reply.uids), unpack_int32(reply.token_ids), strict=True):
-                    self._token_ids.setdefault(uid, array(INT32)).append(token_id)
+                for uid, token_ids in zip(
+                    unpack_int64(reply.uids), runs_of(reply.token_ids, reply.num_tokens), strict=True
+                ):
+                    self._token_ids.setdefault(uid, array(INT32)).extend(token_ids)
                 self._finished.update((row.uid, row) for row in reply.finished)
 
     def output(self, uid: int) -> Output:

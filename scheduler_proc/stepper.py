@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from messages.steps import Batch, ForwardOutput
+from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.isolation import run_step
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.step_times import StepTimes
@@ -28,11 +29,15 @@ class Runner(Protocol):
 
     `max_num_batched_tokens`: the flag, or its default on the device. `can_overlap`: a second step may be launched
     before the result of the first is asked for, and it may name tokens of the first (`Batch.future_token_indices`).
+    `drafter` proposes draft tokens, `None` where nothing does.
     """
 
     num_pages: int
     max_num_batched_tokens: int
     can_overlap: bool
+
+    @property
+    def drafter(self) -> Drafter | None: ...
 
     def launch(self, batch: Batch) -> Launched:
         """Starts a step. Steps run in the order of their launches; K and V of one are in the cache for the next.

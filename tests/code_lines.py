@@ -28,7 +28,7 @@ PLACES: dict[str, tuple[str, ...]] = {
 BUDGETS = {
     "frontend": 5_700,
     "tokenizer and detokenizer": 1_500,
-    "scheduler": 3_800,
+    "scheduler": 3_900,
     "CPU backend": 2_950,
     "GPU backend": 2_200,
     "operations and references": 1_150,

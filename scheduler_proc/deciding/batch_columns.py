@@ -14,29 +14,42 @@ from scheduler_proc.deciding.sampling_columns import SamplingColumns
 NO_PAGE_BYTES = pack_int32([-1])
 
 
-class Chunk(NamedTuple):
-    """The tokens `start` to `end` (exclusive) of a prompt as a row of one step.
+NO_DRAFTS: "array[int]" = array(INT32)
 
-    `samples`: it is the last of the prompt, and the row may have a token after it. `num_scored`: how many tokens of the
+
+class Chunk(NamedTuple):
+    """Several tokens of a request as a row of one step: its tokens `start` to `end` (exclusive), then `draft_ids`.
+
+    `num_sampled`: after how many of them, the last ones, a next token is sampled. `num_scored`: how many tokens of the
     prompt get their logprobs with it.
     """
 
     req: Req
     start: int
     end: int
-    samples: bool
-    num_scored: int
+    num_sampled: int
+    num_scored: int = 0
+    draft_ids: "array[int]" = NO_DRAFTS
 
 
 def plan_chunk(req: Req, start: int, end: int) -> Chunk:
-    """Returns the chunk; all tokens before `start` are computed by then."""
+    """Returns the chunk of a prompt; all tokens before `start` are computed by then.
+
+    A next token is sampled after the prompt's last one, where the request may have one.
+    """
     scores = req.pending.scores
     num_scored = 0 if scores is None else len(scores.span(start, end))
-    return Chunk(req, start, end, end == len(req.token_ids) < req.pending.max_len, num_scored)
+    return Chunk(req, start, end, int(end == len(req.token_ids) < req.pending.max_len), num_scored)
+
+
+def plan_drafts(req: Req, draft_ids: "array[int]") -> Chunk:
+    """Returns the row of a request in DECODE with tokens that may come next."""
+    end = len(req.token_ids)
+    return Chunk(req, end - 1, end, 1 + len(draft_ids), 0, draft_ids)
 
 
 class _ChunkColumns:
-    """The columns of the prefill chunks, in the order in which they come after the decode rows."""
+    """The columns of the chunks, in the order in which they come after the decode rows."""
 
     def __init__(self, num_decode_rows: int) -> None:
         self.num_decode_rows = num_decode_rows
@@ -50,6 +63,7 @@ class _ChunkColumns:
         self.sample_positions: array[int] = array(INT64)
         self.sampling = SamplingColumns()
         self.scored = ScoredColumns()
+        self.num_drafts: array[int] = array(INT32)
 
 
 class BatchBuilder:
@@ -88,21 +102,25 @@ class BatchBuilder:
             logits_processing=_logits_processing(decode, chunks) if has_processing else None,
             scored=columns.scored.columns(),
             future_token_indices=decode.future_token_indices.tobytes(),
+            num_drafts=bytes(4 * num_decode_rows) + columns.num_drafts.tobytes() if any(columns.num_drafts) else b"",
         )
 
     def _append(self, columns: _ChunkColumns, chunk: Chunk) -> None:
-        req, start, end = chunk.req, chunk.start, chunk.end
+        req, start, num_drafts = chunk.req, chunk.start, len(chunk.draft_ids)
+        end = chunk.end + num_drafts
         if req.pending.scores is not None:
             columns.scored.add(req.pending.scores, columns.num_decode_rows + len(columns.token_ids), start, end)
         columns.uids.append(req.uid)
         columns.query_lens.append(end - start)
         columns.context_lens.append(start)
-        columns.token_ids += req.token_ids[start:end]
+        columns.token_ids += req.token_ids[start : chunk.end] + chunk.draft_ids
         columns.positions += self._positions[start:end]
+        columns.num_drafts.append(num_drafts)
         self._append_slots(columns.slots, req.pages, start, end)
-        if chunk.samples:
-            columns.sample_tokens.append(columns.num_decode_rows + len(columns.token_ids) - 1)
-            columns.sample_positions.append(end)
+        num_tokens = columns.num_decode_rows + len(columns.token_ids)
+        columns.sample_tokens.extend(range(num_tokens - chunk.num_sampled, num_tokens))
+        columns.sample_positions.extend(range(end - chunk.num_sampled + 1, end + 1))
+        for _ in range(chunk.num_sampled):
             columns.sampling.append(req.pending)
 
     def _append_slots(self, slots: "array[int]", pages: list[int], start: int, end: int) -> None:
@@ -114,15 +132,25 @@ class BatchBuilder:
 
 
 def _logits_processing(decode: DecodeRows, chunks: list[Chunk]) -> LogitsProcessing | None:
-    columns, num_decode_rows = LogitsProcessingColumns(), len(decode)
-    sampling = [*decode.reqs, *(chunk.req for chunk in chunks if chunk.samples)]
-    for row, req in enumerate(sampling):
-        pending = req.pending
-        if pending.logits_processors is not None:
-            num_tokens = len(req.token_ids) + (decode.lead if row < num_decode_rows else 0)
-            num_output_tokens = num_tokens - pending.num_prompt_tokens
-            columns.add(row, pending.logits_processors, req.token_ids, pending.num_prompt_tokens, num_output_tokens)
+    columns, index = LogitsProcessingColumns(), -1
+    for index, req in enumerate(decode.reqs):
+        _add_processors(columns, index, req, req.token_ids, len(req.token_ids) + decode.lead)
+    for req, _, _, num_sampled, _, draft_ids in chunks:
+        for num_drafts in range(num_sampled):
+            index += 1
+            token_ids = req.token_ids + draft_ids[:num_drafts] if num_drafts else req.token_ids
+            _add_processors(columns, index, req, token_ids, len(token_ids))
     return columns.columns()
+
+
+def _add_processors(
+    columns: LogitsProcessingColumns, index: int, req: Req, token_ids: "array[int]", num_tokens: int
+) -> None:
+    """Adds what a request changes about the token after these `num_tokens`, the last of which may not be known."""
+    pending = req.pending
+    if pending.logits_processors is not None:
+        num_output_tokens = num_tokens - pending.num_prompt_tokens
+        columns.add(index, pending.logits_processors, token_ids, pending.num_prompt_tokens, num_output_tokens)
 
 
 def _page_tables(decode: DecodeRows, chunks: list[Chunk], width: int) -> bytes:

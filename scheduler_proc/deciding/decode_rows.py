@@ -1,8 +1,10 @@
 """The rows in DECODE as the columns of the next step, kept from step to step so that a step costs little per row."""
 
 from array import array
+from collections.abc import Collection
 
 from messages.columns import INT32, INT64
+from scheduler_proc.deciding.endings import Ending, find_ending
 from scheduler_proc.deciding.requests import Req
 from scheduler_proc.deciding.sampling_columns import SamplingColumns
 
@@ -35,7 +37,7 @@ class DecodeRows:
         self.tables: array[int] = array(INT32)
         self.table_width = 1
         self._last_context_lens: array[int] = array(INT32)
-        self._end_ids: list[frozenset[int]] = []
+        self._end_tokens: list[dict[int, Ending]] = []
         self._has_lost_rows = False
 
     def __len__(self) -> int:
@@ -44,16 +46,15 @@ class DecodeRows:
     def append(self, req: Req) -> None:
         """Adds a row whose prompt is computed and whose first token of this attempt is known (or on its way)."""
         context_len = len(req.token_ids) - 1 + self.lead
-        offset = context_len % self.page_size
         self.reqs.append(req)
         self.uids.append(req.uid)
         self.attempts.append(req.pending.attempt)
         self.token_ids.append(UNKNOWN if self.lead else req.token_ids[-1])
         self.context_lens.append(context_len)
-        self.slots.append(req.pages[context_len // self.page_size] * self.page_size + offset if offset else -1)
+        self.slots.append(self._slot(req, context_len))
         self.sampling.append(req.pending)
         self._last_context_lens.append(req.pending.max_len - 1)
-        self._end_ids.append(req.pending.end_ids)
+        self._end_tokens.append(req.pending.end_tokens)
         self._widen(len(req.pages))
         self.tables.extend(_padded(req.pages, self.table_width))
 
@@ -62,7 +63,7 @@ class DecodeRows:
         row = self.reqs.index(req)
         width = self.table_width
         del self.reqs[row], self.uids[row], self.attempts[row], self.token_ids[row], self.context_lens[row]
-        del self.slots[row], self._last_context_lens[row], self._end_ids[row]
+        del self.slots[row], self._last_context_lens[row], self._end_tokens[row]
         del self.tables[row * width : (row + 1) * width]
         self.sampling.delete(row, req.pending)
         self._has_lost_rows = True
@@ -77,7 +78,16 @@ class DecodeRows:
         rows.slots = array(INT64, [slot + 1 for slot in self.slots])
         rows.sampling = self.sampling.copy()
         rows.tables, rows.table_width = self.tables[:], self.table_width
-        rows._last_context_lens, rows._end_ids = self._last_context_lens[:], self._end_ids[:]
+        rows._last_context_lens, rows._end_tokens = self._last_context_lens[:], self._end_tokens[:]
+        return rows
+
+    def without(self, uids: Collection[int]) -> "DecodeRows":
+        """Returns the rows of all other requests, to plan a step with."""
+        rows = DecodeRows(self.page_size)
+        for req in self.reqs:
+            if req.uid not in uids:
+                rows.append(req)
+        rows.enter_pages()
         return rows
 
     def full_reqs(self) -> list[Req]:
@@ -102,15 +112,27 @@ class DecodeRows:
                 self.slots[row] = page * size
                 self.tables[row * self.table_width + index] = page
 
-    def advance(self, next_tokens: "array[int]") -> list[int]:
-        """Moves every row on by its next token; returns the rows (ascending) that end with it."""
+    def advance(self, next_tokens: "array[int]") -> list[tuple[int, Ending]]:
+        """Moves every row on by its next token; returns the rows (ascending) that end with it, and how."""
         for req, token_id in zip(self.reqs, next_tokens, strict=True):
             req.token_ids.append(token_id)
         self.token_ids = next_tokens
         self.context_lens = array(INT32, [context_len + 1 for context_len in self.context_lens])
         self.slots = array(INT64, [slot + 1 for slot in self.slots])
-        ends = zip(next_tokens, self._end_ids, self.context_lens, self._last_context_lens, strict=True)
-        return [row for row, (token, ids, now, last) in enumerate(ends) if token in ids or now >= last]
+        endings = map(find_ending, self._end_tokens, next_tokens, self.context_lens, self._last_context_lens)
+        return [(row, ending) for row, ending in enumerate(endings) if ending is not None]
+
+    def advance_to(self, uids: Collection[int]) -> None:
+        """Moves the rows of these requests on to the last of their tokens, which they have by now."""
+        for row, req in enumerate(self.reqs):
+            if req.uid in uids:
+                context_len = len(req.token_ids) - 1
+                num_pages = -(-context_len // self.page_size)
+                self.token_ids[row], self.context_lens[row] = req.token_ids[-1], context_len
+                self.slots[row] = self._slot(req, context_len)
+                self._widen(num_pages)
+                start = row * self.table_width
+                self.tables[start : start + num_pages] = array(INT32, req.pages[:num_pages])
 
     def check(self) -> None:
         """Asserts that the columns say what the requests say."""
@@ -122,11 +144,15 @@ class DecodeRows:
             assert self.context_lens[row] == context_len, "a row has another's length"
             offset = context_len % self.page_size
             num_entered = context_len // self.page_size + (1 if offset else self._has_entered(row))
-            pages = req.pages[:num_entered]  # it may have one more already, for the step after the one in flight
+            pages = req.pages[:num_entered]  # it may have more: for the step after the one in flight, of draft tokens
             assert self._table(row) == _padded(pages, self.table_width), "a row has another's pages"
             assert not offset or self.slots[row] == pages[-1] * self.page_size + offset, "a row has another's slot"
         assert len(self.tables) == len(self.reqs) * self.table_width, "page tables are left over"
         self.sampling.check([req.pending for req in self.reqs])
+
+    def _slot(self, req: Req, context_len: int) -> int:
+        offset = context_len % self.page_size
+        return req.pages[context_len // self.page_size] * self.page_size + offset if offset else -1
 
     def _has_entered(self, row: int) -> bool:
         """Tells whether a row at the start of a page has that page in its table."""

@@ -1,13 +1,12 @@
-"""When a request ends and what is said about it then."""
+"""How requests end: the reasons, and which tokens and lengths end an output."""
 
-import time
+from collections.abc import Collection, Mapping
 
 import msgspec
 
 from messages.errors import ErrorInfo
-from messages.replies import FinishedRow, FinishReason, Usage
-from messages.requests import AbortReason, UserMsg
-from scheduler_proc.deciding.requests import Limits, PendingReq
+from messages.replies import FinishReason
+from messages.requests import AbortReason, SamplingParams
 
 NOT_FINITE = ErrorInfo(status=500, message="the model's output was not finite", type="server_error")
 
@@ -30,53 +29,19 @@ class Ending(msgspec.Struct, frozen=True):
 ABORTED: dict[AbortReason, Ending] = {"abort": Ending("abort"), "timeout": Ending("timeout")}
 STOP_STRING = Ending("stop")
 """The detokenizer, which saw the stop string, fills it in."""
+LENGTH = Ending("length")
 
 
-def find_ending(pending: PendingReq, limits: Limits) -> Ending | None:
-    """Returns why a request ends with the tokens it has, or `None` where it goes on.
+def end_tokens_of(params: SamplingParams, eos_token_ids: Collection[int]) -> dict[int, Ending]:
+    """Returns the tokens that end an output with these parameters, and how. End-of-sequence goes before stop tokens."""
+    endings = {stop_id: Ending("stop", ended_by_token=True, stop_reason=stop_id) for stop_id in params.stop_token_ids}
+    eos_ids = () if params.ignore_eos else eos_token_ids
+    return endings | dict.fromkeys(eos_ids, Ending("stop", ended_by_token=True))
 
-    An end-of-sequence or stop token goes before a length that is reached with it. One without output goes on until its
-    prompt is scored; the client of a continuation with output knows the scores already.
+
+def find_ending(end_tokens: Mapping[int, Ending], token_id: int, length: int, max_length: int) -> Ending | None:
+    """Returns how an output ends with this token, the last of `length` in all, or `None` where it goes on.
+
+    An end token goes before a length that is reached with it.
     """
-    params = pending.sampling_params
-    if pending.num_output_tokens:
-        token_id = pending.token_ids[-1]
-        if not params.ignore_eos and token_id in limits.eos_token_ids:
-            return Ending("stop", ended_by_token=True)
-        if token_id in params.stop_token_ids:
-            return Ending("stop", ended_by_token=True, stop_reason=token_id)
-    elif pending.is_scoring:
-        return None
-    return Ending("length") if len(pending.token_ids) >= pending.max_len else None
-
-
-def no_token(pending: PendingReq) -> ErrorInfo:
-    """Returns why a request that has these tokens got none after them."""
-    processors = pending.logits_processors
-    is_own_fault = processors is not None and processors.leaves_none(pending.token_ids, pending.num_output_tokens)
-    return NONE_LEFT if is_own_fault else NOT_FINITE
-
-
-def usage_of(pending: PendingReq) -> Usage:
-    return Usage(pending.num_prompt_tokens, pending.cached_tokens or 0, pending.num_output_tokens)
-
-
-def finished_row(pending: PendingReq, ending: Ending) -> FinishedRow:
-    """Returns the last word about a request."""
-    return FinishedRow(
-        pending.uid,
-        pending.attempt,
-        ending.finish_reason,
-        usage_of(pending),
-        pending.stamped(time.monotonic_ns()),
-        ending.ended_by_token,
-        ending.stop_reason,
-        ending.error,
-    )
-
-
-def refused_row(message: UserMsg, error: ErrorInfo) -> FinishedRow:
-    """Returns the last word about a request that was not taken."""
-    now_ns = time.monotonic_ns()
-    stamps = msgspec.structs.replace(message.stamps, queued_ns=now_ns, finished_ns=now_ns)
-    return FinishedRow(message.uid, message.attempt, "error", Usage(), stamps, error=error)
+    return end_tokens.get(token_id) or (LENGTH if length >= max_length else None)

@@ -6,20 +6,15 @@ is computed. To forget a step that was planned is therefore no more than that; p
 later.
 
 A row may end with a token of the step in flight, or be aborted meanwhile: the step behind computes it all the same, and
-its result is left out (`StepInFlight.without_ended`). Its pages are free by then, and the step behind still writes the
-last slot; but whoever gets that page writes it in a later step yet, and the radix tree never gets a page with a slot
-beyond what is committed.
+its result is left out. Its pages are free by then, and the step behind still writes the last slot; but whoever gets
+that page writes it in a later step yet, and the radix tree never gets a page with a slot beyond what is committed.
 """
 
 from array import array
-from collections.abc import Mapping
 
-from messages.columns import INT32, unpack_int32
-from messages.errors import ErrorInfo
-from messages.steps import ForwardOutput, LogprobColumns
+from messages.columns import INT32
 from scheduler_proc.deciding.batch_columns import Chunk
 from scheduler_proc.deciding.decode_rows import DecodeRows
-from scheduler_proc.deciding.logprob_columns import cut_up, join
 from scheduler_proc.deciding.requests import Req
 from scheduler_proc.deciding.stages import Stages
 
@@ -37,6 +32,11 @@ class StepInFlight:
         self._stages = stages
         self._num_left = stages.num_left
 
+    @property
+    def all_run(self) -> bool:
+        """Tells whether no row at all has been given up since the step was planned."""
+        return self._stages.num_left == self._num_left
+
     def runs(self, req: Req) -> bool:
         """Tells whether a row of this step still is that of a running request."""
         return self._stages.running.get(req.uid) is req
@@ -49,7 +49,7 @@ class StepInFlight:
         """
         rows = self._stages.decode.advanced()
         for chunk in self.chunks:
-            if chunk.samples and self.runs(chunk.req):
+            if chunk.num_sampled and self.runs(chunk.req):
                 rows.append(chunk.req)
         for req in rows.full_reqs():
             rows.remove(req)
@@ -58,7 +58,7 @@ class StepInFlight:
         )
         if any(each is not None and each.needs_last_token for each in processors):
             raise MustCommitError
-        sampling = [*self.decode_reqs, *(chunk.req for chunk in self.chunks if chunk.samples)]
+        sampling = [*self.decode_reqs, *(chunk.req for chunk in self.chunks if chunk.num_sampled)]
         sources = {req.uid: index for index, req in enumerate(sampling)}
         rows.future_token_indices = array(INT32, [sources[uid] for uid in rows.uids])
         return rows
@@ -66,34 +66,3 @@ class StepInFlight:
     def chunks_in_work(self) -> list[Chunk]:
         """Returns the chunks whose requests still run."""
         return [chunk for chunk in self.chunks if self.runs(chunk.req)]
-
-    def without_ended(
-        self, output: ForwardOutput, failures: Mapping[int, ErrorInfo]
-    ) -> tuple[list[Chunk], ForwardOutput, Mapping[int, ErrorInfo]]:
-        """Returns chunks, result and failures of the rows that have not ended since the step was planned."""
-        reqs = self.decode_reqs + [chunk.req for chunk in self.chunks]
-        if self._stages.num_left == self._num_left or all(map(self.runs, reqs)):
-            return self.chunks, output, failures
-        sampling = self.decode_reqs + [chunk.req for chunk in self.chunks if chunk.samples]
-        is_kept = [self.runs(req) for req in sampling]
-        next_tokens = zip(unpack_int32(output.next_tokens), is_kept, strict=True)
-        num_logprobs = [int(req.pending.num_logprobs >= 0) for req in sampling]
-        num_scored = [chunk.num_scored for chunk in self.chunks]
-        kept = ForwardOutput(
-            output.step_id,
-            array(INT32, [token_id for token_id, keeps in next_tokens if keeps]).tobytes(),
-            _take(output.logprobs, num_logprobs, is_kept),
-            _take(output.prompt_logprobs, num_scored, [self.runs(chunk.req) for chunk in self.chunks]),
-        )
-        rows = [row for row, req in enumerate(reqs) if self.runs(req)]
-        kept_failures = {index: failures[row] for index, row in enumerate(rows) if row in failures}
-        return self.chunks_in_work(), kept, kept_failures
-
-
-def _take(columns: LogprobColumns | None, counts: list[int], is_kept: list[bool]) -> LogprobColumns | None:
-    """Returns the logprobs of those rows that are kept; each has as many as `counts` says."""
-    if columns is None:
-        return None
-    parts = zip(cut_up(columns, counts), is_kept, strict=True)
-    kept = [part for part, keeps in parts if keeps and part is not None]
-    return join(kept, columns.num_top) if kept else None

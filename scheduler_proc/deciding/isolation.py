@@ -7,8 +7,8 @@ from collections.abc import Callable
 from messages.axes import slice_columns
 from messages.columns import num_int32, pack_int32, unpack_int32
 from messages.errors import ErrorInfo
-from messages.steps import ROW, Batch, ForwardOutput, LogprobColumns
-from scheduler_proc.deciding.logprob_columns import NO_TOKEN, join, unknown
+from messages.steps import NO_TOKEN, ROW, Batch, ForwardOutput, LogprobColumns
+from scheduler_proc.deciding.logprob_columns import join, unknown
 
 MAX_RERUNS = 64
 """Runs spent on one failed step: to find one bad row among 256 takes 16; beyond this the fault is not in the rows."""
@@ -85,7 +85,14 @@ def join_outputs(outputs: list[ForwardOutput]) -> ForwardOutput:
         b"".join(output.next_tokens for output in outputs),
         _join_logprobs([output.logprobs for output in outputs]),
         _join_logprobs([output.prompt_logprobs for output in outputs]),
+        _join_counts(outputs),
     )
+
+
+def _join_counts(outputs: list[ForwardOutput]) -> bytes:
+    if not any(output.num_tokens for output in outputs):
+        return b""
+    return b"".join(output.num_tokens or pack_int32([1]) * num_int32(output.next_tokens) for output in outputs)
 
 
 def _join_logprobs(parts: list[LogprobColumns | None]) -> LogprobColumns | None:

@@ -4,9 +4,10 @@ import time
 
 import msgspec
 
-from scheduler_proc.deciding.batch_columns import Chunk, plan_chunk
+from scheduler_proc.deciding.batch_columns import NO_DRAFTS, Chunk, plan_chunk, plan_drafts
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
+from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.requests import Req, State
 from scheduler_proc.deciding.stages import Stages
@@ -39,7 +40,8 @@ class _Plan:
 class Policy:
     """Chooses the rows of each step and gives them their pages. The counters only grow."""
 
-    def __init__(self, stages: Stages, cache: BlockAllocator, budget: Budget):
+    def __init__(self, stages: Stages, cache: BlockAllocator, budget: Budget, drafter: Drafter | None = None):
+        self._drafter = drafter
         self._stages = stages
         self._cache = cache
         self._budget = budget
@@ -49,8 +51,10 @@ class Policy:
         self.num_prompt_tokens = 0
         self.num_hit_tokens = 0
 
-    def choose_rows(self, rows: DecodeRows, before: StepInFlight | None = None) -> list[Chunk]:
-        """Returns the prefill chunks of the next step; its other rows are `rows`, those in DECODE. All have pages.
+    def choose_rows(self, rows: DecodeRows, before: StepInFlight | None = None) -> tuple[DecodeRows, list[Chunk]]:
+        """Returns the rows of the next step: those of `rows`, in DECODE, that feed one token each, and the others.
+
+        The others are prefill chunks and rows in DECODE with draft tokens. All have pages.
 
         What the decode rows leave of the step's tokens goes to prompts in order of priority, and then to the queue in
         its order. Pages are taken as tokens need them; where there are none the running request of lowest priority
@@ -66,7 +70,22 @@ class Policy:
         if not self.is_closed:
             self._admit(plan, may_preempt)
         rows.enter_pages()
-        return plan.chunks
+        if self._drafter is not None:
+            rows = self._add_drafts(self._drafter, rows, plan)
+        return rows, plan.chunks
+
+    def _add_drafts(self, drafter: Drafter, rows: DecodeRows, plan: _Plan) -> DecodeRows:
+        """Adds a chunk for each row that has draft tokens, as far as tokens and pages are left; returns the others."""
+        drafted: set[int] = set()
+        for req in rows.reqs:
+            num_tokens, pending = len(req.token_ids), req.pending
+            max_drafts = min(plan.num_tokens_left, pending.max_len - num_tokens - 1)
+            draft_ids = drafter.propose(pending, max_drafts) if max_drafts > 0 else NO_DRAFTS
+            if draft_ids and self._cache.grow(req, num_tokens + len(draft_ids)):
+                plan.chunks.append(plan_drafts(req, draft_ids))
+                plan.num_tokens_left -= len(draft_ids)
+                drafted.add(req.uid)
+        return rows.without(drafted) if drafted else rows
 
     def _make_room(self, req: Req, num_tokens: int, may_preempt: bool) -> bool:
         """Gives `req` pages for `num_tokens` in all; returns False where it had to give way itself."""

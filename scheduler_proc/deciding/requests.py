@@ -7,8 +7,8 @@ import msgspec
 
 from messages.columns import unpack_int32
 from messages.requests import Stamps, UserMsg
+from scheduler_proc.deciding.endings import LENGTH, Ending, end_tokens_of, find_ending
 from scheduler_proc.deciding.logits_processing import LogitsProcessors, find_logits_processors
-from scheduler_proc.deciding.logprob_columns import NO_TOKEN
 from scheduler_proc.deciding.prompt_scores import PromptScores
 from scheduler_proc.deciding.radix import Node
 
@@ -36,7 +36,7 @@ class PendingReq:
     """A request as it waits for a row: what was asked, and its tokens so far. It outlives a preemption.
 
     `token_ids` is the prompt followed by the output. `cached_tokens` is `None` until its first chunk is scheduled.
-    `max_len` is the length, prompt included, at which it ends. `end_ids` end it when sampled; NO_TOKEN is one of them.
+    `max_len` is the length, prompt included, at which it ends; `end_tokens` end it when they are sampled.
     `num_logprobs` is -1 without logprobs. `logits_processors` is `None` where its logits stay as they are, and `scores`
     where its prompt's logprobs are not wanted. `priority_key` orders all requests
     (`waiting_queue.py`).
@@ -45,7 +45,7 @@ class PendingReq:
     __slots__ = (
         "attempt",
         "cached_tokens",
-        "end_ids",
+        "end_tokens",
         "first_scheduled_ns",
         "first_token_ns",
         "logits_processors",
@@ -72,8 +72,7 @@ class PendingReq:
         self.sampling_params = params
         self.salt = params.cache_salt.encode()
         self.max_len = min(self.num_prompt_tokens + params.max_tokens, limits.max_model_len)
-        eos_ids = () if params.ignore_eos else limits.eos_token_ids
-        self.end_ids = frozenset((NO_TOKEN, *eos_ids, *params.stop_token_ids))
+        self.end_tokens = end_tokens_of(params, limits.eos_token_ids)
         self.num_logprobs = -1 if params.num_logprobs is None else params.num_logprobs
         self.logits_processors: LogitsProcessors | None = find_logits_processors(
             params, limits.eos_token_ids, limits.vocab_size
@@ -104,6 +103,16 @@ class PendingReq:
         if self.scores is not None and not self.scores.is_complete:
             return self.scores.num_scored
         return len(self.token_ids) - 1
+
+    def find_ending(self) -> Ending | None:
+        """Returns how the request ends with the tokens that it has, or `None` where it goes on.
+
+        One without output goes on until all logprobs of its prompt are known; the client of a continuation with output
+        has them already.
+        """
+        if self.num_output_tokens:
+            return find_ending(self.end_tokens, self.token_ids[-1], len(self.token_ids), self.max_len)
+        return LENGTH if len(self.token_ids) >= self.max_len and not self.is_scoring else None
 
     def stamped(self, finished_ns: int) -> Stamps:
         """Returns the timeline with the scheduler's own stamps filled in."""

@@ -5,27 +5,29 @@ from array import array
 from collections.abc import Mapping
 from typing import get_args
 
-import msgspec
-
-from messages.columns import INT32, INT64, unpack_int32
 from messages.errors import ErrorInfo
-from messages.replies import DetokenizeMsg, FinishedRow, FinishReason, PrefilledRow, PromptScored, ToDetokenizer
-from messages.steps import ForwardOutput, LogprobColumns
-from scheduler_proc.deciding.batch_columns import Chunk
+from messages.replies import FinishedRow, FinishReason, PromptScored, ToDetokenizer
+from messages.steps import NO_TOKEN, ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.block_allocator import BlockAllocator
-from scheduler_proc.deciding.endings import NOT_FINITE, Ending, find_ending, finished_row, no_token, usage_of
-from scheduler_proc.deciding.logprob_columns import cut_up, has_nan, of_delivered
-from scheduler_proc.deciding.requests import NO_TOKEN, Limits, PendingReq, Req
+from scheduler_proc.deciding.delivery import Delivery
+from scheduler_proc.deciding.endings import NOT_FINITE, Ending, find_ending
+from scheduler_proc.deciding.finished_rows import finished_row, no_token
+from scheduler_proc.deciding.in_flight import StepInFlight
+from scheduler_proc.deciding.logprob_columns import cut, has_nan
+from scheduler_proc.deciding.requests import PendingReq, State
+from scheduler_proc.deciding.row_results import RowResult, split_result
 from scheduler_proc.deciding.stages import Stages
+
+FAULT = Ending("error")
+"""Stands for the end of a row that got NO_TOKEN, until it is known why."""
 
 
 class Results:
     """Moves every row of a step on by what the step computed for it. The counters only grow."""
 
-    def __init__(self, stages: Stages, cache: BlockAllocator, limits: Limits):
+    def __init__(self, stages: Stages, cache: BlockAllocator):
         self._stages = stages
         self._cache = cache
-        self._limits = limits
         self.num_output_tokens = 0
         self.num_finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
 
@@ -36,95 +38,73 @@ class Results:
         return finished_row(pending, ending)
 
     def commit(
-        self, chunks: list[Chunk], output: ForwardOutput, failures: Mapping[int, ErrorInfo]
+        self, step: StepInFlight, output: ForwardOutput, failures: Mapping[int, ErrorInfo]
     ) -> list[ToDetokenizer]:
-        """Gives every row its next token, its end, or more prompt to come; returns what clients must hear, in order.
+        """Gives every row its next tokens, its end, or more prompt to come; returns what clients must hear, in order.
 
-        The rows are those in DECODE, then `chunks`. `failures` are rows that could not be computed, by index; those of
-        them that sample have NO_TOKEN.
+        `failures` are rows that could not be computed, by index.
         """
-        next_tokens = unpack_int32(output.next_tokens)
-        num_decode_rows = len(self._stages.decode)
-        delivered = self._deliver(chunks, next_tokens, output)
-        scores = cut_up(output.prompt_logprobs, [chunk.num_scored for chunk in chunks])
-        finished = self._commit_decode_rows(next_tokens[:num_decode_rows], failures)
+        decode, delivery = self._stages.decode, Delivery(output.step_id)
+        together, results = split_result(step, decode.reqs, output, failures)
+        ended: list[tuple[PendingReq, Ending]] = []
         replies: list[ToDetokenizer] = []
-        chunk_tokens = iter(next_tokens[num_decode_rows:])
-        for row, (chunk, chunk_scores) in enumerate(zip(chunks, scores, strict=True), num_decode_rows):
-            token_id = next(chunk_tokens) if chunk.samples else None
-            error = failures.get(row) or _find_fault(chunk.req.pending, token_id, chunk_scores)
-            if error is None and chunk_scores is not None:
-                replies += _add_scores(chunk.req.pending, chunk_scores)
-            ending = Ending("error", error=error) if error is not None else self._commit_chunk(chunk, token_id)
+        if together is not None:
+            delivery.add_decode_rows(decode, *together)
+            ended += [(decode.reqs[row].pending, ending) for row, ending in decode.advance(together.token_ids)]
+        in_decode = {result.req.uid for result in results if result.req.state is State.DECODE}
+        for result in results:
+            ending = self._commit_row(result, delivery, replies)
             if ending is not None:
-                finished.append(self.finish(chunk.req.pending, ending))
-        if delivered.uids or finished:
-            replies.append(msgspec.structs.replace(delivered, finished=tuple(finished)))
+                ended.append((result.req.pending, ending))
+        if in_decode:
+            decode.advance_to(in_decode)
+        finished = tuple([self.finish(pending, ending) for pending, ending in ended])
+        self.num_output_tokens += len(delivery.token_ids)
+        if delivery.token_ids or finished:
+            replies.append(delivery.message(finished))
         return replies
 
-    def _deliver(self, chunks: list[Chunk], next_tokens: "array[int]", output: ForwardOutput) -> DetokenizeMsg:
-        """Returns the tokens of the rows that got one, with their logprobs."""
-        decode = self._stages.decode
-        sampling = [chunk.req.pending for chunk in chunks if chunk.samples]
-        uids = decode.uids + array(INT64, [pending.uid for pending in sampling])
-        attempts = decode.attempts + array(INT32, [pending.attempt for pending in sampling])
-        assert len(uids) == len(next_tokens), "a step must give one token to each row that samples"
-        entries, logprobs = b"", None
-        if output.logprobs is not None:
-            wanted = decode.sampling.num_logprobs + array(INT32, [pending.num_logprobs for pending in sampling])
-            entries, logprobs = of_delivered(wanted, next_tokens, output.logprobs)
-        prefilled = _prefilled(sampling, next_tokens[len(decode.uids) :])
-        if NO_TOKEN in next_tokens:
-            kept = [row for row, token_id in enumerate(next_tokens) if token_id != NO_TOKEN]
-            uids, attempts = array(INT64, [uids[row] for row in kept]), array(INT32, [attempts[row] for row in kept])
-            next_tokens = array(INT32, [next_tokens[row] for row in kept])
-        self.num_output_tokens += len(next_tokens)
-        columns = uids.tobytes(), attempts.tobytes(), next_tokens.tobytes()
-        return DetokenizeMsg(output.step_id, *columns, (), entries, logprobs, prefilled)
-
-    def _commit_decode_rows(self, next_tokens: "array[int]", failures: Mapping[int, ErrorInfo]) -> list[FinishedRow]:
-        decode = self._stages.decode
-        ended = [(row, decode.reqs[row]) for row in decode.advance(next_tokens)]
-        return [self.finish(req.pending, self._ending(req, failures.get(row))) for row, req in ended]
-
-    def _ending(self, req: Req, error: ErrorInfo | None) -> Ending:
-        if req.token_ids[-1] == NO_TOKEN:
-            req.token_ids.pop()
-            return Ending("error", error=error or no_token(req.pending))
-        ending = find_ending(req.pending, self._limits)
-        assert ending is not None, "a row was taken to end and does not"
-        return ending
-
-    def _commit_chunk(self, chunk: Chunk, token_id: int | None) -> Ending | None:
-        """Counts the chunk as computed; with the prompt's last one the row begins to decode, or ends already."""
-        req, pending = chunk.req, chunk.req.pending
-        req.num_computed_tokens = chunk.end
-        self._cache.share(req)
-        if token_id is None:
-            return find_ending(pending, self._limits)  # one that gets no token ends with its prompt
-        req.token_ids.append(token_id)
-        pending.first_token_ns = pending.first_token_ns or time.monotonic_ns()
-        ending = find_ending(pending, self._limits)
-        if ending is None:
+    def _commit_row(self, result: RowResult, delivery: Delivery, replies: list[ToDetokenizer]) -> Ending | None:
+        """Gives one row what it got; returns how it ends with that, if it does."""
+        req, chunk, pending = result.req, result.chunk, result.req.pending
+        token_ids, ending = _cut_run(pending, result.token_ids)
+        error = result.error or _find_fault(result.prompt_logprobs)
+        if error is None and ending is FAULT and not token_ids:
+            error = no_token(pending)
+        if error is not None:
+            return Ending("error", error=error)
+        if result.prompt_logprobs is not None:
+            replies += _add_scores(pending, result.prompt_logprobs)
+        if chunk is not None and req.state is State.PREFILL:
+            # A last token that got no next one is computed again, for only then can it get one.
+            req.num_computed_tokens = chunk.end - (chunk.num_sampled > len(token_ids))
+            self._cache.share(req)
+            if not chunk.num_sampled:
+                return pending.find_ending()  # one that gets no token ends with its prompt
+            if token_ids:
+                delivery.add_prefilled(pending)
+                pending.first_token_ns = pending.first_token_ns or time.monotonic_ns()
+        logprobs = result.logprobs
+        delivery.add(pending, token_ids, None if logprobs is None else cut(logprobs, 0, len(token_ids)))
+        req.token_ids.extend(token_ids)
+        if ending is None and token_ids and req.state is State.PREFILL:
             self._stages.start_decoding(req)
-        return ending
+        return Ending("error", error=no_token(pending)) if ending is FAULT else ending
 
 
-def _prefilled(sampling: list[PendingReq], next_tokens: "array[int]") -> tuple[PrefilledRow, ...]:
-    """Returns what the prompts took of the requests whose last chunk got a token."""
-    return tuple(
-        [
-            PrefilledRow(pending.uid, pending.attempt, usage_of(pending))
-            for pending, token_id in zip(sampling, next_tokens, strict=True)
-            if token_id != NO_TOKEN
-        ]
-    )
+def _cut_run(pending: PendingReq, token_ids: "array[int]") -> tuple["array[int]", Ending | None]:
+    """Returns the next tokens of a row up to the one with which it ends, and how it ends, if it does."""
+    length = len(pending.token_ids)
+    for index, token_id in enumerate(token_ids):
+        if token_id == NO_TOKEN:
+            return token_ids[:index], FAULT
+        ending = find_ending(pending.end_tokens, token_id, length + index + 1, pending.max_len)
+        if ending is not None:
+            return token_ids[: index + 1], ending
+    return token_ids, None
 
 
-def _find_fault(pending: PendingReq, token_id: int | None, scores: LogprobColumns | None) -> ErrorInfo | None:
-    """Returns what is wrong with the result of a chunk, if anything is."""
-    if token_id == NO_TOKEN:
-        return no_token(pending)
+def _find_fault(scores: LogprobColumns | None) -> ErrorInfo | None:
     return NOT_FINITE if scores is not None and has_nan(scores) else None
 
 

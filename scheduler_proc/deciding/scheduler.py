@@ -11,7 +11,9 @@ from messages.steps import Batch, ForwardOutput
 from messages.uids import GoneRequests
 from scheduler_proc.deciding.batch_columns import BatchBuilder
 from scheduler_proc.deciding.block_allocator import BlockAllocator
-from scheduler_proc.deciding.endings import ABORTED, STOP_STRING, Ending, find_ending, refused_row
+from scheduler_proc.deciding.drafts import Drafter
+from scheduler_proc.deciding.endings import ABORTED, STOP_STRING, Ending
+from scheduler_proc.deciding.finished_rows import refused_row
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.openings import open_stream, scored_at_once
 from scheduler_proc.deciding.policy import Budget, Policy
@@ -31,14 +33,15 @@ class Scheduler:
     `cache` must have room for a request of `limits.max_model_len` tokens: the first in priority can then always go on.
     """
 
-    def __init__(self, cache: BlockAllocator, limits: Limits, budget: Budget):
+    def __init__(self, cache: BlockAllocator, limits: Limits, budget: Budget, drafter: Drafter | None = None):
         assert cache.num_pages * cache.page_size >= limits.max_model_len
         self._cache = cache
         self._limits = limits
         self._stages = Stages(cache)
-        self._policy = Policy(self._stages, cache, budget)
-        self._results = Results(self._stages, cache, limits)
+        self._policy = Policy(self._stages, cache, budget, drafter)
+        self._results = Results(self._stages, cache)
         self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len)
+        self._has_drafter = drafter is not None
         self._in_flight: deque[StepInFlight] = deque()
         self._replies: list[ToDetokenizer] = []
         self._num_steps = 0
@@ -79,9 +82,11 @@ class Scheduler:
             return None
         assert len(self._in_flight) < 2, "there are two steps in flight"
         before = self._in_flight[0] if self._in_flight else None
+        if before is not None and self._has_drafter:
+            return None  # what may come next is proposed from all tokens, and how many there will be is not known
         try:
             rows = self._stages.decode if before is None else before.rows_behind()
-            chunks = self._policy.choose_rows(rows, before)
+            rows, chunks = self._policy.choose_rows(rows, before)
         except MustCommitError:
             return None
         if not rows.reqs and not chunks:
@@ -112,7 +117,9 @@ class Scheduler:
 
         `failures` are rows that could not be computed, by index; those of them that sample have the next token -1.
         """
-        self._replies += self._results.commit(*self._in_flight.popleft().without_ended(output, failures))
+        step = self._in_flight.popleft()
+        assert not (self._in_flight and output.num_tokens), "a step was planned behind one whose rows got other tokens"
+        self._replies += self._results.commit(step, output, failures)
         if self._in_flight:
             self._stages.decode.enter_pages()  # which the step behind was given
 
@@ -168,7 +175,7 @@ class Scheduler:
         pending = PendingReq(message, self._limits, time.monotonic_ns())
         self._stages.enqueue(pending)
         self._replies += scored_at_once(pending)
-        ending = find_ending(pending, self._limits)
+        ending = pending.find_ending()
         if ending is not None:
             self._reply_end(self._results.finish(pending, ending))
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from detokenizer_proc.detokenizer import Detokenizer
-from messages.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
+from messages.columns import pack_int32, pack_int64, runs_of, unpack_int32, unpack_int64
 from messages.replies import DetokenizeMsg, FinishedRow, StepReplies, Usage, UserReply
 from messages.requests import Stamps, StopSeen
 
@@ -32,11 +32,11 @@ class Client:
         return "".join(self.texts)
 
     def take(self, replies: StepReplies, uid: int) -> None:
-        columns = zip(unpack_int64(replies.uids), unpack_int32(replies.token_ids), replies.texts, strict=True)
-        for row_uid, token_id, text in columns:
+        runs = runs_of(replies.token_ids, replies.num_tokens)
+        for row_uid, token_ids, text in zip(unpack_int64(replies.uids), runs, replies.texts, strict=True):
             if row_uid == uid:
                 assert self.final is None
-                self.token_ids.append(token_id)
+                self.token_ids += token_ids
                 self.texts.append(text)
         for final in replies.finals:
             if final.uid == uid:

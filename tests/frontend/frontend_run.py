@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import psutil
 
-from messages.columns import pack_int32, pack_int64
+from messages.columns import pack_counts, pack_int32, pack_int64
 from messages.config import Config, HttpConfig, ModelFacts, RunConfig, SchedulingConfig
 from messages.control import ProcessState, ProcessStatus, ProcessTable
 from messages.replies import PrefilledRow, ScoredToken, StepReplies, ToFrontend, TokenLogprob, Usage, UserReply
@@ -71,24 +71,26 @@ def scored(token_id: int, text: str, logprob: float | None, text_offset: int, *t
 
 
 def step(
-    rows: Iterable[tuple[TokenizeMsg, int, str]] = (),
+    rows: Iterable[tuple[TokenizeMsg, int | tuple[int, ...], str]] = (),
     finals: tuple[UserReply, ...] = (),
     logprobs: dict[int, ScoredToken] | None = None,
     prefilled: tuple[PrefilledRow, ...] = (),
 ) -> StepReplies:
-    """One step of (request, token id, text) rows, `logprobs` by the index of the row."""
+    """One step of (request, token id or ids, text) rows, `logprobs` by the index of the token."""
     rows = list(rows)
+    runs = [(tokens,) if isinstance(tokens, int) else tokens for _, tokens, _ in rows]
     logprobs = logprobs or {}
     return StepReplies(
         step_id=1,
         uids=pack_int64(message.uid for message, _, _ in rows),
         attempts=pack_int32(message.attempt for message, _, _ in rows),
-        token_ids=pack_int32(token_id for _, token_id, _ in rows),
+        token_ids=pack_int32(token_id for run in runs for token_id in run),
         texts=tuple(text for _, _, text in rows),
         finals=finals,
         logprob_entries=pack_int32(logprobs),
         logprobs=tuple(logprobs.values()),
         prefilled=prefilled,
+        num_tokens=pack_counts([len(run) for run in runs]),
     )
 
 

@@ -38,7 +38,7 @@ def test_suspects_run_one_at_a_time_until_each_is_cleared():
     assert quarantine.next_suspect() is first
     first.next_attempt()
     assert quarantine.next_suspect() is None
-    first.add(1, "a")
+    first.add([1], "a")
     assert quarantine.next_suspect() is second
     second.next_attempt()
     second.finish(final(second.message, finish_reason="abort"))
@@ -64,7 +64,7 @@ def test_a_token_between_two_deaths_clears():
     for _ in range(5):
         assert die(quarantine, requests) == []
         assert held(quarantine, requests) == []
-        requests[0].add(1, "a")
+        requests[0].add([1], "a")
 
 
 def test_requests_that_can_have_had_no_row_are_no_suspects():
@@ -102,7 +102,7 @@ def test_what_is_left_of_a_suspect_takes_its_turn():
 def test_a_token_between_two_deaths_counts_also_when_a_later_attempt_had_none():
     quarantine, requests = Quarantine(8), make(1)
     die(quarantine, requests)
-    requests[0].add(1, "a")
+    requests[0].add([1], "a")
     requests[0].next_attempt()  # after a lost frame, or the death of another process
     assert die(quarantine, requests) == []
     assert held(quarantine, requests) == []

@@ -72,6 +72,20 @@ def test_the_newest_row_wakes_first():
     assert woken == [entry.uid for entry in reversed(opened.generations)]
 
 
+def test_several_tokens_of_a_row_stay_one_step_in_their_order():
+    opened = Opened(num=3)
+    first, second, third = opened.generations
+    tokens = [scored(token_id, "x", -0.5, 0) for token_id in (4, 5, 6)]
+    rows = [(first.message, (1, 2, 3), "abc"), (second.message, (4, 5, 6), "def"), (third.message, 7, "g")]
+    opened.registry.take(step(rows, logprobs=dict(zip((3, 4, 5), tokens, strict=True))))
+    opened.registry.take(step([(first.message, 8, "h"), (second.message, (9, 10), "")]))
+    assert [first.take_step(), first.take_step()] == [("abc", [1, 2, 3]), ("h", [8])]
+    assert second.take_logprobs(3) == tokens
+    assert second.take() == ("def", [4, 5, 6, 9, 10])
+    assert third.take_step() == ("g", [7])
+    assert first.logprobs == third.logprobs == []
+
+
 def test_a_second_final_is_dropped_and_logged(caplog: pytest.LogCaptureFixture):
     opened = Opened()
     (generation,) = opened.generations

@@ -11,7 +11,7 @@ import messages.channels
 from messages.channels import Receiver, Sender, Waiter
 from messages.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from messages.frontends import FrontendSenders
-from messages.replies import PrefilledRow, StepReplies, ToFrontend, Usage, UserReply
+from messages.replies import PrefilledRow, ScoredToken, StepReplies, ToFrontend, TokenLogprob, Usage, UserReply
 from messages.requests import DropBefore, FramesLost
 from messages.run_dir import RunDir
 from messages.uids import UIDS_PER_BLOCK, frontend_socket
@@ -81,6 +81,25 @@ def test_a_step_of_several_frontends_is_taken_apart(frontends: Frontends):
         assert list(unpack_int32(part.token_ids)) == [10 * row for row in rows]
         assert part.texts == tuple(map(str, rows))
         assert [final.uid for final in part.finals] == [number * N + uid for uid in ended]
+
+
+def test_several_tokens_of_a_row_go_with_it(frontends: Frontends):
+    tokens = tuple(ScoredToken(TokenLogprob(token_id, "x", b"x", -0.5), (), 0) for token_id in (2, 3, 5))
+    whole = msgspec.structs.replace(
+        step([N + 1, 2 * N + 2, N + 3]),
+        token_ids=pack_int32([1, 2, 3, 4, 5]),
+        num_tokens=pack_int32([1, 3, 1]),
+        logprob_entries=pack_int32([1, 2, 4]),
+        logprobs=tokens,
+    )
+    frontends.senders.send(whole)
+    first, second = frontends.take(1), frontends.take(2)
+    assert isinstance(first, StepReplies)
+    assert isinstance(second, StepReplies)
+    assert (list(unpack_int32(first.token_ids)), first.num_tokens) == ([1, 5], b"")
+    assert (list(unpack_int32(first.logprob_entries)), first.logprobs) == ([1], tokens[2:])
+    assert (list(unpack_int32(second.token_ids)), list(unpack_int32(second.num_tokens))) == ([2, 3, 4], [3])
+    assert (list(unpack_int32(second.logprob_entries)), second.logprobs) == ([0, 1], tokens[:2])
 
 
 def test_ways_to_frontends_that_are_gone_are_closed(frontends: Frontends):

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from messages.columns import pack_int32, unpack_int32, unpack_int64
+from messages.columns import pack_int32, runs_of, unpack_int32, unpack_int64
 from messages.replies import CacheFlushed, DetokenizeMsg, FinishedRow, OpenStream, PromptScored, ToDetokenizer, Usage
 from messages.requests import DropBefore, SamplingParams, Stamps, ToScheduler, UserMsg
 from messages.steps import LogprobColumns
 from scheduler_proc.deciding.block_allocator import BlockAllocator
+from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
@@ -71,12 +72,13 @@ class Inbox:
 
     def _take_step(self, message: DetokenizeMsg) -> None:
         uids, attempts = unpack_int64(message.uids), unpack_int32(message.attempts)
-        for uid, attempt, token_id in zip(uids, attempts, unpack_int32(message.token_ids), strict=True):
+        for uid, attempt, token_ids in zip(uids, attempts, runs_of(message.token_ids, message.num_tokens), strict=True):
             assert (uid, attempt) not in self.finished, "a token after the end"
-            assert token_id >= 0
+            assert len(token_ids) > 0
+            assert min(token_ids) >= 0
             opened = self.opened[uid, attempt]
             assert opened.num_prompt_logprobs is None or (uid, attempt) in self.scores, "a token before the scores"
-            self.tokens[uid, attempt].append(token_id)
+            self.tokens[uid, attempt].extend(token_ids)
             self.step_ids.append(message.step_id)
         for row in message.prefilled:
             assert row.uid in uids, "prefilled without a token"
@@ -94,7 +96,9 @@ class Inbox:
         assert (message.logprobs is None) == (not entries)
         if message.logprobs is not None:
             uids, attempts = unpack_int64(message.uids), unpack_int32(message.attempts)
-            keys = [(uids[entry], attempts[entry]) for entry in entries]
+            runs = list(runs_of(message.token_ids, message.num_tokens))
+            rows = [row for row, run in enumerate(runs) for _ in run]
+            keys = [(uids[rows[entry]], attempts[rows[entry]]) for entry in entries]
             all_scores = unpack_scores(message.logprobs, message.logprobs.num_top)
             for key, (token_id, logprob, top) in zip(keys, all_scores, strict=True):
                 num_top = self.opened[key].num_logprobs
@@ -114,10 +118,11 @@ class Bench:
         max_num_batched_tokens: int = 32,
         is_sharing: bool = True,
         eos_token_id: int = EOS,
+        drafter: Drafter | None = None,
     ):
         self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,))
         self.cache = BlockAllocator(num_pages, page_size, is_sharing)
-        self.scheduler = Scheduler(self.cache, self.limits, Budget(max_num_seqs, max_num_batched_tokens))
+        self.scheduler = Scheduler(self.cache, self.limits, Budget(max_num_seqs, max_num_batched_tokens), drafter)
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
         self.inbox = Inbox()
         self.max_num_batched_tokens = max_num_batched_tokens

@@ -47,6 +47,7 @@ class OverlappedRunner:
     """
 
     can_overlap = True
+    drafter = None
 
     def __init__(self, runner: Any, attempt_of: Callable[[int], int | None] = lambda uid: 0) -> None:
         self.num_pages: int = runner.num_pages

@@ -4,15 +4,20 @@ What a slot holds depends on every token before it, as real K and V do; the next
 row reads through its page table. `expected_output` says what a request must get, by the same rule without any pages.
 """
 
+import random
 import zlib
 from array import array
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from messages.axes import columns_of, size_of
 from messages.columns import pack_float32, pack_int32, unpack_int32, unpack_int64
 from messages.requests import SamplingParams
 from messages.steps import SAMPLED, Batch, ForwardOutput, LogprobColumns
+from scheduler_proc.deciding.drafts import Drafter
 from tests.scheduler_proc.simulated_edits import NOTHING, Edits, expected_edits, read_edits
 
 START = 0x5EED
@@ -65,8 +70,19 @@ def pack_scores(values: Sequence[tuple[int, int]], num_top: int, vocab_size: int
     )
 
 
+class Sampled(NamedTuple):
+    """A next token, with what the slot of the one before it holds; the index of its row."""
+
+    token_id: int
+    last_value: int
+    row: int
+
+
 class SimulatedRunner:
-    """Same interface as the real one. `poison` tokens make the step raise, `nan` tokens make their row's logits bad."""
+    """Same interface as the real one. `poison` tokens make the step raise, `nan` tokens make their row's logits bad.
+
+    With `withholds`, a row now and then gets fewer tokens than it samples, perhaps none.
+    """
 
     can_overlap = False
 
@@ -78,6 +94,8 @@ class SimulatedRunner:
         self.slots: list[tuple[int, int] | None] = [None] * (num_pages * page_size)
         self.poison: set[int] = set()
         self.nan: set[int] = set()
+        self.drafter: Drafter | None = None
+        self.withholds: random.Random | None = None
         self.batches: list[Batch] = []
 
     def launch(self, batch: Batch) -> ForwardOutput:
@@ -91,7 +109,7 @@ class SimulatedRunner:
             raise ArithmeticError("a poisoned token")
         slots, tables = unpack_int64(batch.slots), unpack_int32(batch.page_tables)
         assert len(set(slots)) == len(slots), "two tokens are written to one slot"
-        width, start, rows = batch.num_pages_per_row, 0, []
+        width, start, row_tables = batch.num_pages_per_row, 0, []
         query_lens, context_lens = unpack_int32(batch.query_lens), unpack_int32(batch.context_lens)
         for row, (query_len, context_len) in enumerate(zip(query_lens, context_lens, strict=True)):
             table = tables[row * width : (row + 1) * width]
@@ -100,15 +118,29 @@ class SimulatedRunner:
             expected = [self._slot(table, position) for position in positions[start:end]]
             assert list(slots[start:end]) == expected, "the slots are not those of the page table"
             self._write(table, token_ids[start:end], context_len)
-            rows.append((table, context_len + query_len, token_ids[end - 1]))
+            row_tables.append(table)
             start = end
-        next_tokens, last_values = self._sample(batch, rows)
-        wanting = [row for row, count in enumerate(unpack_int32(batch.num_logprobs)) if count >= 0]
-        logprobs = None
-        if wanting:
-            scored = [(last_values[row], next_tokens[row]) for row in wanting]
-            logprobs = pack_scores(scored, max(unpack_int32(batch.num_logprobs)), self.vocab_size)
-        return ForwardOutput(batch.step_id, pack_int32(next_tokens), logprobs, self._score(batch, slots))
+        sampled = self._sample(batch, row_tables)
+        wanted = unpack_int32(batch.num_logprobs) or [-1] * len(sampled)
+        is_told, counts = self._withhold(sampled)
+        told = [(one, count) for one, count, tells in zip(sampled, wanted, is_told, strict=True) if tells]
+        scored = [(one.last_value, one.token_id) for one, count in told if count >= 0]
+        logprobs = pack_scores(scored, max(wanted), self.vocab_size) if scored else None
+        next_tokens = pack_int32(one.token_id for one, _ in told)
+        return ForwardOutput(batch.step_id, next_tokens, logprobs, self._score(batch, slots), counts)
+
+    def _withhold(self, sampled: list[Sampled]) -> tuple[list[bool], bytes]:
+        """Returns which of the tokens are told, and the column that says how many of each row that is."""
+        if self.withholds is None:
+            return [True] * len(sampled), b""
+        num_sampled = Counter(one.row for one in sampled)
+        counts = {
+            row: self.withholds.choice((num, num, self.withholds.randint(0, num))) for row, num in num_sampled.items()
+        }
+        is_told: list[bool] = []
+        for row, num in num_sampled.items():
+            is_told += [index < counts[row] for index in range(num)]
+        return is_told, pack_int32(counts.values())
 
     def _score(self, batch: Batch, slots: "array[int]") -> LogprobColumns | None:
         if batch.scored is None:
@@ -139,11 +171,8 @@ class SimulatedRunner:
             self.slots[self._slot(table, position)] = (position, value)
             position += 1
 
-    def _sample(self, batch: Batch, rows: list[tuple["array[int]", int, int]]) -> tuple[list[int], list[int]]:
-        """Returns the next tokens, and what the slots before them hold.
-
-        Reads after all rows have written, as every layer of a model does.
-        """
+    def _sample(self, batch: Batch, tables: list["array[int]"]) -> list[Sampled]:
+        """Returns the next tokens. Reads after all rows have written, as every layer of a model does."""
         columns = (
             array("f", batch.temperatures),
             array("f", batch.top_ps),
@@ -151,25 +180,25 @@ class SimulatedRunner:
             array("f", batch.min_ps),
             unpack_int64(batch.seeds),
         )
-        tokens: list[int] = []
-        last_values: list[int] = []
+        sampled: list[Sampled] = []
         edits = read_edits(batch.logits_processing)
         sample_positions = unpack_int64(batch.sample_positions)
-        for index, row in enumerate(rows_of_samples(batch)):
-            table, length, last_token = rows[row]
-            values = [self._read(table, position) for position in range(length)]
+        token_ids, positions = unpack_int32(batch.token_ids), unpack_int32(batch.positions)
+        rows = rows_of_samples(batch)
+        for index, (row, place) in enumerate(zip(rows, unpack_int32(batch.sample_tokens), strict=True)):
+            length = positions[place] + 1
+            values = [self._read(tables[row], position) for position in range(length)]
             assert sample_positions[index] == length, "the sampled token would have another position"
             params = tuple(column[index] for column in columns)
-            token = choose(values, params, length, self.vocab_size, edits.get(index, NOTHING))
-            tokens.append(-1 if last_token in self.nan else token)
-            last_values.append(values[-1])
-        return tokens, last_values
+            token_id = choose(values, params, length, self.vocab_size, edits.get(index, NOTHING))
+            sampled.append(Sampled(-1 if token_ids[place] in self.nan else token_id, values[-1], row))
+        return sampled
 
 
 def rows_of_samples(batch: Batch) -> list[int]:
-    """Returns the row of each sampled token; it samples after its last token."""
-    ends = [end - 1 for end in accumulate(unpack_int32(batch.query_lens))]
-    return [ends.index(token) for token in unpack_int32(batch.sample_tokens)]
+    """Returns the row of each token after which one is sampled."""
+    ends = list(accumulate(unpack_int32(batch.query_lens)))
+    return [bisect_right(ends, place) for place in unpack_int32(batch.sample_tokens)]
 
 
 def check_shapes(batch: Batch) -> None:
@@ -186,6 +215,7 @@ def check_shapes(batch: Batch) -> None:
     assert sample_tokens[: batch.num_decode_rows] == list(range(batch.num_decode_rows))
     assert all(length == 1 for length in query_lens[: batch.num_decode_rows])
     assert min(query_lens) >= 1
+    check_drafts(batch)
     for name, column in columns_of(Batch).items():
         if column.axis is SAMPLED and not (column.is_optional and not getattr(batch, name)):
             assert size_of(batch, name) == len(sample_tokens), name
@@ -195,6 +225,17 @@ def check_shapes(batch: Batch) -> None:
         assert indices
         assert indices[-1] < num_tokens
         assert len(batch.scored.target_ids) == 4 * len(indices)
+
+
+def check_drafts(batch: Batch) -> None:
+    """Asserts that a row samples after each draft token and the one before, and no other row more than once."""
+    num_drafts = list(unpack_int32(batch.num_drafts)) or [0] * batch.num_rows
+    assert not batch.num_drafts or any(num_drafts)
+    assert not any(num_drafts[: batch.num_decode_rows])
+    num_sampled = Counter(rows_of_samples(batch))
+    for row, (length, count) in enumerate(zip(unpack_int32(batch.query_lens), num_drafts, strict=True)):
+        assert num_sampled[row] == count + 1 if count else num_sampled[row] <= 1
+        assert count in (0, length - 1)
 
 
 def expected_output(

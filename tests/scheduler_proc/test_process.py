@@ -21,6 +21,7 @@ from tests.scheduler_proc.simulated_runner import expected_output
 
 MODULE = "tests.scheduler_proc.simulated_process"
 OVERLAPPED = "tests.scheduler_proc.overlapped_process"
+DRAFTING = "tests.scheduler_proc.drafting_process"
 MAX_MODEL_LEN = 64
 FACTS = ModelFacts(
     model_dir="/none",
@@ -55,7 +56,7 @@ class Ring:
             self.inbox.take([self.launcher.take_one(self.receiver)])
 
 
-@pytest.fixture(params=[MODULE, OVERLAPPED], ids=["alone", "overlapped"])
+@pytest.fixture(params=[MODULE, OVERLAPPED, DRAFTING], ids=["alone", "overlapped", "drafting"])
 def ring(request: pytest.FixtureRequest) -> Iterator[Ring]:
     config = Config(cache=CacheConfig(num_pages=40, block_size=4), facts=FACTS)
     with FakeLauncher(config) as launcher:

@@ -28,6 +28,7 @@ class ModelRunner:
     """
 
     can_overlap = False
+    drafter = None
 
     def __init__(self, decoder: Decoder, cache: KVTensors, placement: Placement, limits: StepLimits):
         self.num_pages = cache.num_pages

@@ -70,6 +70,8 @@ class GpuRunner:
     themselves, and wait for them: nothing can be captured then, and nothing launched ahead.
     """
 
+    drafter = None
+
     def __init__(
         self,
         decoder: Decoder,

@@ -37,7 +37,7 @@ def so_far(generation: Generation, *, is_last: bool = False) -> Counts:
 def test_before_the_end_it_is_what_has_been_taken():
     generation = make()
     generation.prompt_usage = Usage(40, 32)
-    generation.add(7, "a")
+    generation.add([7], "a")
     assert so_far(generation) == (40, 32, 0)
     generation.take_step()
     assert so_far(generation) == (40, 32, 1)

@@ -13,7 +13,7 @@ def ended(*token_ids: int, is_first: bool = True, **fields: object) -> Generatio
     """A request whose last tokens came with its end; before them there was a token unless `is_first`."""
     generation = Generation(TokenizeMsg(1, 0, "a", b"", SamplingParams(50), STAMPS), "id", wakes_at_tokens=False)
     if not is_first:
-        generation.add(9, "a")
+        generation.add([9], "a")
         generation.last_token_ns = generation.first_token_ns
     values = {"finish_reason": "stop", "usage": Usage(30, 16, 2), "stamps": STAMPS, **fields}
     generation.finish(UserReply(1, 0, token_ids=pack_int32(token_ids), **values))  # type: ignore[arg-type]

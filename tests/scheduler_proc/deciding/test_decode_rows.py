@@ -65,8 +65,12 @@ class RowsMachine(RuleBasedStateMachine):
             position = len(req.token_ids) - 1
             assert self.rows.slots[row] == req.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
         ended = self.rows.advance(array("i", [token_id] * len(self.reqs)))
-        assert ended == [row for row, req in enumerate(self.reqs) if len(req.token_ids) >= req.pending.max_len]
-        for req in [self.reqs[row] for row in ended]:
+        assert ended == [
+            (row, req.pending.find_ending())
+            for row, req in enumerate(self.reqs)
+            if len(req.token_ids) >= req.pending.max_len
+        ]
+        for req in [self.reqs[row] for row, _ in ended]:
             self.rows.remove(req)
             self.reqs.remove(req)
 

@@ -4,6 +4,7 @@ import pytest
 
 from messages.errors import ErrorInfo
 from messages.requests import AbortMsg, StopSeen
+from scheduler_proc.deciding.endings import Ending
 from scheduler_proc.deciding.requests import Limits, PendingReq
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_runner import expected_output
@@ -196,6 +197,9 @@ def test_a_failed_chunk_in_mid_prompt_ends_its_request():
     assert bench.gauge("pages_cached") == 0
 
 
-def test_end_ids_know_the_missing_token():
-    pending = PendingReq(user_msg(1, PROMPT, stop_token_ids=(5,)), Limits(64, VOCAB_SIZE, (EOS,)), 1)
-    assert pending.end_ids == {-1, EOS, 5}
+def test_an_end_of_sequence_token_goes_before_a_stop_token_of_the_same_id():
+    limits = Limits(64, VOCAB_SIZE, (EOS,))
+    pending = PendingReq(user_msg(1, PROMPT, stop_token_ids=(5, EOS)), limits, 1)
+    assert pending.end_tokens == {5: Ending("stop", True, 5), EOS: Ending("stop", True)}
+    pending = PendingReq(user_msg(1, PROMPT, stop_token_ids=(5, EOS), ignore_eos=True), limits, 1)
+    assert pending.end_tokens == {5: Ending("stop", True, 5), EOS: Ending("stop", True, EOS)}

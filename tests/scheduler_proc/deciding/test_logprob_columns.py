@@ -1,23 +1,13 @@
 """Logprobs as columns: cut, joined, and given to the right tokens."""
 
 import math
-from array import array
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messages.columns import pack_float32, pack_int32, unpack_int32
-from messages.steps import LogprobColumns
-from scheduler_proc.deciding.logprob_columns import (
-    NO_TOKEN,
-    cut,
-    cut_up,
-    has_nan,
-    join,
-    of_delivered,
-    unknown,
-    with_num_top,
-)
+from messages.columns import pack_float32, pack_int32
+from messages.steps import NO_TOKEN, LogprobColumns
+from scheduler_proc.deciding.logprob_columns import cut, has_nan, join, unknown, with_num_top
 from tests.scheduler_proc.clients import Bench, user_msg
 from tests.scheduler_proc.simulated_runner import expected_output, expected_scores, unpack_scores
 
@@ -50,26 +40,10 @@ def test_fewer_alternatives_are_the_first_and_more_are_filled_up(num_tokens, old
     assert unpack_scores(got, new) == [(token, logprob, top[:new] + filler) for token, logprob, top in before]
 
 
-def test_a_cut_for_each_count():
-    whole = columns(5, 2)
-    assert cut_up(whole, [2, 0, 3]) == [cut(whole, 0, 2), None, cut(whole, 2, 5)]
-    assert cut_up(None, [0, 0]) == [None, None]
-
-
 def test_what_is_not_a_number_is_found():
     assert not has_nan(columns(3, 1))
     assert not has_nan(LogprobColumns(pack_int32([1]), pack_float32([-math.inf]), 0, b"", b""))
     assert has_nan(join([columns(3, 1), unknown(1), columns(3, 1)], 1))
-
-
-def test_rows_without_a_token_have_no_logprobs_and_the_later_ones_move_up():
-    wanted, logprobs = array("i", [0, -1, 2, 1, -1]), columns(3, 2)
-    entries, got = of_delivered(wanted, array("i", [5, 6, 7, 8, 9]), logprobs)
-    assert (list(unpack_int32(entries)), got) == ([0, 2, 3], logprobs)
-    entries, got = of_delivered(wanted, array("i", [5, NO_TOKEN, NO_TOKEN, 8, 9]), logprobs)
-    assert list(unpack_int32(entries)) == [0, 1]
-    assert got == join([cut(logprobs, 0, 1), cut(logprobs, 2, 3)], 2)
-    assert of_delivered(wanted, array("i", [NO_TOKEN] * 5), logprobs) == (b"", None)
 
 
 def test_each_request_gets_its_own_logprobs_in_mixed_steps():

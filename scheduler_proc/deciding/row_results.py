@@ -1,0 +1,117 @@
+"""The result of a step, taken apart by rows."""
+
+from array import array
+from collections.abc import Mapping
+from itertools import compress
+from typing import NamedTuple
+
+from messages.columns import INT32, unpack_int32
+from messages.errors import ErrorInfo
+from messages.steps import NO_TOKEN, ForwardOutput, LogprobColumns
+from scheduler_proc.deciding.batch_columns import Chunk
+from scheduler_proc.deciding.drafts import num_accepted
+from scheduler_proc.deciding.in_flight import StepInFlight
+from scheduler_proc.deciding.logprob_columns import cut, join
+from scheduler_proc.deciding.requests import Req
+
+
+class DecodeResults(NamedTuple):
+    """One next token for each row in DECODE, in their order, and the logprobs of those rows that want any."""
+
+    token_ids: "array[int]"
+    logprobs: LogprobColumns | None
+
+
+class RowResult(NamedTuple):
+    """What a step computed for one row: its next tokens, and the logprobs of each where they are wanted.
+
+    `chunk` is `None` for a row in DECODE without draft tokens. `error`: why the row could not be computed.
+    """
+
+    req: Req
+    chunk: Chunk | None
+    token_ids: "array[int]"
+    logprobs: LogprobColumns | None
+    prompt_logprobs: LogprobColumns | None
+    error: ErrorInfo | None
+
+
+def split_result(
+    step: StepInFlight, running: list[Req], output: ForwardOutput, failures: Mapping[int, ErrorInfo]
+) -> tuple[DecodeResults | None, list[RowResult]]:
+    """Returns the result of `step` without rows that have ended since it was planned; `running` are those in DECODE.
+
+    These come together where each of them got one token, so that such a step costs little per row. The others, and all
+    where anything is out of the ordinary, come one by one. `failures` are rows that could not be computed, by index.
+    """
+    reader = _Reader(output)
+    together = None if output.num_tokens or failures else _read_decode_rows(reader, step, running)
+    rows: list[tuple[Req, Chunk | None]] = [] if together else [(req, None) for req in step.decode_reqs]
+    rows += [(chunk.req, chunk) for chunk in step.chunks]
+    results = [reader.read(req, chunk, failures.get(row)) for row, (req, chunk) in enumerate(rows)]
+    reader.check_end()
+    return together, [result for result in results if step.runs(result.req)]
+
+
+def _read_decode_rows(reader: "_Reader", step: StepInFlight, running: list[Req]) -> DecodeResults | None:
+    """Reads the rows in DECODE, unless the step has others than those that run, or one has no token: returns `None`."""
+    reqs = step.decode_reqs
+    is_kept = [] if step.all_run else [step.runs(req) for req in reqs]
+    if (list(compress(reqs, is_kept)) if is_kept else reqs) != running or NO_TOKEN in reader.next_tokens[: len(reqs)]:
+        return None
+    is_wanted = [req.pending.num_logprobs >= 0 for req in reqs] if reader.has_logprobs else []
+    token_ids, logprobs = reader.take(len(reqs), sum(is_wanted))
+    if all(is_kept):
+        return DecodeResults(token_ids, logprobs)
+    kept = array(INT32, compress(token_ids, is_kept))
+    return DecodeResults(kept, _compress(logprobs, list(compress(is_kept, is_wanted))))
+
+
+class _Reader:
+    """Goes through the columns of a result from row to row."""
+
+    def __init__(self, output: ForwardOutput):
+        self.next_tokens = unpack_int32(output.next_tokens)
+        self.has_logprobs = output.logprobs is not None
+        self._output = output
+        self._counts = iter(unpack_int32(output.num_tokens)) if output.num_tokens else None
+        self._num_tokens = self._num_logprobs = self._num_scored = 0
+
+    def take(self, num_tokens: int, num_logprobs: int) -> tuple["array[int]", LogprobColumns | None]:
+        """Returns the next `num_tokens` tokens, and the logprobs of so many of them."""
+        token_ids = self.next_tokens[self._num_tokens : self._num_tokens + num_tokens]
+        logprobs = _cut(self._output.logprobs, self._num_logprobs, num_logprobs)
+        self._num_tokens += num_tokens
+        self._num_logprobs += num_logprobs
+        return token_ids, logprobs
+
+    def read(self, req: Req, chunk: Chunk | None, error: ErrorInfo | None) -> RowResult:
+        """Returns the result of the next row, without what was sampled after a wrong draft token."""
+        num_sampled, num_scored = (1, 0) if chunk is None else (chunk.num_sampled, chunk.num_scored)
+        if num_sampled and self._counts is not None:
+            num_sampled = next(self._counts)
+        token_ids, logprobs = self.take(num_sampled, num_sampled if req.pending.num_logprobs >= 0 else 0)
+        prompt_logprobs = _cut(self._output.prompt_logprobs, self._num_scored, num_scored)
+        self._num_scored += num_scored
+        if chunk is not None and chunk.draft_ids:
+            token_ids = token_ids[: num_accepted(chunk.draft_ids, token_ids)]
+        return RowResult(req, chunk, token_ids, logprobs, prompt_logprobs, error)
+
+    def check_end(self) -> None:
+        assert self._num_tokens == len(self.next_tokens), "a step must give one token to each row that samples"
+
+
+def _cut(columns: LogprobColumns | None, start: int, count: int) -> LogprobColumns | None:
+    """Returns `count` tokens from `start` on; `None` for a count of 0."""
+    if not count:
+        return None
+    assert columns is not None, "logprobs are missing"
+    return cut(columns, start, start + count)
+
+
+def _compress(columns: LogprobColumns | None, is_kept: list[bool]) -> LogprobColumns | None:
+    """Returns the tokens that are kept."""
+    if columns is None:
+        return None
+    kept = [cut(columns, index, index + 1) for index, keeps in enumerate(is_kept) if keeps]
+    return join(kept, columns.num_top) if kept else None

@@ -1,0 +1,21 @@
+"""The same as `simulated_process`, where rows get between no and five tokens a step."""
+
+import random
+
+from messages.config import Config
+from messages.process import run_process
+from scheduler_proc.process import Report, serve
+from tests.scheduler_proc.simulated_drafter import SimulatedDrafter
+from tests.scheduler_proc.simulated_process import load_simulated_runner
+from tests.scheduler_proc.simulated_runner import SimulatedRunner
+
+
+def load_drafting_runner(config: Config, report: Report) -> SimulatedRunner:
+    runner = load_simulated_runner(config, report)
+    runner.withholds = random.Random(1)
+    runner.drafter = SimulatedDrafter(random.Random(2), runner.vocab_size)
+    return runner
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_process("scheduler_proc", lambda link: serve(link, lambda report: load_drafting_runner)))

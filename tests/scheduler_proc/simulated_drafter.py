@@ -1,0 +1,39 @@
+"""A drafter that knows what the simulated runner will sample, and now and then says something else."""
+
+import random
+from array import array
+
+from scheduler_proc.deciding.requests import PendingReq
+from tests.scheduler_proc.simulated_runner import expected_output
+
+NEVER = 1 << 20
+
+
+class SimulatedDrafter:
+    """Proposes at most `max_drafts` tokens, each of them wrong with probability `error_rate`."""
+
+    def __init__(self, chance: random.Random, vocab_size: int, max_drafts: int = 4, error_rate: float = 0.2):
+        self.num_proposed = 0
+        self._chance = chance
+        self._vocab_size = vocab_size
+        self._max_drafts = max_drafts
+        self._error_rate = error_rate
+        self._outputs: dict[bytes, list[int]] = {}
+
+    def propose(self, pending: PendingReq, max_tokens: int) -> "array[int]":
+        num_drafts = min(max_tokens, self._chance.randint(0, self._max_drafts))
+        right = self._output(pending)[pending.num_output_tokens :][:num_drafts]
+        drafts = [
+            self._chance.randrange(self._vocab_size) if self._chance.random() < self._error_rate else token_id
+            for token_id in right
+        ]
+        self.num_proposed += len(drafts)
+        return array("i", drafts)
+
+    def _output(self, pending: PendingReq) -> list[int]:
+        """Returns the whole output, and what would come after a token that ends it."""
+        prompt, params = pending.token_ids[: pending.num_prompt_tokens], pending.sampling_params
+        key = repr((prompt, params)).encode()
+        if key not in self._outputs:
+            self._outputs[key] = expected_output(prompt, params, self._vocab_size, NEVER)
+        return self._outputs[key]
