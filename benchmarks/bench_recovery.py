@@ -33,7 +33,7 @@ from benchmarks.result_file import write_result
 from benchmarks.server_process import ServerProcess, started_server
 from messages.errors import SluiceError
 from messages.orders import Done, RestartProcess
-from messages.run_dir import RunDir
+from runtime.run_dir import RunDir
 from supervisor.order_line import OrderLine
 
 START_TIMEOUT_S = 300.0

@@ -6,9 +6,9 @@ from detokenizer_proc.detokenizer import Detokenizer
 from detokenizer_proc.vocabulary import load_vocabulary
 from messages.channels import Receiver, Sender
 from messages.frontends import FrontendSenders
-from messages.process import ProcessLink, run_process
 from messages.replies import OpenStream, ToDetokenizer
 from messages.requests import DropBefore, ToScheduler
+from runtime.process import ProcessLink, run_process
 
 
 def serve(link: ProcessLink) -> None:

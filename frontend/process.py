@@ -27,9 +27,9 @@ from frontend.launcher import Launcher
 from frontend.service import Service
 from messages.control import Drain, Leave, ProcessTable
 from messages.orders import Answer, Order
-from messages.process import ProcessLink, run_process
-from messages.profiling import Part
 from messages.requests import FramesLost
+from runtime.process import ProcessLink, run_process
+from runtime.profiling import Part
 
 TABLE_TIMEOUT_S = 1.0
 """The launcher sends the table right behind the welcome."""

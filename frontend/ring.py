@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 
 from messages.channels import MAX_QUEUED_FRAMES, Receiver, Sender
-from messages.process import ProcessLink
 from messages.replies import ToFrontend
 from messages.requests import (
     AbortMsg,
@@ -17,6 +16,7 @@ from messages.requests import (
     ToTokenizer,
 )
 from messages.uids import frontend_socket
+from runtime.process import ProcessLink
 
 FIRST_WORKER = "tokenizer"
 

@@ -25,9 +25,9 @@ from messages.channels import Sender
 from messages.columns import num_int32, unpack_int32
 from messages.errors import ChannelFullError, ErrorInfo
 from messages.peers import PeerAnswer, PeerAsk
-from messages.process import ProcessLink
 from messages.replies import CacheFlushed, DecodeReply, EncodeReply, ToFrontend, Usage, UserReply
 from messages.requests import AbortMsg, AbortReason, FramesLost, TokenizeMsg
+from runtime.process import ProcessLink
 
 NUM_SEED_BITS = 53
 """Seeds that we choose are reported to the client, so every JSON reader must keep them exact."""

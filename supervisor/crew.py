@@ -28,8 +28,8 @@ from messages.control import (
 )
 from messages.errors import SluiceError
 from messages.orders import Ask, InstructionDone
-from messages.run_dir import RunDir
 from messages.uids import frontend_socket
+from runtime.run_dir import RunDir
 from supervisor.admission import find_reason_to_refuse
 from supervisor.child import Child, Command
 from supervisor.console import Console

@@ -17,7 +17,7 @@ import msgspec
 from huggingface_hub import constants, errors
 
 from messages.errors import BootError
-from messages.lifeline import ask_for_death_signal
+from runtime.lifeline import ask_for_death_signal
 
 ANSWER_TIMEOUT_S = 5.0
 """What the hub gets to answer one connection."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from messages.profiling import ProcessProfile, Sample
+from runtime.profiling import ProcessProfile, Sample
 
 MAIN_LOOP, STACKS = 1, 2
 """Track numbers; torch numbers its own by thread ids, which are larger."""

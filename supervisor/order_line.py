@@ -6,9 +6,9 @@ from types import TracebackType
 from typing import Self
 
 from messages.channels import AskClient, Waiter
-from messages.lifeline import has_launcher
 from messages.orders import Answer, Ask, Failed, Order, Progress, Result
-from messages.run_dir import RunDir
+from runtime.lifeline import has_launcher
+from runtime.run_dir import RunDir
 from supervisor.running import NoServerError
 
 LOOK_S = 1.0

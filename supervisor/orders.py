@@ -18,7 +18,7 @@ from messages.orders import (
     Result,
     ScaleProcess,
 )
-from messages.run_dir import RunDir
+from runtime.run_dir import RunDir
 from supervisor.crew import Crew
 from supervisor.handover import restart_process
 from supervisor.inquiries import instruct, list_processes, read_log

@@ -9,8 +9,8 @@ import psutil
 
 from messages.config import Config
 from messages.errors import BootError, SluiceError
-from messages.lifeline import has_launcher
-from messages.run_dir import RunDir
+from runtime.lifeline import has_launcher
+from runtime.run_dir import RunDir
 
 RUN_DIR_FLAG = "--run-dir"
 """Every process but the launcher is started with it, so command lines tell of all run directories."""

@@ -26,8 +26,8 @@ from typing import Any, Self, TypeVar
 from messages.channels import ControlServer, Receiver, Sender, Waiter
 from messages.config import Config
 from messages.control import Hello, Ready, Stop, ToLauncher, Welcome
-from messages.lifeline import make_lifeline
-from messages.run_dir import claim
+from runtime.lifeline import make_lifeline
+from runtime.run_dir import claim
 
 M = TypeVar("M")
 

@@ -25,20 +25,23 @@ def rule(ours: str, others: str) -> Rule:
 
 RULES = {
     "launch.py": rule("supervisor", ""),
-    "supervisor": rule("supervisor messages", "msgspec psutil"),
-    "supervisor/fetch_model.py": rule("supervisor messages", "msgspec huggingface_hub"),
-    "frontend": rule("frontend messages", "msgspec starlette uvicorn httptools uvloop prometheus_client psutil"),
-    "tokenizer_proc": rule("tokenizer_proc messages", "msgspec tokenizers transformers jinja2"),
-    "detokenizer_proc": rule("detokenizer_proc messages", "msgspec tokenizers"),
-    "detokenizer_proc/vocabulary.py": rule("detokenizer_proc messages", "msgspec tokenizers transformers"),
-    "scheduler_proc": rule("scheduler_proc messages", "msgspec"),
+    "supervisor": rule("supervisor runtime messages", "msgspec psutil"),
+    "supervisor/fetch_model.py": rule("supervisor runtime messages", "msgspec huggingface_hub"),
+    "frontend": rule(
+        "frontend runtime messages", "msgspec starlette uvicorn httptools uvloop prometheus_client psutil"
+    ),
+    "tokenizer_proc": rule("tokenizer_proc runtime messages", "msgspec tokenizers transformers jinja2"),
+    "detokenizer_proc": rule("detokenizer_proc runtime messages", "msgspec tokenizers"),
+    "detokenizer_proc/vocabulary.py": rule("detokenizer_proc runtime messages", "msgspec tokenizers transformers"),
+    "scheduler_proc": rule("scheduler_proc runtime messages", "msgspec"),
     "scheduler_proc/deciding": rule("scheduler_proc.deciding messages", "msgspec"),
     "scheduler_proc/computing": rule(
-        "scheduler_proc.computing messages kernels", "msgspec torch numpy safetensors huggingface_hub"
+        "scheduler_proc.computing runtime messages kernels", "msgspec torch numpy safetensors huggingface_hub"
     ),
     "messages": rule("messages", "msgspec"),
     "messages/channels.py": rule("messages", "msgspec zmq"),
-    "messages/profiling.py": rule("messages", "msgspec pyinstrument"),
+    "runtime": rule("runtime messages", "msgspec"),
+    "runtime/profiling.py": rule("runtime messages", "msgspec pyinstrument"),
     "kernels": rule("kernels", "torch triton numpy"),
 }
 """The longest prefix of a file's path decides. A missing place is no error: the file that appears there has a rule."""
@@ -50,7 +53,7 @@ FUNCTION_LEVEL_IMPORTS = {
     ("scheduler_proc/process.py", "scheduler_proc.computing.torch_observer"): "imports torch",
     (f"{LOADING}/load_runner.py", "scheduler_proc.computing.loading.checkpoint"): "random weights need no safetensors",
     (f"{LOADING}/load_runner.py", "scheduler_proc.computing.loading.weight_cache"): "likewise",
-    ("messages/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
+    ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
     ("tokenizer_proc/encoding.py", "transformers"): "60 MB that a process with tokenizer.json saves",
     ("detokenizer_proc/vocabulary.py", "transformers"): "60 MB that a process with tokenizer.json saves",
 }
@@ -150,8 +153,12 @@ def test_an_import_by_name_is_seen():
         ("detokenizer_proc/process.py", "transformers"),
         ("scheduler_proc/deciding/pages.py", "numpy"),
         ("scheduler_proc/deciding/pages.py", "scheduler_proc.computing.loading.load_runner"),
-        ("messages/process.py", "zmq"),
-        ("messages/process.py", "frontend"),
+        ("messages/config.py", "zmq"),
+        ("messages/config.py", "runtime.process"),
+        ("messages/channels.py", "frontend"),
+        ("runtime/process.py", "zmq"),
+        ("runtime/process.py", "frontend"),
+        ("scheduler_proc/deciding/pages.py", "runtime.process"),
         ("launch.py", "msgspec"),
         ("supervisor/run.py", "huggingface_hub"),
         ("supervisor/run.py", "frontend"),

@@ -12,7 +12,8 @@ from frontend.api.load import kv_cache_usage, num_waiting
 from frontend.metrics.distribution import make_buckets
 from frontend.processes import ProcessView
 from messages.control import ProcessStatus
-from messages.histograms import BOUNDS, Histogram, HistogramCounts
+from messages.histograms import BOUNDS, HistogramCounts
+from runtime.histograms import Histogram
 
 MODEL_LABEL, PROCESS_LABEL = "model_name", "process"
 STATES = ("starting", "ready", "busy", "hung", "dead", "restarting")

@@ -13,8 +13,8 @@ from messages.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from messages.frontends import FrontendSenders
 from messages.replies import PrefilledRow, StepReplies, ToFrontend, Usage, UserReply
 from messages.requests import DropBefore, FramesLost
-from messages.run_dir import RunDir
 from messages.uids import UIDS_PER_BLOCK, frontend_socket
+from runtime.run_dir import RunDir
 
 N = UIDS_PER_BLOCK
 TIMEOUT_S = 30.0

@@ -24,8 +24,8 @@ from messages.orders import (
     ReadLog,
     SetLogLevel,
 )
-from messages.process import ProcessLink
-from tests.messages.test_process import TIMEOUT_S, Launcher
+from runtime.process import ProcessLink
+from tests.runtime.test_process import TIMEOUT_S, Launcher
 
 
 @pytest.fixture

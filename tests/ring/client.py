@@ -12,7 +12,7 @@ import httpx
 import msgspec
 
 from messages.orders import Collected, InstructProcesses, ProcessOrder, ProcessResult
-from messages.run_dir import RunDir
+from runtime.run_dir import RunDir
 from supervisor.order_line import OrderLine
 
 TIMEOUT_S = 60.0

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from messages.control import Drain, Leave, ProcessStatus, ProcessTable
 from messages.errors import BootError
 from messages.orders import Acknowledged, SetLogLevel
-from messages.process import ProcessLink, run_process
+from runtime.process import ProcessLink, run_process
 
 
 def serve_until_stopped(link: ProcessLink) -> None:

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from messages.errors import UsageError
-from messages.flags import parse_flags
+from supervisor.flags import parse_flags
 from supervisor.run import build_config, server_commands
 from tests.supervisor.fake_run import GOOD, FakeRun
 from tests.supervisor.test_operate import operate_on, ps

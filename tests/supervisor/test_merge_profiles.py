@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from messages.profiling import ProcessProfile
+from runtime.profiling import ProcessProfile
 from supervisor.merge_profiles import MAIN_LOOP, STACKS, merge, read_profiles, write_trace
 
 US, MS = 1_000, 1_000_000

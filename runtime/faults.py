@@ -20,8 +20,8 @@ from messages.control import kind_of
 from messages.errors import SluiceError
 from messages.frames import HEADER
 from messages.orders import Acknowledged, ClearFaults, EdgeFault, Poison, ProcessResult, SignalSelf
-from messages.run_dir import RunDir
 from messages.steps import Batch
+from runtime.run_dir import RunDir
 
 T = TypeVar("T")
 

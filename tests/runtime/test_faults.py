@@ -11,11 +11,11 @@ import pytest
 from messages.channels import Receiver, Waiter
 from messages.columns import pack_int32, pack_int64
 from messages.errors import SluiceError
-from messages.faults import Faults, PoisonedStepError
 from messages.orders import ClearFaults, EdgeFault, Poison
 from messages.requests import FramesLost, StopSeen, ToScheduler
-from messages.run_dir import RunDir
 from messages.steps import Batch, ForwardOutput
+from runtime.faults import Faults, PoisonedStepError
+from runtime.run_dir import RunDir
 
 TIMEOUT_S = 30.0
 

@@ -37,9 +37,7 @@ from messages.control import (
     Welcome,
 )
 from messages.errors import BootError, SluiceError
-from messages.faults import Faults
 from messages.histograms import HistogramCounts
-from messages.lifeline import GRACE_S, ask_for_death_signal, has_launcher, leave_abandoned_run, watch_lifeline
 from messages.orders import (
     Acknowledged,
     Answer,
@@ -59,8 +57,10 @@ from messages.orders import (
     StartProfile,
     StopProfile,
 )
-from messages.profiling import ProcessProfiler
-from messages.run_dir import RunDir
+from runtime.faults import Faults
+from runtime.lifeline import GRACE_S, ask_for_death_signal, has_launcher, leave_abandoned_run, watch_lifeline
+from runtime.profiling import ProcessProfiler
+from runtime.run_dir import RunDir
 
 P = TypeVar("P")
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from messages.errors import BootError
-from messages.run_dir import LOCK_PATIENCE_S, RunDir, kill_processes, other_processes, try_lock
+from runtime.run_dir import LOCK_PATIENCE_S, RunDir, kill_processes, other_processes, try_lock
 
 GRACE_S = 1.0
 """What a process gets between the end of its launcher and its own."""

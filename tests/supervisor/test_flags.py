@@ -8,7 +8,7 @@ import pytest
 from messages import VERSION
 from messages.config import CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
 from messages.errors import UsageError
-from messages.flags import SECTIONS, flag_name, make_parser, parse_flags
+from supervisor.flags import SECTIONS, flag_name, make_parser, parse_flags
 
 
 def test_no_flags_give_the_defaults():

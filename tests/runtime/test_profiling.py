@@ -11,9 +11,9 @@ import pytest
 from messages.channels import Receiver, Sender, Waiter
 from messages.errors import SluiceError
 from messages.orders import StartProfile, StopProfile
-from messages.profiling import Part, ProcessProfile, ProcessProfiler
 from messages.requests import StopSeen, ToScheduler
-from messages.run_dir import RunDir
+from runtime.profiling import Part, ProcessProfile, ProcessProfiler
+from runtime.run_dir import RunDir
 
 TIMEOUT_S = 20.0
 

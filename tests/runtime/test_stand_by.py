@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from messages.control import SCHEMA_VERSION, Hello, ProcessTable, StandingBy, Stop, TakeOver, Welcome
-from messages.process import ProcessLink
-from tests.messages.test_process import Launcher
+from runtime.process import ProcessLink
+from tests.runtime.test_process import Launcher
 
 
 @pytest.fixture

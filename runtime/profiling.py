@@ -17,7 +17,7 @@ import msgspec
 from messages.channels import Receiver, Sender
 from messages.errors import SluiceError
 from messages.orders import Acknowledged, ProcessResult, StartProfile, StopProfile
-from messages.run_dir import RunDir
+from runtime.run_dir import RunDir
 
 MAX_NOTES = 2_000_000
 """Slices and frames of one profile: a profile that nobody stops must not fill the memory."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import messages.process
+import runtime.process
 from messages.channels import ControlServer, Receiver, Sender, Waiter
 from messages.config import Config, ModelFacts
 from messages.control import (
@@ -29,10 +29,10 @@ from messages.control import (
 )
 from messages.errors import BootError
 from messages.histograms import HistogramCounts
-from messages.lifeline import GRACE_S, make_lifeline
-from messages.process import ProcessLink, run_process
 from messages.requests import StopSeen, ToScheduler
-from messages.run_dir import RunDir, claim
+from runtime.lifeline import GRACE_S, make_lifeline
+from runtime.process import ProcessLink, run_process
+from runtime.run_dir import RunDir, claim
 
 FACTS = ModelFacts(model_dir="/m", tokenizer_dir="/m", served_names=("m",), vocab_size=1, max_model_len=2)
 TIMEOUT_S = 30.0
@@ -124,7 +124,7 @@ def test_a_process_that_is_stopped_before_it_is_welcome_does_not_run(launcher: L
 
 
 def test_a_launcher_that_does_not_answer_is_given_up(launcher: Launcher, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(messages.process, "WELCOME_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(runtime.process, "WELCOME_TIMEOUT_S", 0.1)
     with pytest.raises(BootError, match="did not answer within"):
         ProcessLink("scheduler", launcher.run_dir)
 
@@ -225,7 +225,7 @@ def run_in_process(
 ) -> tuple[int, list[Any]]:
     """Runs `run_process` here, with a thread for the launcher; returns the exit code and what it reported."""
     monkeypatch.setattr("sys.argv", ["scheduler_proc", "--run-dir", str(launcher.run_dir.path)])
-    monkeypatch.setattr(messages.process.logging, "basicConfig", lambda **kwargs: None)
+    monkeypatch.setattr(runtime.process.logging, "basicConfig", lambda **kwargs: None)
     answering = threading.Thread(target=launcher._answer, args=(Welcome(1),))
     answering.start()
     code = run_process("scheduler_proc", serve)

@@ -9,7 +9,7 @@ import pytest
 
 from messages.config import Config, HttpConfig, ModelFacts
 from messages.errors import BootError, UsageError
-from messages.run_dir import RunDir, claim, default_path, kill_processes, other_processes, try_lock
+from runtime.run_dir import RunDir, claim, default_path, kill_processes, other_processes, try_lock
 from tests.supervisor.fake_run import wait_until
 
 SLEEP = "import time; time.sleep(60)"

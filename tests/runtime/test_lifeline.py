@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from messages.errors import BootError
-from messages.lifeline import GRACE_S, clear_run, has_launcher, leave_abandoned_run, make_lifeline, watch_lifeline
-from messages.run_dir import RunDir, claim, other_processes
+from runtime.lifeline import GRACE_S, clear_run, has_launcher, leave_abandoned_run, make_lifeline, watch_lifeline
+from runtime.run_dir import RunDir, claim, other_processes
 from tests.supervisor.fake_run import wait_until
 
 SLEEP = "import time; time.sleep(60)"
 GUARDED = """
 import sys, time
 from pathlib import Path
-from messages.lifeline import watch_lifeline
-from messages.run_dir import RunDir
+from runtime.lifeline import watch_lifeline
+from runtime.run_dir import RunDir
 watch_lifeline(RunDir(Path(sys.argv[2])), lambda: print("the launcher is gone", flush=True))
 print("watching", flush=True)
 time.sleep(60)
