@@ -34,7 +34,7 @@ from benchmarks.server_process import ServerProcess, started_server
 from messages.errors import SluiceError
 from messages.orders import Done, RestartProcess
 from runtime.run_dir import RunDir
-from supervisor.order_line import OrderLine
+from supervisor.cli.client import OrderLine
 
 START_TIMEOUT_S = 300.0
 NUM_STREAMS = 8

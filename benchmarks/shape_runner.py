@@ -13,7 +13,7 @@ from scheduler_proc.computing.cpu.runner import ModelRunner
 from scheduler_proc.computing.gpu.runner import GpuRunner
 from scheduler_proc.computing.loading.load_runner import load_runner
 from supervisor.flags import parse_flags
-from supervisor.model_facts import read_model_facts
+from supervisor.model.facts import read_model_facts
 
 LAYER_COUNTS = ("n_layer", "num_hidden_layers")
 

@@ -30,6 +30,7 @@ from messages.errors import SluiceError
 from messages.orders import Ask, InstructionDone
 from messages.uids import frontend_socket
 from runtime.run_dir import RunDir
+from supervisor.admin.tasks import OrderFailedError
 from supervisor.admission import find_reason_to_refuse
 from supervisor.child import Child, Command
 from supervisor.console import Console
@@ -38,7 +39,6 @@ from supervisor.instructions import Instructions
 from supervisor.restarts import NoRestartError, Restarts
 from supervisor.signals import SignalPipe
 from supervisor.status_board import StatusBoard
-from supervisor.tasks import OrderFailedError
 
 LAST_WORDS_S = 0.2
 """How long the loop collects what a dead process has still written and reported."""

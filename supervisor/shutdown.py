@@ -6,10 +6,10 @@ from typing import Protocol
 
 from messages.control import PREDECESSOR, Drain
 from messages.orders import Done
+from supervisor.admin.tasks import OrderFailedError, Task, until
 from supervisor.child import Child
 from supervisor.console import Console
 from supervisor.crew import Crew
-from supervisor.tasks import OrderFailedError, Task, until
 
 STOP_TIMEOUT_S = 3.0
 FRONT_STOP_TIMEOUT_S = 2.0

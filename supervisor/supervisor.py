@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from messages.config import RunConfig
+from supervisor.admin.server import Orders
 from supervisor.child import Command
 from supervisor.console import Console
 from supervisor.crew import Crew, RunFailedError, Site
-from supervisor.orders import Orders
 from supervisor.shutdown import Shutdown
 from supervisor.signals import STOP_SIGNALS
 from supervisor.watch import Watch

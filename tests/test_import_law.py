@@ -26,7 +26,7 @@ def rule(ours: str, others: str) -> Rule:
 RULES = {
     "launch.py": rule("supervisor", ""),
     "supervisor": rule("supervisor runtime messages", "msgspec psutil"),
-    "supervisor/fetch_model.py": rule("supervisor runtime messages", "msgspec huggingface_hub"),
+    "supervisor/model/fetch.py": rule("supervisor runtime messages", "msgspec huggingface_hub"),
     "frontend": rule(
         "frontend runtime messages", "msgspec starlette uvicorn httptools uvloop prometheus_client psutil"
     ),

@@ -18,7 +18,7 @@ from messages.orders import Acknowledged, Collected, Failed, InstructProcesses, 
 
 TIMEOUT_S = 60.0
 MERGE_TIMEOUT_S = 300.0
-MERGE = (sys.executable, "-P", "-m", "supervisor.merge_profiles")
+MERGE = (sys.executable, "-P", "-m", "supervisor.cli.merge_profiles")
 """A process of its own: it takes seconds, and the event loop has none."""
 
 

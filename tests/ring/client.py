@@ -13,7 +13,7 @@ import msgspec
 
 from messages.orders import Collected, InstructProcesses, ProcessOrder, ProcessResult
 from runtime.run_dir import RunDir
-from supervisor.order_line import OrderLine
+from supervisor.cli.client import OrderLine
 
 TIMEOUT_S = 60.0
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from messages.orders import Done, Order, Result, ScaleProcess
-from supervisor.order_line import OrderLine
-from supervisor.running import choose_server
+from supervisor.cli.client import OrderLine
+from supervisor.cli.running import choose_server
 from tests.ring.client import Generated, RingClient
 from tests.ring.test_rolling_restart import FLAGS, Load, make_requests, replace
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from tests.supervisor.cli.test_operate import NAMES, SERVING, operate_on, ps, start
 from tests.supervisor.fake_run import ROOT, TIMEOUT_S, FakeRun, environment, is_running, wait_until
-from tests.supervisor.test_operate import NAMES, SERVING, operate_on, ps, start
 from tests.supervisor.test_replacement import states_of, stop
 
 

@@ -14,9 +14,9 @@ from messages.orders import (
     ProcessResult,
     ReadLog,
 )
+from supervisor.admin.tasks import OrderFailedError, Task, until
+from supervisor.admin.usage import MIN_SPAN_S, UsageMeter
 from supervisor.crew import Crew
-from supervisor.tasks import OrderFailedError, Task, until
-from supervisor.usage import MIN_SPAN_S, UsageMeter
 
 LAUNCHER = "launcher"
 MAX_LOG_WAIT_S = 60.0

@@ -2,16 +2,16 @@ from pathlib import Path
 
 import pytest
 
-import supervisor.model_lookup
+import supervisor.model.lookup
 from messages.config import ModelConfig
 from messages.errors import BootError, UsageError
-from supervisor.model_lookup import BUNDLED_MODEL, find_model, find_tokenizer, model_name
+from supervisor.model.lookup import BUNDLED_MODEL, find_model, find_tokenizer, model_name
 
 
 def test_no_model_means_the_bundled_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(supervisor.model_lookup, "BUNDLED_MODEL", tmp_path)
+    monkeypatch.setattr(supervisor.model.lookup, "BUNDLED_MODEL", tmp_path)
     assert find_model(ModelConfig()) == tmp_path
-    monkeypatch.setattr(supervisor.model_lookup, "BUNDLED_MODEL", tmp_path / "absent")
+    monkeypatch.setattr(supervisor.model.lookup, "BUNDLED_MODEL", tmp_path / "absent")
     with pytest.raises(BootError, match="the bundled model is not in"):
         find_model(ModelConfig())
 

@@ -10,11 +10,11 @@ from collections.abc import Generator
 
 from messages.control import Drain, Leave, place_of
 from messages.orders import Done, Progress, RestartProcess
+from supervisor.admin.inquiries import SERVING
+from supervisor.admin.tasks import OrderFailedError, Steps, Task, until
 from supervisor.child import Child
 from supervisor.crew import Crew
 from supervisor.endings import tell_end
-from supervisor.inquiries import SERVING
-from supervisor.tasks import OrderFailedError, Steps, Task, until
 
 SCHEDULER = "scheduler"
 STOP_TIMEOUT_S = 3.0

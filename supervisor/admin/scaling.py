@@ -4,10 +4,10 @@ import time
 
 from messages.control import kind_of, worker_name
 from messages.orders import Done, Progress, ScaleProcess
+from supervisor.admin.handover import FOREVER, check_no_handover, stop_process
+from supervisor.admin.tasks import OrderFailedError, Steps, Task, until
 from supervisor.child import Child, command_of_worker
 from supervisor.crew import Crew
-from supervisor.handover import FOREVER, check_no_handover, stop_process
-from supervisor.tasks import OrderFailedError, Steps, Task, until
 
 SCALABLE = "tokenizer"
 MAX_WORKERS = 64

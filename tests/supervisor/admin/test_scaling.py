@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
+from tests.supervisor.cli.test_operate import NAMES, SERVING, operate_on, ps, start
 from tests.supervisor.fake_run import FakeRun
-from tests.supervisor.test_operate import NAMES, SERVING, operate_on, ps, start
 from tests.supervisor.test_replacement import stop
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from messages.columns import pack_int32
 from messages.orders import ClearFaults, EdgeFault, InstructProcesses, Poison, SignalSelf
-from supervisor.inject import add_options, read_order
+from supervisor.cli.inject import add_options, read_order
 
 
 def read(*arguments: str) -> InstructProcesses:

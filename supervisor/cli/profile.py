@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from messages.orders import Acknowledged, Collected, Failed, InstructProcesses, ProcessOrder, StartProfile, StopProfile
-from supervisor.merge_profiles import write_trace
-from supervisor.order_line import OrderLine
-from supervisor.tasks import OrderFailedError
+from supervisor.admin.tasks import OrderFailedError
+from supervisor.cli.client import OrderLine
+from supervisor.cli.merge_profiles import write_trace
 
 TIMEOUT_S = 60.0
 """What a process gets to begin and to end; torch takes seconds for each."""

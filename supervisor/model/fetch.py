@@ -1,4 +1,4 @@
-"""Fetches a model from the hub into its cache, as a process of its own: `python -m supervisor.fetch_model NAME`.
+"""Fetches a model from the hub into its cache, as a process of its own: `python -m supervisor.model.fetch NAME`.
 
 Prints the directory and exits with 0, or prints one message for the operator and exits with 1. Progress goes to
 standard error.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.fetch_model import ANSWER_TIMEOUT_S
+from supervisor.model.fetch import ANSWER_TIMEOUT_S
 from tests.supervisor.fake_hub import COMMIT, FakeHub
 from tests.supervisor.fake_run import environment
 
@@ -25,7 +25,7 @@ TIMEOUT_S = 60.0
 
 def fetch(home: Path, endpoint: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "supervisor.fetch_model", *arguments],
+        [sys.executable, "-m", "supervisor.model.fetch", *arguments],
         env=environment(HF_HOME=str(home), HF_ENDPOINT=endpoint, HF_HUB_DISABLE_TELEMETRY="1"),
         capture_output=True,
         text=True,
@@ -147,7 +147,7 @@ def test_the_look_up_ends_with_its_parent(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         code = (
             "import os, subprocess, sys, time\n"
-            "command = [sys.executable, '-m', 'supervisor.fetch_model', 'gpt2']\n"
+            "command = [sys.executable, '-m', 'supervisor.model.fetch', 'gpt2']\n"
             "subprocess.Popen([*command, '--parent-pid', str(os.getpid())])\n"
             "time.sleep(60)\n"
         )

@@ -28,11 +28,11 @@ from messages.orders import (
     ScaleProcess,
     SetLogLevel,
 )
-from supervisor import inject, profile
-from supervisor.order_line import OrderLine
-from supervisor.running import NoServerError, RunningServer, WhichServerError, choose_server
-from supervisor.show import process_table
-from supervisor.tasks import OrderFailedError
+from supervisor.admin.tasks import OrderFailedError
+from supervisor.cli import inject, profile
+from supervisor.cli.client import OrderLine
+from supervisor.cli.running import NoServerError, RunningServer, WhichServerError, choose_server
+from supervisor.cli.show import process_table
 
 DONE, FAILED, USAGE, NO_SERVER = 0, 1, 2, 3
 EXIT_CODES = {"unknown": USAGE, "impossible": USAGE}

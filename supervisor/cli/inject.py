@@ -16,7 +16,7 @@ from messages.orders import (
     ProcessList,
     SignalSelf,
 )
-from supervisor.order_line import OrderLine
+from supervisor.cli.client import OrderLine
 
 SIGNAL_FAULTS = ("kill", "stop")
 EDGE_FAULTS = ("drop", "duplicate", "corrupt", "delay")

@@ -9,7 +9,7 @@ from messages.channels import AskClient, Waiter
 from messages.orders import Answer, Ask, Failed, Order, Progress, Result
 from runtime.lifeline import has_launcher
 from runtime.run_dir import RunDir
-from supervisor.running import NoServerError
+from supervisor.cli.running import NoServerError
 
 LOOK_S = 1.0
 """How often it is made sure that the server still lives."""

@@ -6,7 +6,7 @@ import pytest
 
 from messages.config import ModelConfig
 from messages.errors import BootError, UsageError
-from supervisor.model_facts import read_model_facts
+from supervisor.model.facts import read_model_facts
 
 CONFIG = {"vocab_size": 100, "max_position_embeddings": 512, "eos_token_id": 2}
 

@@ -19,11 +19,11 @@ from messages.orders import (
     ScaleProcess,
 )
 from runtime.run_dir import RunDir
+from supervisor.admin.handover import restart_process
+from supervisor.admin.inquiries import instruct, list_processes, read_log
+from supervisor.admin.scaling import scale_process
+from supervisor.admin.tasks import OrderFailedError, Task
 from supervisor.crew import Crew
-from supervisor.handover import restart_process
-from supervisor.inquiries import instruct, list_processes, read_log
-from supervisor.scaling import scale_process
-from supervisor.tasks import OrderFailedError, Task
 
 MAX_OPEN_ORDERS = 64
 """Each is a few objects; the bound is against a caller gone wild."""

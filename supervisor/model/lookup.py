@@ -52,7 +52,7 @@ def _fetch(name: str, revision: str, wanted: str) -> Path:
     """Runs the look-up on the hub in a process of its own, which can be cut off and keeps this one light."""
     arguments = [name, "--revision", revision, "--wanted", wanted, "--parent-pid", str(os.getpid())]
     result = subprocess.run(
-        [*python_command("supervisor.fetch_model"), *arguments],
+        [*python_command("supervisor.model.fetch"), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": python_path()},
