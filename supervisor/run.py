@@ -18,11 +18,11 @@ from runtime.run_dir import claim, default_path
 from supervisor.admin.scaling import SCALABLE
 from supervisor.child import FRONT, Command, command_of_worker, python_command
 from supervisor.console import Console
-from supervisor.crew import Site
 from supervisor.flags import parse_flags
 from supervisor.listener import base_url, open_listener
 from supervisor.model.facts import read_model_facts
 from supervisor.model.lookup import find_model, find_tokenizer, model_name
+from supervisor.process_group import Site
 from supervisor.restarts import check_rules, split_rule
 from supervisor.signals import SignalPipe
 from supervisor.supervisor import Supervisor

@@ -35,7 +35,7 @@ BUDGETS = {
     "operations and references": 1_150,
     "messages": 1_320,
     "process runtime": 880,
-    "launcher": 2_600,
+    "launcher": 2_620,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

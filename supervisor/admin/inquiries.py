@@ -16,25 +16,34 @@ from messages.orders import (
 )
 from supervisor.admin.tasks import OrderFailedError, Task, until
 from supervisor.admin.usage import MIN_SPAN_S, UsageMeter
-from supervisor.crew import Crew
+from supervisor.child import Child
+from supervisor.process_group import ProcessGroup
 
 LAUNCHER = "launcher"
 MAX_LOG_WAIT_S = 60.0
 SERVING = ("ready", "busy", "hung")
 
 
-def list_processes(crew: Crew) -> Task:
+def find_process(group: ProcessGroup, name: str) -> Child:
+    """Returns the process that an order is about. Raises `OrderFailedError` where there is none of that name."""
+    child = group.find(name)
+    if child is None:
+        raise OrderFailedError("unknown", f"there is no process {name!r}; they are {', '.join(group.names())}")
+    return child
+
+
+def list_processes(group: ProcessGroup) -> Task:
     """Measures for a moment, then returns the `ProcessList`: the launcher, then its processes."""
     began_s = time.monotonic()
-    meter = UsageMeter([os.getpid(), *(child.pid for child in crew.children.values() if child.pid)])
+    meter = UsageMeter([os.getpid(), *(child.pid for child in group if child.pid)])
     yield from until(lambda: False, began_s + MIN_SPAN_S)
     own = ProcessStatus(LAUNCHER, "ready", os.getpid(), incarnation=1, beat_ns=time.monotonic_ns())
-    return ProcessList(tuple(_info(status, meter) for status in (own, *crew.board.statuses())))
+    return ProcessList(tuple(_info(status, meter) for status in (own, *group.board.statuses())))
 
 
-def read_log(crew: Crew, order: ReadLog) -> Task:
+def read_log(group: ProcessGroup, order: ReadLog) -> Task:
     """Returns `LogLines`; with `after` they may have to be waited for."""
-    child = crew.child(order.process)
+    child = find_process(group, order.process)
     if child.is_external:
         raise OrderFailedError("impossible", f"the {child.name} was started by hand, and writes where that was done")
     log = child.log
@@ -45,34 +54,34 @@ def read_log(crew: Crew, order: ReadLog) -> Task:
     return LogLines(tuple(log.since(order.after)), log.next_number)
 
 
-def instruct(crew: Crew, order: InstructProcesses) -> Task:
+def instruct(group: ProcessGroup, order: InstructProcesses) -> Task:
     """Returns what each process has made of the instruction, as `Collected`."""
-    serving = [status.name for status in crew.board.statuses() if status.state in SERVING]
+    serving = [status.name for status in group.board.statuses() if status.state in SERVING]
     names = list(order.processes) or serving
     for name in names:
-        crew.child(name)
+        find_process(group, name)
     results: dict[str, ProcessResult] = {
         name: Failed("busy", f"the {name} does not serve just now") for name in names if name not in serving
     }
-    open_ids = {name: crew.instructions.send(name, order.order) for name in names if name in serving}
-    incarnations = {name: crew.children[name].incarnation for name in open_ids}
+    open_ids = {name: group.control.instruct(name, order.order) for name in names if name in serving}
+    incarnations = {name: find_process(group, name).incarnation for name in open_ids}
 
     def collect() -> bool:
         for name in list(open_ids):
-            result = crew.instructions.find(open_ids[name])
-            child = crew.children.get(name)
+            result = group.control.find_result(open_ids[name])
+            child = group.find(name)
             if result is None and (child is None or not child.pid or child.incarnation != incarnations[name]):
                 result = Failed("failed", f"the {name} ended meanwhile")
             if result is not None:
                 results[name] = result
-                crew.instructions.forget(open_ids.pop(name))
+                group.control.forget_instruction(open_ids.pop(name))
         return not open_ids
 
     try:
         yield from until(collect, time.monotonic() + order.timeout_s)
     finally:
         for instruction_id in open_ids.values():
-            crew.instructions.forget(instruction_id)
+            group.control.forget_instruction(instruction_id)
     results |= {name: Failed("timeout", f"no answer within {order.timeout_s:g} s") for name in open_ids}
     return Collected(results)
 

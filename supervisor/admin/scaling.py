@@ -5,9 +5,11 @@ import time
 from messages.control import kind_of, worker_name
 from messages.orders import Done, Progress, ScaleProcess
 from supervisor.admin.handover import FOREVER, check_no_handover, stop_process
+from supervisor.admin.inquiries import find_process
 from supervisor.admin.tasks import OrderFailedError, Steps, Task, until
 from supervisor.child import Child, command_of_worker
-from supervisor.crew import Crew
+from supervisor.lifecycle import Lifecycle
+from supervisor.process_group import ProcessGroup
 
 SCALABLE = "tokenizer"
 MAX_WORKERS = 64
@@ -18,14 +20,15 @@ Should that be too short once, the frontend repeats what it knows to be unfinish
 """
 
 
-def scale_process(crew: Crew, order: ScaleProcess) -> Task:
+def scale_process(lifecycle: Lifecycle, order: ScaleProcess) -> Task:
     """Starts workers, or ends those with the highest numbers."""
-    workers = _check_scalable(crew, order)
+    group = lifecycle.group
+    workers = _check_scalable(group, order)
     names = [worker_name(order.process, number) for number in range(1, order.num + 1)]
     added = [
-        crew.add(command_of_worker(workers[0].command, number))
+        lifecycle.add(command_of_worker(workers[0].command, number))
         for number, name in enumerate(names, 1)
-        if name not in crew.children
+        if name not in group
     ]
     if added:
         yield Progress(f"{', '.join(child.name for child in added)} start")
@@ -36,31 +39,30 @@ def scale_process(crew: Crew, order: ScaleProcess) -> Task:
             raise OrderFailedError("failed", f"not all could be started: {why}")
     for child in reversed(workers[order.num :]):
         yield Progress(f"{child.name} leaves")
-        yield from _let_leave(crew, child)
+        yield from _let_leave(group, child)
     return Done(f"{order.process}: {order.num} where there were {len(workers)}")
 
 
-def _check_scalable(crew: Crew, order: ScaleProcess) -> list[Child]:
+def _check_scalable(group: ProcessGroup, order: ScaleProcess) -> list[Child]:
     """Returns the present workers by number."""
     if order.process != SCALABLE:
-        crew.child(order.process)
+        find_process(group, order.process)
         raise OrderFailedError("impossible", f"only the {SCALABLE} can be scaled, not the {order.process}")
     if not 1 <= order.num <= MAX_WORKERS:
         raise OrderFailedError("impossible", f"there can be 1 to {MAX_WORKERS} of the {SCALABLE}, not {order.num}")
-    check_no_handover(crew, SCALABLE)
-    workers = [child for child in crew.children.values() if kind_of(child.name) == SCALABLE]
-    if any(child.is_on_trial or crew.board.status(child.name).is_leaving for child in workers):
+    check_no_handover(group, SCALABLE)
+    workers = [child for child in group if kind_of(child.name) == SCALABLE]
+    if any(child.is_on_trial or group.status(child).is_leaving for child in workers):
         raise OrderFailedError("busy", f"the {SCALABLE} is being scaled already")
     if any(child.is_external for child in workers):
         raise OrderFailedError("impossible", f"the {SCALABLE} is started by hand; start more of them there")
     return sorted(workers, key=lambda child: (len(child.name), child.name))
 
 
-def _let_leave(crew: Crew, child: Child) -> Steps:
-    crew.board.leaving(child.name)
-    crew.publish(at_once=True)
+def _let_leave(group: ProcessGroup, child: Child) -> Steps:
+    group.give_no_more_work(child)
     yield from until(lambda: not child.pid, time.monotonic() + LAST_WORK_S)
     if child.pid:
-        yield from stop_process(crew, child)
-    elif child.name in crew.children:  # it was dead already, and waited for its restart
-        crew.remove(child)
+        yield from stop_process(group, child)
+    elif child.name in group:  # it was dead already, and waited for its restart
+        group.remove(child)

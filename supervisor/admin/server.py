@@ -19,11 +19,13 @@ from messages.orders import (
     ScaleProcess,
 )
 from runtime.run_dir import RunDir
+from supervisor.admin.drain import drain_server
 from supervisor.admin.handover import restart_process
 from supervisor.admin.inquiries import instruct, list_processes, read_log
 from supervisor.admin.scaling import scale_process
 from supervisor.admin.tasks import OrderFailedError, Task
-from supervisor.crew import Crew
+from supervisor.lifecycle import Lifecycle
+from supervisor.shutdown import Shutdown
 
 MAX_OPEN_ORDERS = 64
 """Each is a few objects; the bound is against a caller gone wild."""
@@ -63,22 +65,22 @@ class OpenOrder:
 
 
 class Orders:
-    """All orders that are being carried out. `drain` is called for a `DrainServer`, with the seconds it may take."""
+    """All orders that are being carried out. `drain_timeout_s`: what an order that gives no time may take."""
 
-    def __init__(self, run_dir: RunDir, crew: Crew, drain: Callable[[float], Task], drain_timeout_s: float):
-        self._crew = crew
+    def __init__(self, run_dir: RunDir, lifecycle: Lifecycle, shutdown: Shutdown, drain_timeout_s: float):
+        self._lifecycle = lifecycle
+        self._group = lifecycle.group
+        self._shutdown = shutdown
         self._drain_timeout_s = drain_timeout_s
-        self._drain = drain
-        self._desk: AskServer[Ask] = AskServer(run_dir.socket("operator"), Ask)
+        self.channel: AskServer[Ask] = AskServer(run_dir.socket("operator"), Ask)
         self._open: list[OpenOrder] = []
-        crew.waiter.add_channel(self._desk)
 
     def follow(self) -> None:
         """Takes new orders and goes on with the open ones; call it at the end of each turn."""
-        for asker, ask in self._desk.take():
-            self._begin(ask, lambda answer, asker=asker: self._desk.answer(asker, answer))
-        for identity, ask in self._crew.take_asks():
-            self._begin(ask, lambda answer, identity=identity: self._crew.control.send_to(identity, answer))
+        for asker, ask in self.channel.take():
+            self._begin(ask, lambda answer, asker=asker: self.channel.answer(asker, answer))
+        for identity, ask in self._group.control.pop_asks():
+            self._begin(ask, lambda answer, identity=identity: self._group.control.send_to(identity, answer))
         self._open = [order for order in self._open if order.resume()]
 
     def due_in_s(self) -> float:
@@ -93,11 +95,11 @@ class Orders:
         self._open.clear()
 
     def close(self) -> None:
-        self._desk.close()
+        self.channel.close()
 
     def _begin(self, ask: Ask, reply: Reply) -> None:
-        if self._crew.is_stopping or len(self._open) >= MAX_OPEN_ORDERS:
-            why = "the server is stopping" if self._crew.is_stopping else "too many orders are open"
+        if self._group.is_stopping or len(self._open) >= MAX_OPEN_ORDERS:
+            why = "the server is stopping" if self._group.is_stopping else "too many orders are open"
             reply(Answer(ask.ask_id, Failed("busy", why)))
             return
         self._open.append(OpenOrder(ask.ask_id, self._make_task(ask.order), reply))
@@ -105,14 +107,16 @@ class Orders:
     def _make_task(self, order: Order) -> Task:
         match order:
             case ListProcesses():
-                return list_processes(self._crew)
+                return list_processes(self._group)
             case ReadLog():
-                return read_log(self._crew, order)
+                return read_log(self._group, order)
             case InstructProcesses():
-                return instruct(self._crew, order)
+                return instruct(self._group, order)
             case DrainServer(timeout_s):
-                return self._drain(self._drain_timeout_s if timeout_s is None else timeout_s)
+                return drain_server(
+                    self._group, self._shutdown, self._drain_timeout_s if timeout_s is None else timeout_s
+                )
             case RestartProcess():
-                return restart_process(self._crew, order, self._drain_timeout_s)
+                return restart_process(self._lifecycle, order, self._drain_timeout_s)
             case ScaleProcess():
-                return scale_process(self._crew, order)
+                return scale_process(self._lifecycle, order)

@@ -10,7 +10,7 @@ def make(pid: int, is_external: bool = True, is_welcome: bool = False) -> dict[s
 
 
 def reason(children: dict[str, Child], name: str = "scheduler", version: int = SCHEMA_VERSION) -> str | None:
-    return find_reason_to_refuse(children, name, Hello(name, 7, version))
+    return find_reason_to_refuse(children.get(name), list(children), Hello(name, 7, version))
 
 
 def test_a_process_that_was_started_by_the_launcher_or_that_is_waited_for_belongs_to_the_run():
