@@ -10,7 +10,6 @@ from frontend.api.admin import AdminApi
 from frontend.api.admin_routes import administering
 from frontend.api.assembly import make_app, make_endpoints, make_metrics
 from frontend.api.profile import ProfileApi
-from frontend.continuation import Continuations
 from frontend.drain import DrainWatch
 from frontend.http.access import AccessRules
 from frontend.http.keys import load_keys
@@ -23,7 +22,8 @@ from frontend.http.server import (
     raise_descriptor_limit,
 )
 from frontend.http.stream import OpenStreams
-from frontend.launcher import Launcher
+from frontend.links.launcher import Launcher
+from frontend.recovery.continuation import Continuations
 from frontend.service import Service
 from messages.control import Drain, Leave, ProcessTable
 from messages.orders import Answer, Order

@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from frontend.admission import Admission, estimate_tokens
-from frontend.calls import Calls
-from frontend.deadlines import Deadlines
 from frontend.errors import UnavailableError
-from frontend.generation import Generation
-from frontend.hold import ON_HOLD, RestartHold
+from frontend.links.peers import Peers
+from frontend.links.processes import ON_HOLD, ProcessView
+from frontend.links.queries import Calls
+from frontend.links.ring import Ring
 from frontend.metrics.http_requests import HttpRequests
 from frontend.metrics.request_metrics import RequestMetrics
-from frontend.orders import Order
-from frontend.peers import Peers
-from frontend.processes import ProcessView
-from frontend.registry import Registry
-from frontend.ring import Ring
-from frontend.trace import Trace
+from frontend.requests.admission import Admission, estimate_tokens
+from frontend.requests.deadlines import Deadlines
+from frontend.requests.generation import Generation
+from frontend.requests.hold import RestartHold
+from frontend.requests.prompt_request import Order
+from frontend.requests.registry import Registry
+from frontend.requests.trace import Trace
 from messages.channels import Sender
 from messages.columns import num_int32, unpack_int32
 from messages.errors import ChannelFullError, ErrorInfo

@@ -46,6 +46,34 @@ RULES = {
 }
 """The longest prefix of a file's path decides. A missing place is no error: the file that appears there has a rule."""
 
+LAYERS = {
+    "frontend": (
+        "frontend/__main__.py",
+        "frontend/process.py",
+        "frontend/api",
+        "frontend/http",
+        "frontend/service.py",
+        "frontend/recovery frontend/metrics",
+        "frontend/requests",
+        "frontend/links",
+        "frontend/errors.py frontend/drain.py",
+    ),
+    "supervisor": (
+        "supervisor/cli",
+        "supervisor/run.py",
+        "supervisor/supervisor.py",
+        "supervisor/admin",
+        "supervisor/shutdown.py supervisor/watch.py",
+        "supervisor/lifecycle.py",
+        "supervisor/process_group.py",
+        "supervisor/control_plane.py supervisor/status_board.py supervisor/restarts.py supervisor/admission.py "
+        "supervisor/endings.py supervisor/model supervisor/listener.py supervisor/flags.py",
+        "supervisor/child.py supervisor/console.py supervisor/signals.py",
+        "supervisor/log_ring.py",
+    ),
+}
+"""Of a package, its rooms from the top down: each imports from itself and from lines below it, and from no other."""
+
 LOADING = "scheduler_proc/computing/loading"
 FUNCTION_LEVEL_IMPORTS = {
     ("frontend/http/server.py", "uvloop"): "does not exist on every platform",
@@ -132,6 +160,49 @@ def test_imports_are_at_the_top_of_a_file(file: Path):
         if node.col_offset and not is_for_types_alone(node, tree):
             where = f"{name_of(file)}:{node.lineno}"
             assert (name_of(file), module) in FUNCTION_LEVEL_IMPORTS, f"{where} imports {module} inside a function"
+
+
+def find_layer(package: str, name: str) -> tuple[int, str]:
+    """Returns the line and the room of a file or a module's path (without its suffix)."""
+    for line, rooms in enumerate(LAYERS[package]):
+        for room in rooms.split():
+            if name.removesuffix(".py") == room.removesuffix(".py") or name.startswith(f"{room}/"):
+                return line, room
+    assert name == f"{package}/__init__.py", f"{name} belongs to no layer of {package}"
+    return len(LAYERS[package]), name
+
+
+def is_downward(package: str, name: str, module: str) -> bool:
+    """Tells whether the file `name` may import `module` of its own package."""
+    line, room = find_layer(package, name)
+    imported_line, imported_room = find_layer(package, module.replace(".", "/"))
+    return imported_line > line or imported_room == room
+
+
+LAYERED = [file for package in LAYERS for file in FILES if name_of(file).startswith(f"{package}/")]
+
+
+@pytest.mark.parametrize("file", LAYERED, ids=name_of)
+def test_layers_import_downward(file: Path):
+    package = name_of(file).split("/")[0]
+    for module, node in imports_of(ast.parse(file.read_text())):
+        if module.split(".")[0] == package:
+            where = f"{name_of(file)}:{node.lineno}"
+            assert is_downward(package, name_of(file), module), f"{where} must not import {module}"
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("frontend/requests/prompt_request.py", "frontend.api.sampling"),
+        ("frontend/metrics/process_collector.py", "frontend.api.load"),
+        ("frontend/http/stream.py", "frontend.api"),
+        ("frontend/recovery/quarantine.py", "frontend.metrics.workers"),
+        ("supervisor/lifecycle.py", "supervisor.admin.tasks"),
+    ],
+)
+def test_the_layers_forbid(name: str, module: str):
+    assert not is_downward(name.split("/")[0], name, module)
 
 
 def test_the_law_covers_every_package_of_the_distribution():

@@ -4,7 +4,7 @@ import msgspec
 from starlette.requests import Request
 
 from frontend.http.responses import JsonReply
-from frontend.launcher import Launcher
+from frontend.links.launcher import Launcher
 from messages.control import kind_of
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.orders import Done, Failed, ListProcesses, ProcessInfo, ProcessList, Progress, RestartProcess

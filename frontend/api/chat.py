@@ -23,9 +23,9 @@ from frontend.api.openai_body import (
 from frontend.api.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_LOGPROBS, NumLogprobs, Sampling, Switch
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
-from frontend.orders import Order
+from frontend.requests.prompt_request import Order
+from frontend.requests.trace import Trace, trace_of
 from frontend.service import Service
-from frontend.trace import Trace, trace_of
 from messages.errors import bad_request
 
 ASSISTANT = "assistant"

@@ -24,9 +24,9 @@ from frontend.api.openai_body import (
 from frontend.api.sampling import MAX_LOGPROBS, TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, Switch, TokenId
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
-from frontend.orders import Order
+from frontend.requests.prompt_request import Order
+from frontend.requests.trace import Trace, trace_of
 from frontend.service import Service
-from frontend.trace import Trace, trace_of
 from messages.errors import bad_request
 
 DEFAULT_MAX_TOKENS = 16

@@ -13,9 +13,9 @@ from frontend.api.sampling import MAX_LOGPROBS, TOKEN_IDS_TEXT, NonEmpty, NumLog
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
-from frontend.orders import Order
+from frontend.requests.prompt_request import Order
+from frontend.requests.trace import trace_of
 from frontend.service import Service
-from frontend.trace import trace_of
 from messages.errors import bad_request
 
 DEFAULT_MAX_TOKENS = 128

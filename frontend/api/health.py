@@ -10,10 +10,10 @@ from starlette.requests import Request
 from frontend.api.timing import Timing, make_timing
 from frontend.errors import UnavailableError
 from frontend.http.responses import JsonReply
-from frontend.orders import Order
-from frontend.processes import ProcessHealth, ServerState
+from frontend.links.processes import ProcessHealth, ServerState
+from frontend.requests.prompt_request import Order
+from frontend.requests.trace import trace_of
 from frontend.service import Service
-from frontend.trace import trace_of
 from messages.errors import RequestError, bad_request
 from messages.requests import SamplingParams
 

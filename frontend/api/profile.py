@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from frontend.api.admin import order_error
 from frontend.http.responses import JsonReply
-from frontend.launcher import Launcher
+from frontend.links.launcher import Launcher
 from messages.errors import ErrorInfo, RequestError
 from messages.orders import Acknowledged, Collected, Failed, InstructProcesses, ProcessOrder, StartProfile, StopProfile
 

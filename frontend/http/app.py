@@ -10,9 +10,9 @@ from starlette.types import Receive, Scope, Send
 from frontend.http.access import AccessRules
 from frontend.http.endpoint import Endpoint
 from frontend.http.responses import error_reply
+from frontend.links.processes import ProcessView
 from frontend.metrics.http_requests import HttpRequests
-from frontend.processes import ProcessView
-from frontend.trace import Trace
+from frontend.requests.trace import Trace
 
 HEALTH_PATH = "/health"
 

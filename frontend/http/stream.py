@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from starlette.types import Receive, Scope, Send
 
 from frontend.errors import internal_error
-from frontend.generation import Generation
 from frontend.http import sse
 from frontend.http.responses import JsonReply, log_internal
+from frontend.requests.generation import Generation
+from frontend.requests.trace import REQUEST_ID_HEADER, Trace, trace_of
 from frontend.service import Service
-from frontend.trace import REQUEST_ID_HEADER, Trace, trace_of
 from messages.errors import ErrorInfo, RequestError
 from messages.replies import UserReply
 

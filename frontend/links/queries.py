@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable
 
 from frontend.errors import UnavailableError
-from frontend.processes import ProcessView
-from frontend.ring import Ring
+from frontend.links.processes import ProcessView
+from frontend.links.ring import Ring
 from messages.errors import ChannelFullError, RequestError
 from messages.replies import CacheFlushed, DecodeReply, EncodeReply
 from messages.requests import DecodeMsg, EncodeMsg, FlushCache

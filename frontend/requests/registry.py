@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from frontend.generation import Generation
+from frontend.requests.generation import Generation
 from messages.columns import unpack_int32, unpack_int64
 from messages.errors import ErrorInfo
 from messages.replies import PrefilledRow, PromptReply, StepReplies, UserReply

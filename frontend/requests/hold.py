@@ -5,11 +5,8 @@ import time
 from collections.abc import Callable
 
 from frontend.errors import UnavailableError
-from frontend.generation import Generation
-from frontend.processes import ProcessView
-
-ON_HOLD = "requests_on_hold"
-"""The gauge that tells how many there are."""
+from frontend.links.processes import ProcessView
+from frontend.requests.generation import Generation
 
 
 class RestartHold:

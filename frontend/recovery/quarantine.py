@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from frontend.generation import Generation
+from frontend.requests.generation import Generation
 
 NUM_DEATHS_SUSPECT = 2
 NUM_DEATHS_REFUSED = 3

@@ -1,9 +1,9 @@
 import pytest
 
-from frontend import admission
-from frontend.admission import MAX_RETRY_S, Admission, estimate_tokens
 from frontend.errors import UnavailableError
-from frontend.processes import ProcessView
+from frontend.links.processes import ProcessView
+from frontend.requests import admission
+from frontend.requests.admission import MAX_RETRY_S, Admission, estimate_tokens
 from messages.columns import pack_int32
 from messages.config import SchedulingConfig
 from messages.requests import ChatPrompt

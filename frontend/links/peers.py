@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from frontend.errors import UnavailableError
-from frontend.processes import ProcessView
+from frontend.links.processes import ProcessView
 from messages.channels import Sender
 from messages.frontends import FrontendSenders
 from messages.peers import PeerAnswer, PeerAsk, PeerQuestion, PeerReply

@@ -2,8 +2,8 @@
 
 import pytest
 
-from frontend.processes import ProcessView
-from frontend.turns import is_our_turn
+from frontend.links.processes import ProcessView
+from frontend.recovery.release import is_our_turn
 from messages.control import ProcessState, ProcessStatus, ProcessTable
 from tests.frontend.frontend_run import FrontendRun, final, table_after, wait_until
 

@@ -1,4 +1,4 @@
-from frontend.orders import Order
+from frontend.requests.prompt_request import Order, nth_seed
 from messages.columns import unpack_int32
 from messages.requests import ChatPrompt, SamplingParams
 
@@ -17,3 +17,9 @@ def test_a_prompt_is_one_of_three_things():
     chat = ChatPrompt(b"[]")
     (talk,) = Order(chat, SamplingParams(8), add_special_tokens=False).messages(1)
     assert (talk.prompt_text, talk.prompt_ids, talk.chat, talk.add_special_tokens) == (None, b"", chat, False)
+
+
+def test_seeds_of_choices_follow_each_other_and_wrap():
+    assert [nth_seed(5, index) for index in range(3)] == [5, 6, 7]
+    assert nth_seed(2**63 - 1, 1) == -(2**63)
+    assert nth_seed(-1, 1) == 0

@@ -3,7 +3,7 @@ import time
 import pytest
 
 from frontend.errors import UnavailableError
-from frontend.processes import ProcessView
+from frontend.links.processes import ProcessView
 from messages.control import ProcessState, ProcessStatus, ProcessTable
 from tests.frontend.frontend_run import table
 

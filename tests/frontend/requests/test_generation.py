@@ -3,7 +3,7 @@ import time
 
 import msgspec
 
-from frontend.generation import Generation, Increment
+from frontend.requests.generation import Generation, Increment
 from messages.columns import pack_int32
 from messages.errors import ErrorInfo
 from messages.replies import PromptReply

@@ -4,8 +4,8 @@ import logging
 import msgspec
 import pytest
 
-from frontend.generation import Generation
-from frontend.registry import Registry
+from frontend.requests.generation import Generation
+from frontend.requests.registry import Registry
 from messages.columns import pack_int32, pack_int64
 from messages.errors import ErrorInfo
 from messages.replies import PromptReply, StepReplies

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from frontend.generation import Generation
+from frontend.requests.generation import Generation
 
 ANSWER_TIMEOUT_S = 1.0
 """What the ring gets to end a request that is over its deadline; it is exceeded by a step that takes longer."""

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from frontend import peers
 from frontend.errors import UnavailableError
-from frontend.peers import Peers, Replies
-from frontend.processes import ProcessView
+from frontend.links import peers
+from frontend.links.peers import Peers, Replies
+from frontend.links.processes import ProcessView
 from messages.control import ProcessStatus, ProcessTable
 from messages.peers import AbortedOpen, CountOpen, OpenCount, PeerAnswer, PeerAsk
 from messages.uids import UIDS_PER_BLOCK, block_of

@@ -1,5 +1,5 @@
-from frontend.generation import Generation
-from frontend.quarantine import Quarantine
+from frontend.recovery.quarantine import Quarantine
+from frontend.requests.generation import Generation
 from messages.requests import SamplingParams, Stamps, TokenizeMsg
 from tests.frontend.frontend_run import final
 

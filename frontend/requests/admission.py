@@ -5,7 +5,7 @@ import time
 from collections import Counter, deque
 
 from frontend.errors import UnavailableError
-from frontend.processes import ProcessView
+from frontend.links.processes import ProcessView
 from messages.columns import num_int32
 from messages.config import SchedulingConfig
 from messages.requests import ChatPrompt

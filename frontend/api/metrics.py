@@ -10,9 +10,9 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
+from frontend.links.peers import Peers
 from frontend.metrics.workers import join_reports, make_report
-from frontend.peers import Peers
-from frontend.trace import REQUEST_ID_HEADER, trace_of
+from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
 from messages.peers import MetricsReport, ReportMetrics
 
 

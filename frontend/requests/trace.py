@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from frontend.generation import Generation
+from frontend.requests.generation import Generation
 
 REQUEST_ID_HEADER = b"x-request-id"
 REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:/+=-]{1,128}\Z"

@@ -1,9 +1,9 @@
 """Whose suspects may run now, where several frontends live: one frontend's at a time, by what their beats say.
 
-A suspect (`frontend/quarantine.py`) must run beside no other one in the whole server, or an innocent one is blamed.
+A suspect (`quarantine.py`) must run beside no other one in the whole server, or an innocent one is blamed.
 """
 
-from frontend.processes import ProcessView
+from frontend.links.processes import ProcessView
 
 SUSPECTS, SCHEDULER_SEEN = "suspects", "scheduler_seen"
 """Gauges of a frontend: its suspects, and the scheduler's incarnation up to which it has counted deaths.

@@ -3,10 +3,10 @@ from typing import Any, cast
 
 import pytest
 
-from frontend import calls
-from frontend.calls import Calls
 from frontend.errors import UnavailableError
-from frontend.processes import ProcessView
+from frontend.links import queries
+from frontend.links.processes import ProcessView
+from frontend.links.queries import Calls
 from messages.columns import pack_int32
 from messages.replies import CacheFlushed, DecodeReply
 from messages.requests import DecodeMsg, FlushCache
@@ -49,7 +49,7 @@ def test_answers_find_their_questions_in_any_order():
 
 
 def test_no_answer_is_a_503(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(calls, "CALL_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(queries, "CALL_TIMEOUT_S", 0.01)
 
     async def run() -> None:
         opened = Opened()
@@ -62,7 +62,7 @@ def test_no_answer_is_a_503(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_pending_questions_are_bounded_and_asked_again_of_a_successor(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(calls, "MAX_PENDING", 1)
+    monkeypatch.setattr(queries, "MAX_PENDING", 1)
 
     async def run() -> None:
         opened = Opened()
@@ -87,7 +87,7 @@ def test_pending_questions_are_bounded_and_asked_again_of_a_successor(monkeypatc
 
 
 def test_what_is_asked_while_a_process_is_replaced_waits_and_is_bounded_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(calls, "MAX_PENDING", 1)
+    monkeypatch.setattr(queries, "MAX_PENDING", 1)
 
     async def run() -> None:
         opened = Opened(hold_s=300.0)

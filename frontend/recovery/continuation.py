@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from frontend.errors import internal_error
-from frontend.frame_book import FrameBook
-from frontend.generation import Generation
-from frontend.processes import ProcessView
-from frontend.quarantine import NUM_DEATHS_REFUSED, Quarantine
-from frontend.registry import Registry
-from frontend.ring import Ring
-from frontend.turns import SCHEDULER_SEEN, SUSPECTS, is_our_turn
+from frontend.links.processes import ProcessView
+from frontend.links.ring import Ring
+from frontend.recovery.quarantine import NUM_DEATHS_REFUSED, Quarantine
+from frontend.recovery.release import SCHEDULER_SEEN, SUSPECTS, is_our_turn
+from frontend.recovery.sequence_tracker import FrameBook
+from frontend.requests.generation import Generation
+from frontend.requests.registry import Registry
 from messages.control import kind_of
 from messages.errors import ChannelFullError
 from messages.requests import AbortMsg, DropBefore, FramesLost, TokenizeMsg

@@ -13,6 +13,9 @@ from messages.uids import find_gone
 
 FRONT = "frontend"
 
+ON_HOLD = "requests_on_hold"
+"""The gauge of a frontend that tells how many requests it holds."""
+
 RING = ("tokenizer", "scheduler", "detokenizer")
 """The kinds of process that a request passes through."""
 
@@ -119,6 +122,18 @@ class ProcessView:
     def gauges(self, name: str) -> dict[str, float]:
         """Returns what process `name` said of itself in its last beat; nothing where there is none."""
         return self._processes[name].gauges if name in self._processes else {}
+
+    @property
+    def num_waiting(self) -> float:
+        """How many requests wait: for a row, or in a frontend for a process that is being replaced."""
+        on_hold = sum(front.gauges.get(ON_HOLD, 0.0) for front in self.fronts())
+        return self.gauges("scheduler").get("waiting", 0.0) + on_hold
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """The part of all pages that running requests use, by the scheduler's gauges."""
+        gauges = self.gauges("scheduler")
+        return gauges.get("pages_in_use", 0.0) / max(1.0, gauges.get("pages_all", 0.0))
 
     def counted(self, name: str) -> Counted:
         """Returns what process `name` and those before it in its place have counted since the run began."""

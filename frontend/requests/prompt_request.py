@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from frontend.api.sampling import nth_seed
 from messages.columns import pack_int32
 from messages.requests import ChatPrompt, SamplingParams, Stamps, TokenizeMsg, Truncation
 
@@ -43,3 +42,8 @@ class Order(NamedTuple):
             add_special_tokens=self.add_special_tokens,
             truncation=self.truncation,
         )
+
+
+def nth_seed(seed: int, index: int) -> int:
+    """Returns the seed of choice `index` of a request with `seed`: their sum, in 64 bits."""
+    return (seed + index + 2**63) % 2**64 - 2**63

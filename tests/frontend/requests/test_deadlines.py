@@ -3,9 +3,9 @@
 import asyncio
 import time
 
-from frontend import deadlines
-from frontend.deadlines import Deadlines
-from frontend.generation import Generation
+from frontend.requests import deadlines
+from frontend.requests.deadlines import Deadlines
+from frontend.requests.generation import Generation
 from messages.config import HttpConfig
 from messages.requests import SamplingParams, Stamps, TokenizeMsg
 from tests.frontend.frontend_run import FrontendRun, final, make_config, step, table, wait_until

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from frontend.frame_book import FrameBook
+from frontend.recovery.sequence_tracker import FrameBook
 from messages.control import ProcessState, ProcessStatus
 from messages.requests import FramesLost
 
