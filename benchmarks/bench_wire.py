@@ -91,7 +91,7 @@ class Pipe:
         """Waits for a message, then starts the watch and takes it."""
         self._waiter.wait(ARRIVAL_TIMEOUT_S)
         watch.start()
-        (message,) = self._receiver.take(limit=1)
+        (message,) = self._receiver.receive(limit=1)
         return message
 
 

@@ -28,8 +28,8 @@ def serve(link: ProcessLink) -> None:
     link.ready()
     while not link.is_stopping:
         link.wait()
-        link.take_orders()
-        for message in inbox.take():
+        link.receive_control()
+        for message in inbox.receive():
             if isinstance(message, OpenStream):
                 to_frontends.expect(message.uid)
             replies, stops = detokenizer.take(message)

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from messages.admin import Acknowledged, ClearFaults, EdgeFault, Poison, ProcessResult, SignalSelf
 from messages.channels import Sender
 from messages.columns import num_int32, unpack_int64
 from messages.control import kind_of
 from messages.errors import SluiceError
 from messages.frames import HEADER
-from messages.orders import Acknowledged, ClearFaults, EdgeFault, Poison, ProcessResult, SignalSelf
 from messages.steps import Batch
 from runtime.run_dir import RunDir
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 ANSWER_S = 0.05
-"""What the answer to a process's own death order gets to leave."""
+"""What the answer to a `SignalSelf` gets to leave."""
 
 NEVER_USED = b"\xc1"
 """The one byte that begins no msgpack value."""
@@ -58,32 +58,34 @@ class Faults:
     def forget_sender(self, sender: Sender[Any]) -> None:
         self._senders = {name: one for name, one in self._senders.items() if one is not sender}
 
-    def signal_self(self, order: SignalSelf) -> ProcessResult:
+    def signal_self(self, command: SignalSelf) -> ProcessResult:
         """Dies or stops, a moment after the answer."""
-        timer = threading.Timer(ANSWER_S, os.kill, (os.getpid(), SIGNALS[order.kind]))
+        timer = threading.Timer(ANSWER_S, os.kill, (os.getpid(), SIGNALS[command.kind]))
         timer.daemon = True
         timer.start()
-        return Acknowledged(f"pid {os.getpid()} gets {SIGNALS[order.kind].name}")
+        return Acknowledged(f"pid {os.getpid()} gets {SIGNALS[command.kind].name}")
 
-    def fault_edge(self, order: EdgeFault) -> ProcessResult:
+    def fault_edge(self, command: EdgeFault) -> ProcessResult:
         """Raises `SluiceError` where this process sends nothing to that one."""
-        senders = [one for name, one in self._senders.items() if order.receiver in (name, kind_of(name))]
+        senders = [one for name, one in self._senders.items() if command.receiver in (name, kind_of(name))]
         if not senders:
-            raise SluiceError(f"it sends nothing to {order.receiver}, only to {', '.join(self._senders)}")
+            raise SluiceError(f"it sends nothing to {command.receiver}, only to {', '.join(self._senders)}")
         for sender in senders:
-            sender.rules.append(Rule(order))
-        which = f"each frame with probability {order.probability:g}" if order.probability else f"{order.num_frames}"
-        log.warning("injected: %s %s to the %s", order.kind, which, order.receiver)
-        return Acknowledged(f"{order.kind} to {order.receiver}: {which}")
+            sender.rules.append(Rule(command))
+        which = (
+            f"each frame with probability {command.probability:g}" if command.probability else f"{command.num_frames}"
+        )
+        log.warning("injected: %s %s to the %s", command.kind, which, command.receiver)
+        return Acknowledged(f"{command.kind} to {command.receiver}: {which}")
 
-    def poison(self, order: Poison) -> ProcessResult:
+    def poison(self, command: Poison) -> ProcessResult:
         """From now on the step that computes a token of the request, or all of the token ids in one row, fails."""
         if not self._has_steps:
             raise SluiceError("it runs no steps; poison is for the scheduler")
-        self._keep_poisons([*self._poisons, {"kind": order.kind, "uid": order.uid, "ids": order.token_ids.hex()}])
+        self._keep_poisons([*self._poisons, {"kind": command.kind, "uid": command.uid, "ids": command.token_ids.hex()}])
         return Acknowledged(f"{len(self._poisons)} poisons")
 
-    def clear(self, order: ClearFaults) -> ProcessResult:
+    def clear(self, command: ClearFaults) -> ProcessResult:
         """Takes back every fault that has not happened yet."""
         for sender in self._senders.values():
             sender.rules.clear()
@@ -118,11 +120,11 @@ class Faults:
 class Rule:
     """A fault of an edge, and how many frames it still meets."""
 
-    def __init__(self, order: EdgeFault):
-        self.kind = order.kind
-        self.delay_s = order.delay_s
-        self._probability = order.probability
-        self._num_left = order.num_frames
+    def __init__(self, command: EdgeFault):
+        self.kind = command.kind
+        self.delay_s = command.delay_s
+        self._probability = command.probability
+        self._num_left = command.num_frames
 
     @property
     def is_over(self) -> bool:

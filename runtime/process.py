@@ -16,6 +16,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from messages.admin import (
+    Acknowledged,
+    AdminCommand,
+    Answer,
+    Ask,
+    ClearFaults,
+    EdgeFault,
+    Failed,
+    Fault,
+    Instruction,
+    InstructionDone,
+    Poison,
+    ProcessCommand,
+    ProcessResult,
+    SetLogLevel,
+    SignalSelf,
+    StartProfile,
+    StopProfile,
+)
 from messages.channels import ControlClient, Receiver, Sender, Waiter
 from messages.control import (
     SCHEMA_VERSION,
@@ -38,25 +57,6 @@ from messages.control import (
 )
 from messages.errors import BootError, SluiceError
 from messages.histograms import HistogramCounts
-from messages.orders import (
-    Acknowledged,
-    Answer,
-    Ask,
-    ClearFaults,
-    EdgeFault,
-    Failed,
-    Fault,
-    Instruction,
-    InstructionDone,
-    Order,
-    Poison,
-    ProcessOrder,
-    ProcessResult,
-    SetLogLevel,
-    SignalSelf,
-    StartProfile,
-    StopProfile,
-)
 from runtime.faults import Faults
 from runtime.lifeline import GRACE_S, ask_for_death_signal, has_launcher, leave_abandoned_run, watch_lifeline
 from runtime.profiling import ProcessProfiler
@@ -64,7 +64,7 @@ from runtime.run_dir import RunDir
 
 P = TypeVar("P")
 
-LauncherOrder = Drain | Leave | ProcessTable | Answer
+ControlMessage = Drain | Leave | ProcessTable | Answer
 """What a main loop gets to see of what the launcher sends."""
 
 BEAT_INTERVAL_S = 1.0
@@ -93,22 +93,22 @@ class ProcessLink:
         self._was_signalled = False
         self._last_beat_ns = 0
         self._was_busy: bool = False
-        self._kept_orders: list[LauncherOrder] = []
+        self._kept_messages: list[ControlMessage] = []
         """What has come in `stand_by`."""
         self._hears_nothing = False
         """The launcher had sent nothing as `wait` returned just now, so there is no need to look again."""
         self._executors: dict[type[Any], Callable[[Any], ProcessResult]] = {}
         self.faults = Faults(run_dir) if self.config.run.enable_fault_injection else None
-        self._take_on_faults()
+        self._register_faults()
         self.profiler = ProcessProfiler(name, run_dir)
         self.profiler.loop = self
-        self.take_on(StartProfile, self.profiler.start)
-        self.take_on(StopProfile, self.profiler.stop)
+        self.register(StartProfile, self.profiler.start)
+        self.register(StopProfile, self.profiler.stop)
         self._wakeup_reader, self._wakeup_writer = os.pipe()
         os.set_blocking(self._wakeup_writer, False)
         watch_lifeline(run_dir, self._on_launcher_gone)
         self._seat = name + SUCCESSOR if is_successor else name
-        self._pid_file = _take_name(self._seat, run_dir)
+        self._pid_file = _lock_name(self._seat, run_dir)
         self._control: ControlClient[ToProcess] = ControlClient(run_dir.socket("launcher"), self._seat, ToProcess)
         self._waiter = Waiter()
         self._waiter.add_channel(self._control)
@@ -120,7 +120,7 @@ class ProcessLink:
         deadline = time.monotonic() + WELCOME_TIMEOUT_S
         while not self.is_stopping:
             self._waiter.wait(max(0.0, deadline - time.monotonic()))
-            for message in self._control.take():
+            for message in self._control.receive():
                 match message:
                     case Welcome(incarnation, uid_block):
                         self.incarnation = self.profiler.incarnation = incarnation
@@ -182,7 +182,7 @@ class ProcessLink:
         while self.is_successor and not self.is_stopping:
             self.wait()
             self.beat(dict[str, float])
-            self._kept_orders = self.take_orders()
+            self._kept_messages = self.receive_control()
         return not self.is_stopping
 
     def ready(self) -> None:
@@ -205,38 +205,40 @@ class ProcessLink:
         is_due = now_ns - self._last_beat_ns >= BEAT_INTERVAL_S * 0.9e9
         if is_due or is_busy != self._was_busy:
             sent = {sender.path.stem: (sender.sender_id, sender.num_sent) for sender in self.profiler.senders}
-            taken = {key: span for receiver in self.profiler.receivers for key, span in receiver.arrivals.taken.items()}
-            self._control.send(Beat(now_ns, now_ns if is_busy else 0, gauges(), histograms(), sent, taken))
+            received = {
+                key: span for receiver in self.profiler.receivers for key, span in receiver.arrivals.received.items()
+            }
+            self._control.send(Beat(now_ns, now_ns if is_busy else 0, gauges(), histograms(), sent, received))
             self._last_beat_ns, self._was_busy = now_ns, is_busy
 
-    def take_on(self, kind: type[P], execute: Callable[[P], ProcessResult]) -> None:
-        """Has `execute` called, in `take_orders`, for each instruction of this kind; it may raise `SluiceError`."""
+    def register(self, kind: type[P], execute: Callable[[P], ProcessResult]) -> None:
+        """Has `receive_control` call `execute` for each instruction of this kind; it may raise `SluiceError`."""
         self._executors[kind] = execute
 
-    def _take_on_faults(self) -> None:
+    def _register_faults(self) -> None:
         faults = self.faults
         for kind in (SignalSelf, EdgeFault, Poison, ClearFaults):
-            self.take_on(kind, refuse_fault)
+            self.register(kind, refuse_fault)
         if faults is not None:
-            self.take_on(SignalSelf, faults.signal_self)
-            self.take_on(EdgeFault, faults.fault_edge)
-            self.take_on(Poison, faults.poison)
-            self.take_on(ClearFaults, faults.clear)
+            self.register(SignalSelf, faults.signal_self)
+            self.register(EdgeFault, faults.fault_edge)
+            self.register(Poison, faults.poison)
+            self.register(ClearFaults, faults.clear)
 
-    def ask(self, ask_id: int, order: Order) -> None:
-        """Asks the launcher for something; `take_orders` brings each `Answer`."""
-        self._control.send(Ask(ask_id, order))
+    def ask(self, ask_id: int, command: AdminCommand) -> None:
+        """Asks the launcher for something; `receive_control` brings each `Answer`."""
+        self._control.send(Ask(ask_id, command))
 
-    def take_orders(self) -> list[LauncherOrder]:
+    def receive_control(self) -> list[ControlMessage]:
         """Returns what the launcher wants of this process, and never waits.
 
-        A `Stop` sets `is_stopping` instead, and instructions are carried out by what was given to `take_on`.
+        A `Stop` sets `is_stopping` instead, and instructions are carried out by what was given to `register`.
         """
-        orders, self._kept_orders = self._kept_orders, []
+        messages, self._kept_messages = self._kept_messages, []
         if self._hears_nothing:
             self._hears_nothing = False
-            return orders
-        for message in self._control.take():
+            return messages
+        for message in self._control.receive():
             match message:
                 case Stop():
                     self.is_stopping = True
@@ -244,26 +246,26 @@ class ProcessLink:
                     log.error("the launcher refused this process: %s", reason)
                     self.is_stopping = True
                 case Drain() | Leave() | ProcessTable() | Answer():
-                    orders.append(message)
+                    messages.append(message)
                 case TakeOver(incarnation):
                     self.incarnation, self.is_successor = incarnation, False
                     self.profiler.incarnation = incarnation
-                case Instruction(instruction_id, order):
-                    self._control.send(InstructionDone(instruction_id, self._execute(order)))
+                case Instruction(instruction_id, command):
+                    self._control.send(InstructionDone(instruction_id, self._execute(command)))
                 case Welcome():
                     pass
-        return orders
+        return messages
 
-    def _execute(self, order: ProcessOrder) -> ProcessResult:
-        execute = self._executors.get(cast("type[Any]", type(order)))
+    def _execute(self, command: ProcessCommand) -> ProcessResult:
+        execute = self._executors.get(cast("type[Any]", type(command)))
         if execute is None:
-            return Failed("impossible", f"the {self.name} does not know {type(order).__name__}")
+            return Failed("impossible", f"the {self.name} does not know {type(command).__name__}")
         try:
-            return execute(order)
+            return execute(command)
         except SluiceError as error:
             return Failed("failed", str(error))
         except Exception as error:
-            log.exception("%s failed", type(order).__name__)
+            log.exception("%s failed", type(command).__name__)
             return Failed("failed", f"{type(error).__name__}: {error}")
 
     def stop_on_signal(self) -> None:
@@ -312,7 +314,7 @@ class ProcessLink:
         return False
 
 
-def _take_name(name: str, run_dir: RunDir) -> int:
+def _lock_name(name: str, run_dir: RunDir) -> int:
     """Locks the pid file of process `name` until this process ends, and returns its descriptor.
 
     Raises `BootError` where such a process runs already: two under one name would take each other's messages.
@@ -330,13 +332,13 @@ def _take_name(name: str, run_dir: RunDir) -> int:
     return descriptor
 
 
-def set_log_level(order: SetLogLevel) -> ProcessResult:
+def set_log_level(command: SetLogLevel) -> ProcessResult:
     """Shows log lines from the given level on; those of libraries too."""
-    logging.getLogger().setLevel(order.level.upper())
-    return Acknowledged(f"shows lines of level {order.level} and above")
+    logging.getLogger().setLevel(command.level.upper())
+    return Acknowledged(f"shows lines of level {command.level} and above")
 
 
-def refuse_fault(order: Fault) -> ProcessResult:
+def refuse_fault(command: Fault) -> ProcessResult:
     return Failed("impossible", "the server was started without --enable-fault-injection")
 
 
@@ -358,7 +360,7 @@ def run_process(name: str, serve: Callable[[ProcessLink], None]) -> int:
         return 1
     level = link.config.run.log_level.upper()
     logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    link.take_on(SetLogLevel, set_log_level)
+    link.register(SetLogLevel, set_log_level)
     link.stop_on_signal()
     if arguments.parent_pid:
         ask_for_death_signal(arguments.parent_pid)

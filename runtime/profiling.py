@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from messages.admin import Acknowledged, ProcessResult, StartProfile, StopProfile
 from messages.channels import Receiver, Sender
 from messages.errors import SluiceError
-from messages.orders import Acknowledged, ProcessResult, StartProfile, StopProfile
 from runtime.run_dir import RunDir
 
 MAX_NOTES = 2_000_000
@@ -47,7 +47,7 @@ class ProcessProfile(msgspec.Struct, frozen=True, array_like=True):
     slices: list[Slice]
     sent: dict[str, list[FrameNote]]
     """By receiver."""
-    taken: list[FrameNote]
+    received: list[FrameNote]
     samples: list[Sample]
     """One after another from `samples_began_ns` on."""
     samples_began_ns: int = 0
@@ -125,12 +125,12 @@ class ProcessProfiler:
         self.senders: list[Sender[Any]] = []
         self.receivers: list[Receiver[Any]] = []
         self.loop: Any = None
-        """The link, where the main loop turns by its `take_orders` and `wait`."""
+        """The link, where the main loop turns by its `receive_control` and `wait`."""
         self.make_observer: Callable[[], Observer] = SamplingObserver
         self._run_dir = run_dir
         self._running: _Notes | None = None
 
-    def start(self, order: StartProfile) -> ProcessResult:
+    def start(self, command: StartProfile) -> ProcessResult:
         """Raises `SluiceError` where a profile runs already."""
         if self._running is not None:
             raise SluiceError("a profile runs already")
@@ -147,7 +147,7 @@ class ProcessProfiler:
         self._running = notes
         return Acknowledged("a profile has begun")
 
-    def stop(self, order: StopProfile) -> ProcessResult:
+    def stop(self, command: StopProfile) -> ProcessResult:
         """Ends the profile; the file that is named in the result is written by a thread, and there when it is whole."""
         if self._running is None:
             raise SluiceError("no profile runs")
@@ -172,7 +172,7 @@ class ProcessProfiler:
             notes.epoch_offset_ns,
             notes.slices + notes.observer.slices(),
             notes.sent,
-            notes.taken,
+            notes.received,
             samples,
             samples_began_ns,
             str(torch_path) if has_torch else "",
@@ -192,7 +192,7 @@ class _Notes:
         self.epoch_offset_ns = 0
         self.slices: list[Slice] = []
         self.sent: dict[str, list[FrameNote]] = {}
-        self.taken: list[FrameNote] = []
+        self.received: list[FrameNote] = []
         self._turn_began_ns = 0
         self._undo: list[Callable[[], None]] = []
 
@@ -204,19 +204,19 @@ class _Notes:
         self.epoch_offset_ns = time.time_ns() - time.monotonic_ns()
 
     def watch_turns(self, loop: Any) -> None:
-        """A turn of a main loop begins as it takes its orders and ends as it waits, or takes orders again."""
-        take_orders, wait = loop.take_orders, loop.wait
+        """A turn of a main loop begins as it hears its launcher and ends as it waits, or hears it again."""
+        receive_control, wait = loop.receive_control, loop.wait
 
-        def noted_take_orders() -> Any:
+        def noted_receive_control() -> Any:
             self._end_turn()
             self._turn_began_ns = time.monotonic_ns()
-            return take_orders()
+            return receive_control()
 
         def noted_wait(*arguments: Any) -> None:
             self._end_turn()
             wait(*arguments)
 
-        self._replace(loop, "take_orders", noted_take_orders)
+        self._replace(loop, "receive_control", noted_receive_control)
         self._replace(loop, "wait", noted_wait)
 
     def _end_turn(self) -> None:
@@ -255,7 +255,7 @@ class _Notes:
 
     def watch_receiver(self, receiver: Receiver[Any]) -> None:
         """Notes each frame from its arrival here until the main loop wants the next one."""
-        take, note, notes = receiver.take, receiver.arrivals.note, self.taken
+        receive, note, notes = receiver.receive, receiver.arrivals.note, self.received
         latest = 0, 0, 0
 
         def noted(sender: int, number: int) -> Any:
@@ -263,15 +263,15 @@ class _Notes:
             latest = sender, number, time.monotonic_ns()
             return note(sender, number)
 
-        def noted_take(limit: int = 1024) -> Iterator[Any]:
-            for message in take(limit):
+        def noted_receive(limit: int = 1024) -> Iterator[Any]:
+            for message in receive(limit):
                 sender, number, began_ns = latest
                 yield message
                 if len(notes) < MAX_NOTES:
                     notes.append((label(message), began_ns, time.monotonic_ns(), sender, number))
 
         self._replace(receiver.arrivals, "note", noted)
-        self._replace(receiver, "take", noted_take)
+        self._replace(receiver, "receive", noted_receive)
 
     def _replace(self, owner: Any, method: str, noted: Callable[..., Any]) -> None:
         if method in vars(owner):

@@ -67,9 +67,9 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
     link.ready()
     num_idle_turns = 0
     while not link.is_stopping:
-        if any(isinstance(order, Drain) for order in link.take_orders()):
+        if any(isinstance(order, Drain) for order in link.receive_control()):
             scheduler.close_queue()
-        for message in receiver.take():
+        for message in receiver.receive():
             scheduler.take(message)
         send_replies(scheduler, sender)
         start_s = time.monotonic()

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from messages.admin import Ask, Instruction, InstructionDone, ProcessCommand, ProcessResult
 from messages.channels import ControlServer, Waiter
 from messages.control import Drain, Drained, Leave, Refused, ToLauncher, Welcome
-from messages.orders import Ask, Instruction, InstructionDone, ProcessOrder, ProcessResult
 
 
 class ControlPlane(ControlServer[ToLauncher]):
@@ -33,10 +33,10 @@ class ControlPlane(ControlServer[ToLauncher]):
     def refuse(self, name: str, pid: int, reason: str) -> None:
         self.send_to_pid(name, pid, Refused(reason))
 
-    def drain(self, name: str, order: Drain | Leave) -> None:
+    def drain(self, name: str, command: Drain | Leave) -> None:
         """Has a process finish what it has; `has_drained` turns true when it has answered."""
         self._num_unfinished.pop(name, None)
-        self.send(name, order)
+        self.send(name, command)
 
     def has_drained(self, name: str) -> bool:
         return name in self._num_unfinished
@@ -45,11 +45,11 @@ class ControlPlane(ControlServer[ToLauncher]):
         """Returns how many requests were left in a process that has drained; 0 for others."""
         return self._num_unfinished.get(name, 0)
 
-    def instruct(self, name: str, order: ProcessOrder) -> int:
-        """Tells process `name` to carry out `order`; returns the id under which the result will be found."""
+    def instruct(self, name: str, command: ProcessCommand) -> int:
+        """Tells process `name` to carry out `command`; returns the id under which the result will be found."""
         self._last_instruction_id += 1
         self._results[self._last_instruction_id] = None
-        self.send(name, Instruction(self._last_instruction_id, order))
+        self.send(name, Instruction(self._last_instruction_id, command))
         return self._last_instruction_id
 
     def find_result(self, instruction_id: int) -> ProcessResult | None:

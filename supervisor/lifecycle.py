@@ -4,6 +4,7 @@ import contextlib
 import time
 from typing import NoReturn
 
+from messages.admin import Ask, InstructionDone
 from messages.config import RunConfig
 from messages.control import (
     SUCCESSOR,
@@ -18,7 +19,6 @@ from messages.control import (
     Welcome,
 )
 from messages.errors import SluiceError
-from messages.orders import Ask, InstructionDone
 from supervisor.admission import find_reason_to_refuse
 from supervisor.child import Child, Command
 from supervisor.console import Console
@@ -87,7 +87,7 @@ class Lifecycle:
         for child in self.group:
             if child.notice_end():
                 self._on_end(child)
-        for name in self._restarts.take_due(time.monotonic()):
+        for name in self._restarts.pop_due(time.monotonic()):
             child = self.group.find(name)
             assert child is not None
             self.start(child)
@@ -103,7 +103,7 @@ class Lifecycle:
             self.group.close_output(child)
 
     def _receive_reports(self) -> None:
-        for name, message in self.group.control.take(from_anybody=Hello):
+        for name, message in self.group.control.receive(from_anybody=Hello):
             child = self.group.find(name)
             if isinstance(message, Hello):
                 self._answer_hello(name, message)

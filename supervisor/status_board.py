@@ -114,7 +114,7 @@ class StatusBoard:
         """Notes that process `name` does not run any more."""
         counted = self._statuses[name].counted
         self._replace(name, state="dead", pid=0, phase="", fraction=None, busy_since_ns=0, gauges={}, histograms={})
-        self._replace(name, sent={}, taken={}, counted_before=counted)
+        self._replace(name, sent={}, received={}, counted_before=counted)
 
     def restarting(self, name: str) -> None:
         """Notes that process `name`, which has ended, will be replaced."""
@@ -135,7 +135,7 @@ class StatusBoard:
             gauges=beat.gauges,
             histograms=beat.histograms,
             sent=beat.sent,
-            taken=beat.taken,
+            received=beat.received,
         )
         self._has_beats, self._has_changed = True, has_changed
         return old == "hung"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from messages.channels import Waiter
 from messages.config import RunConfig
-from supervisor.admin.server import Orders
+from supervisor.admin.server import AdminServer
 from supervisor.child import Command
 from supervisor.console import Console
 from supervisor.lifecycle import Lifecycle, RunFailedError
@@ -37,8 +37,8 @@ class Supervisor:
         self._lifecycle = Lifecycle(settings, self._group, console)
         self._watch = Watch(settings, self._lifecycle, console)
         self._shutdown = Shutdown(self._lifecycle, console, self)
-        self._orders = Orders(site.run_dir, self._lifecycle, self._shutdown, settings.drain_timeout_s)
-        self._waiter.add_channel(self._orders.channel)
+        self._admin = AdminServer(site.run_dir, self._lifecycle, self._shutdown, settings.drain_timeout_s)
+        self._waiter.add_channel(self._admin.channel)
         self._num_stop_signals = 0
         self._last_stop_signal_s = float("-inf")
 
@@ -67,9 +67,9 @@ class Supervisor:
             self._console.say(f"\n{failure}")
         finally:
             self._site.listener.close()
-            self._orders.fail_open()
+            self._admin.fail_open()
             self._shutdown.stop()
-            self._orders.close()
+            self._admin.close()
         return 1 if has_failed else 130 if self.is_hurried else 0
 
     def turn_until(self, is_over: Callable[[], bool], deadline_s: float = float("inf")) -> None:
@@ -83,16 +83,16 @@ class Supervisor:
 
     def _turn(self, timeout_s: float) -> None:
         """Waits for whatever comes first, and deals with all that has come."""
-        readable = self._waiter.wait(min(timeout_s, TURN_S, self._lifecycle.due_in_s(), self._orders.due_in_s()))
+        readable = self._waiter.wait(min(timeout_s, TURN_S, self._lifecycle.due_in_s(), self._admin.due_in_s()))
         self._count_stop_signals()
         self._lifecycle.follow(readable)
         self._watch.look()
-        self._orders.follow()
+        self._admin.follow()
         self._group.publish()
         self._console.flush()
 
     def _count_stop_signals(self) -> None:
-        has_come = any(number in STOP_SIGNALS for number in self._site.signals.take())
+        has_come = any(number in STOP_SIGNALS for number in self._site.signals.read())
         now_s = time.monotonic()
         if has_come and now_s - self._last_stop_signal_s > SAME_WISH_S:
             self._num_stop_signals += 1

@@ -85,8 +85,8 @@ def serve(link: ProcessLink) -> None:
     link.ready()
     while not link.is_stopping:
         link.wait()
-        link.take_orders()
-        for message in inbox.take():
+        link.receive_control()
+        for message in inbox.receive():
             if isinstance(message, AbortMsg | DropBefore | FlushCache):
                 to_scheduler.send_or_drop(message)
                 if isinstance(message, DropBefore):

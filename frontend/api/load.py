@@ -23,7 +23,7 @@ class LoadReply(msgspec.Struct, frozen=True):
 class LoadApi:
     def __init__(self, service: Service):
         self._service = service
-        service.peers.take_on(CountOpen, self._count)
+        service.peers.register(CountOpen, self._count)
 
     async def load(self, request: Request) -> JsonReply:
         others = await self._service.peers.ask_all(CountOpen(), OpenCount)

@@ -30,7 +30,7 @@ class MetricsApi:
         self._peers = peers
         self._own_name = own_name
         if peers is not None:
-            peers.take_on(ReportMetrics, self._report)
+            peers.register(ReportMetrics, self._report)
 
     async def metrics(self, request: Request) -> Response:
         """In OpenMetrics where the client asks for it, else in the older text format."""

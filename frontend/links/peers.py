@@ -45,7 +45,7 @@ class Peers:
         self._answerers: dict[type[Any], Callable[[Any], PeerReply]] = {}
         self._pending: dict[int, _Asked] = {}
 
-    def take_on(self, kind: type[Q], answer: Callable[[Q], PeerReply]) -> None:
+    def register(self, kind: type[Q], answer: Callable[[Q], PeerReply]) -> None:
         """Has `answer` called for each question of this kind that another frontend asks."""
         self._answerers[kind] = answer
 
@@ -73,7 +73,7 @@ class Peers:
         replies = {names[block]: reply for block, reply in asked.replies.items() if isinstance(reply, kind)}
         return Replies(replies, len(names) - len(replies))
 
-    def take(self, message: PeerAsk | PeerAnswer) -> None:
+    def accept(self, message: PeerAsk | PeerAnswer) -> None:
         """Answers a question, or gives an answer to whoever waits for it; nobody does for one that comes too late."""
         match message:
             case PeerAsk(uid, question):

@@ -11,7 +11,7 @@ from messages.errors import ChannelFullError, RequestError
 from messages.replies import CacheFlushed, DecodeReply, EncodeReply
 from messages.requests import DecodeMsg, EncodeMsg, FlushCache
 
-CALL_TIMEOUT_S = 30.0
+QUERY_TIMEOUT_S = 30.0
 MAX_PENDING = 256
 
 Question = EncodeMsg | DecodeMsg | FlushCache
@@ -20,7 +20,7 @@ Answer = EncodeReply | DecodeReply | CacheFlushed
 log = logging.getLogger("sluice.frontend")
 
 
-class Calls:
+class Queries:
     """The pending questions by uid. A question that a process took with it is asked again when its successor serves."""
 
     def __init__(self, ring: Ring, processes: ProcessView, next_uid: Callable[[], int], restart_hold_s: float = 0.0):
@@ -60,7 +60,7 @@ class Calls:
         assert isinstance(answer, CacheFlushed)
         return answer
 
-    def take(self, answer: Answer) -> None:
+    def accept(self, answer: Answer) -> None:
         """Gives `answer` to whoever waits for it; nobody does for a second answer, or one that comes too late."""
         entry = self._pending.get(answer.uid)
         if entry is not None and not entry[1].done():
@@ -92,10 +92,10 @@ class Calls:
         self._pending[question.uid] = (question, future)
         try:
             self._send(question)
-            async with asyncio.timeout(CALL_TIMEOUT_S):
+            async with asyncio.timeout(QUERY_TIMEOUT_S):
                 return await future
         except TimeoutError:
-            raise UnavailableError(f"no answer came within {CALL_TIMEOUT_S:g} s", "call_timeout") from None
+            raise UnavailableError(f"no answer came within {QUERY_TIMEOUT_S:g} s", "call_timeout") from None
         finally:
             del self._pending[question.uid]
 

@@ -45,7 +45,7 @@ class Ring:
         """By uid of the open requests."""
 
     def fileno(self) -> int:
-        """The descriptor for the event loop; edge-triggered, so `take` empties the channel."""
+        """The descriptor for the event loop; edge-triggered, so `receive` empties the channel."""
         return self._receiver.fileno()
 
     def follow(self, workers: Sequence[str], alive: Collection[str]) -> None:
@@ -74,12 +74,12 @@ class Ring:
             case FlushCache() | EncodeMsg() | DecodeMsg():
                 self._sender(self._choose(message.uid, self._workers)).send(message)
 
-    def take(self, on_lost: Callable[[FramesLost], None]) -> None:
+    def receive(self, on_lost: Callable[[FramesLost], None]) -> None:
         """Gives all replies that have arrived on, and losses to `on_lost` before what came after them.
 
         A reply that cannot be read costs only itself.
         """
-        for message in self._receiver.take(limit=MAX_QUEUED_FRAMES):
+        for message in self._receiver.receive(limit=MAX_QUEUED_FRAMES):
             try:
                 if isinstance(message, FramesLost):
                     on_lost(message)

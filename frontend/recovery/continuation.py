@@ -10,8 +10,8 @@ from frontend.errors import internal_error
 from frontend.links.processes import ProcessView
 from frontend.links.ring import Ring
 from frontend.recovery.quarantine import NUM_DEATHS_REFUSED, Quarantine
-from frontend.recovery.release import SCHEDULER_SEEN, SUSPECTS, is_our_turn
-from frontend.recovery.sequence_tracker import FrameBook
+from frontend.recovery.release import SCHEDULER_SEEN, SUSPECTS, may_release_suspect
+from frontend.recovery.sequence_tracker import SequenceTracker
 from frontend.requests.generation import Generation
 from frontend.requests.registry import Registry
 from messages.control import kind_of
@@ -34,7 +34,7 @@ class Continuations:
         self._quarantine = Quarantine(max_num_seqs)
         self.num_resubmitted = 0
         """Attempts that were begun because a process had died."""
-        self._book = FrameBook()
+        self._sequences = SequenceTracker()
         self._has_unanswered_loss = False
         self._has_doubts = False
         """A process that was replaced may not have got the first frames for it; then they were of new attempts."""
@@ -75,7 +75,7 @@ class Continuations:
         log.info("%s replaced: %d requests go on", " and ".join(replaced), len(self._registry.all_sent()))
 
     def _look_for_losses(self) -> None:
-        losses = self._book.follow(self._processes.all())
+        losses = self._sequences.follow(self._processes.all())
         for lost in losses.certain:
             log.error("%s: sender %x, frames %d to %d are lost", *msgspec.structs.astuple(lost))
         self._has_unanswered_loss = self._has_unanswered_loss or bool(losses.certain)
@@ -86,7 +86,7 @@ class Continuations:
 
         That does not wait for a process that is away: when it is back, they are sent once more.
         """
-        if not self._book.is_told(lost):
+        if not self._sequences.is_told(lost):
             self._answer_loss()
 
     def release_suspects(self) -> None:
@@ -144,7 +144,7 @@ class Continuations:
             self._resubmit(generation)
 
     def _release_next(self) -> None:
-        if not is_our_turn(self._processes, self._uid_block):
+        if not may_release_suspect(self._processes, self._uid_block):
             return
         suspect = self._quarantine.next_suspect()
         if suspect is not None:

@@ -12,7 +12,7 @@ Suspects come with a death only, so the first says all for as long as the second
 """
 
 
-def is_our_turn(processes: ProcessView, own_block: int) -> bool:
+def may_release_suspect(processes: ProcessView, own_block: int) -> bool:
     """Tells whether the frontend with this block of uids comes first among those that have suspects.
 
     It is nobody's turn until all have dealt with the latest death of the scheduler.

@@ -25,7 +25,7 @@ class Losses(NamedTuple):
     doubtful: list[FramesLost]
 
 
-class FrameBook:
+class SequenceTracker:
     """Compares, table by table, what is sent and what is taken."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class FrameBook:
                 self._edges[sender] = edge
                 if name in receivers:
                     receiver = receivers[name]
-                    taken = receiver.taken.get(sender, (0, 0))
+                    taken = receiver.received.get(sender, (0, 0))
                     is_first, missing = edge.find_missing(num_sent, receiver, taken)
                     if missing is not None:
                         (losses.doubtful if is_first else losses.certain).append(FramesLost(name, sender, *missing))

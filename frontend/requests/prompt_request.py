@@ -12,7 +12,7 @@ Prompt = str | list[int] | ChatPrompt
 """Text, token ids or a conversation."""
 
 
-class Order(NamedTuple):
+class PromptRequest(NamedTuple):
     """`num_choices` requests for one prompt, which differ in their seeds: those that follow the seed of `params`."""
 
     prompt: Prompt

@@ -24,7 +24,7 @@ QUIET_PATHS = frozenset({"/health", "/ping", "/metrics"})
 log = logging.getLogger("sluice.frontend")
 
 
-class Trace:
+class RequestTrace:
     """Lives in the request's ASGI scope. `status` is 0 until a response has begun."""
 
     def __init__(self, scope: Mapping[str, Any]):
@@ -69,10 +69,10 @@ def _counts(generations: list[Generation]) -> str:
     return " ".join(parts)
 
 
-def trace_of(scope: Mapping[str, Any]) -> Trace:
+def trace_of(scope: Mapping[str, Any]) -> RequestTrace:
     """Returns the trace that the application has put into the request's scope."""
     trace = scope["sluice.trace"]
-    assert isinstance(trace, Trace)
+    assert isinstance(trace, RequestTrace)
     return trace
 
 

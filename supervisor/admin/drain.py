@@ -2,8 +2,8 @@
 
 import time
 
-from messages.orders import Done
-from supervisor.admin.tasks import OrderFailedError, Task, until
+from messages.admin import Done
+from supervisor.admin.tasks import CommandFailedError, Task, until
 from supervisor.process_group import ProcessGroup
 from supervisor.shutdown import DRAIN_MARGIN_S, Shutdown
 
@@ -11,7 +11,7 @@ from supervisor.shutdown import DRAIN_MARGIN_S, Shutdown
 def drain_server(group: ProcessGroup, shutdown: Shutdown, timeout_s: float) -> Task:
     """Drains beside the loop; the shutdown is wanted when that is over, and then the run ends."""
     if group.is_draining or not (group.has_started and group.has_listening_frontend()):
-        raise OrderFailedError("busy", "the server drains already" if group.is_draining else "the server is starting")
+        raise CommandFailedError("busy", "the server drains already" if group.is_draining else "the server is starting")
     shutdown.begin_drain(timeout_s)
     yield from until(group.has_drained, time.monotonic() + timeout_s + DRAIN_MARGIN_S)
     num = group.num_unfinished()

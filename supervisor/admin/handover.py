@@ -8,10 +8,10 @@ finishes those that it has.
 import time
 from collections.abc import Generator
 
+from messages.admin import Done, Progress, RestartProcess
 from messages.control import Drain, Leave, place_of
-from messages.orders import Done, Progress, RestartProcess
 from supervisor.admin.inquiries import SERVING, find_process
-from supervisor.admin.tasks import OrderFailedError, Steps, Task, until
+from supervisor.admin.tasks import CommandFailedError, Steps, Task, until
 from supervisor.child import Child
 from supervisor.endings import tell_end
 from supervisor.lifecycle import Lifecycle
@@ -25,11 +25,11 @@ FOREVER = float("inf")
 """The watch ends a start that makes no progress, so nobody else has to set it a limit."""
 
 
-def restart_process(lifecycle: Lifecycle, order: RestartProcess, drain_timeout_s: float) -> Task:
-    """Replaces a process; returns `Done` when the old one is gone. `drain_timeout_s`: where the order gives no time."""
-    timeout_s = drain_timeout_s if order.timeout_s is None else order.timeout_s
+def restart_process(lifecycle: Lifecycle, command: RestartProcess, drain_timeout_s: float) -> Task:
+    """Replaces a process; returns `Done` when the old one is gone. `drain_timeout_s`: where no time is given."""
+    timeout_s = drain_timeout_s if command.timeout_s is None else command.timeout_s
     group = lifecycle.group
-    child = find_process(group, order.process)
+    child = find_process(group, command.process)
     _check_replaceable(group, child)
     began_s = time.monotonic()
     successor = lifecycle.start_successor(child)
@@ -58,28 +58,28 @@ def stop_process(group: ProcessGroup, child: Child, timeout_s: float = STOP_TIME
 
 
 def check_no_handover(group: ProcessGroup, name: str) -> None:
-    """Raises `OrderFailedError` while the server starts or drains, and while process `name` is being replaced."""
+    """Raises `CommandFailedError` while the server starts or drains, and while process `name` is being replaced."""
     if group.is_draining or not group.has_started:
-        raise OrderFailedError("busy", f"the server is {'draining' if group.is_draining else 'starting'}")
+        raise CommandFailedError("busy", f"the server is {'draining' if group.is_draining else 'starting'}")
     if any(other.is_passing and place_of(other.name) == name for other in group):
-        raise OrderFailedError("busy", f"the {name} is being replaced already")
+        raise CommandFailedError("busy", f"the {name} is being replaced already")
 
 
 def _check_replaceable(group: ProcessGroup, child: Child) -> None:
     name = child.name
     if child.is_external:
-        raise OrderFailedError("impossible", f"the {name} was started by hand; stop it and start it again there")
+        raise CommandFailedError("impossible", f"the {name} was started by hand; stop it and start it again there")
     if child.is_passing:
-        raise OrderFailedError("impossible", f"{name} is there only for the moment")
+        raise CommandFailedError("impossible", f"{name} is there only for the moment")
     check_no_handover(group, place_of(name))
     if child.is_on_trial or group.status(child).is_leaving:
-        raise OrderFailedError("busy", f"the {name} is being scaled")
+        raise CommandFailedError("busy", f"the {name} is being scaled")
     if group.state(child) not in SERVING:
-        raise OrderFailedError("busy", f"the {name} is {group.state(child)}, so it is being replaced already")
+        raise CommandFailedError("busy", f"the {name} is {group.state(child)}, so it is being replaced already")
 
 
 def _check_stands_by(lifecycle: Lifecycle, successor: Child, child: Child) -> None:
-    """Raises `OrderFailedError` where the successor has ended; then all is as if there had been no order."""
+    """Raises `CommandFailedError` where the successor has ended; then all is as if there had been no command."""
     if successor.pid:
         return
     end = "the old one serves on"
@@ -89,7 +89,7 @@ def _check_stands_by(lifecycle: Lifecycle, successor: Child, child: Child) -> No
     elif lifecycle.group.status(child).is_awaited:
         child.kill("had given its work away to a successor that ended")
         end = "the old one is started again"
-    raise OrderFailedError("failed", f"the new {child.command.name} {tell_end(successor, was_starting=True)}; {end}")
+    raise CommandFailedError("failed", f"the new {child.command.name} {tell_end(successor, was_starting=True)}; {end}")
 
 
 def _let_give_way(lifecycle: Lifecycle, successor: Child, child: Child, timeout_s: float) -> Steps:
@@ -120,7 +120,7 @@ def _take_place(group: ProcessGroup, successor: Child, child: Child) -> Steps:
         lambda: successor.incarnation != incarnation or not successor.pid or group.state(successor) in SERVING, FOREVER
     )
     if successor.incarnation != incarnation or not successor.pid:
-        raise OrderFailedError(
+        raise CommandFailedError(
             "failed", f"the new {successor.name} ended as it took over: {successor.boot_error or successor.ending}"
         )
 
@@ -132,7 +132,7 @@ def _let_move_aside(
     failure = None
     try:
         yield from _take_place(group, successor, child)
-    except OrderFailedError as error:  # the new one is being started again, and the old one has lost its name
+    except CommandFailedError as error:  # the new one is being started again, and the old one has lost its name
         failure = error
     group.control.drain(child.name, Leave(timeout_s))
     yield Progress(f"{successor.name}: the new one accepts connections; those of the old one may take {timeout_s:g} s")

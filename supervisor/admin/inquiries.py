@@ -1,10 +1,9 @@
-"""Orders that change nothing in the launcher: the list of processes, their logs, and what they are told to do."""
+"""Commands that change nothing in the launcher: the list of processes, their logs, and what they are told to do."""
 
 import os
 import time
 
-from messages.control import ProcessStatus
-from messages.orders import (
+from messages.admin import (
     Collected,
     Failed,
     InstructProcesses,
@@ -14,7 +13,8 @@ from messages.orders import (
     ProcessResult,
     ReadLog,
 )
-from supervisor.admin.tasks import OrderFailedError, Task, until
+from messages.control import ProcessStatus
+from supervisor.admin.tasks import CommandFailedError, Task, until
 from supervisor.admin.usage import MIN_SPAN_S, UsageMeter
 from supervisor.child import Child
 from supervisor.process_group import ProcessGroup
@@ -25,10 +25,10 @@ SERVING = ("ready", "busy", "hung")
 
 
 def find_process(group: ProcessGroup, name: str) -> Child:
-    """Returns the process that an order is about. Raises `OrderFailedError` where there is none of that name."""
+    """Returns the process that a command is about. Raises `CommandFailedError` where there is none of that name."""
     child = group.find(name)
     if child is None:
-        raise OrderFailedError("unknown", f"there is no process {name!r}; they are {', '.join(group.names())}")
+        raise CommandFailedError("unknown", f"there is no process {name!r}; they are {', '.join(group.names())}")
     return child
 
 
@@ -41,29 +41,29 @@ def list_processes(group: ProcessGroup) -> Task:
     return ProcessList(tuple(_info(status, meter) for status in (own, *group.board.statuses())))
 
 
-def read_log(group: ProcessGroup, order: ReadLog) -> Task:
+def read_log(group: ProcessGroup, command: ReadLog) -> Task:
     """Returns `LogLines`; with `after` they may have to be waited for."""
-    child = find_process(group, order.process)
+    child = find_process(group, command.process)
     if child.is_external:
-        raise OrderFailedError("impossible", f"the {child.name} was started by hand, and writes where that was done")
+        raise CommandFailedError("impossible", f"the {child.name} was started by hand, and writes where that was done")
     log = child.log
-    if order.after < 0:
-        return LogLines(tuple(log.last(order.num_lines)), log.next_number)
-    deadline_s = time.monotonic() + min(order.wait_s, MAX_LOG_WAIT_S)
-    yield from until(lambda: log.next_number > order.after, deadline_s)
-    return LogLines(tuple(log.since(order.after)), log.next_number)
+    if command.after < 0:
+        return LogLines(tuple(log.last(command.num_lines)), log.next_number)
+    deadline_s = time.monotonic() + min(command.wait_s, MAX_LOG_WAIT_S)
+    yield from until(lambda: log.next_number > command.after, deadline_s)
+    return LogLines(tuple(log.since(command.after)), log.next_number)
 
 
-def instruct(group: ProcessGroup, order: InstructProcesses) -> Task:
+def instruct(group: ProcessGroup, command: InstructProcesses) -> Task:
     """Returns what each process has made of the instruction, as `Collected`."""
     serving = [status.name for status in group.board.statuses() if status.state in SERVING]
-    names = list(order.processes) or serving
+    names = list(command.processes) or serving
     for name in names:
         find_process(group, name)
     results: dict[str, ProcessResult] = {
         name: Failed("busy", f"the {name} does not serve just now") for name in names if name not in serving
     }
-    open_ids = {name: group.control.instruct(name, order.order) for name in names if name in serving}
+    open_ids = {name: group.control.instruct(name, command.command) for name in names if name in serving}
     incarnations = {name: find_process(group, name).incarnation for name in open_ids}
 
     def collect() -> bool:
@@ -78,11 +78,11 @@ def instruct(group: ProcessGroup, order: InstructProcesses) -> Task:
         return not open_ids
 
     try:
-        yield from until(collect, time.monotonic() + order.timeout_s)
+        yield from until(collect, time.monotonic() + command.timeout_s)
     finally:
         for instruction_id in open_ids.values():
             group.control.forget_instruction(instruction_id)
-    results |= {name: Failed("timeout", f"no answer within {order.timeout_s:g} s") for name in open_ids}
+    results |= {name: Failed("timeout", f"no answer within {command.timeout_s:g} s") for name in open_ids}
     return Collected(results)
 
 

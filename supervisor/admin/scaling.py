@@ -2,11 +2,11 @@
 
 import time
 
+from messages.admin import Done, Progress, ScaleProcess
 from messages.control import kind_of, worker_name
-from messages.orders import Done, Progress, ScaleProcess
 from supervisor.admin.handover import FOREVER, check_no_handover, stop_process
 from supervisor.admin.inquiries import find_process
-from supervisor.admin.tasks import OrderFailedError, Steps, Task, until
+from supervisor.admin.tasks import CommandFailedError, Steps, Task, until
 from supervisor.child import Child, command_of_worker
 from supervisor.lifecycle import Lifecycle
 from supervisor.process_group import ProcessGroup
@@ -20,11 +20,11 @@ Should that be too short once, the frontend repeats what it knows to be unfinish
 """
 
 
-def scale_process(lifecycle: Lifecycle, order: ScaleProcess) -> Task:
+def scale_process(lifecycle: Lifecycle, command: ScaleProcess) -> Task:
     """Starts workers, or ends those with the highest numbers."""
     group = lifecycle.group
-    workers = _check_scalable(group, order)
-    names = [worker_name(order.process, number) for number in range(1, order.num + 1)]
+    workers = _check_scalable(group, command)
+    names = [worker_name(command.process, number) for number in range(1, command.num + 1)]
     added = [
         lifecycle.add(command_of_worker(workers[0].command, number))
         for number, name in enumerate(names, 1)
@@ -36,26 +36,26 @@ def scale_process(lifecycle: Lifecycle, order: ScaleProcess) -> Task:
         failed = [child for child in added if child.is_on_trial]
         if failed:
             why = "; ".join(f"{child.name}: {child.boot_error or child.ending}" for child in failed)
-            raise OrderFailedError("failed", f"not all could be started: {why}")
-    for child in reversed(workers[order.num :]):
+            raise CommandFailedError("failed", f"not all could be started: {why}")
+    for child in reversed(workers[command.num :]):
         yield Progress(f"{child.name} leaves")
         yield from _let_leave(group, child)
-    return Done(f"{order.process}: {order.num} where there were {len(workers)}")
+    return Done(f"{command.process}: {command.num} where there were {len(workers)}")
 
 
-def _check_scalable(group: ProcessGroup, order: ScaleProcess) -> list[Child]:
+def _check_scalable(group: ProcessGroup, command: ScaleProcess) -> list[Child]:
     """Returns the present workers by number."""
-    if order.process != SCALABLE:
-        find_process(group, order.process)
-        raise OrderFailedError("impossible", f"only the {SCALABLE} can be scaled, not the {order.process}")
-    if not 1 <= order.num <= MAX_WORKERS:
-        raise OrderFailedError("impossible", f"there can be 1 to {MAX_WORKERS} of the {SCALABLE}, not {order.num}")
+    if command.process != SCALABLE:
+        find_process(group, command.process)
+        raise CommandFailedError("impossible", f"only the {SCALABLE} can be scaled, not the {command.process}")
+    if not 1 <= command.num <= MAX_WORKERS:
+        raise CommandFailedError("impossible", f"there can be 1 to {MAX_WORKERS} of the {SCALABLE}, not {command.num}")
     check_no_handover(group, SCALABLE)
     workers = [child for child in group if kind_of(child.name) == SCALABLE]
     if any(child.is_on_trial or group.status(child).is_leaving for child in workers):
-        raise OrderFailedError("busy", f"the {SCALABLE} is being scaled already")
+        raise CommandFailedError("busy", f"the {SCALABLE} is being scaled already")
     if any(child.is_external for child in workers):
-        raise OrderFailedError("impossible", f"the {SCALABLE} is started by hand; start more of them there")
+        raise CommandFailedError("impossible", f"the {SCALABLE} is started by hand; start more of them there")
     return sorted(workers, key=lambda child: (len(child.name), child.name))
 
 

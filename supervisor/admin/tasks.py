@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Generator
 from typing import TypeAlias
 
+from messages.admin import Failed, Progress, Reason, Result
 from messages.errors import SluiceError
-from messages.orders import Failed, Progress, Reason, Result
 
 Task: TypeAlias = Generator[float | Progress, None, Result]
 Steps: TypeAlias = Generator[float | Progress, None, None]
 """A part of a task."""
 
 
-class OrderFailedError(SluiceError):
-    """An order cannot be carried out, or has failed."""
+class CommandFailedError(SluiceError):
+    """A command cannot be carried out, or has failed."""
 
     def __init__(self, reason: Reason, message: str):
         super().__init__(message)

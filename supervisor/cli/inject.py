@@ -5,8 +5,7 @@ import os
 import signal
 import time
 
-from messages.columns import pack_int32
-from messages.orders import (
+from messages.admin import (
     ClearFaults,
     EdgeFault,
     Fault,
@@ -16,7 +15,8 @@ from messages.orders import (
     ProcessList,
     SignalSelf,
 )
-from supervisor.cli.client import OrderLine
+from messages.columns import pack_int32
+from supervisor.cli.admin_client import AdminClient
 
 SIGNAL_FAULTS = ("kill", "stop")
 EDGE_FAULTS = ("drop", "duplicate", "corrupt", "delay")
@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fail", action="store_true", help="the poisoned step raises in place of dying")
 
 
-def read_order(options: argparse.Namespace) -> InstructProcesses:
+def read_command(options: argparse.Namespace) -> InstructProcesses:
     """Returns what the processes are told. Raises `ValueError`, which says what is wrong with the command line."""
     fault: str = options.fault
     if fault == "clear":
@@ -64,11 +64,11 @@ def read_order(options: argparse.Namespace) -> InstructProcesses:
         raise ValueError("--probability must be in [0, 1] and --frames at least 1")
     if (fault == "delay") != (options.seconds > 0):
         raise ValueError("delay, and of these faults only delay, needs --seconds")
-    order = EdgeFault(receiver, options.fault, options.frames, options.probability, options.seconds)
-    return InstructProcesses((sender,), order)
+    command = EdgeFault(receiver, options.fault, options.frames, options.probability, options.seconds)
+    return InstructProcesses((sender,), command)
 
 
-def resume_later(options: argparse.Namespace, line: OrderLine) -> None:
+def resume_later(options: argparse.Namespace, line: AdminClient) -> None:
     """Lets a stopped process go on after `--seconds`; without them it stays as it is, and is taken for hung."""
     if options.fault != "stop" or not options.seconds:
         return

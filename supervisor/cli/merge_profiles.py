@@ -105,7 +105,8 @@ def _main_loop(profile: ProcessProfile, base_ns: int) -> list[Event]:
         for name, began_ns, ended_ns, _, _ in notes:
             events.append(_slice(profile, MAIN_LOOP, f"send {name} to {receiver}", began_ns, ended_ns, base_ns))
     events += [
-        _slice(profile, MAIN_LOOP, f"take {name}", began, ended, base_ns) for name, began, ended, _, _ in profile.taken
+        _slice(profile, MAIN_LOOP, f"take {name}", began_ns, ended_ns, base_ns)
+        for name, began_ns, ended_ns, _, _ in profile.received
     ]
     return events
 
@@ -183,7 +184,7 @@ def _arrows(profiles: Sequence[ProcessProfile], base_ns: int) -> list[Event]:
     arrivals = {
         (sender, number): (profile, began_ns)
         for profile in profiles
-        for name, began_ns, _, sender, number in profile.taken
+        for name, began_ns, _, sender, number in profile.received
         if not name.startswith("FramesLost")
     }
     events: list[Event] = []

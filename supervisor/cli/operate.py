@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from messages.orders import (
+from messages.admin import (
     Acknowledged,
+    AdminCommand,
     Collected,
     Done,
     DrainServer,
@@ -20,7 +21,6 @@ from messages.orders import (
     InstructProcesses,
     ListProcesses,
     LogLines,
-    Order,
     ProcessList,
     ReadLog,
     RestartProcess,
@@ -28,9 +28,9 @@ from messages.orders import (
     ScaleProcess,
     SetLogLevel,
 )
-from supervisor.admin.tasks import OrderFailedError
+from supervisor.admin.tasks import CommandFailedError
 from supervisor.cli import inject, profile
-from supervisor.cli.client import OrderLine
+from supervisor.cli.admin_client import AdminClient
 from supervisor.cli.running import NoServerError, RunningServer, WhichServerError, choose_server
 from supervisor.cli.show import process_table
 
@@ -41,9 +41,9 @@ EXIT_CODES = {"unknown": USAGE, "impossible": USAGE}
 ANSWER_TIMEOUT_S = 15.0
 FOLLOW_WAIT_S = 20.0
 MARGIN_S = 30.0
-"""What an order may take beyond the time that it gives to requests."""
+"""What a command may take beyond the time that it gives to requests."""
 
-Execute = Callable[[argparse.Namespace, RunningServer, OrderLine], int]
+Execute = Callable[[argparse.Namespace, RunningServer, AdminClient], int]
 
 
 def operate(arguments: Sequence[str]) -> int:
@@ -51,7 +51,7 @@ def operate(arguments: Sequence[str]) -> int:
     options = make_parser().parse_args(arguments)
     try:
         server = choose_server(options.run_dir, options.port)
-        with OrderLine(server.run_dir) as line:
+        with AdminClient(server.run_dir) as line:
             execute: Execute = options.execute
             return execute(options, server, line)
     except (NoServerError, WhichServerError) as error:
@@ -95,7 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def list_processes(options: argparse.Namespace, server: RunningServer, line: OrderLine) -> int:
+def list_processes(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     result = line.give(ListProcesses(), ANSWER_TIMEOUT_S)
     if not isinstance(result, ProcessList):
         return _end(options, result)
@@ -107,66 +107,66 @@ def list_processes(options: argparse.Namespace, server: RunningServer, line: Ord
     return DONE
 
 
-def show_logs(options: argparse.Namespace, server: RunningServer, line: OrderLine) -> int:
-    order = ReadLog(options.process, options.lines)
+def show_logs(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
+    command = ReadLog(options.process, options.lines)
     while True:
-        result = line.give(order, ANSWER_TIMEOUT_S + order.wait_s)
+        result = line.give(command, ANSWER_TIMEOUT_S + command.wait_s)
         if not isinstance(result, LogLines):
             return _end(options, result)
-        num_lost = result.next_number - len(result.lines) - order.after
-        if order.after >= 0 and num_lost > 0:
+        num_lost = result.next_number - len(result.lines) - command.after
+        if command.after >= 0 and num_lost > 0:
             print(f"({num_lost} lines came too fast to be kept)", file=sys.stderr)
         for text in result.lines:
             print(msgspec.json.encode({"process": options.process, "line": text}).decode() if options.json else text)
         if not options.follow:
             return DONE
         sys.stdout.flush()
-        order = ReadLog(options.process, after=result.next_number, wait_s=FOLLOW_WAIT_S)
+        command = ReadLog(options.process, after=result.next_number, wait_s=FOLLOW_WAIT_S)
 
 
-def drain_server(options: argparse.Namespace, server: RunningServer, line: OrderLine) -> int:
+def drain_server(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     timeout_s = server.config.run.drain_timeout_s if options.timeout_s is None else options.timeout_s
     return _end(options, line.give(DrainServer(options.timeout_s), timeout_s + MARGIN_S))
 
 
-def restart_process(options: argparse.Namespace, server: RunningServer, line: OrderLine) -> int:
+def restart_process(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     drain_s = server.config.run.drain_timeout_s if options.timeout_s is None else options.timeout_s
     timeout_s = drain_s + 2 * server.config.run.boot_timeout_s + MARGIN_S
     return give(options, line, RestartProcess(options.process, options.timeout_s), timeout_s)
 
 
-def scale_process(options: argparse.Namespace, server: RunningServer, line: OrderLine) -> int:
+def scale_process(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     timeout_s = server.config.run.boot_timeout_s + MARGIN_S
     return give(options, line, ScaleProcess(options.process, options.num), timeout_s)
 
 
-def set_log_level(options: argparse.Namespace, server: RunningServer, line: OrderLine) -> int:
+def set_log_level(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     return instruct(options, line, InstructProcesses(tuple(options.processes), SetLogLevel(options.level)))
 
 
-def inject_fault(options: argparse.Namespace, server: RunningServer, line: OrderLine) -> int:
+def inject_fault(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     try:
-        order = inject.read_order(options)
+        command = inject.read_command(options)
     except (ValueError, OverflowError) as error:
         _complain(options, "usage", str(error))
         return USAGE
-    code = instruct(options, line, order)
+    code = instruct(options, line, command)
     if code == DONE:
         inject.resume_later(options, line)
     return code
 
 
-def profile_processes(options: argparse.Namespace, server: RunningServer, line: OrderLine) -> int:
+def profile_processes(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     try:
         text = profile.take_profile(line, options.processes, options.seconds, options.out)
-    except OrderFailedError as error:
+    except CommandFailedError as error:
         return _end(options, error.failed)
     return _end(options, Done(text))
 
 
-def instruct(options: argparse.Namespace, line: OrderLine, order: InstructProcesses) -> int:
+def instruct(options: argparse.Namespace, line: AdminClient, command: InstructProcesses) -> int:
     """Gives an instruction to processes and shows what each has made of it; 1 where one of them failed."""
-    result = line.give(order, order.timeout_s + ANSWER_TIMEOUT_S)
+    result = line.give(command, command.timeout_s + ANSWER_TIMEOUT_S)
     if not isinstance(result, Collected):
         return _end(options, result)
     if options.json:
@@ -177,9 +177,9 @@ def instruct(options: argparse.Namespace, line: OrderLine, order: InstructProces
     return FAILED if any(isinstance(entry, Failed) for entry in result.results.values()) else DONE
 
 
-def give(options: argparse.Namespace, line: OrderLine, order: Order, timeout_s: float) -> int:
-    """Gives an order whose result is one line, and tells how far it comes."""
-    return _end(options, line.give(order, timeout_s, lambda text: print(text, file=sys.stderr, flush=True)))
+def give(options: argparse.Namespace, line: AdminClient, command: AdminCommand, timeout_s: float) -> int:
+    """Gives a command whose result is one line, and tells how far it comes."""
+    return _end(options, line.give(command, timeout_s, lambda text: print(text, file=sys.stderr, flush=True)))
 
 
 def _end(options: argparse.Namespace, result: Result) -> int:

@@ -5,9 +5,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from messages.orders import Acknowledged, Collected, Failed, InstructProcesses, ProcessOrder, StartProfile, StopProfile
-from supervisor.admin.tasks import OrderFailedError
-from supervisor.cli.client import OrderLine
+from messages.admin import Acknowledged, Collected, Failed, InstructProcesses, ProcessCommand, StartProfile, StopProfile
+from supervisor.admin.tasks import CommandFailedError
+from supervisor.cli.admin_client import AdminClient
 from supervisor.cli.merge_profiles import write_trace
 
 TIMEOUT_S = 60.0
@@ -22,8 +22,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("trace.json"), metavar="FILE", help="default: trace.json")
 
 
-def take_profile(line: OrderLine, processes: Sequence[str], seconds: float, out: Path) -> str:
-    """Writes the trace and returns what is in it. Raises `OrderFailedError`."""
+def take_profile(line: AdminClient, processes: Sequence[str], seconds: float, out: Path) -> str:
+    """Writes the trace and returns what is in it. Raises `CommandFailedError`."""
     started = sorted(_instruct(line, processes, StartProfile()))
     try:
         time.sleep(seconds)
@@ -32,7 +32,7 @@ def take_profile(line: OrderLine, processes: Sequence[str], seconds: float, out:
     try:
         trace = write_trace([Path(file) for file in files.values()], out)
     except (OSError, TimeoutError) as error:
-        raise OrderFailedError("failed", f"the profiles cannot be merged: {error}") from None
+        raise CommandFailedError("failed", f"the profiles cannot be merged: {error}") from None
     kinds = [event["ph"] for event in trace["traceEvents"]]
     return (
         f"{out}: {', '.join(files)}; {kinds.count('X')} slices, {kinds.count('s')} arrows. "
@@ -40,14 +40,14 @@ def take_profile(line: OrderLine, processes: Sequence[str], seconds: float, out:
     )
 
 
-def _instruct(line: OrderLine, processes: Sequence[str], order: ProcessOrder) -> dict[str, str]:
-    """Returns what each process has answered that has done it. Raises `OrderFailedError` where none has."""
-    result = line.give(InstructProcesses(tuple(processes), order, TIMEOUT_S), TIMEOUT_S + ANSWER_TIMEOUT_S)
+def _instruct(line: AdminClient, processes: Sequence[str], command: ProcessCommand) -> dict[str, str]:
+    """Returns what each process has answered that has done it. Raises `CommandFailedError` where none has."""
+    result = line.give(InstructProcesses(tuple(processes), command, TIMEOUT_S), TIMEOUT_S + ANSWER_TIMEOUT_S)
     if isinstance(result, Failed):
-        raise OrderFailedError(result.reason, result.message)
+        raise CommandFailedError(result.reason, result.message)
     assert isinstance(result, Collected)
     texts = {name: one.text for name, one in result.results.items() if isinstance(one, Acknowledged)}
     if not texts:
         reasons = [f"{name}: {one.message}" for name, one in result.results.items() if isinstance(one, Failed)]
-        raise OrderFailedError("failed", "; ".join(reasons))
+        raise CommandFailedError("failed", "; ".join(reasons))
     return texts

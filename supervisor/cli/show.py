@@ -1,8 +1,8 @@
-"""Results of orders as people read them: tables and lines."""
+"""Results of commands as people read them: tables and lines."""
 
 from collections.abc import Sequence
 
-from messages.orders import ProcessInfo
+from messages.admin import ProcessInfo
 
 SHOWN_GAUGES = (
     "requests",

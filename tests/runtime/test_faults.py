@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from messages.admin import ClearFaults, EdgeFault, Poison
 from messages.channels import Receiver, Waiter
 from messages.columns import pack_int32, pack_int64
 from messages.errors import SluiceError
-from messages.orders import ClearFaults, EdgeFault, Poison
 from messages.requests import FramesLost, StopSeen, ToScheduler
 from messages.steps import Batch, ForwardOutput
 from runtime.faults import Faults, PoisonedStepError
@@ -55,7 +55,7 @@ class Edge:
         while uid not in found:
             assert time.monotonic() < deadline, found
             self._waiter.wait(0.5)
-            found += ["lost" if isinstance(one, FramesLost) else one.uid for one in self.receiver.take()]
+            found += ["lost" if isinstance(one, FramesLost) else one.uid for one in self.receiver.receive()]
         return found
 
 

@@ -56,7 +56,7 @@ class Launcher:
         while not self._taken:
             assert time.monotonic() < deadline
             self._waiter.wait(0.5)
-            self._taken += [message for _, message in self.control.take()]
+            self._taken += [message for _, message in self.control.receive()]
         return self._taken.pop(0)
 
     def connect(self, answer: Any = None) -> ProcessLink:
@@ -149,12 +149,12 @@ def test_reports_arrive_in_order(launcher: Launcher):
 
 def test_orders_are_returned_and_a_stop_sets_the_flag(launcher: Launcher):
     link = launcher.connect()
-    assert link.take_orders() == []
+    assert link.receive_control() == []
     launcher.control.send("scheduler", Drain(1.0))
     launcher.control.send("scheduler", ProcessTable(()))
     launcher.control.send("scheduler", Stop())
     orders: list[Any] = []
-    wait_for_order(link, lambda: bool(orders.extend(link.take_orders()) or link.is_stopping))
+    wait_for_order(link, lambda: bool(orders.extend(link.receive_control()) or link.is_stopping))
     assert orders == [Drain(1.0), ProcessTable(())]
     link.close()
 
@@ -191,7 +191,7 @@ def test_a_message_wakes_the_loop(launcher: Launcher):
     sender: Sender[Any] = Sender(launcher.run_dir.socket("scheduler"))
     sender.send(StopSeen(1, 0))
     taken: list[Any] = []
-    wait_for_order(link, lambda: bool(taken.extend(receiver.take()) or taken))
+    wait_for_order(link, lambda: bool(taken.extend(receiver.receive()) or taken))
     assert taken == [StopSeen(1, 0)]
     for channel in (sender, receiver, link):
         channel.close()

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from messages.admin import StartProfile, StopProfile
 from messages.channels import Receiver, Sender, Waiter
 from messages.errors import SluiceError
-from messages.orders import StartProfile, StopProfile
 from messages.requests import StopSeen, ToScheduler
 from runtime.profiling import Part, ProcessProfile, ProcessProfiler
 from runtime.run_dir import RunDir
@@ -33,7 +33,7 @@ class Loop:
         self._waiter.add_channel(self.receiver)
         self.spans_ns: list[tuple[int, int]] = []
 
-    def take_orders(self) -> None:
+    def receive_control(self) -> None:
         pass
 
     def wait(self) -> None:
@@ -47,8 +47,8 @@ class Loop:
     def turn(self, number: int) -> None:
         self.sender.send(StopSeen(number, 0))
         self.wait()
-        self.take_orders()
-        for message in self.receiver.take():
+        self.receive_control()
+        for message in self.receiver.receive():
             self.work(message.uid)
 
     def read_profile(self, path: str) -> ProcessProfile:
@@ -80,7 +80,7 @@ def test_a_profile_has_turns_parts_and_frames_and_none_of_it_stays(loop: Loop):
     loop.profiler.start(StartProfile())
     for number in (2, 3):
         loop.turn(number)
-    loop.take_orders()
+    loop.receive_control()
     result = loop.profiler.stop(StopProfile())
     loop.turn(4)
     profile = loop.read_profile(result.text)
@@ -89,13 +89,13 @@ def test_a_profile_has_turns_parts_and_frames_and_none_of_it_stays(loop: Loop):
     assert [note[0] for note in sent] == ["StopSeen uid 2", "StopSeen uid 3"]
     assert (
         [note[3:] for note in sent]
-        == [note[3:] for note in profile.taken]
+        == [note[3:] for note in profile.received]
         == [(loop.sender.sender_id, n) for n in (2, 3)]
     )
-    assert [note[0] for note in profile.taken] == ["StopSeen uid 2", "StopSeen uid 3"]
+    assert [note[0] for note in profile.received] == ["StopSeen uid 2", "StopSeen uid 3"]
     after = [dict(vars(one)) for one in (loop.sender, loop.receiver, loop.receiver.arrivals)]
     assert [set(attributes) for attributes in after] == [set(attributes) for attributes in plain]
-    assert not {"take_orders", "wait", "work"} & set(vars(loop))
+    assert not {"receive_control", "wait", "work"} & set(vars(loop))
 
 
 def test_notes_and_samples_are_on_one_clock(loop: Loop):

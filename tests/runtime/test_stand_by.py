@@ -44,8 +44,8 @@ def test_it_takes_the_place_it_is_given_and_knows_what_came_before(launcher: Lau
     assert link.stand_by()
     assert launcher.next() == StandingBy()
     assert link.incarnation == 5
-    assert link.take_orders() == [ProcessTable(())]
-    assert link.take_orders() == []
+    assert link.receive_control() == [ProcessTable(())]
+    assert link.receive_control() == []
     assert link.stand_by(), "it has its place"
     launcher.run_dir.pid_file("scheduler.next").rename(launcher.run_dir.pid_file("scheduler"))
     link.close()

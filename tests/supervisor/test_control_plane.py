@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from messages.admin import Acknowledged, Answer, Ask, ClearFaults, Done, Instruction, InstructionDone, ListProcesses
 from messages.channels import ControlClient, Waiter
 from messages.control import Drain, Drained, Ready, Refused, ToProcess, Welcome
-from messages.orders import Acknowledged, Answer, Ask, ClearFaults, Done, Instruction, InstructionDone, ListProcesses
 from supervisor.control_plane import ControlPlane
 
 TIMEOUT_S = 20.0
@@ -25,7 +25,7 @@ def client(control: ControlPlane, tmp_path: Path) -> Iterator[ControlClient[ToPr
     client: ControlClient[ToProcess] = ControlClient(tmp_path / "launcher.sock", "scheduler", ToProcess)
     client.send(Ready())
     control.wait(TIMEOUT_S)
-    assert list(control.take()) == [("scheduler", Ready())]
+    assert list(control.receive()) == [("scheduler", Ready())]
     yield client
     client.close()
 
@@ -34,7 +34,7 @@ def receive(client: ControlClient[ToProcess]) -> list[ToProcess]:
     waiter = Waiter()
     waiter.add_channel(client)
     waiter.wait(TIMEOUT_S)
-    return list(client.take())
+    return list(client.receive())
 
 
 def test_a_process_is_welcomed_or_refused_by_its_pid(control: ControlPlane, client: ControlClient[ToProcess]):

@@ -47,7 +47,7 @@ class Member:
         waiter = Waiter()
         waiter.add_channel(self.client)
         for _ in range(100):
-            for message in self.client.take():
+            for message in self.client.receive():
                 if isinstance(message, kind):
                     return message
             waiter.wait(TIMEOUT_S / 100)
@@ -62,7 +62,7 @@ class Member:
 def receive(group: ProcessGroup) -> list[tuple[str, Any]]:
     """Returns what has arrived at the control plane, once there is something."""
     group.control.wait(TIMEOUT_S)
-    return list(group.control.take(from_anybody=Hello))
+    return list(group.control.receive(from_anybody=Hello))
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_frontends_hear_the_table_and_others_do_not(group: ProcessGroup, members
         table = members[name].wait_for(ProcessTable)
         assert [status.name for status in table.processes] == ["frontend", "frontend-2", "tokenizer"]
     members["tokenizer"].wait_for(Welcome)
-    assert not [message for message in members["tokenizer"].client.take() if isinstance(message, ProcessTable)]
+    assert not [message for message in members["tokenizer"].client.receive() if isinstance(message, ProcessTable)]
 
 
 def test_nobody_is_told_the_table_while_no_frontend_listens(group: ProcessGroup):

@@ -297,7 +297,7 @@ def test_a_process_that_does_not_belong_is_refused_with_the_reason(name: str, ve
         waiter = Waiter()
         waiter.add_channel(client)
         waiter.wait(TIMEOUT_S)
-        (answer,) = client.take()
+        (answer,) = client.receive()
         assert isinstance(answer, Refused)
         assert reason in answer.reason
         client.close()

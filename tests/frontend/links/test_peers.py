@@ -53,7 +53,7 @@ class Opened:
 
     def answer(self, block: int, reply: Any) -> None:
         (uid,) = {message.uid for _, message in self.sent if isinstance(message, PeerAsk)}
-        self.peers.take(PeerAnswer(uid, block, reply))
+        self.peers.accept(PeerAnswer(uid, block, reply))
 
 
 def test_all_others_are_asked_and_their_replies_have_their_names():
@@ -128,8 +128,8 @@ def test_the_number_of_calls_that_wait_is_bounded(monkeypatch: pytest.MonkeyPatc
 def test_a_question_is_answered_to_whoever_asked():
     async def run() -> None:
         opened = Opened()
-        opened.peers.take_on(CountOpen, lambda question: OpenCount(7))
-        opened.peers.take(PeerAsk(3 * UIDS_PER_BLOCK + 9, CountOpen()))
+        opened.peers.register(CountOpen, lambda question: OpenCount(7))
+        opened.peers.accept(PeerAsk(3 * UIDS_PER_BLOCK + 9, CountOpen()))
         assert opened.sent == [("frontend.3", PeerAnswer(3 * UIDS_PER_BLOCK + 9, 2, OpenCount(7)))]
 
     asyncio.run(run())

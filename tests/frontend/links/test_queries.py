@@ -6,7 +6,7 @@ import pytest
 from frontend.errors import UnavailableError
 from frontend.links import queries
 from frontend.links.processes import ProcessView
-from frontend.links.queries import Calls
+from frontend.links.queries import Queries
 from messages.columns import pack_int32
 from messages.replies import CacheFlushed, DecodeReply
 from messages.requests import DecodeMsg, FlushCache
@@ -27,36 +27,36 @@ class Opened:
         self.processes = ProcessView()
         self.processes.update(table())
         uids = iter(range(1, 1000))
-        self.calls = Calls(cast("Any", self.ring), self.processes, lambda: next(uids), hold_s)
-        self.calls.follow()
+        self.queries = Queries(cast("Any", self.ring), self.processes, lambda: next(uids), hold_s)
+        self.queries.follow()
 
 
 def test_answers_find_their_questions_in_any_order():
     async def run() -> None:
         opened = Opened()
-        first = asyncio.create_task(opened.calls.decode(pack_int32([5])))
-        second = asyncio.create_task(opened.calls.flush_cache(is_forced=True))
+        first = asyncio.create_task(opened.queries.decode(pack_int32([5])))
+        second = asyncio.create_task(opened.queries.flush_cache(is_forced=True))
         await asyncio.sleep(0)
         assert opened.ring.sent == [DecodeMsg(1, pack_int32([5])), FlushCache(2, True)]
-        opened.calls.take(CacheFlushed(2, 7))
-        opened.calls.take(DecodeReply(1, "a"))
-        opened.calls.take(DecodeReply(1, "again"))
+        opened.queries.accept(CacheFlushed(2, 7))
+        opened.queries.accept(DecodeReply(1, "a"))
+        opened.queries.accept(DecodeReply(1, "again"))
         assert (await first, (await second).num_pages) == ("a", 7)
-        opened.calls.take(DecodeReply(1, "late"))
-        assert len(opened.calls) == 0
+        opened.queries.accept(DecodeReply(1, "late"))
+        assert len(opened.queries) == 0
 
     asyncio.run(run())
 
 
 def test_no_answer_is_a_503(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(queries, "CALL_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(queries, "QUERY_TIMEOUT_S", 0.01)
 
     async def run() -> None:
         opened = Opened()
         with pytest.raises(UnavailableError) as error:
-            await opened.calls.decode(b"")
+            await opened.queries.decode(b"")
         assert error.value.info.code == "call_timeout"
-        assert len(opened.calls) == 0
+        assert len(opened.queries) == 0
 
     asyncio.run(run())
 
@@ -66,21 +66,21 @@ def test_pending_questions_are_bounded_and_asked_again_of_a_successor(monkeypatc
 
     async def run() -> None:
         opened = Opened()
-        asked = asyncio.create_task(opened.calls.decode(b""))
+        asked = asyncio.create_task(opened.queries.decode(b""))
         await asyncio.sleep(0)
         with pytest.raises(UnavailableError, match="1 calls are waiting"):
-            await opened.calls.decode(b"")
-        opened.calls.follow()
+            await opened.queries.decode(b"")
+        opened.queries.follow()
         assert len(opened.ring.sent) == 1
         opened.processes.update(table(tokenizer="restarting"))
-        opened.calls.follow()
+        opened.queries.follow()
         assert len(opened.ring.sent) == 1
         with pytest.raises(UnavailableError, match="tokenizer is restarting"):
-            await opened.calls.decode(b"")
+            await opened.queries.decode(b"")
         opened.processes.update(table_after({"tokenizer": 2}))
-        opened.calls.follow()
+        opened.queries.follow()
         assert len(opened.ring.sent) == 2
-        opened.calls.take(DecodeReply(1, "a"))
+        opened.queries.accept(DecodeReply(1, "a"))
         assert await asked == "a"
 
     asyncio.run(run())
@@ -92,20 +92,20 @@ def test_what_is_asked_while_a_process_is_replaced_waits_and_is_bounded_too(monk
     async def run() -> None:
         opened = Opened(hold_s=300.0)
         opened.processes.update(table(tokenizer="restarting"))
-        opened.calls.follow()
-        asked = asyncio.create_task(opened.calls.decode(b""))
+        opened.queries.follow()
+        asked = asyncio.create_task(opened.queries.decode(b""))
         await asyncio.sleep(0)
-        assert (opened.ring.sent, len(opened.calls)) == ([], 1)
+        assert (opened.ring.sent, len(opened.queries)) == ([], 1)
         with pytest.raises(UnavailableError, match="1 calls are waiting"):
-            await opened.calls.decode(b"")
+            await opened.queries.decode(b"")
         opened.processes.update(table_after({"tokenizer": 2}))
-        opened.calls.follow()
+        opened.queries.follow()
         async with asyncio.timeout(30):
             while not opened.ring.sent:
                 await asyncio.sleep(0)
-        opened.calls.take(DecodeReply(1, "a"))
+        opened.queries.accept(DecodeReply(1, "a"))
         assert await asked == "a"
-        assert (len(opened.ring.sent), len(opened.calls)) == (1, 0)
+        assert (len(opened.ring.sent), len(opened.queries)) == (1, 0)
 
     asyncio.run(run())
 
@@ -114,9 +114,9 @@ def test_a_question_that_has_waited_for_too_long_is_refused():
     async def run() -> None:
         opened = Opened(hold_s=0.01)
         opened.processes.update(table(tokenizer="restarting"))
-        opened.calls.follow()
+        opened.queries.follow()
         with pytest.raises(UnavailableError, match="tokenizer is restarting"):
-            await opened.calls.decode(b"")
-        assert (opened.ring.sent, len(opened.calls)) == ([], 0)
+            await opened.queries.decode(b"")
+        assert (opened.ring.sent, len(opened.queries)) == ([], 0)
 
     asyncio.run(run())

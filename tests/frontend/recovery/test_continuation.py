@@ -90,7 +90,7 @@ def test_a_frame_that_never_arrives_is_seen_in_the_beats(run: FrontendRun):
         """The scheduler has sent five frames, and the detokenizer has had four."""
         fields: dict[str, dict[str, Any]] = {
             "scheduler": {"sent": {"detokenizer": (5, 5)}},
-            "detokenizer": {"taken": {5: (1, 4)}},
+            "detokenizer": {"received": {5: (1, 4)}},
         }
         return ProcessTable(
             tuple(msgspec.structs.replace(status, **fields.get(status.name, {})) for status in table(age_s).processes)

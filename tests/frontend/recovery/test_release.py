@@ -3,7 +3,7 @@
 import pytest
 
 from frontend.links.processes import ProcessView
-from frontend.recovery.release import is_our_turn
+from frontend.recovery.release import may_release_suspect
 from messages.control import ProcessState, ProcessStatus, ProcessTable
 from tests.frontend.frontend_run import FrontendRun, final, table_after, wait_until
 
@@ -20,7 +20,7 @@ def turns(*fronts: ProcessStatus) -> list[int]:
     processes = ProcessView()
     others = [status for status in table_after({"scheduler": SCHEDULER}).processes if status.name != "frontend"]
     processes.update(ProcessTable((*fronts, *others)))
-    return [status.uid_block for status in fronts if is_our_turn(processes, status.uid_block)]
+    return [status.uid_block for status in fronts if may_release_suspect(processes, status.uid_block)]
 
 
 def test_a_frontend_that_is_alone_need_not_wait():

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from frontend.recovery.sequence_tracker import FrameBook
+from frontend.recovery.sequence_tracker import SequenceTracker
 from messages.control import ProcessState, ProcessStatus
 from messages.requests import FramesLost
 
@@ -14,7 +14,7 @@ class Edge:
     """The tables of a scheduler that sends to a detokenizer, which beats a moment later."""
 
     def __init__(self) -> None:
-        self.book = FrameBook()
+        self.book = SequenceTracker()
         self.num_doubtful = 0
         self._now_ns = SECOND
 
@@ -34,7 +34,7 @@ class Edge:
             state,
             incarnation=incarnation,
             beat_ns=self._now_ns + SECOND // 10,
-            taken={} if taken is None else {sender: taken},
+            received={} if taken is None else {sender: taken},
         )
         losses = self.book.follow([scheduler, detokenizer])
         self.num_doubtful += len(losses.doubtful)
@@ -79,7 +79,7 @@ def test_frames_on_their_way_are_not_lost():
 def test_a_receiver_in_a_long_step_has_lost_nothing():
     edge = Edge()
     edge.show(0, None)
-    busy = ProcessStatus("detokenizer", "busy", incarnation=1, beat_ns=2 * SECOND, taken={SENDER: (1, 3)})
+    busy = ProcessStatus("detokenizer", "busy", incarnation=1, beat_ns=2 * SECOND, received={SENDER: (1, 3)})
     for beat in range(3, 30):
         scheduler = ProcessStatus("scheduler", "ready", beat_ns=beat * SECOND, sent={"detokenizer": (SENDER, 9)})
         assert edge.book.follow([scheduler, busy]) == ([], [])
@@ -128,12 +128,12 @@ def test_the_first_frame_of_a_new_sender_is_lost():
 
 
 def test_frontends_side_by_side_are_told_apart():
-    book = FrameBook()
+    book = SequenceTracker()
     for beat in range(2, 9):
         sent = {"frontend": (1, 5), "frontend.2": (2, 7)} if beat > 2 else {}
         now_ns = beat * SECOND + SECOND // 10
-        old = ProcessStatus("frontend.old", "ready", incarnation=1, taken={1: (1, 5)}, uid_block=1, beat_ns=now_ns)
-        new = ProcessStatus("frontend", "ready", incarnation=2, taken={2: (1, 6)}, uid_block=2, beat_ns=now_ns)
+        old = ProcessStatus("frontend.old", "ready", incarnation=1, received={1: (1, 5)}, uid_block=1, beat_ns=now_ns)
+        new = ProcessStatus("frontend", "ready", incarnation=2, received={2: (1, 6)}, uid_block=2, beat_ns=now_ns)
         detokenizer = ProcessStatus("detokenizer", "ready", beat_ns=beat * SECOND, sent=sent)
         losses = book.follow([old, new, detokenizer])
         assert losses.certain in ([], [FramesLost("frontend.2", 2, 7, 7)])

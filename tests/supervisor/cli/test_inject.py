@@ -2,15 +2,15 @@ import argparse
 
 import pytest
 
+from messages.admin import ClearFaults, EdgeFault, InstructProcesses, Poison, SignalSelf
 from messages.columns import pack_int32
-from messages.orders import ClearFaults, EdgeFault, InstructProcesses, Poison, SignalSelf
-from supervisor.cli.inject import add_options, read_order
+from supervisor.cli.inject import add_options, read_command
 
 
 def read(*arguments: str) -> InstructProcesses:
     parser = argparse.ArgumentParser()
     add_options(parser)
-    return read_order(parser.parse_args(arguments))
+    return read_command(parser.parse_args(arguments))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ EPOCH_OFFSET_NS = 1_700_000_000_000_000_000
 
 
 def profile(name: str, pid: int, began_ns: int = BASE_NS, **fields: Any) -> ProcessProfile:
-    lists: dict[str, Any] = {"slices": [], "sent": {}, "taken": [], "samples": []}
+    lists: dict[str, Any] = {"slices": [], "sent": {}, "received": [], "samples": []}
     times: dict[str, Any] = {"began_ns": began_ns, "ended_ns": began_ns + MS, "epoch_offset_ns": EPOCH_OFFSET_NS}
     return ProcessProfile(**{"name": name, "pid": pid, "incarnation": 1, **times, **lists, **fields})
 
@@ -37,9 +37,10 @@ def test_times_count_from_the_first_beginning():
 
 def test_an_arrow_goes_from_the_slice_that_sends_a_frame_to_the_one_that_takes_it():
     sent = {"scheduler": [("UserMsg uid 5", BASE_NS, BASE_NS + US, 77, 1), ("UserMsg uid 6", BASE_NS, BASE_NS, 77, 2)]}
-    taken = [("FramesLost", BASE_NS + 2 * US, BASE_NS + 3 * US, 77, 1)]
-    taken += [("UserMsg uid 5", BASE_NS + 3 * US, BASE_NS + 5 * US, 77, 1), ("StopSeen uid 1", BASE_NS, BASE_NS, 9, 9)]
-    trace = merge([profile("tokenizer", 1, sent=sent), profile("scheduler", 2, taken=taken)])
+    received = [("FramesLost", BASE_NS + 2 * US, BASE_NS + 3 * US, 77, 1)]
+    received += [("UserMsg uid 5", BASE_NS + 3 * US, BASE_NS + 5 * US, 77, 1)]
+    received += [("StopSeen uid 1", BASE_NS, BASE_NS, 9, 9)]
+    trace = merge([profile("tokenizer", 1, sent=sent), profile("scheduler", 2, received=received)])
     (begin,), (end,) = events_of(trace, ph="s"), events_of(trace, ph="f")
     assert begin["name"] == end["name"] == "tokenizer>scheduler"
     assert (begin["id"], begin["cat"]) == (end["id"], end["cat"])

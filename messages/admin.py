@@ -1,6 +1,6 @@
-"""Orders to a running server and their results.
+"""Commands to a running server and their results.
 
-An order comes from the operator's command line (the socket `operator` in the run directory) or from an HTTP endpoint
+A command comes from the operator's command line (the socket `operator` in the run directory) or from an HTTP endpoint
 (over the frontend's control channel), and the launcher carries it out. What a single process must do itself is an
 `Instruction`, which the launcher passes on and whose results it collects.
 """
@@ -19,7 +19,7 @@ DEFAULT_INSTRUCTION_TIMEOUT_S = 10.0
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One process as the operator sees it; `state` is a `control.ProcessState`.
 
-    `cpu_percent` of one core, over the fraction of a second that the order took. Unknown values are `None`.
+    `cpu_percent` of one core, over the fraction of a second that the command took. Unknown values are `None`.
     """
 
     name: str
@@ -130,8 +130,8 @@ class StopProfile(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 Fault = SignalSelf | EdgeFault | Poison | ClearFaults
-ProcessOrder = SetLogLevel | Fault | StartProfile | StopProfile
-"""What a process can be told to do; `ProcessLink.take_on` gives each kind its function."""
+ProcessCommand = SetLogLevel | Fault | StartProfile | StopProfile
+"""What a process can be told to do; `ProcessLink.register` gives each kind its function."""
 
 
 class Acknowledged(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -151,17 +151,17 @@ ProcessResult = Acknowledged | Failed
 
 
 class InstructProcesses(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Have each of `processes` (empty: all that serve) carry out `order`. Answered with `Collected`.
+    """Have each of `processes` (empty: all that serve) carry out `command`. Answered with `Collected`.
 
     A process that does not answer within `timeout_s` is in the result as `Failed`.
     """
 
     processes: tuple[str, ...]
-    order: ProcessOrder
+    command: ProcessCommand
     timeout_s: float = DEFAULT_INSTRUCTION_TIMEOUT_S
 
 
-Order = ListProcesses | ReadLog | DrainServer | InstructProcesses | RestartProcess | ScaleProcess
+AdminCommand = ListProcesses | ReadLog | DrainServer | InstructProcesses | RestartProcess | ScaleProcess
 
 
 class ProcessList(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -182,13 +182,13 @@ class Collected(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The order has been carried out; `text` says so."""
+    """The command has been carried out; `text` says so."""
 
     text: str
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """How far a long order has come; its result follows."""
+    """How far a long command has come; its result follows."""
 
     text: str
 
@@ -197,10 +197,10 @@ Result = ProcessList | LogLines | Collected | Done | Failed | Progress
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """operator or frontend → launcher: an order; `ask_id` is the asker's own and comes back with each `Answer`."""
+    """operator or frontend → launcher: a command; `ask_id` is the asker's own and comes back with each `Answer`."""
 
     ask_id: int
-    order: Order
+    command: AdminCommand
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -211,10 +211,10 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Instruction(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """launcher → process: carry out `order`, and answer with `InstructionDone`."""
+    """launcher → process: carry out `command`, and answer with `InstructionDone`."""
 
     instruction_id: int
-    order: ProcessOrder
+    command: ProcessCommand
 
 
 class InstructionDone(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from messages.channels import AskClient, AskServer, Waiter
-from messages.errors import BootError
-from messages.orders import (
+from messages.admin import (
     Acknowledged,
     Answer,
     Ask,
@@ -24,6 +22,8 @@ from messages.orders import (
     ReadLog,
     SetLogLevel,
 )
+from messages.channels import AskClient, AskServer, Waiter
+from messages.errors import BootError
 from runtime.process import ProcessLink
 from tests.runtime.test_process import TIMEOUT_S, Launcher
 
@@ -47,8 +47,8 @@ def tell(launcher: Launcher, link: ProcessLink, order: SetLogLevel) -> Any:
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         link.wait(0.02)
-        assert link.take_orders() == []
-        for _, message in launcher.control.take():
+        assert link.receive_control() == []
+        for _, message in launcher.control.receive():
             assert isinstance(message, InstructionDone)
             assert message.instruction_id == 5
             return message.result
@@ -67,7 +67,7 @@ def test_a_process_carries_out_what_it_has_taken_on(launcher: Launcher):
     link = launcher.connect()
     unknown = Failed("impossible", "the scheduler does not know SetLogLevel")
     assert tell(launcher, link, SetLogLevel("info")) == unknown
-    link.take_on(SetLogLevel, execute)
+    link.register(SetLogLevel, execute)
     assert tell(launcher, link, SetLogLevel("info")) == Acknowledged("info")
     assert tell(launcher, link, SetLogLevel("warning")) == Failed("failed", "not that")
     assert tell(launcher, link, SetLogLevel("error")) == Failed("failed", "ValueError: a bug")
@@ -80,7 +80,7 @@ def test_a_process_asks_its_launcher(launcher: Launcher):
     assert launcher.next() == Ask(3, ListProcesses())
     launcher.control.send("scheduler", Answer(3, Done("yes")))
     deadline = time.monotonic() + TIMEOUT_S
-    while not (orders := link.take_orders()):
+    while not (orders := link.receive_control()):
         assert time.monotonic() < deadline
         link.wait(0.05)
     assert orders == [Answer(3, Done("yes"))]
@@ -98,8 +98,8 @@ def test_each_asker_gets_its_own_answer(directory: Path):
     waiter.add_channel(server)
     while len(askers) < len(clients):
         waiter.wait(TIMEOUT_S)
-        for asker, ask in server.take():
-            assert ask.order == (order if ask.ask_id else ReadLog("a", after=4, wait_s=0.5))
+        for asker, ask in server.receive():
+            assert ask.command == (order if ask.ask_id else ReadLog("a", after=4, wait_s=0.5))
             askers[ask.ask_id] = asker
     for number in reversed(askers):
         server.answer(askers[number], Answer(number, Done(f"to {number}")))
@@ -107,7 +107,7 @@ def test_each_asker_gets_its_own_answer(directory: Path):
         waiter = Waiter()
         waiter.add_channel(client)
         waiter.wait(TIMEOUT_S)
-        assert list(client.take()) == [Answer(number, Done(f"to {number}"))]
+        assert list(client.receive()) == [Answer(number, Done(f"to {number}"))]
         client.close()
     server.answer(askers[0], Answer(0, Done("nobody hears this")))
     server.close()

@@ -1,12 +1,12 @@
-"""The operator's line to a running server: an order goes out, its result is waited for."""
+"""The operator's line to a running server: a command goes out, its result is waited for."""
 
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from messages.admin import AdminCommand, Answer, Ask, Failed, Progress, Result
 from messages.channels import AskClient, Waiter
-from messages.orders import Answer, Ask, Failed, Order, Progress, Result
 from runtime.lifeline import has_launcher
 from runtime.run_dir import RunDir
 from supervisor.cli.running import NoServerError
@@ -19,8 +19,8 @@ def ignore(text: str) -> None:
     """The `on_progress` of those who do not care."""
 
 
-class OrderLine:
-    """One connection to the launcher of a run; one order at a time."""
+class AdminClient:
+    """One connection to the launcher of a run; one command at a time."""
 
     def __init__(self, run_dir: RunDir):
         self._run_dir = run_dir
@@ -37,19 +37,19 @@ class OrderLine:
     ) -> None:
         self._client.close()
 
-    def give(self, order: Order, timeout_s: float, on_progress: Callable[[str], None] = ignore) -> Result:
-        """Returns the result of `order`, which is a `Failed` where none comes in time.
+    def give(self, command: AdminCommand, timeout_s: float, on_progress: Callable[[str], None] = ignore) -> Result:
+        """Returns the result of `command`, which is a `Failed` where none comes in time.
 
         Raises `NoServerError` where the server ends without one.
         """
         self._last_id += 1
-        self._client.ask(Ask(self._last_id, order))
+        self._client.ask(Ask(self._last_id, command))
         deadline_s = time.monotonic() + timeout_s
         is_alive = True
         while is_alive and time.monotonic() < deadline_s:
             is_alive = has_launcher(self._run_dir)
             self._waiter.wait(min(LOOK_S, max(0.0, deadline_s - time.monotonic())) if is_alive else 0.0)
-            for answer in self._client.take():
+            for answer in self._client.receive():
                 if answer.ask_id != self._last_id:
                     continue
                 if not isinstance(answer.result, Progress):
