@@ -7,9 +7,6 @@ import msgspec
 from messages.admin import Answer, Ask, Instruction, InstructionDone
 from messages.histograms import Counted, HistogramCounts
 
-SCHEMA_VERSION = 5
-"""Raised with every change of a struct in this package that an older process could not read."""
-
 ProcessState = Literal["starting", "ready", "busy", "hung", "dead", "restarting", "standby"]
 """`restarting`: it is dead and will be started again; `dead`: it will not; `standby`: it waits to take a place."""
 

@@ -37,7 +37,6 @@ from messages.admin import (
 )
 from messages.channels import ControlClient, Receiver, Sender, Waiter
 from messages.control import (
-    SCHEMA_VERSION,
     SUCCESSOR,
     Beat,
     BootFailed,
@@ -57,6 +56,7 @@ from messages.control import (
 )
 from messages.errors import BootError, SluiceError
 from messages.histograms import HistogramCounts
+from messages.schema import SCHEMA_VERSION
 from runtime.faults import Faults
 from runtime.lifeline import GRACE_S, ask_for_death_signal, has_launcher, leave_abandoned_run, watch_lifeline
 from runtime.profiling import ProcessProfiler

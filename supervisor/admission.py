@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from messages.control import SCHEMA_VERSION, Hello
+from messages.control import Hello
+from messages.schema import SCHEMA_VERSION
 from supervisor.child import Child
 
 
@@ -13,7 +14,7 @@ def find_reason_to_refuse(child: Child | None, names: Sequence[str], hello: Hell
     """
     if hello.schema_version != SCHEMA_VERSION:
         return (
-            f"it speaks version {hello.schema_version} of the messages and the launcher version {SCHEMA_VERSION}; "
+            f"it speaks version {hello.schema_version:x} of the messages and the launcher version {SCHEMA_VERSION:x}; "
             "start both from the same release"
         )
     if child is None:

@@ -13,7 +13,6 @@ import runtime.process
 from messages.channels import ControlServer, Receiver, Sender, Waiter
 from messages.config import Config, ModelFacts
 from messages.control import (
-    SCHEMA_VERSION,
     Beat,
     BootFailed,
     Drain,
@@ -30,6 +29,7 @@ from messages.control import (
 from messages.errors import BootError
 from messages.histograms import HistogramCounts
 from messages.requests import StopSeen, ToScheduler
+from messages.schema import SCHEMA_VERSION
 from runtime.lifeline import GRACE_S, make_lifeline
 from runtime.process import ProcessLink, run_process
 from runtime.run_dir import RunDir, claim

@@ -9,7 +9,6 @@ import pytest
 
 from messages.channels import ControlClient, Waiter
 from messages.control import (
-    SCHEMA_VERSION,
     Drain,
     Drained,
     Hello,
@@ -19,6 +18,7 @@ from messages.control import (
     ToProcess,
     Welcome,
 )
+from messages.schema import SCHEMA_VERSION
 from runtime.run_dir import RunDir
 from supervisor.child import Child, Command
 from supervisor.process_group import ProcessGroup, Site

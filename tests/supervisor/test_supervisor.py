@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from messages.channels import ControlClient, Waiter
-from messages.control import SCHEMA_VERSION, Hello, Refused, ToProcess
+from messages.control import Hello, Refused, ToProcess
+from messages.schema import SCHEMA_VERSION
 from supervisor.supervisor import SAME_WISH_S
 from tests.supervisor.fake_run import (
     BOOT_TIMEOUT_S,
