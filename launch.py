@@ -5,7 +5,7 @@
 
 import sys
 
-from supervisor.operate import operate
+from supervisor.cli.operate import operate
 from supervisor.run import launch
 
 

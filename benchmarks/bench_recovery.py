@@ -31,10 +31,10 @@ from benchmarks.load.server_facts import ServerUnavailableError, ask_server
 from benchmarks.load.workloads import PlannedRequest, SamplingFields
 from benchmarks.result_file import write_result
 from benchmarks.server_process import ServerProcess, started_server
+from messages.admin import Done, RestartProcess
 from messages.errors import SluiceError
-from messages.orders import Done, RestartProcess
-from messages.run_dir import RunDir
-from supervisor.order_line import OrderLine
+from runtime.run_dir import RunDir
+from supervisor.cli.admin_client import AdminClient
 
 START_TIMEOUT_S = 300.0
 NUM_STREAMS = 8
@@ -170,7 +170,7 @@ async def replace(server: ServerProcess, target: Target, process: str, load: Loa
 
 
 def order_restart(run_dir: RunDir, process: str) -> None:
-    with OrderLine(run_dir) as line:
+    with AdminClient(run_dir) as line:
         result = line.give(RestartProcess(process), AWAY_TIMEOUT_S)
     if not isinstance(result, Done):
         raise ServerUnavailableError(f"{process} was not replaced: {result}")

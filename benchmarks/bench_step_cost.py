@@ -91,7 +91,7 @@ def measure(num_rows: int, temperature: float, rounds: int, times: Times) -> Non
                 if batch.phase != "decode" or batch.num_decode_rows != num_rows:
                     for name, values in times.items():
                         del values[counts.get(name, 0) :]
-                list(receiver.take())
+                list(receiver.receive())
         sender.close()
         receiver.close()
     for owner, name, function in kept:

@@ -24,8 +24,8 @@ from benchmarks.result_file import write_result
 from detokenizer_proc.detokenizer import Detokenizer
 from detokenizer_proc.vocabulary import Vocabulary, load_vocabulary, vocabulary_of
 from frontend.api.generate_events import tokens_frame
-from frontend.generation import Generation
-from frontend.registry import Registry
+from frontend.requests.generation import Generation
+from frontend.requests.registry import Registry
 from messages.channels import Receiver, Sender, Waiter
 from messages.columns import pack_int32, pack_int64
 from messages.replies import DetokenizeMsg, OpenStream, ToDetokenizer, ToFrontend
@@ -91,7 +91,7 @@ class Pipe:
         """Waits for a message, then starts the watch and takes it."""
         self._waiter.wait(ARRIVAL_TIMEOUT_S)
         watch.start()
-        (message,) = self._receiver.take(limit=1)
+        (message,) = self._receiver.receive(limit=1)
         return message
 
 

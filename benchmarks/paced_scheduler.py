@@ -10,8 +10,8 @@ import time
 
 from messages.columns import pack_int32
 from messages.config import Config
-from messages.process import run_process
 from messages.steps import Batch, ForwardOutput
+from runtime.process import run_process
 from scheduler_proc.process import Report, serve
 
 NUM_PAGES = 20_000

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.load.connection import Target, parse_url
 from benchmarks.load.server_facts import ServerUnavailableError
-from messages.run_dir import RunDir
+from runtime.run_dir import RunDir
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCH = [sys.executable, str(ROOT / "launch.py")]

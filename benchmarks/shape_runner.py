@@ -9,11 +9,11 @@ from typing import Any
 
 from benchmarks.model_shapes import SHAPES
 from messages.config import Config
-from messages.flags import parse_flags
 from scheduler_proc.computing.cpu.runner import ModelRunner
 from scheduler_proc.computing.gpu.runner import GpuRunner
 from scheduler_proc.computing.loading.load_runner import load_runner
-from supervisor.model_facts import read_model_facts
+from supervisor.flags import parse_flags
+from supervisor.model.facts import read_model_facts
 
 LAYER_COUNTS = ("n_layer", "num_hidden_layers")
 

@@ -6,9 +6,9 @@ from detokenizer_proc.detokenizer import Detokenizer
 from detokenizer_proc.vocabulary import load_vocabulary
 from messages.channels import Receiver, Sender
 from messages.frontends import FrontendSenders
-from messages.process import ProcessLink, run_process
 from messages.replies import OpenStream, ToDetokenizer
 from messages.requests import DropBefore, ToScheduler
+from runtime.process import ProcessLink, run_process
 
 
 def serve(link: ProcessLink) -> None:
@@ -28,8 +28,8 @@ def serve(link: ProcessLink) -> None:
     link.ready()
     while not link.is_stopping:
         link.wait()
-        link.take_orders()
-        for message in inbox.take():
+        link.receive_control()
+        for message in inbox.receive():
             if isinstance(message, OpenStream):
                 to_frontends.expect(message.uid)
             replies, stops = detokenizer.take(message)

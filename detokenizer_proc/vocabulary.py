@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from detokenizer_proc.decoders import ByteLevelDecoder, Decoder, PieceDecoder, WindowDecoder
-from messages.tokenizer_files import load_tokenizer, return_freed_memory
+from runtime.tokenizer_files import load_tokenizer, return_freed_memory
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 

@@ -10,7 +10,6 @@ from frontend.api.admin import AdminApi
 from frontend.api.admin_routes import administering
 from frontend.api.assembly import make_app, make_endpoints, make_metrics
 from frontend.api.profile import ProfileApi
-from frontend.continuation import Continuations
 from frontend.drain import DrainWatch
 from frontend.http.access import AccessRules
 from frontend.http.keys import load_keys
@@ -23,13 +22,14 @@ from frontend.http.server import (
     raise_descriptor_limit,
 )
 from frontend.http.stream import OpenStreams
-from frontend.launcher import Launcher
+from frontend.links.launcher import Launcher
+from frontend.recovery.continuation import Continuations
 from frontend.service import Service
+from messages.admin import AdminCommand, Answer
 from messages.control import Drain, Leave, ProcessTable
-from messages.orders import Answer, Order
-from messages.process import ProcessLink, run_process
-from messages.profiling import Part
 from messages.requests import FramesLost
+from runtime.process import ProcessLink, run_process
+from runtime.profiling import Part
 
 TABLE_TIMEOUT_S = 1.0
 """The launcher sends the table right behind the welcome."""
@@ -62,17 +62,17 @@ class Frontend:
         app = make_app(self._service, endpoints, rules)
         self._server = HttpServer(app, link.config.http, self._start, self._tick)
         link.profiler.loop = None  # an event loop has no turns that could be seen from here
-        link.profiler.parts.append(Part(self._service.ring, "take", lambda *_: "take replies"))
+        link.profiler.parts.append(Part(self._service.ring, "receive", lambda *_: "take replies"))
         self._drain = DrainWatch(self._count_open, self._report_drained)
 
     async def run(self) -> None:
         """Serves until the link says stop."""
         loop = asyncio.get_running_loop()
         control, wakeup = self._link.descriptors()
-        loop.add_reader(self._service.ring.fileno(), self._take_replies)
-        loop.add_reader(control, self._take_orders)
-        loop.add_reader(wakeup, self._take_wakeup, wakeup)
-        self._take_orders()
+        loop.add_reader(self._service.ring.fileno(), self._receive_replies)
+        loop.add_reader(control, self._follow_launcher)
+        loop.add_reader(wakeup, self._clear_wakeup, wakeup)
+        self._follow_launcher()
         self._wait_for_table()
         try:
             await self._server.serve(sockets=[self._listener])
@@ -89,7 +89,7 @@ class Frontend:
             if time.monotonic() >= deadline_s:
                 return
             self._link.wait(TABLE_TIMEOUT_S / 10)
-            self._take_orders()
+            self._follow_launcher()
 
     def gauges(self) -> dict[str, float]:
         """Sizes of all that must return to zero when nothing runs, and what other frontends must know."""
@@ -103,40 +103,40 @@ class Frontend:
 
     def _start(self) -> None:
         self._link.ready()
-        self._take_replies()
+        self._receive_replies()
 
     def _tick(self) -> None:
         self._link.beat(self.gauges)
         self._streams.tick()
         self._service.ring.tidy(self._service.registry.is_open)
         self._drain.check()
-        self._take_orders()
+        self._follow_launcher()
 
-    def _take_replies(self) -> None:
-        self._service.ring.take(self._note_lost)
+    def _receive_replies(self) -> None:
+        self._service.ring.receive(self._note_lost)
         self._continuations.release_suspects()
         self._drain.check()
 
     def _note_lost(self, lost: FramesLost) -> None:
         self._continuations.note_lost(lost)
-        self._service.calls.repeat()
+        self._service.queries.repeat()
 
-    def _take_wakeup(self, descriptor: int) -> None:
+    def _clear_wakeup(self, descriptor: int) -> None:
         os.read(descriptor, 4096)
-        self._take_orders()
+        self._follow_launcher()
 
-    def _take_orders(self) -> None:
+    def _follow_launcher(self) -> None:
         """Follows the launcher. Its channel is edge-triggered, so this also runs after each message to it."""
-        for order in self._link.take_orders():
-            match order:
+        for message in self._link.receive_control():
+            match message:
                 case ProcessTable():
-                    self._service.processes.update(order)
+                    self._service.processes.update(message)
                     self._continuations.follow()
                     self._service.hold.follow()
-                    self._service.calls.follow()
+                    self._service.queries.follow()
                     self._service.peers.follow()
                 case Answer():
-                    self._launcher.take(order)
+                    self._launcher.accept(message)
                 case Drain(timeout_s):
                     self._begin_drain(timeout_s)
                 case Leave(timeout_s):
@@ -145,9 +145,9 @@ class Frontend:
             self._service.shut_down()
             self._server.stop()
 
-    def _ask(self, ask_id: int, order: Order) -> None:
-        self._link.ask(ask_id, order)
-        self._take_orders()
+    def _ask(self, ask_id: int, command: AdminCommand) -> None:
+        self._link.ask(ask_id, command)
+        self._follow_launcher()
 
     def _begin_drain(self, timeout_s: float) -> None:
         log.info("draining: %d requests are open, %g s left", len(self._service.registry), timeout_s)
@@ -169,7 +169,7 @@ class Frontend:
     def _report_drained(self) -> None:
         num_answering = self._server.num_answering if self._server.is_leaving else 0
         self._link.drained(max(len(self._service.registry), num_answering))
-        self._take_orders()
+        self._follow_launcher()
 
 
 def serve(link: ProcessLink) -> None:

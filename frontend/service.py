@@ -7,27 +7,27 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from frontend.admission import Admission, estimate_tokens
-from frontend.calls import Calls
-from frontend.deadlines import Deadlines
 from frontend.errors import UnavailableError
-from frontend.generation import Generation
-from frontend.hold import ON_HOLD, RestartHold
+from frontend.links.peers import Peers
+from frontend.links.processes import ON_HOLD, ProcessView
+from frontend.links.queries import Queries
+from frontend.links.ring import Ring
 from frontend.metrics.http_requests import HttpRequests
 from frontend.metrics.request_metrics import RequestMetrics
-from frontend.orders import Order
-from frontend.peers import Peers
-from frontend.processes import ProcessView
-from frontend.registry import Registry
-from frontend.ring import Ring
-from frontend.trace import Trace
+from frontend.requests.admission import Admission, estimate_tokens
+from frontend.requests.deadlines import Deadlines
+from frontend.requests.generation import Generation
+from frontend.requests.hold import RestartHold
+from frontend.requests.prompt_request import PromptRequest
+from frontend.requests.registry import Registry
+from frontend.requests.trace import RequestTrace
 from messages.channels import Sender
 from messages.columns import num_int32, unpack_int32
 from messages.errors import ChannelFullError, ErrorInfo
 from messages.peers import PeerAnswer, PeerAsk
-from messages.process import ProcessLink
 from messages.replies import CacheFlushed, DecodeReply, EncodeReply, ToFrontend, Usage, UserReply
 from messages.requests import AbortMsg, AbortReason, FramesLost, TokenizeMsg
+from runtime.process import ProcessLink
 
 NUM_SEED_BITS = 53
 """Seeds that we choose are reported to the client, so every JSON reader must keep them exact."""
@@ -49,7 +49,7 @@ class Service:
         self.http_requests = HttpRequests()
         self.registry = Registry(link.uid_block, self._note_end, self.metrics.note_step)
         self.ring = Ring(link, self._deliver)
-        self.calls = Calls(self.ring, self.processes, self.registry.next_uid, hold_s)
+        self.queries = Queries(self.ring, self.processes, self.registry.next_uid, hold_s)
         self.hold = RestartHold(hold_s, self.processes, self._send, self._refuse)
         self.peers = Peers(
             self.processes, link.uid_block, self.registry.next_uid, lambda name: Sender(link.run_dir.socket(name))
@@ -72,19 +72,26 @@ class Service:
         """Raises `UnavailableError` where no request may enter now."""
         self.admission.check(len(self.registry))
 
-    def open(self, order: Order, trace: Trace, *, wakes_at_tokens: bool, timeout_s: float | None = None) -> Generation:
-        """Sends the one choice of `order` on its way and returns its entry. Raises `UnavailableError`."""
-        (generation,) = self.open_all([order], trace, wakes_at_tokens=wakes_at_tokens, timeout_s=timeout_s)
+    def open(
+        self, request: PromptRequest, trace: RequestTrace, *, wakes_at_tokens: bool, timeout_s: float | None = None
+    ) -> Generation:
+        """Sends the one choice of `request` on its way and returns its entry. Raises `UnavailableError`."""
+        (generation,) = self.open_all([request], trace, wakes_at_tokens=wakes_at_tokens, timeout_s=timeout_s)
         return generation
 
     def open_all(
-        self, orders: Sequence[Order], trace: Trace, *, wakes_at_tokens: bool, timeout_s: float | None = None
+        self,
+        requests: Sequence[PromptRequest],
+        trace: RequestTrace,
+        *,
+        wakes_at_tokens: bool,
+        timeout_s: float | None = None,
     ) -> list[Generation]:
-        """Sends the choices of all `orders` on their way, or none, and returns their entries, which share `changed`.
+        """Sends the choices of all `requests` on their way, or none, and returns their entries, which share `changed`.
 
         There must be no more of them than may ever be open. Raises `UnavailableError`.
         """
-        messages = [message for order in orders for message in order.messages(trace.received_ns)]
+        messages = [message for request in requests for message in request.messages(trace.received_ns)]
         self._check_tokens(messages)
         changed = asyncio.Event()
         opened: list[Generation] = []
@@ -128,7 +135,7 @@ class Service:
         self.admission.note_refusal(error)
         self.registry.fail(generation, error.info)
 
-    def _enter(self, generation: Generation, trace: Trace, timeout_s: float | None) -> None:
+    def _enter(self, generation: Generation, trace: RequestTrace, timeout_s: float | None) -> None:
         if timeout_s is None:
             timeout_s = self.config.http.request_timeout_s
         if timeout_s is not None:
@@ -165,9 +172,9 @@ class Service:
     def _deliver(self, message: ToFrontend) -> None:
         match message:
             case CacheFlushed() | EncodeReply() | DecodeReply():
-                self.calls.take(message)
+                self.queries.accept(message)
             case PeerAsk() | PeerAnswer():
-                self.peers.take(message)
+                self.peers.accept(message)
             case FramesLost():
                 raise AssertionError("the ring tells of losses by another way")
             case _:
@@ -200,7 +207,7 @@ class Service:
             "requests": len(requests),
             "abandoned_requests": sum(not generation.has_listener for generation in requests),
             ON_HOLD: len(self.hold),
-            "calls": len(self.calls) + len(self.peers),
+            "calls": len(self.queries) + len(self.peers),
             "deadlines": len(self.deadlines),
             "is_draining": float(self.admission.is_draining),
         }

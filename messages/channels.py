@@ -61,7 +61,7 @@ class Receiver(Generic[T]):
         """A descriptor that becomes readable when something arrives (edge-triggered: then `take` until empty)."""
         return int(self.socket.getsockopt(zmq.FD))
 
-    def take(self, limit: int = 1024) -> Iterator[T]:
+    def receive(self, limit: int = 1024) -> Iterator[T]:
         """Iterates over what has arrived, at most `limit` frames, and never waits."""
         num_taken = 0
         while num_taken < limit:
@@ -167,9 +167,9 @@ class ControlClient(Generic[T]):
         except zmq.Again:
             log.warning("%s: the launcher does not read, dropped %s", self.path, type(message).__name__)
 
-    def take(self) -> Iterator[T]:
+    def receive(self) -> Iterator[T]:
         """Iterates over what has arrived and never waits."""
-        return _take(self.socket, self._decoder, self.path, MAX_QUEUED_FRAMES)
+        return _receive(self.socket, self._decoder, self.path, MAX_QUEUED_FRAMES)
 
     def close(self) -> None:
         """Closes after at most 0.5 s in which the last reports may still leave."""
@@ -231,12 +231,12 @@ class ControlServer(Generic[T]):
         if identity is not None:
             self._names.pop(identity, None)
 
-    def take(self, from_anybody: Any = object) -> Iterator[tuple[str, T]]:
+    def receive(self, from_anybody: Any = object) -> Iterator[tuple[str, T]]:
         """Yields (name, message) of what has arrived and never waits.
 
         Where a name has been admitted, others that call themselves so are heard only with `from_anybody`, a type.
         """
-        for identity, message in _take_from_many(self.socket, self._decoder, self.path):
+        for identity, message in _receive_from_many(self.socket, self._decoder, self.path):
             name = self._names.get(identity) or identity.rpartition(b".")[0].decode(errors="replace")
             if self._admitted.get(name, identity) != identity and not isinstance(message, from_anybody):
                 continue
@@ -259,9 +259,9 @@ class AskServer(Generic[T]):
         path.unlink(missing_ok=True)
         self.socket.bind(f"ipc://{path}")
 
-    def take(self) -> Iterator[tuple[bytes, T]]:
+    def receive(self) -> Iterator[tuple[bytes, T]]:
         """Iterates over (asker, message) of what has arrived and never waits."""
-        return _take_from_many(self.socket, self._decoder, self.path)
+        return _receive_from_many(self.socket, self._decoder, self.path)
 
     def answer(self, asker: bytes, message: Any) -> None:
         """Queues `message` for one asker; it is dropped where that has gone."""
@@ -285,9 +285,9 @@ class AskClient(Generic[T]):
     def ask(self, message: Any) -> None:
         self.socket.send(self._encoder.encode(message), zmq.NOBLOCK)
 
-    def take(self) -> Iterator[T]:
+    def receive(self) -> Iterator[T]:
         """Iterates over what has arrived and never waits."""
-        return _take(self.socket, self._decoder, self.path, MAX_QUEUED_FRAMES)
+        return _receive(self.socket, self._decoder, self.path, MAX_QUEUED_FRAMES)
 
     def close(self) -> None:
         self.socket.close()
@@ -335,7 +335,7 @@ def _identity(name: str, pid: int) -> bytes:
     return f"{name}.{pid}".encode()
 
 
-def _take(socket: "zmq.Socket[bytes]", decoder: "msgspec.msgpack.Decoder[T]", path: Path, limit: int) -> Iterator[T]:
+def _receive(socket: "zmq.Socket[bytes]", decoder: "msgspec.msgpack.Decoder[T]", path: Path, limit: int) -> Iterator[T]:
     for _ in range(limit):
         if not has_arrived(socket):
             return
@@ -344,7 +344,7 @@ def _take(socket: "zmq.Socket[bytes]", decoder: "msgspec.msgpack.Decoder[T]", pa
             yield message
 
 
-def _take_from_many(
+def _receive_from_many(
     socket: "zmq.Socket[bytes]", decoder: "msgspec.msgpack.Decoder[T]", path: Path
 ) -> Iterator[tuple[bytes, T]]:
     """Yields (connection, message) of what has arrived and never waits."""

@@ -1,7 +1,7 @@
 """The configuration of a run: one frozen tree, parsed once by the launcher, read by every process.
 
 A field is a flag: `max_num_seqs` is `--max-num-seqs`; its annotation holds the range and the help text (with the
-unit), so `--help`, the checks and the processes read the same source (`messages/flags.py`).
+unit), so `--help`, the checks and the processes read the same source (`supervisor/flags.py`).
 """
 
 from typing import Annotated, Literal

@@ -4,11 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from messages.admin import Answer, Ask, Instruction, InstructionDone
 from messages.histograms import Counted, HistogramCounts
-from messages.orders import Answer, Ask, Instruction, InstructionDone
-
-SCHEMA_VERSION = 5
-"""Raised with every change of a struct in this package that an older process could not read."""
 
 ProcessState = Literal["starting", "ready", "busy", "hung", "dead", "restarting", "standby"]
 """`restarting`: it is dead and will be started again; `dead`: it will not; `standby`: it waits to take a place."""
@@ -65,8 +62,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     `busy_since_ns`: when the running step began, 0 when idle. `gauges`: sizes of the process's maps and queues by name.
     `histograms`: distributions since it started, by the names in `messages/histograms.py`.
-    `sent`: by receiver, which sender this process is there and the number of its latest frame. `taken`: by sender, the
-    numbers of the first and the latest frame that this process has taken (`messages/frames.py`).
+    `sent`: by receiver, which sender this process is there and the number of its latest frame. `received`: by sender,
+    the numbers of the first and the latest frame that have come from it (`messages/frames.py`).
     """
 
     sent_ns: int
@@ -74,7 +71,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
     gauges: dict[str, float] = {}
     histograms: dict[str, HistogramCounts] = {}
     sent: dict[str, tuple[int, int]] = {}
-    taken: dict[int, tuple[int, int]] = {}
+    received: dict[int, tuple[int, int]] = {}
 
 
 class Drained(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -158,7 +155,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     is_leaving: bool = False
     """It finishes what it has and gets nothing new."""
     sent: dict[str, tuple[int, int]] = {}
-    taken: dict[int, tuple[int, int]] = {}
+    received: dict[int, tuple[int, int]] = {}
     """As in its latest `Beat`."""
     uid_block: int = 0
     """Of a frontend, the block of uids that it gives; 0 before its start."""

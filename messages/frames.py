@@ -22,24 +22,24 @@ def new_sender_id() -> int:
 
 
 class Arrivals:
-    """What has arrived at the receiver `name`. `taken`: the first and the last number by sender."""
+    """What has arrived at the receiver `name`. `received`: the first and the last number by sender."""
 
     def __init__(self, name: str):
         self._name = name
-        self.taken: dict[int, tuple[int, int]] = {}
+        self.received: dict[int, tuple[int, int]] = {}
 
     def note(self, sender: int, number: int) -> "FramesLost | bool":
         """Returns True for the next frame of its sender, False for one that has come before, or what is missing."""
-        known = self.taken.get(sender)
+        known = self.received.get(sender)
         if known is None:
-            while len(self.taken) >= MAX_SENDERS:
-                del self.taken[next(iter(self.taken))]
-            self.taken[sender] = (number, number)
+            while len(self.received) >= MAX_SENDERS:
+                del self.received[next(iter(self.received))]
+            self.received[sender] = (number, number)
             return True
         first, last = known
         if number <= last:
             return False
-        self.taken[sender] = (first, number)
+        self.received[sender] = (first, number)
         return True if number == last + 1 else FramesLost(self._name, sender, last + 1, number - 1)
 
     def lost(self, sender: int, number: int) -> FramesLost:

@@ -1,6 +1,5 @@
-"""What a process counts and the frontend shows: names of counters and distributions, buckets, and the counting."""
+"""What processes count and the frontend shows: names of counters and distributions, their buckets and their sums."""
 
-from bisect import bisect_left
 from collections.abc import Mapping
 
 import msgspec
@@ -45,20 +44,3 @@ class Counted(msgspec.Struct, frozen=True, array_like=True):
         for name, histogram in histograms.items():
             sums[name] = sums[name].plus(histogram) if name in sums else histogram
         return Counted(counters, sums)
-
-
-class Histogram:
-    """Counts values into the buckets of `BOUNDS[name]`."""
-
-    def __init__(self, name: str):
-        self._bounds = BOUNDS[name]
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._total = 0.0
-
-    def add(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._total += value
-
-    def counts(self) -> HistogramCounts:
-        """Returns what has been counted since the process started."""
-        return HistogramCounts(tuple(self._counts), self._total)

@@ -10,11 +10,11 @@ from pathlib import Path
 from messages.channels import Receiver, Sender
 from messages.config import Config
 from messages.control import Drain
-from messages.process import ProcessLink, run_process
-from messages.profiling import Observer, Part
 from messages.replies import ToDetokenizer
 from messages.requests import ToScheduler
 from messages.steps import Batch
+from runtime.process import ProcessLink, run_process
+from runtime.profiling import Observer, Part
 from scheduler_proc.computing.cpu.openmp import limit_spinning
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding_half import make_scheduler
@@ -67,9 +67,9 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
     link.ready()
     num_idle_turns = 0
     while not link.is_stopping:
-        if any(isinstance(order, Drain) for order in link.take_orders()):
+        if any(isinstance(order, Drain) for order in link.receive_control()):
             scheduler.close_queue()
-        for message in receiver.take():
+        for message in receiver.receive():
             scheduler.take(message)
         send_replies(scheduler, sender)
         start_s = time.monotonic()

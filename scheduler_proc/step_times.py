@@ -1,7 +1,8 @@
 """How long steps take and how large they are, as the frontend shows it."""
 
-from messages.histograms import Histogram, HistogramCounts
+from messages.histograms import HistogramCounts
 from messages.steps import Batch
+from runtime.histograms import Histogram
 
 
 class StepTimes:

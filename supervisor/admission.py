@@ -1,21 +1,25 @@
 """Which of the processes that say hello belong to the run."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from messages.control import SCHEMA_VERSION, Hello
+from messages.control import Hello
+from messages.schema import SCHEMA_VERSION
 from supervisor.child import Child
 
 
-def find_reason_to_refuse(children: Mapping[str, Child], name: str, hello: Hello) -> str | None:
-    """Returns what speaks against the process that calls itself `name`, `None` where it belongs to the run."""
-    child = children.get(name)
+def find_reason_to_refuse(child: Child | None, names: Sequence[str], hello: Hello) -> str | None:
+    """Returns what speaks against a process, `None` where it belongs to the run.
+
+    `child` is what the run has under the name that it gives itself; `names` are all that there are.
+    """
     if hello.schema_version != SCHEMA_VERSION:
         return (
-            f"it speaks version {hello.schema_version} of the messages and the launcher version {SCHEMA_VERSION}; "
+            f"it speaks version {hello.schema_version:x} of the messages and the launcher version {SCHEMA_VERSION:x}; "
             "start both from the same release"
         )
     if child is None:
-        return f"this run has no process of that name, only {', '.join(children)}"
+        return f"this run has no process of that name, only {', '.join(names)}"
+    name = child.name
     if child.pid == 0 and child.is_welcome:
         return f"the {name} before it has ended only just now; start it again"
     if child.pid not in (0, hello.pid):

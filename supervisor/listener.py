@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from messages.errors import BootError
-from messages.lifeline import clear_run, has_launcher
-from messages.run_dir import RunDir, other_processes
+from runtime.lifeline import clear_run, has_launcher
+from runtime.run_dir import RunDir, other_processes
 
 BACKLOG = 2048
 RECLAIM_TIMEOUT_S = 3.0

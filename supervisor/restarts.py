@@ -79,7 +79,7 @@ class Restarts:
         """Returns when the next process is due, 0 for now; never where none is to be started."""
         return max(0.0, min(self._due_s.values(), default=float("inf")) - now_s)
 
-    def take_due(self, now_s: float) -> list[str]:
+    def pop_due(self, now_s: float) -> list[str]:
         """Returns, and forgets, the processes that are to be started now."""
         due = [name for name, due_s in self._due_s.items() if due_s <= now_s]
         for name in due:

@@ -13,17 +13,17 @@ import msgspec
 
 from messages.config import Config
 from messages.errors import BootError, UsageError
-from messages.flags import parse_flags
-from messages.lifeline import make_lifeline
-from messages.run_dir import claim, default_path
+from runtime.lifeline import make_lifeline
+from runtime.run_dir import claim, default_path
+from supervisor.admin.scaling import SCALABLE
 from supervisor.child import FRONT, Command, command_of_worker, python_command
 from supervisor.console import Console
-from supervisor.crew import Site
+from supervisor.flags import parse_flags
 from supervisor.listener import base_url, open_listener
-from supervisor.model_facts import read_model_facts
-from supervisor.model_lookup import find_model, find_tokenizer, model_name
+from supervisor.model.facts import read_model_facts
+from supervisor.model.lookup import find_model, find_tokenizer, model_name
+from supervisor.process_group import Site
 from supervisor.restarts import check_rules, split_rule
-from supervisor.scaling import SCALABLE
 from supervisor.signals import SignalPipe
 from supervisor.supervisor import Supervisor
 

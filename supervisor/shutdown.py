@@ -4,12 +4,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from messages.control import PREDECESSOR, Drain
-from messages.orders import Done
 from supervisor.child import Child
 from supervisor.console import Console
-from supervisor.crew import Crew
-from supervisor.tasks import OrderFailedError, Task, until
+from supervisor.lifecycle import Lifecycle
 
 STOP_TIMEOUT_S = 3.0
 FRONT_STOP_TIMEOUT_S = 2.0
@@ -33,74 +30,50 @@ class Loop(Protocol):
 
 
 class Shutdown:
-    """Ends the processes of `crew` in good order."""
+    """Ends the processes in good order."""
 
-    def __init__(self, crew: Crew, console: Console, loop: Loop):
-        self._crew = crew
+    def __init__(self, lifecycle: Lifecycle, console: Console, loop: Loop):
+        self._lifecycle = lifecycle
+        self._group = lifecycle.group
         self._console = console
         self._loop = loop
         self.is_wanted = False
 
     def drain(self, timeout_s: float) -> None:
         """Has the frontends take nothing new and waits for their last request, or for their time to be over."""
-        if not self._crew.can_front_hear() or self._loop.is_hurried or self.is_wanted:
+        if not self._group.has_listening_frontend() or self._loop.is_hurried or self.is_wanted:
             return
         self.begin_drain(timeout_s)
-        self._loop.turn_until(self._has_drained, time.monotonic() + timeout_s + DRAIN_MARGIN_S)
-        num_unfinished = self._num_unfinished()
+        self._loop.turn_until(self._group.has_drained, time.monotonic() + timeout_s + DRAIN_MARGIN_S)
+        num_unfinished = self._group.num_unfinished()
         if num_unfinished:
             self._console.say(f"{num_unfinished} requests did not finish in time")
 
     def begin_drain(self, timeout_s: float) -> None:
-        """Tells the frontends to take nothing new; their reports will be in `crew.drained`."""
+        """Tells the frontends to take nothing new; the group's `has_drained` turns true when they have answered."""
         self._console.say(f"draining: running requests may take {timeout_s:g} s; Ctrl-C again stops at once")
-        self._crew.is_draining = True
-        for front in self._crew.fronts():
-            if front.is_welcome:
-                self._crew.control.send(front.name, Drain(timeout_s))
-
-    def drain_by_order(self, timeout_s: float) -> Task:
-        """Drains beside the loop; `is_wanted` is true when that is over, and then the run ends."""
-        crew = self._crew
-        if crew.is_draining or not (crew.has_started and crew.can_front_hear()):
-            raise OrderFailedError(
-                "busy", "the server drains already" if crew.is_draining else "the server is starting"
-            )
-        self.begin_drain(timeout_s)
-        yield from until(self._has_drained, time.monotonic() + timeout_s + DRAIN_MARGIN_S)
-        num = self._num_unfinished()
-        self.is_wanted = True
-        return Done(f"drained: {num} requests did not finish in time" if num else "drained: every request has ended")
+        self._group.begin_drain(timeout_s)
 
     def stop(self) -> None:
         """Ends every process: the door first, then what is behind it; whoever does not go is killed."""
-        crew = self._crew
-        crew.is_stopping = True
-        crew.restarts.cancel()
-        self._stop_group(crew.fronts(), FRONT_STOP_TIMEOUT_S)
-        self._stop_group(list(crew.children.values()), STOP_TIMEOUT_S)
-        for child in list(crew.children.values()):
+        group = self._group
+        group.begin_stop()
+        self._lifecycle.cancel_restarts()
+        self._stop_all(group.frontends(), FRONT_STOP_TIMEOUT_S)
+        self._stop_all(list(group), STOP_TIMEOUT_S)
+        for child in group:
             if child.pid and child.is_external:
                 self._console.say_of(child.name, "still runs; it ends when it notices that the launcher is gone")
             elif child.pid:
                 self._console.say_of(child.name, "does not stop, so it is killed")
                 child.kill()
                 child.wait(STOP_TIMEOUT_S)
-            crew.show_output(child)
-            crew.forget_descriptor(child)
-        crew.control.close()
+            self._lifecycle.show_output(child)
+            group.close_output(child)
+        group.control.close()
 
-    def _has_drained(self) -> bool:
-        """Tells whether no frontend that lives has a request left, also none that is about to leave."""
-        crew = self._crew
-        is_one_leaving = any(child.is_front and child.name.endswith(PREDECESSOR) for child in crew.children.values())
-        return not is_one_leaving and all(front.name in crew.drained for front in crew.fronts() if front.pid)
-
-    def _num_unfinished(self) -> int:
-        return sum(self._crew.drained.get(front.name, 0) for front in self._crew.fronts())
-
-    def _stop_group(self, group: list[Child], timeout_s: float) -> None:
-        for child in group:
-            self._crew.ask_to_stop(child)
+    def _stop_all(self, children: list[Child], timeout_s: float) -> None:
+        for child in children:
+            self._group.ask_to_stop(child)
         patience_s = min(timeout_s, HURRIED_STOP_TIMEOUT_S) if self._loop.is_hurried else timeout_s
-        self._loop.turn_until(lambda: not any(child.pid for child in group), time.monotonic() + patience_s)
+        self._loop.turn_until(lambda: not any(child.pid for child in children), time.monotonic() + patience_s)

@@ -42,7 +42,7 @@ class SignalPipe:
         """The descriptor that is readable after a signal."""
         return self._reader
 
-    def take(self) -> bytes:
+    def read(self) -> bytes:
         """Returns the numbers of the signals that have come, and never waits."""
         try:
             return os.read(self._reader, 4096)

@@ -51,27 +51,22 @@ class StatusBoard:
     def set_awaited(self, name: str, is_awaited: bool) -> None:
         """Notes whether process `name` is being replaced by order, so that requests wait for its successor."""
         self._replace(name, is_awaited=is_awaited)
-        self._has_changed = True
 
     def killed(self, name: str) -> None:
         """Notes that process `name`, which hung, has been killed and will be replaced."""
         self._replace(name, is_killed=True)
-        self._has_changed = True
 
     def leaving(self, name: str) -> None:
         """Notes that process `name` gets nothing new."""
         self._replace(name, is_leaving=True)
-        self._has_changed = True
 
     def standing_by(self, name: str) -> None:
         """Notes that process `name` waits to take the place of another."""
         self._replace(name, state="standby", phase="", fraction=None, beat_ns=time.monotonic_ns())
-        self._has_changed = True
 
     def waiting_for_successor(self, name: str) -> None:
         """Notes that process `name` has ended and another one, already started, will take its place."""
         self._replace(name, state="restarting")
-        self._has_changed = True
 
     def taking_over(self, name: str) -> None:
         """Notes that process `name` has got its place by order and is about to serve there."""
@@ -114,19 +109,16 @@ class StatusBoard:
     def ready(self, name: str) -> None:
         """Notes that process `name` serves."""
         self._replace(name, state="ready", phase="", fraction=None, beat_ns=time.monotonic_ns(), is_awaited=False)
-        self._has_changed = True
 
     def ended(self, name: str) -> None:
         """Notes that process `name` does not run any more."""
         counted = self._statuses[name].counted
         self._replace(name, state="dead", pid=0, phase="", fraction=None, busy_since_ns=0, gauges={}, histograms={})
-        self._replace(name, sent={}, taken={}, counted_before=counted)
-        self._has_changed = True
+        self._replace(name, sent={}, received={}, counted_before=counted)
 
     def restarting(self, name: str) -> None:
         """Notes that process `name`, which has ended, will be replaced."""
         self._replace(name, state="restarting", num_restarts=self._statuses[name].num_restarts + 1, is_awaited=False)
-        self._has_changed = True
 
     def beat(self, name: str, beat: Beat) -> bool:
         """Notes a sign of life; returns whether the process had been taken for hung."""
@@ -134,6 +126,7 @@ class StatusBoard:
         state: ProcessState = old
         if old in ("ready", "busy", "hung"):
             state = "busy" if beat.busy_since_ns else "ready"
+        has_changed = self._has_changed or state != old
         self._replace(
             name,
             state=state,
@@ -142,10 +135,9 @@ class StatusBoard:
             gauges=beat.gauges,
             histograms=beat.histograms,
             sent=beat.sent,
-            taken=beat.taken,
+            received=beat.received,
         )
-        self._has_beats = True
-        self._has_changed = self._has_changed or state != old
+        self._has_beats, self._has_changed = True, has_changed
         return old == "hung"
 
     def find_newly_hung(self, now_ns: int) -> list[ProcessStatus]:
@@ -157,7 +149,6 @@ class StatusBoard:
         ]
         for status in hung:
             self._replace(status.name, state="hung")
-            self._has_changed = True
         return hung
 
     def seconds_without_progress(self, name: str, now_ns: int) -> float:
@@ -184,3 +175,4 @@ class StatusBoard:
 
     def _replace(self, name: str, **fields: object) -> None:
         self._statuses[name] = msgspec.structs.replace(self._statuses[name], **fields)
+        self._has_changed = True

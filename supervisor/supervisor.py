@@ -6,11 +6,13 @@
 import time
 from collections.abc import Callable, Iterable
 
+from messages.channels import Waiter
 from messages.config import RunConfig
+from supervisor.admin.server import AdminServer
 from supervisor.child import Command
 from supervisor.console import Console
-from supervisor.crew import Crew, RunFailedError, Site
-from supervisor.orders import Orders
+from supervisor.lifecycle import Lifecycle, RunFailedError
+from supervisor.process_group import ProcessGroup, Site
 from supervisor.shutdown import Shutdown
 from supervisor.signals import STOP_SIGNALS
 from supervisor.watch import Watch
@@ -29,10 +31,14 @@ class Supervisor:
         self._settings = settings
         self._site = site
         self._console = console
-        self._crew = Crew(settings, commands, site, console)
-        self._watch = Watch(settings, self._crew, console)
-        self._shutdown = Shutdown(self._crew, console, self)
-        self._orders = Orders(site.run_dir, self._crew, self._shutdown.drain_by_order, settings.drain_timeout_s)
+        self._waiter = Waiter()
+        self._waiter.add_descriptor(site.signals.fileno())
+        self._group = ProcessGroup(commands, site, self._waiter, settings.hang_timeout_s)
+        self._lifecycle = Lifecycle(settings, self._group, console)
+        self._watch = Watch(settings, self._lifecycle, console)
+        self._shutdown = Shutdown(self._lifecycle, console, self)
+        self._admin = AdminServer(site.run_dir, self._lifecycle, self._shutdown, settings.drain_timeout_s)
+        self._waiter.add_channel(self._admin.channel)
         self._num_stop_signals = 0
         self._last_stop_signal_s = float("-inf")
 
@@ -45,16 +51,13 @@ class Supervisor:
 
         Returns the exit code: 0 after a stop signal, 130 after a second one, 1 where a process failed for good.
         """
-        crew = self._crew
         has_failed = False
         try:
-            for child in list(crew.children.values()):
-                crew.start(child)
-            self.turn_until(crew.board.is_ready)
+            self._lifecycle.start_all()
+            self.turn_until(self._group.board.is_ready)
             if not self._num_stop_signals:
                 self._console.end_progress()
-                crew.has_started = True
-                crew.publish(at_once=True)  # the frontend opens its door when it hears that all are ready
+                self._group.note_started()
                 on_ready()
                 self.turn_until(lambda: self._shutdown.is_wanted)
                 self._shutdown.drain(self._settings.drain_timeout_s)
@@ -64,9 +67,9 @@ class Supervisor:
             self._console.say(f"\n{failure}")
         finally:
             self._site.listener.close()
-            self._orders.fail_open()
+            self._admin.fail_open()
             self._shutdown.stop()
-            self._orders.close()
+            self._admin.close()
         return 1 if has_failed else 130 if self.is_hurried else 0
 
     def turn_until(self, is_over: Callable[[], bool], deadline_s: float = float("inf")) -> None:
@@ -80,16 +83,16 @@ class Supervisor:
 
     def _turn(self, timeout_s: float) -> None:
         """Waits for whatever comes first, and deals with all that has come."""
-        readable = self._crew.waiter.wait(min(timeout_s, TURN_S, self._crew.due_in_s(), self._orders.due_in_s()))
+        readable = self._waiter.wait(min(timeout_s, TURN_S, self._lifecycle.due_in_s(), self._admin.due_in_s()))
         self._count_stop_signals()
-        self._crew.follow(readable)
+        self._lifecycle.follow(readable)
         self._watch.look()
-        self._orders.follow()
-        self._crew.publish()
+        self._admin.follow()
+        self._group.publish()
         self._console.flush()
 
     def _count_stop_signals(self) -> None:
-        has_come = any(number in STOP_SIGNALS for number in self._site.signals.take())
+        has_come = any(number in STOP_SIGNALS for number in self._site.signals.read())
         now_s = time.monotonic()
         if has_come and now_s - self._last_stop_signal_s > SAME_WISH_S:
             self._num_stop_signals += 1

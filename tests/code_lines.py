@@ -20,7 +20,8 @@ PLACES: dict[str, tuple[str, ...]] = {
     "CPU backend": ("kernels/cpu", "scheduler_proc/computing/cpu"),
     "GPU backend": ("kernels/gpu", "scheduler_proc/computing/gpu"),
     "operations and references": ("kernels",),
-    "messages and process runtime": ("messages",),
+    "messages": ("messages",),
+    "process runtime": ("runtime",),
     "launcher": ("launch.py", "supervisor"),
 }
 """Where each begins; the longest prefix of a file's path decides."""
@@ -32,8 +33,9 @@ BUDGETS = {
     "CPU backend": 2_950,
     "GPU backend": 2_200,
     "operations and references": 1_150,
-    "messages and process runtime": 2_300,
-    "launcher": 2_500,
+    "messages": 1_320,
+    "process runtime": 880,
+    "launcher": 2_620,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

@@ -26,8 +26,8 @@ from typing import Any, Self, TypeVar
 from messages.channels import ControlServer, Receiver, Sender, Waiter
 from messages.config import Config
 from messages.control import Hello, Ready, Stop, ToLauncher, Welcome
-from messages.lifeline import make_lifeline
-from messages.run_dir import claim
+from runtime.lifeline import make_lifeline
+from runtime.run_dir import claim
 
 M = TypeVar("M")
 
@@ -97,7 +97,7 @@ class FakeLauncher:
         deadline = time.monotonic() + timeout_s
         while True:
             has_exited = name in self.processes and self.processes[name].poll() is not None
-            self._take_reports()
+            self._receive_reports()
             for message in self.messages.get(name, []):
                 if isinstance(message, kind) and where(message):
                     self.messages[name].remove(message)
@@ -125,7 +125,7 @@ class FakeLauncher:
         waiter = Waiter()
         waiter.add_channel(receiver)
         while True:
-            for message in receiver.take(limit=1):
+            for message in receiver.receive(limit=1):
                 return message
             dead = [name for name, process in self.processes.items() if process.poll() is not None]
             if dead or time.monotonic() >= deadline:
@@ -143,12 +143,12 @@ class FakeLauncher:
         process = self.processes[name]
         deadline = time.monotonic() + timeout_s
         while process.poll() is None:
-            self._take_reports()
+            self._receive_reports()
             if time.monotonic() >= deadline:
                 raise AssertionError(f"{name} did not exit within {timeout_s} s:\n{self.log_text(name)}")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_S)
-        self._take_reports()
+        self._receive_reports()
         return self.processes.pop(name).returncode
 
     def abandon(self) -> None:
@@ -165,8 +165,8 @@ class FakeLauncher:
     def _log_file(self, name: str) -> Path:
         return self._tmp / f"{name}.log"
 
-    def _take_reports(self) -> None:
-        for name, message in self._control.take():
+    def _receive_reports(self) -> None:
+        for name, message in self._control.receive():
             if isinstance(message, Hello):
                 self._control.send(name, Welcome(self.incarnation, uid_block=self.incarnation))
             self.messages.setdefault(name, []).append(message)

@@ -25,23 +25,54 @@ def rule(ours: str, others: str) -> Rule:
 
 RULES = {
     "launch.py": rule("supervisor", ""),
-    "supervisor": rule("supervisor messages", "msgspec psutil"),
-    "supervisor/fetch_model.py": rule("supervisor messages", "msgspec huggingface_hub"),
-    "frontend": rule("frontend messages", "msgspec starlette uvicorn httptools uvloop prometheus_client psutil"),
-    "tokenizer_proc": rule("tokenizer_proc messages", "msgspec tokenizers transformers jinja2"),
-    "detokenizer_proc": rule("detokenizer_proc messages", "msgspec tokenizers"),
-    "detokenizer_proc/vocabulary.py": rule("detokenizer_proc messages", "msgspec tokenizers transformers"),
-    "scheduler_proc": rule("scheduler_proc messages", "msgspec"),
+    "supervisor": rule("supervisor runtime messages", "msgspec psutil"),
+    "supervisor/model/fetch.py": rule("supervisor runtime messages", "msgspec huggingface_hub"),
+    "frontend": rule(
+        "frontend runtime messages", "msgspec starlette uvicorn httptools uvloop prometheus_client psutil"
+    ),
+    "tokenizer_proc": rule("tokenizer_proc runtime messages", "msgspec tokenizers transformers jinja2"),
+    "detokenizer_proc": rule("detokenizer_proc runtime messages", "msgspec tokenizers"),
+    "detokenizer_proc/vocabulary.py": rule("detokenizer_proc runtime messages", "msgspec tokenizers transformers"),
+    "scheduler_proc": rule("scheduler_proc runtime messages", "msgspec"),
     "scheduler_proc/deciding": rule("scheduler_proc.deciding messages", "msgspec"),
     "scheduler_proc/computing": rule(
-        "scheduler_proc.computing messages kernels", "msgspec torch numpy safetensors huggingface_hub"
+        "scheduler_proc.computing runtime messages kernels", "msgspec torch numpy safetensors huggingface_hub"
     ),
     "messages": rule("messages", "msgspec"),
     "messages/channels.py": rule("messages", "msgspec zmq"),
-    "messages/profiling.py": rule("messages", "msgspec pyinstrument"),
+    "runtime": rule("runtime messages", "msgspec"),
+    "runtime/profiling.py": rule("runtime messages", "msgspec pyinstrument"),
     "kernels": rule("kernels", "torch triton numpy"),
 }
 """The longest prefix of a file's path decides. A missing place is no error: the file that appears there has a rule."""
+
+LAYERS = {
+    "frontend": (
+        "frontend/__main__.py",
+        "frontend/process.py",
+        "frontend/api",
+        "frontend/http",
+        "frontend/service.py",
+        "frontend/recovery frontend/metrics",
+        "frontend/requests",
+        "frontend/links",
+        "frontend/errors.py frontend/drain.py",
+    ),
+    "supervisor": (
+        "supervisor/cli",
+        "supervisor/run.py",
+        "supervisor/supervisor.py",
+        "supervisor/admin",
+        "supervisor/shutdown.py supervisor/watch.py",
+        "supervisor/lifecycle.py",
+        "supervisor/process_group.py",
+        "supervisor/control_plane.py supervisor/status_board.py supervisor/restarts.py supervisor/admission.py "
+        "supervisor/endings.py supervisor/model supervisor/listener.py supervisor/flags.py",
+        "supervisor/child.py supervisor/console.py supervisor/signals.py",
+        "supervisor/log_ring.py",
+    ),
+}
+"""Of a package, its rooms from the top down: each imports from itself and from lines below it, and from no other."""
 
 LOADING = "scheduler_proc/computing/loading"
 FUNCTION_LEVEL_IMPORTS = {
@@ -50,7 +81,7 @@ FUNCTION_LEVEL_IMPORTS = {
     ("scheduler_proc/process.py", "scheduler_proc.computing.torch_observer"): "imports torch",
     (f"{LOADING}/load_runner.py", "scheduler_proc.computing.loading.checkpoint"): "random weights need no safetensors",
     (f"{LOADING}/load_runner.py", "scheduler_proc.computing.loading.weight_cache"): "likewise",
-    ("messages/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
+    ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
     ("tokenizer_proc/encoding.py", "transformers"): "60 MB that a process with tokenizer.json saves",
     ("detokenizer_proc/vocabulary.py", "transformers"): "60 MB that a process with tokenizer.json saves",
 }
@@ -131,6 +162,49 @@ def test_imports_are_at_the_top_of_a_file(file: Path):
             assert (name_of(file), module) in FUNCTION_LEVEL_IMPORTS, f"{where} imports {module} inside a function"
 
 
+def find_layer(package: str, name: str) -> tuple[int, str]:
+    """Returns the line and the room of a file or a module's path (without its suffix)."""
+    for line, rooms in enumerate(LAYERS[package]):
+        for room in rooms.split():
+            if name.removesuffix(".py") == room.removesuffix(".py") or name.startswith(f"{room}/"):
+                return line, room
+    assert name == f"{package}/__init__.py", f"{name} belongs to no layer of {package}"
+    return len(LAYERS[package]), name
+
+
+def is_downward(package: str, name: str, module: str) -> bool:
+    """Tells whether the file `name` may import `module` of its own package."""
+    line, room = find_layer(package, name)
+    imported_line, imported_room = find_layer(package, module.replace(".", "/"))
+    return imported_line > line or imported_room == room
+
+
+LAYERED = [file for package in LAYERS for file in FILES if name_of(file).startswith(f"{package}/")]
+
+
+@pytest.mark.parametrize("file", LAYERED, ids=name_of)
+def test_layers_import_downward(file: Path):
+    package = name_of(file).split("/")[0]
+    for module, node in imports_of(ast.parse(file.read_text())):
+        if module.split(".")[0] == package:
+            where = f"{name_of(file)}:{node.lineno}"
+            assert is_downward(package, name_of(file), module), f"{where} must not import {module}"
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("frontend/requests/prompt_request.py", "frontend.api.sampling"),
+        ("frontend/metrics/process_collector.py", "frontend.api.load"),
+        ("frontend/http/stream.py", "frontend.api"),
+        ("frontend/recovery/quarantine.py", "frontend.metrics.workers"),
+        ("supervisor/lifecycle.py", "supervisor.admin.tasks"),
+    ],
+)
+def test_the_layers_forbid(name: str, module: str):
+    assert not is_downward(name.split("/")[0], name, module)
+
+
 def test_the_law_covers_every_package_of_the_distribution():
     tops = {file.parent.name for file in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks", "tools"}
     assert tops <= set(PLACES)
@@ -150,8 +224,12 @@ def test_an_import_by_name_is_seen():
         ("detokenizer_proc/process.py", "transformers"),
         ("scheduler_proc/deciding/pages.py", "numpy"),
         ("scheduler_proc/deciding/pages.py", "scheduler_proc.computing.loading.load_runner"),
-        ("messages/process.py", "zmq"),
-        ("messages/process.py", "frontend"),
+        ("messages/config.py", "zmq"),
+        ("messages/config.py", "runtime.process"),
+        ("messages/channels.py", "frontend"),
+        ("runtime/process.py", "zmq"),
+        ("runtime/process.py", "frontend"),
+        ("scheduler_proc/deciding/pages.py", "runtime.process"),
         ("launch.py", "msgspec"),
         ("supervisor/run.py", "huggingface_hub"),
         ("supervisor/run.py", "frontend"),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from messages.run_dir import RunDir
+from runtime.run_dir import RunDir
 from tests.supervisor.fake_run import is_running, wait_until
 
 ROOT = Path(__file__).resolve().parents[1]

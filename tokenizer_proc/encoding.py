@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from messages.tokenizer_files import load_tokenizer, return_freed_memory
+from runtime.tokenizer_files import load_tokenizer, return_freed_memory
 
 MAX_ENCODED_CHARS = 2_000_000
 """Of a text that is encoded whatever the context: it takes about two seconds, in which no prompt is tokenized."""

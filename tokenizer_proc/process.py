@@ -10,7 +10,6 @@ from messages.channels import Receiver, Sender
 from messages.config import Config
 from messages.errors import BootError, ErrorInfo, RequestError
 from messages.frontends import FrontendSenders
-from messages.process import ProcessLink, run_process
 from messages.replies import DecodeReply, EncodeReply, UserReply
 from messages.requests import (
     AbortMsg,
@@ -24,6 +23,7 @@ from messages.requests import (
     ToTokenizer,
     UserMsg,
 )
+from runtime.process import ProcessLink, run_process
 from tokenizer_proc import calls
 from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.chat_files import read_chat_files
@@ -85,8 +85,8 @@ def serve(link: ProcessLink) -> None:
     link.ready()
     while not link.is_stopping:
         link.wait()
-        link.take_orders()
-        for message in inbox.take():
+        link.receive_control()
+        for message in inbox.receive():
             if isinstance(message, AbortMsg | DropBefore | FlushCache):
                 to_scheduler.send_or_drop(message)
                 if isinstance(message, DropBefore):

@@ -33,11 +33,11 @@ class AbortApi:
     def __init__(self, service: Service, unknown: UnknownFields):
         self._service = service
         self._decoder = BodyDecoder(AbortBody, unknown=unknown)
-        service.peers.take_on(AbortOpen, self._abort)
+        service.peers.register(AbortOpen, self._abort)
 
     async def abort_request(self, request: Request) -> JsonReply:
         """Replies with the uids whose end was asked for; none for a request that is unknown or has ended."""
-        order = _order(self._decoder.decode(await read_body(request, MAX_BODY_BYTES)))
+        order = _make_abort(self._decoder.decode(await read_body(request, MAX_BODY_BYTES)))
         own = self._abort(order)
         others = await self._service.peers.ask_all(order, AbortedOpen)
         uids = [uid for aborted in (own, *others.by_name.values()) for uid in aborted.uids]
@@ -55,7 +55,7 @@ class AbortApi:
         return AbortedOpen(tuple(generation.uid for generation in found))
 
 
-def _order(body: AbortBody) -> AbortOpen:
+def _make_abort(body: AbortBody) -> AbortOpen:
     if (body.uid is not None) + (body.request_id is not None) + (body.all is True) != 1:
         raise bad_request('give exactly one of "uid", "request_id" and "all": true')
     return AbortOpen(

@@ -4,10 +4,10 @@ import msgspec
 from starlette.requests import Request
 
 from frontend.http.responses import JsonReply
-from frontend.launcher import Launcher
+from frontend.links.launcher import Launcher
+from messages.admin import Done, Failed, ListProcesses, ProcessInfo, ProcessList, Progress, RestartProcess
 from messages.control import kind_of
 from messages.errors import ErrorInfo, RequestError, bad_request
-from messages.orders import Done, Failed, ListProcesses, ProcessInfo, ProcessList, Progress, RestartProcess
 
 STATUSES = {"unknown": 404, "busy": 409, "impossible": 400, "failed": 500, "timeout": 504}
 """HTTP status by the reason of a failure."""
@@ -36,7 +36,7 @@ class AdminApi:
         """Every process with its state, CPU and memory, as `launch.py ps` shows them."""
         result = await self._launcher.ask(ListProcesses(), ANSWER_TIMEOUT_S)
         if isinstance(result, Failed):
-            raise order_error(result)
+            raise command_error(result)
         assert isinstance(result, ProcessList)
         return JsonReply(ProcessesReply(result.processes))
 
@@ -47,10 +47,10 @@ class AdminApi:
         one waits for.
         """
         name = request.path_params["process"]
-        order = RestartProcess(name, _timeout_s(request.query_params.get("timeout_s")))
-        result = await self._launcher.ask(order, RESTART_TIMEOUT_S, until_progress=kind_of(name) == "frontend")
+        command = RestartProcess(name, _timeout_s(request.query_params.get("timeout_s")))
+        result = await self._launcher.ask(command, RESTART_TIMEOUT_S, until_progress=kind_of(name) == "frontend")
         if isinstance(result, Failed):
-            raise order_error(result)
+            raise command_error(result)
         assert isinstance(result, Done | Progress)
         return JsonReply(
             RestartReply(done=result.text) if isinstance(result, Done) else RestartReply(begun=result.text)
@@ -70,5 +70,5 @@ def _timeout_s(text: str | None) -> float | None:
     return value
 
 
-def order_error(failed: Failed) -> RequestError:
+def command_error(failed: Failed) -> RequestError:
     return RequestError(ErrorInfo(STATUSES[failed.reason], failed.message, "order_error", code=failed.reason))

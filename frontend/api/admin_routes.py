@@ -25,7 +25,7 @@ TIMEOUT = Parameter(
 
 
 def administering(admin: AdminApi, profile: ProfileApi) -> list[Endpoint]:
-    """Returns the endpoints of orders and profiles."""
+    """Returns the endpoints of commands and profiles."""
     return [
         Endpoint(
             method="GET",

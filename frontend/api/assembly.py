@@ -13,17 +13,17 @@ from frontend.api.generate import GenerateApi
 from frontend.api.health import HealthApi
 from frontend.api.info import InfoApi, find_version
 from frontend.api.load import LoadApi
+from frontend.api.metrics import MetricsApi
 from frontend.api.tokens import TokensApi
-from frontend.continuation import Continuations
 from frontend.http.access import AccessRules
 from frontend.http.app import App
 from frontend.http.endpoint import Endpoint
 from frontend.http.field_names import UnknownFields
 from frontend.http.openapi import OpenApiApi
 from frontend.http.stream import OpenStreams
-from frontend.metrics.metrics import MetricsApi
 from frontend.metrics.process_collector import ProcessCollector
 from frontend.metrics.request_collector import RequestCollector
+from frontend.recovery.continuation import Continuations
 from frontend.service import Service
 
 

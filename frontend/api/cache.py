@@ -32,7 +32,7 @@ class CacheApi:
     async def flush(self, request: Request) -> JsonReply:
         """An empty body stands for `{}`. Raises `RequestError`: 409 while requests run, unless forced."""
         body = self._decoder.decode(await read_body(request, MAX_BODY_BYTES) or b"{}")
-        flushed = await self._service.calls.flush_cache(is_forced=bool(body.force))
+        flushed = await self._service.queries.flush_cache(is_forced=bool(body.force))
         if flushed.num_requests:
             raise RequestError(
                 ErrorInfo(

@@ -23,9 +23,9 @@ from frontend.api.openai_body import (
 from frontend.api.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_LOGPROBS, NumLogprobs, Sampling, Switch
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
-from frontend.orders import Order
+from frontend.requests.prompt_request import PromptRequest
+from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
-from frontend.trace import Trace, trace_of
 from messages.errors import bad_request
 
 ASSISTANT = "assistant"
@@ -73,16 +73,16 @@ class ChatApi:
     async def create(self, request: Request) -> EventStream | WholeReply:
         """Opens the choices. Raises `RequestError`; refusals by other processes come out of the response."""
         body = await self._reader.read(request)
-        order = self._order(body)
+        prompt_request = self._make_request(body)
         trace = trace_of(request.scope)
         is_streamed = bool(body.stream)
-        choices = self._service.open_all([order], trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s)
+        choices = self._service.open_all([prompt_request], trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s)
         view = self._view(body, trace)
         if is_streamed:
             return EventStream(self._service, self._streams, choices, ChatEvents(view, choices))
         return WholeReply(self._service, choices, lambda: view.whole(choices))
 
-    def _order(self, body: ChatBody) -> Order:
+    def _make_request(self, body: ChatBody) -> PromptRequest:
         """Raises `RequestError` (400)."""
         _check_tools(body)
         if body.top_logprobs and not body.logprobs:
@@ -108,11 +108,11 @@ class ChatApi:
             echo=bool(body.return_token_ids),
         )
         truncation = truncation_of(body, params, self._context_tokens)
-        return Order(
+        return PromptRequest(
             prompt, params, num_choices, add_special_tokens=bool(body.add_special_tokens), truncation=truncation
         )
 
-    def _view(self, body: ChatBody, trace: Trace) -> ChatView:
+    def _view(self, body: ChatBody, trace: RequestTrace) -> ChatView:
         last = body.messages[-1]
         prompts_answer = (
             not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt

@@ -6,8 +6,8 @@ from msgspec import UNSET, UnsetType
 
 from frontend.api.chat_reply import ChatDelta, ChatPiece, ChatView
 from frontend.api.usage import UsageReply, prompt_ids_of, usage_of, usage_so_far
-from frontend.generation import Generation
 from frontend.http import sse
+from frontend.requests.generation import Generation
 from messages.replies import UserReply
 
 

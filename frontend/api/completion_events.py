@@ -6,8 +6,8 @@ from msgspec import UNSET, UnsetType
 
 from frontend.api.completion_reply import CompletionChoice, CompletionView
 from frontend.api.usage import usage_of, usage_so_far
-from frontend.generation import Generation
 from frontend.http import sse
+from frontend.requests.generation import Generation
 from messages.replies import UserReply
 
 

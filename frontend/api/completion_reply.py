@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from frontend.api.logprob_fields import CompletionLogprobs, PromptLogprobs, TokenNames, mean_logprob, prompt_logprobs
 from frontend.api.openai_body import UsageOptions
 from frontend.api.usage import UsageReply, prompt_ids_of, usage_of
-from frontend.generation import Generation
+from frontend.requests.generation import Generation
 from messages.replies import FinishReason, UserReply
 
 

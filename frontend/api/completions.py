@@ -24,9 +24,9 @@ from frontend.api.openai_body import (
 from frontend.api.sampling import MAX_LOGPROBS, TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, Switch, TokenId
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
-from frontend.orders import Order
+from frontend.requests.prompt_request import PromptRequest
+from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
-from frontend.trace import Trace, trace_of
 from messages.errors import bad_request
 
 DEFAULT_MAX_TOKENS = 16
@@ -58,15 +58,15 @@ class CompletionApi:
         trace = trace_of(request.scope)
         prompts, num_choices = _prompts(body), _num_choices(body)
         check_num_choices(self._service, num_choices, _asking_field(body), len(prompts))
-        orders = [self._order(body, prompt, num_choices) for prompt in prompts]
+        requests = [self._make_request(body, prompt, num_choices) for prompt in prompts]
         is_streamed = bool(body.stream)
-        choices = self._service.open_all(orders, trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s)
+        choices = self._service.open_all(requests, trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s)
         view = self._view(body, trace, num_choices)
         if is_streamed:
             return EventStream(self._service, self._streams, choices, CompletionEvents(view, choices))
         return WholeReply(self._service, choices, lambda: view.whole(choices))
 
-    def _order(self, body: CompletionBody, prompt: str | list[int], num_choices: int) -> Order:
+    def _make_request(self, body: CompletionBody, prompt: str | list[int], num_choices: int) -> PromptRequest:
         params = self._sampling.make_params(
             body, max_tokens=DEFAULT_MAX_TOKENS, seed=self._service.next_seed(), echo=bool(body.echo)
         )
@@ -79,11 +79,11 @@ class CompletionApi:
             echo=_wants_prompt(body, prompt),
         )
         truncation = truncation_of(body, params, self._service.config.facts.max_model_len)
-        return Order(
+        return PromptRequest(
             prompt, params, num_choices, add_special_tokens=body.add_special_tokens is not False, truncation=truncation
         )
 
-    def _view(self, body: CompletionBody, trace: Trace, num_choices: int) -> CompletionView:
+    def _view(self, body: CompletionBody, trace: RequestTrace, num_choices: int) -> CompletionView:
         return CompletionView(
             id=f"cmpl-{trace.request_id}",
             created=int(time.time()),

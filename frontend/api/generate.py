@@ -13,9 +13,9 @@ from frontend.api.sampling import MAX_LOGPROBS, TOKEN_IDS_TEXT, NonEmpty, NumLog
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
-from frontend.orders import Order
+from frontend.requests.prompt_request import PromptRequest
+from frontend.requests.trace import trace_of
 from frontend.service import Service
-from frontend.trace import trace_of
 from messages.errors import bad_request
 
 DEFAULT_MAX_TOKENS = 128
@@ -45,22 +45,22 @@ class GenerateApi:
         """Opens a generation. Raises `RequestError`; refusals by other processes come out of the response."""
         self._service.check_admission()
         body, warnings = self._decoder.read(await read_body(request, self._max_body_bytes))
-        order = self._order(body)
+        prompt_request = self._make_request(body)
         trace = trace_of(request.scope)
         trace.request_id = body.request_id or trace.request_id
         is_streamed = body.stream is not False
-        generation = self._service.open(order, trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s)
+        generation = self._service.open(prompt_request, trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s)
         view = GenerateView(TokenNames(bool(body.return_tokens_as_token_ids)), warnings)
         if is_streamed:
             return EventStream(self._service, self._streams, [generation], GenerateEvents(generation, view))
         return WholeReply(self._service, [generation], lambda: end_event(generation, view))
 
-    def _order(self, body: GenerateBody) -> Order:
+    def _make_request(self, body: GenerateBody) -> PromptRequest:
         if body.n is not None and body.n > 1:
             raise bad_request(f"n must be 1 here, got {body.n}: /v1/completions gives several choices", "n")
         params = self._sampling.make_params(body, max_tokens=DEFAULT_MAX_TOKENS, seed=self._service.next_seed())
         params = msgspec.structs.replace(params, num_logprobs=body.logprobs)
         truncation = truncation_of(body, params, self._service.config.facts.max_model_len)
-        return Order(
+        return PromptRequest(
             body.prompt, params, add_special_tokens=body.add_special_tokens is not False, truncation=truncation
         )

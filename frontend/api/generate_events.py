@@ -7,8 +7,8 @@ from msgspec import UNSET, UnsetType
 
 from frontend.api.logprob_fields import NativeLogprobs, PromptLogprobs, TokenNames, prompt_logprobs
 from frontend.api.timing import Timing, make_timing
-from frontend.generation import Generation
 from frontend.http import sse
+from frontend.requests.generation import Generation
 from messages.replies import FinishReason, Usage, UserReply
 
 

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from frontend.api.timing import Timing, make_timing
 from frontend.errors import UnavailableError
 from frontend.http.responses import JsonReply
-from frontend.orders import Order
-from frontend.processes import ProcessHealth, ServerState
+from frontend.links.processes import ProcessHealth, ServerState
+from frontend.requests.prompt_request import PromptRequest
+from frontend.requests.trace import trace_of
 from frontend.service import Service
-from frontend.trace import trace_of
 from messages.errors import RequestError, bad_request
 from messages.requests import SamplingParams
 
@@ -78,7 +78,7 @@ class HealthApi:
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
         trace = trace_of(request.scope)
         self._service.admission.check_open()
-        generation = self._service.open(Order([PROBE_TOKEN_ID], params), trace, wakes_at_tokens=False)
+        generation = self._service.open(PromptRequest([PROBE_TOKEN_ID], params), trace, wakes_at_tokens=False)
         try:
             async with asyncio.timeout(timeout_s):
                 final = await generation.wait_end()

@@ -12,8 +12,8 @@ from frontend.api.sampling import SamplingFields, Switch
 from frontend.api.truncation import NumKept, Side, make_truncation
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import NameRules, UnknownFields
+from frontend.requests.trace import REQUEST_ID_PATTERN, trace_of
 from frontend.service import Service
-from frontend.trace import REQUEST_ID_PATTERN, trace_of
 from messages.errors import bad_request
 from messages.requests import SamplingParams, Truncation
 

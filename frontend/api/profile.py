@@ -10,15 +10,15 @@ from pathlib import Path
 import msgspec
 from starlette.requests import Request
 
-from frontend.api.admin import order_error
+from frontend.api.admin import command_error
 from frontend.http.responses import JsonReply
-from frontend.launcher import Launcher
+from frontend.links.launcher import Launcher
+from messages.admin import Acknowledged, Collected, Failed, InstructProcesses, ProcessCommand, StartProfile, StopProfile
 from messages.errors import ErrorInfo, RequestError
-from messages.orders import Acknowledged, Collected, Failed, InstructProcesses, ProcessOrder, StartProfile, StopProfile
 
 TIMEOUT_S = 60.0
 MERGE_TIMEOUT_S = 300.0
-MERGE = (sys.executable, "-P", "-m", "supervisor.merge_profiles")
+MERGE = (sys.executable, "-P", "-m", "supervisor.cli.merge_profiles")
 """A process of its own: it takes seconds, and the event loop has none."""
 
 
@@ -65,11 +65,11 @@ class ProfileApi:
             raise RequestError(ErrorInfo(500, "the profiles could not be merged; the log says why", "server_error"))
         return JsonReply(ProfileFile(str(out), sorted(texts)))
 
-    async def _instruct(self, order: ProcessOrder) -> dict[str, str]:
+    async def _instruct(self, command: ProcessCommand) -> dict[str, str]:
         """Returns what the processes answer that have done it. Raises `RequestError` where none has."""
-        result = await self._launcher.ask(InstructProcesses((), order, TIMEOUT_S), TIMEOUT_S)
+        result = await self._launcher.ask(InstructProcesses((), command, TIMEOUT_S), TIMEOUT_S)
         if isinstance(result, Failed):
-            raise order_error(result)
+            raise command_error(result)
         assert isinstance(result, Collected)
         texts = {name: one.text for name, one in result.results.items() if isinstance(one, Acknowledged)}
         if not texts:

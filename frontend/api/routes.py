@@ -15,9 +15,9 @@ from frontend.api.generate_events import EndEvent, TokensEvent
 from frontend.api.health import MAX_PROBE_TIMEOUT_S, Health, HealthApi, ProbeReply
 from frontend.api.info import InfoApi, ModelCard, ModelList, ServerInfo, VersionReply
 from frontend.api.load import LoadApi, LoadReply
+from frontend.api.metrics import MetricsApi
 from frontend.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply, TokensApi
 from frontend.http.endpoint import Access, Endpoint, Parameter
-from frontend.metrics.metrics import MetricsApi
 
 PROMPT = "Once upon a time"
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]

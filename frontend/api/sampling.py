@@ -174,11 +174,6 @@ class Sampling:
                 )
 
 
-def nth_seed(seed: int, index: int) -> int:
-    """Returns the seed of choice `index` of a request with `seed`: their sum, in 64 bits."""
-    return (seed + index + 2**63) % 2**64 - 2**63
-
-
 def _bearable(penalty: float) -> float:
     return min(max(penalty, 1 / MAX_REPETITION_PENALTY), MAX_REPETITION_PENALTY)
 

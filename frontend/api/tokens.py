@@ -76,7 +76,7 @@ class TokensApi:
         body = self._tokenize_decoder.decode(await read_body(request, self._max_body_bytes))
         check_model(self._service.config.facts, body.model)
         question = _question(body)
-        answer = await self._service.calls.encode(lambda uid: msgspec.structs.replace(question, uid=uid))
+        answer = await self._service.queries.encode(lambda uid: msgspec.structs.replace(question, uid=uid))
         tokens = unpack_int32(answer.token_ids).tolist()
         token_strs = answer.token_strs if body.return_token_strs else None
         return JsonReply(TokenizeReply(len(tokens), self._service.config.facts.max_model_len, tokens, token_strs))
@@ -93,7 +93,7 @@ class TokensApi:
                     f"(at tokens[{index}])",
                     "tokens",
                 )
-        return JsonReply(DetokenizeReply(await self._service.calls.decode(pack_int32(body.tokens))))
+        return JsonReply(DetokenizeReply(await self._service.queries.decode(pack_int32(body.tokens))))
 
 
 def _chat_prompt(body: TokenizeBody, tools: dict[str, Any]) -> ChatPrompt | None:

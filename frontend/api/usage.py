@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from frontend.generation import Generation
+from frontend.requests.generation import Generation
 from messages.columns import unpack_int32
 from messages.replies import Usage
 

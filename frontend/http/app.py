@@ -10,9 +10,9 @@ from starlette.types import Receive, Scope, Send
 from frontend.http.access import AccessRules
 from frontend.http.endpoint import Endpoint
 from frontend.http.responses import error_reply
+from frontend.links.processes import ProcessView
 from frontend.metrics.http_requests import HttpRequests
-from frontend.processes import ProcessView
-from frontend.trace import Trace
+from frontend.requests.trace import RequestTrace
 
 HEALTH_PATH = "/health"
 
@@ -43,7 +43,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
-        trace = Trace(scope)
+        trace = RequestTrace(scope)
         scope["sluice.trace"] = trace
         scope["app"] = self
         endpoint = self._find_endpoint(trace.path)

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from frontend.errors import ENDING_CODES, RETRY_S, UnavailableError, error_body, internal_error, routing_error
-from frontend.trace import REQUEST_ID_HEADER, trace_of
+from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
 from messages.errors import RequestError
 
 Headers = tuple[tuple[bytes, bytes], ...]

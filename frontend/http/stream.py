@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from starlette.types import Receive, Scope, Send
 
 from frontend.errors import internal_error
-from frontend.generation import Generation
 from frontend.http import sse
 from frontend.http.responses import JsonReply, log_internal
+from frontend.requests.generation import Generation
+from frontend.requests.trace import REQUEST_ID_HEADER, RequestTrace, trace_of
 from frontend.service import Service
-from frontend.trace import REQUEST_ID_HEADER, Trace, trace_of
 from messages.errors import ErrorInfo, RequestError
 from messages.replies import UserReply
 
@@ -98,7 +98,7 @@ class EventStream:
                     raise
                 await _write(send, sse.error_frame(internal_error(log_internal(error))) + sse.DONE, is_last=True)
 
-    async def _write_all(self, send: Send, trace: Trace) -> None:
+    async def _write_all(self, send: Send, trace: RequestTrace) -> None:
         changed = self._choices[0].changed
         is_last = False
         while not is_last:
@@ -214,7 +214,7 @@ def _are_heard(choices: Iterable[Generation]) -> bool:
     return True
 
 
-async def _write_head(send: Send, trace: Trace) -> None:
+async def _write_head(send: Send, trace: RequestTrace) -> None:
     trace.status = 200
     headers = [
         (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -8,11 +8,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from frontend.api.load import kv_cache_usage, num_waiting
+from frontend.links.processes import ProcessView
 from frontend.metrics.distribution import make_buckets
-from frontend.processes import ProcessView
 from messages.control import ProcessStatus
-from messages.histograms import BOUNDS, Histogram, HistogramCounts
+from messages.histograms import BOUNDS, HistogramCounts
+from runtime.histograms import Histogram
 
 MODEL_LABEL, PROCESS_LABEL = "model_name", "process"
 STATES = ("starting", "ready", "busy", "hung", "dead", "restarting")
@@ -41,11 +41,15 @@ class ProcessCollector(Collector):
         yield from self._costs(statuses)
 
     def _scheduler_gauges(self) -> Iterator[Metric]:
-        gauges = self._processes.gauges("scheduler")
+        processes, gauges = self._processes, self._processes.gauges("scheduler")
         for name, text, value in (
             ("vllm:num_requests_running", "Requests that have a row.", gauges.get("running", 0.0)),
-            ("vllm:num_requests_waiting", "Requests that wait for a row.", num_waiting(self._processes)),
-            ("vllm:kv_cache_usage_perc", "Part of the pages that requests hold, 0 to 1.", kv_cache_usage(gauges)),
+            ("vllm:num_requests_waiting", "Requests that wait for a row.", processes.num_waiting),
+            (
+                "vllm:kv_cache_usage_perc",
+                "Part of the pages that requests hold, 0 to 1.",
+                processes.kv_cache_usage,
+            ),
             ("sluice_pages", "Pages of the KV cache.", gauges.get("pages_all", 0.0)),
             ("sluice_pages_cached", "Pages kept for prompts to come.", gauges.get("pages_cached", 0.0)),
         ):

@@ -6,9 +6,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from frontend.admission import Admission
 from frontend.metrics.distribution import Distribution
 from frontend.metrics.request_metrics import RequestMetrics
+from frontend.requests.admission import Admission
 
 FINISH_REASONS = ("stop", "length", "abort", "timeout", "error")
 LABEL = "model_name"

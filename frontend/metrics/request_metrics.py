@@ -3,8 +3,8 @@
 import time
 from collections import Counter
 
-from frontend.generation import Generation
 from frontend.metrics.distribution import Distribution, one_two_five
+from frontend.requests.generation import Generation
 from messages.columns import num_int32
 from messages.replies import UserReply
 

@@ -8,7 +8,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from kernels.cpu.capture import timed_kernels
-from messages.profiling import MAX_NOTES, Sample, Slice
+from runtime.profiling import MAX_NOTES, Sample, Slice
 
 
 class TorchObserver:

@@ -40,7 +40,7 @@ print("bound", flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
 waiter = Waiter()
 waiter.add_channel(receiver)
-while not any(isinstance(message, FramesLost) for message in receiver.take()):
+while not any(isinstance(message, FramesLost) for message in receiver.receive()):
     waiter.wait(1.0)
 print("lost", flush=True)
 """

@@ -294,7 +294,7 @@ class FrontendRun:
 
     def arrived(self) -> list[TokenizeMsg | AbortMsg | DropBefore]:
         """Returns what has come for the tokenizer, without waiting."""
-        return list(self._requests.take())
+        return list(self._requests.receive())
 
     def send(self, message: ToFrontend) -> None:
         self.replies.send(message)

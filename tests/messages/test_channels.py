@@ -35,7 +35,7 @@ def take(channel: Any, num_wanted: int) -> list[Any]:
     while len(found) < num_wanted:
         assert time.monotonic() < deadline, f"only {found}"
         waiter.wait(1.0)
-        found += channel.take()
+        found += channel.receive()
     return found
 
 
@@ -48,7 +48,7 @@ def test_messages_of_several_senders_arrive_each_in_order(socket_path: Path):
     found = take(receiver, 200)
     for number in (0, 1):
         assert [message.uid for message in found if message.attempt == number] == list(range(100))
-    assert list(receiver.take()) == []
+    assert list(receiver.receive()) == []
     for channel in (*senders, receiver):
         channel.close()
 
@@ -61,7 +61,7 @@ def test_take_yields_at_most_its_limit(socket_path: Path):
     waiter = Waiter()
     waiter.add_channel(receiver)
     waiter.wait(TIMEOUT_S)
-    assert len(list(receiver.take(limit=1))) == 1
+    assert len(list(receiver.receive(limit=1))) == 1
     assert [message.uid for message in take(receiver, 9)] == list(range(1, 10))
     sender.close()
     receiver.close()
@@ -114,9 +114,9 @@ def test_in_the_place_of_lost_frames_the_receiver_takes_word_of_it(socket_path: 
     waiter = Waiter()
     waiter.add_channel(receiver)
     waiter.wait(TIMEOUT_S)
-    assert next(receiver.take(limit=1)) == FramesLost("x", sender.sender_id, 5, 5)
-    assert list(receiver.take(limit=1)) == [StopSeen(6, 0)], "who takes one message at a time loses none"
-    assert receiver.arrivals.taken == {sender.sender_id: (1, 6), other.sender_id: (1, 2)}
+    assert next(receiver.receive(limit=1)) == FramesLost("x", sender.sender_id, 5, 5)
+    assert list(receiver.receive(limit=1)) == [StopSeen(6, 0)], "who takes one message at a time loses none"
+    assert receiver.arrivals.received == {sender.sender_id: (1, 6), other.sender_id: (1, 2)}
     for channel in (sender, other, receiver):
         channel.close()
 

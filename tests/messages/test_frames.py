@@ -7,7 +7,7 @@ SENDER = 7
 def test_frames_in_order_are_news_and_repeated_ones_are_not():
     arrivals = Arrivals("scheduler")
     assert [arrivals.note(SENDER, number) for number in (1, 2, 2, 1, 3)] == [True, True, False, False, True]
-    assert arrivals.taken == {SENDER: (1, 3)}
+    assert arrivals.received == {SENDER: (1, 3)}
 
 
 def test_a_gap_is_told_once_and_a_late_frame_is_dropped():
@@ -22,12 +22,12 @@ def test_a_receiver_that_is_new_begins_where_the_sender_has_come_to():
     arrivals = Arrivals("scheduler")
     assert arrivals.note(SENDER, 41) is True
     assert arrivals.note(SENDER, 42) is True
-    assert arrivals.taken == {SENDER: (41, 42)}
+    assert arrivals.received == {SENDER: (41, 42)}
 
 
 def test_senders_that_were_replaced_long_ago_are_forgotten():
     arrivals = Arrivals("scheduler")
     for sender in range(MAX_SENDERS + 3):
         arrivals.note(sender, 1)
-    assert len(arrivals.taken) == MAX_SENDERS
+    assert len(arrivals.received) == MAX_SENDERS
     assert arrivals.note(MAX_SENDERS + 2, 2) is True

@@ -13,8 +13,8 @@ from messages.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from messages.frontends import FrontendSenders
 from messages.replies import PrefilledRow, ScoredToken, StepReplies, ToFrontend, TokenLogprob, Usage, UserReply
 from messages.requests import DropBefore, FramesLost
-from messages.run_dir import RunDir
 from messages.uids import UIDS_PER_BLOCK, frontend_socket
+from runtime.run_dir import RunDir
 
 N = UIDS_PER_BLOCK
 TIMEOUT_S = 30.0
@@ -33,7 +33,7 @@ class Frontends:
         waiter = Waiter()
         waiter.add_channel(self.receivers[number])
         waiter.wait(TIMEOUT_S)
-        (message,) = self.receivers[number].take()
+        (message,) = self.receivers[number].receive()
         return message
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ def test_a_frontend_that_does_not_read_takes_nothing_from_the_others(
         for message in (*(step([N + 1, 2 * N + 2]) for _ in range(120)), lost):
             senders.send(message)
             waiter.wait(TIMEOUT_S)
-            (taken,) = receiver.take()
+            (taken,) = receiver.receive()
             assert taken == lost or list(unpack_int64(taken.uids)) == [2 * N + 2]
         senders.close()
         receiver.close()

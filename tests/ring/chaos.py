@@ -29,7 +29,7 @@ import httpx
 import msgspec
 
 from benchmarks.server_process import ServerProcess, started_server
-from messages.orders import Acknowledged, ClearFaults, EdgeFault
+from messages.admin import Acknowledged, ClearFaults, EdgeFault
 from tests.checkpoints import build_checkpoint, write_tokenizer
 from tests.ring.client import Generated, RingClient, body, events_of, generated
 

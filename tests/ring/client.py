@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import msgspec
 
-from messages.orders import Collected, InstructProcesses, ProcessOrder, ProcessResult
-from messages.run_dir import RunDir
-from supervisor.order_line import OrderLine
+from messages.admin import Collected, InstructProcesses, ProcessCommand, ProcessResult
+from runtime.run_dir import RunDir
+from supervisor.cli.admin_client import AdminClient
 
 TIMEOUT_S = 60.0
 
@@ -79,9 +79,9 @@ class RingClient:
     def health(self) -> dict[str, Any]:
         return httpx.get(f"{self.url}/health", timeout=TIMEOUT_S).json()
 
-    def instruct(self, process: str, order: ProcessOrder, timeout_s: float = TIMEOUT_S) -> ProcessResult:
+    def instruct(self, process: str, order: ProcessCommand, timeout_s: float = TIMEOUT_S) -> ProcessResult:
         """Gives an instruction to one process, as an operator would."""
-        with OrderLine(self.run_dir) as line:
+        with AdminClient(self.run_dir) as line:
             result = line.give(InstructProcesses((process,), order, timeout_s), 2 * TIMEOUT_S)
         assert isinstance(result, Collected), result
         return result.results[process]

@@ -24,7 +24,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from messages.run_dir import RunDir
+from runtime.run_dir import RunDir
 from tests.checkpoints import build_checkpoint, write_tokenizer
 from tests.ring.client import body
 from tests.supervisor.fake_run import is_running

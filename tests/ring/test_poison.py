@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from messages.admin import ClearFaults, Poison
 from messages.columns import pack_int32
-from messages.orders import ClearFaults, Poison
 from tests.ring.client import Generated, RingClient, body, collect
 
 pytestmark = pytest.mark.ring

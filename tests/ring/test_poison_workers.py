@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from messages.admin import Poison
 from messages.columns import pack_int32
-from messages.orders import Poison
 from tests.ring.client import RingClient, body
 from tests.ring.test_frontend_workers import Stream, begin_on_both
 from tests.ring.test_poison import POISON

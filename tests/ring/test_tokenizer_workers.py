@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from messages.orders import Done, Order, Result, ScaleProcess
-from supervisor.order_line import OrderLine
-from supervisor.running import choose_server
+from messages.admin import AdminCommand, Done, Result, ScaleProcess
+from supervisor.cli.admin_client import AdminClient
+from supervisor.cli.running import choose_server
 from tests.ring.client import Generated, RingClient
 from tests.ring.test_rolling_restart import FLAGS, Load, make_requests, replace
 
@@ -37,9 +37,9 @@ def undisturbed(ring: RingClient, requests: list[dict[str, Any]]) -> list[Genera
     return ring.generate_all(requests)
 
 
-def give(ring: RingClient, order: Order) -> Result:
+def give(ring: RingClient, order: AdminCommand) -> Result:
     server = choose_server(None, httpx.URL(ring.url).port)
-    with OrderLine(server.run_dir) as line:
+    with AdminClient(server.run_dir) as line:
         return line.give(order, ORDER_TIMEOUT_S)
 
 

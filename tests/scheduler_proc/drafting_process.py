@@ -3,7 +3,7 @@
 import random
 
 from messages.config import Config
-from messages.process import run_process
+from runtime.process import run_process
 from scheduler_proc.process import Report, serve
 from tests.scheduler_proc.simulated_drafter import SimulatedDrafter
 from tests.scheduler_proc.simulated_process import load_simulated_runner

@@ -1,7 +1,7 @@
 """The same as `simulated_process`, with a runner that has each step planned while the one before it is in flight."""
 
 from messages.config import Config
-from messages.process import run_process
+from runtime.process import run_process
 from scheduler_proc.process import Report, serve
 from tests.scheduler_proc.overlapped import OverlappedRunner
 from tests.scheduler_proc.simulated_process import load_simulated_runner

@@ -4,7 +4,7 @@ The last id of the vocabulary is never sampled; a step that holds it raises.
 """
 
 from messages.config import Config
-from messages.process import run_process
+from runtime.process import run_process
 from scheduler_proc.process import Report, serve
 from tests.scheduler_proc.simulated_runner import SimulatedRunner
 

@@ -8,10 +8,10 @@ import sys
 import time
 from collections.abc import Callable
 
+from messages.admin import Acknowledged, SetLogLevel
 from messages.control import Drain, Leave, ProcessStatus, ProcessTable
 from messages.errors import BootError
-from messages.orders import Acknowledged, SetLogLevel
-from messages.process import ProcessLink, run_process
+from runtime.process import ProcessLink, run_process
 
 
 def serve_until_stopped(link: ProcessLink) -> None:
@@ -22,7 +22,7 @@ def serve_until_stopped(link: ProcessLink) -> None:
     while not link.is_stopping:
         link.beat(lambda: {"requests": 0.0})
         link.wait()
-        for order in link.take_orders():
+        for order in link.receive_control():
             if isinstance(order, Drain):
                 print(f"drain {order.timeout_s:g}")
                 link.drained(0)
@@ -99,7 +99,7 @@ def answer_connections(link: ProcessLink) -> None:
             connection, _ = listener.accept()
             connection.sendall(b"%d" % link.incarnation)
             connection.close()
-        for order in link.take_orders():
+        for order in link.receive_control():
             if isinstance(order, Drain):
                 link.drained(0)
 
@@ -147,7 +147,7 @@ def never_finish_draining(link: ProcessLink) -> None:
     while not link.is_stopping:
         link.beat(dict[str, float])
         link.wait()
-        for order in link.take_orders():
+        for order in link.receive_control():
             if isinstance(order, Drain):
                 print(f"drain {order.timeout_s:g}")
     print("stopping")
@@ -163,23 +163,23 @@ def write_lines(link: ProcessLink) -> None:
         print("\n".join(f"line {num_rounds}.{number}" for number in range(1200 if num_rounds == 1 else 100)))
         return Acknowledged()
 
-    link.take_on(SetLogLevel, write)
+    link.register(SetLogLevel, write)
     link.ready()
     write()
     while not link.is_stopping:
         link.beat(dict[str, float])
         link.wait()
-        link.take_orders()
+        link.receive_control()
 
 
 def refuse_orders(link: ProcessLink) -> None:
     """Serves, but refuses every instruction."""
-    link.take_on(SetLogLevel, refuse_order)
+    link.register(SetLogLevel, refuse_order)
     link.ready()
     while not link.is_stopping:
         link.beat(dict[str, float])
         link.wait()
-        link.take_orders()
+        link.receive_control()
 
 
 def refuse_order(order: SetLogLevel) -> Acknowledged:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from messages.run_dir import RunDir
+from runtime.run_dir import RunDir
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0

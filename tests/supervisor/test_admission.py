@@ -1,4 +1,5 @@
-from messages.control import SCHEMA_VERSION, Hello
+from messages.control import Hello
+from messages.schema import SCHEMA_VERSION
 from supervisor.admission import find_reason_to_refuse
 from supervisor.child import Child, Command
 
@@ -10,7 +11,7 @@ def make(pid: int, is_external: bool = True, is_welcome: bool = False) -> dict[s
 
 
 def reason(children: dict[str, Child], name: str = "scheduler", version: int = SCHEMA_VERSION) -> str | None:
-    return find_reason_to_refuse(children, name, Hello(name, 7, version))
+    return find_reason_to_refuse(children.get(name), list(children), Hello(name, 7, version))
 
 
 def test_a_process_that_was_started_by_the_launcher_or_that_is_waited_for_belongs_to_the_run():

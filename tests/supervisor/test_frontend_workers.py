@@ -6,10 +6,10 @@ import signal
 import pytest
 
 from messages.errors import UsageError
-from messages.flags import parse_flags
+from supervisor.flags import parse_flags
 from supervisor.run import build_config, server_commands
+from tests.supervisor.cli.test_operate import operate_on, ps
 from tests.supervisor.fake_run import GOOD, FakeRun
-from tests.supervisor.test_operate import operate_on, ps
 from tests.supervisor.test_replacement import stop
 
 TWO = {"frontend": GOOD, "frontend-2": GOOD, "tokenizer": GOOD, "scheduler": GOOD, "detokenizer": GOOD}

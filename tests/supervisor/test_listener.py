@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from messages.errors import BootError
-from messages.lifeline import make_lifeline
-from messages.run_dir import claim
+from runtime.lifeline import make_lifeline
+from runtime.run_dir import claim
 from supervisor.listener import base_url, open_listener
 
 

@@ -39,22 +39,22 @@ def test_a_process_is_due_when_its_pause_is_over_and_only_once():
     assert restarts.due_in_s(0.0) == float("inf")
     restarts.note_death("a", 0.0)
     assert restarts.due_in_s(0.0) == 0
-    assert restarts.take_due(0.0) == ["a"]
+    assert restarts.pop_due(0.0) == ["a"]
     assert restarts.due_in_s(0.0) == float("inf")
     restarts.note_death("a", 10.0)
     restarts.note_death("b", 10.25)
-    assert restarts.take_due(10.25) == ["b"]
+    assert restarts.pop_due(10.25) == ["b"]
     assert restarts.due_in_s(10.25) == 0.25
-    assert restarts.take_due(10.4) == []
+    assert restarts.pop_due(10.4) == []
     assert restarts.due_in_s(11.0) == 0
-    assert restarts.take_due(11.0) == ["a"]
+    assert restarts.pop_due(11.0) == ["a"]
 
 
 def test_nothing_is_due_after_a_cancel():
     restarts = make()
     restarts.note_death("a", 0.0)
     restarts.cancel()
-    assert restarts.take_due(100.0) == []
+    assert restarts.pop_due(100.0) == []
     assert restarts.due_in_s(0.0) == float("inf")
 
 

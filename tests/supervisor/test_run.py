@@ -5,7 +5,7 @@ import pytest
 
 from messages.config import Config, HttpConfig, ModelConfig, ModelFacts
 from messages.errors import UsageError
-from messages.flags import parse_flags
+from supervisor.flags import parse_flags
 from supervisor.run import build_config, ready_text, server_commands
 
 

@@ -8,12 +8,12 @@ from supervisor.signals import SignalPipe
 def test_a_signal_becomes_a_readable_byte_and_the_old_handlers_come_back():
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with SignalPipe() as pipe:
-        assert pipe.take() == b""
+        assert pipe.read() == b""
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         assert select.select([pipe.fileno()], [], [], 5.0)[0]
-        assert sorted(pipe.take()) == [signal.SIGINT, signal.SIGTERM]
-        assert pipe.take() == b""
+        assert sorted(pipe.read()) == [signal.SIGINT, signal.SIGTERM]
+        assert pipe.read() == b""
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     assert signal.set_wakeup_fd(-1) == -1
 

@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from messages.channels import ControlClient, Waiter
-from messages.control import SCHEMA_VERSION, Hello, Refused, ToProcess
+from messages.control import Hello, Refused, ToProcess
+from messages.schema import SCHEMA_VERSION
 from supervisor.supervisor import SAME_WISH_S
 from tests.supervisor.fake_run import (
     BOOT_TIMEOUT_S,
@@ -297,7 +298,7 @@ def test_a_process_that_does_not_belong_is_refused_with_the_reason(name: str, ve
         waiter = Waiter()
         waiter.add_channel(client)
         waiter.wait(TIMEOUT_S)
-        (answer,) = client.take()
+        (answer,) = client.receive()
         assert isinstance(answer, Refused)
         assert reason in answer.reason
         client.close()

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from frontend.peers import ASK_TIMEOUT_S
+from frontend.links.peers import ASK_TIMEOUT_S
 from messages.config import RunConfig
 from messages.peers import AbortedOpen, AbortOpen, CountOpen, OpenCount
 from messages.requests import TokenizeMsg

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from messages.config import HttpConfig
-from messages.orders import (
+from messages.admin import (
     Answer,
     Ask,
     Done,
@@ -18,6 +17,7 @@ from messages.orders import (
     RestartProcess,
     Result,
 )
+from messages.config import HttpConfig
 from tests.frontend.frontend_run import Call, FrontendRun, make_config
 
 KEY = "sk-operator"
@@ -60,21 +60,21 @@ def restart(run: FrontendRun, process: str, *results: Result, query: str = "") -
 
 def test_the_list_of_processes_is_what_the_launcher_says(run: FrontendRun):
     call = run.call(path="/admin/processes", method="GET", headers=AUTHORIZED)
-    assert answer(run, ProcessList((INFO,))).order == ListProcesses()
+    assert answer(run, ProcessList((INFO,))).command == ListProcesses()
     assert call.json()["processes"][0]["cpu_percent"] == 1.5
     call.leave()
 
 
 def test_a_restart_replies_at_its_end(run: FrontendRun):
     ask, call = restart(run, "scheduler", Progress("half"), Done("replaced"), query="?timeout_s=2.5")
-    assert ask.order == RestartProcess("scheduler", 2.5)
+    assert ask.command == RestartProcess("scheduler", 2.5)
     assert (call.response.status, call.json()) == (200, {"done": "replaced"})
     call.leave()
 
 
 def test_a_restart_of_the_frontend_replies_when_the_new_one_accepts(run: FrontendRun):
     ask, call = restart(run, "frontend", Progress("the new one accepts"))
-    assert ask.order == RestartProcess("frontend", None)
+    assert ask.command == RestartProcess("frontend", None)
     assert (call.response.status, call.json()) == (200, {"begun": "the new one accepts"})
     call.leave()
 

@@ -9,7 +9,6 @@ from frontend.api.sampling import (
     Sampling,
     SamplingDefaults,
     SamplingFields,
-    nth_seed,
     sampling_defaults,
 )
 from messages.columns import pack_float32, pack_int32
@@ -79,12 +78,6 @@ def test_no_output_needs_something_of_the_prompt():
     assert decode('{"max_tokens": 0, "prompt_logprobs": 0}').max_tokens == 0
     with pytest.raises(RequestError, match="max_tokens must be a whole number from 1 to 2147483647, got 0"):
         decode('{"max_tokens": 0}')
-
-
-def test_seeds_of_choices_follow_each_other_and_wrap():
-    assert [nth_seed(5, index) for index in range(3)] == [5, 6, 7]
-    assert nth_seed(2**63 - 1, 1) == -(2**63)
-    assert nth_seed(-1, 1) == 0
 
 
 def test_the_model_may_bring_defaults():

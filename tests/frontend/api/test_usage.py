@@ -1,7 +1,7 @@
 import pytest
 
 from frontend.api.usage import usage_of, usage_so_far
-from frontend.generation import Generation
+from frontend.requests.generation import Generation
 from messages.replies import Usage
 from messages.requests import SamplingParams, Stamps, TokenizeMsg
 from tests.frontend.frontend_run import final

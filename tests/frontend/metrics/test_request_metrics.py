@@ -1,7 +1,7 @@
 import pytest
 
-from frontend.generation import Generation
 from frontend.metrics.request_metrics import RequestMetrics
+from frontend.requests.generation import Generation
 from messages.columns import pack_int32
 from messages.errors import ErrorInfo
 from messages.replies import Usage, UserReply

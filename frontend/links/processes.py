@@ -1,0 +1,195 @@
+"""What the frontend knows of the other processes, from the launcher's table; it never asks the ring."""
+
+import time
+from typing import Literal
+
+import msgspec
+
+from frontend.errors import UnavailableError
+from messages.control import ProcessState, ProcessStatus, ProcessTable, kind_of, place_of
+from messages.histograms import Counted
+from messages.requests import DropBefore
+from messages.uids import find_gone
+
+FRONT = "frontend"
+
+ON_HOLD = "requests_on_hold"
+"""The gauge of a frontend that tells how many requests it holds."""
+
+RING = ("tokenizer", "scheduler", "detokenizer")
+"""The kinds of process that a request passes through."""
+
+ServerState = Literal["ready", "starting", "draining", "unhealthy"]
+
+
+class ProcessHealth(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One process in `/health`; `phase` and `fraction` while it starts, `busy_s` while a step runs.
+
+    `incarnation` counts its starts, `num_restarts` those of them that replaced a process that had died or hung.
+    """
+
+    state: ProcessState
+    pid: int
+    incarnation: int
+    beat_age_s: float | None
+    gauges: dict[str, float]
+    num_restarts: int
+    busy_s: float | None = None
+    phase: str | None = None
+    fraction: float | None = None
+
+
+class ProcessView:
+    """The latest table."""
+
+    def __init__(self, *, has_started: bool = False) -> None:
+        self._processes: dict[str, ProcessStatus] = {}
+        self.has_started = has_started
+        """True from the first moment at which every process of the ring was ready, whichever frontend was there."""
+
+    @property
+    def is_known(self) -> bool:
+        """Tells whether there has been a table."""
+        return bool(self._processes)
+
+    def update(self, table: ProcessTable) -> None:
+        self._processes = {status.name: status for status in table.processes}
+        self.has_started = self.has_started or self.is_ready
+
+    @property
+    def is_ready(self) -> bool:
+        """Tells whether the ring is closed: of each kind of process that it passes through, one serves now."""
+        return all(any(map(_serves, self._of_kind(kind))) for kind in RING)
+
+    def all(self) -> tuple[ProcessStatus, ...]:
+        return tuple(self._processes.values())
+
+    @property
+    def is_open(self) -> bool:
+        """Tells whether requests may enter: as `is_ready`, but one that is sure to come soon counts too."""
+        return all(any(_serves(status) or status.is_awaited for status in self._of_kind(kind)) for kind in RING)
+
+    @property
+    def is_recovering(self) -> bool:
+        """Tells whether requests may enter, or will as soon as what is away has been started again."""
+        return self.has_started and all(
+            any(_serves(status) or status.is_awaited or _returns(status) for status in self._of_kind(kind))
+            for kind in RING
+        )
+
+    def workers(self, kind: str) -> list[str]:
+        """Returns the processes of `kind` that take work now."""
+        return [status.name for status in self._of_kind(kind) if _serves(status) and not status.is_leaving]
+
+    def serving(self) -> dict[str, int]:
+        """Returns the processes of the ring that serve now, with their incarnations."""
+        return {status.name: status.incarnation for kind in RING for status in self._of_kind(kind) if _serves(status)}
+
+    def _of_kind(self, kind: str) -> list[ProcessStatus]:
+        """Returns the processes of `kind` that have a place of their own."""
+        return [status for name, status in self._processes.items() if kind_of(name) == kind and place_of(name) == name]
+
+    def fronts(self) -> list[ProcessStatus]:
+        """Returns the frontends that have been started, this one among them, and also those that stand by or leave."""
+        return [status for name, status in self._processes.items() if kind_of(name) == FRONT and status.uid_block]
+
+    def other_fronts(self, own_block: int) -> list[ProcessStatus]:
+        """Returns the frontends that hold requests beside the one with this block of uids."""
+        alive = ("ready", "busy", "hung")
+        return [status for status in self.fronts() if status.uid_block != own_block and status.state in alive]
+
+    def name_of_front(self, block: int) -> str | None:
+        """Returns what the frontend with this block of uids is called now, `None` where it is not in the table."""
+        return next((status.name for status in self.fronts() if status.uid_block == block), None)
+
+    def find_gone_frontends(self, own_block: int) -> DropBefore | None:
+        """Returns what the ring must know of frontends that are gone, by an own one that has this block of uids.
+
+        It is the same for as long as no other one ends.
+        """
+        started = self.fronts()
+        living = [status.uid_block for status in started if status.state not in ("dead", "restarting")]
+        return find_gone([own_block, *(status.uid_block for status in started)], [own_block, *living])
+
+    def is_by_order(self, name: str) -> bool:
+        """Tells whether process `name` has taken the place of a healthy one."""
+        return name in self._processes and self._processes[name].is_by_order
+
+    def statuses(self) -> list[ProcessStatus]:
+        """Returns every process as the launcher saw it last."""
+        return list(self._processes.values())
+
+    def gauges(self, name: str) -> dict[str, float]:
+        """Returns what process `name` said of itself in its last beat; nothing where there is none."""
+        return self._processes[name].gauges if name in self._processes else {}
+
+    @property
+    def num_waiting(self) -> float:
+        """How many requests wait: for a row, or in a frontend for a process that is being replaced."""
+        on_hold = sum(front.gauges.get(ON_HOLD, 0.0) for front in self.fronts())
+        return self.gauges("scheduler").get("waiting", 0.0) + on_hold
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """The part of all pages that running requests use, by the scheduler's gauges."""
+        gauges = self.gauges("scheduler")
+        return gauges.get("pages_in_use", 0.0) / max(1.0, gauges.get("pages_all", 0.0))
+
+    def counted(self, name: str) -> Counted:
+        """Returns what process `name` and those before it in its place have counted since the run began."""
+        return self._processes[name].counted if name in self._processes else Counted()
+
+    def num_restarts(self, name: str) -> int:
+        return self._processes[name].num_restarts if name in self._processes else 0
+
+    def check_ready(self, hold_s: float = 0.0) -> None:
+        """Raises `UnavailableError` where nothing may enter; with a `hold_s`, only where nothing will soon either."""
+        if not (self.is_open or (hold_s and self.is_recovering)):
+            raise self.not_ready()
+
+    def not_ready(self) -> UnavailableError:
+        """Returns the refusal that says which processes do not serve and why."""
+        waiting = [_describe(name, self._processes.get(name)) for name in RING]
+        return UnavailableError(f"the server is not ready: {', '.join(text for text in waiting if text)}", "not_ready")
+
+    def health(self) -> dict[str, ProcessHealth]:
+        """Returns each process by name, with ages as of now."""
+        now_ns = time.monotonic_ns()
+        return {name: _health(status, now_ns) for name, status in self._processes.items()}
+
+
+def _serves(status: ProcessStatus | None) -> bool:
+    return status is not None and status.state in ("ready", "busy")
+
+
+def _returns(status: ProcessStatus) -> bool:
+    """Tells whether the launcher has it, or its successor, on the way; one that is dead or only hangs it has not."""
+    return status.state in ("starting", "restarting") or status.is_killed
+
+
+def _describe(name: str, status: ProcessStatus | None) -> str:
+    if _serves(status):
+        return ""
+    if status is None:
+        return f"{name} has not started"
+    fraction = "" if status.fraction is None else f" {status.fraction:.0%}"
+    return f"{name} is {status.state}" + (f" ({status.phase}{fraction})" if status.phase else "")
+
+
+def _health(status: ProcessStatus, now_ns: int) -> ProcessHealth:
+    is_starting = status.state == "starting"
+    return ProcessHealth(
+        state=status.state,
+        pid=status.pid,
+        incarnation=status.incarnation,
+        beat_age_s=_age_s(status.beat_ns, now_ns),
+        gauges=status.gauges,
+        num_restarts=status.num_restarts,
+        busy_s=_age_s(status.busy_since_ns, now_ns),
+        phase=status.phase if is_starting and status.phase else None,
+        fraction=status.fraction if is_starting else None,
+    )
+
+
+def _age_s(since_ns: int, now_ns: int) -> float | None:
+    return round(max(0, now_ns - since_ns) / 1e9, 3) if since_ns else None

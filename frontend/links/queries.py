@@ -1,0 +1,118 @@
+"""Questions that a process of the ring answers, other than generations: each is pending until its one reply."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from frontend.errors import UnavailableError
+from frontend.links.processes import ProcessView
+from frontend.links.ring import Ring
+from messages.errors import ChannelFullError, RequestError
+from messages.replies import CacheFlushed, DecodeReply, EncodeReply
+from messages.requests import DecodeMsg, EncodeMsg, FlushCache
+
+QUERY_TIMEOUT_S = 30.0
+MAX_PENDING = 256
+
+Question = EncodeMsg | DecodeMsg | FlushCache
+Answer = EncodeReply | DecodeReply | CacheFlushed
+
+log = logging.getLogger("sluice.frontend")
+
+
+class Queries:
+    """The pending questions by uid. A question that a process took with it is asked again when its successor serves."""
+
+    def __init__(self, ring: Ring, processes: ProcessView, next_uid: Callable[[], int], restart_hold_s: float = 0.0):
+        self._ring = ring
+        self._processes = processes
+        self._next_uid = next_uid
+        self._restart_hold_s = restart_hold_s
+        self._has_opened = asyncio.Event()
+        """Set while questions may enter."""
+        self._num_waiting = 0
+        """Questions that have not been asked, because a process is being replaced."""
+        self._pending: dict[int, tuple[Question, asyncio.Future[Answer]]] = {}
+        self._known: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending) + self._num_waiting
+
+    async def encode(self, make: Callable[[int], EncodeMsg]) -> EncodeReply:
+        """Returns the ids of the text or chat in the question that `make` makes of a uid. Raises `RequestError`."""
+        answer = await self._ask(make(self._next_uid()))
+        assert isinstance(answer, EncodeReply)
+        if answer.error is not None:
+            raise RequestError(answer.error)
+        return answer
+
+    async def decode(self, token_ids: bytes) -> str:
+        """Returns the text of int32 `token_ids`. Raises `RequestError`."""
+        answer = await self._ask(DecodeMsg(self._next_uid(), token_ids))
+        assert isinstance(answer, DecodeReply)
+        if answer.error is not None:
+            raise RequestError(answer.error)
+        return answer.text
+
+    async def flush_cache(self, *, is_forced: bool) -> CacheFlushed:
+        """Returns what became of the order to empty the prefix cache. Raises `UnavailableError`."""
+        answer = await self._ask(FlushCache(self._next_uid(), is_forced))
+        assert isinstance(answer, CacheFlushed)
+        return answer
+
+    def accept(self, answer: Answer) -> None:
+        """Gives `answer` to whoever waits for it; nobody does for a second answer, or one that comes too late."""
+        entry = self._pending.get(answer.uid)
+        if entry is not None and not entry[1].done():
+            entry[1].set_result(answer)
+
+    def follow(self) -> None:
+        """Call it after each process table: once all serve again, what is pending is asked of the successors."""
+        if self._processes.is_open:
+            self._has_opened.set()
+        else:
+            self._has_opened.clear()
+        if not self._processes.is_ready:
+            return
+        known, self._known = self._known, self._processes.serving()
+        if known and known != self._known:
+            self.repeat()
+
+    def repeat(self) -> None:
+        """Asks again all that is pending: a process or a frame has been lost."""
+        for question, _ in list(self._pending.values()):
+            self._send(question)
+
+    async def _ask(self, question: Question) -> Answer:
+        self._processes.check_ready(self._restart_hold_s)
+        if len(self) >= MAX_PENDING:
+            raise UnavailableError(f"{MAX_PENDING} calls are waiting for an answer", "too_many_calls", 1)
+        await self._wait_until_open()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._pending[question.uid] = (question, future)
+        try:
+            self._send(question)
+            async with asyncio.timeout(QUERY_TIMEOUT_S):
+                return await future
+        except TimeoutError:
+            raise UnavailableError(f"no answer came within {QUERY_TIMEOUT_S:g} s", "call_timeout") from None
+        finally:
+            del self._pending[question.uid]
+
+    async def _wait_until_open(self) -> None:
+        """Returns when questions may enter. Raises `UnavailableError` when the hold is over."""
+        self._num_waiting += 1
+        try:
+            async with asyncio.timeout(self._restart_hold_s):
+                while not self._processes.is_open:
+                    await self._has_opened.wait()
+        except TimeoutError:
+            raise self._processes.not_ready() from None
+        finally:
+            self._num_waiting -= 1
+
+    def _send(self, question: Question) -> None:
+        try:
+            self._ring.send(question)
+        except ChannelFullError as error:
+            log.error("%s was not sent: %s", type(question).__name__, error)

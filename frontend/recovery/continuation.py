@@ -1,0 +1,182 @@
+"""How open requests outlive a process of the ring, or a lost frame: they are sent again from where they stopped."""
+
+import logging
+import secrets
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from frontend.errors import internal_error
+from frontend.links.processes import ProcessView
+from frontend.links.ring import Ring
+from frontend.recovery.quarantine import NUM_DEATHS_REFUSED, Quarantine
+from frontend.recovery.release import SCHEDULER_SEEN, SUSPECTS, may_release_suspect
+from frontend.recovery.sequence_tracker import SequenceTracker
+from frontend.requests.generation import Generation
+from frontend.requests.registry import Registry
+from messages.control import kind_of
+from messages.errors import ChannelFullError
+from messages.requests import AbortMsg, DropBefore, FramesLost, TokenizeMsg
+
+log = logging.getLogger("sluice.frontend")
+
+
+class Continuations:
+    """Watches incarnations, and resubmits as soon as the whole ring serves again; at once where a frame is lost.
+
+    Until then what is left of the old attempts may still arrive and counts; afterwards the registry drops it.
+    """
+
+    def __init__(self, registry: Registry, ring: Ring, processes: ProcessView, uid_block: int, max_num_seqs: int):
+        self._registry = registry
+        self._ring = ring
+        self._processes = processes
+        self._quarantine = Quarantine(max_num_seqs)
+        self.num_resubmitted = 0
+        """Attempts that were begun because a process had died."""
+        self._sequences = SequenceTracker()
+        self._has_unanswered_loss = False
+        self._has_doubts = False
+        """A process that was replaced may not have got the first frames for it; then they were of new attempts."""
+        self._known: dict[str, int] = {}
+        """The processes that served at the latest look, with their incarnations."""
+        self._uid_block = uid_block
+        self._told_gone: DropBefore | None = None
+        """What the ring was told last of frontends that are gone."""
+
+    def follow(self) -> None:
+        """Call it after each process table."""
+        self._ring.follow(self._processes.workers("tokenizer"), self._processes.serving())
+        self._look_for_losses()
+        if not self._processes.is_ready:
+            return
+        known, self._known = self._known, self._processes.serving()
+        gone = self._processes.find_gone_frontends(self._uid_block)
+        if known != self._known or gone != self._told_gone:
+            self._disown(gone)
+        if known == self._known:
+            if self._has_unanswered_loss:
+                self._answer_loss()
+            elif self._has_doubts:
+                log.info("a new process may not have got its first frames: requests without a token are sent again")
+                self._repeat_lost(None)
+            self._has_doubts = False
+            self.release_suspects()
+            return
+        replaced = [name for name in known if known[name] != self._known.get(name)]
+        if not replaced:
+            return
+        if all(kind_of(name) == "tokenizer" for name in replaced) and not self._has_unanswered_loss:
+            self._repeat_lost(replaced)
+        else:
+            has_scheduler_died = "scheduler" in replaced and not self._processes.is_by_order("scheduler")
+            self._resubmit_all(has_scheduler_died=has_scheduler_died)
+        self._has_unanswered_loss = False
+        log.info("%s replaced: %d requests go on", " and ".join(replaced), len(self._registry.all_sent()))
+
+    def _look_for_losses(self) -> None:
+        losses = self._sequences.follow(self._processes.all())
+        for lost in losses.certain:
+            log.error("%s: sender %x, frames %d to %d are lost", *msgspec.structs.astuple(lost))
+        self._has_unanswered_loss = self._has_unanswered_loss or bool(losses.certain)
+        self._has_doubts = self._has_doubts or bool(losses.doubtful)
+
+    def note_lost(self, lost: FramesLost) -> None:
+        """A receiver has noticed a gap: no later token of a present attempt may count, so all begin another one.
+
+        That does not wait for a process that is away: when it is back, they are sent once more.
+        """
+        if not self._sequences.is_told(lost):
+            self._answer_loss()
+
+    def release_suspects(self) -> None:
+        """Call it after replies: the next request of the quarantine may run once the one before it is cleared.
+
+        Where there are other frontends it may become their turn, or this one's, with each process table.
+        """
+        if self._quarantine:
+            self._release_next()
+
+    def replace(self, remnant: Generation) -> None:
+        """Call it when a request has ended for its client alone: only its end in the ring matters now."""
+        self._quarantine.replace(remnant)
+
+    def gauges(self) -> dict[str, float]:
+        return {"held_requests": len(self._quarantine)}
+
+    def turn_gauges(self) -> dict[str, float]:
+        """Returns what other frontends must know."""
+        return {SUSPECTS: self._quarantine.num_suspects, SCHEDULER_SEEN: self._known.get("scheduler", 0)}
+
+    def _answer_loss(self) -> None:
+        self._has_unanswered_loss = False
+        self._disown(self._processes.find_gone_frontends(self._uid_block))
+        self._resubmit_all(has_scheduler_died=False)
+        log.warning("frames were lost: %d requests go on as continuations", len(self._registry.all_sent()))
+
+    def _disown(self, gone: DropBefore | None) -> None:
+        """Ends, in every process, what frontends that are gone have left open.
+
+        It may have to be said again, to processes that are new themselves.
+        """
+        self._told_gone = gone
+        if gone is not None:
+            self._send(gone)
+
+    def _repeat_lost(self, workers: Sequence[str] | None) -> None:
+        """Repeats what dead tokenizers may have had in hand: requests without a token since, and aborts."""
+        for generation in self._registry.all_sent():
+            is_elsewhere = workers is not None and self._ring.worker_of(generation.uid) not in workers
+            if self._quarantine.is_held(generation) or is_elsewhere:
+                continue
+            if not generation.has_progressed:
+                self._resubmit(generation)
+            elif generation.is_unwanted:
+                self._send(AbortMsg(generation.uid, generation.attempt, generation.abort_reason))
+
+    def _resubmit_all(self, *, has_scheduler_died: bool) -> None:
+        """A dead scheduler or detokenizer has had something of every request."""
+        if has_scheduler_died:
+            self._refuse(self._quarantine.note_death(self._registry.all_sent()))
+        waiting = [entry for entry in self._registry.all_sent() if not self._quarantine.is_held(entry)]
+        self._release_next()
+        for generation in waiting:
+            self._resubmit(generation)
+
+    def _release_next(self) -> None:
+        if not may_release_suspect(self._processes, self._uid_block):
+            return
+        suspect = self._quarantine.next_suspect()
+        if suspect is not None:
+            log.warning("uid %d may have killed the scheduler twice: no other suspect runs beside it", suspect.uid)
+            self._resubmit(suspect)
+
+    def _resubmit(self, generation: Generation) -> None:
+        self.num_resubmitted += 1
+        if not generation.has_listener:
+            self._send(generation.next_attempt(ends_at_once=True))
+            return
+        self._send(generation.next_attempt())
+        if generation.is_unwanted:
+            self._send(AbortMsg(generation.uid, generation.attempt, generation.abort_reason))
+
+    def _refuse(self, culprits: Iterable[Generation]) -> None:
+        for generation in culprits:
+            reference = secrets.token_hex(6)
+            log.error(
+                "uid %d id=%s was alone among suspects and the scheduler died %d times, reference %s",
+                generation.uid,
+                generation.request_id,
+                NUM_DEATHS_REFUSED,
+                reference,
+            )
+            self._send(generation.next_attempt(ends_at_once=True))
+            self._registry.fail(generation, internal_error(reference))
+
+    def _send(self, message: TokenizeMsg | AbortMsg | DropBefore) -> None:
+        try:
+            self._ring.send(message)
+        except ChannelFullError as error:
+            # A tokenizer that reads nothing for so long is hung: its successor gets everything again.
+            what = message.uid if isinstance(message, TokenizeMsg | AbortMsg) else type(message).__name__
+            log.error("%s was not sent: %s", what, error)

@@ -1,0 +1,77 @@
+"""Which requests may have killed the scheduler: they run one at a time, and the one that does it again is refused."""
+
+from collections.abc import Sequence
+
+from frontend.requests.generation import Generation
+
+NUM_DEATHS_SUSPECT = 2
+NUM_DEATHS_REFUSED = 3
+
+
+class Quarantine:
+    """Counts, for each request, the scheduler's deaths in a row in which it had a row and after which it got no token.
+
+    A request that has got a token since the last death starts again at one: what it has then cannot be what kills.
+    Suspects are held back, so that the one that runs (beside requests that are none) is either cleared by its first
+    token or known to be the culprit.
+    """
+
+    def __init__(self, max_num_seqs: int):
+        self._max_num_seqs = max_num_seqs
+        self._num_deaths: dict[int, int] = {}
+        self._num_ids: dict[int, int] = {}
+        """Tokens that each request had at the latest death."""
+        self._held: dict[int, Generation] = {}
+        self._running: Generation | None = None
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def num_suspects(self) -> int:
+        """Counts those that are held and the one that runs and is not cleared."""
+        return len(self._held) + self._is_one_running
+
+    @property
+    def _is_one_running(self) -> bool:
+        running = self._running
+        return running is not None and running.final is None and not running.has_progressed
+
+    def note_death(self, open_requests: Sequence[Generation]) -> list[Generation]:
+        """The scheduler has died with `open_requests`, the oldest first; returns those to refuse, and holds suspects.
+
+        Rows are given in the order of arrival, so only the first `max_num_seqs` can have had one.
+        """
+        sent = [generation for generation in open_requests if not self.is_held(generation)]
+        previous, self._num_deaths = self._num_deaths, dict.fromkeys(self._held, NUM_DEATHS_SUSPECT)
+        num_ids, self._num_ids = self._num_ids, {entry.uid: len(entry.output_ids) for entry in open_requests}
+        for rank, generation in enumerate(sent):
+            has_progressed = len(generation.output_ids) > num_ids.get(generation.uid, 0)
+            num_deaths = 0 if has_progressed else previous.get(generation.uid, 0)
+            if rank < self._max_num_seqs or generation is self._running:
+                num_deaths += 1
+            self._num_deaths[generation.uid] = num_deaths
+            if num_deaths == NUM_DEATHS_SUSPECT:
+                self._held[generation.uid] = generation
+        self._running = None
+        return [generation for generation in sent if self._num_deaths[generation.uid] >= NUM_DEATHS_REFUSED]
+
+    def is_held(self, generation: Generation) -> bool:
+        return generation.uid in self._held
+
+    def replace(self, remnant: Generation) -> None:
+        """Has `remnant` take the place of the request that it is left of, whose client has got its end."""
+        if remnant.uid in self._held:
+            self._held[remnant.uid] = remnant
+        if self._running is not None and self._running.uid == remnant.uid:
+            self._running = remnant
+
+    def next_suspect(self) -> Generation | None:
+        """Takes out the suspect that is to run now; `None` while another one is not cleared, or where there is none."""
+        if self._is_one_running:
+            return None
+        self._running = None
+        while self._held and self._running is None:
+            suspect = self._held.pop(next(iter(self._held)))
+            self._running = suspect if suspect.final is None else None
+        return self._running

@@ -1,0 +1,53 @@
+"""Deadlines of requests: at its deadline a request is ended with what it has, by the ring or, if that is mute, here."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from frontend.requests.generation import Generation
+
+ANSWER_TIMEOUT_S = 1.0
+"""What the ring gets to end a request that is over its deadline; it is exceeded by a step that takes longer."""
+
+LONGEST_S = 1e7
+"""Some months: what an event loop's timer takes without doubt."""
+
+log = logging.getLogger("sluice.frontend")
+
+
+class Deadlines:
+    """Calls `abort` at a request's deadline, and `end_here` where that has not ended it within `ANSWER_TIMEOUT_S`."""
+
+    def __init__(self, abort: Callable[[Generation], None], end_here: Callable[[Generation], None]):
+        self._abort = abort
+        self._end_here = end_here
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+
+    def __len__(self) -> int:
+        return len(self._timers)
+
+    def watch(self, generation: Generation) -> None:
+        """Starts the clock of a request that has a deadline."""
+        if generation.deadline_s is not None:
+            remaining_s = generation.deadline_s - time.monotonic()
+            self._start(generation, min(max(0.0, remaining_s), LONGEST_S), self._expire)
+
+    def forget(self, generation: Generation) -> None:
+        """The request has ended. May be called for one without a deadline."""
+        timer = self._timers.pop(generation.uid, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _start(self, generation: Generation, delay_s: float, then: Callable[[Generation], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._timers[generation.uid] = loop.call_later(delay_s, then, generation)
+
+    def _expire(self, generation: Generation) -> None:
+        self._start(generation, ANSWER_TIMEOUT_S, self._give_up)
+        self._abort(generation)
+
+    def _give_up(self, generation: Generation) -> None:
+        self.forget(generation)
+        log.warning("uid %d id=%s: ended at its deadline, no answer came", generation.uid, generation.request_id)
+        self._end_here(generation)

@@ -1,0 +1,68 @@
+"""New requests that wait here while a process of the ring is being replaced, each for a bounded time."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from frontend.errors import UnavailableError
+from frontend.links.processes import ProcessView
+from frontend.requests.generation import Generation
+
+
+class RestartHold:
+    """Holds requests that the ring knows nothing of until they may enter, at most `hold_s` from their arrival.
+
+    Then `send` is called with each. `refuse` is called with one that has waited for too long, that cannot be sent, or
+    whose process will not come back; the error says why.
+    """
+
+    def __init__(
+        self,
+        hold_s: float,
+        processes: ProcessView,
+        send: Callable[[Generation], None],
+        refuse: Callable[[Generation, UnavailableError], None],
+    ):
+        self._hold_s = hold_s
+        self._processes = processes
+        self._send = send
+        self._refuse = refuse
+        self._held: dict[int, tuple[Generation, asyncio.TimerHandle]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, generation: Generation) -> None:
+        """Holds a request that has not been sent."""
+        waited_s = time.monotonic() - generation.message.stamps.received_ns / 1e9
+        timer = asyncio.get_running_loop().call_later(max(0.0, self._hold_s - waited_s), self._expire, generation)
+        self._held[generation.uid] = generation, timer
+
+    def forget(self, generation: Generation) -> None:
+        """The request has ended. May be called for one that is not held."""
+        entry = self._held.pop(generation.uid, None)
+        if entry is not None:
+            entry[1].cancel()
+
+    def follow(self) -> None:
+        """Call it after each process table, when what was interrupted has been sent again: that arrived earlier."""
+        if self._processes.is_open:
+            for generation in self._pop_all():
+                try:
+                    self._send(generation)
+                except UnavailableError as error:
+                    self._refuse(generation, error)
+        elif not self._processes.is_recovering:
+            for generation in self._pop_all():
+                self._refuse(generation, self._processes.not_ready())
+
+    def _expire(self, generation: Generation) -> None:
+        self.forget(generation)
+        self._refuse(generation, self._processes.not_ready())
+
+    def _pop_all(self) -> list[Generation]:
+        """Returns, and holds no longer, all requests: by priority, those of one priority in the order of arrival."""
+        held = [generation for generation, _ in self._held.values()]
+        for generation in held:
+            self.forget(generation)
+        return sorted(held, key=lambda generation: generation.message.sampling_params.priority)

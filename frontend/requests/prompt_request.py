@@ -1,0 +1,49 @@
+"""What an endpoint asks the ring for: a prompt, and the parameters of each of its choices."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from messages.columns import pack_int32
+from messages.requests import ChatPrompt, SamplingParams, Stamps, TokenizeMsg, Truncation
+
+Prompt = str | list[int] | ChatPrompt
+"""Text, token ids or a conversation."""
+
+
+class PromptRequest(NamedTuple):
+    """`num_choices` requests for one prompt, which differ in their seeds: those that follow the seed of `params`."""
+
+    prompt: Prompt
+    params: SamplingParams
+    num_choices: int = 1
+    add_special_tokens: bool = True
+    truncation: Truncation | None = None
+
+    def messages(self, received_ns: int) -> Iterator[TokenizeMsg]:
+        """Yields the message of each choice, without a uid."""
+        first = self._first(received_ns)
+        yield first
+        for index in range(1, self.num_choices):
+            params = msgspec.structs.replace(self.params, seed=nth_seed(self.params.seed, index))
+            yield msgspec.structs.replace(first, sampling_params=params)
+
+    def _first(self, received_ns: int) -> TokenizeMsg:
+        prompt = self.prompt
+        return TokenizeMsg(
+            uid=0,
+            attempt=0,
+            prompt_text=prompt if isinstance(prompt, str) else None,
+            prompt_ids=pack_int32(prompt) if isinstance(prompt, list) else b"",
+            sampling_params=self.params,
+            stamps=Stamps(received_ns=received_ns),
+            chat=prompt if isinstance(prompt, ChatPrompt) else None,
+            add_special_tokens=self.add_special_tokens,
+            truncation=self.truncation,
+        )
+
+
+def nth_seed(seed: int, index: int) -> int:
+    """Returns the seed of choice `index` of a request with `seed`: their sum, in 64 bits."""
+    return (seed + index + 2**63) % 2**64 - 2**63

@@ -1,0 +1,147 @@
+"""All open requests by uid, from admission to the final reply, and the matching of replies to them."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from frontend.requests.generation import Generation
+from messages.columns import runs_of, unpack_int32, unpack_int64
+from messages.errors import ErrorInfo
+from messages.replies import PrefilledRow, PromptReply, StepReplies, UserReply
+from messages.uids import first_uid_of
+
+OfRequests = UserReply | StepReplies | PromptReply
+OnEnd = Callable[[Generation], None]
+OnStep = Callable[[int, dict[int, int]], None]
+
+log = logging.getLogger("sluice.frontend")
+
+
+class Registry:
+    """Holds a request until exactly one final reply of its current attempt has arrived.
+
+    `on_end` is called with a request that has ended and left the registry; `on_step` with the time at which a step's
+    tokens have arrived, and how many rows had their previous token at which other time (0: none before).
+    """
+
+    def __init__(self, uid_block: int, on_end: OnEnd, on_step: OnStep):
+        self._open: dict[int, Generation] = {}
+        self._first_uid = first_uid_of(uid_block)
+        """Uids of this process are larger, those of frontends that were started before it smaller."""
+        self._next_uid = self._first_uid
+        self._on_end = on_end
+        self._on_step = on_step
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def next_uid(self) -> int:
+        """Returns a uid that no request of this run has had."""
+        self._next_uid += 1
+        return self._next_uid
+
+    def add(self, generation: Generation) -> None:
+        assert generation.uid not in self._open, f"uid {generation.uid} is open already"
+        self._open[generation.uid] = generation
+
+    def find(self, uid: int) -> Generation | None:
+        return self._open.get(uid)
+
+    def is_open(self, uid: int) -> bool:
+        return uid in self._open
+
+    def all_open(self) -> list[Generation]:
+        return list(self._open.values())
+
+    def all_sent(self) -> list[Generation]:
+        """Returns the open requests of which the ring knows, the oldest first."""
+        return [generation for generation in self._open.values() if generation.is_sent]
+
+    def take(self, message: OfRequests) -> None:
+        """Gives the tokens and ends in `message` to their requests; what belongs to no open attempt is dropped."""
+        match message:
+            case StepReplies():
+                self._take_prefilled(message.prefilled)
+                self._take_rows(message)
+                if message.logprobs:
+                    self._take_logprobs(message)
+                for final in message.finals:
+                    self._take_final(final)
+            case UserReply():
+                self._take_final(message)
+            case PromptReply():
+                generation = self._open.get(message.uid)
+                if generation is not None and generation.attempt == message.attempt:
+                    generation.add_prompt(message)
+
+    def fail_all(self, error: ErrorInfo) -> None:
+        """Ends every open request with `error`, whatever the ring may still send."""
+        for generation in self.all_open():
+            self.fail(generation, error)
+
+    def fail(self, generation: Generation, error: ErrorInfo) -> None:
+        """Ends an open request with `error`, whatever the ring may still send."""
+        self.end(generation, UserReply(generation.uid, generation.attempt, "error", error=error))
+
+    def end(self, generation: Generation, final: UserReply) -> None:
+        """Ends an open request with `final`, whatever the ring may still send."""
+        assert (final.uid, final.attempt) == (generation.uid, generation.attempt), f"{final} is of another request"
+        self._take_final(final)
+
+    def part(self, generation: Generation, final: UserReply) -> Generation:
+        """Ends an open request for its client with `final`; returns the entry that waits for the ring to end it."""
+        remnant = generation.make_remnant()
+        self._open[generation.uid] = remnant
+        generation.finish(final)
+        return remnant
+
+    def _take_prefilled(self, rows: Iterable[PrefilledRow]) -> None:
+        for row in rows:
+            generation = self._open.get(row.uid)
+            if generation is not None and generation.attempt == row.attempt:
+                generation.prompt_usage = row.usage
+
+    def _take_rows(self, step: StepReplies) -> None:
+        """The last rows, the newest, go first: a first token does not wait for the frames of all other streams."""
+        rows = zip(
+            reversed(unpack_int64(step.uids)),
+            reversed(unpack_int32(step.attempts)),
+            reversed(list(runs_of(step.token_ids, step.num_tokens))),
+            reversed(step.texts),
+            strict=True,
+        )
+        find = self._open.get
+        now_ns = time.monotonic_ns()
+        num_rows_after: dict[int, int] = {}  # most rows had their last token in the same step
+        for uid, attempt, token_ids, text in rows:
+            generation = find(uid)
+            if generation is not None and generation.attempt == attempt:
+                generation.add(token_ids, text)
+                last_ns = generation.last_token_ns
+                num_rows_after[last_ns] = num_rows_after.get(last_ns, 0) + 1
+                generation.last_token_ns = now_ns
+            else:
+                log.debug("dropped a token of uid %d, attempt %d: not open", uid, attempt)
+        if num_rows_after:
+            self._on_step(now_ns, num_rows_after)
+
+    def _take_logprobs(self, step: StepReplies) -> None:
+        columns = unpack_int64(step.uids), unpack_int32(step.attempts), runs_of(step.token_ids, step.num_tokens)
+        row_of_token = [(uid, attempt) for uid, attempt, run in zip(*columns, strict=True) for _ in run]
+        for entry, scored in zip(unpack_int32(step.logprob_entries), step.logprobs, strict=True):
+            uid, attempt = row_of_token[entry]
+            generation = self._open.get(uid)
+            if generation is not None and generation.attempt == attempt:
+                generation.add_logprob(scored)
+
+    def _take_final(self, final: UserReply) -> None:
+        generation = self._open.get(final.uid)
+        if generation is None or generation.attempt != final.attempt:
+            is_of_predecessor = final.uid < self._first_uid
+            is_replaced = final.attempt < generation.attempt if generation else final.attempt > 0
+            level = logging.DEBUG if is_of_predecessor or is_replaced else logging.WARNING
+            log.log(level, "dropped a final reply of uid %d, attempt %d: not open", final.uid, final.attempt)
+            return
+        del self._open[final.uid]
+        generation.finish(final)
+        self._on_end(generation)

@@ -1,0 +1,88 @@
+"""What the server notes about one HTTP request while it answers it: its public id and its line in the access log."""
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from frontend.requests.generation import Generation
+
+REQUEST_ID_HEADER = b"x-request-id"
+REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:/+=-]{1,128}\Z"
+"""What may be echoed as a header and written into a log line."""
+
+_REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
+
+CLIENT_LEFT = 499
+"""Logged and counted (never sent) as the status of a request whose client left before the response began."""
+
+QUIET_PATHS = frozenset({"/health", "/ping", "/metrics"})
+"""Polled by machines: in the log only at level debug."""
+
+log = logging.getLogger("sluice.frontend")
+
+
+class RequestTrace:
+    """Lives in the request's ASGI scope. `status` is 0 until a response has begun."""
+
+    def __init__(self, scope: Mapping[str, Any]):
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.request_id = _given_id(scope["headers"]) or secrets.token_hex(12)
+        self.status = 0
+        self.generations: list[Generation] = []
+        """The choices of the request, in their order."""
+        self.received_ns = time.monotonic_ns()
+
+    @property
+    def shown_status(self) -> int:
+        """What logs and metrics say of a response that has ended."""
+        return self.status or CLIENT_LEFT
+
+    def write_line(self) -> None:
+        """Writes the access line: method, path and status, counts of what was generated, time and id."""
+        level = logging.DEBUG if self.path in QUIET_PATHS else logging.INFO
+        if not log.isEnabledFor(level):
+            return
+        tokens = f" {_counts(self.generations)}" if self.generations else ""
+        elapsed_ms = (time.monotonic_ns() - self.received_ns) / 1e6
+        what = f"{self.method} {_printable(self.path)} {self.shown_status}{tokens}"
+        log.log(level, "%s total=%.1f ms id=%s", what, elapsed_ms, self.request_id)
+
+
+def _counts(generations: list[Generation]) -> str:
+    """Returns the counts of the choices together; prompt, cached tokens and reason are those of the first one."""
+    first, final = generations[0], generations[0].final
+    parts = [f"uid={first.uid}"]
+    if len(generations) > 1:
+        parts.append(f"choices={len(generations)}")
+    if final is not None:
+        parts.append(f"prompt={final.usage.prompt_tokens} cached={final.usage.cached_tokens}")
+    parts.append(f"completion={sum(len(generation.output_ids) for generation in generations)}")
+    if final is not None:
+        parts.append(f"finish={final.finish_reason}")
+    first_token_ns = min((entry.first_token_ns for entry in generations if entry.first_token_ns), default=0)
+    if first_token_ns:
+        parts.append(f"ttft={(first_token_ns - first.message.stamps.received_ns) / 1e6:.1f}")
+    return " ".join(parts)
+
+
+def trace_of(scope: Mapping[str, Any]) -> RequestTrace:
+    """Returns the trace that the application has put into the request's scope."""
+    trace = scope["sluice.trace"]
+    assert isinstance(trace, RequestTrace)
+    return trace
+
+
+def _given_id(headers: list[tuple[bytes, bytes]]) -> str | None:
+    for name, value in headers:
+        if name == REQUEST_ID_HEADER:
+            text = value.decode("latin-1")
+            return text if _REQUEST_ID.match(text) else None
+    return None
+
+
+def _printable(path: str) -> str:
+    return path if path.isprintable() else repr(path)

@@ -1,0 +1,34 @@
+"""The version of all that crosses a process border, derived from the messages themselves."""
+
+import hashlib
+import typing
+from typing import Any
+
+import msgspec
+
+from messages.control import ToLauncher, ToProcess
+from messages.replies import ToDetokenizer, ToFrontend
+from messages.requests import ToScheduler, ToTokenizer
+
+
+def make_version(*types: Any) -> int:
+    """Returns a number that changes with a name, a type or the order of fields in the structs that occur in `types`."""
+    found: dict[str, str] = {}
+    _describe(types, found)
+    text = msgspec.json.encode(sorted(found.items()))
+    return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest())
+
+
+def _describe(types: typing.Iterable[Any], found: dict[str, str]) -> None:
+    """Adds the fields of each struct in `types`, and of those in its fields, by its name (the tag on the wire)."""
+    for part in types:
+        if not (isinstance(part, type) and issubclass(part, msgspec.Struct)):
+            _describe(typing.get_args(part), found)
+        elif part.__name__ not in found:
+            hints = typing.get_type_hints(part)
+            found[part.__name__] = ", ".join(f"{name}: {hints[name]}" for name in part.__struct_fields__)
+            _describe(hints.values(), found)
+
+
+SCHEMA_VERSION = make_version(ToTokenizer, ToScheduler, ToDetokenizer, ToFrontend, ToLauncher, ToProcess)
+"""Launcher and processes must have the same."""

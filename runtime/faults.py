@@ -1,0 +1,207 @@
+"""Faults on purpose (`--enable-fault-injection`): a process dies or stops, an edge of the ring misbehaves.
+
+Without the flag none of this is made: senders are plain ones and steps are run as they are.
+"""
+
+import json
+import logging
+import os
+import queue
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from messages.admin import Acknowledged, ClearFaults, EdgeFault, Poison, ProcessResult, SignalSelf
+from messages.channels import Sender
+from messages.columns import num_int32, unpack_int64
+from messages.control import kind_of
+from messages.errors import SluiceError
+from messages.frames import HEADER
+from messages.steps import Batch
+from runtime.run_dir import RunDir
+
+T = TypeVar("T")
+
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+ANSWER_S = 0.05
+"""What the answer to a `SignalSelf` gets to leave."""
+
+NEVER_USED = b"\xc1"
+"""The one byte that begins no msgpack value."""
+
+INT32_BYTES = 4
+
+log = logging.getLogger("sluice.faults")
+
+
+class PoisonedStepError(Exception):
+    """A step that was told to fail."""
+
+
+class Faults:
+    """What one process is told to do wrong. Poison is kept in the run directory, so that a successor knows it too."""
+
+    def __init__(self, run_dir: RunDir):
+        self._file = run_dir.path / "poison.json"
+        self._has_steps = False
+        self._senders: dict[str, FaultySender] = {}
+        self._poisons: list[dict[str, Any]] = json.loads(self._file.read_text()) if self._file.exists() else []
+
+    def open_sender(self, run_dir: RunDir, receiver: str) -> "FaultySender":
+        sender = FaultySender(run_dir.socket(receiver))
+        self._senders[receiver] = sender
+        return sender
+
+    def forget_sender(self, sender: Sender[Any]) -> None:
+        self._senders = {name: one for name, one in self._senders.items() if one is not sender}
+
+    def signal_self(self, command: SignalSelf) -> ProcessResult:
+        """Dies or stops, a moment after the answer."""
+        timer = threading.Timer(ANSWER_S, os.kill, (os.getpid(), SIGNALS[command.kind]))
+        timer.daemon = True
+        timer.start()
+        return Acknowledged(f"pid {os.getpid()} gets {SIGNALS[command.kind].name}")
+
+    def fault_edge(self, command: EdgeFault) -> ProcessResult:
+        """Raises `SluiceError` where this process sends nothing to that one."""
+        senders = [one for name, one in self._senders.items() if command.receiver in (name, kind_of(name))]
+        if not senders:
+            raise SluiceError(f"it sends nothing to {command.receiver}, only to {', '.join(self._senders)}")
+        for sender in senders:
+            sender.rules.append(Rule(command))
+        which = (
+            f"each frame with probability {command.probability:g}" if command.probability else f"{command.num_frames}"
+        )
+        log.warning("injected: %s %s to the %s", command.kind, which, command.receiver)
+        return Acknowledged(f"{command.kind} to {command.receiver}: {which}")
+
+    def poison(self, command: Poison) -> ProcessResult:
+        """From now on the step that computes a token of the request, or all of the token ids in one row, fails."""
+        if not self._has_steps:
+            raise SluiceError("it runs no steps; poison is for the scheduler")
+        self._keep_poisons([*self._poisons, {"kind": command.kind, "uid": command.uid, "ids": command.token_ids.hex()}])
+        return Acknowledged(f"{len(self._poisons)} poisons")
+
+    def clear(self, command: ClearFaults) -> ProcessResult:
+        """Takes back every fault that has not happened yet."""
+        for sender in self._senders.values():
+            sender.rules.clear()
+        if self._has_steps:  # the file is that process's alone
+            self._keep_poisons([])
+        return Acknowledged("no faults are left")
+
+    def poisoned(self, launch: Callable[[Batch], T]) -> Callable[[Batch], T]:
+        """Returns `launch`, but for steps with poison in them.
+
+        A token that the step before samples on the device (`Batch.future_token_indices`) is not seen.
+        """
+        self._has_steps = True
+
+        def launch_or_fail(batch: Batch) -> T:
+            for poison in self._poisons:
+                if _has_poison(batch, poison["uid"], bytes.fromhex(poison["ids"])):
+                    if poison["kind"] == "kill":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    raise PoisonedStepError(f"step {batch.step_id} has poison in it")
+            return launch(batch)
+
+        return launch_or_fail
+
+    def _keep_poisons(self, poisons: list[dict[str, Any]]) -> None:
+        self._poisons = poisons
+        new = self._file.with_suffix(".new")
+        new.write_text(json.dumps(poisons))
+        new.rename(self._file)
+
+
+class Rule:
+    """A fault of an edge, and how many frames it still meets."""
+
+    def __init__(self, command: EdgeFault):
+        self.kind = command.kind
+        self.delay_s = command.delay_s
+        self._probability = command.probability
+        self._num_left = command.num_frames
+
+    @property
+    def is_over(self) -> bool:
+        return not self._probability and self._num_left == 0
+
+    def meets_next(self) -> bool:
+        """Tells whether the next frame is met."""
+        if self._probability:
+            return random.random() < self._probability
+        self._num_left -= 1
+        return True
+
+
+class FaultySender(Sender[Any]):
+    """A sender whose frames may be dropped, doubled, corrupted (so that they do not decode) or delayed (in order)."""
+
+    rules: list[Rule]
+
+    def __init__(self, path: Any):
+        super().__init__(path)
+        self.rules = []
+        self._slow_way: _SlowWay | None = None
+
+    def _put(self, frame: bytes) -> None:
+        if not self.rules and self._slow_way is None:
+            super()._put(frame)
+            return
+        met = [rule for rule in self.rules if rule.meets_next()]
+        self.rules = [rule for rule in self.rules if not rule.is_over]
+        kinds = {rule.kind for rule in met}
+        if "corrupt" in kinds:
+            frame = frame[: HEADER.size] + NEVER_USED + frame[HEADER.size :]
+        delay_s = sum(rule.delay_s for rule in met)
+        if delay_s and self._slow_way is None:
+            self._slow_way = _SlowWay(super()._put)
+        put = super()._put if self._slow_way is None else self._slow_way.make_put(delay_s)
+        for _ in range(0 if "drop" in kinds else 2 if "duplicate" in kinds else 1):
+            put(frame)
+
+    def close(self) -> None:
+        if self._slow_way is not None:
+            self._slow_way.close()
+        super().close()
+
+
+class _SlowWay:
+    """A thread that has taken over a sender's socket, and gives it each frame when it is due."""
+
+    def __init__(self, put: Callable[[bytes], None]):
+        self._put = put
+        self._frames: queue.SimpleQueue[tuple[float, bytes] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="slow edge", daemon=True)
+        self._thread.start()
+
+    def make_put(self, delay_s: float) -> Callable[[bytes], None]:
+        due_s = time.monotonic() + delay_s
+        return lambda frame: self._frames.put((due_s, frame))
+
+    def close(self) -> None:
+        """Lets go of the socket; what is not due within a second is lost."""
+        self._frames.put(None)
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while (item := self._frames.get()) is not None:
+            due_s, frame = item
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            try:
+                self._put(frame)
+            except Exception:
+                log.exception("a delayed frame was not sent")
+
+
+def _has_poison(batch: Batch, uid: int, token_ids: bytes) -> bool:
+    if uid:
+        return uid in unpack_int64(batch.uids)
+    start = batch.token_ids.find(token_ids)
+    while start % INT32_BYTES and start >= 0:
+        start = batch.token_ids.find(token_ids, start + 1)
+    return start >= 0 and num_int32(token_ids) > 0

@@ -1,0 +1,374 @@
+"""A process's link to its launcher: hello, phases of the start, heartbeats, and the word to stop.
+
+Every process but the launcher starts through `run_process`, and by hand with `python -m NAME --run-dir DIR`.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from messages.admin import (
+    Acknowledged,
+    AdminCommand,
+    Answer,
+    Ask,
+    ClearFaults,
+    EdgeFault,
+    Failed,
+    Fault,
+    Instruction,
+    InstructionDone,
+    Poison,
+    ProcessCommand,
+    ProcessResult,
+    SetLogLevel,
+    SignalSelf,
+    StartProfile,
+    StopProfile,
+)
+from messages.channels import ControlClient, Receiver, Sender, Waiter
+from messages.control import (
+    SUCCESSOR,
+    Beat,
+    BootFailed,
+    Drain,
+    Drained,
+    Hello,
+    Leave,
+    PhaseReport,
+    ProcessTable,
+    Ready,
+    Refused,
+    StandingBy,
+    Stop,
+    TakeOver,
+    ToProcess,
+    Welcome,
+)
+from messages.errors import BootError, SluiceError
+from messages.histograms import HistogramCounts
+from messages.schema import SCHEMA_VERSION
+from runtime.faults import Faults
+from runtime.lifeline import GRACE_S, ask_for_death_signal, has_launcher, leave_abandoned_run, watch_lifeline
+from runtime.profiling import ProcessProfiler
+from runtime.run_dir import RunDir
+
+P = TypeVar("P")
+
+ControlMessage = Drain | Leave | ProcessTable | Answer
+"""What a main loop gets to see of what the launcher sends."""
+
+BEAT_INTERVAL_S = 1.0
+WELCOME_TIMEOUT_S = 10.0
+
+log = logging.getLogger("sluice.process")
+
+
+class ProcessLink:
+    """What a main loop needs besides its channels.
+
+    `is_stopping` turns true once: on `Stop`, on SIGTERM, or when the launcher dies.
+    """
+
+    def __init__(self, name: str, run_dir: RunDir, *, is_successor: bool = False):
+        self.name = name
+        self.is_successor = is_successor
+        """It waits in `stand_by` until the process of the same name has left."""
+        self.run_dir = run_dir
+        self.config = run_dir.read_config()
+        self.incarnation = 0
+        self.uid_block = 0
+        """Of a frontend, the block of uids that it gives."""
+        self.is_stopping = False
+        self._is_launcher_gone = threading.Event()
+        self._was_signalled = False
+        self._last_beat_ns = 0
+        self._was_busy: bool = False
+        self._kept_messages: list[ControlMessage] = []
+        """What has come in `stand_by`."""
+        self._hears_nothing = False
+        """The launcher had sent nothing as `wait` returned just now, so there is no need to look again."""
+        self._executors: dict[type[Any], Callable[[Any], ProcessResult]] = {}
+        self.faults = Faults(run_dir) if self.config.run.enable_fault_injection else None
+        self._register_faults()
+        self.profiler = ProcessProfiler(name, run_dir)
+        self.profiler.loop = self
+        self.register(StartProfile, self.profiler.start)
+        self.register(StopProfile, self.profiler.stop)
+        self._wakeup_reader, self._wakeup_writer = os.pipe()
+        os.set_blocking(self._wakeup_writer, False)
+        watch_lifeline(run_dir, self._on_launcher_gone)
+        self._seat = name + SUCCESSOR if is_successor else name
+        self._pid_file = _lock_name(self._seat, run_dir)
+        self._control: ControlClient[ToProcess] = ControlClient(run_dir.socket("launcher"), self._seat, ToProcess)
+        self._waiter = Waiter()
+        self._waiter.add_channel(self._control)
+        self._waiter.add_descriptor(self._wakeup_reader)
+        self._say_hello()
+
+    def _say_hello(self) -> None:
+        self._control.send(Hello(self._seat, os.getpid(), SCHEMA_VERSION))
+        deadline = time.monotonic() + WELCOME_TIMEOUT_S
+        while not self.is_stopping:
+            self._waiter.wait(max(0.0, deadline - time.monotonic()))
+            for message in self._control.receive():
+                match message:
+                    case Welcome(incarnation, uid_block):
+                        self.incarnation = self.profiler.incarnation = incarnation
+                        self.uid_block = uid_block
+                        os.truncate(self._pid_file, 0)
+                        os.pwrite(self._pid_file, f"{os.getpid()}".encode("ascii"), 0)
+                        return
+                    case Refused(reason):
+                        raise BootError(f"the launcher refused this {self.name}: {reason}")
+                    case Stop():
+                        self.is_stopping = True
+                    case _:
+                        pass
+            if time.monotonic() >= deadline and not self.is_stopping:
+                raise BootError(f"the launcher in {self.run_dir.path} did not answer within {WELCOME_TIMEOUT_S:.0f} s")
+
+    def add_receiver(self, receiver: Receiver[Any]) -> None:
+        """Lets `wait` return when something arrives for `receiver`, and beats say what it has taken."""
+        self._waiter.add_channel(receiver)
+        self.profiler.receivers.append(receiver)
+
+    def open_sender(self, receiver: str) -> Sender[Any]:
+        """Returns a new sender to the process `receiver`; beats say what it has sent."""
+        sender: Sender[Any] = (
+            self.faults.open_sender(self.run_dir, receiver) if self.faults else Sender(self.run_dir.socket(receiver))
+        )
+        self.profiler.senders.append(sender)
+        return sender
+
+    def close_sender(self, sender: Sender[Any]) -> None:
+        """Closes a sender to a process that is gone for good."""
+        self.profiler.senders.remove(sender)
+        if self.faults is not None:
+            self.faults.forget_sender(sender)
+        sender.close()
+
+    def descriptors(self) -> tuple[int, int]:
+        """For an event loop in place of `wait`: the control channel's descriptor, and one for a stop."""
+        return self._control.fileno(), self._wakeup_reader
+
+    def wait(self, timeout_s: float = BEAT_INTERVAL_S) -> None:
+        """Blocks until a receiver or the launcher has something, a signal comes, or it is time for the next beat."""
+        if not self.is_stopping:
+            self._waiter.wait(min(timeout_s, BEAT_INTERVAL_S))
+            self._hears_nothing = not self._waiter.has_found(self._control)
+
+    def phase(self, text: str, fraction: float | None = None) -> None:
+        """Tells the operator what this process is doing while it starts; `fraction` in [0, 1] draws a bar."""
+        self._control.send(PhaseReport(text, fraction))
+
+    def stand_by(self) -> bool:
+        """Waits until this process may take its place: for a predecessor to leave, if it is a successor, else not.
+
+        Returns whether it may; where it may not, it is to end. Call it when all is prepared that can be beside the
+        predecessor, and before binding any socket.
+        """
+        if self.is_successor:
+            self._control.send(StandingBy())
+        while self.is_successor and not self.is_stopping:
+            self.wait()
+            self.beat(dict[str, float])
+            self._kept_messages = self.receive_control()
+        return not self.is_stopping
+
+    def ready(self) -> None:
+        self._control.send(Ready())
+
+    def drained(self, num_unfinished: int) -> None:
+        self._control.send(Drained(num_unfinished))
+
+    def beat(
+        self,
+        gauges: Callable[[], dict[str, float]],
+        is_busy: bool = False,
+        histograms: Callable[[], dict[str, HistogramCounts]] = dict,
+    ) -> None:
+        """Tells the launcher that the main loop turns: at most once a second, and at once when work begins or ends.
+
+        Call it in each turn of the loop; with `is_busy` right before a step that may take long.
+        """
+        now_ns = time.monotonic_ns()
+        is_due = now_ns - self._last_beat_ns >= BEAT_INTERVAL_S * 0.9e9
+        if is_due or is_busy != self._was_busy:
+            sent = {sender.path.stem: (sender.sender_id, sender.num_sent) for sender in self.profiler.senders}
+            received = {
+                key: span for receiver in self.profiler.receivers for key, span in receiver.arrivals.received.items()
+            }
+            self._control.send(Beat(now_ns, now_ns if is_busy else 0, gauges(), histograms(), sent, received))
+            self._last_beat_ns, self._was_busy = now_ns, is_busy
+
+    def register(self, kind: type[P], execute: Callable[[P], ProcessResult]) -> None:
+        """Has `receive_control` call `execute` for each instruction of this kind; it may raise `SluiceError`."""
+        self._executors[kind] = execute
+
+    def _register_faults(self) -> None:
+        faults = self.faults
+        for kind in (SignalSelf, EdgeFault, Poison, ClearFaults):
+            self.register(kind, refuse_fault)
+        if faults is not None:
+            self.register(SignalSelf, faults.signal_self)
+            self.register(EdgeFault, faults.fault_edge)
+            self.register(Poison, faults.poison)
+            self.register(ClearFaults, faults.clear)
+
+    def ask(self, ask_id: int, command: AdminCommand) -> None:
+        """Asks the launcher for something; `receive_control` brings each `Answer`."""
+        self._control.send(Ask(ask_id, command))
+
+    def receive_control(self) -> list[ControlMessage]:
+        """Returns what the launcher wants of this process, and never waits.
+
+        A `Stop` sets `is_stopping` instead, and instructions are carried out by what was given to `register`.
+        """
+        messages, self._kept_messages = self._kept_messages, []
+        if self._hears_nothing:
+            self._hears_nothing = False
+            return messages
+        for message in self._control.receive():
+            match message:
+                case Stop():
+                    self.is_stopping = True
+                case Refused(reason):
+                    log.error("the launcher refused this process: %s", reason)
+                    self.is_stopping = True
+                case Drain() | Leave() | ProcessTable() | Answer():
+                    messages.append(message)
+                case TakeOver(incarnation):
+                    self.incarnation, self.is_successor = incarnation, False
+                    self.profiler.incarnation = incarnation
+                case Instruction(instruction_id, command):
+                    self._control.send(InstructionDone(instruction_id, self._execute(command)))
+                case Welcome():
+                    pass
+        return messages
+
+    def _execute(self, command: ProcessCommand) -> ProcessResult:
+        execute = self._executors.get(cast("type[Any]", type(command)))
+        if execute is None:
+            return Failed("impossible", f"the {self.name} does not know {type(command).__name__}")
+        try:
+            return execute(command)
+        except SluiceError as error:
+            return Failed("failed", str(error))
+        except Exception as error:
+            log.exception("%s failed", type(command).__name__)
+            return Failed("failed", f"{type(error).__name__}: {error}")
+
+    def stop_on_signal(self) -> None:
+        """Makes SIGTERM and SIGINT stop the main loop.
+
+        A Ctrl-C in the launcher's terminal does not come here (its children are process groups of their own), so a
+        SIGINT is meant for a process that was started by hand.
+        """
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
+
+    def _on_signal(self, signal_number: int, frame: object) -> None:
+        self._was_signalled = True
+        self._stop()
+
+    def _on_launcher_gone(self) -> None:
+        self._is_launcher_gone.set()
+        self._stop()
+
+    def _stop(self) -> None:
+        self.is_stopping = True
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wakeup_writer, b"\0")
+
+    def fail(self, message: str) -> None:
+        self._control.send(BootFailed(message))
+
+    def close(self) -> None:
+        """Leaves the run; the last process of a run whose launcher is gone removes the directory.
+
+        The signal of a launcher's death comes some milliseconds before its lifeline ends (it has several threads), so
+        after a signal this waits for the end, for at most the grace.
+        """
+        self._control.close()
+        if self._has_pid_file():
+            self.run_dir.pid_file(self.name).unlink(missing_ok=True)
+        is_gone = self._is_launcher_gone.wait(GRACE_S if self._was_signalled else 0.0)
+        if is_gone or not has_launcher(self.run_dir):
+            leave_abandoned_run(self.run_dir)
+
+    def _has_pid_file(self) -> bool:
+        """Tells whether the file of this name is that of this process, and not its successor's."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.fstat(self._pid_file).st_ino == self.run_dir.pid_file(self.name).stat().st_ino
+        return False
+
+
+def _lock_name(name: str, run_dir: RunDir) -> int:
+    """Locks the pid file of process `name` until this process ends, and returns its descriptor.
+
+    Raises `BootError` where such a process runs already: two under one name would take each other's messages.
+    """
+    try:
+        descriptor = os.open(run_dir.pid_file(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        raise BootError(f"the run in {run_dir.path} has just ended") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        pid = run_dir.pids().get(name, "unknown")
+        raise BootError(f"a {name} (pid {pid}) runs in {run_dir.path} already") from None
+    return descriptor
+
+
+def set_log_level(command: SetLogLevel) -> ProcessResult:
+    """Shows log lines from the given level on; those of libraries too."""
+    logging.getLogger().setLevel(command.level.upper())
+    return Acknowledged(f"shows lines of level {command.level} and above")
+
+
+def refuse_fault(command: Fault) -> ProcessResult:
+    return Failed("impossible", "the server was started without --enable-fault-injection")
+
+
+def run_process(name: str, serve: Callable[[ProcessLink], None]) -> int:
+    """Runs one process from its command line to its end; returns the exit code.
+
+    `serve` builds what the process owns, calls `link.ready()` and loops until `link.is_stopping`.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=f"Runs the {name} of a server by itself.")
+    parser.add_argument("--run-dir", required=True, type=Path, help="the run directory of the server")
+    parser.add_argument("--name", default=name.removesuffix("_proc"), help="what the launcher knows it as")
+    parser.add_argument("--parent-pid", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--stand-by", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    try:
+        link = ProcessLink(arguments.name, RunDir(arguments.run_dir.absolute()), is_successor=arguments.stand_by)
+    except SluiceError as error:
+        sys.stderr.write(f"{name}: {error}\n")
+        return 1
+    level = link.config.run.log_level.upper()
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    link.register(SetLogLevel, set_log_level)
+    link.stop_on_signal()
+    if arguments.parent_pid:
+        ask_for_death_signal(arguments.parent_pid)
+    try:
+        serve(link)
+    except BootError as error:
+        link.fail(str(error))
+        return 1
+    finally:
+        link.close()
+    return 0

@@ -1,0 +1,291 @@
+"""A profile of one process: what its main loop does, which frames it sends and takes, and where its time goes.
+
+Nothing of this is in the way while no profile runs: at its start methods of single objects are replaced by ones that
+take notes, and at its end the replacements go. All times are CLOCK_MONOTONIC, in ns (`time.monotonic_ns()`).
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from messages.admin import Acknowledged, ProcessResult, StartProfile, StopProfile
+from messages.channels import Receiver, Sender
+from messages.errors import SluiceError
+from runtime.run_dir import RunDir
+
+MAX_NOTES = 2_000_000
+"""Slices and frames of one profile: a profile that nobody stops must not fill the memory."""
+
+Slice = tuple[str, int, int]
+"""Name, begin, end."""
+
+FrameNote = tuple[str, int, int, int, int]
+"""Name, begin and end of sending or of dealing with it, sender, number."""
+
+Sample = tuple[list[str], int]
+"""A stack, outermost first (each a name, a file and a line, apart by NUL), and the ns since the sample before."""
+
+
+class ProcessProfile(msgspec.Struct, frozen=True, array_like=True):
+    """What one process leaves in the run directory for the merge.
+
+    `torch_trace` is a file in Chrome's format whose times are of the system clock, `epoch_offset_ns` later than ours.
+    """
+
+    name: str
+    pid: int
+    incarnation: int
+    began_ns: int
+    ended_ns: int
+    epoch_offset_ns: int
+    slices: list[Slice]
+    sent: dict[str, list[FrameNote]]
+    """By receiver."""
+    received: list[FrameNote]
+    samples: list[Sample]
+    """One after another from `samples_began_ns` on."""
+    samples_began_ns: int = 0
+    torch_trace: str = ""
+
+
+class Observer(Protocol):
+    """What looks at the process beside the notes: a sampling profiler or, in the scheduler, torch's."""
+
+    def start(self) -> None: ...
+
+    def annotate(self, name: str) -> AbstractContextManager[Any]:
+        """Returns what marks a part of the main loop in the observer's own trace."""
+        ...
+
+    def stop(self) -> None: ...
+
+    def samples(self) -> tuple[int, list[Sample]]:
+        """Returns when the first sample's time began, and the samples."""
+        ...
+
+    def slices(self) -> list[Slice]:
+        """Returns parts of the main loop that it has seen itself, after `stop`."""
+        ...
+
+    def write_trace(self, path: Path) -> bool:
+        """Writes the observer's own trace after `stop`, maybe in another thread; returns False where it has none."""
+        ...
+
+
+class SamplingObserver:
+    """pyinstrument, which notes the stack of this thread every millisecond of its work."""
+
+    def __init__(self) -> None:
+        # Imported here and not above: it belongs to a profile alone, and so do its 5 MB.
+        from pyinstrument import Profiler
+
+        self._profiler = Profiler(interval=0.001, async_mode="disabled")
+
+    def start(self) -> None:
+        self._began_ns = time.monotonic_ns()
+        self._profiler.start()
+
+    def annotate(self, name: str) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def stop(self) -> None:
+        self._session = self._profiler.stop()
+
+    def samples(self) -> tuple[int, list[Sample]]:
+        return self._began_ns, [(stack, round(seconds * 1e9)) for stack, seconds in self._session.frame_records]
+
+    def slices(self) -> list[Slice]:
+        return []
+
+    def write_trace(self, path: Path) -> bool:
+        return False
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A method of one object whose calls are slices of the main loop; `name` gets the arguments."""
+
+    owner: Any
+    method: str
+    name: Callable[..., str]
+
+
+class ProcessProfiler:
+    """Starts and stops the profile of this process. `parts` are the parts of its main loop that are told apart."""
+
+    def __init__(self, name: str, run_dir: RunDir):
+        self.name = name
+        self.incarnation = 0
+        self.parts: list[Part] = []
+        self.senders: list[Sender[Any]] = []
+        self.receivers: list[Receiver[Any]] = []
+        self.loop: Any = None
+        """The link, where the main loop turns by its `receive_control` and `wait`."""
+        self.make_observer: Callable[[], Observer] = SamplingObserver
+        self._run_dir = run_dir
+        self._running: _Notes | None = None
+
+    def start(self, command: StartProfile) -> ProcessResult:
+        """Raises `SluiceError` where a profile runs already."""
+        if self._running is not None:
+            raise SluiceError("a profile runs already")
+        notes = _Notes(self.make_observer())
+        notes.observer.start()
+        if self.loop is not None:
+            notes.watch_turns(self.loop)
+        for part in self.parts:
+            notes.watch_part(part)
+        for sender in self.senders:
+            notes.watch_sender(sender)
+        for receiver in self.receivers:
+            notes.watch_receiver(receiver)
+        self._running = notes
+        return Acknowledged("a profile has begun")
+
+    def stop(self, command: StopProfile) -> ProcessResult:
+        """Ends the profile; the file that is named in the result is written by a thread, and there when it is whole."""
+        if self._running is None:
+            raise SluiceError("no profile runs")
+        notes, self._running = self._running, None
+        notes.end()
+        directory = self._run_dir.path / "profiles"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        path = directory / f"{self.name}-{os.getpid()}-{notes.began_ns}.profile"
+        threading.Thread(target=self._write, args=(notes, path), name="profile", daemon=True).start()
+        return Acknowledged(str(path))
+
+    def _write(self, notes: "_Notes", path: Path) -> None:
+        torch_path = path.with_suffix(".torch.json")
+        has_torch = notes.observer.write_trace(torch_path)
+        samples_began_ns, samples = notes.observer.samples()
+        profile = ProcessProfile(
+            self.name,
+            os.getpid(),
+            self.incarnation,
+            notes.began_ns,
+            notes.ended_ns,
+            notes.epoch_offset_ns,
+            notes.slices + notes.observer.slices(),
+            notes.sent,
+            notes.received,
+            samples,
+            samples_began_ns,
+            str(torch_path) if has_torch else "",
+        )
+        new = path.with_suffix(".new")
+        new.write_bytes(msgspec.msgpack.encode(profile))
+        new.rename(path)
+
+
+class _Notes:
+    """One profile while it runs."""
+
+    def __init__(self, observer: Observer):
+        self.observer = observer
+        self.began_ns = time.monotonic_ns()
+        self.ended_ns = 0
+        self.epoch_offset_ns = 0
+        self.slices: list[Slice] = []
+        self.sent: dict[str, list[FrameNote]] = {}
+        self.received: list[FrameNote] = []
+        self._turn_began_ns = 0
+        self._undo: list[Callable[[], None]] = []
+
+    def end(self) -> None:
+        for undo in self._undo:
+            undo()
+        self.observer.stop()
+        self.ended_ns = time.monotonic_ns()
+        self.epoch_offset_ns = time.time_ns() - time.monotonic_ns()
+
+    def watch_turns(self, loop: Any) -> None:
+        """A turn of a main loop begins as it hears its launcher and ends as it waits, or hears it again."""
+        receive_control, wait = loop.receive_control, loop.wait
+
+        def noted_receive_control() -> Any:
+            self._end_turn()
+            self._turn_began_ns = time.monotonic_ns()
+            return receive_control()
+
+        def noted_wait(*arguments: Any) -> None:
+            self._end_turn()
+            wait(*arguments)
+
+        self._replace(loop, "receive_control", noted_receive_control)
+        self._replace(loop, "wait", noted_wait)
+
+    def _end_turn(self) -> None:
+        if self._turn_began_ns and len(self.slices) < MAX_NOTES:
+            self.slices.append(("turn", self._turn_began_ns, time.monotonic_ns()))
+        self._turn_began_ns = 0
+
+    def watch_part(self, part: Part) -> None:
+        original, slices, annotate = getattr(part.owner, part.method), self.slices, self.observer.annotate
+
+        def noted(*arguments: Any, **fields: Any) -> Any:
+            name = part.name(*arguments)
+            began_ns = time.monotonic_ns()
+            try:
+                with annotate(name):
+                    return original(*arguments, **fields)
+            finally:
+                if len(slices) < MAX_NOTES:
+                    slices.append((name, began_ns, time.monotonic_ns()))
+
+        self._replace(part.owner, part.method, noted)
+
+    def watch_sender(self, sender: Sender[Any]) -> None:
+        original, annotate = sender.send, self.observer.annotate
+        notes = self.sent.setdefault(sender.path.stem, [])
+
+        def noted(message: Any) -> None:
+            name = label(message)
+            began_ns = time.monotonic_ns()
+            with annotate(f"send {name}"):
+                original(message)
+            if len(notes) < MAX_NOTES:
+                notes.append((name, began_ns, time.monotonic_ns(), sender.sender_id, sender.num_sent))
+
+        self._replace(sender, "send", noted)
+
+    def watch_receiver(self, receiver: Receiver[Any]) -> None:
+        """Notes each frame from its arrival here until the main loop wants the next one."""
+        receive, note, notes = receiver.receive, receiver.arrivals.note, self.received
+        latest = 0, 0, 0
+
+        def noted(sender: int, number: int) -> Any:
+            nonlocal latest
+            latest = sender, number, time.monotonic_ns()
+            return note(sender, number)
+
+        def noted_receive(limit: int = 1024) -> Iterator[Any]:
+            for message in receive(limit):
+                sender, number, began_ns = latest
+                yield message
+                if len(notes) < MAX_NOTES:
+                    notes.append((label(message), began_ns, time.monotonic_ns(), sender, number))
+
+        self._replace(receiver.arrivals, "note", noted)
+        self._replace(receiver, "receive", noted_receive)
+
+    def _replace(self, owner: Any, method: str, noted: Callable[..., Any]) -> None:
+        if method in vars(owner):
+            original: Any = getattr(owner, method)
+            self._undo.append(lambda: setattr(owner, method, original))
+        else:
+            self._undo.append(lambda: delattr(owner, method))  # and the method of its class is back
+        setattr(owner, method, noted)
+
+
+def label(message: Any) -> str:
+    """`DetokenizeMsg step 17`, `UserMsg uid 5`."""
+    for field, word in (("step_id", "step"), ("uid", "uid")):
+        value = getattr(message, field, None)
+        if value is not None:
+            return f"{type(message).__name__} {word} {value}"
+    return type(message).__name__

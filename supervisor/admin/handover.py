@@ -1,0 +1,144 @@
+"""Replacing a healthy process by order, so that no client notices more than a pause.
+
+The new one starts beside the old one and stands by. A process of the ring then gives way: it stops, its successor has
+the name, and the frontend continues what was open. A frontend moves aside: its successor accepts connections, and it
+finishes those that it has.
+"""
+
+import time
+from collections.abc import Generator
+
+from messages.admin import Done, Progress, RestartProcess
+from messages.control import Drain, Leave, place_of
+from supervisor.admin.inquiries import SERVING, find_process
+from supervisor.admin.tasks import CommandFailedError, Steps, Task, until
+from supervisor.child import Child
+from supervisor.endings import tell_end
+from supervisor.lifecycle import Lifecycle
+from supervisor.process_group import ProcessGroup
+
+SCHEDULER = "scheduler"
+STOP_TIMEOUT_S = 3.0
+FRONT_STOP_TIMEOUT_S = 5.0
+DRAIN_MARGIN_S = 1.0
+FOREVER = float("inf")
+"""The watch ends a start that makes no progress, so nobody else has to set it a limit."""
+
+
+def restart_process(lifecycle: Lifecycle, command: RestartProcess, drain_timeout_s: float) -> Task:
+    """Replaces a process; returns `Done` when the old one is gone. `drain_timeout_s`: where no time is given."""
+    timeout_s = drain_timeout_s if command.timeout_s is None else command.timeout_s
+    group = lifecycle.group
+    child = find_process(group, command.process)
+    _check_replaceable(group, child)
+    began_s = time.monotonic()
+    successor = lifecycle.start_successor(child)
+    if not child.is_front:  # the first word that HTTP hears of that is an end
+        yield Progress(f"{child.name}: a new one starts beside the old one")
+    yield from until(lambda: not successor.pid or group.state(successor) == "standby", FOREVER)
+    _check_stands_by(lifecycle, successor, child)
+    if child.is_front:
+        num_unfinished = yield from _let_move_aside(group, successor, child, timeout_s)
+        end = f"; {num_unfinished} of its requests did not finish in time" if num_unfinished else ""
+        return Done(f"{successor.name}: the old one has left after {time.monotonic() - began_s:.1f} s{end}")
+    gap_began_s = time.monotonic()
+    yield from _let_give_way(lifecycle, successor, child, timeout_s)
+    now_s = time.monotonic()
+    gap = f"{now_s - began_s:.1f} s, the last {now_s - gap_began_s:.2f} s of them without taking new work"
+    return Done(f"{successor.name}: replaced in {gap}")
+
+
+def stop_process(group: ProcessGroup, child: Child, timeout_s: float = STOP_TIMEOUT_S) -> Steps:
+    """Ends a process; one that does not go in time is killed."""
+    group.ask_to_stop(child)
+    has_ended = yield from until(lambda: not child.pid, time.monotonic() + timeout_s)
+    if not has_ended:
+        child.kill("did not stop and was killed")
+        yield from until(lambda: not child.pid, FOREVER)
+
+
+def check_no_handover(group: ProcessGroup, name: str) -> None:
+    """Raises `CommandFailedError` while the server starts or drains, and while process `name` is being replaced."""
+    if group.is_draining or not group.has_started:
+        raise CommandFailedError("busy", f"the server is {'draining' if group.is_draining else 'starting'}")
+    if any(other.is_passing and place_of(other.name) == name for other in group):
+        raise CommandFailedError("busy", f"the {name} is being replaced already")
+
+
+def _check_replaceable(group: ProcessGroup, child: Child) -> None:
+    name = child.name
+    if child.is_external:
+        raise CommandFailedError("impossible", f"the {name} was started by hand; stop it and start it again there")
+    if child.is_passing:
+        raise CommandFailedError("impossible", f"{name} is there only for the moment")
+    check_no_handover(group, place_of(name))
+    if child.is_on_trial or group.status(child).is_leaving:
+        raise CommandFailedError("busy", f"the {name} is being scaled")
+    if group.state(child) not in SERVING:
+        raise CommandFailedError("busy", f"the {name} is {group.state(child)}, so it is being replaced already")
+
+
+def _check_stands_by(lifecycle: Lifecycle, successor: Child, child: Child) -> None:
+    """Raises `CommandFailedError` where the successor has ended; then all is as if there had been no command."""
+    if successor.pid:
+        return
+    end = "the old one serves on"
+    if not child.pid:
+        lifecycle.plan_restart(child, was_starting=False)
+        end = "the old one has ended too, and is started again"
+    elif lifecycle.group.status(child).is_awaited:
+        child.kill("had given its work away to a successor that ended")
+        end = "the old one is started again"
+    raise CommandFailedError("failed", f"the new {child.command.name} {tell_end(successor, was_starting=True)}; {end}")
+
+
+def _let_give_way(lifecycle: Lifecycle, successor: Child, child: Child, timeout_s: float) -> Steps:
+    group = lifecycle.group
+    group.await_successor(child)
+    if child.command.name == SCHEDULER:
+        yield from _drain_rows(group, child, successor, timeout_s)
+        _check_stands_by(lifecycle, successor, child)
+    yield from stop_process(group, child)
+    _check_stands_by(lifecycle, successor, child)
+    yield from _take_place(group, successor, child)
+
+
+def _drain_rows(group: ProcessGroup, child: Child, successor: Child, timeout_s: float) -> Steps:
+    """Lets rows finish; what waits for one, and what does not finish in time, goes on in the successor."""
+    group.control.drain(child.name, Drain(timeout_s))
+    yield Progress(f"{child.name}: running requests may take {timeout_s:g} s")
+    yield from until(
+        lambda: group.control.has_drained(child.name) or not child.pid or not successor.pid,
+        time.monotonic() + timeout_s,
+    )
+
+
+def _take_place(group: ProcessGroup, successor: Child, child: Child) -> Steps:
+    incarnation = successor.incarnation
+    group.give_place(successor, child)
+    yield from until(
+        lambda: successor.incarnation != incarnation or not successor.pid or group.state(successor) in SERVING, FOREVER
+    )
+    if successor.incarnation != incarnation or not successor.pid:
+        raise CommandFailedError(
+            "failed", f"the new {successor.name} ended as it took over: {successor.boot_error or successor.ending}"
+        )
+
+
+def _let_move_aside(
+    group: ProcessGroup, successor: Child, child: Child, timeout_s: float
+) -> Generator[float | Progress, None, int]:
+    """Returns how many requests of the old frontend did not finish in time."""
+    failure = None
+    try:
+        yield from _take_place(group, successor, child)
+    except CommandFailedError as error:  # the new one is being started again, and the old one has lost its name
+        failure = error
+    group.control.drain(child.name, Leave(timeout_s))
+    yield Progress(f"{successor.name}: the new one accepts connections; those of the old one may take {timeout_s:g} s")
+    deadline_s = time.monotonic() + timeout_s + DRAIN_MARGIN_S
+    yield from until(lambda: group.control.has_drained(child.name) or not child.pid, deadline_s)
+    yield from stop_process(group, child, FRONT_STOP_TIMEOUT_S)
+    if failure is not None:
+        raise failure
+    return group.control.num_unfinished(child.name)

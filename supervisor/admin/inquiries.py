@@ -1,0 +1,108 @@
+"""Commands that change nothing in the launcher: the list of processes, their logs, and what they are told to do."""
+
+import os
+import time
+
+from messages.admin import (
+    Collected,
+    Failed,
+    InstructProcesses,
+    LogLines,
+    ProcessInfo,
+    ProcessList,
+    ProcessResult,
+    ReadLog,
+)
+from messages.control import ProcessStatus
+from supervisor.admin.tasks import CommandFailedError, Task, until
+from supervisor.admin.usage import MIN_SPAN_S, UsageMeter
+from supervisor.child import Child
+from supervisor.process_group import ProcessGroup
+
+LAUNCHER = "launcher"
+MAX_LOG_WAIT_S = 60.0
+SERVING = ("ready", "busy", "hung")
+
+
+def find_process(group: ProcessGroup, name: str) -> Child:
+    """Returns the process that a command is about. Raises `CommandFailedError` where there is none of that name."""
+    child = group.find(name)
+    if child is None:
+        raise CommandFailedError("unknown", f"there is no process {name!r}; they are {', '.join(group.names())}")
+    return child
+
+
+def list_processes(group: ProcessGroup) -> Task:
+    """Measures for a moment, then returns the `ProcessList`: the launcher, then its processes."""
+    began_s = time.monotonic()
+    meter = UsageMeter([os.getpid(), *(child.pid for child in group if child.pid)])
+    yield from until(lambda: False, began_s + MIN_SPAN_S)
+    own = ProcessStatus(LAUNCHER, "ready", os.getpid(), incarnation=1, beat_ns=time.monotonic_ns())
+    return ProcessList(tuple(_info(status, meter) for status in (own, *group.board.statuses())))
+
+
+def read_log(group: ProcessGroup, command: ReadLog) -> Task:
+    """Returns `LogLines`; with `after` they may have to be waited for."""
+    child = find_process(group, command.process)
+    if child.is_external:
+        raise CommandFailedError("impossible", f"the {child.name} was started by hand, and writes where that was done")
+    log = child.log
+    if command.after < 0:
+        return LogLines(tuple(log.last(command.num_lines)), log.next_number)
+    deadline_s = time.monotonic() + min(command.wait_s, MAX_LOG_WAIT_S)
+    yield from until(lambda: log.next_number > command.after, deadline_s)
+    return LogLines(tuple(log.since(command.after)), log.next_number)
+
+
+def instruct(group: ProcessGroup, command: InstructProcesses) -> Task:
+    """Returns what each process has made of the instruction, as `Collected`."""
+    serving = [status.name for status in group.board.statuses() if status.state in SERVING]
+    names = list(command.processes) or serving
+    for name in names:
+        find_process(group, name)
+    results: dict[str, ProcessResult] = {
+        name: Failed("busy", f"the {name} does not serve just now") for name in names if name not in serving
+    }
+    open_ids = {name: group.control.instruct(name, command.command) for name in names if name in serving}
+    incarnations = {name: find_process(group, name).incarnation for name in open_ids}
+
+    def collect() -> bool:
+        for name in list(open_ids):
+            result = group.control.find_result(open_ids[name])
+            child = group.find(name)
+            if result is None and (child is None or not child.pid or child.incarnation != incarnations[name]):
+                result = Failed("failed", f"the {name} ended meanwhile")
+            if result is not None:
+                results[name] = result
+                group.control.forget_instruction(open_ids.pop(name))
+        return not open_ids
+
+    try:
+        yield from until(collect, time.monotonic() + command.timeout_s)
+    finally:
+        for instruction_id in open_ids.values():
+            group.control.forget_instruction(instruction_id)
+    results |= {name: Failed("timeout", f"no answer within {command.timeout_s:g} s") for name in open_ids}
+    return Collected(results)
+
+
+def _info(status: ProcessStatus, meter: UsageMeter) -> ProcessInfo:
+    now_ns = time.monotonic_ns()
+    return ProcessInfo(
+        name=status.name,
+        state=status.state,
+        pid=status.pid,
+        incarnation=status.incarnation,
+        num_restarts=status.num_restarts,
+        beat_age_s=_age_s(status.beat_ns, now_ns),
+        busy_s=_age_s(status.busy_since_ns, now_ns),
+        cpu_percent=meter.cpu_percent(status.pid) if status.pid else None,
+        rss_bytes=meter.rss_bytes(status.pid) if status.pid else None,
+        phase=status.phase if status.state == "starting" else "",
+        fraction=status.fraction,
+        gauges=status.gauges,
+    )
+
+
+def _age_s(since_ns: int, now_ns: int) -> float | None:
+    return round(max(0, now_ns - since_ns) / 1e9, 3) if since_ns else None

@@ -1,0 +1,68 @@
+"""More or fewer processes of a kind, by order, while requests go on."""
+
+import time
+
+from messages.admin import Done, Progress, ScaleProcess
+from messages.control import kind_of, worker_name
+from supervisor.admin.handover import FOREVER, check_no_handover, stop_process
+from supervisor.admin.inquiries import find_process
+from supervisor.admin.tasks import CommandFailedError, Steps, Task, until
+from supervisor.child import Child, command_of_worker
+from supervisor.lifecycle import Lifecycle
+from supervisor.process_group import ProcessGroup
+
+SCALABLE = "tokenizer"
+MAX_WORKERS = 64
+LAST_WORK_S = 0.3
+"""What the frontend gets to hear that a worker leaves, and the worker to finish what was on its way to it.
+
+Should that be too short once, the frontend repeats what it knows to be unfinished.
+"""
+
+
+def scale_process(lifecycle: Lifecycle, command: ScaleProcess) -> Task:
+    """Starts workers, or ends those with the highest numbers."""
+    group = lifecycle.group
+    workers = _check_scalable(group, command)
+    names = [worker_name(command.process, number) for number in range(1, command.num + 1)]
+    added = [
+        lifecycle.add(command_of_worker(workers[0].command, number))
+        for number, name in enumerate(names, 1)
+        if name not in group
+    ]
+    if added:
+        yield Progress(f"{', '.join(child.name for child in added)} start")
+        yield from until(lambda: not any(child.pid and child.is_on_trial for child in added), FOREVER)
+        failed = [child for child in added if child.is_on_trial]
+        if failed:
+            why = "; ".join(f"{child.name}: {child.boot_error or child.ending}" for child in failed)
+            raise CommandFailedError("failed", f"not all could be started: {why}")
+    for child in reversed(workers[command.num :]):
+        yield Progress(f"{child.name} leaves")
+        yield from _let_leave(group, child)
+    return Done(f"{command.process}: {command.num} where there were {len(workers)}")
+
+
+def _check_scalable(group: ProcessGroup, command: ScaleProcess) -> list[Child]:
+    """Returns the present workers by number."""
+    if command.process != SCALABLE:
+        find_process(group, command.process)
+        raise CommandFailedError("impossible", f"only the {SCALABLE} can be scaled, not the {command.process}")
+    if not 1 <= command.num <= MAX_WORKERS:
+        raise CommandFailedError("impossible", f"there can be 1 to {MAX_WORKERS} of the {SCALABLE}, not {command.num}")
+    check_no_handover(group, SCALABLE)
+    workers = [child for child in group if kind_of(child.name) == SCALABLE]
+    if any(child.is_on_trial or group.status(child).is_leaving for child in workers):
+        raise CommandFailedError("busy", f"the {SCALABLE} is being scaled already")
+    if any(child.is_external for child in workers):
+        raise CommandFailedError("impossible", f"the {SCALABLE} is started by hand; start more of them there")
+    return sorted(workers, key=lambda child: (len(child.name), child.name))
+
+
+def _let_leave(group: ProcessGroup, child: Child) -> Steps:
+    group.give_no_more_work(child)
+    yield from until(lambda: not child.pid, time.monotonic() + LAST_WORK_S)
+    if child.pid:
+        yield from stop_process(group, child)
+    elif child.name in group:  # it was dead already, and waited for its restart
+        group.remove(child)

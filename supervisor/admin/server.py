@@ -1,0 +1,122 @@
+"""Where commands arrive, the operator's socket and the frontend, and how they are carried out beside the loop."""
+
+import time
+from collections.abc import Callable
+
+from messages.admin import (
+    AdminCommand,
+    Answer,
+    Ask,
+    DrainServer,
+    Failed,
+    InstructProcesses,
+    ListProcesses,
+    Progress,
+    ReadLog,
+    RestartProcess,
+    Result,
+    ScaleProcess,
+)
+from messages.channels import AskServer
+from runtime.run_dir import RunDir
+from supervisor.admin.drain import drain_server
+from supervisor.admin.handover import restart_process
+from supervisor.admin.inquiries import instruct, list_processes, read_log
+from supervisor.admin.scaling import scale_process
+from supervisor.admin.tasks import CommandFailedError, Task
+from supervisor.lifecycle import Lifecycle
+from supervisor.shutdown import Shutdown
+
+MAX_OPEN_COMMANDS = 64
+"""Each is a few objects; the bound is against a caller gone wild."""
+
+Reply = Callable[[Answer], None]
+
+
+class OpenCommand:
+    """A task, to whom its result goes, and until when it has nothing to do."""
+
+    def __init__(self, ask_id: int, task: Task, reply: Reply):
+        self._ask_id = ask_id
+        self._task = task
+        self._reply = reply
+        self.due_s = 0.0
+
+    def resume(self) -> bool:
+        """Goes on for as far as it can; returns whether the command is open still."""
+        try:
+            while isinstance(step := next(self._task), Progress):
+                self.answer(step)
+        except StopIteration as end:
+            self.answer(end.value)
+        except CommandFailedError as error:
+            self.answer(error.failed)
+        else:
+            self.due_s = step
+            return True
+        return False
+
+    def answer(self, result: Result) -> None:
+        self._reply(Answer(self._ask_id, result))
+
+    def close(self) -> None:
+        """Ends the task where it is."""
+        self._task.close()
+
+
+class AdminServer:
+    """All commands that are being carried out. `drain_timeout_s`: what a command that gives no time may take."""
+
+    def __init__(self, run_dir: RunDir, lifecycle: Lifecycle, shutdown: Shutdown, drain_timeout_s: float):
+        self._lifecycle = lifecycle
+        self._group = lifecycle.group
+        self._shutdown = shutdown
+        self._drain_timeout_s = drain_timeout_s
+        self.channel: AskServer[Ask] = AskServer(run_dir.socket("operator"), Ask)
+        self._open: list[OpenCommand] = []
+
+    def follow(self) -> None:
+        """Takes new commands and goes on with the open ones; call it at the end of each turn."""
+        for asker, ask in self.channel.receive():
+            self._begin(ask, lambda answer, asker=asker: self.channel.answer(asker, answer))
+        for identity, ask in self._group.control.pop_asks():
+            self._begin(ask, lambda answer, identity=identity: self._group.control.send_to(identity, answer))
+        self._open = [command for command in self._open if command.resume()]
+
+    def due_in_s(self) -> float:
+        """Returns when the next open command has something to do by itself."""
+        return max(0.0, min((command.due_s for command in self._open), default=float("inf")) - time.monotonic())
+
+    def fail_open(self) -> None:
+        """Fails what is open: the server ends."""
+        for command in self._open:
+            command.close()
+            command.answer(Failed("failed", "the server is stopping"))
+        self._open.clear()
+
+    def close(self) -> None:
+        self.channel.close()
+
+    def _begin(self, ask: Ask, reply: Reply) -> None:
+        if self._group.is_stopping or len(self._open) >= MAX_OPEN_COMMANDS:
+            why = "the server is stopping" if self._group.is_stopping else "too many orders are open"
+            reply(Answer(ask.ask_id, Failed("busy", why)))
+            return
+        self._open.append(OpenCommand(ask.ask_id, self._make_task(ask.command), reply))
+
+    def _make_task(self, command: AdminCommand) -> Task:
+        match command:
+            case ListProcesses():
+                return list_processes(self._group)
+            case ReadLog():
+                return read_log(self._group, command)
+            case InstructProcesses():
+                return instruct(self._group, command)
+            case DrainServer(timeout_s):
+                return drain_server(
+                    self._group, self._shutdown, self._drain_timeout_s if timeout_s is None else timeout_s
+                )
+            case RestartProcess():
+                return restart_process(self._lifecycle, command, self._drain_timeout_s)
+            case ScaleProcess():
+                return scale_process(self._lifecycle, command)

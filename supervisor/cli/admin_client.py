@@ -1,0 +1,60 @@
+"""The operator's line to a running server: a command goes out, its result is waited for."""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from messages.admin import AdminCommand, Answer, Ask, Failed, Progress, Result
+from messages.channels import AskClient, Waiter
+from runtime.lifeline import has_launcher
+from runtime.run_dir import RunDir
+from supervisor.cli.running import NoServerError
+
+LOOK_S = 1.0
+"""How often it is made sure that the server still lives."""
+
+
+def ignore(text: str) -> None:
+    """The `on_progress` of those who do not care."""
+
+
+class AdminClient:
+    """One connection to the launcher of a run; one command at a time."""
+
+    def __init__(self, run_dir: RunDir):
+        self._run_dir = run_dir
+        self._client: AskClient[Answer] = AskClient(run_dir.socket("operator"), Answer)
+        self._waiter = Waiter()
+        self._waiter.add_channel(self._client)
+        self._last_id = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def give(self, command: AdminCommand, timeout_s: float, on_progress: Callable[[str], None] = ignore) -> Result:
+        """Returns the result of `command`, which is a `Failed` where none comes in time.
+
+        Raises `NoServerError` where the server ends without one.
+        """
+        self._last_id += 1
+        self._client.ask(Ask(self._last_id, command))
+        deadline_s = time.monotonic() + timeout_s
+        is_alive = True
+        while is_alive and time.monotonic() < deadline_s:
+            is_alive = has_launcher(self._run_dir)
+            self._waiter.wait(min(LOOK_S, max(0.0, deadline_s - time.monotonic())) if is_alive else 0.0)
+            for answer in self._client.receive():
+                if answer.ask_id != self._last_id:
+                    continue
+                if not isinstance(answer.result, Progress):
+                    return answer.result
+                on_progress(answer.result.text)
+        if not is_alive:
+            raise NoServerError(f"the server in {self._run_dir.path} has ended")
+        return Failed("timeout", f"no answer within {timeout_s:g} s")

@@ -1,0 +1,245 @@
+"""`launch.py ps`, `logs`, `drain`, …: the operator's commands against a running server.
+
+Exit codes: 0 done, 1 failed, 2 used wrongly (an unknown process or flag, several servers to choose from), 3 no server.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from messages.admin import (
+    Acknowledged,
+    AdminCommand,
+    Collected,
+    Done,
+    DrainServer,
+    Failed,
+    InstructProcesses,
+    ListProcesses,
+    LogLines,
+    ProcessList,
+    ReadLog,
+    RestartProcess,
+    Result,
+    ScaleProcess,
+    SetLogLevel,
+)
+from supervisor.admin.tasks import CommandFailedError
+from supervisor.cli import inject, profile
+from supervisor.cli.admin_client import AdminClient
+from supervisor.cli.running import NoServerError, RunningServer, WhichServerError, choose_server
+from supervisor.cli.show import process_table
+
+DONE, FAILED, USAGE, NO_SERVER = 0, 1, 2, 3
+EXIT_CODES = {"unknown": USAGE, "impossible": USAGE}
+"""By the reason of a failure; the others are `FAILED`."""
+
+ANSWER_TIMEOUT_S = 15.0
+FOLLOW_WAIT_S = 20.0
+MARGIN_S = 30.0
+"""What a command may take beyond the time that it gives to requests."""
+
+Execute = Callable[[argparse.Namespace, RunningServer, AdminClient], int]
+
+
+def operate(arguments: Sequence[str]) -> int:
+    """Runs one command and returns its exit code, after its result on standard output or one message on error."""
+    options = make_parser().parse_args(arguments)
+    try:
+        server = choose_server(options.run_dir, options.port)
+        with AdminClient(server.run_dir) as line:
+            execute: Execute = options.execute
+            return execute(options, server, line)
+    except (NoServerError, WhichServerError) as error:
+        _complain(options, "no_server" if isinstance(error, NoServerError) else "which_server", str(error))
+        return NO_SERVER if isinstance(error, NoServerError) else USAGE
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stdout = None  # the reader has left: there is nothing to flush any more
+        return DONE
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of all commands."""
+    parser = argparse.ArgumentParser(prog="launch.py", description="Commands for a running server.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add(commands, "ps", "list the processes", list_processes)
+    logs = _add(commands, "logs", "show what a process has written last", show_logs)
+    logs.add_argument("process", metavar="NAME")
+    logs.add_argument("-n", "--lines", type=_count, default=50, metavar="N", help="lines to show (default: 50)")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on with what it writes from now on")
+    drain = _add(commands, "drain", "take nothing new, let running requests finish, then end the server", drain_server)
+    drain.add_argument("--timeout-s", type=_seconds, metavar="X", help="longest wait (default: --drain-timeout-s)")
+    restart = _add(commands, "restart", "replace a process without an error for any client", restart_process)
+    restart.add_argument("process", metavar="NAME")
+    restart.add_argument(
+        "--timeout-s",
+        type=_seconds,
+        metavar="X",
+        help="what rows of a scheduler and connections of a frontend may take (default: --drain-timeout-s)",
+    )
+    scale = _add(commands, "scale", "run more or fewer processes of a kind (the tokenizer)", scale_process)
+    scale.add_argument("process", metavar="NAME")
+    scale.add_argument("num", type=_count, metavar="N", help="how many there shall be")
+    level = _add(commands, "log-level", "show more or less of the log of all or some processes", set_log_level)
+    level.add_argument("level", choices=("debug", "info", "warning", "error"))
+    level.add_argument("processes", nargs="*", metavar="NAME", help="the processes (default: all)")
+    inject.add_options(_add(commands, "inject", "do something wrong on purpose, to see what follows", inject_fault))
+    text = "note what processes do, as one file for a trace viewer"
+    profile.add_options(_add(commands, "profile", text, profile_processes))
+    return parser
+
+
+def list_processes(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
+    result = line.give(ListProcesses(), ANSWER_TIMEOUT_S)
+    if not isinstance(result, ProcessList):
+        return _end(options, result)
+    if options.json:
+        _print_json({**_server_fields(server), "processes": result.processes})
+    else:
+        print(f"{', '.join(server.config.facts.served_names)} on port {server.config.http.port}")
+        print(process_table(result.processes))
+    return DONE
+
+
+def show_logs(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
+    command = ReadLog(options.process, options.lines)
+    while True:
+        result = line.give(command, ANSWER_TIMEOUT_S + command.wait_s)
+        if not isinstance(result, LogLines):
+            return _end(options, result)
+        num_lost = result.next_number - len(result.lines) - command.after
+        if command.after >= 0 and num_lost > 0:
+            print(f"({num_lost} lines came too fast to be kept)", file=sys.stderr)
+        for text in result.lines:
+            print(msgspec.json.encode({"process": options.process, "line": text}).decode() if options.json else text)
+        if not options.follow:
+            return DONE
+        sys.stdout.flush()
+        command = ReadLog(options.process, after=result.next_number, wait_s=FOLLOW_WAIT_S)
+
+
+def drain_server(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
+    timeout_s = server.config.run.drain_timeout_s if options.timeout_s is None else options.timeout_s
+    return _end(options, line.give(DrainServer(options.timeout_s), timeout_s + MARGIN_S))
+
+
+def restart_process(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
+    drain_s = server.config.run.drain_timeout_s if options.timeout_s is None else options.timeout_s
+    timeout_s = drain_s + 2 * server.config.run.boot_timeout_s + MARGIN_S
+    return give(options, line, RestartProcess(options.process, options.timeout_s), timeout_s)
+
+
+def scale_process(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
+    timeout_s = server.config.run.boot_timeout_s + MARGIN_S
+    return give(options, line, ScaleProcess(options.process, options.num), timeout_s)
+
+
+def set_log_level(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
+    return instruct(options, line, InstructProcesses(tuple(options.processes), SetLogLevel(options.level)))
+
+
+def inject_fault(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
+    try:
+        command = inject.read_command(options)
+    except (ValueError, OverflowError) as error:
+        _complain(options, "usage", str(error))
+        return USAGE
+    code = instruct(options, line, command)
+    if code == DONE:
+        inject.resume_later(options, line)
+    return code
+
+
+def profile_processes(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
+    try:
+        text = profile.take_profile(line, options.processes, options.seconds, options.out)
+    except CommandFailedError as error:
+        return _end(options, error.failed)
+    return _end(options, Done(text))
+
+
+def instruct(options: argparse.Namespace, line: AdminClient, command: InstructProcesses) -> int:
+    """Gives an instruction to processes and shows what each has made of it; 1 where one of them failed."""
+    result = line.give(command, command.timeout_s + ANSWER_TIMEOUT_S)
+    if not isinstance(result, Collected):
+        return _end(options, result)
+    if options.json:
+        _print_json({name: _fields(entry) for name, entry in result.results.items()})
+    else:
+        for name, entry in result.results.items():
+            print(f"{name:<12} {entry.text if isinstance(entry, Acknowledged) else entry.message}")
+    return FAILED if any(isinstance(entry, Failed) for entry in result.results.values()) else DONE
+
+
+def give(options: argparse.Namespace, line: AdminClient, command: AdminCommand, timeout_s: float) -> int:
+    """Gives a command whose result is one line, and tells how far it comes."""
+    return _end(options, line.give(command, timeout_s, lambda text: print(text, file=sys.stderr, flush=True)))
+
+
+def _end(options: argparse.Namespace, result: Result) -> int:
+    """Shows a result that is one line, and returns the exit code."""
+    match result:
+        case Failed(reason, message):
+            _complain(options, reason, message)
+            return EXIT_CODES.get(reason, FAILED)
+        case Done(text):
+            if options.json:
+                _print_json({"done": text})
+            else:
+                print(text)
+            return DONE
+        case _:
+            _complain(options, "failed", f"the server answered with {type(result).__name__}")
+            return FAILED
+
+
+def _complain(options: argparse.Namespace, reason: str, message: str) -> None:
+    if options.json:
+        _print_json({"error": {"reason": reason, "message": message}})
+    else:
+        print(f"launch.py {options.command}: {message}", file=sys.stderr)
+
+
+def _add(commands: Any, name: str, text: str, execute: Execute) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the run directory of the server that is meant")
+    parser.add_argument("--port", type=int, metavar="N", help="its port (default: the only server that runs)")
+    parser.set_defaults(execute=execute)
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no time")
+    return value
+
+
+def _server_fields(server: RunningServer) -> dict[str, Any]:
+    return {
+        "port": server.config.http.port,
+        "models": server.config.facts.served_names,
+        "run_dir": str(server.run_dir.path),
+    }
+
+
+def _fields(result: Acknowledged | Failed) -> dict[str, Any]:
+    return msgspec.structs.asdict(result)
+
+
+def _print_json(value: object) -> None:
+    print(msgspec.json.encode(value).decode())

@@ -1,0 +1,53 @@
+"""`launch.py profile`: what processes do for some seconds, merged into one file in this command's own process."""
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from messages.admin import Acknowledged, Collected, Failed, InstructProcesses, ProcessCommand, StartProfile, StopProfile
+from supervisor.admin.tasks import CommandFailedError
+from supervisor.cli.admin_client import AdminClient
+from supervisor.cli.merge_profiles import write_trace
+
+TIMEOUT_S = 60.0
+"""What a process gets to begin and to end; torch takes seconds for each."""
+
+ANSWER_TIMEOUT_S = 15.0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("processes", nargs="*", metavar="NAME", help="the processes (default: all)")
+    parser.add_argument("--seconds", type=float, default=5.0, metavar="X", help="how long (default: 5)")
+    parser.add_argument("--out", type=Path, default=Path("trace.json"), metavar="FILE", help="default: trace.json")
+
+
+def take_profile(line: AdminClient, processes: Sequence[str], seconds: float, out: Path) -> str:
+    """Writes the trace and returns what is in it. Raises `CommandFailedError`."""
+    started = sorted(_instruct(line, processes, StartProfile()))
+    try:
+        time.sleep(seconds)
+    finally:
+        files = _instruct(line, started, StopProfile())
+    try:
+        trace = write_trace([Path(file) for file in files.values()], out)
+    except (OSError, TimeoutError) as error:
+        raise CommandFailedError("failed", f"the profiles cannot be merged: {error}") from None
+    kinds = [event["ph"] for event in trace["traceEvents"]]
+    return (
+        f"{out}: {', '.join(files)}; {kinds.count('X')} slices, {kinds.count('s')} arrows. "
+        "Open it in https://ui.perfetto.dev or chrome://tracing"
+    )
+
+
+def _instruct(line: AdminClient, processes: Sequence[str], command: ProcessCommand) -> dict[str, str]:
+    """Returns what each process has answered that has done it. Raises `CommandFailedError` where none has."""
+    result = line.give(InstructProcesses(tuple(processes), command, TIMEOUT_S), TIMEOUT_S + ANSWER_TIMEOUT_S)
+    if isinstance(result, Failed):
+        raise CommandFailedError(result.reason, result.message)
+    assert isinstance(result, Collected)
+    texts = {name: one.text for name, one in result.results.items() if isinstance(one, Acknowledged)}
+    if not texts:
+        reasons = [f"{name}: {one.message}" for name, one in result.results.items() if isinstance(one, Failed)]
+        raise CommandFailedError("failed", "; ".join(reasons))
+    return texts

@@ -1,0 +1,59 @@
+"""Results of commands as people read them: tables and lines."""
+
+from collections.abc import Sequence
+
+from messages.admin import ProcessInfo
+
+SHOWN_GAUGES = (
+    "requests",
+    "waiting",
+    "running",
+    "streams",
+    "pages_free",
+    "pages_cached",
+    "pages_held",
+    "chars_in_hand",
+)
+"""The gauges that `ps` shows, where a process has them and they are not 0; --json has all."""
+
+COLUMNS = ("PROCESS", "PID", "STATE", "BEAT", "INC", "RESTARTS", "CPU%", "RSS", "QUEUE")
+
+
+def process_table(processes: Sequence[ProcessInfo]) -> str:
+    """Returns one line a process under a line of headings."""
+    rows = [COLUMNS, *map(_row, processes)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _row(process: ProcessInfo) -> tuple[str, ...]:
+    gauges = process.gauges
+    queue = " ".join(f"{name}={gauges[name]:g}" for name in SHOWN_GAUGES if gauges.get(name))
+    return (
+        process.name,
+        str(process.pid or "-"),
+        _state(process),
+        _seconds(process.beat_age_s),
+        str(process.incarnation),
+        str(process.num_restarts),
+        "-" if process.cpu_percent is None else f"{process.cpu_percent:.1f}",
+        _megabytes(process.rss_bytes),
+        queue or "-",
+    )
+
+
+def _state(process: ProcessInfo) -> str:
+    if process.phase:
+        fraction = "" if process.fraction is None else f" {process.fraction:.0%}"
+        return f"{process.state} ({process.phase}{fraction})"
+    return f"{process.state} {process.busy_s:.1f}s" if process.busy_s else process.state
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f}s"
+
+
+def _megabytes(num_bytes: int | None) -> str:
+    return "-" if num_bytes is None else f"{num_bytes / 2**20:.0f}M"

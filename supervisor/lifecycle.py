@@ -1,0 +1,234 @@
+"""How each process starts, what it reports, and what follows when it ends."""
+
+import contextlib
+import time
+from typing import NoReturn
+
+from messages.admin import Ask, InstructionDone
+from messages.config import RunConfig
+from messages.control import (
+    SUCCESSOR,
+    Beat,
+    BootFailed,
+    Drain,
+    Drained,
+    Hello,
+    PhaseReport,
+    Ready,
+    StandingBy,
+    Welcome,
+)
+from messages.errors import SluiceError
+from supervisor.admission import find_reason_to_refuse
+from supervisor.child import Child, Command
+from supervisor.console import Console
+from supervisor.endings import tell_end, tell_fatal_end
+from supervisor.process_group import ProcessGroup, hears_table
+from supervisor.restarts import NoRestartError, Restarts
+
+LAST_WORDS_S = 0.2
+"""How long the loop collects what a dead process has still written and reported."""
+
+Report = PhaseReport | StandingBy | Ready | BootFailed | Beat | Drained | InstructionDone | Ask
+
+
+class RunFailedError(SluiceError):
+    """A process could not start, or has died for good, so the run ends."""
+
+
+class Lifecycle:
+    """Starts the processes of `group`, follows what becomes of them, and replaces those that die."""
+
+    def __init__(self, settings: RunConfig, group: ProcessGroup, console: Console):
+        self.group = group
+        self._console = console
+        self._restarts = Restarts(settings)
+
+    def start_all(self) -> None:
+        for child in self.group:
+            self.start(child)
+
+    def start(self, child: Child) -> None:
+        """Starts a process, for the first time or again. Raises `RunFailedError` where it cannot be started at all."""
+        if child.is_external:
+            self._console.say_of(child.name, f"waiting: start it by hand\n  {self.group.how_to_start(child)}")
+            return
+        self._console.begin_process(child.name)
+        try:
+            self.group.spawn(child)
+        except OSError as error:
+            child.boot_error = str(error)
+            if child.is_successor or child.is_on_trial:
+                self.group.remove(child)
+            else:
+                self.plan_restart(child, was_starting=True)
+
+    def add(self, command: Command) -> Child:
+        """Starts one process more; it is in the group until it ends without having served, or leaves by order."""
+        child = Child(command)
+        child.is_on_trial = True
+        self.group.add(child)
+        self.start(child)
+        return child
+
+    def start_successor(self, child: Child) -> Child:
+        """Starts, beside `child`, the process that will take its place; it is in the group until it ends."""
+        successor = Child.successor_of(child)
+        self.group.add(successor, self.group.status(child).num_restarts + 1)
+        self.start(successor)
+        return successor
+
+    def follow(self, readable: set[int]) -> None:
+        """Deals with all that has come: output, reports, ends, and the time for a restart."""
+        for child in self.group:
+            if child.descriptor in readable:
+                self.show_output(child)
+        self._receive_reports()
+        for child in self.group:
+            if child.notice_end():
+                self._on_end(child)
+        for name in self._restarts.pop_due(time.monotonic()):
+            child = self.group.find(name)
+            assert child is not None
+            self.start(child)
+
+    def due_in_s(self) -> float:
+        """Returns when the next restart or the frontends' next table is due; never where nothing is to be done."""
+        return min(self.group.table_due_in_s(), self._restarts.due_in_s(time.monotonic()))
+
+    def show_output(self, child: Child) -> None:
+        for line in child.read_output():
+            self._console.say_of(child.name, line)
+        if child.is_silent:
+            self.group.close_output(child)
+
+    def _receive_reports(self) -> None:
+        for name, message in self.group.control.receive(from_anybody=Hello):
+            child = self.group.find(name)
+            if isinstance(message, Hello):
+                self._answer_hello(name, message)
+            elif child is not None and child.is_welcome:
+                self._note_report(child, message)
+
+    def _answer_hello(self, name: str, hello: Hello) -> None:
+        group = self.group
+        child = group.find(name)
+        reason = find_reason_to_refuse(child, group.names(), hello)
+        if group.is_stopping:
+            reason = reason or "the server is stopping"
+        if reason or child is None:
+            self._console.say(f"refused a process (pid {hello.pid}) that called itself {name}: {reason}")
+            group.control.refuse(name, hello.pid, reason or "")
+            return
+        if child.pid == 0:
+            group.adopt(child, hello.pid)
+        child.is_welcome = True
+        group.control.welcome(name, hello.pid, Welcome(child.incarnation, child.uid_block))
+        if hears_table(child):
+            group.publish(at_once=True)
+
+    def _note_report(self, child: Child, message: Report) -> None:
+        board = self.group.board
+        match message:
+            case PhaseReport(text, fraction):
+                if board.phase(child.name, text, fraction):
+                    self._console.say_of(child.name, text)
+                if fraction is not None:
+                    self._console.progress(child.name, text, fraction)
+            case StandingBy():
+                board.standing_by(child.name)
+                self._console.say_of(child.name, f"stands by after {time.monotonic() - child.started_s:.1f} s")
+            case Ready():
+                self._note_ready(child)
+            case BootFailed(text):
+                child.boot_error = text
+                if self.is_first_start(child) and not self.group.is_stopping:
+                    raise RunFailedError(f"{child.name} cannot start: {text}")
+            case Beat():
+                if board.beat(child.name, message):
+                    self._console.say_of(child.name, "answers again")
+            case Drained() | InstructionDone() | Ask():
+                self.group.control.note(child.name, message)
+
+    def _note_ready(self, child: Child) -> None:
+        self.group.board.ready(child.name)
+        child.is_on_trial = False
+        self._restarts.note_ready(child.name, time.monotonic())
+        self.group.publish(at_once=True)
+        if child.is_front and self.group.is_draining:
+            self.group.control.send(child.name, Drain(0.0))
+        self._console.say_of(child.name, f"ready in {time.monotonic() - child.started_s:.1f} s")
+
+    def is_first_start(self, child: Child) -> bool:
+        """Tells whether a failure of this start is the run's failure. One that was started by hand may try again."""
+        is_first = self.group.status(child).num_restarts == 0 and not child.is_on_trial
+        return is_first and not child.is_external
+
+    def is_replaced(self, child: Child) -> bool:
+        """Tells whether the launcher starts this process again when it dies."""
+        return self._restarts.is_wanted(child.name) and not child.is_external
+
+    def cancel_restarts(self) -> None:
+        self._restarts.cancel()
+
+    def _on_end(self, child: Child) -> None:
+        group = self.group
+        group.remove_files(child)
+        if group.is_stopping:
+            group.board.ended(child.name)
+            return
+        self._collect_last_words(child)
+        group.close_output(child)
+        self._console.end_progress()
+        was_starting = group.status(child).state == "starting"
+        child.is_welcome = False
+        group.board.ended(child.name)
+        if child.is_passing or child.is_on_trial or group.status(child).is_leaving:
+            has_left = child.has_been_told and not was_starting
+            self._console.say_of(child.name, "has left" if has_left else tell_end(child, was_starting))
+            group.remove(child)
+        elif child.name + SUCCESSOR in group:
+            end = "gives way" if child.has_been_told else tell_end(child, was_starting)
+            self._console.say_of(child.name, f"{end}; its successor takes over")
+            group.board.waiting_for_successor(child.name)
+        else:
+            self.plan_restart(child, was_starting)
+
+    def _collect_last_words(self, child: Child) -> None:
+        """Takes what a dead process has still written and, where it was starting, reported: the reason is in it."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        with contextlib.suppress(RunFailedError):
+            while time.monotonic() < deadline:
+                self._receive_reports()
+                self.show_output(child)
+                is_explained = child.boot_error or self.group.status(child).state != "starting"
+                if is_explained and (child.is_silent or child.is_external):
+                    break
+                self.group.control.wait(LAST_WORDS_S / 20)
+
+    def plan_restart(self, child: Child, was_starting: bool) -> None:
+        """Has a dead process come back. Raises `RunFailedError` where it must not."""
+        if was_starting and self.is_first_start(child):
+            self._give_up(child, was_starting)
+        is_last_frontend = child.is_front and not any(frontend.pid for frontend in self.group.frontends())
+        if is_last_frontend and self.group.is_draining:  # nobody is left to whom the others could answer
+            self._give_up(child, was_starting)
+        if child.is_external and (was_starting or self._restarts.is_wanted(child.name)):
+            self._tell_restart(child, tell_end(child, was_starting))
+            self.start(child)
+            return
+        try:
+            restart = self._restarts.note_death(child.name, time.monotonic())
+        except NoRestartError as refusal:
+            self._give_up(child, was_starting, f"\n{refusal}")
+        else:
+            self._tell_restart(child, f"{tell_end(child, was_starting)}; {restart.text}")
+
+    def _tell_restart(self, child: Child, text: str) -> None:
+        self.group.board.restarting(child.name)
+        self.group.publish(at_once=True)
+        self._console.say_of(child.name, text)
+
+    def _give_up(self, child: Child, was_starting: bool, why: str = "") -> NoReturn:
+        self.group.publish(at_once=True)
+        raise RunFailedError(f"{tell_fatal_end(child, was_starting)}{why}")

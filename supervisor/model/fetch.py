@@ -1,0 +1,206 @@
+"""Fetches a model from the hub into its cache, as a process of its own: `python -m supervisor.model.fetch NAME`.
+
+Prints the directory and exits with 0, or prints one message for the operator and exits with 1. Progress goes to
+standard error.
+"""
+
+import argparse
+import contextlib
+import fnmatch
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import msgspec
+from huggingface_hub import constants, errors
+
+from messages.errors import BootError
+from runtime.lifeline import ask_for_death_signal
+
+ANSWER_TIMEOUT_S = 5.0
+"""What the hub gets to answer one connection."""
+
+LOOK_UP_TIMEOUT_S = 8.0
+"""What name resolution, all addresses and all retries get together."""
+
+ROOT_FILES_ONLY = ["*/*"]
+TOKENIZER_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model"]
+
+SAFETENSORS, PICKLES = "model*.safetensors", "pytorch_model*.bin"
+WEIGHT_PATTERNS = {
+    "auto": [SAFETENSORS, PICKLES],
+    "safetensors": [SAFETENSORS],
+    "pt": [PICKLES],
+    "none": [],
+    "tokenizer": [],
+}
+"""Formats by kind, the preferred one first."""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What to fetch. `kind`: auto, safetensors or pt with weights of that format, none or tokenizer without."""
+
+    name: str
+    revision: str
+    kind: str
+
+
+class WeightIndex(msgspec.Struct):
+    """A list of shards, as it lies beside them."""
+
+    weight_map: dict[str, str]
+
+
+class HubUnreachableError(Exception):
+    """The hub gave no usable answer; the text says what happened."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Fetches a model from the hub and prints its directory.")
+    parser.add_argument("name")
+    parser.add_argument("--revision", default="main")
+    parser.add_argument("--wanted", default="auto", choices=("auto", "safetensors", "pt", "none", "tokenizer"))
+    parser.add_argument("--parent-pid", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.parent_pid:
+        ask_for_death_signal(arguments.parent_pid)
+    try:
+        directory = fetch(Wanted(arguments.name, arguments.revision, arguments.wanted))
+    except BootError as error:
+        sys.stdout.write(f"{error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    sys.stdout.write(f"{directory}\n")
+    return 0
+
+
+def fetch(wanted: Wanted) -> Path:
+    """Returns a directory that holds all that is wanted: from the hub, or from the cache where there is no answer.
+
+    Raises `BootError` with what was looked for where, and what to do.
+    """
+    try:
+        file_names = _ask_hub(wanted)
+    except HubUnreachableError as error:
+        cached = find_cached(wanted)
+        if cached is None:
+            raise BootError(_unreachable_text(wanted, str(error))) from None
+        sys.stderr.write(f"{constants.ENDPOINT} cannot be reached; using the copy of {wanted.name} in the cache\n")
+        return cached
+    return _download(wanted, [*TOKENIZER_FILES, *_weight_patterns(wanted, file_names)])
+
+
+def find_cached(wanted: Wanted) -> Path | None:
+    """Returns the directory in the cache that holds all that is wanted; `None` where there is none."""
+    names = (
+        ("tokenizer.json", "tokenizer_config.json", "vocab.json") if wanted.kind == "tokenizer" else ("config.json",)
+    )
+    for name in names:
+        found = huggingface_hub.try_to_load_from_cache(wanted.name, name, revision=wanted.revision)
+        if isinstance(found, str) and _has_weights(Path(found).parent, wanted.kind):
+            return Path(found).parent
+    return None
+
+
+def _has_weights(directory: Path, kind: str) -> bool:
+    patterns = WEIGHT_PATTERNS[kind]
+    return not patterns or any(_has_all_shards(directory, pattern) for pattern in patterns)
+
+
+def _has_all_shards(directory: Path, pattern: str) -> bool:
+    present = {file.name for file in directory.glob(pattern)}
+    needed: set[str] = set()
+    for index in directory.glob(f"{pattern}.index.json"):
+        with contextlib.suppress(msgspec.DecodeError):
+            needed |= set(msgspec.json.decode(index.read_bytes(), type=WeightIndex).weight_map.values())
+    return bool(present) and needed <= present
+
+
+def _ask_hub(wanted: Wanted) -> list[str]:
+    """Returns the names of the files that the hub has. Raises `HubUnreachableError`, or `BootError` for its refusal."""
+    answers: list[Any] = []
+    asking = threading.Thread(target=_ask, args=(wanted, answers), daemon=True)
+    asking.start()
+    asking.join(LOOK_UP_TIMEOUT_S)  # a thread, for name resolution knows no time limit
+    if not answers:
+        raise HubUnreachableError(f"no answer within {LOOK_UP_TIMEOUT_S:.0f} s")
+    answer = answers[0]
+    if not isinstance(answer, Exception):
+        return [sibling.rfilename for sibling in answer.siblings or ()]
+    raise _refusal(wanted, answer) from None
+
+
+def _ask(wanted: Wanted, answers: list[Any]) -> None:
+    try:
+        api = huggingface_hub.HfApi()
+        answers.append(api.model_info(wanted.name, revision=wanted.revision, timeout=ANSWER_TIMEOUT_S))
+    except Exception as error:  # every version of the library and its HTTP client raises its own kinds
+        answers.append(error)
+
+
+def _refusal(wanted: Wanted, error: Exception) -> Exception:
+    """Returns what to raise for an exception of the library: a refusal that is final, or an unreachable hub."""
+    name, hub = wanted.name, constants.ENDPOINT
+    match error:
+        case errors.GatedRepoError():
+            return BootError(
+                f"{name} is gated: accept its terms on {hub}/{name}, then set HF_TOKEN or run `hf auth login`"
+            )
+        case errors.RevisionNotFoundError():
+            return BootError(f"{name} has no revision {wanted.revision!r} on {hub} (--revision)")
+        case errors.RepositoryNotFoundError():
+            return BootError(
+                f"there is no model {name!r}, neither as a directory nor on {hub}; check the spelling, or set "
+                "HF_TOKEN where it is private"
+            )
+        case errors.HFValidationError():
+            return BootError(f"{name!r} is neither a directory nor a possible name on the hub (OWNER/NAME)")
+        case errors.OfflineModeIsEnabled():
+            return HubUnreachableError("HF_HUB_OFFLINE is set")
+        case _:
+            return HubUnreachableError(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+
+
+def _weight_patterns(wanted: Wanted, file_names: list[str]) -> list[str]:
+    """Returns the patterns of one weight format, safetensors first. Raises `BootError` where the hub has none."""
+    formats = WEIGHT_PATTERNS[wanted.kind]
+    if not formats:
+        return []
+    for pattern in formats:
+        if fnmatch.filter(file_names, pattern):
+            return [pattern]
+    raise BootError(f"{wanted.name} has no weights that can be read: looked for {' and '.join(formats)}")
+
+
+def _download(wanted: Wanted, patterns: list[str]) -> Path:
+    try:
+        directory = huggingface_hub.snapshot_download(  # pyright: ignore[reportUnknownMemberType]
+            wanted.name, revision=wanted.revision, allow_patterns=patterns, ignore_patterns=ROOT_FILES_ONLY
+        )
+    except Exception as error:  # network, disk and library each have their own kinds
+        raise BootError(
+            f"the download of {wanted.name} broke off ({type(error).__name__}: {error}); start again to go on with it"
+        ) from None
+    return Path(directory)
+
+
+def _unreachable_text(wanted: Wanted, reason: str) -> str:
+    name, revision = wanted.name, "" if wanted.revision == "main" else f" --revision {wanted.revision}"
+    what, flag = ("tokenizer", "--tokenizer") if wanted.kind == "tokenizer" else ("model", "--model")
+    last = "" if what == "tokenizer" else "; or leave --model out: the bundled model needs no network"
+    return f"""cannot find the {what} {name!r}. Looked for
+  the directory  {Path(name).absolute()}: not there
+  the cache      {constants.HF_HUB_CACHE}: it has no complete copy
+  the hub        {constants.ENDPOINT}: {reason}
+What you can do
+  - give a directory that holds config.json, tokenizer and weights: {flag} DIR
+  - where there is a network, run `hf download {name}{revision} --local-dir {name.split("/")[-1]}`, copy that
+    directory here and give it ({flag} DIR); or copy that machine's cache here and point HF_HOME at it
+  - set HF_ENDPOINT to a mirror or HTTPS_PROXY to a proxy that can be reached{last}"""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,64 @@
+"""Turns `--model` and `--tokenizer` into directories: bundled, local, or fetched from the hub by a child process."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from messages.config import ModelConfig
+from messages.errors import BootError, UsageError
+from supervisor.child import ROOT, how_it_ended, python_command, python_path
+
+BUNDLED_MODEL = ROOT / "assets" / "shakespeare-gpt2"
+
+
+def find_model(model: ModelConfig) -> Path:
+    """Returns the directory of the model. Raises `UsageError` or `BootError` where there is none."""
+    if not model.model:
+        if not BUNDLED_MODEL.is_dir():
+            raise BootError(f"the bundled model is not in {BUNDLED_MODEL}; give a model with --model")
+        return BUNDLED_MODEL
+    return _find("--model", model.model, model.revision, "none" if model.load_format == "dummy" else model.load_format)
+
+
+def find_tokenizer(model: ModelConfig, model_dir: Path) -> Path:
+    """Returns the directory of the tokenizer, by default the model's."""
+    if not model.tokenizer:
+        return model_dir
+    return _find("--tokenizer", model.tokenizer, "main", "tokenizer")
+
+
+def model_name(model: ModelConfig) -> str:
+    """Returns the name under which clients know the model where no flag gives one."""
+    return model.model.rstrip("/") or BUNDLED_MODEL.name
+
+
+def _find(flag: str, name: str, revision: str, wanted: str) -> Path:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.absolute()
+    if path.exists():
+        raise UsageError(f"{flag}: {name} is a file; give the directory that holds config.json and the weights")
+    if _is_path_like(name):
+        raise UsageError(f"{flag}: there is no directory {path.absolute()}")
+    return _fetch(name, revision, wanted)
+
+
+def _is_path_like(name: str) -> bool:
+    """A hub name is NAME or OWNER/NAME; what cannot be one was meant as a path."""
+    return name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
+
+
+def _fetch(name: str, revision: str, wanted: str) -> Path:
+    """Runs the look-up on the hub in a process of its own, which can be cut off and keeps this one light."""
+    arguments = [name, "--revision", revision, "--wanted", wanted, "--parent-pid", str(os.getpid())]
+    result = subprocess.run(
+        [*python_command("supervisor.model.fetch"), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": python_path()},
+        check=False,
+    )
+    text = result.stdout.decode(errors="replace").strip()
+    if result.returncode == 0:
+        return Path(text)
+    raise BootError(text or f"the look-up of {name} on the hub {how_it_ended(result.returncode)}")

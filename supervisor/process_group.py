@@ -1,0 +1,202 @@
+"""The processes of a run: which there are and under what names, and what they hear of each other."""
+
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from messages.channels import Waiter
+from messages.control import PREDECESSOR, Drain, ProcessStatus, Stop, TakeOver
+from messages.uids import frontend_socket
+from runtime.run_dir import RunDir
+from supervisor.child import Child, Command
+from supervisor.control_plane import ControlPlane
+from supervisor.signals import SignalPipe
+from supervisor.status_board import StatusBoard
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a run takes place: what the launcher has opened for it before any process starts."""
+
+    run_dir: RunDir
+    listener: socket.socket
+    signals: SignalPipe
+
+
+class ProcessGroup:
+    """Owns the child processes, their table and the control plane. Nothing here waits."""
+
+    def __init__(self, commands: Iterable[Command], site: Site, waiter: Waiter, hang_timeout_s: float):
+        self._site = site
+        self._waiter = waiter
+        self._children = {command.name: Child(command) for command in commands}
+        self.board = StatusBoard(list(self._children), hang_timeout_s)
+        self.control = ControlPlane(site.run_dir.socket("launcher"))
+        waiter.add_channel(self.control)
+        self.has_started = False
+        """Every process has served at once."""
+        self.is_draining = False
+        self.is_stopping = False
+        self._num_frontend_starts = 0
+
+    def __iter__(self) -> Iterator[Child]:
+        """Iterates over all as they are now; processes may come and go meanwhile."""
+        return iter(list(self._children.values()))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._children
+
+    def names(self) -> list[str]:
+        return list(self._children)
+
+    def find(self, name: str) -> Child | None:
+        return self._children.get(name)
+
+    def frontends(self) -> list[Child]:
+        """Returns the frontends that have a place of their own, whether they run now or not."""
+        return [child for child in self if child.is_front and not child.is_passing]
+
+    def status(self, child: Child) -> ProcessStatus:
+        return self.board.status(child.name)
+
+    def state(self, child: Child) -> str:
+        """Returns its `ProcessState`; `dead` for one that is not part of the run any more."""
+        return self.status(child).state if child.name in self else "dead"
+
+    def note_started(self) -> None:
+        """Every process serves: the frontends open their doors when they hear it."""
+        self.has_started = True
+        self.publish(at_once=True)
+
+    def begin_stop(self) -> None:
+        """From now on nobody is welcomed or replaced."""
+        self.is_stopping = True
+
+    def begin_drain(self, timeout_s: float) -> None:
+        """Has the frontends take nothing new; `has_drained` turns true when the last request has ended."""
+        self.is_draining = True
+        for frontend in self.frontends():
+            if frontend.is_welcome:
+                self.control.drain(frontend.name, Drain(timeout_s))
+
+    def has_drained(self) -> bool:
+        """Tells whether no frontend that lives has a request left, also none that is about to leave."""
+        is_one_leaving = any(child.is_front and child.name.endswith(PREDECESSOR) for child in self)
+        living = [frontend for frontend in self.frontends() if frontend.pid]
+        return not is_one_leaving and all(self.control.has_drained(frontend.name) for frontend in living)
+
+    def num_unfinished(self) -> int:
+        """Returns how many requests were left in the frontends that have drained."""
+        return sum(self.control.num_unfinished(frontend.name) for frontend in self.frontends())
+
+    def spawn(self, child: Child) -> None:
+        """Starts the next incarnation of a process. Raises `OSError`."""
+        child.spawn(self._site.run_dir.path, self._site.listener.fileno() if child.is_front else None)
+        self._site.run_dir.pid_file(child.name).write_text(f"{child.pid}", encoding="ascii")
+        self._note_start(child)
+
+    def adopt(self, child: Child, pid: int) -> None:
+        """Takes a process that was started by hand as the next incarnation."""
+        child.adopt(pid)
+        self._note_start(child)
+
+    def _note_start(self, child: Child) -> None:
+        if child.descriptor >= 0:
+            self._waiter.add_descriptor(child.descriptor)
+        if child.is_front:
+            self._num_frontend_starts += 1
+            child.uid_block = self._num_frontend_starts
+        self.board.started(child.name, child.pid, child.incarnation, child.uid_block)
+        self.publish(at_once=True)
+
+    def how_to_start(self, child: Child) -> str:
+        """Returns the shell line that starts an external process by hand."""
+        return child.by_hand(self._site.run_dir.path)
+
+    def add(self, child: Child, num_restarts: int = 0) -> None:
+        """Makes a process part of the run, before its start."""
+        self._children[child.name] = child
+        self.board.add(child.name, num_restarts)
+
+    def remove(self, child: Child) -> None:
+        """Forgets a process that has ended and will not be started again."""
+        del self._children[child.name]
+        self.board.remove(child.name)
+        self.control.forget(child.name)
+        self.publish(at_once=True)
+
+    def give_place(self, successor: Child, child: Child) -> None:
+        """Lets `successor`, which stands by, have the name of `child` from now on.
+
+        A `child` that still lives, and finishes what it has begun, is called its predecessor.
+        """
+        name = child.name
+        if child.pid:
+            self._rename(child, name + PREDECESSOR)
+        else:
+            self.control.forget(name)
+        self._rename(successor, name)
+        self.board.taking_over(name)
+        self.publish(at_once=True)  # a frontend must know the others before its first connection
+        self.control.send(name, TakeOver(successor.incarnation))
+
+    def _rename(self, child: Child, name: str) -> None:
+        self._site.run_dir.pid_file(child.name).rename(self._site.run_dir.pid_file(name))
+        self.control.rename(child.name, name)
+        self.board.rename(child.name, name)
+        del self._children[child.name]
+        child.name = name
+        self._children[name] = child
+
+    def await_successor(self, child: Child) -> None:
+        """Has requests wait: the successor of `child` is sure to come soon."""
+        self.board.set_awaited(child.name, True)
+        self.publish(at_once=True)
+
+    def give_no_more_work(self, child: Child) -> None:
+        """Has `child` finish what it has and get nothing new."""
+        self.board.leaving(child.name)
+        self.publish(at_once=True)
+
+    def ask_to_stop(self, child: Child) -> None:
+        """Tells a process to end; one that is starting is killed."""
+        child.has_been_told = True
+        if not child.pid:
+            return
+        if self.status(child).state == "starting" and not child.is_external:
+            child.kill()  # it may be deep in a load and has nothing to lose
+        else:
+            self.control.send(child.name, Stop())
+
+    def remove_files(self, child: Child) -> None:
+        """Removes what a process that has ended leaves in the run directory."""
+        self._site.run_dir.pid_file(child.name).unlink(missing_ok=True)
+        if child.is_front:
+            self._site.run_dir.socket(frontend_socket(child.uid_block)).unlink(missing_ok=True)
+
+    def close_output(self, child: Child) -> None:
+        """Listens to what a process writes no longer."""
+        if child.descriptor >= 0:
+            self._waiter.remove_descriptor(child.descriptor)
+            child.release()
+
+    def has_listening_frontend(self) -> bool:
+        return any(frontend.is_welcome for frontend in self.frontends())
+
+    def table_due_in_s(self) -> float:
+        """Returns when the frontends must hear the process table next: never while none is there."""
+        due_s = self.board.due_in_s(time.monotonic_ns()) if self.has_listening_frontend() else None
+        return float("inf") if due_s is None else due_s
+
+    def publish(self, at_once: bool = False) -> None:
+        """Sends the process table to the frontends where it is due, or `at_once`."""
+        if self.has_listening_frontend() and (at_once or self.table_due_in_s() == 0):
+            table = self.board.publish(time.monotonic_ns())
+            for child in self:
+                if hears_table(child):
+                    self.control.send(child.name, table)
+
+
+def hears_table(child: Child) -> bool:
+    return child.is_front and child.is_welcome and not child.is_successor

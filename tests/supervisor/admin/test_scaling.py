@@ -1,0 +1,73 @@
+"""More and fewer tokenizers in a run of scripted processes."""
+
+import os
+import signal
+
+import pytest
+
+from tests.supervisor.cli.test_operate import NAMES, SERVING, operate_on, ps, start
+from tests.supervisor.fake_run import FakeRun
+from tests.supervisor.test_replacement import stop
+
+
+def tokenizers(run: FakeRun) -> list[str]:
+    return [name for name in ps(run) if name.startswith("tokenizer")]
+
+
+def test_workers_are_added_and_leave_again():
+    with start() as run:
+        run.wait_for(SERVING)
+        pids = run.note_pids()
+        result = operate_on(run, "scale", "tokenizer", "3")
+        assert (result.returncode, result.stdout) == (0, "tokenizer: 3 where there were 1\n")
+        run.wait_for("tokenizer=ready tokenizer-2=ready tokenizer-3=ready")
+        assert tokenizers(run) == ["tokenizer", "tokenizer-2", "tokenizer-3"]
+        assert {name: pid for name, pid in run.note_pids().items() if name in NAMES} == pids
+        assert operate_on(run, "scale", "tokenizer", "1").returncode == 0
+        assert tokenizers(run) == ["tokenizer"]
+        run.wait_for("tokenizer-2  has left")
+        run.wait_for("tokenizer-3  has left")
+        assert run.run_dir.pids() == pids
+        assert operate_on(run, "scale", "tokenizer", "1").returncode == 0
+        stop(run)
+
+
+def test_a_worker_that_dies_is_replaced_under_its_name():
+    with start() as run:
+        run.wait_for(SERVING)
+        assert operate_on(run, "scale", "tokenizer", "2").returncode == 0
+        os.kill(run.note_pids()["tokenizer-2"], signal.SIGKILL)
+        run.wait_for("tokenizer-2=ready.2")
+        assert operate_on(run, "restart", "tokenizer-2").returncode == 0
+        assert ps(run)["tokenizer-2"]["incarnation"] == 3
+        assert ps(run)["tokenizer"]["incarnation"] == 1
+        stop(run)
+
+
+def test_a_worker_that_cannot_start_is_given_up_and_the_run_goes_on():
+    with start(tokenizer="serve_only_the_first") as run:
+        run.wait_for(SERVING)
+        result = operate_on(run, "scale", "tokenizer", "2")
+        assert result.returncode == 1
+        assert "not all could be started: tokenizer-2: one is enough" in result.stderr
+        assert tokenizers(run) == ["tokenizer"]
+        assert run.note_pids().keys() == set(NAMES)
+        stop(run)
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "text"),
+    [
+        (("scheduler", "2"), 2, "only the tokenizer can be scaled, not the scheduler"),
+        (("tokenizer", "0"), 2, "there can be 1 to 64 of the tokenizer, not 0"),
+        (("tokenizer", "65"), 2, "there can be 1 to 64 of the tokenizer, not 65"),
+        (("nobody", "2"), 2, "there is no process 'nobody'"),
+    ],
+)
+def test_what_cannot_be_scaled(words: tuple[str, str], exit_code: int, text: str):
+    with start() as run:
+        run.wait_for(SERVING)
+        result = operate_on(run, "scale", *words)
+        assert result.returncode == exit_code
+        assert text in result.stderr
+        stop(run)

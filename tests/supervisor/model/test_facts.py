@@ -1,0 +1,108 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from messages.config import ModelConfig
+from messages.errors import BootError, UsageError
+from supervisor.model.facts import read_model_facts
+
+CONFIG = {"vocab_size": 100, "max_position_embeddings": 512, "eos_token_id": 2}
+
+
+def write_model(directory: Path, config: Any, generation: Any = None) -> Path:
+    (directory / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    if generation is not None:
+        (directory / "generation_config.json").write_text(json.dumps(generation))
+    return directory
+
+
+def facts_of(directory: Path, **flags: Any):
+    return read_model_facts(ModelConfig(**flags), directory, directory, "the-model")
+
+
+def test_the_facts_of_a_real_llama(shared_dir: Path):
+    facts = facts_of(shared_dir / "models" / "tinystories-656k-llama")
+    assert (facts.vocab_size, facts.max_model_len, facts.eos_token_ids) == (2048, 512, (2,))
+    assert facts.served_names == ("the-model",)
+    assert facts.sampling_defaults == {}
+
+
+def test_the_facts_of_a_real_gpt2(shared_dir: Path):
+    facts = facts_of(shared_dir / "models" / "nano-shakespeare-gpt2")
+    assert (facts.vocab_size, facts.max_model_len, facts.eos_token_ids) == (65, 128, ())
+
+
+def test_served_names_come_from_the_flag_where_it_is_given(tmp_path: Path):
+    assert facts_of(write_model(tmp_path, CONFIG), served_model_name=("a", "b")).served_names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("eos", "generation_eos", "expected"),
+    [
+        (2, None, (2,)),
+        (2, 7, (7,)),
+        (2, [7, 8], (7, 8)),
+        ([1, 2], None, (1, 2)),
+        (None, None, ()),
+        (-1, None, ()),
+        (0, None, (0,)),
+    ],
+)
+def test_end_tokens_come_from_the_generation_config_first(tmp_path: Path, eos, generation_eos, expected):
+    write_model(tmp_path, {**CONFIG, "eos_token_id": eos}, {"eos_token_id": generation_eos})
+    assert facts_of(tmp_path).eos_token_ids == expected
+
+
+@pytest.mark.parametrize("key", ["n_positions", "max_position_embeddings", "n_ctx"])
+def test_the_context_is_found_under_each_of_its_names(tmp_path: Path, key: str):
+    write_model(tmp_path, {"vocab_size": 100, key: 64})
+    assert facts_of(tmp_path).max_model_len == 64
+    assert facts_of(tmp_path, max_model_len=64).max_model_len == 64
+    assert facts_of(tmp_path, max_model_len=10).max_model_len == 10
+    with pytest.raises(UsageError, match="--max-model-len: 65 is more than the model's context of 64 tokens"):
+        facts_of(tmp_path, max_model_len=65)
+
+
+def test_a_context_that_the_model_does_not_tell_must_be_given(tmp_path: Path):
+    write_model(tmp_path, {"vocab_size": 100})
+    with pytest.raises(BootError, match="give the context as --max-model-len"):
+        facts_of(tmp_path)
+    assert facts_of(tmp_path, max_model_len=77).max_model_len == 77
+
+
+def test_sampling_defaults_are_what_the_file_gives(tmp_path: Path):
+    write_model(tmp_path, CONFIG, {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": None, "max_new_tokens": 5})
+    assert facts_of(tmp_path).sampling_defaults == {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    assert facts_of(tmp_path, generation_config="none").sampling_defaults == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{", "config.json is not valid JSON"),
+        ("[]", "does not hold a JSON object"),
+        ({"n_ctx": 5}, "vocab_size is missing"),
+        ({"vocab_size": "many", "n_ctx": 5}, "vocab_size is 'many', not a positive whole number"),
+        ({"vocab_size": 5, "n_ctx": 0}, "n_ctx is 0"),
+        ({**CONFIG, "eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+    ],
+)
+def test_a_broken_config_is_told_with_its_file(tmp_path: Path, config: Any, message: str):
+    write_model(tmp_path, config)
+    with pytest.raises(BootError, match=message) as raised:
+        facts_of(tmp_path)
+    assert str(tmp_path) in str(raised.value)
+
+
+def test_a_sampling_default_that_is_no_number_is_told(tmp_path: Path):
+    write_model(tmp_path, CONFIG, {"temperature": "hot"})
+    with pytest.raises(BootError, match="temperature is 'hot', not a number; --generation-config none ignores it"):
+        facts_of(tmp_path)
+    assert facts_of(tmp_path, generation_config="none").sampling_defaults == {}
+
+
+def test_a_directory_without_a_model_is_told(tmp_path: Path):
+    with pytest.raises(BootError, match="holds no model"):
+        facts_of(tmp_path)

@@ -1,0 +1,165 @@
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from supervisor.model.fetch import ANSWER_TIMEOUT_S
+from tests.supervisor.fake_hub import COMMIT, FakeHub
+from tests.supervisor.fake_run import environment
+
+FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b"{ }",
+    "model.safetensors": b"safe",
+    "pytorch_model.bin": b"pickle",
+    "onnx/config.json": b"{}",
+    "rust_model.ot": b"rust",
+}
+TEXTS = {"config.json", "tokenizer.json"}
+TIMEOUT_S = 60.0
+
+
+def fetch(home: Path, endpoint: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "supervisor.model.fetch", *arguments],
+        env=environment(HF_HOME=str(home), HF_ENDPOINT=endpoint, HF_HUB_DISABLE_TELEMETRY="1"),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def closed_endpoint() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "weights"),
+    [
+        ("auto", {"model.safetensors"}),
+        ("safetensors", {"model.safetensors"}),
+        ("pt", {"pytorch_model.bin"}),
+        ("none", set()),
+        ("tokenizer", set()),
+    ],
+)
+def test_only_the_files_of_one_format_are_downloaded(tmp_path: Path, wanted: str, weights: set[str]):
+    with FakeHub(FILES) as hub:
+        result = fetch(tmp_path, hub.url, "owner/tiny", "--wanted", wanted)
+        assert result.returncode == 0, result.stdout + result.stderr
+        directory = Path(result.stdout.strip())
+        assert directory.name == COMMIT
+        assert set(hub.downloads) == TEXTS | weights
+        assert {file.name for file in directory.iterdir()} == TEXTS | weights
+        assert all((directory / name).read_bytes() == FILES[name] for name in TEXTS | weights)
+
+
+def test_a_model_with_pickled_weights_alone_is_taken(tmp_path: Path):
+    with FakeHub({name: data for name, data in FILES.items() if name != "model.safetensors"}) as hub:
+        result = fetch(tmp_path, hub.url, "owner/tiny")
+        assert result.returncode == 0, result.stdout
+        assert set(hub.downloads) == TEXTS | {"pytorch_model.bin"}
+        refused = fetch(tmp_path, hub.url, "owner/tiny", "--wanted", "safetensors")
+        assert refused.returncode == 1
+        assert "has no weights that can be read: looked for model*.safetensors" in refused.stdout
+
+
+def test_the_cache_serves_where_the_hub_cannot_be_reached(tmp_path: Path, closed_endpoint: str):
+    with FakeHub(FILES) as hub:
+        fresh = fetch(tmp_path, hub.url, "owner/tiny")
+    cached = fetch(tmp_path, closed_endpoint, "owner/tiny")
+    assert cached.returncode == 0, cached.stdout
+    assert cached.stdout == fresh.stdout
+    assert "using the copy of owner/tiny in the cache" in cached.stderr
+    assert fetch(tmp_path, closed_endpoint, "owner/tiny", "--wanted", "tokenizer").returncode == 0
+    assert fetch(tmp_path, closed_endpoint, "owner/tiny", "--wanted", "pt").returncode == 1
+
+
+def test_a_cache_without_all_shards_does_not_serve(tmp_path: Path, closed_endpoint: str):
+    index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
+    files = {"config.json": b"{}", "model.safetensors.index.json": index, "model-1.safetensors": b"1"}
+    with FakeHub(files) as hub:
+        assert fetch(tmp_path, hub.url, "owner/tiny").returncode == 0
+        assert fetch(tmp_path, closed_endpoint, "owner/tiny").returncode == 1
+        hub.files["model-2.safetensors"] = b"2"
+    directory = next(tmp_path.glob("hub/models--owner--tiny/snapshots/*"))
+    (directory / "model-2.safetensors").write_bytes(b"2")
+    assert fetch(tmp_path, closed_endpoint, "owner/tiny").returncode == 0
+
+
+def test_an_unreachable_hub_ends_in_one_message_with_the_ways_out(tmp_path: Path, closed_endpoint: str):
+    began_s = time.monotonic()
+    result = fetch(tmp_path, closed_endpoint, "gpt2", "--revision", "v2")
+    assert time.monotonic() - began_s < 40
+    assert result.returncode == 1
+    assert result.stderr == ""
+    for part in (
+        "cannot find the model 'gpt2'",
+        str(tmp_path / "hub"),
+        closed_endpoint,
+        "--model DIR",
+        "`hf download gpt2 --revision v2 --local-dir gpt2`",
+        "HF_HOME",
+        "HF_ENDPOINT",
+        "the bundled model needs no network",
+    ):
+        assert part in result.stdout
+
+
+def test_a_hub_that_accepts_and_never_answers_is_given_up_in_time(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began_s = time.monotonic()
+        result = fetch(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}", "gpt2")
+        assert time.monotonic() - began_s < 40
+    assert result.returncode == 1
+    assert "cannot find the model 'gpt2'" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("refusal", "arguments", "message"),
+    [
+        ((404, "RepoNotFound"), ("owner/tinny",), "there is no model 'owner/tinny', neither as a directory nor on"),
+        ((401, "RepoNotFound"), ("owner/tinny",), "set HF_TOKEN where it is private"),
+        ((403, "GatedRepo"), ("owner/gated",), "owner/gated is gated: accept its terms"),
+        ((404, ""), ("owner/tiny", "--revision", "v9"), "owner/tiny has no revision 'v9'"),
+        ((500, ""), ("owner/other",), "cannot find the model 'owner/other'"),
+        ((404, ""), ("not a name",), "'not a name' is neither a directory nor a possible name"),
+    ],
+)
+def test_a_refusal_of_the_hub_has_its_own_message(
+    tmp_path: Path, refusal: tuple[int, str], arguments: tuple[str, ...], message: str
+):
+    with FakeHub(FILES, refusal) as hub:
+        result = fetch(tmp_path, hub.url, *arguments)
+    assert result.returncode == 1
+    assert message in result.stdout
+
+
+def test_the_look_up_ends_with_its_parent(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        code = (
+            "import os, subprocess, sys, time\n"
+            "command = [sys.executable, '-m', 'supervisor.model.fetch', 'gpt2']\n"
+            "subprocess.Popen([*command, '--parent-pid', str(os.getpid())])\n"
+            "time.sleep(60)\n"
+        )
+        parent = subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=environment(HF_HOME=str(tmp_path), HF_ENDPOINT=f"http://127.0.0.1:{silent.getsockname()[1]}"),
+        )
+        silent.settimeout(TIMEOUT_S)
+        connection, _ = silent.accept()
+        parent.kill()
+        parent.wait()
+        connection.settimeout(ANSWER_TIMEOUT_S - 1)
+        while connection.recv(1 << 16):  # the connection ends with the process, before the process gives up on it
+            pass
+        connection.close()
