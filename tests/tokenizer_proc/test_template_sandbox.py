@@ -35,6 +35,9 @@ ENDLESS = {
     "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "calls": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "filters": "{% set x = 'a' * 10 ** 7 %}{% for i in range(99999) %}{% set y = x | upper %}{% endfor %}",
+    "text of lists in lists": "{% set ns = namespace(x=[1, 1]) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}"
+    "{% endfor %}{{ ns.x }}",
+    "what is caught": "{% for a in range(99999) %}{% for b in range(99999) if a is sequence %}{% endfor %}{% endfor %}",
     "conditions": "{% for a in range(99999) %}{% for b in range(99999) if b < 0 %}{% endfor %}{% endfor %}",
 }
 
