@@ -100,7 +100,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _tojson
         self.filters = {name: self._metered(function) for name, function in self.filters.items()}
         self.filters["check_size"] = self.check_size
-        signal.signal(signal.SIGVTALRM, _end_rendering)
+        signal.signal(signal.SIGPROF, _end_rendering)
 
     def compile_template(self, source: str) -> Template:
         """Returns the template. Raises `TemplateError` for one with a mistake."""
@@ -109,14 +109,18 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def render(self, template: Template, variables: dict[str, Any]) -> str:
         """Returns the text. Raises `TemplateError` for too much work, and whatever the template makes go wrong."""
+        # The timer is nobody else's signal: it must not wake the process's main loop, which takes that for a stop.
+        wakeup = signal.set_wakeup_fd(-1)
         try:
-            signal.setitimer(signal.ITIMER_VIRTUAL, MAX_CPU_S)
+            signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
             try:
                 return _join(template, variables)
             finally:
-                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+                signal.setitimer(signal.ITIMER_PROF, 0)
         except OutOfTimeError:
             raise TemplateError(f"the template has worked for {MAX_CPU_S:g} s and is not done") from None
+        finally:
+            signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
 
     def check_size(self, value: Any) -> Any:
         """Returns `value`. Raises `TemplateError` for a text or list that is too long."""

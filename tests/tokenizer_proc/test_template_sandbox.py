@@ -1,3 +1,6 @@
+import os
+import signal
+
 import pytest
 from jinja2 import TemplateError
 
@@ -58,6 +61,24 @@ def test_work_comes_to_an_end(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(template_sandbox, "MAX_CPU_S", 0.05)
     with pytest.raises(TemplateError, match="is not done"):
         render(ENDLESS[name])
+
+
+def test_the_end_of_the_time_does_not_wake_the_main_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wake it for ever: the loop reads nothing from the descriptor by which signals wake it."""
+    monkeypatch.setattr(template_sandbox, "MAX_CPU_S", 0.05)
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        with pytest.raises(TemplateError):
+            render(ENDLESS["loops"])
+        with pytest.raises(BlockingIOError):
+            os.read(reader, 1)
+    finally:
+        assert signal.set_wakeup_fd(before) == writer
+        os.close(reader)
+        os.close(writer)
 
 
 def test_each_rendering_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
