@@ -10,11 +10,12 @@ serve: $(VENV)/.serve
 	$(BIN)/python launch.py $(ARGS)
 
 # Without ARGS: all tests, those that start real servers last. The second half is run whatever the first one says; both
-# must pass.
+# must pass. Files keep the order in which tests/conftest.py puts them: long ones first.
+PARALLEL = -n 3 --dist loadfile --no-loadscope-reorder --durations=25
 test: $(VENV)/.dev
 ifeq ($(ARGS),)
-	$(BIN)/python -m pytest -m "not ring" -n 3 --dist loadfile --durations=25; first=$$?; \
-	$(BIN)/python -m pytest -m ring -n 3 --dist loadfile --durations=25 && exit $$first
+	$(BIN)/python -m pytest -m "not ring" $(PARALLEL); first=$$?; \
+	$(BIN)/python -m pytest -m ring $(PARALLEL) && exit $$first
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

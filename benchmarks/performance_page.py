@@ -1,4 +1,4 @@
-"""Makes docs/PERFORMANCE.md of the result files, so that every number in it can be traced to its run.
+"""Makes docs/PERFORMANCE.md and the pages below it of the result files, so that every number has its run.
 
 python -m benchmarks.performance_page
 """
@@ -13,38 +13,53 @@ from benchmarks.page.text import name_source, read_result
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "PERFORMANCE.md"
+DOCS = ROOT / "docs"
 LOADS = ("server_1_stream", "server_16_streams", "server_64_streams", "server_shared_prefix")
 
 
 def main() -> int:
-    PAGE.write_text(make_page(RESULTS), encoding="utf-8")
+    for name, text in make_pages(RESULTS).items():
+        (DOCS / name).write_text(text, encoding="utf-8")
     return 0
 
 
-def make_page(results: Path) -> str:
-    """Returns the page for the result files in a directory."""
-    footprint, mixed, schedule, wire = (
-        read_result(results, name) for name in ("footprint", "mixed_steps", "schedule", "wire")
-    )
-    ring_cost, recovery = read_result(results, "ring_cost"), read_result(results, "recovery")
+def make_pages(results: Path) -> dict[str, str]:
+    """Returns the pages for the result files in a directory, by their path in `docs/`."""
+    return {"PERFORMANCE.md": _make_summary(results), "performance/parts.md": _make_parts(results)}
+
+
+def _make_summary(results: Path) -> str:
+    """What a user feels."""
+    footprint, recovery = read_result(results, "footprint"), read_result(results, "recovery")
     loads = [read_result(results, name) for name in LOADS]
     parts = [
         "# Performance\n\nMade by `python -m benchmarks.performance_page` of the files in `benchmarks/results/`; "
         "`make bench` writes them anew. Where nothing else is said, the model is the bundled one and each figure is of "
         "one run. Everything but the last section ran on a CPU, on the C kernels and torch. Between equal runs, "
-        "throughput was seen to differ by up to half.\n",
+        "throughput was seen to differ by up to half.\n\n"
+        "`performance/parts.md` has the parts that make up these figures; `performance/choices.md` the measurements "
+        "by which kernels and defaults were chosen.\n",
         "## A running server under load\n\n" + load_table(loads) + name_source(loads[0], len(loads)),
         *cpu_parts(results),
+        "## Start, memory and idle\n\n" + footprint_text(footprint) + name_source(footprint),
+        "## When a process is killed\n\n" + recovery_table(recovery) + name_source(recovery),
+        make_gpu_part(results),
+    ]
+    return "\n".join(parts)
+
+
+def _make_parts(results: Path) -> str:
+    mixed, ring_cost, wire, schedule = (
+        read_result(results, name) for name in ("mixed_steps", "ring_cost", "wire", "schedule")
+    )
+    parts = [
+        "# Performance of the parts\n\nMade of result files, as `../PERFORMANCE.md` is.\n",
         *step_kernels_parts(results),
         *quantization_parts(results),
         "## What running streams feel when long prompts arrive\n\n" + mixed_table(mixed) + name_source(mixed),
-        "## Start, memory and idle\n\n" + footprint_text(footprint) + name_source(footprint),
         "## What clients feel of the ring\n\n" + ring_cost_table(ring_cost) + name_source(ring_cost),
-        "## When a process is killed\n\n" + recovery_table(recovery) + name_source(recovery),
         "## What a step costs outside of the model\n\n" + wire_table(wire) + name_source(wire),
         "## What deciding costs\n\n" + schedule_table(schedule) + name_source(schedule),
-        make_gpu_part(results),
     ]
     return "\n".join(parts)
 

@@ -6,7 +6,7 @@ Shape legend: S rows, V vocabulary, N biases of all rows.
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_triton_kernel
+from kernels.gpu.triton_kernels import find_form
 from kernels.pair_sums import find_places, sum_equals
 
 
@@ -16,11 +16,7 @@ def add_biases(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, values_N: Tenso
     Several biases of one token of a row add up first, whatever their order. Logits are float32.
     """
     assert values_N.dtype == torch.float32
-    triton_kernel = find_triton_kernel("add_biases", logits_SV)
-    if triton_kernel is not None:
-        triton_kernel(logits_SV, rows_N, ids_N, values_N)
-    else:
-        add_biases_reference(logits_SV, rows_N, ids_N, values_N)
+    find_form("add_biases", logits_SV, add_biases_reference)(logits_SV, rows_N, ids_N, values_N)
 
 
 def add_biases_reference(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, values_N: Tensor) -> None:

@@ -6,7 +6,7 @@ Shape legend: S rows, V vocabulary, K candidates, most likely first.
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_triton_kernel
+from kernels.gpu.triton_kernels import find_form
 
 FIRST_CANDIDATES = 1024
 """Most nuclei are smaller, and finding the 1,024 best is 8 times faster than sorting a vocabulary of 50,000."""
@@ -16,17 +16,13 @@ def filter_top(scores_SV: Tensor, top_ks_S: Tensor, top_ps_S: Tensor) -> None:
     """Tokens beyond the best `top_ks_S[s]` (at least 1) and then beyond the nucleus of `top_ps_S[s]` become -inf.
 
     The nucleus is the smallest set of most likely tokens whose probability reaches top-p; 1 takes nothing out. Tokens
-    that equal the last one kept stay, so the result does not hang on the order of equals. `top_ks_S` is int64,
+    that equal the last one kept stay, so the result does not depend on the order of equals. `top_ks_S` is int64,
     scores and `top_ps_S` float32.
     """
     assert scores_SV.dtype == top_ps_S.dtype == torch.float32
     assert top_ks_S.dtype == torch.int64
     assert len(scores_SV) == len(top_ks_S) == len(top_ps_S)
-    triton_kernel = find_triton_kernel("filter_top", scores_SV)
-    if triton_kernel is not None:
-        triton_kernel(scores_SV, top_ks_S, top_ps_S)
-    else:
-        filter_top_reference(scores_SV, top_ks_S, top_ps_S)
+    find_form("filter_top", scores_SV, filter_top_reference)(scores_SV, top_ks_S, top_ps_S)
 
 
 def filter_top_reference(scores_SV: Tensor, top_ks_S: Tensor, top_ps_S: Tensor) -> None:
@@ -56,11 +52,7 @@ def filter_min_p(scores_SV: Tensor, min_ps_S: Tensor) -> None:
     """Tokens less likely than `min_ps_S[s]` (in [0, 1], float32) times the most likely one become -inf."""
     assert scores_SV.dtype == min_ps_S.dtype == torch.float32
     assert len(scores_SV) == len(min_ps_S)
-    triton_kernel = find_triton_kernel("filter_min_p", scores_SV)
-    if triton_kernel is not None:
-        triton_kernel(scores_SV, min_ps_S)
-    else:
-        filter_min_p_reference(scores_SV, min_ps_S)
+    find_form("filter_min_p", scores_SV, filter_min_p_reference)(scores_SV, min_ps_S)
 
 
 def filter_min_p_reference(scores_SV: Tensor, min_ps_S: Tensor) -> None:

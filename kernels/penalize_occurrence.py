@@ -6,7 +6,7 @@ Shape legend: S rows, V vocabulary, N output tokens of all rows.
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_triton_kernel
+from kernels.gpu.triton_kernels import find_form
 from kernels.pair_sums import find_places, sum_equals
 
 
@@ -20,11 +20,9 @@ def penalize_occurrence(
     """
     assert frequency_N.dtype == presence_N.dtype == torch.float32
     assert len(frequency_N) == len(presence_N) == len(ids_N)
-    triton_kernel = find_triton_kernel("penalize_occurrence", logits_SV)
-    if triton_kernel is not None:
-        triton_kernel(logits_SV, rows_N, ids_N, frequency_N, presence_N)
-    else:
-        penalize_occurrence_reference(logits_SV, rows_N, ids_N, frequency_N, presence_N)
+    find_form("penalize_occurrence", logits_SV, penalize_occurrence_reference)(
+        logits_SV, rows_N, ids_N, frequency_N, presence_N
+    )
 
 
 def penalize_occurrence_reference(

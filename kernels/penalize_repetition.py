@@ -6,7 +6,7 @@ Shape legend: S rows, V vocabulary, N tokens that occurred in all rows.
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_triton_kernel
+from kernels.gpu.triton_kernels import find_form
 from kernels.pair_sums import find_places
 
 
@@ -18,11 +18,7 @@ def penalize_repetition(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, penalt
     """
     assert penalties_N.dtype == torch.float32
     assert len(penalties_N) == len(ids_N)
-    triton_kernel = find_triton_kernel("penalize_repetition", logits_SV)
-    if triton_kernel is not None:
-        triton_kernel(logits_SV, rows_N, ids_N, penalties_N)
-    else:
-        penalize_repetition_reference(logits_SV, rows_N, ids_N, penalties_N)
+    find_form("penalize_repetition", logits_SV, penalize_repetition_reference)(logits_SV, rows_N, ids_N, penalties_N)
 
 
 def penalize_repetition_reference(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, penalties_N: Tensor) -> None:

@@ -6,7 +6,7 @@ Shape legend: N rows, V vocabulary, K likeliest tokens, B blocks of a vocabulary
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_kernels import find_triton_kernel
+from kernels.gpu.triton_kernels import find_form
 
 BLOCK_TOKENS = 64
 
@@ -20,10 +20,7 @@ def top_logprobs(logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor
     assert logits_NV.dim() == 2
     assert len(logits_NV) == len(ids_N)
     assert 0 <= num_top <= logits_NV.shape[1]
-    triton_kernel = find_triton_kernel("top_logprobs", logits_NV)
-    if triton_kernel is not None:
-        return triton_kernel(logits_NV, ids_N, num_top)
-    return top_logprobs_reference(logits_NV, ids_N, num_top)
+    return find_form("top_logprobs", logits_NV, top_logprobs_reference)(logits_NV, ids_N, num_top)
 
 
 def top_logprobs_reference(logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:

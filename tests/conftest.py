@@ -12,6 +12,22 @@ if not HAS_CUDA_DRIVER:
     # Triton reads it when its own library of functions is imported, which any other package may do first.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+LONG_FILES = (
+    *("kernels/cpu/test_sanitizers.py", "supervisor/test_supervisor.py", "supervisor/test_replacement.py"),
+    *("frontend/test_hold.py", "supervisor/test_scaling.py", "supervisor/test_handover.py"),
+    *("kernels/test_packed_linear.py", "frontend/test_process.py", "frontend/http/test_h11_agreement.py"),
+    *("scheduler_proc/test_greedy_tokens.py", "benchmarks/test_run_gpu.py", "benchmarks/test_bench_footprint.py"),
+    *("ring/test_restart.py", "ring/test_frontend_workers.py", "ring/test_soak.py", "ring/test_lost_frames.py"),
+    *("ring/test_rolling_restart.py", "ring/test_hold.py", "ring/test_poison_workers.py", "ring/test_openapi.py"),
+    *("ring/test_tokenizer_workers.py", "ring/test_browser.py", "ring/test_poison.py", "ring/test_chaos.py"),
+)
+"""Begin first, so that no worker is left alone with one at the end. A wrong order costs time and nothing else."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {Path(__file__).parent / name: index for index, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
 
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:

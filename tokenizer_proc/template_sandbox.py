@@ -1,15 +1,13 @@
 """Where chat templates run: a template is code that came with a checkpoint, so it sees little and its work is bounded.
 
 What a template may use is what `transformers` gives it. Jinja's sandbox keeps it from Python's internals and from
-changing its input; here every turn of a loop, call and filter counts as work, and no text may grow without limit.
-A single operation of Python's own is not interrupted, as printing a list of lists that share their contents many times
-over: there the launcher's --hang-timeout-s is the bound.
+changing its input; here a timer bounds its time, and no text may grow without limit.
 """
 
 import json
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator
+import signal
+from collections.abc import Callable
 from datetime import datetime
 from functools import wraps
 from typing import Any
@@ -30,12 +28,15 @@ MAX_CPU_S = 2.0
 MAX_CHARS = 20_000_000
 """Of a rendered chat, and of each text on the way to it; no list is longer either."""
 
-TURNS_BETWEEN_CLOCKS = 16
 WIDE_PERCENT = re.compile(r"%[-#0 +.\d]*(\*|\d{7})")
 WIDE_BRACES = re.compile(r"\{[^{}]*:[^{}]*\d{7}")
 """Formats of a million characters and more."""
 
 OPERATORS = frozenset(("+", "*", "**", "%"))
+
+
+class OutOfTimeError(BaseException):
+    """Ends a rendering, past whatever catches an `Exception` in it."""
 
 
 class GenerationTag(Extension):
@@ -63,16 +64,11 @@ class PlainNamespace(Namespace):
 
 
 class Meter(NodeTransformer):
-    """Rewrites a template so that what could go on and on asks its environment whether it may."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        node.iter = _call("count_turns", node.iter)
-        return node
+    """Rewrites a template so that texts which could grow and grow are looked at."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _call("check_size", node)
+        return nodes.Call(nodes.EnvironmentAttribute("check_size"), [node], [], None, None)
 
     def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -81,7 +77,7 @@ class Meter(NodeTransformer):
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Compiles templates and renders them, one at a time."""
+    """Compiles templates and renders them, one at a time, in the process's main thread."""
 
     intercepted_binops = OPERATORS
 
@@ -104,8 +100,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _tojson
         self.filters = {name: self._metered(function) for name, function in self.filters.items()}
         self.filters["check_size"] = self.check_size
-        self._num_turns = 0
-        self._deadline_s = 0.0
+        signal.signal(signal.SIGPROF, _end_rendering)
 
     def compile_template(self, source: str) -> Template:
         """Returns the template. Raises `TemplateError` for one with a mistake."""
@@ -114,23 +109,18 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def render(self, template: Template, variables: dict[str, Any]) -> str:
         """Returns the text. Raises `TemplateError` for too much work, and whatever the template makes go wrong."""
-        self._num_turns = 0
-        self._deadline_s = time.thread_time() + MAX_CPU_S
-        parts: list[str] = []
-        num_chars = 0
-        for part in template.generate(variables):
-            num_chars += len(part)
-            if num_chars > MAX_CHARS:
-                raise _too_long()
-            parts.append(part)
-            self._count()
-        return "".join(parts)
-
-    def count_turns(self, iterable: Iterable[Any]) -> Iterator[Any]:
-        """Yields what `iterable` yields, and counts it as work."""
-        for item in iterable:
-            self._count()
-            yield item
+        # The timer is nobody else's signal: it must not wake the process's main loop, which takes that for a stop.
+        wakeup = signal.set_wakeup_fd(-1)
+        try:
+            signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
+            try:
+                return _join(template, variables)
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
+        except OutOfTimeError:
+            raise TemplateError(f"the template has worked for {MAX_CPU_S:g} s and is not done") from None
+        finally:
+            signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
 
     def check_size(self, value: Any) -> Any:
         """Returns `value`. Raises `TemplateError` for a text or list that is too long."""
@@ -139,14 +129,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return value  # pyright: ignore[reportUnknownVariableType]
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        __self._count()
         method = getattr(__obj, "__wrapped__", __obj)  # the sandbox puts a function of its own before str.format
         if isinstance(getattr(method, "__self__", None), str):
             _check_arguments(method.__self__, method.__name__, (*args, *kwargs.values()))
         return __self.check_size(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        self._count()
         if operator == "*":
             sizes = [len(side) if isinstance(side, str | list | tuple) else side for side in (left, right)]  # pyright: ignore[reportUnknownArgumentType]
             if any(isinstance(side, str | list | tuple) for side in (left, right)) and sizes[0] * sizes[1] > MAX_CHARS:
@@ -160,7 +148,6 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def _metered(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def metered(*args: Any, **kwargs: Any) -> Any:
-            self._count()
             for i, value in enumerate(args):
                 if isinstance(value, str):
                     _check_arguments(value, function.__name__.removeprefix("do_"), (*args[i + 1 :], *kwargs.values()))
@@ -169,10 +156,20 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
         return metered
 
-    def _count(self) -> None:
-        self._num_turns += 1
-        if self._num_turns % TURNS_BETWEEN_CLOCKS == 0 and time.thread_time() > self._deadline_s:
-            raise TemplateError(f"the template has worked for {MAX_CPU_S:g} s and is not done")
+
+def _join(template: Template, variables: dict[str, Any]) -> str:
+    parts: list[str] = []
+    num_chars = 0
+    for part in template.generate(variables):
+        num_chars += len(part)
+        if num_chars > MAX_CHARS:
+            raise _too_long()
+        parts.append(part)
+    return "".join(parts)
+
+
+def _end_rendering(signal_number: int, frame: object) -> None:
+    raise OutOfTimeError
 
 
 def _check_arguments(text: str, name: str, arguments: tuple[Any, ...]) -> None:
@@ -193,10 +190,6 @@ def _too_long() -> TemplateError:
 def _check_name(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a namespace may not have the name {name!r}")
-
-
-def _call(method: str, argument: Any) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute(method), [argument], [], None, None)
 
 
 @pass_context

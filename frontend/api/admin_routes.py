@@ -1,5 +1,6 @@
 """The endpoints of the operator, which answer programs with a key on the server's own machine."""
 
+from functools import partial
 from typing import Annotated
 
 from msgspec import Meta
@@ -8,7 +9,7 @@ from frontend.api.admin import AdminApi, ProcessesReply, RestartReply
 from frontend.api.profile import ProfileApi, ProfileBegun, ProfileFile
 from frontend.http.endpoint import Endpoint, Parameter
 
-ERRORS = (404, 409, 504)
+_OPERATOR = partial(Endpoint, tag="administration", access="operator", errors=(404, 409, 504))
 
 PROCESS = Parameter(
     name="process",
@@ -27,45 +28,33 @@ TIMEOUT = Parameter(
 def administering(admin: AdminApi, profile: ProfileApi) -> list[Endpoint]:
     """Returns the endpoints of commands and profiles."""
     return [
-        Endpoint(
+        _OPERATOR(
             method="GET",
             path="/admin/processes",
             run=admin.processes,
-            tag="administration",
-            access="operator",
             summary="Every process with its state, CPU and memory",
             reply=ProcessesReply,
-            errors=ERRORS,
         ),
-        Endpoint(
+        _OPERATOR(
             method="POST",
             path="/admin/restart/{process}",
             run=admin.restart,
-            tag="administration",
-            access="operator",
             summary="Replace a process by a new one; running requests go on",
             reply=RestartReply,
-            errors=ERRORS,
             parameters=(PROCESS, TIMEOUT),
         ),
-        Endpoint(
+        _OPERATOR(
             method="POST",
             path="/start_profile",
             run=profile.start,
-            tag="administration",
-            access="operator",
             summary="Begin a profile of all processes",
             reply=ProfileBegun,
-            errors=ERRORS,
         ),
-        Endpoint(
+        _OPERATOR(
             method="POST",
             path="/stop_profile",
             run=profile.stop,
-            tag="administration",
-            access="operator",
             summary="End the profile and merge it into one trace",
             reply=ProfileFile,
-            errors=ERRORS,
         ),
     ]

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from frontend.api.chat_reply import ChatDelta, ChatPiece, ChatView
-from frontend.api.usage import UsageReply, prompt_ids_of, usage_of, usage_so_far
+from frontend.api.usage import prompt_ids_of, usage_of
 from frontend.http import sse
 from frontend.requests.generation import Generation
 from messages.replies import UserReply
@@ -46,24 +46,16 @@ class ChatEvents:
         view = self._view
         piece = ChatPiece(index=generation.index, delta=ChatDelta("", view.role))
         prompt_ids = prompt_ids_of(generation) if view.has_token_ids else UNSET
-        begun = sse.frame(view.chunk([piece], self._usage(generation), prompt_ids))
+        begun = sse.frame(view.chunk([piece], view.usage.so_far(generation), prompt_ids))
         if view.echoed:
             piece = ChatPiece(index=generation.index, delta=ChatDelta(view.echoed))
-            begun += sse.frame(view.chunk([piece], self._usage(generation)))
+            begun += sse.frame(view.chunk([piece], view.usage.so_far(generation)))
         return begun
 
     def _chunk(self, generation: Generation, final: UserReply | None) -> bytes:
         piece = self._view.take_piece(generation, final)
-        return sse.frame(self._view.chunk([piece], self._usage(generation, is_last=final is not None)))
+        return sse.frame(self._view.chunk([piece], self._view.usage.so_far(generation, is_last=final is not None)))
 
     def _form(self, index: int) -> sse.FrameForm:
         piece = ChatPiece(index=index, delta=ChatDelta(sse.FrameForm.MARK))
-        return sse.FrameForm(self._view.chunk([piece], self._no_usage()))
-
-    def _usage(self, generation: Generation, *, is_last: bool = False) -> UsageReply | UnsetType | None:
-        if self._view.usage.is_continuous:
-            return usage_so_far(generation, is_last=is_last)
-        return self._no_usage()
-
-    def _no_usage(self) -> UnsetType | None:
-        return None if self._view.usage.is_included else UNSET
+        return sse.FrameForm(self._view.chunk([piece], self._view.usage.unsaid))

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
-from msgspec import UNSET, UnsetType
-
 from frontend.api.completion_reply import CompletionChoice, CompletionView
-from frontend.api.usage import usage_of, usage_so_far
+from frontend.api.usage import usage_of
 from frontend.http import sse
 from frontend.requests.generation import Generation
 from messages.replies import UserReply
@@ -44,15 +42,9 @@ class CompletionEvents:
 
     def _chunk(self, generation: Generation, final: UserReply | None, *, is_first: bool) -> bytes:
         choice = self._view.take_choice(generation, generation.index, final, is_first=is_first)
-        if self._view.usage.is_continuous:
-            usage = usage_so_far(generation, is_last=final is not None)
-        else:
-            usage = self._no_usage()
+        usage = self._view.usage.so_far(generation, is_last=final is not None)
         return sse.frame(self._view.completion([choice], usage))
 
     def _form(self, index: int) -> sse.FrameForm:
         choice = CompletionChoice(index=index, text=sse.FrameForm.MARK)
-        return sse.FrameForm(self._view.completion([choice], self._no_usage()))
-
-    def _no_usage(self) -> UnsetType | None:
-        return None if self._view.usage.is_included else UNSET
+        return sse.FrameForm(self._view.completion([choice], self._view.usage.unsaid))

@@ -3,13 +3,15 @@
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 
 from frontend.api.foreign_fields import FOREIGN, RENAMED
 from frontend.api.models import check_model
 from frontend.api.sampling import SamplingFields, Switch
 from frontend.api.truncation import NumKept, Side, make_truncation
+from frontend.api.usage import UsageReply, usage_so_far
+from frontend.generation import Generation
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import NameRules, UnknownFields
 from frontend.requests.trace import REQUEST_ID_PATTERN, trace_of
@@ -92,6 +94,15 @@ class UsageOptions(NamedTuple):
 
     is_included: bool
     is_continuous: bool
+
+    @property
+    def unsaid(self) -> UnsetType | None:
+        """What a chunk without usage has in its place: null where another chunk has it."""
+        return None if self.is_included else UNSET
+
+    def so_far(self, generation: Generation, *, is_last: bool = False) -> UsageReply | UnsetType | None:
+        """Returns what a chunk says of the usage; `is_last` is the one that ends its choice."""
+        return usage_so_far(generation, is_last=is_last) if self.is_continuous else self.unsaid
 
 
 T = TypeVar("T", bound=OpenAiFields)

@@ -1,7 +1,6 @@
 """Request bodies: read within bounds, decoded strictly, refused with a message that names what is wrong."""
 
 import asyncio
-import re
 import typing
 from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -20,11 +19,6 @@ BODY_TIMEOUT_S = 120.0
 JSON_TYPE = "application/json"
 MAX_FIELDS = 128
 """Of a body: each one that is not known is compared with all that are."""
-
-_FIELDS = msgspec.json.Decoder(dict[str, Raw])
-_KEY = re.compile(rb'\s*[{,]\s*"(?:[^"\\]|\\.)*"\s*:\s*', re.DOTALL)
-_END = re.compile(rb"\s*}\s*")
-_PLACE = re.compile(r" - at (?:`key` in )?`\$\.(\w+)(.*)`$")
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
@@ -96,7 +90,9 @@ class BodyDecoder(Generic[T]):
     def __init__(self, struct: type[T], rules: NameRules | None = None, unknown: UnknownFields | None = None):
         self._decoder = msgspec.json.Decoder(struct)
         hints = typing.get_type_hints(struct, include_extras=True)
-        self._expected = {name: _description(hints[name]) for name in struct.__struct_fields__}
+        self._hints = {name: hints[name] for name in struct.__struct_fields__}
+        self._expected = {name: _description(hint) for name, hint in self._hints.items()}
+        self._required = [field.name for field in msgspec.structs.fields(struct) if field.required]
         self._names = FieldNames(self._expected, rules or NameRules(), unknown or UnknownFields())
 
     def decode(self, body: bytes) -> T:
@@ -105,7 +101,7 @@ class BodyDecoder(Generic[T]):
 
     def read(self, body: bytes) -> Decoded[T]:
         """Returns the decoded body and its warnings. Raises `RequestError` (400)."""
-        fields = _split(body)
+        fields = _SPLITTER.split(body)
         warnings = self._names.check(fields)
         given_names = self._names.rename(fields)
         if given_names:
@@ -122,53 +118,58 @@ class BodyDecoder(Generic[T]):
     def _explain(
         self, error: msgspec.ValidationError, fields: Mapping[str, Raw], given_names: Mapping[str, str]
     ) -> RequestError:
-        """Returns the refusal, in the client's own names."""
-        place = _PLACE.search(str(error))
-        if place is None:
-            missing = re.search(r"missing required field `(\w+)`", str(error))
-            return bad_request(f"{missing[1]} is required", missing[1]) if missing else _malformed(error)
-        own, inner = place.groups()
-        name = given_names.get(own, own)
-        where = f" (at {name}{inner})" if inner else ""
-        return bad_request(f"{name} must be {self._expected[own]}, got {shown(fields[own])}{where}", name)
+        """Returns the refusal of the first field at fault, in the client's own names."""
+        for own, raw in fields.items():
+            try:
+                msgspec.json.decode(raw, type=self._hints.get(own, Any))
+            except msgspec.ValidationError as of_field:
+                name = given_names.get(own, own)
+                inner = str(of_field).partition("`$")[2].rstrip("`")  # the place in the value, as msgspec names it
+                where = f" (at {name}{inner})" if inner else ""
+                return bad_request(f"{name} must be {self._expected[own]}, got {shown(raw)}{where}", name)
+        for name in self._required:
+            if name not in fields:
+                return bad_request(f"{name} is required", name)
+        return _malformed(error)
 
 
-def _split(body: bytes) -> dict[str, Raw]:
-    """Returns the top level of `body`, its values still encoded. Raises `RequestError` (400) where it is not sound."""
-    try:
-        body.decode("utf-8")
-        fields = _FIELDS.decode(body)
-    except UnicodeDecodeError as error:
-        raise bad_request(f"the body is not valid UTF-8 (byte {error.start})", code="malformed_json") from None
-    except RecursionError:
-        raise bad_request("the body is nested too deeply", code="malformed_json") from None
-    except msgspec.ValidationError:
-        raise bad_request("the body must be a JSON object", code="malformed_json") from None
-    except msgspec.DecodeError as error:
-        raise _malformed(error) from None
-    if len(fields) > MAX_FIELDS:
-        raise bad_request(f"the body has {len(fields)} fields, and may have at most {MAX_FIELDS}")
-    _check_duplicates(body, fields)
-    return fields
+class _Name:
+    """Stands for one name in a body: two are never equal, so that no field takes another one's place."""
 
 
-def _check_duplicates(body: bytes, fields: Mapping[str, Raw]) -> None:
-    """Walks the body field by field: where a name comes twice, the values kept by the decoder no longer line up."""
-    at = 0
-    for value in fields.values():
-        key = _KEY.match(body, at)
-        encoded = bytes(value)
-        if key is None or not body.startswith(encoded, key.end()):
-            raise _duplicate(body, at)
-        at = key.end() + len(encoded)
-    if fields and not _END.fullmatch(body, at):
-        raise _duplicate(body, at)
+class _Splitter:
+    """Decodes the top level of bodies, one at a time."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._decoder = msgspec.json.Decoder(dict[_Name, Raw], dec_hook=self._note_name)
+
+    def split(self, body: bytes) -> dict[str, Raw]:
+        """Returns the fields of `body`, their values still encoded. Raises `RequestError` (400)."""
+        self._names.clear()
+        try:
+            body.decode("utf-8")
+            values = self._decoder.decode(body).values()
+        except UnicodeDecodeError as error:
+            raise bad_request(f"the body is not valid UTF-8 (byte {error.start})", code="malformed_json") from None
+        except RecursionError:
+            raise bad_request("the body is nested too deeply", code="malformed_json") from None
+        except msgspec.ValidationError:
+            raise bad_request("the body must be a JSON object", code="malformed_json") from None
+        except msgspec.DecodeError as error:
+            raise _malformed(error) from None
+        return dict(zip(self._names, values, strict=True))
+
+    def _note_name(self, kind: type[_Name], name: str) -> _Name:
+        if name in self._names:
+            raise bad_request(f'"{name[:MAX_SHOWN_CHARS]}" is given more than once', code="duplicate_field")
+        if len(self._names) == MAX_FIELDS:
+            raise bad_request(f"the body has more than {MAX_FIELDS} fields")
+        self._names.append(name)
+        return kind()
 
 
-def _duplicate(body: bytes, at: int) -> RequestError:
-    key = _KEY.match(body, at)
-    name = key.group().decode().strip(" \t\r\n{,:") if key else "a field"
-    return bad_request(f"{name[:MAX_SHOWN_CHARS]} is given more than once", code="duplicate_field")
+_SPLITTER = _Splitter()
 
 
 def _malformed(error: msgspec.DecodeError) -> RequestError:

@@ -35,8 +35,6 @@ ISA_FLAGS = {
 RUNTIME_UNITS = ("runtime", "crew")
 """What exists once, whatever the form."""
 
-SANITIZER_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
-
 
 class BuildError(Exception):
     """The kernels cannot be built here. The text says why, in a line or a few."""

@@ -45,6 +45,11 @@ def find_triton_kernel(name: str, x: Tensor) -> TritonKernel | None:
     return triton_kernel if triton_kernel is not None and x.device.type == _device_type else None
 
 
+def find_form(name: str, x: Tensor, reference: TritonKernel) -> TritonKernel:
+    """Returns the Triton kernel of an operation that has no C kernel, else its reference."""
+    return find_triton_kernel(name, x) or reference
+
+
 def load_triton_kernels(device_type: str = "cuda") -> None:
     """From now on launchers use the Triton kernels for tensors on `device_type` ("cpu": Triton's interpreter)."""
     global _device_type  # noqa: PLW0603

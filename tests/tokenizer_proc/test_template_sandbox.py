@@ -1,3 +1,6 @@
+import os
+import signal
+
 import pytest
 from jinja2 import TemplateError
 
@@ -35,6 +38,9 @@ ENDLESS = {
     "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "calls": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "filters": "{% set x = 'a' * 10 ** 7 %}{% for i in range(99999) %}{% set y = x | upper %}{% endfor %}",
+    "text of lists in lists": "{% set ns = namespace(x=[1, 1]) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}"
+    "{% endfor %}{{ ns.x }}",
+    "what is caught": "{% for a in range(99999) %}{% for b in range(99999) if a is sequence %}{% endfor %}{% endfor %}",
     "conditions": "{% for a in range(99999) %}{% for b in range(99999) if b < 0 %}{% endfor %}{% endfor %}",
 }
 
@@ -55,6 +61,24 @@ def test_work_comes_to_an_end(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(template_sandbox, "MAX_CPU_S", 0.05)
     with pytest.raises(TemplateError, match="is not done"):
         render(ENDLESS[name])
+
+
+def test_the_end_of_the_time_does_not_wake_the_main_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wake it for ever: the loop reads nothing from the descriptor by which signals wake it."""
+    monkeypatch.setattr(template_sandbox, "MAX_CPU_S", 0.05)
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        with pytest.raises(TemplateError):
+            render(ENDLESS["loops"])
+        with pytest.raises(BlockingIOError):
+            os.read(reader, 1)
+    finally:
+        assert signal.set_wakeup_fd(before) == writer
+        os.close(reader)
+        os.close(writer)
 
 
 def test_each_rendering_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:

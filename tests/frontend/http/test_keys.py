@@ -8,7 +8,7 @@ from messages.config import HttpConfig, RunConfig
 from messages.control import BootFailed
 from messages.errors import BootError, RequestError
 from tests.fake_launcher import FakeLauncher
-from tests.frontend.frontend_run import FrontendRun, final, make_config
+from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, make_config
 
 KEY, OTHER, ADMIN_KEY = "sk-one-of-mine", "sk-second", "sk-operator"
 
@@ -106,7 +106,7 @@ def test_every_path_but_the_public_ones_needs_a_key_and_none_is_told():
     http = HttpConfig(port=0, api_key=(KEY, OTHER), admin_key=(ADMIN_KEY,))
     authorized = {"Authorization": f"Bearer {OTHER}"}
     with FrontendRun(make_config(http, run=RunConfig(log_requests=True)), headers=authorized) as run:
-        with httpx.Client(base_url=run.url) as stranger:
+        with httpx.Client(base_url=run.url, timeout=TIMEOUT_S) as stranger:
             for path in ("/v1/models", "/metrics", "/openapi.json", "/server_info", "/load", "/nothing"):
                 refused = stranger.get(path)
                 assert refused.status_code == 401

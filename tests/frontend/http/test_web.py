@@ -21,7 +21,7 @@ def test_web_pages_of_an_allowed_origin_may_ask():
     with FrontendRun(make_config(http), headers={"Authorization": f"Bearer {KEY}"}) as run:
         preflight = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
         preflight["Access-Control-Request-Headers"] = "content-type, authorization"
-        with httpx.Client(base_url=run.url) as browser:
+        with httpx.Client(base_url=run.url, timeout=TIMEOUT_S) as browser:
             allowed = browser.options("/generate", headers=preflight)
             assert allowed.status_code == 200
             assert allowed.headers["access-control-allow-origin"] == PAGE
