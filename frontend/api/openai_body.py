@@ -11,9 +11,9 @@ from frontend.api.models import check_model
 from frontend.api.sampling import SamplingFields, Switch
 from frontend.api.truncation import NumKept, Side, make_truncation
 from frontend.api.usage import UsageReply, usage_so_far
-from frontend.generation import Generation
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import NameRules, UnknownFields
+from frontend.requests.generation import Generation
 from frontend.requests.trace import REQUEST_ID_PATTERN, trace_of
 from frontend.service import Service
 from messages.errors import bad_request
