@@ -145,7 +145,7 @@ def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
 def only_samples(batch: Batch) -> bool:
     """Whether each token of the step is a decode row's, and yields a next token that nothing else is wanted of."""
     num_rows = batch.num_decode_rows
-    return batch.num_tokens == batch.num_sampled == num_rows and batch.scored is None
+    return num_int32(batch.token_ids) == num_int32(batch.sample_tokens) == num_rows and batch.scored is None
 
 
 def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:

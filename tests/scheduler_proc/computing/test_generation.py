@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 from messages.columns import pack_float32, pack_int32
 from messages.requests import SamplingParams
-from scheduler_proc.computing.loading.load_runner import ModelRunner, load_runner
+from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import CONTEXT, VARIANTS, VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Schedule, generate
 from tests.scheduler_proc.computing.reference import assert_greedy
@@ -29,7 +30,7 @@ SCHEDULES = [
 @dataclass(frozen=True)
 class Loaded:
     model: PreTrainedModel
-    runner: ModelRunner
+    runner: Runner
     path: Path
 
 

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from messages.columns import pack_int32, unpack_int32
 from messages.requests import SamplingParams
 from messages.steps import LogprobColumns
-from scheduler_proc.computing.loading.load_runner import ModelRunner, load_runner
+from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.sampling import logprobs
 from tests.checkpoints import VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Row, plan_batch, run_step
@@ -37,7 +38,7 @@ class Entry:
 @dataclass(frozen=True)
 class Loaded:
     model: PreTrainedModel
-    runner: ModelRunner
+    runner: Runner
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama-gqa-tied", "llama-biases"])
@@ -66,7 +67,7 @@ def make_rows(params: list[SamplingParams], lens: list[int]) -> list[Row]:
     ]
 
 
-def run_all(runner: ModelRunner, rows: list[Row], chunk_tokens: int, num_output: int) -> dict[int, list[list[Entry]]]:
+def run_all(runner: Runner, rows: list[Row], chunk_tokens: int, num_output: int) -> dict[int, list[list[Entry]]]:
     """Runs all rows until each has its output; returns by uid the entries of its prompt and of its output."""
     entries: dict[int, list[list[Entry]]] = {row.uid: [[], []] for row in rows}
     step_id = 0

@@ -25,7 +25,7 @@ def plan(params: list[SamplingParams], edits: list[RowProcessing] | None = None)
 
 def test_greedy_rows_send_nothing() -> None:
     made = plan([GREEDY] * 3)
-    assert (made.num_rows, made.num_special, made.arrays) == (3, 0, ())
+    assert (made.num_special, made.columns) == (0, {})
 
 
 def test_rows_with_a_temperature_are_drawn_among_all_rows() -> None:
@@ -62,12 +62,11 @@ def test_rows_and_prompt_tokens_with_logprobs() -> None:
     batch = make_batch([GREEDY] * 3, [1, 2, 3])
     batch = msgspec.structs.replace(batch, num_logprobs=pack_int32([-1, 0, 4]), scored=scored)
     made = plan_sampling(batch, VOCAB_SIZE)
-    assert (made.num_top, made.num_scored_top) == (4, 2)
+    assert (made.num_top, made.num_prompt_top) == (4, 2)
     assert {name: column.tolist() for name, column in made.columns.items()} == {
         "logprob_rows": [1, 2],
-        "scored_ids": [7, 8],
+        "prompt_ids": [7, 8],
     }
-    assert list(made.name(made.arrays)) == ["logprob_rows", "scored_ids"]
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB_SIZE])
