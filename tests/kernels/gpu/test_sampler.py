@@ -46,8 +46,8 @@ EVERY_OPERATION = {
 
 def make_step(rows: list[tuple[SamplingParams, RowProcessing]], num_logprobs: list[int]) -> Batch:
     batch = make_batch([params for params, _ in rows], range(100, 100 + len(rows)))
-    edits = plan_logits_processing([edits for _, edits in rows])
-    return msgspec.structs.replace(batch, logits_processing=edits, num_logprobs=pack_int32(num_logprobs))
+    processing = plan_logits_processing([own for _, own in rows])
+    return msgspec.structs.replace(batch, logits_processing=processing, num_logprobs=pack_int32(num_logprobs))
 
 
 NUM_LOGPROBS = [-1, 3, -1, 0, 5, -1, 2, -1, -1]
@@ -74,7 +74,7 @@ def send(plan: SamplingPlan, device: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_gives_the_tokens_and_the_logprobs_of_the_cpu(name: str, device: str, form: dict[str, int]) -> None:
+def test_gives_the_tokens_and_the_logprobs_of_the_cpu(name: str, device: str, backend: dict[str, int]) -> None:
     """On a GPU it does so without waiting: torch raises an error where it would."""
     batch = BATCHES[name]
     num_rows = len(batch.temperatures) // 4
@@ -84,7 +84,7 @@ def test_gives_the_tokens_and_the_logprobs_of_the_cpu(name: str, device: str, fo
         run(logits, plan, columns)  # builds the kernels
     with no_synchronization(device):
         tokens, logprobs = run(logits, plan, columns)
-    assert (EVERY_OPERATION - {"greedy"} <= set(form)) == (name == "all")
+    assert (EVERY_OPERATION - {"greedy"} <= set(backend)) == (name == "all")
     triton_kernels.unload_triton_kernels()
     expected, wanted = run(logits.cpu(), plan, send(plan, "cpu"))
     assert tokens.tolist() == expected.tolist()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.cpu.library import find_kernel
-from kernels.packed_linear import has_packed_form
+from kernels.packed_linear import has_packed_kernel
 from messages.requests import SamplingParams
 from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.loading.load_runner import load_runner
@@ -39,7 +39,7 @@ def test_tokens_are_those_of_steps_that_are_not_captured(tmp_path: Path, variant
 def test_bfloat16_linears_are_captured(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN_CONFIG | QWEN3), encoding="utf-8")
     captured, plain = (load(tmp_path, load_format="dummy", dtype="bfloat16") for _ in range(2))
-    if not has_packed_form(torch.zeros(64, 64, dtype=torch.bfloat16)):
+    if not has_packed_kernel(torch.zeros(64, 64, dtype=torch.bfloat16)):
         pytest.skip("this processor has no C kernel for bfloat16 linears")
     compare(captured, plain)
 
@@ -67,7 +67,7 @@ def test_what_torch_computes_is_not_captured(tmp_path: Path) -> None:
 
 
 def test_a_step_that_wants_more_than_tokens_of_all_its_rows_is_not_replayed(tmp_path: Path) -> None:
-    """Logprobs come of the same logits; prompts that are scored go another way."""
+    """Logprobs come of the same logits; steps with logprobs of prompts go another way."""
     build_checkpoint(tmp_path, "gpt2")
     runner = load(tmp_path, quantization="int8")
     wanting = [

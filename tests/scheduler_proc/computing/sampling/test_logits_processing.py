@@ -65,16 +65,16 @@ def row_processing(draw: st.DrawFn) -> RowProcessing:
 
 @settings(max_examples=150, deadline=None)
 @given(rows=st.lists(row_processing(), min_size=1, max_size=5), seed=st.integers(0, 1 << 30), data=st.data())
-def test_every_row_is_edited_as_in_plain_python(rows: list[RowProcessing], seed: int, data: st.DataObject) -> None:
+def test_every_row_is_processed_as_in_plain_python(rows: list[RowProcessing], seed: int, data: st.DataObject) -> None:
     """Rows may lie in any order in the copy."""
     logits = torch.randn(len(rows), 40, generator=torch.Generator().manual_seed(seed)) * 3
     expected = [processed_logits(logits[index].tolist(), row) for index, row in enumerate(rows)]
     places = np.array(data.draw(st.permutations(range(len(rows)))), dtype=np.int64)
     copy = torch.empty_like(logits)
     copy[torch.from_numpy(places)] = logits
-    edits = plan_logits_processing(rows)
-    if edits is not None:
-        columns = expand_logits_processing(edits, places, copy.shape[1])
+    processing = plan_logits_processing(rows)
+    if processing is not None:
+        columns = expand_logits_processing(processing, places, copy.shape[1])
         process_logits(copy, copy_columns(columns))
     ours = copy[torch.from_numpy(places)]
     torch.testing.assert_close(ours, torch.tensor(expected), rtol=1e-5, atol=1e-4)
@@ -111,7 +111,7 @@ def test_draws_follow_the_probabilities_of_transformers(
 
 
 def mixed_rows() -> tuple[list[RowProcessing], list[SamplingParams]]:
-    """Greedy and drawn rows with all edits and with none."""
+    """Greedy and drawn rows with all kinds of processing and with none."""
     everything = RowProcessing(
         allowed_ids=tuple(range(5, 200)),
         biases=((6, 3.0), (6, 1.0), (10, -INF)),
@@ -145,9 +145,9 @@ def test_a_row_chooses_the_same_alone_and_in_any_batch() -> None:
     together = choose(logits, msgspec.structs.replace(batch, logits_processing=plan_logits_processing(rows)))
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(5)).tolist()
     shuffled = make_batch([params[i] for i in order], order)
-    edits = plan_logits_processing([rows[i] for i in order])
+    processing = plan_logits_processing([rows[i] for i in order])
     assert torch.equal(
-        choose(logits[order], msgspec.structs.replace(shuffled, logits_processing=edits)), together[order]
+        choose(logits[order], msgspec.structs.replace(shuffled, logits_processing=processing)), together[order]
     )
     for index, row in enumerate(rows):
         alone = msgspec.structs.replace(
@@ -156,19 +156,19 @@ def test_a_row_chooses_the_same_alone_and_in_any_batch() -> None:
         assert int(choose(logits[index : index + 1], alone)) == int(together[index])
 
 
-def test_rows_without_edits_choose_as_in_a_batch_without_edits() -> None:
+def test_rows_without_processing_choose_as_in_a_batch_without_any() -> None:
     rows, params = mixed_rows()
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 2
-    plain, edited = (
+    plain, processed = (
         chosen(logits, [RowProcessing()] * len(rows), params),
         chosen(logits, rows, params),
     )
     is_plain = [not row.has_any for row in rows]
-    assert [token for token, same in zip(plain, is_plain, strict=True) if same] == edited[: sum(is_plain)]
-    assert plain != edited
+    assert [token for token, same in zip(plain, is_plain, strict=True) if same] == processed[: sum(is_plain)]
+    assert plain != processed
 
 
-def test_edits_without_effect_change_nothing() -> None:
+def test_processing_without_effect_change_nothing() -> None:
     rows, params = mixed_rows()
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
     nothing = RowProcessing(tuple(range(VOCAB_SIZE)), biases=((3, 0.0),), frequency=0.25, history=(1, 2), num_prompt=2)
@@ -197,8 +197,8 @@ def test_a_row_whose_tokens_are_all_banned_has_no_token_and_the_others_keep_thei
 
 
 @pytest.mark.parametrize("bad", [math.nan, INF, -INF])
-def test_an_edited_row_that_is_not_finite_has_no_token(bad: float) -> None:
-    """Also where the edits take out the token that is not finite: the model's output cannot be trusted."""
+def test_a_processed_row_that_is_not_finite_has_no_token(bad: float) -> None:
+    """Also where processing takes out the token that is not finite: the model's output cannot be trusted."""
     rows, params = mixed_rows()
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     wanted = chosen(logits, rows, params)

@@ -16,10 +16,10 @@ GREEDY, WARM = SamplingParams(1, temperature=0.0), SamplingParams(1, temperature
 TOP_K, MIN_P = SamplingParams(1, top_k=9, seed=6), SamplingParams(1, min_p=0.1, seed=7)
 
 
-def plan(params: list[SamplingParams], edits: list[RowProcessing] | None = None) -> SamplingPlan:
+def plan(params: list[SamplingParams], processing: list[RowProcessing] | None = None) -> SamplingPlan:
     batch = make_batch(params, [100 + row for row in range(len(params))])
     return plan_sampling(
-        msgspec.structs.replace(batch, logits_processing=plan_logits_processing(edits or [])), VOCAB_SIZE
+        msgspec.structs.replace(batch, logits_processing=plan_logits_processing(processing or [])), VOCAB_SIZE
     )
 
 
@@ -71,6 +71,6 @@ def test_rows_and_prompt_tokens_with_logprobs() -> None:
 
 @pytest.mark.parametrize("token", [-1, VOCAB_SIZE])
 def test_a_token_outside_of_the_vocabulary_is_refused(token: int) -> None:
-    for edit in (RowProcessing(allowed_ids=(token,)), RowProcessing(presence=1.0, history=(token,))):
+    for one in (RowProcessing(allowed_ids=(token,)), RowProcessing(presence=1.0, history=(token,))):
         with pytest.raises(AssertionError, match="outside of the vocabulary"):
-            plan([GREEDY], [edit])
+            plan([GREEDY], [one])

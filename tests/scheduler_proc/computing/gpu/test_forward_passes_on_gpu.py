@@ -13,7 +13,7 @@ from scheduler_proc.computing.runner import Runner
 from scheduler_proc.offline import OfflineEngine
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Row, Schedule, generate, plan_batch
-from tests.scheduler_proc.computing.gpu.test_runner import PROMPTS, VARIED, nobody, num_graphs
+from tests.scheduler_proc.computing.gpu.test_forward_passes import PROMPTS, VARIED, nobody, num_graphs
 
 pytestmark = [
     pytest.mark.gpu,

@@ -55,14 +55,14 @@ def nobody(text: str, fraction: float | None) -> None:
     """Hears a report."""
 
 
-def no_forms(device_type: str) -> None:
-    """Stands in for `load_triton_kernels`: the operations keep the forms that they have on a CPU."""
+def no_triton(device_type: str) -> None:
+    """Stands in for `load_triton_kernels`: the operations keep the kernels that they have on a CPU."""
 
 
 def load_late(
     path: Path,
     device: LateDevice,
-    load_triton_kernels: Callable[[str], None] = no_forms,
+    load_triton_kernels: Callable[[str], None] = no_triton,
     report: Report = nobody,
     **flags: object,
 ) -> Runner:
@@ -112,7 +112,7 @@ def test_tokens_are_those_of_the_cpu(each_pair: Pair, schedule: Schedule) -> Non
 
 
 def test_logprobs_are_those_of_the_cpu(pair: Pair) -> None:
-    """A step with scored tokens is of no fixed shape; one with logprobs of its output alone is."""
+    """A step with logprobs of prompts is of no fixed shape; one with logprobs of its output alone is."""
     params = [SamplingParams(12, temperature=0.0, num_logprobs=2, num_prompt_logprobs=n) for n in (1, None)]
     for use, num_replays in ((params, 0), (params[1:], 1)):
         rows = [Row(i, list(PROMPTS[2]), 40, p, pages=[3 * i, 3 * i + 1, 3 * i + 2]) for i, p in enumerate(use)]
@@ -273,7 +273,7 @@ def test_a_full_step_that_does_not_fit_is_a_clear_error(pair: Pair, monkeypatch:
         load_late(pair.path, LateDevice())
 
 
-@pytest.mark.skipif(DEVICE != "cpu", reason="where there is a GPU, test_runner_on_gpu.py runs the kernels there")
+@pytest.mark.skipif(DEVICE != "cpu", reason="with a GPU, test_forward_passes_on_gpu.py runs the kernels")
 def test_tritons_kernels_take_the_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Captured decode, prefill and mixed steps through the interpreted kernels, and nothing waits for any of them."""
     monkeypatch.setattr(loading, "plan_warm_ups", lambda *arguments: [])  # seconds in the interpreter
