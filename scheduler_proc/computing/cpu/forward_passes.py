@@ -65,8 +65,7 @@ class CpuForwardPasses:
         """False as soon as something other than C kernels has computed in a step of decode rows."""
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
-        """Writes the step to where captures read it, where it is a step for one, and then at once: the forward pass
-        must run before the next step is prepared."""
+        """Writes a step of decode rows to where captures read it: it must run before the next step is prepared."""
         tensors = copy_columns(columns) if columns else {}
         num_rows = batch.num_decode_rows
         if not self.can_capture or num_rows > self._max_rows or not only_samples(batch):
