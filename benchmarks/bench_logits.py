@@ -20,8 +20,10 @@ from benchmarks.result_file import write_result
 from kernels.sample import greedy
 from messages.axes import fill_columns
 from messages.columns import pack_float32, pack_int32, pack_int64
-from messages.steps import SAMPLED, Batch, LogitsProcessing
-from scheduler_proc.computing.sampling.logprobs import score_sampled
+from messages.steps import SAMPLED, Batch, LogitsProcessing, LogprobColumns
+from scheduler_proc.computing.cpu.forward_passes import copy_columns
+from scheduler_proc.computing.sampling.logprobs import sampled_logprobs
+from scheduler_proc.computing.sampling.plan import plan_sampling
 from scheduler_proc.computing.sampling.sampler import choose_tokens
 
 NUM_ROWS = 32
@@ -53,7 +55,7 @@ def main() -> None:
 def make_cases() -> dict[str, Case]:
     logits_SV = torch.randn(NUM_ROWS, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 2
     greedy_batch, drawn_batch = make_batch(0.0), make_batch(0.8)
-    tokens_S = choose_tokens(logits_SV, greedy_batch)
+    tokens_S = choose(logits_SV, greedy_batch)
     cases: dict[str, Case] = {"greedy, the kernel alone": lambda: greedy(logits_SV)}
     for name, batch in (("greedy", greedy_batch), ("drawn", drawn_batch)):
         cases |= {
@@ -61,14 +63,23 @@ def make_cases() -> dict[str, Case]:
         }
     for num_top in (0, 1, 5, 20):
         batch = msgspec.structs.replace(greedy_batch, num_logprobs=pack_int32([num_top] * NUM_ROWS))
-        cases[f"logprobs, {num_top} alternatives"] = lambda batch=batch: score_sampled(logits_SV, tokens_S, batch)
-    cases["logprobs, no row wants any"] = lambda: score_sampled(logits_SV, tokens_S, greedy_batch)
+        cases[f"logprobs, {num_top} alternatives"] = lambda batch=batch: find_logprobs(logits_SV, tokens_S, batch)
     return cases
 
 
 def _choosing(logits_SV: Tensor, batch: Batch, processing: LogitsProcessing | None) -> Case:
     processed = msgspec.structs.replace(batch, logits_processing=processing)
-    return lambda: choose_tokens(logits_SV, processed)
+    return lambda: choose(logits_SV, processed)
+
+
+def choose(logits_SV: Tensor, batch: Batch) -> Tensor:
+    plan = plan_sampling(batch, VOCAB_SIZE)
+    return choose_tokens(logits_SV, plan, copy_columns(plan.columns))
+
+
+def find_logprobs(logits_SV: Tensor, tokens_S: Tensor, batch: Batch) -> LogprobColumns:
+    plan = plan_sampling(batch, VOCAB_SIZE)
+    return sampled_logprobs(logits_SV, tokens_S, plan, copy_columns(plan.columns)).columns()
 
 
 def make_batch(temperature: float) -> Batch:

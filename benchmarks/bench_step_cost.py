@@ -22,8 +22,8 @@ from messages.channels import Receiver, Sender
 from messages.columns import pack_int32
 from messages.replies import ToDetokenizer
 from messages.requests import SamplingParams, Stamps, UserMsg
-from scheduler_proc.computing.cpu import runner
-from scheduler_proc.computing.cpu.captured_decodes import CapturedDecodes
+from scheduler_proc.computing import runner
+from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
@@ -42,7 +42,7 @@ SHAPE: dict[str, object] = {
     "layer_norm_epsilon": 1e-5,
 }
 PAGE_SIZE, NUM_PAGES, PROMPT_TOKENS, OUTPUT_TOKENS = 16, 512, 8, 64
-PARTS_OF_LAUNCH = ((CapturedDecodes, "compute"), (CapturedCalls, "replay"), (runner, "choose_tokens"))
+PARTS_OF_LAUNCH = ((CpuForwardPasses, "prepare"), (CapturedCalls, "replay"), (runner, "compute_result"))
 
 Times = dict[str, list[float]]
 

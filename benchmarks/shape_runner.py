@@ -9,9 +9,8 @@ from typing import Any
 
 from benchmarks.model_shapes import SHAPES
 from messages.config import Config
-from scheduler_proc.computing.cpu.runner import ModelRunner
-from scheduler_proc.computing.gpu.runner import GpuRunner
 from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.runner import Runner
 from supervisor.flags import parse_flags
 from supervisor.model.facts import read_model_facts
 
@@ -43,7 +42,7 @@ def configured_shape(shape: dict[str, object], flags: Sequence[str]) -> Iterator
         yield Config(**sections, facts=facts)
 
 
-def load_shape(shape: dict[str, object], flags: Sequence[str]) -> ModelRunner | GpuRunner:
+def load_shape(shape: dict[str, object], flags: Sequence[str]) -> Runner:
     """Returns a runner that is ready, as these flags of the server configure it.
 
     Raises `UsageError` for flags, `BootError` where it does not fit.

@@ -25,7 +25,7 @@ class PackedWeight:
     num_outputs: int
 
 
-def has_packed_form(weight_OI: Tensor) -> bool:
+def has_packed_kernel(weight_OI: Tensor) -> bool:
     """Whether there is a C kernel for such a weight: where there is none, packing it gains nothing."""
     return find_kernel("packed_linear", weight_OI) is not None and weight_OI.shape[1] % STEP == 0
 
@@ -78,7 +78,7 @@ def packed_linear(
     activation: Literal["tanh"] | None = None,
     out_TO: Tensor | None = None,
 ) -> Tensor:
-    """Returns x W^T + b [T, O], through the tanh form of GELU if `activation` says so; `packed` is of `pack`.
+    """Returns x W^T + b [T, O], through the tanh approximation of GELU if `activation` says so; `packed` is of `pack`.
 
     A token's outputs are the same bits alone and in any batch. The result may be put into `out_TO`, and is a new tensor
     otherwise.

@@ -14,7 +14,10 @@ from kernels.cpu.library import MAX_HEAD_DIM, MAX_QUERIES_A_HEAD, Kernel, find_k
 
 @dataclass(frozen=True)
 class PagedKV:
-    """K and V by slot; page p holds the slots from `p * page_size` on. A slot that was never written holds anything."""
+    """K and V by slot; page p holds the slots from `p * page_size` on.
+
+    Slots that were never written are uninitialised.
+    """
 
     keys: Tensor
     """[S, G, D], contiguous"""

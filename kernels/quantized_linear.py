@@ -42,7 +42,7 @@ class QuantizedWeight:
 
 
 def quantize(weight_OI: Tensor, bits: Bits) -> QuantizedWeight:
-    """Returns the weight rounded to so many bits; its values are finite. Every form makes the same codes."""
+    """Returns the weight rounded to so many bits; its values are finite. Every kernel makes the same codes."""
     num_outputs, num_inputs = weight_OI.shape
     kernel = find_kernel("quantize", weight_OI)
     if kernel is None or not weight_OI.is_contiguous():
@@ -70,7 +70,7 @@ def quantized_linear(
     activation: Literal["tanh"] | None = None,
     out_TO: Tensor | None = None,
 ) -> Tensor:
-    """Returns x W^T + b [T, O], through the tanh form of GELU if `activation` says so.
+    """Returns x W^T + b [T, O], through the tanh approximation of GELU if `activation` says so.
 
     A token's outputs are the same bits alone and in any batch, in the C kernels. The result may be put into `out_TO`,
     and is a new tensor otherwise.

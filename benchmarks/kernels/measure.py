@@ -17,7 +17,7 @@ from benchmarks.result_file import write_result
 from kernels.cpu.huge_pages import empty_huge
 from kernels.cpu.library import find_kernel, load_kernels
 from kernels.gpu.triton_kernels import find_triton_kernel, load_triton_kernels
-from kernels.packed_linear import has_packed_form, pack, packed_linear
+from kernels.packed_linear import has_packed_kernel, pack, packed_linear
 
 CPU = torch.device("cpu")
 LEAST_SAMPLE_S = 0.005
@@ -142,7 +142,7 @@ def product_rate(rounds: int, device: torch.device = CPU) -> float:
     size = PRODUCT_SIZE[device.type]
     a, b = torch.randn(2, size, size, device=device).bfloat16()
     forms: dict[str, Form] = {"library": lambda: a @ b}
-    if has_packed_form(b):
+    if has_packed_kernel(b):
         packed = pack(b)
         forms["own"] = lambda: packed_linear(a, packed, None, size)
     return 2 * size**3 / least_ms(forms, rounds, device) / 1e6

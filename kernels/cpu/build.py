@@ -30,10 +30,10 @@ ISA_FLAGS = {
     "avx512": AVX512,
     "amx": [*AVX512, "-mamx-tile", "-mamx-bf16"],
 }
-"""The forms that are built, by what the processor must offer; `portable` is what the compiler makes by default."""
+"""By instruction set that kernels are built for; `portable` is what the compiler makes by default."""
 
 RUNTIME_UNITS = ("runtime", "crew")
-"""What exists once, whatever the form."""
+"""What exists once, whatever the instruction set."""
 
 
 class BuildError(Exception):
@@ -41,7 +41,7 @@ class BuildError(Exception):
 
 
 def built_isas() -> list[str]:
-    """Returns the forms for this kind of processor, the best first."""
+    """Returns the instruction sets of this kind of processor, the best first."""
     return ["amx", "avx512", "avx2", "portable"] if platform.machine() in ("x86_64", "AMD64") else ["portable"]
 
 
@@ -105,7 +105,7 @@ def _source_key() -> "hashlib._Hash":
 
 
 def _compile(compiler: Sequence[str], scratch: Path, extra_flags: Sequence[str]) -> list[str]:
-    """Compiles the forms that the compiler knows of, side by side, and returns their object files."""
+    """Compiles for the instruction sets that the compiler knows, in parallel; returns the object files."""
     units = [(name, ["-c", str(SOURCE / f"{name}.c")]) for name in RUNTIME_UNITS]
     units += [
         (isa, [*ISA_FLAGS[isa], f"-DISA={isa}", "-c", str(SOURCE / "kernels.c")])

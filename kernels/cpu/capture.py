@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.cpu.library import FLOAT, INTEGER, POINTER, Kernel, LoadedKernel, observed_kernels, replay_function
+from kernels.cpu.library import INTEGER, KINDS, Kernel, LoadedKernel, observed_kernels, replay_function
 
 MAX_ARGUMENTS = 14
 """As in source/captured_call.h."""
@@ -32,7 +32,7 @@ _notes: list[Note] = []
 
 
 class Argument(ctypes.Union):
-    _fields_ = [("p", POINTER), ("i", INTEGER), ("f", FLOAT)]
+    _fields_ = list(KINDS.items())
 
 
 class CapturedCall(ctypes.Structure):

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from kernels.cpu.build import (
     PREBUILT,
+    SOURCE,
     BuildError,
     build,
     built_isas,
@@ -37,30 +39,23 @@ FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 MAX_HEAD_DIM, MAX_QUERIES_A_HEAD = 256, 64
 
 POINTER, INTEGER, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-KINDS = {"p": POINTER, "i": INTEGER, "f": FLOAT}
+KINDS = {"P": POINTER, "I": INTEGER, "F": FLOAT}
+LISTED = re.compile(r"^(?:CAPTURED|EAGER)\((VOID|STATUS), (\w+), (.*)\)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a C function takes, as keys of `KINDS`, and whether it returns a status: not 0 without memory."""
+
+    kinds: str
+    has_status: bool
+
+
 SIGNATURES = {
-    "embed": "ppppp ii",
-    "layer_norm": "ppppp ii f",
-    "rms_norm": "pppp ii f",
-    "qk_norm": "ppp iiii f",
-    "silu_mul": "pp ii",
-    "gelu": "pp ii",
-    "pack_linear": "pp iiii",
-    "packed_linear": "pppp iiii",
-    "quantize": "pp iii",
-    "quantized_linear": "ppppp iiiii",
-    "store_kv": "ppppppppp iiiii",
-    "paged_decode": "pipppipp iiiii f",
-    "paged_prefill": "pipppippp iiiii f",
-    "greedy": "pp ii",
-    "sample": "pppp ii",
-    "draw": "ppppp ii",
+    name: Signature("".join(re.findall("[PIF]", arguments)), returns == "STATUS")
+    for returns, name, arguments in LISTED.findall((SOURCE / "kernel_list.h").read_text(encoding="ascii"))
 }
-"""The parameters of each C function, as its source has them: pointer, int64, float."""
-MAY_RUN_OUT_OF_MEMORY = {"packed_linear", "paged_decode", "paged_prefill", "greedy", "sample", "draw"}
-FLOAT32_ALONE = {"sample"}
-BFLOAT16_PAIRS_ALONE = {"pack_linear", "packed_linear"}
-"""Those that exist where the processor multiplies pairs of bfloat16, for them and not otherwise."""
+"""Of all operations. Some exist for one number format, or where the processor has what they need."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +121,10 @@ def load_kernels(report: Report) -> str | None:
 
 
 def use_library(path: Path, wanted: str = "") -> str:
-    """Launchers use the kernels of this library, in the form `wanted` or else the best that runs here; returns it."""
+    """Launchers use the kernels of this library, for the instruction set `wanted` or else the best that runs here.
+
+    Returns the instruction set.
+    """
     library = ctypes.CDLL(str(path))
     runnable = [
         isa
@@ -143,12 +141,10 @@ def use_library(path: Path, wanted: str = "") -> str:
         log.warning("torch's OpenMP library is not found: the C kernels use one thread")
     unload_kernels()
     for name in SIGNATURES:
-        for dtype, form in FORMATS.items():
-            if dtype != torch.float32 and name in FLOAT32_ALONE:
-                continue
-            if name in BFLOAT16_PAIRS_ALONE and (dtype != torch.bfloat16 or isa not in ("avx512", "amx")):
-                continue
-            _loaded[name, dtype] = _bind(library, name, f"{form}_{isa}")
+        for dtype, format_name in FORMATS.items():
+            suffix = f"{format_name}_{isa}"
+            if hasattr(library, f"{name}_{suffix}"):
+                _loaded[name, dtype] = _bind(library, name, suffix)
     _kernels.update({key: kernel.call for key, kernel in _loaded.items()})
     library.sluice_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     library.sluice_replay.restype = ctypes.c_int64
@@ -204,16 +200,16 @@ def _loaded_openmp_libraries() -> Sequence[str]:
     return sorted(found, key=lambda path: ("torch" not in path, path))
 
 
-def _bind(library: ctypes.CDLL, name: str, form: str) -> LoadedKernel:
-    kinds = SIGNATURES[name].replace(" ", "")
-    function: Any = library[f"{name}_{form}"]
-    function.argtypes = [KINDS[kind] for kind in kinds]
-    function.restype = ctypes.c_int if name in MAY_RUN_OUT_OF_MEMORY else None
-    if name in MAY_RUN_OUT_OF_MEMORY:
+def _bind(library: ctypes.CDLL, name: str, suffix: str) -> LoadedKernel:
+    signature = SIGNATURES[name]
+    function: Any = library[f"{name}_{suffix}"]
+    function.argtypes = [KINDS[kind] for kind in signature.kinds]
+    function.restype = ctypes.c_int if signature.has_status else None
+    if signature.has_status:
         function.errcheck = _check
-    captured = f"call_{name}_{form}"
+    captured = f"call_{name}_{suffix}"
     address = ctypes.cast(library[captured], ctypes.c_void_p).value if hasattr(library, captured) else None
-    return LoadedKernel(name, kinds, function, address)
+    return LoadedKernel(name, signature.kinds, function, address)
 
 
 def _check(result: int, function: Any, arguments: Any) -> None:

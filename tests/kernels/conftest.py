@@ -1,4 +1,4 @@
-"""Every test runs with the plain-torch references and with the C kernels in each form that this processor runs."""
+"""Every test runs with the plain-torch references, and with the C kernels of each instruction set that runs here."""
 
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -19,16 +19,16 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, params=["torch", *built_isas()])
-def form(request: pytest.FixtureRequest) -> Iterator[str]:
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """What the launchers use in this test: "torch", or the instruction set of the C kernels."""
     if request.param == "torch":
         unload_kernels()
         yield request.param
         return
-    has_form = use_library(built_library(), request.param) == request.param
-    if not has_form and request.param == "amx" and request.module.__name__.endswith(MODULES_WITH_TILES):
-        has_form = use_library(request.getfixturevalue("library_with_software_tiles"), "avx512") == "avx512"
-    if not has_form:
+    is_available = use_library(built_library(), request.param) == request.param
+    if not is_available and request.param == "amx" and request.module.__name__.endswith(MODULES_WITH_TILES):
+        is_available = use_library(request.getfixturevalue("library_with_software_tiles"), "avx512") == "avx512"
+    if not is_available:
         pytest.skip(f"this processor does not run {request.param}")
     yield request.param
     unload_kernels()
@@ -36,7 +36,7 @@ def form(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def library_with_software_tiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The form for tiles, with the tile instructions in C and under the name of the form without."""
+    """The kernels for tiles, with the tile instructions in C and under the name of those without."""
     compiler, folder = find_compiler(), tmp_path_factory.mktemp("tiles")
     with_tiles = [*ISA_FLAGS["amx"], "-include", str(SOFTWARE_TILES), "-DISA=avx512", "-c", str(SOURCE / "kernels.c")]
     _compile([*compiler, *FLAGS, *with_tiles, "-o", str(folder / "kernels.o")])
@@ -51,4 +51,4 @@ def _compile(command: Sequence[str]) -> None:
     """Skips the test where the compiler does not know of tiles."""
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if ran.returncode:
-        pytest.skip(f"the compiler does not build the form for tiles: {ran.stderr[-500:]}")
+        pytest.skip(f"the compiler does not build the kernels for tiles: {ran.stderr[-500:]}")

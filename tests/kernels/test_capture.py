@@ -14,7 +14,7 @@ from kernels.cpu.library import find_kernel
 from kernels.embed import embed
 from kernels.gelu import gelu
 from kernels.layer_norm import layer_norm
-from kernels.packed_linear import has_packed_form, pack, packed_linear
+from kernels.packed_linear import has_packed_kernel, pack, packed_linear
 from kernels.paged_decode import paged_decode
 from kernels.qk_norm import HeadNorms
 from kernels.quantized_linear import quantize, quantized_linear
@@ -29,9 +29,9 @@ SIZE, NUM_TOKENS = 96, 40
 
 
 @pytest.fixture(autouse=True)
-def with_kernels(form: str) -> None:
+def with_kernels(backend: str) -> None:
     if find_kernel("embed", torch.zeros(1)) is None:
-        pytest.skip(f"{form} has no calls to capture")
+        pytest.skip(f"{backend} has no calls to capture")
 
 
 @pytest.fixture(params=[1, 3])
@@ -55,7 +55,7 @@ class Layers:
         self.weight, self.bias = random(SIZE), random(SIZE)
         self.codes = quantize(random(2 * SIZE, SIZE), 8)
         packed_weight = random(SIZE, SIZE)
-        self.packed = pack(packed_weight) if has_packed_form(packed_weight) else None
+        self.packed = pack(packed_weight) if has_packed_kernel(packed_weight) else None
 
     def compute(self) -> Tensor:
         residual = embed(self.ids, self.positions, self.tokens, self.places)
@@ -187,9 +187,9 @@ assert "torch._dynamo" not in set(sys.modules) - others
 """
 
 
-def test_the_first_recording_does_not_import_torchs_compiler(form: str) -> None:
+def test_the_first_capture_does_not_import_torchs_compiler(backend: str) -> None:
     """That takes a second, which the first request of a server would wait for."""
-    if form != "portable":
+    if backend != "portable":
         pytest.skip("once is enough")
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

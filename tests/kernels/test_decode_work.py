@@ -24,7 +24,7 @@ UNTOUCHED = -77
 
 
 @pytest.fixture(autouse=True)
-def form() -> None:
+def backend() -> None:
     """Plans are the same whatever computes."""
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.packed_linear import allocate_packed, has_packed_form, pack, pack_rows, packed_linear
+from kernels.packed_linear import allocate_packed, has_packed_kernel, pack, pack_rows, packed_linear
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -33,10 +33,10 @@ def test_it_is_the_product(
 
 
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 33), (13_312, 64)])
-def test_a_row_is_the_same_bits_in_any_batch(form: str, num_inputs: int, num_outputs: int) -> None:
+def test_a_row_is_the_same_bits_in_any_batch(backend: str, num_inputs: int, num_outputs: int) -> None:
     x, weight, bias = make_case(70, num_inputs, num_outputs, torch.bfloat16)
-    if not has_packed_form(weight):
-        pytest.skip(f"{form} has no kernel for it")
+    if not has_packed_kernel(weight):
+        pytest.skip(f"{backend} has no kernel for it")
     packed = pack(weight)
     together = packed_linear(x, packed, bias, num_outputs)
     for begin, end in ((0, 1), (5, 6), (16, 33), (33, 70)):
@@ -79,5 +79,5 @@ def test_a_weight_may_be_packed_in_parts(
 
 
 def test_the_kernel_is_for_whole_steps_of_inputs() -> None:
-    assert not has_packed_form(torch.zeros(8, 48, dtype=torch.bfloat16))
-    assert not has_packed_form(torch.zeros(8, 64))
+    assert not has_packed_kernel(torch.zeros(8, 48, dtype=torch.bfloat16))
+    assert not has_packed_kernel(torch.zeros(8, 64))

@@ -78,9 +78,9 @@ def test_rows_of_more_keys_than_one_part_takes(shape: Shape, dtype: torch.dtype,
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_is_the_same_alone_and_in_a_batch(form: str, dtype: torch.dtype, num_threads: int) -> None:
+def test_a_row_is_the_same_alone_and_in_a_batch(backend: str, dtype: torch.dtype, num_threads: int) -> None:
     """To the last bit, whatever the threads: so a request gives the same tokens beside any others."""
-    if form == "torch":
+    if backend == "torch":
         pytest.skip("torch's products may add in another order for another number of rows")
     case = decode_case(Shape(6, 2, 64, 16), [*NUM_KEYS, *LONG_NUM_KEYS], dtype, "cpu")
     torch.set_num_threads(num_threads)
@@ -93,10 +93,10 @@ def test_a_row_is_the_same_alone_and_in_a_batch(form: str, dtype: torch.dtype, n
 @pytest.mark.parametrize("shape", SHARING_SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_is_the_same_alone_and_beside_rows_that_share_its_pages(
-    form: str, shape: Shape, dtype: torch.dtype
+    backend: str, shape: Shape, dtype: torch.dtype
 ) -> None:
     """To the last bit, whether they share all of a part of its keys, or some, or the same pages in another order."""
-    if form == "torch":
+    if backend == "torch":
         pytest.skip("torch's products may add in another order for another number of rows")
     case = decode_case(shape, SHARING_NUM_KEYS, dtype, "cpu")
     for row, num_shared in enumerate(NUM_SHARED):

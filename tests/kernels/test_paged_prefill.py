@@ -34,9 +34,11 @@ def test_rows_longer_than_a_tile(shape: Shape, dtype: torch.dtype, device: str) 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_token_is_the_same_in_chunks_and_beside_other_rows(form: str, dtype: torch.dtype, num_threads: int) -> None:
+def test_a_token_is_the_same_in_chunks_and_beside_other_rows(
+    backend: str, dtype: torch.dtype, num_threads: int
+) -> None:
     """To the last bit, whatever the threads: so a prompt's tokens get the same however a scheduler cuts it up."""
-    if form == "torch":
+    if backend == "torch":
         pytest.skip("torch's products may add in another order for another number of tokens")
     case = make_paged_case(Shape(6, 2, 64, 16), [150, 40, 3], [70, 0, 129], dtype, "cpu")
     chunked, first = torch.full_like(case.query, float("nan")), 0

@@ -68,8 +68,8 @@ def test_it_is_near_the_product_of_the_real_weight(bits: Bits) -> None:
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 33), (1100, 64)])
-def test_a_row_is_the_same_bits_in_any_batch(form: str, bits: Bits, num_inputs: int, num_outputs: int) -> None:
-    if form == "torch":
+def test_a_row_is_the_same_bits_in_any_batch(backend: str, bits: Bits, num_inputs: int, num_outputs: int) -> None:
+    if backend == "torch":
         pytest.skip("torch chooses another order for another number of rows")
     x, weight, bias = make_case(270, num_inputs, num_outputs, torch.bfloat16)
     quantized = quantize(weight, bits)
@@ -137,7 +137,7 @@ def test_memory_is_that_of_the_codes() -> None:
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), SIZES)
-def test_every_form_makes_the_same_codes(bits: Bits, dtype: torch.dtype, num_inputs: int, num_outputs: int) -> None:
+def test_every_backend_makes_the_same_codes(bits: Bits, dtype: torch.dtype, num_inputs: int, num_outputs: int) -> None:
     _, weight, _ = make_case(1, num_inputs, num_outputs, dtype)
     weight[0] = 0
     assert torch.equal(quantize(weight, bits).packed, quantize_reference(weight, bits))

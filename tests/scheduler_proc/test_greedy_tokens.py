@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from scheduler_proc.computing.loading.load_runner import ModelRunner, load_runner
+from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
@@ -31,7 +31,7 @@ class Model:
     def __init__(self, path: Path, variant: str):
         self.reference: PreTrainedModel = build_checkpoint(path, variant)
         config = make_config(path, block_size=PAGE_SIZE, num_pages=PLENTY)
-        self.runner: ModelRunner = load_runner(config, lambda text, fraction: None)
+        self.runner: Runner = load_runner(config, lambda text, fraction: None)
 
     def check(self, prompt: list[int], output: list[int]) -> int:
         """Asserts that each output token is the best one after what precedes it; returns how many were too close."""

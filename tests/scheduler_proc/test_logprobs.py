@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from messages.columns import pack_float32, pack_int32
 from messages.requests import UserMsg
-from scheduler_proc.computing.loading.load_runner import ModelRunner, load_runner
+from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.runner import Runner
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.isolation import run_step
 from scheduler_proc.deciding.policy import Budget
@@ -32,7 +33,7 @@ class Served:
     def __init__(self, path: Path, variant: str):
         self.reference: PreTrainedModel = build_checkpoint(path, variant)
         config = make_config(path, block_size=PAGE_SIZE, num_pages=PLENTY)
-        self.runner: ModelRunner = load_runner(config, lambda text, fraction: None)
+        self.runner: Runner = load_runner(config, lambda text, fraction: None)
 
     def logprobs(self, ids: list[int]) -> Tensor:
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-/* The tanh form of GELU: kernels/gelu.py says what it does. */
+/* The tanh approximation of GELU: kernels/gelu.py says what it does. */
 
 typedef struct {
   const element *x;

@@ -9,8 +9,8 @@
 #define JOIN3(a, b, c) JOIN3_(a, b, c)
 #define PUBLIC __attribute__((visibility("default")))
 
-/* The files below are templates: `element` is the number format of tensors, NAME(x) the name of x in this form,
-   WIDEN and NARROW go to float and back. */
+/* The files below are templates: `element` is the number format of tensors, NAME(x) the name of x for this format
+   and instruction set, WIDEN and NARROW go to float and back. */
 #define NAME(x) JOIN3(x, FORMAT, ISA)
 
 #define FORMAT float32

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -60,18 +60,16 @@ class Prefault:
             self._thread = threading.Thread(target=_stay_ahead, args=(weakref.ref(self),), name="pages ahead")
             self._thread.start()
 
-    @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """No memory is asked for while the block runs, nor right behind it, where the next step is planned.
 
         Compute threads that wait for each other give way to any thread, and clearing memory is not interrupted.
         """
         self._is_stepping = True
-        try:
-            yield
-        finally:
-            self._is_stepping = False
-            self._last_step_s = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_stepping = False
+        self._last_step_s = time.monotonic()
 
     @property
     def wants_more(self) -> bool:

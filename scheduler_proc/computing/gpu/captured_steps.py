@@ -1,4 +1,4 @@
-"""The forward passes that are captured as graphs, one for each of the shapes of `step_shapes.py`.
+"""The forward passes that are captured as graphs, one for each of the shapes of `step/shapes.py`.
 
 A graph reads its inputs from, and leaves its output in, the same memory in each replay, and whatever else it takes of
 memory is in one pool that all graphs share: they never run side by side.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from messages.steps import Batch
 from scheduler_proc.computing.gpu.attention_plans import AttentionPlans
-from scheduler_proc.computing.gpu.device import Device, Work
+from scheduler_proc.computing.gpu.device import GpuDevice, Work
 from scheduler_proc.computing.step.inputs import NO_ROWS, StepInputs, StepShape, pack_step, view_step
 from scheduler_proc.computing.step.packed_columns import PackedColumns
 from scheduler_proc.computing.step.shapes import StepShapes
@@ -52,7 +52,7 @@ class CapturedStep:
 class CapturedSteps:
     """The graphs; none until `capture`. `like_NE` gives the number format and E of what a forward pass returns."""
 
-    def __init__(self, device: Device, shapes: StepShapes, plans: AttentionPlans, like_NE: Tensor):
+    def __init__(self, device: GpuDevice, shapes: StepShapes, plans: AttentionPlans, like_NE: Tensor):
         self._device = device
         self._shapes = shapes
         self._plans = plans
@@ -75,7 +75,7 @@ class CapturedSteps:
         return None if shape is None else self._captured.get(shape)
 
     def capture(self, shapes: Sequence[StepShape], forward: Forward, report: Report) -> int:
-        """Records `forward` in these shapes; returns the bytes that the graphs take.
+        """Captures `forward` in these shapes; returns the bytes that the graphs take.
 
         Raises `RuntimeError` where that cannot be done, and then there is no graph.
         """

@@ -1,14 +1,19 @@
-"""What the runner asks of a GPU: pinned memory, work in order, results fetched beside it, captured graphs, memory.
+"""What is asked of a GPU: pinned memory, work in order, results fetched beside it, captured graphs, memory.
 
 All CUDA calls of the computing half but the operations on tensors are here, so that everything else can be run where
 there is no GPU: a test has a device that does the same on a CPU, as late as it may.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from scheduler_proc.computing.device import Device, Fetched
+from scheduler_proc.computing.step.packed_columns import join, split
+from scheduler_proc.computing.step.results import Result
 
 Work = Callable[[], None]
 
@@ -16,25 +21,13 @@ Pool = Any
 """The name of a pool of memory, which only its device understands."""
 
 
-class Fetched(Protocol):
-    """Bytes on their way to the host."""
-
-    def wait(self) -> Tensor:
-        """Returns them (uint8, in the host's memory) as soon as the work that makes them has been done."""
-        ...
-
-
-class Device(Protocol):
-    """Does work in the order in which it is submitted, and nothing of it is waited for but through `Fetched`."""
+class GpuDevice(Device, Protocol):
+    """A device with memory and graphs of its own."""
 
     torch_device: torch.device
 
     def allocate_host(self, num_bytes: int) -> Tensor:
         """Returns a buffer (uint8) for copies; it may be dropped as soon as they are launched."""
-        ...
-
-    def submit(self, work: Callable[[], Tensor]) -> Fetched:
-        """Launches the work, and the copy of the bytes (uint8) that it returns."""
         ...
 
     def new_pool(self) -> Pool:
@@ -65,9 +58,11 @@ class CudaDevice:
         # Torch keeps pinned memory that is dropped, and gives it out again when the copies from and to it are done.
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
-    def submit(self, work: Callable[[], Tensor]) -> Fetched:
+    def submit(self, work: Callable[[], Result]) -> Fetched:
         try:
-            result = work()
+            tensors = work()
+            assert not isinstance(tensors, np.ndarray), "the host has them"
+            result = join(tensors)
         except RuntimeError:
             self._end_if_failed()
             raise
@@ -78,7 +73,7 @@ class CudaDevice:
             done = torch.cuda.Event()
             done.record()
         result.record_stream(self._fetching)
-        return _OnItsWay(host, done)
+        return _OnItsWay(host, tensors, done)
 
     def new_pool(self) -> Pool:
         return torch.cuda.graph_pool_handle()
@@ -106,18 +101,19 @@ class CudaDevice:
 
 
 class _OnItsWay:
-    """A copy to the host and the event after it."""
+    """A copy of joined tensors to the host and the event after it."""
 
-    def __init__(self, host: Tensor, done: torch.cuda.Event):
+    def __init__(self, host: Tensor, tensors: Sequence[Tensor], done: torch.cuda.Event):
         self._host = host
+        self._tensors = tensors
         self._done = done
 
-    def wait(self) -> Tensor:
+    def wait(self) -> list[Tensor]:
         try:
             self._done.synchronize()
         except RuntimeError as error:
             raise _end_of(error) from error
-        return self._host
+        return split(self._host, self._tensors)
 
 
 def _end_of(error: RuntimeError) -> SystemExit:

@@ -33,7 +33,7 @@ LEAST_BYTES = 64 << 20
 """A smaller checkpoint is loaded and quantized in the time that a second file would take."""
 
 ABANDONED_S = 3600.0
-"""A file of that age that has not got its name belongs to a process that was killed."""
+"""An unfinished file of that age belongs to a process that was killed."""
 
 log = logging.getLogger("sluice.weights")
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.huge_pages import HUGE_PAGE, empty_huge
-from kernels.packed_linear import PackedWeight, allocate_packed, has_packed_form, pack_rows
+from kernels.packed_linear import PackedWeight, allocate_packed, has_packed_kernel, pack_rows
 from kernels.quantized_linear import quantize
 from messages.errors import BootError
 from scheduler_proc.computing.loading.placement import Placement
@@ -70,7 +70,7 @@ def _with_packed_linears(weights: dict[str, Tensor], placement: Placement) -> We
     """Replaces the weights of linear layers by packed ones where there is a kernel for these."""
     return {
         name: PackedWeight(allocate_packed(weight.shape[0], weight.shape[1], weight.dtype), weight.shape[0])
-        if placement.weight_bits is None and LINEAR_WEIGHT.fullmatch(name) and has_packed_form(weight)
+        if placement.weight_bits is None and LINEAR_WEIGHT.fullmatch(name) and has_packed_kernel(weight)
         else weight
         for name, weight in weights.items()
     }

@@ -26,7 +26,7 @@ log = logging.getLogger("sluice.kv_cache")
 
 
 class KVTensors:
-    """K and V of all layers, each [L, S, G, D]. A slot that no step has written holds anything, NaN included."""
+    """K and V of all layers, each [L, S, G, D]. A slot that no step has written is uninitialised and may hold NaN."""
 
     def __init__(self, key_LSGD: Tensor, value_LSGD: Tensor, page_size: int):
         self.num_pages = key_LSGD.shape[1] // page_size
@@ -36,7 +36,7 @@ class KVTensors:
 
 
 def allocate_cache(config: DecoderConfig, num_pages: int, page_size: int, placement: Placement) -> KVTensors:
-    """Returns an uninitialized cache; a CPU gives the memory only when it is written. Raises `BootError`."""
+    """Returns an uninitialised cache; a CPU gives the memory only when it is written. Raises `BootError`."""
     shape = (config.num_layers, num_pages * page_size, config.num_kv_heads, config.head_dim)
     try:
         if placement.is_cuda:

@@ -1,4 +1,4 @@
-"""Linear layers in the fastest form that the device offers.
+"""Linear layers, computed by the fastest kernel that the device offers.
 
 Shape legend: T tokens, I inputs, O outputs.
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.gelu import GeluKind, gelu
-from kernels.packed_linear import PackedWeight, has_packed_form, pack, packed_linear
+from kernels.packed_linear import PackedWeight, has_packed_kernel, pack, packed_linear
 from kernels.quantized_linear import QuantizedWeight, quantized_linear
 
 
@@ -18,7 +18,7 @@ class Linear(Protocol):
     """A linear layer, ready to be applied."""
 
     def __call__(self, x_TI: Tensor, out_TO: Tensor | None = None, /) -> Tensor:
-        """Returns [T, O], in `out_TO` where the form can put it there."""
+        """Returns [T, O], in `out_TO` where the kernel can put it there."""
         ...
 
 
@@ -39,7 +39,7 @@ def make_linear(
         return _quantized(weight_OI, bias_O, activation)
     if isinstance(weight_OI, PackedWeight):
         return _on_kernel(weight_OI, bias_O, activation)
-    if has_packed_form(weight_OI):
+    if has_packed_kernel(weight_OI):
         return _on_kernel(PackedWeight(pack(weight_OI), len(weight_OI)), bias_O, activation)
     if weight_OI.device.type == "cpu" and weight_OI.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available():
         return _on_onednn(weight_OI, bias_O, activation)

@@ -4,11 +4,9 @@ Shape legend: S rows that sample, N special ones of them, V vocabulary.
 The device never has to say which rows those are: it gets their indices, and everything else about them, in one copy.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from torch import Tensor
 
 from messages.steps import Batch
 from scheduler_proc.computing.sampling.logits_processing import expand_logits_processing, find_processed
@@ -22,12 +20,12 @@ class SamplingPlan:
     """A row is plain where its logits need nothing but its temperature, else special. Special rows are ordered: those
     that are only filtered, those that are processed and drawn, those that are processed and greedy."""
 
-    num_rows: int
-    """S"""
     columns: dict[str, np.ndarray] = field(default_factory=dict)
-    """What the device has to know, by name. Where plain rows are drawn: `temperatures`, `seeds` and `positions` of all
-    S rows, with temperature 0 for greedy and for special ones. Of special rows: `special_…` and the columns of their
-    processing. Of logprobs: `logprob_rows` (int64, indices into S) and `scored_ids` (int32 [Q])."""
+    """What the device has to know, by name; empty where all that is wanted is the likeliest token of each row.
+
+    Where plain rows are drawn: `temperatures`, `seeds` and `positions` of all S rows, with temperature 0 for greedy and
+    for special ones. Of special rows: `special_…` and the columns of their processing. Of logprobs: `logprob_rows`
+    (int64, indices into S) and `prompt_ids` (int32 [Q]), the prompt tokens whose logprobs are wanted."""
     num_special: int = 0
     """N"""
     num_unprocessed: int = 0
@@ -35,29 +33,26 @@ class SamplingPlan:
     num_drawn: int = 0
     """Special rows before this one are drawn."""
     num_top: int = -1
-    """Alternatives to the rows' tokens, as many as the greediest row wants; -1 where none wants logprobs."""
-    num_scored_top: int = -1
-    """Alternatives to the scored tokens of prompts, -1 where there are none."""
+    """Alternatives to the rows' tokens, as many as the row that wants most; -1 where none wants logprobs."""
+    num_prompt_top: int = -1
+    """Alternatives to the prompt tokens, -1 where no prompt's logprobs are wanted."""
 
-    @property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        """What goes to the device."""
-        return tuple(self.columns.values())
 
-    def name(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Returns what became of `arrays` there by the names of the columns."""
-        return dict(zip(self.columns, tensors, strict=True))
+GREEDY = SamplingPlan()
 
 
 def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
     """Returns how the rows of `batch` that sample get their tokens, and which tokens have logprobs."""
+    wants_more = batch.logits_processing or batch.num_logprobs or batch.scored
+    if not wants_more and batch.temperatures.count(0) == len(batch.temperatures):
+        return GREEDY  # at next to no cost: most steps are
     columns: dict[str, np.ndarray] = {}
-    num_top, num_scored_top = _plan_logprobs(batch, vocab_size, columns)
+    num_top, num_prompt_top = _plan_logprobs(batch, vocab_size, columns)
     temperatures = np.frombuffer(batch.temperatures, np.float32)
     num_rows, is_drawn = len(temperatures), temperatures > 0
     is_processed = find_processed(batch.logits_processing, num_rows)
     if not (is_drawn | is_processed).any():
-        return SamplingPlan(num_rows, columns, num_top=num_top, num_scored_top=num_scored_top)
+        return SamplingPlan(columns, num_top=num_top, num_prompt_top=num_prompt_top)
     top_ks, top_ps = np.frombuffer(batch.top_ks, np.int32), np.frombuffer(batch.top_ps, np.float32)
     has_top = ((top_ks > 0) & (top_ks < vocab_size)) | (top_ps < 1)
     is_filtered = is_drawn & ~is_processed & (has_top | (np.frombuffer(batch.min_ps, np.float32) > 0))
@@ -72,11 +67,11 @@ def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
         columns["special_rows"] = rows
         columns |= _plan_logits_processing(batch, rows, vocab_size)
         columns |= _plan_draws(batch, rows[:num_drawn], has_top)
-    return SamplingPlan(num_rows, columns, len(rows), len(groups[0]), num_drawn, num_top, num_scored_top)
+    return SamplingPlan(columns, len(rows), len(groups[0]), num_drawn, num_top, num_prompt_top)
 
 
 def _plan_logprobs(batch: Batch, vocab_size: int, columns: dict[str, np.ndarray]) -> tuple[int, int]:
-    """Adds the columns of tokens with logprobs; returns how many alternatives rows and scored tokens want."""
+    """Adds the columns of tokens with logprobs; returns how many alternatives rows and prompt tokens want."""
     num_top = -1
     if batch.num_logprobs:
         num_logprobs = np.frombuffer(batch.num_logprobs, np.int32)
@@ -86,9 +81,9 @@ def _plan_logprobs(batch: Batch, vocab_size: int, columns: dict[str, np.ndarray]
             columns["logprob_rows"] = np.flatnonzero(num_logprobs >= 0)
     if batch.scored is None:
         return num_top, -1
-    target_ids = np.frombuffer(batch.scored.target_ids, np.int32)
-    assert len(target_ids) == 0 or 0 <= target_ids.min() <= target_ids.max() < vocab_size
-    columns["scored_ids"] = target_ids
+    prompt_ids = np.frombuffer(batch.scored.target_ids, np.int32)
+    assert len(prompt_ids) == 0 or 0 <= prompt_ids.min() <= prompt_ids.max() < vocab_size
+    columns["prompt_ids"] = prompt_ids
     return num_top, batch.scored.num_top
 
 

@@ -4,48 +4,33 @@ Shape legend: S rows that sample, N special ones of them, V vocabulary.
 On a GPU nothing here waits for the device: which rows need what is in the plan.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from kernels.filter_scores import filter_min_p, filter_top
 from kernels.sample import NO_TOKEN, draw, greedy, sample
-from messages.steps import Batch
 from scheduler_proc.computing.sampling.logits_processing import process_logits
-from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
-from scheduler_proc.computing.step.transfer import send_arrays
+from scheduler_proc.computing.sampling.plan import SamplingPlan
 
 
-def choose_tokens(logits_SV: Tensor, batch: Batch, likeliest_S: Tensor | None = None) -> Tensor:
+def choose_tokens(
+    logits_SV: Tensor, plan: SamplingPlan, columns: Mapping[str, Tensor], likeliest_S: Tensor | None = None
+) -> Tensor:
     """Returns the next token of each row (int32 [S]), -1 where a logit of the row is not finite.
 
-    `likeliest_S` are the tokens of `greedy`, where they are known.
+    `columns` are those of the plan on the device of the logits; `likeliest_S` the tokens of `greedy`, where known.
 
     A row's token is a function of its logits, its logits processing, its parameters and (seed, position): not of the
     other rows. A row that logits processing (`logits_processing.py`) leaves without a token of finite logit has none,
     -1. Filters are those of transformers in its order: temperature, top-k, top-p, min-p. Rows without one do not pay
     for it.
     """
-    if is_greedy(batch):
-        return (greedy(logits_SV) if likeliest_S is None else likeliest_S).to(torch.int32)
-    plan = plan_sampling(batch, logits_SV.shape[1])
-    return choose_planned(logits_SV, plan, send_arrays(plan.arrays, logits_SV.device))
-
-
-def is_greedy(batch: Batch) -> bool:
-    """Whether each row gets its likeliest token: True for most of those steps, at no cost to speak of."""
-    return batch.logits_processing is None and batch.temperatures.count(0) == len(batch.temperatures)
-
-
-def choose_planned(logits_SV: Tensor, plan: SamplingPlan, tensors: Sequence[Tensor]) -> Tensor:
-    """Returns what `choose_tokens` does; `tensors` are the plan's arrays on the device of the logits."""
-    assert plan.num_rows == len(logits_SV)
-    columns = plan.name(tensors)
     if "temperatures" in columns:
         tokens_S = draw(logits_SV, columns["temperatures"], columns["seeds"], columns["positions"])
     else:
-        tokens_S = greedy(logits_SV)
+        tokens_S = greedy(logits_SV) if likeliest_S is None else likeliest_S.clone()
     if plan.num_special:
         _choose_special(logits_SV, tokens_S, plan, columns)
     return tokens_S.to(torch.int32)

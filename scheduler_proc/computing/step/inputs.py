@@ -1,7 +1,7 @@
 """The plan of a step as tensors, in one buffer.
 
-Shape legend: T tokens, R rows, B decode rows, C prefill rows, P pages a row, S rows that sample, Q scored tokens,
-N tokens that go to the head (S + Q), W words of a plan of attention, L tiles.
+Shape legend: T tokens, R rows, B decode rows, C prefill rows, P pages a row, S rows that sample, Q prompt tokens
+with logprobs, N tokens that go to the head (S + Q), W words of a plan of attention, L tiles.
 
 A step of fixed shape has room for more rows and tokens than its batch has: the tokens of its decode rows come first and
 those of its prefill rows after *all* places for decode rows. What is left over in each part is padding: slot -1 (its K
@@ -79,7 +79,8 @@ class StepInputs:
     prefill_context_lens: Tensor
     """int32 [C]"""
     head_tokens: Tensor
-    """int64 [N]: the tokens that go to the head, the last of each row that samples and then the scored ones."""
+    """int64 [N]: the tokens that go to the head, the last of each row that samples and then those before prompt
+    tokens with logprobs."""
     all_go_to_head: bool = False
     """`head_tokens` are all tokens, in their order, and this is known without asking the device."""
     decode_work: DecodeWork | None = None
@@ -126,13 +127,13 @@ class StepShape:
 
 def shape_of(batch: Batch) -> StepShape:
     """Returns the sizes of `batch` without padding."""
-    num_scored = 0 if batch.scored is None else num_int32(batch.scored.token_indices)
+    num_prompt_logprobs = 0 if batch.scored is None else num_int32(batch.scored.token_indices)
     return StepShape(
         num_decode_rows=batch.num_decode_rows,
         num_prefill_tokens=batch.num_tokens - batch.num_decode_rows,
         num_prefill_rows=batch.num_rows - batch.num_decode_rows,
         num_pages=batch.num_pages_per_row,
-        num_head_tokens=batch.num_sampled + num_scored,
+        num_head_tokens=batch.num_sampled + num_prompt_logprobs,
     )
 
 
@@ -145,7 +146,7 @@ def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
 def only_samples(batch: Batch) -> bool:
     """Whether each token of the step is a decode row's, and yields a next token that nothing else is wanted of."""
     num_rows = batch.num_decode_rows
-    return batch.num_tokens == batch.num_sampled == num_rows and batch.scored is None
+    return num_int32(batch.token_ids) == num_int32(batch.sample_tokens) == num_rows and batch.scored is None
 
 
 def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
@@ -195,7 +196,8 @@ def _read_columns(batch: Batch) -> Arrays:
 
 
 def _find_head_tokens(batch: Batch) -> np.ndarray:
-    """Returns indices (int64) into the tokens of the batch: those that sample, then the scored ones."""
+    """Returns indices (int64) into the tokens of the batch: those that sample, then those before prompt tokens with
+    logprobs."""
     columns = [batch.sample_tokens] if batch.scored is None else [batch.sample_tokens, batch.scored.token_indices]
     for tokens in (_int32(column) for column in columns):
         assert len(tokens) == 0 or 0 <= tokens.min() <= tokens.max() < batch.num_tokens

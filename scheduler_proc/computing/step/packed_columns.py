@@ -1,6 +1,6 @@
 """Columns of numbers laid out one after another in one buffer, so that one copy moves them all to a device."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -62,13 +62,13 @@ class PackedColumns:
         return {dtype for dtype, *_ in self._places.values()}
 
 
-def join(tensors: list[Tensor]) -> Tensor:
+def join(tensors: Sequence[Tensor]) -> Tensor:
     """Returns the bytes of all tensors (contiguous, on one device) in one uint8 tensor, for `split` on the host."""
     parts = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def split(data: Tensor, likes: list[Tensor]) -> list[Tensor]:
+def split(data: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
     """Returns the tensors that `join` has put together; each has the number format and shape of its like."""
     parts = data.split([like.nbytes for like in likes])
     # A part begins anywhere, and a view in a wider format must begin at a multiple of it.

@@ -1,56 +1,65 @@
-"""What is computed behind the forward pass of a step, on the device and then in the host's memory.
+"""What is computed behind the forward pass of a step, on its device and then in the host's memory.
 
-Shape legend: S rows that sample, N tokens that go to the head, E embedding size.
+Shape legend: S rows that sample, Q prompt tokens with logprobs, E embedding size, V vocabulary.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from messages.steps import Batch, ForwardOutput
+from messages.steps import ForwardOutput
 from scheduler_proc.computing.model.decoder import Decoder
-from scheduler_proc.computing.sampling.logprobs import TokenScores, score_rows, score_targets, to_columns
+from scheduler_proc.computing.sampling.logprobs import TokenLogprobs, prompt_logprobs, sampled_logprobs
 from scheduler_proc.computing.sampling.plan import SamplingPlan
-from scheduler_proc.computing.sampling.sampler import choose_planned
+from scheduler_proc.computing.sampling.sampler import choose_tokens
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """Next tokens and the logprobs that are wanted."""
+class Forwarded(NamedTuple):
+    """What the forward pass of a step leaves on its device; the next step may overwrite it."""
 
-    tokens: Tensor
-    """int32 [S], -1: the row has none."""
-    logprobs: TokenScores | None
-    prompt_logprobs: TokenScores | None
-
-    def tensors(self) -> list[Tensor]:
-        scores = [scores for scores in (self.logprobs, self.prompt_logprobs) if scores is not None]
-        return [self.tokens, *(tensor for parts in scores for tensor in parts)]
-
-    def with_tensors(self, tensors: Sequence[Tensor]) -> "StepResult":
-        """Returns the same result with other tensors, in the order of `tensors`."""
-        tokens_S, *rest = tensors
-        parts = iter(rest)
-
-        def take(scores: TokenScores | None) -> TokenScores | None:
-            return None if scores is None else TokenScores(*(next(parts) for _ in scores))
-
-        return StepResult(tokens_S, take(self.logprobs), take(self.prompt_logprobs))
-
-    def output(self, step_id: int) -> ForwardOutput:
-        """Returns the message; the tensors must be in the host's memory."""
-        tokens = self.tokens.numpy().tobytes()
-        return ForwardOutput(step_id, tokens, to_columns(self.logprobs), to_columns(self.prompt_logprobs))
+    logits: Tensor
+    """[S, V]"""
+    hidden: Tensor
+    """[Q, E]: what the head reads of the tokens before those prompt tokens whose logprobs are wanted."""
+    columns: Mapping[str, Tensor]
+    """Those of the `SamplingPlan`."""
+    likeliest: np.ndarray | None = None
+    """int64 [S]: the tokens of `greedy`, where the forward pass has left them in the host's memory."""
 
 
-def compute_result(
-    decoder: Decoder, hidden_NE: Tensor, batch: Batch, plan: SamplingPlan, tensors: Sequence[Tensor]
-) -> StepResult:
-    """Returns the result of a step on its device; `tensors` are the arrays of `plan` there."""
-    num_sampled = batch.num_sampled
-    logits_SV = decoder.logits(hidden_NE[:num_sampled])
-    tokens_S = choose_planned(logits_SV, plan, tensors)
-    logprobs = score_rows(logits_SV, tokens_S, plan, tensors)
-    prompt_logprobs = score_targets(hidden_NE[num_sampled:], decoder, plan, tensors)
-    return StepResult(tokens_S, logprobs, prompt_logprobs)
+Result = Sequence[Tensor] | np.ndarray
+"""Next tokens ([S], -1: the row has none) and behind them the four tensors of each `TokenLogprobs` that is wanted.
+
+An array instead: nothing is wanted but next tokens, and the host has them.
+"""
+
+
+def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan) -> Result:
+    """Returns what the plan wants of a step."""
+    if not plan.columns and forwarded.likeliest is not None:
+        return forwarded.likeliest
+    logits_SV, hidden_QE, columns, likeliest_S = forwarded
+    with torch.inference_mode():
+        known_S = None if likeliest_S is None else torch.from_numpy(likeliest_S)
+        tokens_S = choose_tokens(logits_SV, plan, columns, known_S)
+        result = [tokens_S]
+        if plan.num_top >= 0:
+            result += sampled_logprobs(logits_SV, tokens_S, plan, columns)
+        if plan.num_prompt_top >= 0:
+            result += prompt_logprobs(hidden_QE, decoder, plan, columns)
+    return result
+
+
+def read_result(step_id: int, plan: SamplingPlan, result: Result) -> ForwardOutput:
+    """Returns the message of what `compute_result` has returned; tensors must be in the host's memory."""
+    if isinstance(result, np.ndarray):
+        return ForwardOutput(step_id, result.astype(np.int32).tobytes())
+    parts = iter(result[1:])
+    logprobs, of_prompts = (
+        TokenLogprobs(*(next(parts) for _ in TokenLogprobs._fields)).columns() if num_top >= 0 else None
+        for num_top in (plan.num_top, plan.num_prompt_top)
+    )
+    return ForwardOutput(step_id, result[0].numpy().tobytes(), logprobs, of_prompts)

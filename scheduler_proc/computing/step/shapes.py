@@ -45,7 +45,7 @@ class StepShapes:
         return [self._shape(rows, tokens), self._shape(0, tokens), self._shape(rows, 0)]
 
     def find(self, batch: Batch) -> StepShape | None:
-        """Returns the smallest shape with room for `batch`; `None` where it is too large, or has scored tokens."""
+        """Returns the smallest shape with room for `batch`; `None` where it is too large, or wants prompt logprobs."""
         rows = batch.num_decode_rows
         tokens = batch.num_tokens - rows
         if batch.scored is not None or tokens > self._prefill_tokens[-1]:

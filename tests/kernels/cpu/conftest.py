@@ -8,7 +8,7 @@ from kernels.cpu.library import unload_kernels
 
 
 @pytest.fixture(autouse=True)
-def form() -> Iterator[None]:
-    """In place of the forms that the other kernels' tests run in."""
+def backend() -> Iterator[None]:
+    """In place of the backends that the other kernels' tests run with."""
     yield
     unload_kernels()

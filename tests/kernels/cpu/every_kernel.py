@@ -1,4 +1,4 @@
-"""Runs every C kernel of a library once, in every form, on shapes that end in the middle of vectors, blocks and pages.
+"""Runs every C kernel of a library once an instruction set, on shapes that end amid vectors, blocks and pages.
 
 `python -m tests.kernels.cpu.every_kernel LIBRARY`: for a library that was built to watch its own memory accesses.
 """

@@ -1,4 +1,4 @@
-/* The tile instructions in plain C, for processors without them: included before the sources of the `amx` form.
+/* The tile instructions in plain C, for processors without them: included before the sources of the `amx` kernels.
 
    As Intel's manual has them (Software Developer's Manual, volume 2: LDTILECFG, TILELOADD, TDPBF16PS). What was never
    configured, or reaches beyond what was, ends the process. */

@@ -40,7 +40,7 @@ def quick_compiler(compiler: list[str], tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def old_compiler(compiler: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Knows the portable form alone."""
+    """Builds the portable kernels alone."""
     script = f'case "$*" in *-mavx*) exit 1;; esac\nexec {shlex.join(compiler)} "$@" -O0'
     take_compiler(tmp_path / "old-cc", script, monkeypatch)
 
@@ -136,7 +136,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind(
 
 
 @pytest.mark.usefixtures("own_cache", "old_compiler")
-def test_a_compiler_that_does_not_know_a_form_builds_the_others() -> None:
+def test_a_compiler_that_does_not_know_an_instruction_set_builds_the_others() -> None:
     assert load() == ("portable", ["building the C kernels"])
 
 
@@ -183,3 +183,17 @@ def test_torchs_threads_are_found() -> None:
     if not torch.backends.openmp.is_available():
         pytest.skip("this torch has no OpenMP")
     assert find_parallel_region()
+
+
+@pytest.mark.usefixtures("compiler")
+def test_every_listed_kernel_is_there_and_those_of_decode_steps_can_be_captured() -> None:
+    isa = library_module.use_library(built_library())
+    has_pairs = isa in ("avx512", "amx")
+    loaded = library_module._loaded
+    for dtype, missing in ((torch.float32, {"pack_linear", "packed_linear"}), (torch.bfloat16, {"sample"})):
+        if dtype == torch.bfloat16 and not has_pairs:
+            missing = missing | {"pack_linear", "packed_linear"}
+        assert {name for name, of in loaded if of == dtype} == set(library_module.SIGNATURES) - missing
+    eager = {"paged_prefill", "quantize", "draw", "sample", "pack_linear"}
+    assert {name for (name, _), kernel in loaded.items() if kernel.captured_address is None} <= eager
+    assert not any(kernel.captured_address for (name, _), kernel in loaded.items() if name in eager)

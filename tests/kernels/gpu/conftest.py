@@ -25,7 +25,7 @@ def device() -> str:
 
 
 @pytest.fixture(autouse=True)
-def form(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """Launchers take the Triton kernels; counts, by operation, how often one was taken.
 
     What they allocate is filled with NaN (integers: the largest), so that what no kernel writes is seen.

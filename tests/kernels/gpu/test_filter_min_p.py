@@ -7,7 +7,7 @@ from kernels.filter_scores import filter_min_p, filter_min_p_reference
 
 
 @pytest.mark.parametrize("vocab_size", [1, 129, 20_001])
-def test_equals_its_reference(vocab_size: int, device: str, form: Counter[str]) -> None:
+def test_equals_its_reference(vocab_size: int, device: str, backend: Counter[str]) -> None:
     scores = (torch.randn(4, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 2).to(device)
     scores[2, 1:] = float("-inf")
     min_ps = torch.tensor([0.0, 0.001, 0.1, 1.0], device=device)
@@ -15,7 +15,7 @@ def test_equals_its_reference(vocab_size: int, device: str, form: Counter[str]) 
     filter_min_p_reference(expected, min_ps)
     filter_min_p(scores, min_ps)
     assert torch.equal(scores, expected)
-    assert form["filter_min_p"] == 1
+    assert backend["filter_min_p"] == 1
 
 
 def test_one_keeps_the_equals_of_the_best(device: str) -> None:

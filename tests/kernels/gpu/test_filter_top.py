@@ -44,11 +44,13 @@ NUCLEI = [(1 << 30, 0.9, 3.0), (1 << 30, 0.99, 0.01), (1 << 30, 1e-6, 3.0), (9_0
 
 
 @pytest.mark.parametrize("rows", [ROWS, NUCLEI], ids=["top-k", "nuclei"])
-def test_keeps_what_its_reference_keeps(rows: list[tuple[int, float, float]], device: str, form: Counter[str]) -> None:
+def test_keeps_what_its_reference_keeps(
+    rows: list[tuple[int, float, float]], device: str, backend: Counter[str]
+) -> None:
     generator = torch.Generator().manual_seed(len(rows))
     scores = torch.stack([torch.randn(9_001, generator=generator) * spread for *_, spread in rows]).to(device)
     run(scores, [(top_k, top_p) for top_k, top_p, _ in rows])
-    assert form["filter_top"] == 1
+    assert backend["filter_top"] == 1
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 129, 70_003])

@@ -13,8 +13,8 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.mark.parametrize("kind", ["tanh", "exact"])
 @pytest.mark.parametrize(("num_tokens", "size"), [(1, 1), (3, 7), (2, 1537)])
 def test_equals_its_reference(
-    num_tokens: int, size: int, kind: GeluKind, dtype: torch.dtype, device: str, form: Counter[str]
+    num_tokens: int, size: int, kind: GeluKind, dtype: torch.dtype, device: str, backend: Counter[str]
 ) -> None:
     x = torch.linspace(-9, 9, num_tokens * size).view(num_tokens, size).to(dtype).to(device)
     assert_close(gelu(x, kind), gelu_reference(x, kind), dtype)
-    assert form["gelu"] == 1
+    assert backend["gelu"] == 1

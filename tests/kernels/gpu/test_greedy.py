@@ -10,10 +10,10 @@ INF, NAN = float("inf"), float("nan")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab_size", [1, 7, 128, 4096, 4097, 50257])
-def test_equals_its_reference(vocab_size: int, dtype: torch.dtype, device: str, form: Counter[str]) -> None:
+def test_equals_its_reference(vocab_size: int, dtype: torch.dtype, device: str, backend: Counter[str]) -> None:
     logits = torch.randn(3, vocab_size, generator=torch.Generator().manual_seed(vocab_size)).to(device, dtype)
     assert torch.equal(greedy(logits), greedy_reference(logits))
-    assert form["greedy"] == 1
+    assert backend["greedy"] == 1
 
 
 def test_takes_the_first_of_equals_in_a_part_and_across_parts(device: str) -> None:

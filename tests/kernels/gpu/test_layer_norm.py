@@ -12,14 +12,16 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_update", [False, True])
 @pytest.mark.parametrize("size", [1, 7, 128, 769])
-def test_equals_its_reference(size: int, has_update: bool, dtype: torch.dtype, device: str, form: Counter[str]) -> None:
+def test_equals_its_reference(
+    size: int, has_update: bool, dtype: torch.dtype, device: str, backend: Counter[str]
+) -> None:
     generator = torch.Generator().manual_seed(size)
     x, update = torch.randn(2, 3, size, generator=generator).to(dtype).to(device)
     weight, bias = torch.randn(2, size, generator=generator).to(dtype).to(device)
     expected_x = x.clone()
     expected = layer_norm_reference(expected_x, weight, bias, 1e-5, update if has_update else None)
     out = layer_norm(x, weight, bias, 1e-5, update if has_update else None)
-    assert form["layer_norm"] == 1
+    assert backend["layer_norm"] == 1
     assert_close(out, expected, dtype)
     assert torch.equal(x, expected_x)
 

@@ -57,10 +57,10 @@ def share(case: PagedCase, groups: list[tuple[list[int], int]]) -> PagedCase:
 
 
 @pytest.mark.parametrize(("shape", "dtype"), GRID, ids=str)
-def test_equals_dense_attention(shape: Shape, dtype: torch.dtype, device: str, form: Counter[str]) -> None:
+def test_equals_dense_attention(shape: Shape, dtype: torch.dtype, device: str, backend: Counter[str]) -> None:
     case = decode_case(shape, NUM_KEYS, dtype, device)
     assert_close(run(case), case.expected, dtype)
-    assert form["paged_decode"] == 1
+    assert backend["paged_decode"] == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -29,11 +29,11 @@ def run(case: PagedCase, tiles: Tensor | None = None) -> Tensor:
 
 
 @pytest.mark.parametrize(("shape", "dtype"), GRID, ids=str)
-def test_equals_dense_attention(shape: Shape, dtype: torch.dtype, device: str, form: Counter[str]) -> None:
+def test_equals_dense_attention(shape: Shape, dtype: torch.dtype, device: str, backend: Counter[str]) -> None:
     shape = dataclasses.replace(shape, num_heads=min(shape.num_heads, 2))
     case = make_paged_case(shape, QUERY_LENS, CONTEXT_LENS, dtype, device)
     assert_close(run(case), case.expected, dtype)
-    assert form["paged_prefill"] == 1
+    assert backend["paged_prefill"] == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -44,7 +44,7 @@ OPERATIONS = {
 @pytest.mark.parametrize("num_entries", [0, 1, 300, 700])
 @pytest.mark.parametrize("vocab_size", [1, 37, 5_003])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_equals_its_reference(name: str, vocab_size: int, num_entries: int, device: str, form: Counter[str]) -> None:
+def test_equals_its_reference(name: str, vocab_size: int, num_entries: int, device: str, backend: Counter[str]) -> None:
     launch: Callable[..., None]
     launch, reference, columns_of = OPERATIONS[name]
     generator = torch.Generator().manual_seed(vocab_size + num_entries)
@@ -59,7 +59,7 @@ def test_equals_its_reference(name: str, vocab_size: int, num_entries: int, devi
     launch(logits, *columns)
     # A GPU adds and multiplies in one step, with one rounding.
     torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6 if device == "cuda" else 0)
-    assert form[name] == 1
+    assert backend[name] == 1
 
 
 def test_a_row_that_may_choose_nothing_has_nothing(device: str) -> None:

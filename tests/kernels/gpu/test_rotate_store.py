@@ -22,7 +22,7 @@ def test_equals_its_reference(
     has_norms: bool,
     dtype: torch.dtype,
     device: str,
-    form: Counter[str],
+    backend: Counter[str],
 ) -> None:
     num_heads, num_kv_heads, head_dim = shape
     if has_rope and head_dim % 2:
@@ -39,7 +39,7 @@ def test_equals_its_reference(
     cache, expected = PagedKV(caches[0, 0], caches[0, 1], 4), PagedKV(caches[1, 0], caches[1, 1], 4)
     expected_query = rotate_store_reference(heads.clone(), expected, rope, positions, slots, norms)
     query = rotate_store(heads, cache, rope, positions, slots, norms)
-    assert form["rotate_store"] == 1
+    assert backend["rotate_store"] == 1
     assert query.data_ptr() == heads.data_ptr()
     assert_close(query, expected_query, dtype)
     for mine, theirs in ((cache.keys, expected.keys), (cache.values, expected.values)):

@@ -25,7 +25,7 @@ def make_seeds(num: int, device: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 128, 4097, 70_001])
-def test_draws_what_its_reference_draws(vocab_size: int, device: str, form: Counter[str]) -> None:
+def test_draws_what_its_reference_draws(vocab_size: int, device: str, backend: Counter[str]) -> None:
     """Logarithms may differ in the last bit, and then a near tie may go either way: none of these is so near."""
     scores = (torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 2).to(device)
     scores[::3, ::2] = -INF
@@ -33,12 +33,12 @@ def test_draws_what_its_reference_draws(vocab_size: int, device: str, form: Coun
     seeds, positions = make_seeds(6, device)
     expected = sample_reference(scores.clone(), seeds, positions)
     assert sample(scores, seeds, positions).tolist() == expected.tolist()
-    assert form["sample"] == 1
+    assert backend["sample"] == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab_size", [1, 301, 5_000])
-def test_draw_is_greedy_or_a_sample(vocab_size: int, dtype: torch.dtype, device: str, form: Counter[str]) -> None:
+def test_draw_is_greedy_or_a_sample(vocab_size: int, dtype: torch.dtype, device: str, backend: Counter[str]) -> None:
     logits = (torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(1)) * 3).to(device, dtype)
     temperatures = torch.tensor([0.0, 1.0, 0.6, 1e-5, 100.0, 0.0], device=device)
     seeds, positions = make_seeds(6, device)
@@ -49,7 +49,7 @@ def test_draw_is_greedy_or_a_sample(vocab_size: int, dtype: torch.dtype, device:
     tokens = draw(logits, temperatures, seeds, positions)
     assert tokens.tolist() == expected.tolist()
     assert int(tokens[3]) == int(logits[3].argmax())
-    assert form["draw"] == 1
+    assert backend["draw"] == 1
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
@@ -102,19 +102,19 @@ def c_sample(device: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     path = built_library()
 
     def call(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-        triton_form = triton_kernels._loaded.pop("sample")
+        triton_kernel = triton_kernels._loaded.pop("sample")
         use_library(path, "portable")
         try:
             assert find_kernel("sample", scores.cpu()) is not None
             return sample(scores.cpu(), seeds.cpu(), positions.cpu())
         finally:
             unload_kernels()
-            triton_kernels._loaded["sample"] = triton_form
+            triton_kernels._loaded["sample"] = triton_kernel
 
     return call
 
 
-def test_draws_what_the_c_form_draws(c_sample: Callable[[Tensor, Tensor, Tensor], Tensor], device: str) -> None:
+def test_draws_what_the_c_kernel_draws(c_sample: Callable[[Tensor, Tensor, Tensor], Tensor], device: str) -> None:
     """With equal scores the draw is the token with the smallest noise: the noise alone decides."""
     for vocab_size in (5, 4_097):
         scores = torch.zeros(20, vocab_size, device=device)

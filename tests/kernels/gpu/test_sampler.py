@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,10 +13,9 @@ from kernels.gpu import triton_kernels
 from messages.columns import pack_int32
 from messages.requests import SamplingParams
 from messages.steps import Batch
-from scheduler_proc.computing.sampling.logprobs import TokenScores, score_rows, to_columns
+from scheduler_proc.computing.sampling.logprobs import TokenLogprobs, sampled_logprobs
 from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
-from scheduler_proc.computing.sampling.sampler import choose_planned, choose_tokens
-from scheduler_proc.computing.step.transfer import send_arrays
+from scheduler_proc.computing.sampling.sampler import choose_tokens
 from tests.scheduler_proc.computing.sampling.row_processing import RowProcessing, plan_logits_processing
 from tests.scheduler_proc.computing.sampling.sampling_batch import make_batch
 
@@ -48,8 +46,8 @@ EVERY_OPERATION = {
 
 def make_step(rows: list[tuple[SamplingParams, RowProcessing]], num_logprobs: list[int]) -> Batch:
     batch = make_batch([params for params, _ in rows], range(100, 100 + len(rows)))
-    edits = plan_logits_processing([edits for _, edits in rows])
-    return msgspec.structs.replace(batch, logits_processing=edits, num_logprobs=pack_int32(num_logprobs))
+    processing = plan_logits_processing([own for _, own in rows])
+    return msgspec.structs.replace(batch, logits_processing=processing, num_logprobs=pack_int32(num_logprobs))
 
 
 NUM_LOGPROBS = [-1, 3, -1, 0, 5, -1, 2, -1, -1]
@@ -66,33 +64,35 @@ def make_logits(num_rows: int, device: str) -> Tensor:
     return (torch.randn(num_rows, VOCAB_SIZE, generator=generator) * 3).to(device, torch.bfloat16)
 
 
-def run(logits: Tensor, plan: SamplingPlan) -> tuple[Tensor, TokenScores | None]:
-    tensors = send_arrays(plan.arrays, logits.device)
-    tokens = choose_planned(logits, plan, tensors)
-    return tokens, score_rows(logits, tokens, plan, tensors)
+def run(logits: Tensor, plan: SamplingPlan, columns: dict[str, Tensor]) -> tuple[Tensor, TokenLogprobs | None]:
+    tokens = choose_tokens(logits, plan, columns)
+    return tokens, sampled_logprobs(logits, tokens, plan, columns) if plan.num_top >= 0 else None
+
+
+def send(plan: SamplingPlan, device: str) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(column.copy()).to(device) for name, column in plan.columns.items()}
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_gives_the_tokens_and_the_logprobs_of_the_cpu(name: str, device: str, form: dict[str, int]) -> None:
+def test_gives_the_tokens_and_the_logprobs_of_the_cpu(name: str, device: str, backend: dict[str, int]) -> None:
     """On a GPU it does so without waiting: torch raises an error where it would."""
     batch = BATCHES[name]
     num_rows = len(batch.temperatures) // 4
     logits, plan = make_logits(num_rows, device), plan_sampling(batch, VOCAB_SIZE)
+    columns = send(plan, device)
     if device == "cuda":
-        run(logits, plan)  # builds the kernels
+        run(logits, plan, columns)  # builds the kernels
     with no_synchronization(device):
-        tokens, scores = run(logits, plan)
-    assert (EVERY_OPERATION - {"greedy"} <= set(form)) == (name == "all")
+        tokens, logprobs = run(logits, plan, columns)
+    assert (EVERY_OPERATION - {"greedy"} <= set(backend)) == (name == "all")
     triton_kernels.unload_triton_kernels()
-    expected = choose_tokens(logits.cpu(), batch)
+    expected, wanted = run(logits.cpu(), plan, send(plan, "cpu"))
     assert tokens.tolist() == expected.tolist()
-    tensors = send_arrays(plan.arrays, torch.device("cpu"))
-    found, wanted = to_columns(scores), to_columns(score_rows(logits.cpu(), expected, plan, tensors))
-    assert (found is None) == (wanted is None) == (name in ("greedy", "filtered"))
-    if found is not None and wanted is not None:
-        assert (found.token_ids, found.top_ids) == (wanted.token_ids, wanted.top_ids)
-        ours, theirs = np.frombuffer(found.logprobs, np.float32), np.frombuffer(wanted.logprobs, np.float32)
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert (logprobs is None) == (wanted is None) == (name in ("greedy", "filtered"))
+    if logprobs is not None and wanted is not None:
+        assert logprobs.token_ids.tolist() == wanted.token_ids.tolist()
+        assert logprobs.top_ids.tolist() == wanted.top_ids.tolist()
+        torch.testing.assert_close(logprobs.logprobs.cpu(), wanted.logprobs, rtol=0, atol=1e-5, equal_nan=True)
 
 
 @contextmanager
@@ -125,12 +125,11 @@ def test_never_asks_the_device_for_a_value(name: str, launched: list[str]) -> No
     """Tensors of the device "meta" have no values: whatever needs one raises."""
     plan = plan_sampling(BATCHES[name], VOCAB_SIZE)
     triton_kernels.load_triton_kernels("meta")
-    tensors = [torch.from_numpy(values.copy()).to("meta") for values in plan.arrays]
-    logits = torch.empty(plan.num_rows, VOCAB_SIZE, dtype=torch.bfloat16, device="meta")
-    tokens = choose_planned(logits, plan, tensors)
-    scores = score_rows(logits, tokens, plan, tensors)
-    assert (tokens.shape, tokens.dtype) == ((plan.num_rows,), torch.int32)
-    assert (scores is None) == (name in ("greedy", "filtered"))
+    num_rows = BATCHES[name].num_sampled
+    logits = torch.empty(num_rows, VOCAB_SIZE, dtype=torch.bfloat16, device="meta")
+    tokens, logprobs = run(logits, plan, send(plan, "meta"))
+    assert (tokens.shape, tokens.dtype) == ((num_rows,), torch.int32)
+    assert (logprobs is None) == (name in ("greedy", "filtered"))
     assert "best_of_part_kernel" in launched
     assert ("filter_top_kernel" in launched) == (name in ("all", "filtered"))
 

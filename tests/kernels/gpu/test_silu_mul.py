@@ -11,12 +11,14 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_tokens", "size"), [(1, 1), (2, 7), (3, 1024), (1, 1537)])
-def test_equals_its_reference(num_tokens: int, size: int, dtype: torch.dtype, device: str, form: Counter[str]) -> None:
+def test_equals_its_reference(
+    num_tokens: int, size: int, dtype: torch.dtype, device: str, backend: Counter[str]
+) -> None:
     generator = torch.Generator().manual_seed(size)
     gate_up = (torch.randn(num_tokens, 2 * size, generator=generator) * 4).to(dtype).to(device)
     expected = silu_mul_reference(gate_up)
     assert_close(silu_mul(gate_up), expected, dtype)
-    assert form["silu_mul"] == 1
+    assert backend["silu_mul"] == 1
 
 
 def test_large_gates_are_passed_or_shut(device: str) -> None:

@@ -8,6 +8,6 @@ from tests.kernels.take_tokens_cases import CASES, check
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("case", range(len(CASES)))
-def test_rows_with_a_source_get_its_token(case: int, dtype: torch.dtype, device: str, form: Counter[str]) -> None:
+def test_rows_with_a_source_get_its_token(case: int, dtype: torch.dtype, device: str, backend: Counter[str]) -> None:
     check(case, dtype, device)
-    assert form["take_tokens"] == 1
+    assert backend["take_tokens"] == 1

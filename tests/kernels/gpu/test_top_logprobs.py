@@ -15,7 +15,7 @@ INF, NAN = float("inf"), float("nan")
 @pytest.mark.parametrize("vocab_size", [20, 300, 9_001])
 @pytest.mark.parametrize("num_top", [0, 1, 20])
 def test_equals_its_reference(
-    num_top: int, vocab_size: int, dtype: torch.dtype, device: str, form: Counter[str]
+    num_top: int, vocab_size: int, dtype: torch.dtype, device: str, backend: Counter[str]
 ) -> None:
     logits = (torch.randn(3, vocab_size, generator=torch.Generator().manual_seed(1)) * 4).to(device, dtype)
     ids = torch.tensor([0, -1, vocab_size - 1], dtype=torch.int32, device=device)
@@ -25,7 +25,7 @@ def test_equals_its_reference(
     torch.testing.assert_close(chosen, expected_chosen, rtol=0, atol=1e-5, equal_nan=True)
     torch.testing.assert_close(top, expected_top, rtol=0, atol=1e-5)
     assert top_ids.tolist() == expected_ids.tolist()
-    assert form["top_logprobs"] == 1
+    assert backend["top_logprobs"] == 1
 
 
 def test_of_equal_tokens_the_smaller_ids_come_first(device: str) -> None:

@@ -1,4 +1,4 @@
-"""Drives a `ModelRunner` as a scheduler would: plans steps from rows, and generates from prompts in any schedule."""
+"""Drives a `Runner` as a scheduler would: plans steps from rows, and generates from prompts in any schedule."""
 
 import random
 from array import array
@@ -9,7 +9,7 @@ from itertools import accumulate
 from messages.columns import pack_float32, pack_int32, pack_int64, unpack_float32, unpack_int32
 from messages.requests import SamplingParams
 from messages.steps import Batch, ForwardOutput, ScoredTokens
-from scheduler_proc.computing.loading.load_runner import ModelRunner
+from scheduler_proc.computing.runner import Runner
 from tests.scheduler_proc.computing.sampling.row_processing import RowProcessing, plan_logits_processing
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
@@ -43,7 +43,7 @@ class Schedule:
 
 
 def generate(
-    runner: ModelRunner,
+    runner: Runner,
     prompts: Sequence[Sequence[int]],
     num_tokens: int | Sequence[int],
     schedule: Schedule = Schedule(),
@@ -78,7 +78,7 @@ def generate(
 
 
 def run_step(
-    runner: ModelRunner, step_id: int, planned: list[tuple[Row, int]], page_size: int
+    runner: Runner, step_id: int, planned: list[tuple[Row, int]], page_size: int
 ) -> tuple[list[tuple[Row, int]], ForwardOutput]:
     """Runs one step of these rows and numbers of tokens, and appends the tokens that it yields.
 

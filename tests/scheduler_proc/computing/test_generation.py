@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 from messages.columns import pack_float32, pack_int32
 from messages.requests import SamplingParams
-from scheduler_proc.computing.loading.load_runner import ModelRunner, load_runner
+from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import CONTEXT, VARIANTS, VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Schedule, generate
 from tests.scheduler_proc.computing.reference import assert_greedy
@@ -29,7 +30,7 @@ SCHEDULES = [
 @dataclass(frozen=True)
 class Loaded:
     model: PreTrainedModel
-    runner: ModelRunner
+    runner: Runner
     path: Path
 
 
@@ -79,8 +80,8 @@ EDITS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize("schedule", SCHEDULES[:3], ids=str)
 @pytest.mark.parametrize("variant", ["gpt2", "llama-gqa-tied"])
-def test_edits_give_what_transformers_generates(tmp_path: Path, variant: str, schedule: Schedule) -> None:
-    """Rows with one kind of edit each, beside rows with none; the best token leads clearly in these."""
+def test_logits_processing_gives_what_transformers_generates(tmp_path: Path, variant: str, schedule: Schedule) -> None:
+    """Rows with one kind of logits processing each, beside rows with none; the best token leads clearly in these."""
     model = build_checkpoint(tmp_path, variant)
     runner = load_runner(make_config(tmp_path), lambda text, fraction: None)
     prompts = make_prompts([3, 20, 17, 9, 30])

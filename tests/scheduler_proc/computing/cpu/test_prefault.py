@@ -68,7 +68,7 @@ def test_the_next_pages_have_memory(layers: list[Tensor], monkeypatch: pytest.Mo
 def test_no_memory_is_asked_for_while_a_step_runs(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefault, "AHEAD_BYTES", 20 << 20)
     ahead = Prefault(layers, NUM_PAGES)
-    with ahead.step():
+    with ahead:
         ahead.use(3)
         assert ahead._thread is not None
         ahead._thread.join(0.3)

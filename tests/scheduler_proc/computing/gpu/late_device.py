@@ -1,14 +1,16 @@
-"""A device of `gpu_device.py` on the CPU that is as late as it may be: work is done when its result is waited for."""
+"""A `GpuDevice` on the CPU that is as late as it may be: work is done when its result is waited for."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from scheduler_proc.computing.gpu.device import Pool, Work
+from scheduler_proc.computing.step.results import Result
 
 GARBAGE = 0x5A
 WAITS = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__")
@@ -31,26 +33,26 @@ def waiting_refused() -> Iterator[None]:
 class LateDevice:
     """Does submitted work in order, but none before a result of it, or of later work, is waited for.
 
-    A "graph" does again what was captured; `num_records` may be made and then memory is short. Buffers hold garbage.
+    A "graph" does again what was captured; `num_captures` may be made and then memory is short. Buffers hold garbage.
     With `may_wait` off, work must not look at the values of tensors.
     """
 
     def __init__(
-        self, total_bytes: int = 1 << 30, used_bytes: int = 0, num_records: int = 1_000, may_wait: bool = True
+        self, total_bytes: int = 1 << 30, used_bytes: int = 0, num_captures: int = 1_000, may_wait: bool = True
     ):
         self.torch_device = torch.device("cpu")
         self.num_done = 0
         self.num_replays = 0
         self.most_waiting = 0
         self._total_bytes, self._used_bytes = total_bytes, used_bytes
-        self._num_records = num_records
+        self._num_captures = num_captures
         self._around = nullcontext if may_wait else waiting_refused
         self._work: deque[_LateWork] = deque()
 
     def allocate_host(self, num_bytes: int) -> Tensor:
         return torch.full((num_bytes,), GARBAGE, dtype=torch.uint8)
 
-    def submit(self, work: Callable[[], Tensor]) -> "_LateWork":
+    def submit(self, work: Callable[[], Result]) -> "_LateWork":
         late = _LateWork(self, work)
         self._work.append(late)
         self.most_waiting = max(self.most_waiting, len(self._work))
@@ -61,9 +63,9 @@ class LateDevice:
 
     def capture(self, work: Work, pool: Pool) -> Work:
         assert pool == (0, 1)
-        if self._num_records == 0:
+        if self._num_captures == 0:
             raise torch.OutOfMemoryError("CUDA out of memory.\nmore")
-        self._num_records -= 1
+        self._num_captures -= 1
 
         def replay() -> None:
             self.num_replays += 1
@@ -83,17 +85,19 @@ class LateDevice:
         while self._work and (last is None or last.result is None):
             late = self._work.popleft()
             with self._around():
-                late.result = late.work().clone()
+                tensors = late.work()
+                assert not isinstance(tensors, np.ndarray)
+                late.result = [tensor.clone() for tensor in tensors]
             self.num_done += 1
 
 
 class _LateWork:
-    def __init__(self, device: LateDevice, work: Callable[[], Tensor]):
+    def __init__(self, device: LateDevice, work: Callable[[], Result]):
         self._device = device
         self.work = work
-        self.result: Tensor | None = None
+        self.result: Sequence[Tensor] | None = None
 
-    def wait(self) -> Tensor:
+    def wait(self) -> Sequence[Tensor]:
         self._device.do_until(self)
         assert self.result is not None
         return self.result

@@ -12,7 +12,7 @@ from tests.scheduler_proc.computing.drive import Schedule, generate
 from tests.scheduler_proc.computing.reference import assert_greedy
 
 ATTENTION = {"paged_decode", "paged_prefill"} & set(NAMES)
-FORMS = {
+OPERATIONS = {
     "gpt2": {"layer_norm", "gelu", "rotate_store"},
     "llama-gqa-tied": {"rms_norm", "silu_mul", "rotate_store"},
     "qwen3-gqa-tied": {"rms_norm", "silu_mul", "rotate_store"},
@@ -22,15 +22,15 @@ PROMPTS = [[5], [7, 300, 12, 90, 41]]
 NUM_TOKENS = 3
 
 
-@pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU the runner takes the forms by itself, in every test of it")
-@pytest.mark.parametrize("variant", FORMS)
-def test_triton_forms_give_the_tokens_of_transformers(variant: str, tmp_path: Path) -> None:
+@pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU every test of the runner takes the Triton kernels")
+@pytest.mark.parametrize("variant", OPERATIONS)
+def test_triton_kernels_give_the_tokens_of_transformers(variant: str, tmp_path: Path) -> None:
     """Prompts in chunks, decode rows beside prefill rows, pages in any order."""
     model = build_checkpoint(tmp_path, variant, **{NUM_LAYERS.get(variant, "num_hidden_layers"): 2})
     runner = load_runner(make_config(tmp_path, block_size=4, num_pages=32), lambda text, fraction: None)
     with triton_in_use() as taken:
         outputs = generate(runner, PROMPTS, NUM_TOKENS, Schedule(chunk_tokens=3, stagger=1, page_size=4))
-    assert FORMS[variant] | ATTENTION <= set(taken)
+    assert OPERATIONS[variant] | ATTENTION <= set(taken)
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         assert len(output) == NUM_TOKENS
         assert_greedy(model, prompt, output, f"{variant}, prompt of {len(prompt)}")

@@ -7,7 +7,8 @@ import pytest
 from messages.columns import unpack_float32, unpack_int32
 from messages.errors import BootError
 from messages.requests import SamplingParams
-from scheduler_proc.computing.loading.load_runner import ModelRunner, load_runner
+from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Row, Schedule, generate, plan_batch, run_step
 
@@ -54,7 +55,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runner(model_dir: Path) -> ModelRunner:
+def runner(model_dir: Path) -> Runner:
     return load_runner(make_config(model_dir), lambda text, fraction: None)
 
 
@@ -76,20 +77,20 @@ def test_phases_are_reported(model_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("schedule", [Schedule(), Schedule(chunk_tokens=6, stagger=1, seed=9)], ids=str)
-def test_a_seeded_request_gives_the_same_tokens_alone_and_in_a_batch(runner: ModelRunner, schedule: Schedule) -> None:
+def test_a_seeded_request_gives_the_same_tokens_alone_and_in_a_batch(runner: Runner, schedule: Schedule) -> None:
     together = generate(runner, PROMPTS, 12, schedule, SAMPLED)
     for prompt, params, output in zip(PROMPTS, SAMPLED, together, strict=True):
         assert generate(runner, [prompt], 12, Schedule(seed=3), [params]) == [output]
     assert together[0] != together[1]
 
 
-def test_a_continued_request_goes_on_as_it_would_have(runner: ModelRunner) -> None:
+def test_a_continued_request_goes_on_as_it_would_have(runner: Runner) -> None:
     (whole,) = generate(runner, PROMPTS[:1], 12, params=SAMPLED[:1])
     (rest,) = generate(runner, [PROMPTS[0] + whole[:5]], 7, params=SAMPLED[:1])
     assert whole[5:] == rest
 
 
-def test_a_step_can_be_run_again(runner: ModelRunner) -> None:
+def test_a_step_can_be_run_again(runner: Runner) -> None:
     """What a step returns depends on its plan and on the cache, not on what ran before it."""
     row = Row(1, list(PROMPTS[2]), len(PROMPTS[2]), SAMPLED[0], pages=[3, 8, 5])
     batch = plan_batch(7, [(row, len(row.ids))], 16)
@@ -99,7 +100,7 @@ def test_a_step_can_be_run_again(runner: ModelRunner) -> None:
     assert first.step_id == 7
 
 
-def test_a_step_in_which_no_row_samples_returns_no_tokens(runner: ModelRunner) -> None:
+def test_a_step_in_which_no_row_samples_returns_no_tokens(runner: Runner) -> None:
     row = Row(1, list(range(20)), 20, pages=[0, 1])
     assert runner.run(plan_batch(1, [(row, 5)], 16)).next_tokens == b""
 
@@ -138,7 +139,7 @@ def test_a_config_without_weights_runs_with_dummy_ones(tmp_path: Path, name: str
     assert outputs[0] == outputs[1]
 
 
-def test_the_default_step_on_a_cpu_is_small(model_dir: Path, runner: ModelRunner) -> None:
+def test_the_default_step_on_a_cpu_is_small(model_dir: Path, runner: Runner) -> None:
     assert runner.max_num_batched_tokens == 512
     given = load_runner(make_config(model_dir, max_num_batched_tokens=3), lambda text, fraction: None)
     assert given.max_num_batched_tokens == 3
@@ -152,7 +153,7 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path, model_dir: Path)
         load_runner(elsewhere, lambda text, fraction: None)
 
 
-def test_next_tokens_are_int32(runner: ModelRunner) -> None:
+def test_next_tokens_are_int32(runner: Runner) -> None:
     rows = [Row(i, [i + 1], 1, pages=[i]) for i in range(3)]
     tokens = unpack_int32(runner.run(plan_batch(1, [(row, 1) for row in rows], 16)).next_tokens)
     assert len(tokens) == 3
@@ -173,7 +174,7 @@ def test_quantized_weights_serve(model_dir: Path, quantization: str, dtype: str)
     assert abs(near - exact) < {"int8": 0.05, "int4": 0.6}[quantization]
 
 
-def mean_logprob(runner: ModelRunner, ids: list[int]) -> float:
+def mean_logprob(runner: Runner, ids: list[int]) -> float:
     """Returns the mean logprob of a prompt's tokens but the first."""
     params = SamplingParams(max_tokens=1, temperature=0.0, num_prompt_logprobs=0)
     row = Row(1, list(ids), len(ids), params, pages=[0, 1, 2, 3])

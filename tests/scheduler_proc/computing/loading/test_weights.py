@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kernels.cpu.library import unload_kernels, use_library
-from kernels.packed_linear import PackedWeight, has_packed_form, pack
+from kernels.packed_linear import PackedWeight, has_packed_kernel, pack
 from kernels.quantized_linear import QuantizedWeight, quantize
 from messages.errors import BootError
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint
@@ -116,7 +116,7 @@ def test_linears_are_packed_where_there_is_a_kernel_for_them(tmp_path: Path, var
         assert loaded.keys() == plain.keys()
         for name, weight in loaded.items():
             is_linear = name == "head" or (name.endswith(".weight") and "norm" not in name)
-            assert isinstance(weight, PackedWeight) == (is_linear and has_packed_form(plain[name])), name
+            assert isinstance(weight, PackedWeight) == (is_linear and has_packed_kernel(plain[name])), name
             if isinstance(weight, PackedWeight):
                 assert weight.num_outputs == len(plain[name])
                 assert torch.equal(weight.packed, pack(plain[name])), name

@@ -11,7 +11,7 @@ from scheduler_proc.computing.model.linear import make_linear
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("num_tokens", [1, 3, 64])
 @pytest.mark.parametrize("activation", [None, "tanh", "exact"])
-def test_it_is_the_product_whatever_form_it_takes(
+def test_it_is_the_product_whatever_computes_it(
     dtype: torch.dtype, has_bias: bool, num_tokens: int, activation: GeluKind | None
 ) -> None:
     generator = torch.Generator().manual_seed(1)

@@ -31,7 +31,7 @@ class RowProcessing:
 
 
 def plan_logits_processing(rows: Sequence[RowProcessing]) -> LogitsProcessing | None:
-    """Returns the columns of a step whose rows these are, `None` where none has an edit."""
+    """Returns the columns of a step whose rows these are, `None` where none has any."""
     if not any(row.has_any for row in rows):
         return None
     allowed = [(index, row.allowed_ids) for index, row in enumerate(rows) if row.allowed_ids is not None]
@@ -56,13 +56,13 @@ def plan_logits_processing(rows: Sequence[RowProcessing]) -> LogitsProcessing | 
 
 def processed_logits(logits: Sequence[float], row: RowProcessing) -> list[float]:
     """Returns the row's logits after allowed tokens, biases, and the penalties in vLLM's order."""
-    edited = list(logits)
+    processed = list(logits)
     if row.allowed_ids is not None:
-        edited = [logit if token in row.allowed_ids else -math.inf for token, logit in enumerate(edited)]
+        processed = [logit if token in row.allowed_ids else -math.inf for token, logit in enumerate(processed)]
     for token, value in row.biases:
-        edited[token] += value
+        processed[token] += value
     for token in set(row.history):
-        edited[token] *= row.repetition if edited[token] <= 0 else 1 / row.repetition
+        processed[token] *= row.repetition if processed[token] <= 0 else 1 / row.repetition
     for token, count in Counter(row.history[row.num_prompt :]).items():
-        edited[token] -= row.frequency * count + row.presence
-    return edited
+        processed[token] -= row.frequency * count + row.presence
+    return processed

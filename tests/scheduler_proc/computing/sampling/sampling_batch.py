@@ -2,10 +2,21 @@
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from messages.columns import pack_float32, pack_int32, pack_int64
 from messages.requests import SamplingParams
 from messages.steps import Batch
+from scheduler_proc.computing.cpu.forward_passes import copy_columns
+from scheduler_proc.computing.sampling.plan import plan_sampling
+from scheduler_proc.computing.sampling.sampler import choose_tokens
 from tests.scheduler_proc.plain_steps import plain_step
+
+
+def choose(logits_SV: Tensor, batch: Batch) -> Tensor:
+    """Returns the next token of each row of the step."""
+    plan = plan_sampling(batch, logits_SV.shape[1])
+    return choose_tokens(logits_SV, plan, copy_columns(plan.columns))
 
 
 def make_batch(params: Sequence[SamplingParams], positions: Sequence[int]) -> Batch:

@@ -18,15 +18,14 @@ from transformers import (
 
 from messages.requests import SamplingParams
 from messages.steps import LogitsProcessing
+from scheduler_proc.computing.cpu.forward_passes import copy_columns
 from scheduler_proc.computing.sampling.logits_processing import expand_logits_processing, process_logits
-from scheduler_proc.computing.sampling.sampler import choose_tokens
-from scheduler_proc.computing.step.transfer import send_arrays
 from tests.scheduler_proc.computing.sampling.row_processing import (
     RowProcessing,
     plan_logits_processing,
     processed_logits,
 )
-from tests.scheduler_proc.computing.sampling.sampling_batch import make_batch
+from tests.scheduler_proc.computing.sampling.sampling_batch import choose, make_batch
 from tests.scheduler_proc.computing.sampling.test_sampler import (
     NUM_DRAWS,
     VOCAB_SIZE,
@@ -40,11 +39,9 @@ INF = math.inf
 GREEDY = SamplingParams(1, temperature=0.0)
 
 
-def choose(logits: torch.Tensor, rows: list[RowProcessing], params: list[SamplingParams]) -> list[int]:
+def chosen(logits: torch.Tensor, rows: list[RowProcessing], params: list[SamplingParams]) -> list[int]:
     batch = make_batch(params, [5 + 3 * row for row in range(len(params))])
-    return choose_tokens(
-        logits, msgspec.structs.replace(batch, logits_processing=plan_logits_processing(rows))
-    ).tolist()
+    return choose(logits, msgspec.structs.replace(batch, logits_processing=plan_logits_processing(rows))).tolist()
 
 
 def token_ids(most: int) -> st.SearchStrategy[tuple[int, ...]]:
@@ -68,20 +65,20 @@ def row_processing(draw: st.DrawFn) -> RowProcessing:
 
 @settings(max_examples=150, deadline=None)
 @given(rows=st.lists(row_processing(), min_size=1, max_size=5), seed=st.integers(0, 1 << 30), data=st.data())
-def test_every_row_is_edited_as_in_plain_python(rows: list[RowProcessing], seed: int, data: st.DataObject) -> None:
+def test_every_row_is_processed_as_in_plain_python(rows: list[RowProcessing], seed: int, data: st.DataObject) -> None:
     """Rows may lie in any order in the copy."""
     logits = torch.randn(len(rows), 40, generator=torch.Generator().manual_seed(seed)) * 3
     expected = [processed_logits(logits[index].tolist(), row) for index, row in enumerate(rows)]
     places = np.array(data.draw(st.permutations(range(len(rows)))), dtype=np.int64)
     copy = torch.empty_like(logits)
     copy[torch.from_numpy(places)] = logits
-    edits = plan_logits_processing(rows)
-    if edits is not None:
-        columns = expand_logits_processing(edits, places, copy.shape[1])
-        process_logits(copy, dict(zip(columns, send_arrays(tuple(columns.values()), copy.device), strict=True)))
+    processing = plan_logits_processing(rows)
+    if processing is not None:
+        columns = expand_logits_processing(processing, places, copy.shape[1])
+        process_logits(copy, copy_columns(columns))
     ours = copy[torch.from_numpy(places)]
     torch.testing.assert_close(ours, torch.tensor(expected), rtol=1e-5, atol=1e-4)
-    tokens = choose(logits, rows, [GREEDY] * len(rows))
+    tokens = chosen(logits, rows, [GREEDY] * len(rows))
     for token, row in zip(tokens, ours, strict=True):
         assert token == (int(row.argmax()) if bool((row > -INF).any()) else -1)
 
@@ -108,13 +105,13 @@ def test_draws_follow_the_probabilities_of_transformers(
     logits = make_logits(dtype)
     processed = processor(torch.tensor([HISTORY]), logits.float())
     seeds = [with_seed(params, seed) for seed in range(NUM_DRAWS)]
-    tokens = choose(logits.expand(NUM_DRAWS, -1), [row] * NUM_DRAWS, seeds)
+    tokens = chosen(logits.expand(NUM_DRAWS, -1), [row] * NUM_DRAWS, seeds)
     assert chi_square_p_value(torch.tensor(tokens), warped_probabilities(processed, params)) > 1e-3
-    assert choose(logits, [row], [GREEDY]) == [int(processed.argmax())]
+    assert chosen(logits, [row], [GREEDY]) == [int(processed.argmax())]
 
 
 def mixed_rows() -> tuple[list[RowProcessing], list[SamplingParams]]:
-    """Greedy and drawn rows with all edits and with none."""
+    """Greedy and drawn rows with all kinds of processing and with none."""
     everything = RowProcessing(
         allowed_ids=tuple(range(5, 200)),
         biases=((6, 3.0), (6, 1.0), (10, -INF)),
@@ -145,37 +142,40 @@ def test_a_row_chooses_the_same_alone_and_in_any_batch() -> None:
     rows, params = mixed_rows()
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 2
     batch = make_batch(params, list(range(len(rows))))
-    together = choose_tokens(logits, msgspec.structs.replace(batch, logits_processing=plan_logits_processing(rows)))
+    together = choose(logits, msgspec.structs.replace(batch, logits_processing=plan_logits_processing(rows)))
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(5)).tolist()
     shuffled = make_batch([params[i] for i in order], order)
-    edits = plan_logits_processing([rows[i] for i in order])
+    processing = plan_logits_processing([rows[i] for i in order])
     assert torch.equal(
-        choose_tokens(logits[order], msgspec.structs.replace(shuffled, logits_processing=edits)), together[order]
+        choose(logits[order], msgspec.structs.replace(shuffled, logits_processing=processing)), together[order]
     )
     for index, row in enumerate(rows):
         alone = msgspec.structs.replace(
             make_batch([params[index]], [index]), logits_processing=plan_logits_processing([row])
         )
-        assert int(choose_tokens(logits[index : index + 1], alone)) == int(together[index])
+        assert int(choose(logits[index : index + 1], alone)) == int(together[index])
 
 
-def test_rows_without_edits_choose_as_in_a_batch_without_edits() -> None:
+def test_rows_without_processing_choose_as_in_a_batch_without_any() -> None:
     rows, params = mixed_rows()
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 2
-    plain, edited = choose(logits, [RowProcessing()] * len(rows), params), choose(logits, rows, params)
+    plain, processed = (
+        chosen(logits, [RowProcessing()] * len(rows), params),
+        chosen(logits, rows, params),
+    )
     is_plain = [not row.has_any for row in rows]
-    assert [token for token, same in zip(plain, is_plain, strict=True) if same] == edited[: sum(is_plain)]
-    assert plain != edited
+    assert [token for token, same in zip(plain, is_plain, strict=True) if same] == processed[: sum(is_plain)]
+    assert plain != processed
 
 
-def test_edits_without_effect_change_nothing() -> None:
+def test_processing_without_effect_change_nothing() -> None:
     rows, params = mixed_rows()
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
     nothing = RowProcessing(tuple(range(VOCAB_SIZE)), biases=((3, 0.0),), frequency=0.25, history=(1, 2), num_prompt=2)
-    assert choose(logits, [nothing] * len(rows), params) == choose(logits, [RowProcessing()] * len(rows), params)
+    assert chosen(logits, [nothing] * len(rows), params) == chosen(logits, [RowProcessing()] * len(rows), params)
     batch = make_batch(params, [1] * len(params))
     empty = msgspec.structs.replace(batch, logits_processing=LogitsProcessing())
-    assert torch.equal(choose_tokens(logits, empty), choose_tokens(logits, batch))
+    assert torch.equal(choose(logits, empty), choose(logits, batch))
 
 
 @pytest.mark.parametrize(
@@ -190,28 +190,28 @@ def test_edits_without_effect_change_nothing() -> None:
 def test_a_row_whose_tokens_are_all_banned_has_no_token_and_the_others_keep_theirs(banned: RowProcessing) -> None:
     rows, params = mixed_rows()
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
-    wanted = choose(logits, rows, params)
+    wanted = chosen(logits, rows, params)
     for index in range(6):
         changed = [*rows[:index], banned, *rows[index + 1 :]]
-        assert choose(logits, changed, params) == [*wanted[:index], -1, *wanted[index + 1 :]]
+        assert chosen(logits, changed, params) == [*wanted[:index], -1, *wanted[index + 1 :]]
 
 
 @pytest.mark.parametrize("bad", [math.nan, INF, -INF])
-def test_an_edited_row_that_is_not_finite_has_no_token(bad: float) -> None:
-    """Also where the edits take out the token that is not finite: the model's output cannot be trusted."""
+def test_a_processed_row_that_is_not_finite_has_no_token(bad: float) -> None:
+    """Also where processing takes out the token that is not finite: the model's output cannot be trusted."""
     rows, params = mixed_rows()
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
-    wanted = choose(logits, rows, params)
+    wanted = chosen(logits, rows, params)
     for index in range(len(rows)):
         poisoned = logits.clone()
         poisoned[index, 2] = bad
-        assert choose(poisoned, rows, params) == [*wanted[:index], -1, *wanted[index + 1 :]]
+        assert chosen(poisoned, rows, params) == [*wanted[:index], -1, *wanted[index + 1 :]]
 
 
 def test_a_penalty_that_makes_a_logit_infinite_leaves_the_row_without_a_token() -> None:
     logits = torch.tensor([[5.0, 1.0], [5.0, 1.0]])
     rows = [RowProcessing(repetition=1e-39, history=(0,)), RowProcessing(repetition=1e-30, history=(1,))]
-    assert choose(logits, rows, [GREEDY] * 2) == [-1, 1]
+    assert chosen(logits, rows, [GREEDY] * 2) == [-1, 1]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_penalty_that_makes_a_logit_infinite_leaves_the_row_without_a_token() 
 )
 def test_an_id_outside_of_the_vocabulary_is_a_bug_and_changes_no_other_row(row: RowProcessing) -> None:
     with pytest.raises(AssertionError, match="outside of the vocabulary"):
-        choose(torch.randn(3, VOCAB_SIZE), [row, RowProcessing(), RowProcessing()], [GREEDY] * 3)
+        chosen(torch.randn(3, VOCAB_SIZE), [row, RowProcessing(), RowProcessing()], [GREEDY] * 3)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(1, seed=3)])
@@ -232,5 +232,5 @@ def test_the_logits_themselves_stay(params: SamplingParams) -> None:
     """Logprobs are taken of them afterwards."""
     logits = torch.randn(2, VOCAB_SIZE)
     before = logits.clone()
-    choose(logits, [RowProcessing(biases=((1, 9.0),)), RowProcessing(allowed_ids=(4,))], [params] * 2)
+    chosen(logits, [RowProcessing(biases=((1, 9.0),)), RowProcessing(allowed_ids=(4,))], [params] * 2)
     assert torch.equal(logits, before)

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from messages.columns import pack_int32, unpack_int32
 from messages.requests import SamplingParams
 from messages.steps import LogprobColumns
-from scheduler_proc.computing.loading.load_runner import ModelRunner, load_runner
+from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.sampling import logprobs
 from tests.checkpoints import VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Row, plan_batch, run_step
@@ -37,7 +38,7 @@ class Entry:
 @dataclass(frozen=True)
 class Loaded:
     model: PreTrainedModel
-    runner: ModelRunner
+    runner: Runner
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama-gqa-tied", "llama-biases"])
@@ -66,7 +67,7 @@ def make_rows(params: list[SamplingParams], lens: list[int]) -> list[Row]:
     ]
 
 
-def run_all(runner: ModelRunner, rows: list[Row], chunk_tokens: int, num_output: int) -> dict[int, list[list[Entry]]]:
+def run_all(runner: Runner, rows: list[Row], chunk_tokens: int, num_output: int) -> dict[int, list[list[Entry]]]:
     """Runs all rows until each has its output; returns by uid the entries of its prompt and of its output."""
     entries: dict[int, list[list[Entry]]] = {row.uid: [[], []] for row in rows}
     step_id = 0
@@ -74,14 +75,14 @@ def run_all(runner: ModelRunner, rows: list[Row], chunk_tokens: int, num_output:
         planned = [(row, min(chunk_tokens, len(row.ids) - row.num_computed)) for row in running]
         before = {row.uid: row.num_computed for row in running}
         planned, output = run_step(runner, step_id, planned, PAGE_SIZE)
-        scored, sampled = iter(entries_of(output.prompt_logprobs)), iter(entries_of(output.logprobs))
+        of_prompts, sampled = iter(entries_of(output.prompt_logprobs)), iter(entries_of(output.logprobs))
         for row, num_new in planned:
             if row.params.num_prompt_logprobs is not None:
-                num_scored = max(0, min(before[row.uid] + num_new, row.num_prompt - 1) - before[row.uid])
-                entries[row.uid][0] += [next(scored) for _ in range(num_scored)]
+                num_prompt = max(0, min(before[row.uid] + num_new, row.num_prompt - 1) - before[row.uid])
+                entries[row.uid][0] += [next(of_prompts) for _ in range(num_prompt)]
             if row.params.num_logprobs is not None and row.num_computed >= row.num_prompt:
                 entries[row.uid][1].append(next(sampled))
-        assert next(scored, None) is None
+        assert next(of_prompts, None) is None
         assert next(sampled, None) is None
         step_id += 1
     return entries
@@ -135,7 +136,7 @@ def test_logprobs_are_those_of_transformers(
             assert_entries(in_output, row.output_ids, after_LV, row.params.num_logprobs)
 
 
-def test_a_prompt_whose_beginning_is_cached_is_scored_from_there_on(loaded: Loaded) -> None:
+def test_a_prompt_whose_beginning_is_cached_has_logprobs_from_there_on(loaded: Loaded) -> None:
     (row,) = make_rows([SamplingParams(1, num_prompt_logprobs=2)], [50])
     first = msgspec.structs.replace(plan_batch(0, [(row, 32)], PAGE_SIZE), scored=None)
     loaded.runner.run(first)
@@ -149,10 +150,10 @@ def test_logprobs_are_of_the_distribution_before_any_edit(loaded: Loaded) -> Non
     params = SamplingParams(1, temperature=1.7, top_k=3, seed=5, num_logprobs=4)
     rows = make_rows([params], [20])
     batch = plan_batch(0, [(rows[0], 20)], PAGE_SIZE)
-    edits = plan_logits_processing(
+    processing = plan_logits_processing(
         [RowProcessing(allowed_ids=(11, 12), biases=((11, 50.0),), repetition=2.0, history=(11, 12))]
     )
-    output = loaded.runner.run(msgspec.structs.replace(batch, logits_processing=edits))
+    output = loaded.runner.run(msgspec.structs.replace(batch, logits_processing=processing))
     assert list(unpack_int32(output.next_tokens)) == [11]
     assert_entries(entries_of(output.logprobs), [11], their_logprobs(loaded.model, rows[0].ids)[-1:], 4)
 
@@ -164,8 +165,8 @@ def test_a_row_without_a_token_keeps_its_place(loaded: Loaded, asking: list[bool
     rows = make_rows(params, [9, 12, 20])
     batch = plan_batch(0, [(row, len(row.ids)) for row in rows], PAGE_SIZE)
     sound = loaded.runner.run(batch)
-    edits = plan_logits_processing([RowProcessing(allowed_ids=()), RowProcessing(), RowProcessing()])
-    output = loaded.runner.run(msgspec.structs.replace(batch, logits_processing=edits))
+    processing = plan_logits_processing([RowProcessing(allowed_ids=()), RowProcessing(), RowProcessing()])
+    output = loaded.runner.run(msgspec.structs.replace(batch, logits_processing=processing))
     assert list(unpack_int32(output.next_tokens)) == [-1, *unpack_int32(sound.next_tokens)[1:]]
     entries, wanted = entries_of(output.logprobs), entries_of(sound.logprobs)
     assert len(entries) == len(wanted) == sum(asking)
@@ -195,10 +196,10 @@ def test_a_prompt_that_is_not_finite_fails_alone(tmp_path: Path) -> None:
     assert tokens[1] == -1
     assert tokens[::2] == list(unpack_int32(sound.next_tokens))[::2]
     assert entries_of(output.logprobs)[::2] == entries_of(sound.logprobs)[::2]
-    scored, wanted = entries_of(output.prompt_logprobs), entries_of(sound.prompt_logprobs)
-    assert len(scored) == len(wanted) == 27
-    assert scored[:9] + scored[18:] == wanted[:9] + wanted[18:]
-    assert all(math.isnan(entry.logprob) for entry in scored[13:18])
+    found, wanted = entries_of(output.prompt_logprobs), entries_of(sound.prompt_logprobs)
+    assert len(found) == len(wanted) == 27
+    assert found[:9] + found[18:] == wanted[:9] + wanted[18:]
+    assert all(math.isnan(entry.logprob) for entry in found[13:18])
 
 
 def test_the_logits_of_a_prompt_are_never_there_all_at_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +227,7 @@ def test_a_step_that_wants_none_returns_none(loaded: Loaded) -> None:
     assert loaded.runner.run(none_wanted) == output
 
 
-def test_a_step_that_scores_and_samples_nothing(loaded: Loaded) -> None:
+def test_a_step_with_prompt_logprobs_that_samples_nothing(loaded: Loaded) -> None:
     (row,) = make_rows([SamplingParams(1, num_prompt_logprobs=0)], [30])
     output = loaded.runner.run(plan_batch(0, [(row, 10)], PAGE_SIZE))
     assert output.next_tokens == b""

@@ -16,16 +16,16 @@ GREEDY, WARM = SamplingParams(1, temperature=0.0), SamplingParams(1, temperature
 TOP_K, MIN_P = SamplingParams(1, top_k=9, seed=6), SamplingParams(1, min_p=0.1, seed=7)
 
 
-def plan(params: list[SamplingParams], edits: list[RowProcessing] | None = None) -> SamplingPlan:
+def plan(params: list[SamplingParams], processing: list[RowProcessing] | None = None) -> SamplingPlan:
     batch = make_batch(params, [100 + row for row in range(len(params))])
     return plan_sampling(
-        msgspec.structs.replace(batch, logits_processing=plan_logits_processing(edits or [])), VOCAB_SIZE
+        msgspec.structs.replace(batch, logits_processing=plan_logits_processing(processing or [])), VOCAB_SIZE
     )
 
 
 def test_greedy_rows_send_nothing() -> None:
     made = plan([GREEDY] * 3)
-    assert (made.num_rows, made.num_special, made.arrays) == (3, 0, ())
+    assert (made.num_special, made.columns) == (0, {})
 
 
 def test_rows_with_a_temperature_are_drawn_among_all_rows() -> None:
@@ -62,16 +62,15 @@ def test_rows_and_prompt_tokens_with_logprobs() -> None:
     batch = make_batch([GREEDY] * 3, [1, 2, 3])
     batch = msgspec.structs.replace(batch, num_logprobs=pack_int32([-1, 0, 4]), scored=scored)
     made = plan_sampling(batch, VOCAB_SIZE)
-    assert (made.num_top, made.num_scored_top) == (4, 2)
+    assert (made.num_top, made.num_prompt_top) == (4, 2)
     assert {name: column.tolist() for name, column in made.columns.items()} == {
         "logprob_rows": [1, 2],
-        "scored_ids": [7, 8],
+        "prompt_ids": [7, 8],
     }
-    assert list(made.name(made.arrays)) == ["logprob_rows", "scored_ids"]
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB_SIZE])
 def test_a_token_outside_of_the_vocabulary_is_refused(token: int) -> None:
-    for edit in (RowProcessing(allowed_ids=(token,)), RowProcessing(presence=1.0, history=(token,))):
+    for one in (RowProcessing(allowed_ids=(token,)), RowProcessing(presence=1.0, history=(token,))):
         with pytest.raises(AssertionError, match="outside of the vocabulary"):
-            plan([GREEDY], [edit])
+            plan([GREEDY], [one])

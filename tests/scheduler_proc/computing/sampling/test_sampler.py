@@ -14,8 +14,7 @@ from transformers import (
 )
 
 from messages.requests import SamplingParams
-from scheduler_proc.computing.sampling.sampler import choose_tokens
-from tests.scheduler_proc.computing.sampling.sampling_batch import make_batch
+from tests.scheduler_proc.computing.sampling.sampling_batch import choose, make_batch
 
 VOCAB_SIZE = 300
 NUM_DRAWS = 4000
@@ -77,7 +76,7 @@ def test_draws_follow_the_probabilities_of_transformers(
     counter, constant = list(range(NUM_DRAWS)), [12345] * NUM_DRAWS
     seeds, positions = (counter, constant) if varied == "seeds" else (constant, counter)
     batch = make_batch([with_seed(params, seed) for seed in seeds], positions)
-    tokens = choose_tokens(logits.expand(NUM_DRAWS, -1), batch)
+    tokens = choose(logits.expand(NUM_DRAWS, -1), batch)
     assert tokens.dtype == torch.int32
     assert chi_square_p_value(tokens, warped_probabilities(logits, params)) > 1e-3
 
@@ -92,7 +91,7 @@ def test_chi_square_over_many_ranges_is_as_uniform_as_chance(varied: str) -> Non
         counter, constant = list(range(2000 * index, 2000 * (index + 1))), [index] * 2000
         seeds, positions = (counter, constant) if varied == "seeds" else (constant, counter)
         batch = make_batch([with_seed(params, seed) for seed in seeds], positions)
-        p_values.append(chi_square_p_value(choose_tokens(logits.expand(2000, -1), batch), probabilities))
+        p_values.append(chi_square_p_value(choose(logits.expand(2000, -1), batch), probabilities))
     assert stats.kstest(p_values, "uniform").pvalue > 0.01
 
 
@@ -102,7 +101,7 @@ def test_neighbouring_draws_are_independent(step: str) -> None:
     logits = torch.tensor([[0.3, 0.0, -0.4, 0.5]]).expand(NUM_DRAWS, -1)
     counter, constant = list(range(NUM_DRAWS)), [77] * NUM_DRAWS
     seeds, positions = (counter, constant) if step == "seed" else (constant, counter)
-    tokens = choose_tokens(logits, make_batch([with_seed(SamplingParams(1), seed) for seed in seeds], positions))
+    tokens = choose(logits, make_batch([with_seed(SamplingParams(1), seed) for seed in seeds], positions))
     table = torch.bincount((tokens[::2] * 4 + tokens[1::2]).long(), minlength=16).view(4, 4)
     assert stats.chi2_contingency(table.numpy()).pvalue > 0.01
 
@@ -123,12 +122,12 @@ def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
     params = mixed_params()
     logits = torch.randn(len(params), VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     positions = [3 + 10 * row for row in range(len(params))]
-    together = choose_tokens(logits, make_batch(params, positions))
+    together = choose(logits, make_batch(params, positions))
     order = [4, 2, 6, 0, 5, 1, 3]
-    shuffled = choose_tokens(logits[order], make_batch([params[i] for i in order], [positions[i] for i in order]))
+    shuffled = choose(logits[order], make_batch([params[i] for i in order], [positions[i] for i in order]))
     assert torch.equal(shuffled, together[order])
     for row in range(len(params)):
-        alone = choose_tokens(logits[row : row + 1], make_batch([params[row]], [positions[row]]))
+        alone = choose(logits[row : row + 1], make_batch([params[row]], [positions[row]]))
         assert int(alone) == int(together[row])
     assert int(together[0]) == int(logits[0].argmax())
     assert int(together[3]) == int(logits[3].argmax())
@@ -140,10 +139,10 @@ def test_a_row_that_is_not_finite_has_no_token_and_the_others_keep_theirs(bad: f
     params = mixed_params()
     logits = torch.randn(len(params), VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     batch = make_batch(params, [9] * len(params))
-    wanted = choose_tokens(logits, batch).tolist()
+    wanted = choose(logits, batch).tolist()
     logits[bad_row, 11] = bad
     wanted[bad_row] = -1
-    assert choose_tokens(logits, batch).tolist() == wanted
+    assert choose(logits, batch).tolist() == wanted
 
 
 def test_a_token_far_less_likely_than_a_float32_step_below_one_is_still_drawn() -> None:
@@ -152,5 +151,5 @@ def test_a_token_far_less_likely_than_a_float32_step_below_one_is_still_drawn() 
     logits[0, 0] = float(np.log(0.998 / 2e-6))
     num_draws = 20_000
     batch = make_batch([with_seed(SamplingParams(1), seed) for seed in range(num_draws)], [1] * num_draws)
-    num_rare = int((choose_tokens(logits.expand(num_draws, -1), batch) > 0).sum())
+    num_rare = int((choose(logits.expand(num_draws, -1), batch) > 0).sum())
     assert stats.binomtest(num_rare, num_draws, 0.002).pvalue > 0.01

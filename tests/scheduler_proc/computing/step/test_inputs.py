@@ -36,7 +36,7 @@ def test_columns_become_tensors() -> None:
     assert step.head_tokens.tolist() == [0, 1, 5]
 
 
-def test_scored_tokens_go_to_the_head_after_those_that_sample() -> None:
+def test_tokens_with_prompt_logprobs_go_to_the_head_after_those_that_sample() -> None:
     batch = msgspec.structs.replace(
         mixed_batch(), scored=ScoredTokens(pack_int32([2, 3, 4]), pack_int32([12, 13, 15]), 1)
     )

@@ -8,12 +8,12 @@ import torch
 
 from messages.errors import BootError
 from messages.requests import SamplingParams
-from scheduler_proc.computing.gpu.runner import GpuRunner
 from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.runner import Runner
 from scheduler_proc.offline import OfflineEngine
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Row, Schedule, generate, plan_batch
-from tests.scheduler_proc.computing.gpu.test_runner import PROMPTS, VARIED, nobody
+from tests.scheduler_proc.computing.gpu.test_forward_passes import PROMPTS, VARIED, nobody, num_graphs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,21 +30,18 @@ def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return path
 
 
-def load(path: Path, **flags: object) -> GpuRunner:
-    loaded = load_runner(make_config(path, **FLAGS | flags), nobody)
-    assert isinstance(loaded, GpuRunner)
-    return loaded
+def load(path: Path, **flags: object) -> Runner:
+    return load_runner(make_config(path, **FLAGS | flags), nobody)
 
 
 @pytest.fixture(scope="module")
-def captured(model_dir: Path) -> GpuRunner:
+def captured(model_dir: Path) -> Runner:
     return load(model_dir)
 
 
 @pytest.mark.parametrize("schedule", [Schedule(), Schedule(chunk_tokens=7, stagger=1, seed=5)], ids=str)
-def test_graphs_give_the_tokens_of_single_launches(model_dir: Path, captured: GpuRunner, schedule: Schedule) -> None:
-    assert captured._captured is not None
-    assert captured._captured.num_graphs == 12
+def test_graphs_give_the_tokens_of_single_launches(model_dir: Path, captured: Runner, schedule: Schedule) -> None:
+    assert num_graphs(captured) == 12
     eager = generate(load(model_dir, enforce_eager=True), PROMPTS, 12, schedule, GREEDY)
     assert generate(captured, PROMPTS, 12, schedule, GREEDY) == eager
     on_cpu = load_runner(make_config(model_dir), nobody)
@@ -67,7 +64,7 @@ def waiting_is_an_error() -> Iterator[None]:
 
 @pytest.mark.parametrize("params", [*VARIED, SamplingParams(1, num_prompt_logprobs=2)], ids=repr)
 def test_nothing_waits_for_the_device_but_a_result(
-    captured: GpuRunner, request: pytest.FixtureRequest, params: SamplingParams
+    captured: Runner, request: pytest.FixtureRequest, params: SamplingParams
 ) -> None:
     rows = [Row(i, list(PROMPTS[2]), 40, params, pages=[3 * i, 3 * i + 1, 3 * i + 2]) for i in range(3)]
     prefill = plan_batch(1, [(row, 40) for row in rows], 16)

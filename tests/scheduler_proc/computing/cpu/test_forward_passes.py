@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from kernels.cpu.library import find_kernel
-from kernels.packed_linear import has_packed_form
+from kernels.packed_linear import has_packed_kernel
 from messages.requests import SamplingParams
-from scheduler_proc.computing.cpu.runner import ModelRunner
+from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Schedule, generate
 from tests.scheduler_proc.computing.loading.test_load_runner import QWEN_CONFIG
@@ -21,10 +22,8 @@ QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 STAGGERED = Schedule(stagger=2, seed=4)
 
 
-def load(model_dir: Path, **settings: object) -> ModelRunner:
-    loaded = load_runner(make_config(model_dir, **settings), lambda text, fraction: None)
-    assert isinstance(loaded, ModelRunner)
-    return loaded
+def load(model_dir: Path, **settings: object) -> Runner:
+    return load_runner(make_config(model_dir, **settings), lambda text, fraction: None)
 
 
 @pytest.mark.parametrize("variant", ["gpt2", "llama-gqa-tied", "qwen3-gqa-tied"])
@@ -40,30 +39,35 @@ def test_tokens_are_those_of_steps_that_are_not_captured(tmp_path: Path, variant
 def test_bfloat16_linears_are_captured(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN_CONFIG | QWEN3), encoding="utf-8")
     captured, plain = (load(tmp_path, load_format="dummy", dtype="bfloat16") for _ in range(2))
-    if not has_packed_form(torch.zeros(64, 64, dtype=torch.bfloat16)):
+    if not has_packed_kernel(torch.zeros(64, 64, dtype=torch.bfloat16)):
         pytest.skip("this processor has no C kernel for bfloat16 linears")
     compare(captured, plain)
 
 
-def compare(captured: ModelRunner, plain: ModelRunner) -> None:
-    plain._decodes._can_capture = False
+def passes_of(runner: Runner) -> CpuForwardPasses:
+    assert isinstance(runner.forward_passes, CpuForwardPasses)
+    return runner.forward_passes
+
+
+def compare(captured: Runner, plain: Runner) -> None:
+    passes_of(plain).can_capture = False
     outputs = [generate(runner, PROMPTS, 12, STAGGERED, PARAMS) for runner in (captured, plain)]
     assert outputs[0] == outputs[1]
     assert generate(captured, PROMPTS, 12, STAGGERED, PARAMS) == outputs[0]
-    assert set(captured._decodes._captures) == {1, 2, 3, 4}
-    assert not plain._decodes._captures
+    assert set(passes_of(captured).captures) == {1, 2, 3, 4}
+    assert not passes_of(plain).captures
 
 
 def test_what_torch_computes_is_not_captured(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "gpt2")
     runner = load(tmp_path, dtype="float32")
     first = generate(runner, PROMPTS, 12, STAGGERED, PARAMS)
-    assert not runner._decodes._can_capture
+    assert not passes_of(runner).can_capture
     assert generate(runner, PROMPTS, 12, STAGGERED, PARAMS) == first
 
 
 def test_a_step_that_wants_more_than_tokens_of_all_its_rows_is_not_replayed(tmp_path: Path) -> None:
-    """Logprobs come of the same logits; prompts that are scored go another way."""
+    """Logprobs come of the same logits; steps with logprobs of prompts go another way."""
     build_checkpoint(tmp_path, "gpt2")
     runner = load(tmp_path, quantization="int8")
     wanting = [

@@ -1,4 +1,4 @@
-"""The GPU's runner on a device that stands in for one: it must do what the CPU's runner does, token by token."""
+"""The runner on a device that stands in for a GPU: it must do what it does on a CPU, token by token."""
 
 import weakref
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from messages.columns import pack_int32, unpack_int32
 from messages.errors import BootError
 from messages.requests import SamplingParams
 from messages.steps import Batch
-from scheduler_proc.computing.cpu.runner import ModelRunner
 from scheduler_proc.computing.gpu import loading
 from scheduler_proc.computing.gpu.captured_steps import Report
-from scheduler_proc.computing.gpu.runner import MORE_GRAPH_BYTES, GpuRunner
+from scheduler_proc.computing.gpu.forward_passes import MORE_GRAPH_BYTES, GpuForwardPasses
 from scheduler_proc.computing.loading import load_runner as loader
 from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.model.kv_tensors import KVTensors, allocate_cache
+from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import build_checkpoint, make_config
 from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use
 from tests.scheduler_proc.computing.drive import Row, Schedule, generate, plan_batch
@@ -43,11 +43,11 @@ VARIED = [
 
 @dataclass
 class Pair:
-    """The same model on both runners."""
+    """The same model on both devices."""
 
     path: Path
-    cpu: ModelRunner
-    gpu: GpuRunner
+    cpu: Runner
+    gpu: Runner
     device: LateDevice
 
 
@@ -55,31 +55,39 @@ def nobody(text: str, fraction: float | None) -> None:
     """Hears a report."""
 
 
-def no_forms(device_type: str) -> None:
-    """Stands in for `load_triton_kernels`: the operations keep the forms that they have on a CPU."""
+def no_triton(device_type: str) -> None:
+    """Stands in for `load_triton_kernels`: the operations keep the kernels that they have on a CPU."""
 
 
 def load_late(
     path: Path,
     device: LateDevice,
-    load_triton_kernels: Callable[[str], None] = no_forms,
+    load_triton_kernels: Callable[[str], None] = no_triton,
     report: Report = nobody,
     **flags: object,
-) -> GpuRunner:
+) -> Runner:
     """Loads the model as on a GPU that is `device`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "load_triton_kernels", load_triton_kernels)
         patch.setattr(Placement, "is_cuda", property(lambda self: True))
         patch.setattr(loader, "CudaDevice", lambda torch_device: device)
-        loaded = load_runner(make_config(path, **FLAGS | flags), report)
-    assert isinstance(loaded, GpuRunner)
-    return loaded
+        return load_runner(make_config(path, **FLAGS | flags), report)
+
+
+def passes_of(runner: Runner) -> GpuForwardPasses:
+    assert isinstance(runner.forward_passes, GpuForwardPasses)
+    return runner.forward_passes
+
+
+def num_graphs(runner: Runner) -> int:
+    captured = passes_of(runner).captured
+    assert captured is not None
+    return captured.num_graphs
 
 
 def make_pair(path: Path, variant: str) -> Pair:
     build_checkpoint(path, variant)
     cpu = load_runner(make_config(path, **FLAGS), nobody)
-    assert isinstance(cpu, ModelRunner)
     device = LateDevice()
     return Pair(path, cpu, load_late(path, device), device)
 
@@ -104,7 +112,7 @@ def test_tokens_are_those_of_the_cpu(each_pair: Pair, schedule: Schedule) -> Non
 
 
 def test_logprobs_are_those_of_the_cpu(pair: Pair) -> None:
-    """A step with scored tokens is of no fixed shape; one with logprobs of its output alone is."""
+    """A step with logprobs of prompts is of no fixed shape; one with logprobs of its output alone is."""
     params = [SamplingParams(12, temperature=0.0, num_logprobs=2, num_prompt_logprobs=n) for n in (1, None)]
     for use, num_replays in ((params, 0), (params[1:], 1)):
         rows = [Row(i, list(PROMPTS[2]), 40, p, pages=[3 * i, 3 * i + 1, 3 * i + 2]) for i, p in enumerate(use)]
@@ -169,7 +177,7 @@ def test_a_step_takes_the_tokens_that_the_one_before_it_samples(pair: Pair, num_
 
 def test_a_row_without_a_token_is_a_source_that_does_no_harm(pair: Pair) -> None:
     """A row whose logits are not finite has the token -1, of which there is no embedding."""
-    cache = pair.gpu._cache.layers[0]
+    cache = passes_of(pair.gpu)._cache.layers[0]
     rows = [Row(i, [5, 6, 7, 8], 3, num_computed=3, pages=[20 + i]) for i in range(2)]
     cache.values[21 * 16] = float("nan")
     pair.gpu.run(plan_batch(1, [(rows[0], 1)], 16))
@@ -190,17 +198,17 @@ def test_without_graphs_and_without_overlap(pair: Pair, caplog: pytest.LogCaptur
     eager = load_late(pair.path, device, enforce_eager=True, overlap=False)
     assert pair.gpu.can_overlap
     assert not eager.can_overlap
-    assert [runner._captured and runner._captured.num_graphs for runner in (pair.gpu, eager)] == [12, 0]
+    assert [num_graphs(runner) for runner in (pair.gpu, eager)] == [12, 0]
     assert generate(eager, PROMPTS, 6, SCHEDULES[1], VARIED) == generate(pair.cpu, PROMPTS, 6, SCHEDULES[1], VARIED)
     assert device.num_replays == 0
     assert "CUDA graphs cannot be captured" not in caplog.text
 
 
-@pytest.mark.parametrize("num_records", [0, 5])
+@pytest.mark.parametrize("num_captures", [0, 5])
 def test_where_graphs_cannot_be_captured_steps_run_without(
-    pair: Pair, caplog: pytest.LogCaptureFixture, num_records: int
+    pair: Pair, caplog: pytest.LogCaptureFixture, num_captures: int
 ) -> None:
-    device = LateDevice(num_records=num_records)
+    device = LateDevice(num_captures=num_captures)
     loaded = load_late(pair.path, device)
     assert caplog.text.count("CUDA graphs cannot be captured") == 1
     assert "slower: CUDA out of memory. Where memory is short" in caplog.text
@@ -229,8 +237,8 @@ def test_progress_is_reported_with_the_memory_taken(pair: Pair) -> None:
 
 def test_the_cache_takes_its_share_of_what_steps_and_graphs_leave(pair: Pair) -> None:
     """The pages that the full step was run on are free again; for graphs not yet captured some room is left."""
-    layer = pair.cpu._cache.layers[0]
-    page_bytes = 2 * len(pair.cpu._cache.layers) * 16 * layer.num_heads * layer.head_dim * 4
+    layers = passes_of(pair.gpu)._cache.layers
+    page_bytes = 2 * len(layers) * 16 * layers[0].num_heads * layers[0].head_dim * 4
     flags = {"num_pages": None, "gpu_memory_utilization": 0.5}
     eager = load_late(pair.path, LateDevice(8 << 20, 2 << 20), **flags, max_num_seqs=200, enforce_eager=True)
     assert eager.num_pages == ((2 << 20) + 6 * page_bytes) // page_bytes
@@ -251,7 +259,7 @@ def test_nothing_is_left_of_the_rehearsal(pair: Pair, monkeypatch: pytest.Monkey
         caches.append(weakref.ref(cache))
         return cache
 
-    monkeypatch.setattr(loading, "allocate_cache", allocate)
+    monkeypatch.setattr(loader, "allocate_cache", allocate)
     load_late(pair.path, LateDevice())
     assert len(caches) == 2
 
@@ -260,19 +268,18 @@ def test_a_full_step_that_does_not_fit_is_a_clear_error(pair: Pair, monkeypatch:
     def run_out(*arguments: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
 
-    monkeypatch.setattr(GpuRunner, "run", run_out)
+    monkeypatch.setattr(Runner, "run", run_out)
     with pytest.raises(BootError, match=r"a step of 64 tokens does not fit .* 2 GiB\. Lower --max-num-batched-tokens"):
         load_late(pair.path, LateDevice())
 
 
-@pytest.mark.skipif(DEVICE != "cpu", reason="where there is a GPU, test_gpu_runner_on_gpu.py runs the kernels there")
+@pytest.mark.skipif(DEVICE != "cpu", reason="with a GPU, test_forward_passes_on_gpu.py runs the kernels")
 def test_tritons_kernels_take_the_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Captured decode, prefill and mixed steps through the interpreted kernels, and nothing waits for any of them."""
     monkeypatch.setattr(loading, "plan_warm_ups", lambda *arguments: [])  # seconds in the interpreter
     build_checkpoint(tmp_path, "qwen3-gqa-tied", num_hidden_layers=1)
     flags = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 32, "num_pages": 16}
     cpu = load_runner(make_config(tmp_path, **flags), nobody)
-    assert isinstance(cpu, ModelRunner)
     prompts, schedule = [[5, 6, 7], list(range(20))], Schedule(chunk_tokens=15, stagger=1)
     expected = generate(cpu, prompts, 4, schedule, VARIED)
     device = LateDevice(may_wait=False)

@@ -1,0 +1,29 @@
+"""The processor that plans steps as the device that computes them: work is done when it is submitted."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from scheduler_proc.computing.cpu.prefault import Prefault
+from scheduler_proc.computing.step.results import Result
+
+
+class Done(NamedTuple):
+    """A result that is there."""
+
+    result: Result
+
+    def wait(self) -> Result:
+        return self.result
+
+
+class CpuDevice:
+    """`prefault`, once it is there, gets memory for pages before they are used, but not while work is done."""
+
+    def __init__(self) -> None:
+        self.prefault: Prefault | None = None
+
+    def submit(self, work: Callable[[], Result]) -> Done:
+        if self.prefault is None:
+            return Done(work())
+        with self.prefault:
+            return Done(work())

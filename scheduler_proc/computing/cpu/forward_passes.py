@@ -1,0 +1,130 @@
+"""The forward passes of steps on a CPU: those in which each row decodes are captured as C calls, and replayed.
+
+There is one capture for each number of rows. The first step of so many rows is computed as any other, and captured;
+later ones are replayed from C (decision 0026).
+
+Shape legend: R rows, S rows that sample, N tokens that go to the head, E embedding size, V vocabulary.
+"""
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.cpu.capture import CapturedCalls, capture_calls
+from kernels.sample import greedy
+from messages.steps import Batch
+from scheduler_proc.computing.cpu.device import CpuDevice
+from scheduler_proc.computing.device import Forward
+from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.model.kv_tensors import KVTensors
+from scheduler_proc.computing.model.workspace import Workspace
+from scheduler_proc.computing.step.inputs import (
+    NO_ROWS,
+    StepInputs,
+    StepShape,
+    make_step_inputs,
+    only_samples,
+    pack_step,
+)
+from scheduler_proc.computing.step.results import Forwarded
+from scheduler_proc.computing.step.shapes import StepLimits
+
+CPU = torch.device("cpu")
+
+log = logging.getLogger("sluice.cpu_forward_passes")
+
+
+class CpuForwardPasses:
+    """Those of `decoder` over `cache`. What is computed in a step before tokens are chosen lies in one workspace."""
+
+    def __init__(self, decoder: Decoder, cache: KVTensors, device: CpuDevice, limits: StepLimits):
+        self.last_tokens: Tensor | None = None
+        self._decoder = decoder
+        self._cache = cache
+        self._device = device
+        self._max_rows = limits.max_num_seqs
+        max_tokens = max(limits.max_num_batched_tokens, self._max_rows)
+        self._workspace = Workspace(decoder.config, cache.layers[0].keys.dtype, max_tokens, self._max_rows)
+        shape = StepShape(self._max_rows, 0, 0, limits.num_pages, num_head_tokens=0)
+        columns = shape.columns()
+        memory = torch.empty(columns.num_bytes, dtype=torch.uint8)
+        self._tensors, arrays = columns.tensors(memory), columns.arrays(memory)
+        pack_step(NO_ROWS, shape, arrays)
+        self._num_keys, self._table_bytes = arrays["decode_num_keys"], 4 * limits.num_pages
+        # Bytes are copied as they are: after a step has read all weights, each call into a library finds its code and
+        # data cold.
+        self._bytes = {name: array.reshape(-1).view(np.uint8).data for name, array in arrays.items()}
+        self.captures: dict[int, tuple[CapturedCalls, Forwarded]] = {}
+        """By the number of rows."""
+        self.can_capture = True
+        """False as soon as something other than C kernels has computed in a step of decode rows."""
+
+    def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
+        """Writes a step of decode rows to where captures read it: it must run before the next step is prepared."""
+        tensors = copy_columns(columns) if columns else {}
+        num_rows = batch.num_decode_rows
+        if not self.can_capture or num_rows > self._max_rows or not only_samples(batch):
+            return partial(self._forward, make_step_inputs(batch, CPU), batch.num_sampled, tensors)
+        self._write(batch)
+        captured = self.captures.get(num_rows)
+        if captured is None:
+            return partial(self._capture, num_rows, tensors)
+        return partial(_replay, *captured, tensors)
+
+    @torch.inference_mode()
+    def _forward(self, step: StepInputs, num_sampled: int, columns: Mapping[str, Tensor]) -> Forwarded:
+        """Runs it call by call."""
+        if self._device.prefault is not None:
+            self._device.prefault.use(int(step.slots.max()) // self._cache.layers[0].page_size)
+        hidden_NE = self._decoder.forward(step, self._cache, self._workspace.activations(len(step.token_ids)))
+        logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled))
+        return Forwarded(logits_SV, hidden_NE[num_sampled:], columns)
+
+    def _write(self, batch: Batch) -> None:
+        """Puts the step's columns where captures read them. Behind a row's pages a table is stale."""
+        for name, column in (("token_ids", batch.token_ids), ("positions", batch.positions), ("slots", batch.slots)):
+            self._bytes[name][: len(column)] = column
+        np.add(np.frombuffer(batch.context_lens, np.int32), 1, out=self._num_keys[: batch.num_decode_rows])
+        ours, theirs = self._bytes["decode_page_tables"], batch.page_tables
+        row_bytes = 4 * batch.num_pages_per_row
+        num_bytes, to = min(row_bytes, self._table_bytes), 0
+        for begin in range(0, len(theirs), row_bytes):
+            ours[to : to + num_bytes] = theirs[begin : begin + num_bytes]
+            to += self._table_bytes
+
+    @torch.inference_mode()
+    def _capture(self, num_rows: int, sampling: Mapping[str, Tensor]) -> Forwarded:
+        """Runs it call by call, and `greedy`; from now on steps of so many rows are replayed, where they can be."""
+        columns: dict[str, Any] = {name: tensor[:num_rows] for name, tensor in self._tensors.items()}
+        step = StepInputs(num_rows, all_go_to_head=True, **columns)
+        activations, room_RV = self._workspace.activations(num_rows), self._workspace.logits(num_rows)
+        assert room_RV is not None
+
+        def compute() -> tuple[Forwarded, Tensor]:
+            hidden_RE = self._decoder.forward(step, self._cache, activations)
+            logits_RV = self._decoder.logits(hidden_RE, room_RV)
+            return Forwarded(logits_RV, hidden_RE[num_rows:], sampling), greedy(logits_RV)
+
+        (forwarded, likeliest_R), calls, other = capture_calls(compute)
+        forwarded = forwarded._replace(likeliest=likeliest_R.numpy())
+        if calls is None:
+            self.can_capture = False
+            log.info("decode steps are not captured: %s computes in them", other)
+        else:
+            self.captures[num_rows] = calls, forwarded
+        return forwarded
+
+
+def _replay(calls: CapturedCalls, forwarded: Forwarded, columns: Mapping[str, Tensor]) -> Forwarded:
+    calls.replay()
+    return forwarded._replace(columns=columns) if columns else forwarded
+
+
+def copy_columns(columns: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Returns copies in the host's memory: torch takes only memory that it may write."""
+    return {name: torch.from_numpy(column.copy()) for name, column in columns.items()}

@@ -1,0 +1,35 @@
+"""What loading does for a CPU."""
+
+from messages.config import Config
+from scheduler_proc.computing.cpu.device import CpuDevice
+from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
+from scheduler_proc.computing.cpu.prefault import Prefault
+from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.model.kv_tensors import KVTensors, free_cpu_cache_bytes
+from scheduler_proc.computing.runner import MakeRunner, Runner
+from scheduler_proc.computing.step.dummy_batch import plan_warm_up
+from scheduler_proc.computing.step.shapes import StepLimits
+
+
+class CpuBackend:
+    """Makes runners of a loaded model, and one of them ready, as `GpuBackend` does."""
+
+    def __init__(self, config: Config, decoder: Decoder, limits: StepLimits):
+        self._config = config
+        self._decoder = decoder
+        self._limits = limits
+        self._device = CpuDevice()
+
+    def make_runner(self, cache: KVTensors) -> Runner:
+        self._cache = cache
+        passes = CpuForwardPasses(self._decoder, cache, self._device, self._limits)
+        return Runner(self._decoder, self._device, passes, self._limits, cache.num_pages)
+
+    def measure_cache_bytes(self, make_runner: MakeRunner, bytes_per_page: int) -> int:
+        return free_cpu_cache_bytes(self._limits.num_pages * bytes_per_page)
+
+    def warm_up(self, runner: Runner) -> None:
+        """From now on memory for pages is asked for before they are used."""
+        runner.run(plan_warm_up(self._config, self._limits.max_num_batched_tokens))
+        tensors = [part for layer in self._cache.layers for part in (layer.keys, layer.values)]
+        self._device.prefault = Prefault(tensors, self._cache.num_pages)

@@ -1,0 +1,43 @@
+"""What the runner asks of a device, whichever it is."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from messages.steps import Batch
+from scheduler_proc.computing.step.results import Forwarded, Result
+
+Forward = Callable[[], Forwarded]
+"""Runs the forward pass of one step; the cache then holds the K and V of all its tokens. Raises `MemoryError`."""
+
+
+class Fetched(Protocol):
+    """A result on its way to the host."""
+
+    def wait(self) -> Result:
+        """Returns it, in the host's memory, as soon as the work that makes it has been done."""
+        ...
+
+
+class Device(Protocol):
+    """Does work in the order in which it is submitted, and nothing of it is waited for but through `Fetched`."""
+
+    def submit(self, work: Callable[[], Result]) -> Fetched:
+        """Launches the work, and the copy of its result to the host. Raises what the work raises."""
+        ...
+
+
+class ForwardPasses(Protocol):
+    """The forward passes of a model on a device: from a capture where there is one for the step, else call by call."""
+
+    last_tokens: Tensor | None
+    """Where a step's tokens stay for the next one; `None` where no step is launched before they are known."""
+
+    def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
+        """Writes the step, and the columns of its sampling plan, to where its forward pass reads them.
+
+        Returns what runs it, once; on some devices before the next step is prepared.
+        """
+        ...

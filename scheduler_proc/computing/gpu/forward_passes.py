@@ -1,0 +1,125 @@
+"""The forward passes of steps on a GPU, launched so that the next step can be planned while they run.
+
+All columns of a step go to the device in one copy. The forward pass is a captured graph where the step fits one of the
+shapes of `step/shapes.py`, else it is launched operation by operation. The host waits for nothing.
+
+Shape legend: N tokens that go to the head, E embedding size.
+"""
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.take_tokens import take_tokens
+from messages.steps import Batch
+from scheduler_proc.computing.device import Forward
+from scheduler_proc.computing.gpu.attention_plans import AttentionPlans
+from scheduler_proc.computing.gpu.captured_steps import CapturedSteps, Report
+from scheduler_proc.computing.gpu.device import GpuDevice
+from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.model.kv_tensors import KVTensors
+from scheduler_proc.computing.step.inputs import StepInputs, StepShape, pack_step, shape_of, view_step
+from scheduler_proc.computing.step.packed_columns import PackedColumns
+from scheduler_proc.computing.step.results import Forwarded
+from scheduler_proc.computing.step.shapes import StepLimits, StepShapes
+
+MORE_GRAPH_BYTES = 4 << 20
+"""What a graph takes of memory beside the pool that all share: an estimate, for those that are not yet captured."""
+
+log = logging.getLogger("sluice.gpu_forward_passes")
+
+
+class GpuForwardPasses:
+    """Those of `decoder` over `cache`.
+
+    `plans` tell the kernels what each of their programs does. Without them the kernels look into a step's columns
+    themselves, and wait for them: nothing can be captured then, and nothing launched ahead.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVTensors,
+        device: GpuDevice,
+        limits: StepLimits,
+        plans: AttentionPlans | None,
+        may_overlap: bool,
+    ):
+        self._decoder = decoder
+        self._cache = cache
+        self._device = device
+        self._plans = plans
+        self._shapes = StepShapes(limits)
+        self.last_tokens: Tensor | None = None
+        self.captured: CapturedSteps | None = None
+        if plans is not None:
+            if may_overlap:
+                self.last_tokens = torch.zeros(limits.max_num_seqs, dtype=torch.int32, device=device.torch_device)
+            like_NE = cache.layers[0].keys.new_empty(0, decoder.config.hidden_size)
+            self.captured = CapturedSteps(device, self._shapes, plans, like_NE)
+
+    def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
+        """Packs the step's columns, and behind them those of its sampling plan, into one buffer of the host."""
+        captured = None if self.captured is None else self.captured.find(batch)
+        shape = self._exact_shape(batch) if captured is None else captured.shape
+        inputs = shape.columns() if captured is None else captured.columns
+        sampling = PackedColumns.like(columns)
+        host = self._device.allocate_host(inputs.num_bytes + sampling.num_bytes)
+        arrays = inputs.arrays(host)
+        pack_step(batch, shape, arrays)
+        if self._plans is not None:
+            self._plans.pack(batch, shape, arrays)
+        sampling.write(columns, host[inputs.num_bytes :])
+
+        @torch.inference_mode()
+        def forward() -> Forwarded:
+            data = host.to(self._device.torch_device, non_blocking=True)
+            if captured is None:
+                hidden_NE = self._forward(self._view(shape, inputs.tensors(data)))
+            else:
+                hidden_NE = captured.run(data)
+            num_sampled = batch.num_sampled
+            logits_SV = self._decoder.logits(hidden_NE[:num_sampled])
+            return Forwarded(logits_SV, hidden_NE[num_sampled:], sampling.tensors(data[inputs.num_bytes :]))
+
+        return forward
+
+    def capture(self, report: Report, is_rehearsal: bool = False) -> int | None:
+        """Captures the graphs, in a rehearsal only those that take most memory; returns the bytes that all of them
+        take.
+
+        `None`: it cannot be done, which is logged, and steps are launched operation by operation.
+        """
+        if self.captured is None:
+            return None
+        shapes = self._shapes.largest() if is_rehearsal else self._shapes.all()
+        try:
+            with torch.inference_mode():
+                num_bytes = self.captured.capture(shapes, self._forward, report)
+        except RuntimeError as error:
+            log.warning(
+                "CUDA graphs cannot be captured, so steps are launched operation by operation, which is slower: %s "
+                "Where memory is short, lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager does not try",
+                str(error).split("\n", 1)[0],
+            )
+            return None
+        return num_bytes + (len(self._shapes.all()) - len(shapes)) * MORE_GRAPH_BYTES
+
+    def _exact_shape(self, batch: Batch) -> StepShape:
+        shape = shape_of(batch)
+        if self._plans is None:
+            return shape
+        return self._plans.planned(shape, self._shapes.places(max(1, shape.num_decode_rows)))
+
+    def _view(self, shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
+        inputs = view_step(shape, tensors)
+        return inputs if self._plans is None else self._plans.add(inputs, shape, tensors)
+
+    def _forward(self, step: StepInputs) -> Tensor:
+        """Returns what the head reads, [N, E]."""
+        if step.num_decode_rows and self.last_tokens is not None:
+            take_tokens(step.token_ids, step.future_token_indices, self.last_tokens)
+        return self._decoder.forward(step, self._cache)

@@ -1,0 +1,69 @@
+"""Runs planned steps, on any device: launches one and gives its result when it is asked for."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from messages.steps import Batch, ForwardOutput
+from scheduler_proc.computing.device import Device, Fetched, Forward, ForwardPasses
+from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
+from scheduler_proc.computing.step.results import Result, compute_result, read_result
+from scheduler_proc.computing.step.shapes import StepLimits
+
+
+class LaunchedStep:
+    """A step on its way."""
+
+    def __init__(self, step_id: int, sampling: SamplingPlan, fetched: Fetched):
+        self._step_id = step_id
+        self._sampling = sampling
+        self._fetched = fetched
+
+    def result(self) -> ForwardOutput:
+        """Waits for the step, and for nothing after it."""
+        return read_result(self._step_id, self._sampling, self._fetched.wait())
+
+
+class Runner:
+    """Launches steps in order. What a step returns is a function of its `Batch`, the KV cache and the tokens of the
+    step before that it names."""
+
+    drafter = None
+
+    def __init__(
+        self, decoder: Decoder, device: Device, forward_passes: ForwardPasses, limits: StepLimits, num_pages: int
+    ):
+        self.num_pages = num_pages
+        self.max_num_batched_tokens = limits.max_num_batched_tokens
+        self.can_overlap = forward_passes.last_tokens is not None
+        self.forward_passes = forward_passes
+        self._decoder = decoder
+        self._vocab_size = decoder.config.vocab_size
+        self._device = device
+
+    def launch(self, batch: Batch) -> LaunchedStep:
+        """The step will run after all that were launched before. Raises where it cannot be launched.
+
+        Without `can_overlap` its result must be asked for before the next launch, which may overwrite it.
+        """
+        sampling = plan_sampling(batch, self._vocab_size)
+        forward = self.forward_passes.prepare(batch, sampling.columns)
+        fetched = self._device.submit(partial(self._compute, forward, sampling))
+        return LaunchedStep(batch.step_id, sampling, fetched)
+
+    def run(self, batch: Batch) -> ForwardOutput:
+        """Runs the step and returns its result when it is known; the cache holds its K and V afterwards."""
+        return self.launch(batch).result()
+
+    def _compute(self, forward: Forward, sampling: SamplingPlan) -> Result:
+        result = compute_result(self._decoder, forward(), sampling)
+        last_tokens = self.forward_passes.last_tokens
+        if last_tokens is not None and not isinstance(result, np.ndarray):
+            last_tokens[: len(result[0])].copy_(result[0])
+        return result
+
+
+MakeRunner = Callable[[int], Runner]
+"""Takes the number of pages of the runner's cache."""

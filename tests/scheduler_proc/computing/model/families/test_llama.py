@@ -1,0 +1,62 @@
+"""Llama and Mistral: their configuration and their weight names in our terms."""
+
+from typing import Any
+
+import pytest
+
+from messages.errors import BootError
+from tests.scheduler_proc.computing.model.families.configs import LLAMA, LLAMA3_SCALING, check_sources, read
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        LLAMA,
+        LLAMA | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 10},
+    ],
+)
+def test_sources_fill_every_element_of_every_parameter_once(fields: dict[str, Any]) -> None:
+    check_sources(fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        (LLAMA | {"hidden_act": "gelu"}, 'hidden_act is "gelu": supported is silu'),
+        (LLAMA | {"num_key_value_heads": 4}, "6 attention heads are no multiple of 4 key/value heads"),
+        (LLAMA | {"head_dim": 5}, "an even head size, not 5"),
+        (LLAMA | {"sliding_window": 63}, "sliding_window is 63.*--max-model-len 63"),
+        (LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, 'rope_type is "yarn": supported are default'),
+        (LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_type is "dynamic"'),
+        (LLAMA | {"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
+        (LLAMA | {"rope_scaling": "linear"}, 'rope_scaling must be an object, not "linear"'),
+        (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: supported is 1.0"),
+        (LLAMA | {"mlp_bias": "no"}, 'mlp_bias must be true or false, not "no"'),
+    ],
+)
+def test_what_cannot_run_as_it_must_is_refused(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(BootError, match=complaint):
+        read(fields)
+
+
+def test_a_window_as_long_as_the_context_never_bites() -> None:
+    mistral = LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 64}
+    assert read(mistral)[1] == read(LLAMA)[1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 5e5}),
+        (
+            {"rope_theta": 2e4, "rope_scaling": {"type": "linear", "factor": 4.0}},
+            {"rope_type": "linear", "factor": 4.0, "rope_theta": 2e4},
+        ),
+        ({"rope_theta": 5e5, "rope_scaling": LLAMA3_SCALING}, LLAMA3_SCALING | {"rope_theta": 5e5}),
+    ],
+)
+def test_both_spellings_of_rope_mean_the_same(old: dict[str, Any], new: dict[str, Any]) -> None:
+    ours = read(LLAMA | old)[1].rope
+    assert ours == read(LLAMA | {"rope_parameters": new})[1].rope
+    assert ours is not None
+    assert ours.theta == old["rope_theta"]
