@@ -92,11 +92,10 @@ class Frontend:
             self._follow_launcher()
 
     def gauges(self) -> dict[str, float]:
-        """Sizes of all that must return to zero when nothing runs, and what other frontends must know."""
+        """Sizes of all that must return to zero when nothing runs."""
         return {
             **self._service.gauges(),
             **self._continuations.gauges(),
-            **self._continuations.turn_gauges(),
             "streams": len(self._streams),
             "connections": self._server.num_connections,
         }
@@ -106,7 +105,7 @@ class Frontend:
         self._receive_replies()
 
     def _tick(self) -> None:
-        self._link.beat(self.gauges)
+        self._link.beat(self.gauges, frontend=self._continuations.report(len(self._service.hold)))
         self._streams.tick()
         self._service.ring.tidy(self._service.registry.is_open)
         self._drain.check()

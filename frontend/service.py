@@ -9,7 +9,7 @@ import msgspec
 
 from frontend.errors import UnavailableError
 from frontend.links.peers import Peers
-from frontend.links.processes import ON_HOLD, ProcessView
+from frontend.links.processes import ProcessView
 from frontend.links.queries import Queries
 from frontend.links.ring import Ring
 from frontend.metrics.http_requests import HttpRequests
@@ -206,7 +206,7 @@ class Service:
         return {
             "requests": len(requests),
             "abandoned_requests": sum(not generation.has_listener for generation in requests),
-            ON_HOLD: len(self.hold),
+            "requests_on_hold": len(self.hold),
             "calls": len(self.queries) + len(self.peers),
             "deadlines": len(self.deadlines),
             "is_draining": float(self.admission.is_draining),

@@ -10,6 +10,10 @@ from messages.histograms import Counted, HistogramCounts
 ProcessState = Literal["starting", "ready", "busy", "hung", "dead", "restarting", "standby"]
 """`restarting`: it is dead and will be started again; `dead`: it will not; `standby`: it waits to take a place."""
 
+FRONTEND = "frontend"
+RING = ("tokenizer", "scheduler", "detokenizer")
+"""The kinds of process that a request passes through."""
+
 SUCCESSOR = ".next"
 """`tokenizer.next` is the process that will take the place of `tokenizer`."""
 
@@ -57,13 +61,26 @@ class BootFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     message: str
 
 
+class FrontendReport(msgspec.Struct, frozen=True, array_like=True):
+    """What frontends must know of each other.
+
+    `scheduler_seen` is the incarnation of the scheduler up to which this one has counted deaths. Suspects come with a
+    death only, so `num_suspects` is all that can be for as long as that is the scheduler of now.
+    """
+
+    num_on_hold: int = 0
+    num_suspects: int = 0
+    scheduler_seen: int = 0
+
+
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """process → launcher, about once a second, from its main loop: it is alive.
 
     `busy_since_ns`: when the running step began, 0 when idle. `gauges`: sizes of the process's maps and queues by name.
     `histograms`: distributions since it started, by the names in `messages/histograms.py`.
     `sent`: by receiver, which sender this process is there and the number of its latest frame. `received`: by sender,
-    the numbers of the first and the latest frame that have come from it (`messages/frames.py`).
+    the numbers of the first and the latest frame that have come from it (`messages/frames.py`). `frontend`: of a
+    frontend alone.
     """
 
     sent_ns: int
@@ -72,6 +89,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
     histograms: dict[str, HistogramCounts] = {}
     sent: dict[str, tuple[int, int]] = {}
     received: dict[int, tuple[int, int]] = {}
+    frontend: FrontendReport | None = None
 
 
 class Drained(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -156,11 +174,22 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     """It finishes what it has and gets nothing new."""
     sent: dict[str, tuple[int, int]] = {}
     received: dict[int, tuple[int, int]] = {}
+    frontend: FrontendReport | None = None
     """As in its latest `Beat`."""
     uid_block: int = 0
     """Of a frontend, the block of uids that it gives; 0 before its start."""
     counted_before: Counted = Counted()
     """What those who had the place before it have counted."""
+
+    @property
+    def is_serving(self) -> bool:
+        """It takes work, as far as its beats tell."""
+        return self.state in ("ready", "busy")
+
+    @property
+    def is_up(self) -> bool:
+        """It has come to serve and has not ended; it may hang."""
+        return self.is_serving or self.state == "hung"
 
     @property
     def counted(self) -> Counted:

@@ -42,6 +42,7 @@ from messages.control import (
     BootFailed,
     Drain,
     Drained,
+    FrontendReport,
     Hello,
     Leave,
     PhaseReport,
@@ -196,10 +197,12 @@ class ProcessLink:
         gauges: Callable[[], dict[str, float]],
         is_busy: bool = False,
         histograms: Callable[[], dict[str, HistogramCounts]] = dict,
+        frontend: FrontendReport | None = None,
     ) -> None:
         """Tells the launcher that the main loop turns: at most once a second, and at once when work begins or ends.
 
-        Call it in each turn of the loop; with `is_busy` right before a step that may take long.
+        Call it in each turn of the loop; with `is_busy` right before a step that may take long. `frontend` is what a
+        frontend tells the others.
         """
         now_ns = time.monotonic_ns()
         is_due = now_ns - self._last_beat_ns >= BEAT_INTERVAL_S * 0.9e9
@@ -208,7 +211,7 @@ class ProcessLink:
             received = {
                 key: span for receiver in self.profiler.receivers for key, span in receiver.arrivals.received.items()
             }
-            self._control.send(Beat(now_ns, now_ns if is_busy else 0, gauges(), histograms(), sent, received))
+            self._control.send(Beat(now_ns, now_ns if is_busy else 0, gauges(), histograms(), sent, received, frontend))
             self._last_beat_ns, self._was_busy = now_ns, is_busy
 
     def register(self, kind: type[P], execute: Callable[[P], ProcessResult]) -> None:

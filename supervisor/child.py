@@ -12,13 +12,10 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from messages.control import PREDECESSOR, SUCCESSOR, kind_of, worker_name
+from messages.control import FRONTEND, PREDECESSOR, SUCCESSOR, kind_of, worker_name
 from supervisor.log_ring import LogRing
 
 ROOT = Path(__file__).resolve().parents[1]
-FRONT = "frontend"
-"""The kind of process at the door: it alone inherits the listening socket, drains, and hears the process table."""
-
 NUM_LAST_LINES = 30
 READ_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 16
@@ -81,7 +78,8 @@ class Child:
 
     @property
     def is_front(self) -> bool:
-        return kind_of(self.command.name) == FRONT
+        """It inherits the listening socket, drains, and hears the process table."""
+        return kind_of(self.command.name) == FRONTEND
 
     @property
     def is_successor(self) -> bool:

@@ -64,6 +64,10 @@ class ProcessGroup:
         """Returns its `ProcessState`; `dead` for one that is not part of the run any more."""
         return self.status(child).state if child.name in self else "dead"
 
+    def is_up(self, child: Child) -> bool:
+        """Tells whether it has come to serve and has not ended."""
+        return child.name in self and self.status(child).is_up
+
     def note_started(self) -> None:
         """Every process serves: the frontends open their doors when they hear it."""
         self.has_started = True

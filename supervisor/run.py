@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 
 from messages.config import Config
+from messages.control import FRONTEND, RING
 from messages.errors import BootError, UsageError
 from runtime.lifeline import make_lifeline
 from runtime.run_dir import claim, default_path
 from supervisor.admin.scaling import SCALABLE
-from supervisor.child import FRONT, Command, command_of_worker, python_command
+from supervisor.child import Command, command_of_worker, python_command
 from supervisor.console import Console
 from supervisor.flags import parse_flags
 from supervisor.listener import base_url, open_listener
@@ -27,12 +28,8 @@ from supervisor.restarts import check_rules, split_rule
 from supervisor.signals import SignalPipe
 from supervisor.supervisor import Supervisor
 
-PACKAGES = {
-    "frontend": "frontend",
-    "tokenizer": "tokenizer_proc",
-    "scheduler": "scheduler_proc",
-    "detokenizer": "detokenizer_proc",
-}
+PACKAGES = {FRONTEND: "frontend"} | {kind: f"{kind}_proc" for kind in RING}
+"""By process."""
 
 USAGE_EXIT_CODE = 2
 FAILURE_EXIT_CODE = 1
@@ -63,7 +60,7 @@ def build_config(sections: dict[str, Any]) -> Config:
     model = sections["model"]
     run = sections["run"]
     _check_names("--external", run.external)
-    if FRONT in run.external and run.frontend_workers > 1:
+    if FRONTEND in run.external and run.frontend_workers > 1:
         raise UsageError("--frontend-workers: a frontend that is started by hand binds the port alone; leave it at 1")
     check_rules(run.restart)
     _check_names("--restart", [split_rule(rule)[0] for rule in run.restart])
@@ -75,7 +72,7 @@ def build_config(sections: dict[str, Any]) -> Config:
 def server_commands(external: Iterable[str], num_tokenizers: int = 1, num_frontends: int = 1) -> list[Command]:
     """Returns how the processes are started; those named in `external` are started by hand."""
     commands = [Command(name, python_command(package), name in external) for name, package in PACKAGES.items()]
-    num_workers = {FRONT: num_frontends, SCALABLE: num_tokenizers}
+    num_workers = {FRONTEND: num_frontends, SCALABLE: num_tokenizers}
     return [
         first if number == 1 else command_of_worker(first, number)
         for first in commands
@@ -91,7 +88,7 @@ def serve(config: Config, commands: list[Command], console: Console, began_s: fl
         port = listener.getsockname()[1]
         config = msgspec.structs.replace(config, http=msgspec.structs.replace(http, port=port))
         url = base_url(http.host, port, "https" if http.ssl_certfile else "http")
-        if any(command.name == FRONT and command.is_external for command in commands):
+        if any(command.name == FRONTEND and command.is_external for command in commands):
             listener.close()  # a frontend that is started by hand binds the port itself
         run_dir, lock = claim(Path(wanted_dir) if wanted_dir else default_path(port))
         lifeline = make_lifeline(run_dir)

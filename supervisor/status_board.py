@@ -82,7 +82,7 @@ class StatusBoard:
 
     def is_ready(self) -> bool:
         """Tells whether every process serves."""
-        return all(status.state in ("ready", "busy", "hung") for status in self._statuses.values())
+        return all(status.is_up for status in self._statuses.values())
 
     def started(self, name: str, pid: int, incarnation: int, uid_block: int = 0) -> None:
         """Notes a new incarnation of process `name`."""
@@ -114,7 +114,7 @@ class StatusBoard:
         """Notes that process `name` does not run any more."""
         counted = self._statuses[name].counted
         self._replace(name, state="dead", pid=0, phase="", fraction=None, busy_since_ns=0, gauges={}, histograms={})
-        self._replace(name, sent={}, received={}, counted_before=counted)
+        self._replace(name, sent={}, received={}, frontend=None, counted_before=counted)
 
     def restarting(self, name: str) -> None:
         """Notes that process `name`, which has ended, will be replaced."""
@@ -124,7 +124,7 @@ class StatusBoard:
         """Notes a sign of life; returns whether the process had been taken for hung."""
         old = self._statuses[name].state
         state: ProcessState = old
-        if old in ("ready", "busy", "hung"):
+        if self._statuses[name].is_up:
             state = "busy" if beat.busy_since_ns else "ready"
         has_changed = self._has_changed or state != old
         self._replace(
@@ -136,6 +136,7 @@ class StatusBoard:
             histograms=beat.histograms,
             sent=beat.sent,
             received=beat.received,
+            frontend=beat.frontend,
         )
         self._has_beats, self._has_changed = True, has_changed
         return old == "hung"
@@ -145,7 +146,7 @@ class StatusBoard:
         hung = [
             status
             for status in self._statuses.values()
-            if status.state in ("ready", "busy") and now_ns - status.beat_ns > self._hang_timeout_s * 1e9
+            if status.is_serving and now_ns - status.beat_ns > self._hang_timeout_s * 1e9
         ]
         for status in hung:
             self._replace(status.name, state="hung")

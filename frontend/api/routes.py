@@ -17,7 +17,7 @@ from frontend.api.info import InfoApi, ModelCard, ModelList, ServerInfo, Version
 from frontend.api.load import LoadApi, LoadReply
 from frontend.api.metrics import MetricsApi
 from frontend.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply, TokensApi
-from frontend.http.endpoint import Access, Endpoint, Parameter
+from frontend.http.endpoint import Endpoint, Parameter
 
 PROMPT = "Once upon a time"
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
@@ -156,6 +156,8 @@ def watching(health: HealthApi, load: LoadApi, metrics: MetricsApi) -> list[Endp
             reply=Health,
             other_replies={503: Health},
             access="public",
+            is_polled=True,
+            is_early=True,
         ),
         Endpoint(
             method="GET",
@@ -166,9 +168,17 @@ def watching(health: HealthApi, load: LoadApi, metrics: MetricsApi) -> list[Endp
             reply=ProbeReply,
             parameters=(PROBE_TIMEOUT,),
         ),
-        _get("/ping", health.ping, "operation", "200 where `/health` is 200", dict[str, Any], access="public"),
+        _get(
+            "/ping",
+            health.ping,
+            "operation",
+            "200 where `/health` is 200",
+            dict[str, Any],
+            access="public",
+            is_polled=True,
+        ),
         _get("/load", load.load, "operation", "How much there is to do", LoadReply),
-        _get("/metrics", metrics.metrics, "operation", "Metrics for Prometheus", None),
+        _get("/metrics", metrics.metrics, "operation", "Metrics for Prometheus", None, is_polled=True),
     ]
 
 
@@ -199,5 +209,5 @@ def steering(aborts: AbortApi, cache: CacheApi) -> list[Endpoint]:
     ]
 
 
-def _get(path: str, run: Any, tag: str, summary: str, reply: Any, *, access: Access = "client") -> Endpoint:
-    return Endpoint(method="GET", path=path, run=run, tag=tag, summary=summary, reply=reply, access=access)
+def _get(path: str, run: Any, tag: str, summary: str, reply: Any, **more: Any) -> Endpoint:
+    return Endpoint(method="GET", path=path, run=run, tag=tag, summary=summary, reply=reply, **more)

@@ -14,13 +14,11 @@ from frontend.links.processes import ProcessView
 from frontend.metrics.http_requests import HttpRequests
 from frontend.requests.trace import RequestTrace
 
-HEALTH_PATH = "/health"
-
 log = logging.getLogger("sluice.frontend")
 
 
 class App:
-    """Answers 503 on every path but `/health` until all processes have been ready once.
+    """Answers 503 on every path but that of an early endpoint until all processes have been ready once.
 
     Paths are taken with `root_path` before them and without: proxies differ in whether they take it off.
     """
@@ -49,7 +47,7 @@ class App:
         endpoint = self._find_endpoint(trace.path)
         try:
             self._rules.check("client" if endpoint is None else endpoint.access, scope)
-            if not self._processes.has_started and trace.path != HEALTH_PATH:
+            if not (self._processes.has_started or (endpoint and endpoint.is_early)):
                 self._processes.check_ready()
             await self._router(scope, receive, send)
         except ClientDisconnect:
@@ -60,7 +58,7 @@ class App:
             await error_reply(error, trace.method, trace.path)(scope, receive, send)
         finally:
             self._requests.note(endpoint and endpoint.template, trace.method, trace.shown_status)
-            trace.write_line()
+            trace.write_line(is_quiet=endpoint is not None and endpoint.is_polled)
 
     def _find_endpoint(self, path: str) -> Endpoint | None:
         """Returns what `path` leads to, whatever the method."""

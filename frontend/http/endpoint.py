@@ -48,6 +48,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     examples: dict[str, Any] = {}
     """Bodies by what they show."""
     access: Access = "client"
+    is_polled: bool = False
+    """Machines ask all the time: in the access log only at level debug."""
+    is_early: bool = False
+    """It answers also before every process has been ready once."""
 
     @property
     def template(self) -> str:

@@ -6,18 +6,10 @@ from typing import Literal
 import msgspec
 
 from frontend.errors import UnavailableError
-from messages.control import ProcessState, ProcessStatus, ProcessTable, kind_of, place_of
+from messages.control import FRONTEND, RING, ProcessState, ProcessStatus, ProcessTable, kind_of, place_of
 from messages.histograms import Counted
 from messages.requests import DropBefore
 from messages.uids import find_gone
-
-FRONT = "frontend"
-
-ON_HOLD = "requests_on_hold"
-"""The gauge of a frontend that tells how many requests it holds."""
-
-RING = ("tokenizer", "scheduler", "detokenizer")
-"""The kinds of process that a request passes through."""
 
 ServerState = Literal["ready", "starting", "draining", "unhealthy"]
 
@@ -59,7 +51,7 @@ class ProcessView:
     @property
     def is_ready(self) -> bool:
         """Tells whether the ring is closed: of each kind of process that it passes through, one serves now."""
-        return all(any(map(_serves, self._of_kind(kind))) for kind in RING)
+        return all(any(status.is_serving for status in self._of_kind(kind)) for kind in RING)
 
     def all(self) -> tuple[ProcessStatus, ...]:
         return tuple(self._processes.values())
@@ -67,23 +59,23 @@ class ProcessView:
     @property
     def is_open(self) -> bool:
         """Tells whether requests may enter: as `is_ready`, but one that is sure to come soon counts too."""
-        return all(any(_serves(status) or status.is_awaited for status in self._of_kind(kind)) for kind in RING)
+        return all(any(status.is_serving or status.is_awaited for status in self._of_kind(kind)) for kind in RING)
 
     @property
     def is_recovering(self) -> bool:
         """Tells whether requests may enter, or will as soon as what is away has been started again."""
         return self.has_started and all(
-            any(_serves(status) or status.is_awaited or _returns(status) for status in self._of_kind(kind))
+            any(status.is_serving or status.is_awaited or _returns(status) for status in self._of_kind(kind))
             for kind in RING
         )
 
     def workers(self, kind: str) -> list[str]:
         """Returns the processes of `kind` that take work now."""
-        return [status.name for status in self._of_kind(kind) if _serves(status) and not status.is_leaving]
+        return [status.name for status in self._of_kind(kind) if status.is_serving and not status.is_leaving]
 
     def serving(self) -> dict[str, int]:
         """Returns the processes of the ring that serve now, with their incarnations."""
-        return {status.name: status.incarnation for kind in RING for status in self._of_kind(kind) if _serves(status)}
+        return {status.name: status.incarnation for kind in RING for status in self._of_kind(kind) if status.is_serving}
 
     def _of_kind(self, kind: str) -> list[ProcessStatus]:
         """Returns the processes of `kind` that have a place of their own."""
@@ -91,12 +83,11 @@ class ProcessView:
 
     def fronts(self) -> list[ProcessStatus]:
         """Returns the frontends that have been started, this one among them, and also those that stand by or leave."""
-        return [status for name, status in self._processes.items() if kind_of(name) == FRONT and status.uid_block]
+        return [status for name, status in self._processes.items() if kind_of(name) == FRONTEND and status.uid_block]
 
     def other_fronts(self, own_block: int) -> list[ProcessStatus]:
         """Returns the frontends that hold requests beside the one with this block of uids."""
-        alive = ("ready", "busy", "hung")
-        return [status for status in self.fronts() if status.uid_block != own_block and status.state in alive]
+        return [status for status in self.fronts() if status.uid_block != own_block and status.is_up]
 
     def name_of_front(self, block: int) -> str | None:
         """Returns what the frontend with this block of uids is called now, `None` where it is not in the table."""
@@ -126,7 +117,7 @@ class ProcessView:
     @property
     def num_waiting(self) -> float:
         """How many requests wait: for a row, or in a frontend for a process that is being replaced."""
-        on_hold = sum(front.gauges.get(ON_HOLD, 0.0) for front in self.fronts())
+        on_hold = sum(front.frontend.num_on_hold for front in self.fronts() if front.frontend)
         return self.gauges("scheduler").get("waiting", 0.0) + on_hold
 
     @property
@@ -158,20 +149,16 @@ class ProcessView:
         return {name: _health(status, now_ns) for name, status in self._processes.items()}
 
 
-def _serves(status: ProcessStatus | None) -> bool:
-    return status is not None and status.state in ("ready", "busy")
-
-
 def _returns(status: ProcessStatus) -> bool:
     """Tells whether the launcher has it, or its successor, on the way; one that is dead or only hangs it has not."""
     return status.state in ("starting", "restarting") or status.is_killed
 
 
 def _describe(name: str, status: ProcessStatus | None) -> str:
-    if _serves(status):
-        return ""
     if status is None:
         return f"{name} has not started"
+    if status.is_serving:
+        return ""
     fraction = "" if status.fraction is None else f" {status.fraction:.0%}"
     return f"{name} is {status.state}" + (f" ({status.phase}{fraction})" if status.phase else "")
 

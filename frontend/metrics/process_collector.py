@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from typing import get_args
 
 import psutil
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -10,12 +11,11 @@ from prometheus_client.registry import Collector
 
 from frontend.links.processes import ProcessView
 from frontend.metrics.distribution import make_buckets
-from messages.control import ProcessStatus
+from messages.control import ProcessState, ProcessStatus
 from messages.histograms import BOUNDS, HistogramCounts
 from runtime.histograms import Histogram
 
 MODEL_LABEL, PROCESS_LABEL = "model_name", "process"
-STATES = ("starting", "ready", "busy", "hung", "dead", "restarting")
 
 HISTOGRAMS = {
     "step_seconds": ("sluice_step_seconds", "Time of a step."),
@@ -88,7 +88,7 @@ class ProcessCollector(Collector):
             labels=[PROCESS_LABEL],
         )
         for status in statuses:
-            for name in STATES:
+            for name in get_args(ProcessState):
                 state.add_metric([status.name, name], float(status.state == name))
             if status.beat_ns:
                 age.add_metric([status.name], max(0, now_ns - status.beat_ns) / 1e9)

@@ -1,6 +1,7 @@
 """The request metrics by their public names: vLLM's where the meaning is the same, so that its dashboards work."""
 
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -9,8 +10,8 @@ from prometheus_client.registry import Collector
 from frontend.metrics.distribution import Distribution
 from frontend.metrics.request_metrics import RequestMetrics
 from frontend.requests.admission import Admission
+from messages.replies import FinishReason
 
-FINISH_REASONS = ("stop", "length", "abort", "timeout", "error")
 LABEL = "model_name"
 
 
@@ -49,7 +50,7 @@ class RequestCollector(Collector):
             metrics.num_cached_tokens,
         )
         ended = self._by("vllm:request_success", "Requests that have ended.", "finished_reason")
-        for reason in FINISH_REASONS:
+        for reason in get_args(FinishReason):
             ended.add_metric([*self._labels, reason], metrics.num_ended[reason])
         yield ended
         refused = self._by("sluice_requests_refused", "Requests answered 503 before they were sent.", "code")

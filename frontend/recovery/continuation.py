@@ -10,11 +10,11 @@ from frontend.errors import internal_error
 from frontend.links.processes import ProcessView
 from frontend.links.ring import Ring
 from frontend.recovery.quarantine import NUM_DEATHS_REFUSED, Quarantine
-from frontend.recovery.release import SCHEDULER_SEEN, SUSPECTS, may_release_suspect
+from frontend.recovery.release import may_release_suspect
 from frontend.recovery.sequence_tracker import SequenceTracker
 from frontend.requests.generation import Generation
 from frontend.requests.registry import Registry
-from messages.control import kind_of
+from messages.control import FrontendReport, kind_of
 from messages.errors import ChannelFullError
 from messages.requests import AbortMsg, DropBefore, FramesLost, TokenizeMsg
 
@@ -102,11 +102,11 @@ class Continuations:
         self._quarantine.replace(remnant)
 
     def gauges(self) -> dict[str, float]:
-        return {"held_requests": len(self._quarantine)}
+        return {"held_requests": len(self._quarantine), "suspects": self._quarantine.num_suspects}
 
-    def turn_gauges(self) -> dict[str, float]:
-        """Returns what other frontends must know."""
-        return {SUSPECTS: self._quarantine.num_suspects, SCHEDULER_SEEN: self._known.get("scheduler", 0)}
+    def report(self, num_on_hold: int) -> FrontendReport:
+        """Returns what other frontends must know of this one."""
+        return FrontendReport(num_on_hold, self._quarantine.num_suspects, self._known.get("scheduler", 0))
 
     def _answer_loss(self) -> None:
         self._has_unanswered_loss = False

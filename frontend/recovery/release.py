@@ -5,12 +5,6 @@ A suspect (`quarantine.py`) must run beside no other one in the whole server, or
 
 from frontend.links.processes import ProcessView
 
-SUSPECTS, SCHEDULER_SEEN = "suspects", "scheduler_seen"
-"""Gauges of a frontend: its suspects, and the scheduler's incarnation up to which it has counted deaths.
-
-Suspects come with a death only, so the first says all for as long as the second is the scheduler of now.
-"""
-
 
 def may_release_suspect(processes: ProcessView, own_block: int) -> bool:
     """Tells whether the frontend with this block of uids comes first among those that have suspects.
@@ -19,8 +13,9 @@ def may_release_suspect(processes: ProcessView, own_block: int) -> bool:
     """
     scheduler = processes.serving().get("scheduler")
     for other in processes.other_fronts(own_block):
-        if other.gauges.get(SCHEDULER_SEEN) != scheduler:
+        report = other.frontend
+        if (report and report.scheduler_seen) != scheduler:
             return False
-        if other.uid_block < own_block and other.gauges.get(SUSPECTS):
+        if report and report.num_suspects and other.uid_block < own_block:
             return False
     return True

@@ -34,7 +34,7 @@ class SequenceTracker:
 
     def follow(self, statuses: Collection[ProcessStatus]) -> Losses:
         """Returns what is newly known to be lost. What was so before the first table is no news."""
-        receivers = {_socket_of(status): status for status in statuses if status.state in ("ready", "busy")}
+        receivers = {_socket_of(status): status for status in statuses if status.is_serving}
         known, self._edges = self._edges, {}
         losses = Losses([], [])
         for status in statuses:

@@ -18,9 +18,6 @@ _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 CLIENT_LEFT = 499
 """Logged and counted (never sent) as the status of a request whose client left before the response began."""
 
-QUIET_PATHS = frozenset({"/health", "/ping", "/metrics"})
-"""Polled by machines: in the log only at level debug."""
-
 log = logging.getLogger("sluice.frontend")
 
 
@@ -41,9 +38,12 @@ class RequestTrace:
         """What logs and metrics say of a response that has ended."""
         return self.status or CLIENT_LEFT
 
-    def write_line(self) -> None:
-        """Writes the access line: method, path and status, counts of what was generated, time and id."""
-        level = logging.DEBUG if self.path in QUIET_PATHS else logging.INFO
+    def write_line(self, *, is_quiet: bool) -> None:
+        """Writes the access line: method, path and status, counts of what was generated, time and id.
+
+        With `is_quiet` it is in the log only at level debug.
+        """
+        level = logging.DEBUG if is_quiet else logging.INFO
         if not log.isEnabledFor(level):
             return
         tokens = f" {_counts(self.generations)}" if self.generations else ""

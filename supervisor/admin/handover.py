@@ -10,7 +10,7 @@ from collections.abc import Generator
 
 from messages.admin import Done, Progress, RestartProcess
 from messages.control import Drain, Leave, place_of
-from supervisor.admin.inquiries import SERVING, find_process
+from supervisor.admin.inquiries import find_process
 from supervisor.admin.tasks import CommandFailedError, Steps, Task, until
 from supervisor.child import Child
 from supervisor.endings import tell_end
@@ -74,7 +74,7 @@ def _check_replaceable(group: ProcessGroup, child: Child) -> None:
     check_no_handover(group, place_of(name))
     if child.is_on_trial or group.status(child).is_leaving:
         raise CommandFailedError("busy", f"the {name} is being scaled")
-    if group.state(child) not in SERVING:
+    if not group.is_up(child):
         raise CommandFailedError("busy", f"the {name} is {group.state(child)}, so it is being replaced already")
 
 
@@ -117,7 +117,7 @@ def _take_place(group: ProcessGroup, successor: Child, child: Child) -> Steps:
     incarnation = successor.incarnation
     group.give_place(successor, child)
     yield from until(
-        lambda: successor.incarnation != incarnation or not successor.pid or group.state(successor) in SERVING, FOREVER
+        lambda: successor.incarnation != incarnation or not successor.pid or group.is_up(successor), FOREVER
     )
     if successor.incarnation != incarnation or not successor.pid:
         raise CommandFailedError(

@@ -21,7 +21,6 @@ from supervisor.process_group import ProcessGroup
 
 LAUNCHER = "launcher"
 MAX_LOG_WAIT_S = 60.0
-SERVING = ("ready", "busy", "hung")
 
 
 def find_process(group: ProcessGroup, name: str) -> Child:
@@ -56,7 +55,7 @@ def read_log(group: ProcessGroup, command: ReadLog) -> Task:
 
 def instruct(group: ProcessGroup, command: InstructProcesses) -> Task:
     """Returns what each process has made of the instruction, as `Collected`."""
-    serving = [status.name for status in group.board.statuses() if status.state in SERVING]
+    serving = [status.name for status in group.board.statuses() if status.is_up]
     names = list(command.processes) or serving
     for name in names:
         find_process(group, name)

@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
+from messages.control import FRONTEND, RING
 from runtime.profiling import ProcessProfile, Sample
 
 MAIN_LOOP, STACKS = 1, 2
 """Track numbers; torch numbers its own by thread ids, which are larger."""
 
-ORDER = ("frontend", "tokenizer", "scheduler", "detokenizer")
 FILE_TIMEOUT_S = 120.0
 POLL_S = 0.05
 
@@ -85,7 +85,8 @@ def _tracks(profile: ProcessProfile) -> list[Event]:
     def meta(kind: str, track: int, **fields: Any) -> Event:
         return {"ph": "M", "name": kind, "pid": profile.pid, "tid": track, "args": fields}
 
-    rank = ORDER.index(profile.name) if profile.name in ORDER else len(ORDER)
+    kinds = (FRONTEND, *RING)
+    rank = kinds.index(profile.name) if profile.name in kinds else len(kinds)
     events = [
         meta("process_name", 0, name=profile.name),
         meta("process_labels", 0, labels=f"incarnation {profile.incarnation}"),

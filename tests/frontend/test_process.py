@@ -13,7 +13,7 @@ import pytest
 
 from frontend.http.server import LISTEN_FD
 from messages.config import HttpConfig, RunConfig, SchedulingConfig
-from messages.control import Beat, BootFailed, Drain, Drained, ProcessStatus, ProcessTable, Ready, Stop
+from messages.control import Beat, BootFailed, Drain, Drained, FrontendReport, ProcessStatus, ProcessTable, Ready, Stop
 from messages.requests import ToTokenizer
 from tests.fake_launcher import ROOT, FakeLauncher
 from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, make_config, step, table, wait_until
@@ -255,4 +255,5 @@ def test_an_idle_frontend_is_small_and_sleeps():
         assert rss_bytes <= MAX_RSS_BYTES
         beat = run.launcher.wait_for("frontend", Beat)
         names = {"requests", "abandoned_requests", "held_requests", "streams", "connections", "is_draining"}
-        assert names | {"calls", "deadlines", "requests_on_hold", "suspects", "scheduler_seen"} == set(beat.gauges)
+        assert beat.frontend == FrontendReport(scheduler_seen=1)
+        assert names | {"calls", "deadlines", "requests_on_hold", "suspects"} == set(beat.gauges)

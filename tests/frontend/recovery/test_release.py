@@ -4,15 +4,15 @@ import pytest
 
 from frontend.links.processes import ProcessView
 from frontend.recovery.release import may_release_suspect
-from messages.control import ProcessState, ProcessStatus, ProcessTable
+from messages.control import FrontendReport, ProcessState, ProcessStatus, ProcessTable
 from tests.frontend.frontend_run import FrontendRun, final, table_after, wait_until
 
 SCHEDULER = 3
 
 
 def front(block: int, suspects: int, seen: int = SCHEDULER, state: ProcessState = "ready") -> ProcessStatus:
-    gauges = {"suspects": float(suspects), "scheduler_seen": float(seen)} if seen else {}
-    return ProcessStatus(f"frontend-{block}", state, uid_block=block, gauges=gauges)
+    report = FrontendReport(num_suspects=suspects, scheduler_seen=seen) if seen else None
+    return ProcessStatus(f"frontend-{block}", state, uid_block=block, frontend=report)
 
 
 def turns(*fronts: ProcessStatus) -> list[int]:
@@ -48,8 +48,9 @@ def test_nobody_waits_for_one_that_has_no_requests(state: ProcessState):
 
 def show(run: FrontendRun, scheduler: int, suspects: int, seen: int) -> None:
     """Shows the table with another frontend of an earlier block, and waits until it has been followed."""
-    gauges = {"suspects": float(suspects), "scheduler_seen": float(seen)}
-    other = ProcessStatus("frontend-2", "ready", pid=2, uid_block=1, gauges=gauges)
+    gauges = {"suspects": float(suspects), "seen": float(seen)}
+    report = FrontendReport(num_suspects=suspects, scheduler_seen=seen)
+    other = ProcessStatus("frontend-2", "ready", pid=2, uid_block=1, gauges=gauges, frontend=report)
     processes = (*table_after({"scheduler": scheduler}).processes, other)
     run.launcher.send("frontend", ProcessTable(processes))
 

@@ -9,7 +9,7 @@ import pytest
 
 from messages.columns import pack_int32
 from messages.config import Config, HttpConfig, RunConfig, SchedulingConfig
-from messages.control import Drain, Drained, ProcessTable, Stop
+from messages.control import Drain, Drained, FrontendReport, ProcessTable, Stop
 from messages.replies import EncodeReply
 from messages.requests import EncodeMsg, FramesLost
 from tests.frontend.frontend_run import Call, FrontendRun, final, make_config, step, table, table_after, wait_until
@@ -294,10 +294,10 @@ def test_health_tells_the_truth_meanwhile(run: FrontendRun):
 
 
 def test_what_waits_is_counted_with_those_that_wait_for_a_row(run: FrontendRun):
-    def with_gauges(name: str, **gauges: float) -> dict[str, Any]:
-        return {"gauges": gauges, "uid_block": int(name == "frontend")}
-
-    fields = {"frontend": with_gauges("frontend", requests_on_hold=3), "scheduler": with_gauges("scheduler", waiting=2)}
+    fields: dict[str, dict[str, Any]] = {
+        "frontend": {"frontend": FrontendReport(num_on_hold=3), "uid_block": 1},
+        "scheduler": {"gauges": {"waiting": 2}},
+    }
     run.show(
         ProcessTable(
             tuple(msgspec.structs.replace(status, **fields.get(status.name, {})) for status in table().processes)
