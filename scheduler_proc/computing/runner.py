@@ -61,7 +61,10 @@ class Runner:
         result = compute_result(self._decoder, forward(), sampling)
         last_tokens = self.forward_passes.last_tokens
         if last_tokens is not None and not isinstance(result, np.ndarray):
-            last_tokens[: len(result[0])].copy_(result[0])
+            tokens_S = result[0][
+                : len(last_tokens)
+            ]  # none is planned behind a step that samples more often than it has rows
+            last_tokens[: len(tokens_S)].copy_(tokens_S)
         return result
 
 

@@ -1,6 +1,7 @@
 """Both halves together give transformers' greedy tokens: alone, 32 at once, chunked, cached, preempted, evicted."""
 
 import random
+from array import array
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from transformers import PreTrainedModel
 
 from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.deciding.block_allocator import BlockAllocator
+from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.policy import Budget
-from scheduler_proc.deciding.requests import Limits
+from scheduler_proc.deciding.requests import Limits, PendingReq
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Stepper
@@ -65,20 +67,45 @@ def some_prompts() -> list[list[int]]:
     return prompts
 
 
+class Recalled:
+    """Drafts the outputs of an earlier run, of the prompts in their order, with some tokens wrong."""
+
+    def __init__(self, outputs: list[list[int]], max_drafts: int = 4):
+        self.num_right = self.num_wrong = 0
+        self._outputs = outputs
+        self._max_drafts = max_drafts
+        self._chance = random.Random(6)
+
+    def propose(self, pending: PendingReq, max_tokens: int) -> "array[int]":
+        start = pending.num_output_tokens
+        drafts = self._outputs[pending.uid][start : start + min(max_tokens, self._max_drafts)]
+        if drafts and self._chance.random() < 0.3:
+            drafts[self._chance.randrange(len(drafts))] ^= 1
+            self.num_wrong += 1
+        self.num_right += len(drafts)
+        return array("i", drafts)
+
+
 def run(
-    model: Model, prompts: list[list[int]], num_pages: int, num_step_tokens: int, runner: Runner | None = None
+    runner: Runner,
+    prompts: list[list[int]],
+    num_pages: int,
+    num_step_tokens: int,
+    drafter: Drafter | None = None,
+    page_size: int = PAGE_SIZE,
+    **params: object,
 ) -> tuple[list[list[int]], Scheduler]:
-    """Runs all prompts to the end of the context and returns their output ids."""
+    """Runs all prompts, to the end of the context unless `params` say otherwise, and returns their output ids."""
     scheduler = Scheduler(
-        BlockAllocator(num_pages, PAGE_SIZE),
+        BlockAllocator(num_pages, page_size),
         Limits(CONTEXT, VOCAB_SIZE),
         Budget(max_num_seqs=32, max_num_batched_tokens=num_step_tokens),
+        drafter,
     )
-    runner = runner or model.runner
     stepper = Stepper(scheduler, runner.launch, runner.can_overlap, StepTimes())
     inbox = Inbox()
     for uid, prompt in enumerate(prompts):
-        scheduler.take(user_msg(uid, prompt, max_tokens=CONTEXT))
+        scheduler.take(user_msg(uid, prompt, **{"max_tokens": CONTEXT, **params}))
     while (batch := scheduler.schedule()) is not None or stepper.has_step:
         stepper.step(batch, 0.0)
         inbox.take(scheduler.take_replies())
@@ -93,7 +120,7 @@ def run(
 )
 def test_32_at_once(model: Model, num_pages: int, num_step_tokens: int):
     prompts = some_prompts()
-    outputs, scheduler = run(model, prompts, num_pages, num_step_tokens)
+    outputs, scheduler = run(model.runner, prompts, num_pages, num_step_tokens)
     num_close = 0
     for prompt, output in zip(prompts, outputs, strict=True):
         assert len(prompt) + len(output) == CONTEXT
@@ -110,12 +137,37 @@ def test_32_at_once(model: Model, num_pages: int, num_step_tokens: int):
 def test_planned_one_step_ahead(model: Model, num_pages: int):
     """The tokens are those that are right, by a runner whose next step is planned before the last has ended."""
     prompts, device = some_prompts(), OverlappedRunner(model.runner)
-    outputs, scheduler = run(model, prompts, num_pages, 64, device)
+    outputs, scheduler = run(device, prompts, num_pages, 64)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert len(prompt) + len(output) == CONTEXT
         model.check(prompt, output)
     assert device.num_ahead > device.num_launched / 2
     assert (scheduler.gauges()["preemptions"] > 0) == (num_pages == SCARCE)
+
+
+@pytest.mark.parametrize("num_pages", [PLENTY, SCARCE], ids=["plenty", "scarce"])
+def test_drafts_change_no_token(model: Model, num_pages: int):
+    """Rows that sample after several tokens, more of them in a step than there are rows, and drafts that are wrong."""
+    prompts = some_prompts()
+    expected, plain = run(model.runner, prompts, PLENTY, 4096)
+    drafter = Recalled(expected)
+    outputs, scheduler = run(model.runner, prompts, num_pages, 4096, drafter)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert len(prompt) + len(output) == CONTEXT
+        model.check(prompt, output)
+    assert min(drafter.num_right, drafter.num_wrong) > 100
+    if num_pages == PLENTY:
+        assert scheduler.gauges()["steps"] < 0.6 * plain.gauges()["steps"]
+
+
+@pytest.mark.parametrize("model", ["gpt2", "qwen3-gqa-tied"], indirect=True)
+def test_drafts_change_no_sampled_token(model: Model):
+    prompts = some_prompts()[:8]
+    expected, _ = run(model.runner, prompts, PLENTY, 4096, temperature=0.8, seed=3)
+    drafter = Recalled(expected)
+    outputs, _ = run(model.runner, prompts, PLENTY, 4096, drafter, temperature=0.8, seed=3)
+    assert outputs == expected
+    assert min(drafter.num_right, drafter.num_wrong) > 30
 
 
 def test_alone_and_again_from_the_cache(model: Model):

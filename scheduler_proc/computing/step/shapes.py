@@ -48,7 +48,8 @@ class StepShapes:
         """Returns the smallest shape with room for `batch`; `None` where it is too large, or wants prompt logprobs."""
         rows = batch.num_decode_rows
         tokens = batch.num_tokens - rows
-        if batch.scored is not None or tokens > self._prefill_tokens[-1]:
+        is_too_large = tokens > self._prefill_tokens[-1] or batch.num_sampled > self._limits.max_num_seqs
+        if is_too_large or batch.scored is not None:
             return None
         if tokens == 0:
             return self._shape(self.places(rows), 0)

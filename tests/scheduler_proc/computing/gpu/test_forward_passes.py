@@ -26,6 +26,7 @@ from tests.checkpoints import build_checkpoint, make_config
 from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use
 from tests.scheduler_proc.computing.drive import Row, Schedule, generate, plan_batch
 from tests.scheduler_proc.computing.gpu.late_device import LateDevice
+from tests.scheduler_proc.test_greedy_tokens import Recalled, run
 
 FLAGS = {"max_num_seqs": 6, "max_num_batched_tokens": 64}
 PROMPTS = [[5, 6, 7], [5, 6, 7], list(range(40)), [9], [100, 200, 300, 12, *[4] * 7], list(range(60, 80))]
@@ -109,6 +110,19 @@ def test_tokens_are_those_of_the_cpu(each_pair: Pair, schedule: Schedule) -> Non
     expected = generate(each_pair.cpu, PROMPTS, 12, schedule, VARIED)
     assert generate(each_pair.gpu, PROMPTS, 12, schedule, VARIED) == expected
     assert each_pair.device.num_replays - num_before >= 11
+
+
+def test_drafts_change_no_token(each_pair: Pair) -> None:
+    """Also where a step samples after more tokens than it may have rows: such a step is of no fixed shape."""
+    prompts = PROMPTS[:3] + PROMPTS[4:]
+    num_pages, page_size = each_pair.cpu.num_pages, 16
+    expected, _ = run(each_pair.cpu, prompts, num_pages, 64, page_size=page_size, max_tokens=24)
+    drafter = Recalled(expected)
+    num_before = each_pair.device.num_replays
+    outputs, _ = run(each_pair.gpu, prompts, num_pages, 64, drafter, page_size, max_tokens=24)
+    assert outputs == expected
+    assert min(drafter.num_right, drafter.num_wrong) > 10
+    assert each_pair.device.num_replays > num_before
 
 
 def test_logprobs_are_those_of_the_cpu(pair: Pair) -> None:
