@@ -121,7 +121,7 @@ def test_drafts_change_no_token(each_pair: Pair) -> None:
     num_before = each_pair.device.num_replays
     outputs, _ = run(each_pair.gpu, prompts, num_pages, 64, drafter, page_size, max_tokens=24)
     assert outputs == expected
-    assert min(drafter.num_right, drafter.num_wrong) > 10
+    assert min(drafter.num_right, drafter.num_wrong) > 5
     assert each_pair.device.num_replays > num_before
 
 
