@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from detokenizer_proc.decoders import CountingDecoder
-from detokenizer_proc.scoring import PromptScoring, Scoring, StepScores
+from detokenizer_proc.logprobs import OutputLogprobs, PromptLogprobReader, StepLogprobs
 from detokenizer_proc.streams import NO_TOKENS, Stream, TokenRun
 from detokenizer_proc.vocabulary import Vocabulary
 from messages.columns import pack_counts, pack_int32, pack_int64, runs_of, unpack_int32, unpack_int64
@@ -17,9 +17,9 @@ from messages.replies import (
     DetokenizeMsg,
     FinishedRow,
     OpenStream,
+    PositionLogprobs,
+    PromptLogprobs,
     PromptReply,
-    PromptScored,
-    ScoredToken,
     StepReplies,
     ToDetokenizer,
     ToFrontend,
@@ -55,7 +55,7 @@ class Detokenizer:
                 return [replies], stops
             case OpenStream():
                 return self.open_stream(message)
-            case PromptScored():
+            case PromptLogprobs():
                 return self._tell_prompt(message)
             case CacheFlushed():
                 return [message], []
@@ -90,27 +90,27 @@ class Detokenizer:
         decoder = self._vocabulary.open_decoder(order.skip_special_tokens)
         if order.num_prompt_logprobs is not None:
             skips_special_tokens = order.skip_special_tokens
-            prompt_scoring = PromptScoring(
+            prompt_logprobs = PromptLogprobReader(
                 self._vocabulary, order.prompt_ids, skips_special_tokens, order.num_prompt_logprobs
             )
         else:
-            prompt_scoring = None
+            prompt_logprobs = None
         if order.num_logprobs is None:
-            return Stream(order, decoder, prompt_scoring=prompt_scoring)
+            return Stream(order, decoder, prompt_logprobs=prompt_logprobs)
         counting = CountingDecoder(decoder)
-        return Stream(order, counting, Scoring(self._vocabulary, counting, order.num_logprobs), prompt_scoring)
+        return Stream(order, counting, OutputLogprobs(self._vocabulary, counting, order.num_logprobs), prompt_logprobs)
 
-    def _tell_prompt(self, message: PromptScored) -> Answer:
+    def _tell_prompt(self, message: PromptLogprobs) -> Answer:
         stream = self._streams.get(message.uid)
-        if stream is None or stream.attempt != message.attempt or stream.prompt_scoring is None or stream.has_ended:
+        if stream is None or stream.attempt != message.attempt or stream.prompt_logprobs is None or stream.has_ended:
             return [], []
         try:
-            return [stream.prompt_scoring.tell(message)], []
+            return [stream.prompt_logprobs.tell(message)], []
         except BaseException:
             stream.fail(_failure(message.uid))
             return [], [StopSeen(message.uid, message.attempt)]
         finally:
-            stream.prompt_scoring = None
+            stream.prompt_logprobs = None
 
     def take_step(self, step: DetokenizeMsg) -> tuple[StepReplies, list[StopSeen]]:
         """Returns the replies of the step, and the streams that ended in it before the scheduler knows.
@@ -118,7 +118,7 @@ class Detokenizer:
         Tokens of unknown requests, of older attempts, and those after the end of the text are dropped.
         """
         replies, stops = _Replies(), list[StopSeen]()
-        scores = None if step.logprobs is None else StepScores(step.logprob_entries, step.logprobs)
+        step_logprobs = None if step.logprobs is None else StepLogprobs(step.logprob_entries, step.logprobs)
         ending = {(row.uid, row.attempt) for row in step.finished}
         last_tokens: dict[int, TokenRun] = {}
         first = 0
@@ -130,14 +130,14 @@ class Detokenizer:
             if stream is None or stream.attempt != attempt or stream.has_ended:
                 continue
             if ending and (uid, attempt) in ending:
-                last_tokens[uid] = TokenRun(token_ids, run_start, scores)
+                last_tokens[uid] = TokenRun(token_ids, run_start, step_logprobs)
                 continue
             try:
-                if len(token_ids) == 1 and scores is None:  # most are, and each step has one for each stream
+                if len(token_ids) == 1 and step_logprobs is None:  # most are, and each step has one for each stream
                     text = stream.push(token_ids[0])
                 else:
-                    text, token_ids, scored = stream.push_run(TokenRun(token_ids, run_start, scores))
-                    replies.add_logprobs(scored)
+                    text, token_ids, logprobs = stream.push_run(TokenRun(token_ids, run_start, step_logprobs))
+                    replies.add_logprobs(logprobs)
             except BaseException:
                 stream.fail(_failure(uid))
                 stops.append(StopSeen(uid, attempt))
@@ -190,14 +190,14 @@ class _Replies:
         self.runs: list[Sequence[int]] = []
         self.texts: list[str] = []
         self._logprob_entries: list[int] = []
-        self._logprobs: list[ScoredToken] = []
+        self._logprobs: list[PositionLogprobs] = []
 
-    def add_logprobs(self, scored: list[ScoredToken]) -> None:
+    def add_logprobs(self, logprobs: list[PositionLogprobs]) -> None:
         """Adds those of the run that is appended next: of all its tokens, or none."""
-        if scored:
+        if logprobs:
             first = sum(map(len, self.runs))
-            self._logprob_entries.extend(range(first, first + len(scored)))
-            self._logprobs += scored
+            self._logprob_entries.extend(range(first, first + len(logprobs)))
+            self._logprobs += logprobs
 
     def message(self, step: DetokenizeMsg, finals: tuple[UserReply, ...]) -> StepReplies:
         prefilled = tuple([row for row in step.prefilled if row.uid in self.uids]) if step.prefilled else ()

@@ -6,19 +6,19 @@ from typing import NamedTuple
 import msgspec
 
 from detokenizer_proc.decoders import Decoder
-from detokenizer_proc.scoring import PromptScoring, Scoring, StepScores, read_prompt
+from detokenizer_proc.logprobs import OutputLogprobs, PromptLogprobReader, StepLogprobs, read_prompt
 from detokenizer_proc.stop_strings import StopFinder
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import ErrorInfo
-from messages.replies import FinishedRow, FinishReason, OpenStream, ScoredToken, UserReply
+from messages.replies import FinishedRow, FinishReason, OpenStream, PositionLogprobs, UserReply
 
 
 class TokenRun(NamedTuple):
-    """The tokens that one row got in a step: those of the step from place `first` on. `scores` are the step's."""
+    """The tokens that one row got in a step: those of the step from place `first` on. `logprobs` are the step's."""
 
     token_ids: Sequence[int]
     first: int
-    scores: StepScores | None
+    logprobs: StepLogprobs | None
 
 
 NO_TOKENS = TokenRun((), 0, None)
@@ -28,7 +28,7 @@ class Stream:
     """One attempt of one request. Holds at most a partial character and the beginning of a stop string.
 
     `has_ended`: a stop string was found or decoding failed, so the tokens that still come are no part of the reply.
-    `scoring` and `prompt_scoring`: what logprobs are told with, `None` where none are wanted or they have been told.
+    `output_logprobs` and `prompt_logprobs` make the replies about logprobs; `None` where none are wanted, or no more.
     """
 
     __slots__ = (
@@ -41,22 +41,22 @@ class Stream:
         "attempt",
         "has_ended",
         "num_tokens",
-        "prompt_scoring",
-        "scoring",
+        "output_logprobs",
+        "prompt_logprobs",
     )
 
     def __init__(
         self,
         order: OpenStream,
         decoder: Decoder,
-        scoring: Scoring | None = None,
-        prompt_scoring: PromptScoring | None = None,
+        output_logprobs: OutputLogprobs | None = None,
+        prompt_logprobs: PromptLogprobReader | None = None,
     ):
         self.attempt = order.attempt
         self.has_ended = False
         self.num_tokens = 0
-        self.scoring = scoring
-        self.prompt_scoring = prompt_scoring
+        self.output_logprobs = output_logprobs
+        self.prompt_logprobs = prompt_logprobs
         self._decoder = decoder
         self._min_tokens = order.min_tokens
         self._shows_stop = order.include_stop_str_in_output
@@ -79,19 +79,19 @@ class Stream:
         self._unsent = "".join(texts)[order.num_chars_sent :]
         return prompt_text
 
-    def push_run(self, run: TokenRun) -> tuple[str, Sequence[int], list[ScoredToken]]:
+    def push_run(self, run: TokenRun) -> tuple[str, Sequence[int], list[PositionLogprobs]]:
         """Returns the text that may be shown now, the tokens that belong to it, and their logprobs.
 
         Tokens after a stop string, with which the stream has ended, do not.
         """
         texts: list[str] = []
-        scored: list[ScoredToken] = []
+        logprobs: list[PositionLogprobs] = []
         for place, token_id in enumerate(run.token_ids, run.first):
-            self._score(run.scores, place, scored)
+            self._append_logprobs(run.logprobs, place, logprobs)
             texts.append(self.push(token_id))
             if self.has_ended:
                 break
-        return "".join(texts), run.token_ids[: len(texts)], scored
+        return "".join(texts), run.token_ids[: len(texts)], logprobs
 
     def push(self, token_id: int) -> str:
         """Returns the text that may be shown now that this token has come; may set `has_ended`."""
@@ -112,9 +112,9 @@ class Stream:
         """Returns the final reply, with the row's last tokens (none where it ended without one) and all held text."""
         text = self._take_unsent()
         token_ids: Sequence[int] = ()
-        scored: list[ScoredToken] = []
+        logprobs: list[PositionLogprobs] = []
         if not self.has_ended and run.token_ids:
-            shown, token_ids, scored = self._push_last(row, run)
+            shown, token_ids, logprobs = self._push_last(row, run)
             text += shown
         if not self.has_ended:
             text += self._flush()
@@ -132,7 +132,7 @@ class Stream:
             stamps=msgspec.structs.replace(row.stamps, detokenized_ns=now_ns),
             stop_reason=stop_reason,
             error=error,
-            logprobs=tuple(scored),
+            logprobs=tuple(logprobs),
         )
 
     def _outcome(self, row: FinishedRow) -> tuple[FinishReason, str | int | None, ErrorInfo | None]:
@@ -143,23 +143,25 @@ class Stream:
             return "stop", self._stops.found, None
         return row.finish_reason, row.stop_reason, row.error
 
-    def _push_last(self, row: FinishedRow, run: TokenRun) -> tuple[str, Sequence[int], list[ScoredToken]]:
+    def _push_last(self, row: FinishedRow, run: TokenRun) -> tuple[str, Sequence[int], list[PositionLogprobs]]:
         """Does as `push_run`; of a token that ended the row, the text is shown only where that is wanted."""
         if not row.ended_by_token or (self._shows_stop and row.stop_reason is not None):
             return self.push_run(run)
-        text, token_ids, scored = self.push_run(run._replace(token_ids=run.token_ids[:-1]))
+        text, token_ids, logprobs = self.push_run(run._replace(token_ids=run.token_ids[:-1]))
         if not self.has_ended:
-            self._score(run.scores, run.first + len(token_ids), scored)
+            self._append_logprobs(run.logprobs, run.first + len(token_ids), logprobs)
             self.num_tokens += 1
             token_ids = run.token_ids
-        return text, token_ids, scored
+        return text, token_ids, logprobs
 
-    def _score(self, scores: StepScores | None, place: int, scored: list[ScoredToken]) -> None:
+    def _append_logprobs(
+        self, step_logprobs: StepLogprobs | None, place: int, logprobs: list[PositionLogprobs]
+    ) -> None:
         """Appends the logprobs of a token that is about to be pushed, where it has any."""
-        if scores is not None and self.scoring is not None:
-            index = scores.index_of.get(place)
+        if step_logprobs is not None and self.output_logprobs is not None:
+            index = step_logprobs.index_of.get(place)
             if index is not None:
-                scored.append(self.scoring.score(scores.table, index))
+                logprobs.append(self.output_logprobs.describe(step_logprobs.table, index))
 
     def _flush(self) -> str:
         """Returns the text that was held back; a stop string may end in it."""

@@ -83,7 +83,9 @@ def _part_of(step: StepReplies, is_wanted: Callable[[int], bool]) -> StepReplies
     rows = [row for row, uid in enumerate(uids) if is_wanted(uid)]
     is_kept = [is_wanted(uid) for uid, run in zip(uids, runs, strict=True) for _ in run]
     place_of = list(accumulate(is_kept, initial=0))
-    scored = [pair for pair in zip(unpack_int32(step.logprob_entries), step.logprobs, strict=True) if is_kept[pair[0]]]
+    logprobs = [
+        pair for pair in zip(unpack_int32(step.logprob_entries), step.logprobs, strict=True) if is_kept[pair[0]]
+    ]
     return StepReplies(
         step_id=step.step_id,
         uids=pack_int64(uids[row] for row in rows),
@@ -91,8 +93,8 @@ def _part_of(step: StepReplies, is_wanted: Callable[[int], bool]) -> StepReplies
         token_ids=pack_int32(token_id for row in rows for token_id in runs[row]),
         texts=tuple(step.texts[row] for row in rows),
         finals=tuple(final for final in step.finals if is_wanted(final.uid)),
-        logprob_entries=pack_int32(place_of[entry] for entry, _ in scored),
-        logprobs=tuple(token for _, token in scored),
+        logprob_entries=pack_int32(place_of[entry] for entry, _ in logprobs),
+        logprobs=tuple(token for _, token in logprobs),
         prefilled=tuple(row for row in step.prefilled if is_wanted(row.uid)),
         num_tokens=pack_counts([len(runs[row]) for row in rows]),
     )

@@ -49,7 +49,7 @@ class OpenStream(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Tokens over all attempts in whose text no stop string ends; one may begin there and end later (as in vLLM)."""
 
 
-class PromptScored(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """scheduler → detokenizer: the logprobs of all prompt tokens but the first, before the first output token."""
 
     uid: int
@@ -115,7 +115,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprob: float | None
 
 
-class ScoredToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A token with its alternatives, the likeliest first; it may be one of them.
 
     `text_offset`: how many characters come before the first one that the token adds, in the text of the output or of
@@ -136,7 +136,7 @@ class PromptReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     uid: int
     attempt: int
     text: str
-    tokens: tuple[ScoredToken, ...] = ()
+    tokens: tuple[PositionLogprobs, ...] = ()
     token_ids: bytes = b""
 
 
@@ -156,7 +156,7 @@ class UserReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     stamps: Stamps = Stamps()
     stop_reason: str | int | None = None
     error: ErrorInfo | None = None
-    logprobs: tuple[ScoredToken, ...] = ()
+    logprobs: tuple[PositionLogprobs, ...] = ()
     """Aligned with `token_ids`; empty where none are wanted."""
 
 
@@ -175,7 +175,7 @@ class StepReplies(msgspec.Struct, frozen=True, array_like=True, tag=True):
     finals: tuple[UserReply, ...] = ()
     logprob_entries: bytes = b""
     """int32, ascending: which of `token_ids` have logprobs."""
-    logprobs: tuple[ScoredToken, ...] = ()
+    logprobs: tuple[PositionLogprobs, ...] = ()
     prefilled: tuple[PrefilledRow, ...] = ()
     """Of rows that go on: a final has its own usage."""
     num_tokens: bytes = b""
@@ -210,6 +210,6 @@ class DecodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     error: ErrorInfo | None = None
 
 
-ToDetokenizer = OpenStream | PromptScored | DetokenizeMsg | DropBefore | CacheFlushed | FramesLost
+ToDetokenizer = OpenStream | PromptLogprobs | DetokenizeMsg | DropBefore | CacheFlushed | FramesLost
 FromRing = UserReply | StepReplies | PromptReply | CacheFlushed | EncodeReply | DecodeReply | FramesLost
 ToFrontend = FromRing | PeerAsk | PeerAnswer

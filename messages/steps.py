@@ -24,7 +24,7 @@ ALLOWED_ID = Axis("allowed id", ALLOWED, counts="num_allowed")
 BIAS = Axis("bias", SAMPLED, indices="bias_rows")
 PENALIZED = Axis("sampled token with a penalty", SAMPLED, indices="penalty_rows")
 HISTORY_ID = Axis("history id", PENALIZED, counts="num_history")
-SCORED = Axis("scored token", TOKEN, indices="token_indices")
+PROMPT_LOGPROB = Axis("prompt token with a logprob", TOKEN, indices="token_indices")
 WITH_LOGPROB = Axis("token with a logprob")
 ALTERNATIVE = Axis("alternative", WITH_LOGPROB, width="num_top")
 
@@ -63,13 +63,13 @@ class LogitsProcessing(msgspec.Struct, frozen=True, array_like=True):
     history_ids: Annotated[bytes, Column(INT32, HISTORY_ID)] = b""
 
 
-class ScoredTokens(msgspec.Struct, frozen=True, array_like=True):
+class PromptLogprobTargets(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens whose logprobs are wanted: each is the successor of a token of this step."""
 
-    token_indices: Annotated[bytes, Column(INT32, SCORED)]
-    """Ascending: the token of the step (an index into T) after which the scored one comes."""
-    target_ids: Annotated[bytes, Column(INT32, SCORED)]
-    """The scored tokens."""
+    token_indices: Annotated[bytes, Column(INT32, PROMPT_LOGPROB)]
+    """Ascending: the token of the step (an index into T) before it."""
+    target_ids: Annotated[bytes, Column(INT32, PROMPT_LOGPROB)]
+    """The prompt tokens."""
     num_top: int
     """K: alternatives wanted with each."""
 
@@ -126,7 +126,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`None` where no row changes its logits."""
     num_logprobs: Annotated[bytes, Column(INT32, SAMPLED, fill=-1, dummy=20, is_optional=True)] = b""
     """Alternatives wanted with the row's token, -1 for no logprobs."""
-    scored: ScoredTokens | None = None
+    prompt_logprobs: PromptLogprobTargets | None = None
     """`None` where no prompt's logprobs are wanted."""
     future_token_indices: Annotated[bytes, Column(INT32, DECODE_ROW, fill=-1, is_optional=True)] = b""
     """Where the row's token is one that the step before samples, its index into that step's S; -1 where `token_ids`
@@ -160,7 +160,7 @@ class ForwardOutput(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     The last of a row may be NO_TOKEN: its logits were not finite, so the row must fail alone. `logprobs` are those of
     the tokens whose rows want any, in their order, with as many alternatives as the greediest of them wants;
-    `prompt_logprobs` those of `Batch.scored`.
+    `prompt_logprobs` those of `Batch.prompt_logprobs`.
     """
 
     step_id: int

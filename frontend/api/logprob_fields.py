@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from messages.replies import PromptReply, ScoredToken, TokenLogprob
+from messages.replies import PositionLogprobs, PromptReply, TokenLogprob
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, for which JSON has no number."""
@@ -75,25 +75,25 @@ class TokenNames(NamedTuple):
     def name(self, token: TokenLogprob) -> str:
         return f"token_id:{token.token_id}" if self.as_ids else token.text
 
-    def completion(self, scored: Sequence[ScoredToken], offset: int) -> CompletionLogprobs:
-        """Returns the columns for `scored`, whose text begins `offset` characters into the text of the choice."""
+    def completion(self, positions: Sequence[PositionLogprobs], offset: int) -> CompletionLogprobs:
+        """Returns the columns for `positions`, whose text begins `offset` characters into the text of the choice."""
         return CompletionLogprobs(
-            tokens=[self.name(entry.token) for entry in scored],
-            token_logprobs=[_finite(entry.token.logprob) for entry in scored],
-            top_logprobs=[self._top(entry) for entry in scored],
-            text_offset=[offset + entry.text_offset for entry in scored],
+            tokens=[self.name(entry.token) for entry in positions],
+            token_logprobs=[_finite(entry.token.logprob) for entry in positions],
+            top_logprobs=[self._top(entry) for entry in positions],
+            text_offset=[offset + entry.text_offset for entry in positions],
         )
 
-    def chat(self, scored: Sequence[ScoredToken]) -> ChatLogprobs:
-        return ChatLogprobs([self._chat(entry) for entry in scored])
+    def chat(self, positions: Sequence[PositionLogprobs]) -> ChatLogprobs:
+        return ChatLogprobs([self._chat(entry) for entry in positions])
 
-    def native(self, scored: Sequence[ScoredToken]) -> list[NativeLogprobs]:
+    def native(self, positions: Sequence[PositionLogprobs]) -> list[NativeLogprobs]:
         return [
             NativeLogprobs(*self._native(entry.token), top=[NativeLogprob(*self._native(other)) for other in entry.top])
-            for entry in scored
+            for entry in positions
         ]
 
-    def _top(self, entry: ScoredToken) -> dict[str, float] | None:
+    def _top(self, entry: PositionLogprobs) -> dict[str, float] | None:
         """Returns the token and its alternatives by name; of those that look the same, the likeliest."""
         if entry.token.logprob is None:
             return None
@@ -104,7 +104,7 @@ class TokenNames(NamedTuple):
             found[name] = max(logprob, found.get(name, logprob))
         return found
 
-    def _chat(self, entry: ScoredToken) -> ChatLogprob:
+    def _chat(self, entry: PositionLogprobs) -> ChatLogprob:
         return ChatLogprob(*self._likely(entry.token), [TopLogprob(*self._likely(token)) for token in entry.top])
 
     def _likely(self, token: TokenLogprob) -> tuple[str, list[int], float]:
@@ -115,17 +115,17 @@ class TokenNames(NamedTuple):
 
 
 def prompt_logprobs(prompt: PromptReply | None) -> PromptLogprobs:
-    """Returns what is known of the prompt's tokens; nothing where the request ended before they were scored."""
+    """Returns what is known of the prompt's tokens; nothing where the request ended before they were known."""
     return [] if prompt is None else [_prompt_entry(entry) for entry in prompt.tokens]
 
 
-def mean_logprob(scored: Iterable[ScoredToken]) -> float:
+def mean_logprob(positions: Iterable[PositionLogprobs]) -> float:
     """Returns by what choices are ranked; of no tokens it is minus infinity, so that such a choice comes last."""
-    logprobs = [entry.token.logprob or 0.0 for entry in scored]
+    logprobs = [entry.token.logprob or 0.0 for entry in positions]
     return sum(logprobs) / len(logprobs) if logprobs else float("-inf")
 
 
-def _prompt_entry(entry: ScoredToken) -> dict[int, PromptLogprob] | None:
+def _prompt_entry(entry: PositionLogprobs) -> dict[int, PromptLogprob] | None:
     if entry.token.logprob is None:
         return None
     ranks = {token.token_id: rank for rank, token in enumerate(entry.top, start=1)}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from messages.columns import INT32, unpack_int32
-from messages.replies import PromptReply, ScoredToken, Usage, UserReply
+from messages.replies import PositionLogprobs, PromptReply, Usage, UserReply
 from messages.requests import AbortReason, TokenizeMsg
 
 
@@ -100,7 +100,7 @@ class Generation:
         """The steps that have not been taken: the text of each, and how many of `output_ids` there are with it."""
         self._has_end_text = False
         """The last one of `_steps` is told with the end."""
-        self.logprobs: list[ScoredToken] = []
+        self.logprobs: list[PositionLogprobs] = []
         """Those of the tokens that have not been taken; empty where none are wanted."""
         self._num_ids_taken = 0
         self._num_ids_before = 0
@@ -159,10 +159,10 @@ class Generation:
             if self._wakes_at_tokens:
                 self.changed.set()
 
-    def add_logprob(self, scored: ScoredToken) -> None:
+    def add_logprob(self, logprobs: PositionLogprobs) -> None:
         """Takes the logprobs of the next token, of those that were added last."""
         if self.has_listener:
-            self.logprobs.append(scored)
+            self.logprobs.append(logprobs)
 
     def add_prompt(self, prompt: PromptReply) -> None:
         """Takes what is told about the prompt; a second time it is nothing new."""
@@ -196,7 +196,7 @@ class Generation:
         self._has_end_text = False
         return Increment(text, self._take_ids(len(self.output_ids)))
 
-    def take_logprobs(self, num_tokens: int) -> list[ScoredToken]:
+    def take_logprobs(self, num_tokens: int) -> list[PositionLogprobs]:
         """Returns the logprobs of the next `num_tokens` tokens, if they are wanted."""
         taken = self.logprobs[:num_tokens]
         del self.logprobs[:num_tokens]

@@ -128,11 +128,11 @@ class Registry:
     def _take_logprobs(self, step: StepReplies) -> None:
         columns = unpack_int64(step.uids), unpack_int32(step.attempts), runs_of(step.token_ids, step.num_tokens)
         row_of_token = [(uid, attempt) for uid, attempt, run in zip(*columns, strict=True) for _ in run]
-        for entry, scored in zip(unpack_int32(step.logprob_entries), step.logprobs, strict=True):
+        for entry, logprobs in zip(unpack_int32(step.logprob_entries), step.logprobs, strict=True):
             uid, attempt = row_of_token[entry]
             generation = self._open.get(uid)
             if generation is not None and generation.attempt == attempt:
-                generation.add_logprob(scored)
+                generation.add_logprob(logprobs)
 
     def _take_final(self, final: UserReply) -> None:
         generation = self._open.get(final.uid)

@@ -7,7 +7,7 @@ from messages.columns import INT32, INT64, pack_int32
 from messages.steps import Batch, LogitsProcessing
 from scheduler_proc.deciding.decode_rows import DecodeRows
 from scheduler_proc.deciding.logits_processing import LogitsProcessingColumns
-from scheduler_proc.deciding.prompt_scores import ScoredColumns
+from scheduler_proc.deciding.prompt_logprobs import PromptLogprobTargetColumns
 from scheduler_proc.deciding.requests import Req
 from scheduler_proc.deciding.sampling_columns import SamplingColumns
 
@@ -20,15 +20,15 @@ NO_DRAFTS: "array[int]" = array(INT32)
 class Chunk(NamedTuple):
     """Several tokens of a request as a row of one step: its tokens `start` to `end` (exclusive), then `draft_ids`.
 
-    `num_sampled`: after how many of them, the last ones, a next token is sampled. `num_scored`: how many tokens of the
-    prompt get their logprobs with it.
+    `num_sampled`: after how many of them, the last ones, a next token is sampled. `num_prompt_logprobs`: of how many
+    tokens of the prompt the logprobs are known with it.
     """
 
     req: Req
     start: int
     end: int
     num_sampled: int
-    num_scored: int = 0
+    num_prompt_logprobs: int = 0
     draft_ids: "array[int]" = NO_DRAFTS
 
 
@@ -37,9 +37,9 @@ def plan_chunk(req: Req, start: int, end: int) -> Chunk:
 
     A next token is sampled after the prompt's last one, where the request may have one.
     """
-    scores = req.pending.scores
-    num_scored = 0 if scores is None else len(scores.span(start, end))
-    return Chunk(req, start, end, int(end == len(req.token_ids) < req.pending.max_len), num_scored)
+    progress = req.pending.prompt_logprobs
+    num_prompt_logprobs = 0 if progress is None else len(progress.span(start, end))
+    return Chunk(req, start, end, int(end == len(req.token_ids) < req.pending.max_len), num_prompt_logprobs)
 
 
 def plan_drafts(req: Req, draft_ids: "array[int]") -> Chunk:
@@ -62,7 +62,7 @@ class _ChunkColumns:
         self.sample_tokens: array[int] = array(INT32)
         self.sample_positions: array[int] = array(INT64)
         self.sampling = SamplingColumns()
-        self.scored = ScoredColumns()
+        self.prompt_logprobs = PromptLogprobTargetColumns()
         self.num_drafts: array[int] = array(INT32)
 
 
@@ -100,7 +100,7 @@ class BatchBuilder:
             **decode.sampling.joined(columns.sampling),
             sample_positions=(next_positions + columns.sample_positions).tobytes(),
             logits_processing=_logits_processing(decode, chunks) if has_processing else None,
-            scored=columns.scored.columns(),
+            prompt_logprobs=columns.prompt_logprobs.columns(),
             future_token_indices=decode.future_token_indices.tobytes(),
             num_drafts=bytes(4 * num_decode_rows) + columns.num_drafts.tobytes() if any(columns.num_drafts) else b"",
         )
@@ -108,8 +108,10 @@ class BatchBuilder:
     def _append(self, columns: _ChunkColumns, chunk: Chunk) -> None:
         req, start, num_drafts = chunk.req, chunk.start, len(chunk.draft_ids)
         end = chunk.end + num_drafts
-        if req.pending.scores is not None:
-            columns.scored.add(req.pending.scores, columns.num_decode_rows + len(columns.token_ids), start, end)
+        if req.pending.prompt_logprobs is not None:
+            columns.prompt_logprobs.add(
+                req.pending.prompt_logprobs, columns.num_decode_rows + len(columns.token_ids), start, end
+            )
         columns.uids.append(req.uid)
         columns.query_lens.append(end - start)
         columns.context_lens.append(start)

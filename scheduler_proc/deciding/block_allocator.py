@@ -63,7 +63,7 @@ class BlockAllocator:
         """Moves a request in PREFILL on to the longest cached beginning of its tokens, in place of pages of its own.
 
         At least one token is left to compute, for without one there is no next token, and so are all those after which
-        a token of the prompt has yet to be scored.
+        the logprobs of a prompt token are still to come.
         """
         page = self.next_page(req)
         if not page or not self._tree.has_child(req.node, req.pending.salt, page):

@@ -74,8 +74,8 @@ def no_output(batch: Batch) -> ForwardOutput:
     no_tokens = pack_int32([NO_TOKEN]) * batch.num_sampled
     num_wanted = sum(count >= 0 for count in unpack_int32(batch.num_logprobs))
     logprobs = unknown(num_wanted) if num_wanted else None
-    scored = None if batch.scored is None else unknown(num_int32(batch.scored.target_ids))
-    return ForwardOutput(batch.step_id, no_tokens, logprobs, scored)
+    prompt_logprobs = None if batch.prompt_logprobs is None else unknown(num_int32(batch.prompt_logprobs.target_ids))
+    return ForwardOutput(batch.step_id, no_tokens, logprobs, prompt_logprobs)
 
 
 def join_outputs(outputs: list[ForwardOutput]) -> ForwardOutput:

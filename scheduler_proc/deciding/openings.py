@@ -1,6 +1,6 @@
 """What the detokenizer is told of a request before its first token."""
 
-from messages.replies import NUM_CONTEXT_TOKENS, OpenStream, PromptScored
+from messages.replies import NUM_CONTEXT_TOKENS, OpenStream, PromptLogprobs
 from messages.requests import UserMsg
 from scheduler_proc.deciding.requests import PendingReq
 
@@ -25,8 +25,8 @@ def open_stream(message: UserMsg) -> OpenStream:
     )
 
 
-def scored_at_once(pending: PendingReq) -> list[PromptScored]:
+def prompt_logprobs_at_once(pending: PendingReq) -> list[PromptLogprobs]:
     """Returns the logprobs of a prompt of one token, of which there are none, if they are wanted."""
-    if pending.scores is None or not pending.scores.is_complete:
+    if pending.prompt_logprobs is None or not pending.prompt_logprobs.is_complete:
         return []
-    return [PromptScored(pending.uid, pending.attempt, pending.scores.take_all())]
+    return [PromptLogprobs(pending.uid, pending.attempt, pending.prompt_logprobs.take_all())]

@@ -102,14 +102,14 @@ class Policy:
         """Adds the next chunk of a prompt.
 
         Not so where an earlier row of this step, or of the one in flight, computes the same page: after the step it can
-        be found (but not by a prompt that must be scored).
+        be found (but not by a prompt whose logprobs are wanted).
         """
         if req.state is State.WAITING or not plan.num_tokens_left:
             return
         start = plan.ends_in_flight.get(req.uid)
         if start is None:
             self._cache.find_prefix(req)
-            if self._page_key(req) in plan.pages_in_work and not req.pending.is_scoring:
+            if self._page_key(req) in plan.pages_in_work and not req.pending.lacks_prompt_logprobs:
                 return
             start = req.num_computed_tokens
         end = min(start + plan.num_tokens_left, len(req.token_ids))

@@ -9,7 +9,7 @@ from messages.columns import unpack_int32
 from messages.requests import Stamps, UserMsg
 from scheduler_proc.deciding.endings import LENGTH, Ending, end_tokens_of, find_ending
 from scheduler_proc.deciding.logits_processing import LogitsProcessors, find_logits_processors
-from scheduler_proc.deciding.prompt_scores import PromptScores
+from scheduler_proc.deciding.prompt_logprobs import PromptLogprobsProgress
 from scheduler_proc.deciding.radix import Node
 
 PriorityKey = tuple[int, int]
@@ -37,9 +37,8 @@ class PendingReq:
 
     `token_ids` is the prompt followed by the output. `cached_tokens` is `None` until its first chunk is scheduled.
     `max_len` is the length, prompt included, at which it ends; `end_tokens` end it when they are sampled.
-    `num_logprobs` is -1 without logprobs. `logits_processors` is `None` where its logits stay as they are, and `scores`
-    where its prompt's logprobs are not wanted. `priority_key` orders all requests
-    (`waiting_queue.py`).
+    `num_logprobs` is -1 without logprobs. `logits_processors` is `None` where its logits stay as they are, and
+    `prompt_logprobs` where none of its prompt are wanted. `priority_key` orders all requests (`waiting_queue.py`).
     """
 
     __slots__ = (
@@ -53,10 +52,10 @@ class PendingReq:
         "num_logprobs",
         "num_prompt_tokens",
         "priority_key",
+        "prompt_logprobs",
         "queued_ns",
         "salt",
         "sampling_params",
-        "scores",
         "stamps",
         "state",
         "token_ids",
@@ -77,9 +76,11 @@ class PendingReq:
         self.logits_processors: LogitsProcessors | None = find_logits_processors(
             params, limits.eos_token_ids, limits.vocab_size
         )
-        self.scores: PromptScores | None = None
+        self.prompt_logprobs: PromptLogprobsProgress | None = None
         if params.num_prompt_logprobs is not None:
-            self.scores = PromptScores(self.token_ids[1 : self.num_prompt_tokens], params.num_prompt_logprobs)
+            self.prompt_logprobs = PromptLogprobsProgress(
+                self.token_ids[1 : self.num_prompt_tokens], params.num_prompt_logprobs
+            )
         self.priority_key: PriorityKey = (0, 0)
         self.state = State.WAITING
         self.cached_tokens: int | None = None
@@ -93,15 +94,15 @@ class PendingReq:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def is_scoring(self) -> bool:
+    def lacks_prompt_logprobs(self) -> bool:
         """Tells whether some of its prompt's logprobs, which are wanted, are not known yet."""
-        return self.scores is not None and not self.scores.is_complete
+        return self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete
 
     @property
     def num_reusable_tokens(self) -> int:
         """How many of its tokens may be taken from the cache: where logprobs are wanted each token must be computed."""
-        if self.scores is not None and not self.scores.is_complete:
-            return self.scores.num_scored
+        if self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete:
+            return self.prompt_logprobs.num_known
         return len(self.token_ids) - 1
 
     def find_ending(self) -> Ending | None:
@@ -112,7 +113,7 @@ class PendingReq:
         """
         if self.num_output_tokens:
             return find_ending(self.end_tokens, self.token_ids[-1], len(self.token_ids), self.max_len)
-        return LENGTH if len(self.token_ids) >= self.max_len and not self.is_scoring else None
+        return LENGTH if len(self.token_ids) >= self.max_len and not self.lacks_prompt_logprobs else None
 
     def stamped(self, finished_ns: int) -> Stamps:
         """Returns the timeline with the scheduler's own stamps filled in."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 from messages.errors import ErrorInfo
-from messages.replies import FinishedRow, FinishReason, PromptScored, ToDetokenizer
+from messages.replies import FinishedRow, FinishReason, PromptLogprobs, ToDetokenizer
 from messages.steps import NO_TOKEN, ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.delivery import Delivery
@@ -74,7 +74,7 @@ class Results:
         if error is not None:
             return Ending("error", error=error)
         if result.prompt_logprobs is not None:
-            replies += _add_scores(pending, result.prompt_logprobs)
+            replies += _add_prompt_logprobs(pending, result.prompt_logprobs)
         if chunk is not None and req.state is State.PREFILL:
             # A last token that got no next one is computed again, for only then can it get one.
             req.num_computed_tokens = chunk.end - (chunk.num_sampled > len(token_ids))
@@ -104,13 +104,13 @@ def _cut_run(pending: PendingReq, token_ids: "array[int]") -> tuple["array[int]"
     return token_ids, None
 
 
-def _find_fault(scores: LogprobColumns | None) -> ErrorInfo | None:
-    return NOT_FINITE if scores is not None and has_nan(scores) else None
+def _find_fault(logprobs: LogprobColumns | None) -> ErrorInfo | None:
+    return NOT_FINITE if logprobs is not None and has_nan(logprobs) else None
 
 
-def _add_scores(pending: PendingReq, columns: LogprobColumns) -> list[PromptScored]:
+def _add_prompt_logprobs(pending: PendingReq, columns: LogprobColumns) -> list[PromptLogprobs]:
     """Notes logprobs of the prompt; returns what is told once all are known."""
-    scores = pending.scores
-    assert scores is not None, "a prompt was scored that need not be"
-    scores.add(columns)
-    return [PromptScored(pending.uid, pending.attempt, scores.take_all())] if scores.is_complete else []
+    progress = pending.prompt_logprobs
+    assert progress is not None, "nobody wants the logprobs of this prompt"
+    progress.add(columns)
+    return [PromptLogprobs(pending.uid, pending.attempt, progress.take_all())] if progress.is_complete else []

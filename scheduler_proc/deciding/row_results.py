@@ -75,7 +75,7 @@ class _Reader:
         self.has_logprobs = output.logprobs is not None
         self._output = output
         self._counts = iter(unpack_int32(output.num_tokens)) if output.num_tokens else None
-        self._num_tokens = self._num_logprobs = self._num_scored = 0
+        self._num_tokens = self._num_logprobs = self._num_prompt_logprobs = 0
 
     def take(self, num_tokens: int, num_logprobs: int) -> tuple["array[int]", LogprobColumns | None]:
         """Returns the next `num_tokens` tokens, and the logprobs of so many of them."""
@@ -87,12 +87,12 @@ class _Reader:
 
     def read(self, req: Req, chunk: Chunk | None, error: ErrorInfo | None) -> RowResult:
         """Returns the result of the next row, without what was sampled after a wrong draft token."""
-        num_sampled, num_scored = (1, 0) if chunk is None else (chunk.num_sampled, chunk.num_scored)
+        num_sampled, num_prompt_logprobs = (1, 0) if chunk is None else (chunk.num_sampled, chunk.num_prompt_logprobs)
         if num_sampled and self._counts is not None:
             num_sampled = next(self._counts)
         token_ids, logprobs = self.take(num_sampled, num_sampled if req.pending.num_logprobs >= 0 else 0)
-        prompt_logprobs = _cut(self._output.prompt_logprobs, self._num_scored, num_scored)
-        self._num_scored += num_scored
+        prompt_logprobs = _cut(self._output.prompt_logprobs, self._num_prompt_logprobs, num_prompt_logprobs)
+        self._num_prompt_logprobs += num_prompt_logprobs
         if chunk is not None and chunk.draft_ids:
             token_ids = token_ids[: num_accepted(chunk.draft_ids, token_ids)]
         return RowResult(req, chunk, token_ids, logprobs, prompt_logprobs, error)

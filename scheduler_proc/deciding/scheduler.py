@@ -15,7 +15,7 @@ from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.endings import ABORTED, STOP_STRING, Ending
 from scheduler_proc.deciding.finished_rows import refused_row
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
-from scheduler_proc.deciding.openings import open_stream, scored_at_once
+from scheduler_proc.deciding.openings import open_stream, prompt_logprobs_at_once
 from scheduler_proc.deciding.policy import Budget, Policy
 from scheduler_proc.deciding.refusals import check_possible
 from scheduler_proc.deciding.requests import Limits, PendingReq
@@ -174,7 +174,7 @@ class Scheduler:
             return
         pending = PendingReq(message, self._limits, time.monotonic_ns())
         self._stages.enqueue(pending)
-        self._replies += scored_at_once(pending)
+        self._replies += prompt_logprobs_at_once(pending)
         ending = pending.find_ending()
         if ending is not None:
             self._reply_end(self._results.finish(pending, ending))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders
 
 from detokenizer_proc.decoders import ByteLevelDecoder, CountingDecoder, Decoder, PieceDecoder, WindowDecoder
-from detokenizer_proc.scoring import read_prompt
+from detokenizer_proc.logprobs import read_prompt
 from detokenizer_proc.vocabulary import Vocabulary, byte_level_alphabet, vocabulary_of
 from messages.replies import NUM_CONTEXT_TOKENS
 from tests.conftest import SHARED

@@ -9,7 +9,7 @@ from messages.config import Config, ModelFacts, RunConfig
 from messages.control import Beat, BootFailed
 from messages.replies import CacheFlushed, OpenStream, PromptReply, StepReplies, ToFrontend
 from messages.requests import FramesLost, StopSeen, ToScheduler
-from tests.detokenizer_proc.scored_runs import prompt_scored, scored_step
+from tests.detokenizer_proc.logprob_runs import prompt_logprobs_of, step_with_logprob
 from tests.detokenizer_proc.steps import Client, end, step
 from tests.detokenizer_proc.tiny_tokenizers import characters
 from tests.fake_launcher import FakeLauncher
@@ -73,15 +73,15 @@ def test_prompts_logprobs_and_flushes_pass_in_order(launcher: FakeLauncher) -> N
     ids = [characters().token_to_id(char) for char in "hey"]
     to_detokenizer.send(OpenStream(6, 0, prompt_ids=pack_int32(ids), echo=True))
     to_detokenizer.send(OpenStream(7, 0, prompt_ids=pack_int32(ids), num_logprobs=0, num_prompt_logprobs=1))
-    to_detokenizer.send(prompt_scored(ids))
-    to_detokenizer.send(scored_step(7, ids[0]))
+    to_detokenizer.send(prompt_logprobs_of(ids))
+    to_detokenizer.send(step_with_logprob(7, ids[0]))
     to_detokenizer.send(CacheFlushed(9, 5, 2))
     echo, prompt, replies, flushed = (launcher.take_one(from_detokenizer) for _ in range(4))
     assert echo == PromptReply(6, 0, "hey", token_ids=pack_int32(ids))
     assert isinstance(prompt, PromptReply)
     assert [token.token.text for token in prompt.tokens] == list("hey")
     assert isinstance(replies, StepReplies)
-    assert [(scored.token.text, scored.text_offset) for scored in replies.logprobs] == [("h", 0)]
+    assert [(positions.token.text, positions.text_offset) for positions in replies.logprobs] == [("h", 0)]
     assert flushed == CacheFlushed(9, 5, 2)
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from detokenizer_proc.detokenizer import Detokenizer
 from detokenizer_proc.vocabulary import vocabulary_of
 from messages.columns import pack_counts, pack_int32, pack_int64, runs_of, unpack_int32, unpack_int64
-from messages.replies import DetokenizeMsg, FinishedRow, OpenStream, ScoredToken, UserReply
+from messages.replies import DetokenizeMsg, FinishedRow, OpenStream, PositionLogprobs, UserReply
 from messages.requests import StopSeen
-from tests.detokenizer_proc.scored_runs import columns
+from tests.detokenizer_proc.logprob_runs import columns
 from tests.detokenizer_proc.steps import end
 from tests.detokenizer_proc.tiny_tokenizers import characters, llama
 
@@ -46,7 +46,7 @@ class Reader:
     def __init__(self) -> None:
         self.text = ""
         self.token_ids: list[int] = []
-        self.logprobs: list[ScoredToken] = []
+        self.logprobs: list[PositionLogprobs] = []
         self.final: UserReply | None = None
         self.stops: list[StopSeen] = []
 

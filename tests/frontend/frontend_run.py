@@ -16,7 +16,7 @@ import psutil
 from messages.columns import pack_counts, pack_int32, pack_int64
 from messages.config import Config, HttpConfig, ModelFacts, RunConfig, SchedulingConfig
 from messages.control import ProcessState, ProcessStatus, ProcessTable
-from messages.replies import PrefilledRow, ScoredToken, StepReplies, ToFrontend, TokenLogprob, Usage, UserReply
+from messages.replies import PositionLogprobs, PrefilledRow, StepReplies, ToFrontend, TokenLogprob, Usage, UserReply
 from messages.requests import AbortMsg, DropBefore, Stamps, TokenizeMsg, ToTokenizer
 from messages.uids import frontend_socket
 from tests.fake_launcher import FakeLauncher
@@ -62,10 +62,12 @@ def table_after(incarnations: dict[str, int], **states: ProcessState) -> Process
     return ProcessTable(tuple(processes))
 
 
-def scored(token_id: int, text: str, logprob: float | None, text_offset: int, *top: tuple[int, str, float]) -> Any:
+def position_logprobs(
+    token_id: int, text: str, logprob: float | None, text_offset: int, *top: tuple[int, str, float]
+) -> Any:
     """A token with its logprob and, as (token id, text, logprob), its alternatives."""
     token = TokenLogprob(token_id, text, text.encode(), logprob)
-    return ScoredToken(
+    return PositionLogprobs(
         token, tuple(TokenLogprob(*entry[:2], entry[1].encode(), entry[2]) for entry in top), text_offset
     )
 
@@ -73,7 +75,7 @@ def scored(token_id: int, text: str, logprob: float | None, text_offset: int, *t
 def step(
     rows: Iterable[tuple[TokenizeMsg, int | tuple[int, ...], str]] = (),
     finals: tuple[UserReply, ...] = (),
-    logprobs: dict[int, ScoredToken] | None = None,
+    logprobs: dict[int, PositionLogprobs] | None = None,
     prefilled: tuple[PrefilledRow, ...] = (),
 ) -> StepReplies:
     """One step of (request, token id or ids, text) rows, `logprobs` by the index of the token."""

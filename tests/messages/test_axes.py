@@ -17,7 +17,7 @@ from messages.steps import (
     Batch,
     LogitsProcessing,
     LogprobColumns,
-    ScoredTokens,
+    PromptLogprobTargets,
 )
 
 
@@ -73,9 +73,9 @@ def test_an_optional_column_that_says_nothing_is_empty() -> None:
 
 
 def test_tokens_of_a_prompt_are_cut_out_by_tokens() -> None:
-    scored = ScoredTokens(pack_int32([3, 5, 6]), pack_int32([30, 50, 60]), 2)
-    part = slice_columns(make_batch(scored=scored), ROW, 4, 5).scored
-    assert part == ScoredTokens(pack_int32([0, 1]), pack_int32([50, 60]), 2)
+    targets = PromptLogprobTargets(pack_int32([3, 5, 6]), pack_int32([30, 50, 60]), 2)
+    part = slice_columns(make_batch(prompt_logprobs=targets), ROW, 4, 5).prompt_logprobs
+    assert part == PromptLogprobTargets(pack_int32([0, 1]), pack_int32([50, 60]), 2)
 
 
 @pytest.mark.parametrize("num_top", [0, 2])
@@ -103,7 +103,7 @@ def test_filled_columns_have_the_sizes_of_their_axes() -> None:
     assert filled["sample_tokens"] == pack_int32([0, 4])
 
 
-@pytest.mark.parametrize("struct", [Batch, LogitsProcessing, ScoredTokens, LogprobColumns])
+@pytest.mark.parametrize("struct", [Batch, LogitsProcessing, PromptLogprobTargets, LogprobColumns])
 def test_each_column_is_described(struct: type[msgspec.Struct]) -> None:
     described = set(columns_of(struct))
     raw = {field.name for field in msgspec.structs.fields(struct) if field.type is bytes}

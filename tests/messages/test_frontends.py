@@ -11,7 +11,7 @@ import messages.channels
 from messages.channels import Receiver, Sender, Waiter
 from messages.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from messages.frontends import FrontendSenders
-from messages.replies import PrefilledRow, ScoredToken, StepReplies, ToFrontend, TokenLogprob, Usage, UserReply
+from messages.replies import PositionLogprobs, PrefilledRow, StepReplies, ToFrontend, TokenLogprob, Usage, UserReply
 from messages.requests import DropBefore, FramesLost
 from messages.uids import UIDS_PER_BLOCK, frontend_socket
 from runtime.run_dir import RunDir
@@ -84,7 +84,7 @@ def test_a_step_of_several_frontends_is_taken_apart(frontends: Frontends):
 
 
 def test_several_tokens_of_a_row_go_with_it(frontends: Frontends):
-    tokens = tuple(ScoredToken(TokenLogprob(token_id, "x", b"x", -0.5), (), 0) for token_id in (2, 3, 5))
+    tokens = tuple(PositionLogprobs(TokenLogprob(token_id, "x", b"x", -0.5), (), 0) for token_id in (2, 3, 5))
     whole = msgspec.structs.replace(
         step([N + 1, 2 * N + 2, N + 3]),
         token_ids=pack_int32([1, 2, 3, 4, 5]),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from messages.columns import pack_int32, runs_of, unpack_int32, unpack_int64
-from messages.replies import CacheFlushed, DetokenizeMsg, FinishedRow, OpenStream, PromptScored, ToDetokenizer, Usage
+from messages.replies import CacheFlushed, DetokenizeMsg, FinishedRow, OpenStream, PromptLogprobs, ToDetokenizer, Usage
 from messages.requests import DropBefore, SamplingParams, Stamps, ToScheduler, UserMsg
 from messages.steps import LogprobColumns
 from scheduler_proc.deciding.block_allocator import BlockAllocator
@@ -11,7 +11,7 @@ from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
-from tests.scheduler_proc.simulated_runner import Score, SimulatedRunner, unpack_scores
+from tests.scheduler_proc.simulated_runner import Logprob, SimulatedRunner, unpack_logprobs
 
 VOCAB_SIZE = 50
 EOS = 7
@@ -38,8 +38,8 @@ class Inbox:
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.finished: dict[tuple[int, int], FinishedRow] = {}
         self.prefilled: dict[tuple[int, int], Usage] = {}
-        self.logprobs: dict[tuple[int, int], list[Score]] = {}
-        self.scores: dict[tuple[int, int], list[Score]] = {}
+        self.logprobs: dict[tuple[int, int], list[Logprob]] = {}
+        self.prompt_logprobs: dict[tuple[int, int], list[Logprob]] = {}
         self.flushed: list[CacheFlushed] = []
         self.step_ids: list[int] = []
         self.dropped_before = 0
@@ -53,8 +53,8 @@ class Inbox:
                     self.opened[key] = message
                     self.tokens[key] = []
                     self.logprobs[key] = []
-                case PromptScored(uid, attempt, columns):
-                    self._take_scores((uid, attempt), columns)
+                case PromptLogprobs(uid, attempt, columns):
+                    self._take_prompt_logprobs((uid, attempt), columns)
                 case CacheFlushed():
                     self.flushed.append(message)
                 case DetokenizeMsg():
@@ -62,13 +62,13 @@ class Inbox:
                 case DropBefore(uid):
                     self.dropped_before = uid
 
-    def _take_scores(self, key: tuple[int, int], columns: LogprobColumns) -> None:
-        assert key not in self.scores, "scored twice"
-        assert not self.tokens[key], "scored after the first token"
-        assert key not in self.finished, "scored after the end"
+    def _take_prompt_logprobs(self, key: tuple[int, int], columns: LogprobColumns) -> None:
+        assert key not in self.prompt_logprobs, "prompt logprobs twice"
+        assert not self.tokens[key], "prompt logprobs after the first token"
+        assert key not in self.finished, "prompt logprobs after the end"
         num_top = self.opened[key].num_prompt_logprobs
         assert num_top == columns.num_top, "not as many alternatives as are wanted"
-        self.scores[key] = unpack_scores(columns, num_top)
+        self.prompt_logprobs[key] = unpack_logprobs(columns, num_top)
 
     def _take_step(self, message: DetokenizeMsg) -> None:
         uids, attempts = unpack_int64(message.uids), unpack_int32(message.attempts)
@@ -77,7 +77,9 @@ class Inbox:
             assert len(token_ids) > 0
             assert min(token_ids) >= 0
             opened = self.opened[uid, attempt]
-            assert opened.num_prompt_logprobs is None or (uid, attempt) in self.scores, "a token before the scores"
+            assert opened.num_prompt_logprobs is None or (uid, attempt) in self.prompt_logprobs, (
+                "a token before the prompt logprobs"
+            )
             self.tokens[uid, attempt].extend(token_ids)
             self.step_ids.append(message.step_id)
         for row in message.prefilled:
@@ -99,8 +101,8 @@ class Inbox:
             runs = list(runs_of(message.token_ids, message.num_tokens))
             rows = [row for row, run in enumerate(runs) for _ in run]
             keys = [(uids[rows[entry]], attempts[rows[entry]]) for entry in entries]
-            all_scores = unpack_scores(message.logprobs, message.logprobs.num_top)
-            for key, (token_id, logprob, top) in zip(keys, all_scores, strict=True):
+            all_logprobs = unpack_logprobs(message.logprobs, message.logprobs.num_top)
+            for key, (token_id, logprob, top) in zip(keys, all_logprobs, strict=True):
                 num_top = self.opened[key].num_logprobs
                 assert num_top is not None, "logprobs that nobody wants"
                 self.logprobs[key].append((token_id, logprob, top[:num_top]))

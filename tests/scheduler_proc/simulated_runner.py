@@ -22,7 +22,7 @@ from tests.scheduler_proc.simulated_edits import NOTHING, Edits, expected_edits,
 
 START = 0x5EED
 
-Score = tuple[int, float, list[tuple[int, float]]]
+Logprob = tuple[int, float, list[tuple[int, float]]]
 """A token, its logprob, and its alternatives with theirs."""
 
 
@@ -47,26 +47,26 @@ def choose(
     return candidates[digest % len(candidates)] if candidates else -1
 
 
-def score(value: int, token_id: int) -> float:
+def logprob(value: int, token_id: int) -> float:
     """Returns the logprob of a token after the token whose slot holds `value`."""
     return zlib.crc32(b"%d:%d" % (value, token_id)) % 4096 / -64
 
 
-def score_with_top(value: int, token_id: int, num_top: int, vocab_size: int) -> tuple[float, list[tuple[int, float]]]:
+def logprob_with_top(value: int, token_id: int, num_top: int, vocab_size: int) -> tuple[float, list[tuple[int, float]]]:
     """Returns the logprob of a token, and the likeliest ones with theirs."""
-    scores = sorted((-score(value, other), other) for other in range(vocab_size)) if num_top else []
-    return score(value, token_id), [(other, -negative) for negative, other in scores[:num_top]]
+    logprobs = sorted((-logprob(value, other), other) for other in range(vocab_size)) if num_top else []
+    return logprob(value, token_id), [(other, -negative) for negative, other in logprobs[:num_top]]
 
 
-def pack_scores(values: Sequence[tuple[int, int]], num_top: int, vocab_size: int) -> LogprobColumns:
+def pack_logprobs(values: Sequence[tuple[int, int]], num_top: int, vocab_size: int) -> LogprobColumns:
     """Returns the columns of (what the slot before holds, token)."""
-    scored = [score_with_top(value, token_id, num_top, vocab_size) for value, token_id in values]
+    positions = [logprob_with_top(value, token_id, num_top, vocab_size) for value, token_id in values]
     return LogprobColumns(
         pack_int32(token_id for _, token_id in values),
-        pack_float32(logprob for logprob, _ in scored),
+        pack_float32(logprob for logprob, _ in positions),
         num_top,
-        pack_int32(token_id for _, top in scored for token_id, _ in top),
-        pack_float32(logprob for _, top in scored for _, logprob in top),
+        pack_int32(token_id for _, top in positions for token_id, _ in top),
+        pack_float32(logprob for _, top in positions for _, logprob in top),
     )
 
 
@@ -124,10 +124,10 @@ class SimulatedRunner:
         wanted = unpack_int32(batch.num_logprobs) or [-1] * len(sampled)
         is_told, counts = self._withhold(sampled)
         told = [(one, count) for one, count, tells in zip(sampled, wanted, is_told, strict=True) if tells]
-        scored = [(one.last_value, one.token_id) for one, count in told if count >= 0]
-        logprobs = pack_scores(scored, max(wanted), self.vocab_size) if scored else None
+        positions = [(one.last_value, one.token_id) for one, count in told if count >= 0]
+        logprobs = pack_logprobs(positions, max(wanted), self.vocab_size) if positions else None
         next_tokens = pack_int32(one.token_id for one, _ in told)
-        return ForwardOutput(batch.step_id, next_tokens, logprobs, self._score(batch, slots), counts)
+        return ForwardOutput(batch.step_id, next_tokens, logprobs, self._logprob(batch, slots), counts)
 
     def _withhold(self, sampled: list[Sampled]) -> tuple[list[bool], bytes]:
         """Returns which of the tokens are told, and the column that says how many of each row that is."""
@@ -142,16 +142,16 @@ class SimulatedRunner:
             is_told += [index < counts[row] for index in range(num)]
         return is_told, pack_int32(counts.values())
 
-    def _score(self, batch: Batch, slots: "array[int]") -> LogprobColumns | None:
-        if batch.scored is None:
+    def _logprob(self, batch: Batch, slots: "array[int]") -> LogprobColumns | None:
+        if batch.prompt_logprobs is None:
             return None
         values: list[tuple[int, int]] = []
-        targets = unpack_int32(batch.scored.target_ids)
-        for index, target in zip(unpack_int32(batch.scored.token_indices), targets, strict=True):
+        targets = unpack_int32(batch.prompt_logprobs.target_ids)
+        for index, target in zip(unpack_int32(batch.prompt_logprobs.token_indices), targets, strict=True):
             held = self.slots[slots[index]]
             assert held is not None
             values.append((held[1], target))
-        return pack_scores(values, batch.scored.num_top, self.vocab_size)
+        return pack_logprobs(values, batch.prompt_logprobs.num_top, self.vocab_size)
 
     def _slot(self, table: "array[int]", position: int) -> int:
         page = table[position // self.page_size]
@@ -219,12 +219,12 @@ def check_shapes(batch: Batch) -> None:
     for name, column in columns_of(Batch).items():
         if column.axis is SAMPLED and not (column.is_optional and not getattr(batch, name)):
             assert size_of(batch, name) == len(sample_tokens), name
-    if batch.scored is not None:
-        indices = list(unpack_int32(batch.scored.token_indices))
+    if batch.prompt_logprobs is not None:
+        indices = list(unpack_int32(batch.prompt_logprobs.token_indices))
         assert indices == sorted(set(indices))
         assert indices
         assert indices[-1] < num_tokens
-        assert len(batch.scored.target_ids) == 4 * len(indices)
+        assert len(batch.prompt_logprobs.target_ids) == 4 * len(indices)
 
 
 def check_drafts(batch: Batch) -> None:
@@ -271,18 +271,18 @@ def expected_output(
     return output
 
 
-def expected_scores(token_ids: Sequence[int], start: int, num_top: int, vocab_size: int) -> list[Score]:
+def expected_logprobs(token_ids: Sequence[int], start: int, num_top: int, vocab_size: int) -> list[Logprob]:
     """Returns what is known of each token from position `start` on, which is at least 1."""
-    scores: list[Score] = []
+    logprobs: list[Logprob] = []
     value = START
     for position, (token_id, following) in enumerate(pairwise(token_ids)):
         value = next_value(value, token_id, position)
         if position + 1 >= start:
-            scores.append((following, *score_with_top(value, following, num_top, vocab_size)))
-    return scores
+            logprobs.append((following, *logprob_with_top(value, following, num_top, vocab_size)))
+    return logprobs
 
 
-def unpack_scores(columns: LogprobColumns, num_top: int) -> list[Score]:
+def unpack_logprobs(columns: LogprobColumns, num_top: int) -> list[Logprob]:
     """Returns the same of columns, which may hold more alternatives than `num_top`."""
     token_ids, logprobs = unpack_int32(columns.token_ids), array("f", columns.logprobs)
     top_ids, top_logprobs = unpack_int32(columns.top_ids), array("f", columns.top_logprobs)

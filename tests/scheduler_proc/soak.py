@@ -7,7 +7,7 @@ from typing import Any
 from messages.columns import pack_float32, pack_int32
 from messages.requests import AbortMsg, FlushCache, SamplingParams, StopSeen, UserMsg
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
-from tests.scheduler_proc.simulated_runner import expected_output, expected_scores
+from tests.scheduler_proc.simulated_runner import expected_logprobs, expected_output
 
 MAX_MODEL_LEN = 64
 
@@ -164,12 +164,12 @@ class Soak:
         key, inbox = (uid, ask.attempt), self.bench.inbox
         num_top, num_prompt_top = ask.params.num_logprobs, ask.params.num_prompt_logprobs
         tokens, start = ask.prompt + got, len(ask.prompt) + len(ask.known)
-        expected = [] if num_top is None else expected_scores(tokens, start, num_top, VOCAB_SIZE)
+        expected = [] if num_top is None else expected_logprobs(tokens, start, num_top, VOCAB_SIZE)
         assert inbox.logprobs[key] == expected, "a logprob is wrong, lost or doubled"
-        if key in inbox.scores and num_prompt_top is not None:
-            assert inbox.scores[key] == expected_scores(ask.prompt, 1, num_prompt_top, VOCAB_SIZE)
+        if key in inbox.prompt_logprobs and num_prompt_top is not None:
+            assert inbox.prompt_logprobs[key] == expected_logprobs(ask.prompt, 1, num_prompt_top, VOCAB_SIZE)
             assert ask.known or not inbox.finished[key].usage.cached_tokens
-        assert num_prompt_top is None or key in inbox.scores or len(got) == len(ask.known)
+        assert num_prompt_top is None or key in inbox.prompt_logprobs or len(got) == len(ask.known)
 
     def ends_by_token(self, ask: Ask) -> bool:
         ends = {*ask.params.stop_token_ids, *(() if ask.params.ignore_eos else (EOS,))}

@@ -19,7 +19,7 @@ from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
 from tests.checkpoints import CONTEXT, VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.clients import Inbox, user_msg
-from tests.scheduler_proc.simulated_runner import Score
+from tests.scheduler_proc.simulated_runner import Logprob
 
 TOLERANCE = 1e-4
 PAGE_SIZE = 4
@@ -82,9 +82,9 @@ def run(served: Served, requests: list[UserMsg], num_pages: int, num_step_tokens
     return inbox, scheduler
 
 
-def assert_scores(scores: list[Score], ids: list[int], theirs_LV: Tensor, num_top: int) -> None:
-    assert [token_id for token_id, _, _ in scores] == ids
-    for (token_id, logprob, top), theirs_V in zip(scores, theirs_LV, strict=True):
+def assert_logprobs(logprobs: list[Logprob], ids: list[int], theirs_LV: Tensor, num_top: int) -> None:
+    assert [token_id for token_id, _, _ in logprobs] == ids
+    for (token_id, logprob, top), theirs_V in zip(logprobs, theirs_LV, strict=True):
         assert abs(logprob - float(theirs_V[token_id])) < TOLERANCE
         ours = torch.tensor([value for _, value in top])
         torch.testing.assert_close(ours, theirs_V.topk(num_top).values, rtol=0, atol=TOLERANCE)
@@ -106,9 +106,9 @@ def test_logprobs_of_prompts_and_outputs(served: Served, num_pages: int, num_ste
         theirs_LV = served.logprobs(prompt + output)
         if params.num_prompt_logprobs is not None:
             before_LV = theirs_LV[: len(prompt) - 1]
-            assert_scores(inbox.scores[key], prompt[1:], before_LV, params.num_prompt_logprobs)
+            assert_logprobs(inbox.prompt_logprobs[key], prompt[1:], before_LV, params.num_prompt_logprobs)
         if params.num_logprobs is not None:
-            assert_scores(inbox.logprobs[key], output, theirs_LV[len(prompt) - 1 : -1], params.num_logprobs)
+            assert_logprobs(inbox.logprobs[key], output, theirs_LV[len(prompt) - 1 : -1], params.num_logprobs)
     gauges = scheduler.gauges()
     assert (gauges["preemptions"] > 0) == (num_pages == SCARCE)
 
@@ -144,4 +144,4 @@ def test_a_row_that_runs_out_of_tokens_fails_alone(served: Served) -> None:
         alone, _ = run(served, [user_msg(0, prompt)], PLENTY, 4096)
         assert inbox.tokens[uid, 0] == alone.tokens[0, 0]
     theirs_LV = served.logprobs([5, 6, *inbox.tokens[2, 0]])
-    assert_scores(inbox.logprobs[2, 0], inbox.tokens[2, 0], theirs_LV[1:-1], 1)
+    assert_logprobs(inbox.logprobs[2, 0], inbox.tokens[2, 0], theirs_LV[1:-1], 1)

@@ -43,7 +43,7 @@ GREEDY = SamplingPlan()
 
 def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
     """Returns how the rows of `batch` that sample get their tokens, and which tokens have logprobs."""
-    wants_more = batch.logits_processing or batch.num_logprobs or batch.scored
+    wants_more = batch.logits_processing or batch.num_logprobs or batch.prompt_logprobs
     if not wants_more and batch.temperatures.count(0) == len(batch.temperatures):
         return GREEDY  # at next to no cost: most steps are
     columns: dict[str, np.ndarray] = {}
@@ -79,12 +79,12 @@ def _plan_logprobs(batch: Batch, vocab_size: int, columns: dict[str, np.ndarray]
         if num_top >= 0:
             assert len(num_logprobs) == len(batch.temperatures) // 4
             columns["logprob_rows"] = np.flatnonzero(num_logprobs >= 0)
-    if batch.scored is None:
+    if batch.prompt_logprobs is None:
         return num_top, -1
-    prompt_ids = np.frombuffer(batch.scored.target_ids, np.int32)
+    prompt_ids = np.frombuffer(batch.prompt_logprobs.target_ids, np.int32)
     assert len(prompt_ids) == 0 or 0 <= prompt_ids.min() <= prompt_ids.max() < vocab_size
     columns["prompt_ids"] = prompt_ids
-    return num_top, batch.scored.num_top
+    return num_top, batch.prompt_logprobs.num_top
 
 
 def _plan_logits_processing(batch: Batch, rows: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:

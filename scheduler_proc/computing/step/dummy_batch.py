@@ -7,7 +7,17 @@ from msgspec.structs import replace
 from messages.axes import columns_of, fill_columns
 from messages.columns import pack_int32, pack_int64
 from messages.config import Config
-from messages.steps import BIAS, HISTORY_ID, PENALIZED, ROW, SAMPLED, TOKEN, Batch, LogitsProcessing, ScoredTokens
+from messages.steps import (
+    BIAS,
+    HISTORY_ID,
+    PENALIZED,
+    ROW,
+    SAMPLED,
+    TOKEN,
+    Batch,
+    LogitsProcessing,
+    PromptLogprobTargets,
+)
 
 NUM_TOP = 20
 """Alternatives to each token of a full step."""
@@ -33,7 +43,7 @@ def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
         plain = fill_columns(Batch, {SAMPLED: full.num_sampled})
         names = {name for name, column in columns_of(Batch).items() if column.axis is SAMPLED}
         drawn = replace(
-            full, logits_processing=None, scored=None, **{name: plain[name] for name in names - NEEDED_TO_DRAW}
+            full, logits_processing=None, prompt_logprobs=None, **{name: plain[name] for name in names - NEEDED_TO_DRAW}
         )
         batches += [full, drawn, replace(drawn, temperatures=plain["temperatures"])]
     return batches
@@ -70,13 +80,13 @@ def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_s
         penalty_rows=pack_int32(range(num_rows)),
         num_history=pack_int32(query_lens),
     )
-    scored = ScoredTokens(pack_int32(range(num_tokens)), pack_int32([0] * num_tokens), NUM_TOP)
+    prompt_logprobs = PromptLogprobTargets(pack_int32(range(num_tokens)), pack_int32([0] * num_tokens), NUM_TOP)
     return Batch(
         step_id=0,
         num_decode_rows=num_decode_rows,
         num_pages_per_row=num_pages,
         logits_processing=LogitsProcessing(**processing),
-        scored=scored,
+        prompt_logprobs=prompt_logprobs,
         **dummy,
     )
 

@@ -127,7 +127,7 @@ class StepShape:
 
 def shape_of(batch: Batch) -> StepShape:
     """Returns the sizes of `batch` without padding."""
-    num_prompt_logprobs = 0 if batch.scored is None else num_int32(batch.scored.token_indices)
+    num_prompt_logprobs = 0 if batch.prompt_logprobs is None else num_int32(batch.prompt_logprobs.token_indices)
     return StepShape(
         num_decode_rows=batch.num_decode_rows,
         num_prefill_tokens=batch.num_tokens - batch.num_decode_rows,
@@ -146,7 +146,7 @@ def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
 def only_samples(batch: Batch) -> bool:
     """Whether each token of the step is a decode row's, and yields a next token that nothing else is wanted of."""
     num_rows = batch.num_decode_rows
-    return num_int32(batch.token_ids) == num_int32(batch.sample_tokens) == num_rows and batch.scored is None
+    return num_int32(batch.token_ids) == num_int32(batch.sample_tokens) == num_rows and batch.prompt_logprobs is None
 
 
 def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
@@ -198,7 +198,11 @@ def _read_columns(batch: Batch) -> Arrays:
 def _find_head_tokens(batch: Batch) -> np.ndarray:
     """Returns indices (int64) into the tokens of the batch: those that sample, then those before prompt tokens with
     logprobs."""
-    columns = [batch.sample_tokens] if batch.scored is None else [batch.sample_tokens, batch.scored.token_indices]
+    columns = (
+        [batch.sample_tokens]
+        if batch.prompt_logprobs is None
+        else [batch.sample_tokens, batch.prompt_logprobs.token_indices]
+    )
     for tokens in (_int32(column) for column in columns):
         assert len(tokens) == 0 or 0 <= tokens.min() <= tokens.max() < batch.num_tokens
     return _int32(b"".join(columns)).astype(np.int64)

@@ -49,7 +49,7 @@ class StepShapes:
         rows = batch.num_decode_rows
         tokens = batch.num_tokens - rows
         is_too_large = tokens > self._prefill_tokens[-1] or batch.num_sampled > self._limits.max_num_seqs
-        if is_too_large or batch.scored is not None:
+        if is_too_large or batch.prompt_logprobs is not None:
             return None
         if tokens == 0:
             return self._shape(self.places(rows), 0)

@@ -9,7 +9,7 @@ from messages.columns import pack_int32
 from messages.errors import ErrorInfo
 from messages.replies import PrefilledRow, PromptReply, Usage
 from messages.requests import ChatPrompt, TokenizeMsg, Truncation
-from tests.frontend.frontend_run import Call, FrontendRun, final, scored, step
+from tests.frontend.frontend_run import Call, FrontendRun, final, position_logprobs, step
 
 PATH = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
@@ -111,7 +111,7 @@ def test_logprobs(server: FrontendRun, stream: bool):
     call, (message,) = send(server, logprobs=True, top_logprobs=2, stream=stream)
     with call:
         assert message.sampling_params.num_logprobs == 2
-        entry = scored(11, "ü", -0.5, 0, (12, "b", -0.25), (11, "ü", -0.5))
+        entry = position_logprobs(11, "ü", -0.5, 0, (12, "b", -0.25), (11, "ü", -0.5))
         server.send(final(message, "ü", (11,), logprobs=(entry,)))
         choice = call.events()[-1]["choices"][0] if stream else call.json()["choices"][0]
     assert choice["logprobs"] == {
@@ -134,7 +134,7 @@ def test_logprobs_of_the_chosen_alone(server: FrontendRun):
     call, (message,) = send(server, logprobs=True)
     with call:
         assert message.sampling_params.num_logprobs == 0
-        server.send(final(message, "a", (1,), logprobs=(scored(1, "a", -1.0, 0),)))
+        server.send(final(message, "a", (1,), logprobs=(position_logprobs(1, "a", -1.0, 0),)))
         assert call.json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
 
 
@@ -159,7 +159,7 @@ def test_template_variables_and_ids(server: FrontendRun):
     with call:
         assert json.loads(chat_of(message).template_kwargs) == kwargs
         assert (message.sampling_params.echo, message.sampling_params.num_prompt_logprobs) == (True, 0)
-        tokens = (scored(4, "h", None, 0), scored(5, "i", -1.0, 1))
+        tokens = (position_logprobs(4, "h", None, 0), position_logprobs(5, "i", -1.0, 1))
         server.send(PromptReply(message.uid, 0, "hi", tokens, pack_int32([4, 5])))
         server.send(final(message, "a", (6,)))
         reply = call.json()

@@ -10,7 +10,7 @@ from messages.config import SchedulingConfig
 from messages.errors import ErrorInfo
 from messages.replies import PrefilledRow, PromptReply, Usage
 from messages.requests import TokenizeMsg, Truncation
-from tests.frontend.frontend_run import Call, FrontendRun, final, make_config, scored, step, wait_until
+from tests.frontend.frontend_run import Call, FrontendRun, final, make_config, position_logprobs, step, wait_until
 
 PATH = "/v1/completions"
 
@@ -174,9 +174,9 @@ def test_logprobs(server: FrontendRun):
     call, (message,) = send(server, logprobs=2)
     with call:
         assert message.sampling_params.num_logprobs == 2
-        one = scored(11, "ü", -0.5, 0, (11, "ü", -0.5), (12, "b", -1.5))
+        one = position_logprobs(11, "ü", -0.5, 0, (11, "ü", -0.5), (12, "b", -1.5))
         server.send(step([(message, 11, "ü")], logprobs={0: one}))
-        two = scored(13, "c", -3.0, 1, (12, "b", -0.25), (14, "b", -2.0))
+        two = position_logprobs(13, "c", -3.0, 1, (12, "b", -0.25), (14, "b", -2.0))
         server.send(final(message, "c", (13,), logprobs=(two,)))
         logprobs = call.json()["choices"][0]["logprobs"]
     assert logprobs == {
@@ -191,9 +191,9 @@ def test_logprobs_in_a_stream_come_with_their_tokens(server: FrontendRun):
     call, (message,) = send(server, stream=True, logprobs=0, return_tokens_as_token_ids=True, return_token_ids=True)
     with call:
         server.send(PromptReply(message.uid, 0, "hi", token_ids=pack_int32([8, 9])))
-        server.send(step([(message, 11, "")], logprobs={0: scored(11, "�", -0.5, 0)}))
+        server.send(step([(message, 11, "")], logprobs={0: position_logprobs(11, "�", -0.5, 0)}))
         first = json.loads(call.next_event()[6:])["choices"][0]
-        server.send(final(message, "ü", (12,), logprobs=(scored(12, "�", float("-inf"), 0),)))
+        server.send(final(message, "ü", (12,), logprobs=(position_logprobs(12, "�", float("-inf"), 0),)))
         (last,) = call.events()
     assert (first["text"], first["token_ids"], first["prompt_token_ids"]) == ("", [11], [8, 9])
     assert first["logprobs"]["tokens"] == ["token_id:11"]
@@ -204,7 +204,7 @@ def test_logprobs_in_a_stream_come_with_their_tokens(server: FrontendRun):
     assert "prompt_token_ids" not in choice
 
 
-PROMPT_TOKENS = (scored(5, "Ü", None, 0), scored(6, "b", -1.0, 1, (6, "b", -1.0)))
+PROMPT_TOKENS = (position_logprobs(5, "Ü", None, 0), position_logprobs(6, "b", -1.0, 1, (6, "b", -1.0)))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -213,10 +213,10 @@ def test_echo_with_logprobs_has_those_of_the_prompt_first(server: FrontendRun, s
     with call:
         assert message.sampling_params.num_prompt_logprobs == 1
         server.send(PromptReply(message.uid, 0, "Üb", PROMPT_TOKENS, pack_int32([5, 6])))
-        server.send(step([(message, 7, "c")], logprobs={0: scored(7, "c", -2.0, 0, (8, "d", -0.1))}))
+        server.send(step([(message, 7, "c")], logprobs={0: position_logprobs(7, "c", -2.0, 0, (8, "d", -0.1))}))
         if stream:
             choice = json.loads(call.next_event()[6:])["choices"][0]
-        server.send(final(message, "e", (9,), logprobs=(scored(9, "e", -3.0, 1),)))
+        server.send(final(message, "e", (9,), logprobs=(position_logprobs(9, "e", -3.0, 1),)))
         if stream:
             (last,) = (chunk["choices"][0] for chunk in call.events())
             assert last["text"] == "e"
@@ -231,7 +231,7 @@ def test_echo_with_logprobs_has_those_of_the_prompt_first(server: FrontendRun, s
     assert logprobs["text_offset"][:3] == [0, 1, 2]
 
 
-def test_scoring_a_prompt_alone(server: FrontendRun):
+def test_prompt_logprobs_alone(server: FrontendRun):
     call, (message,) = send(server, prompt=[5, 6], echo=True, logprobs=0, max_tokens=0)
     with call:
         params = message.sampling_params
@@ -258,7 +258,7 @@ def test_prompt_logprobs_and_ids(server: FrontendRun):
     call, (message,) = send(server, prompt_logprobs=1, return_token_ids=True)
     with call:
         assert (message.sampling_params.num_prompt_logprobs, message.sampling_params.num_logprobs) == (1, None)
-        tokens = (scored(5, "Ü", None, 0), scored(6, "b", -2.0, 1, (7, "c", -1.0)))
+        tokens = (position_logprobs(5, "Ü", None, 0), position_logprobs(6, "b", -2.0, 1, (7, "c", -1.0)))
         server.send(PromptReply(message.uid, 0, "Üb", tokens, pack_int32([5, 6])))
         server.send(final(message, "d", (8,)))
         choice = call.json()["choices"][0]
@@ -278,10 +278,10 @@ def test_best_of_shows_the_likeliest_on_average(server: FrontendRun):
     with call:
         assert all(message.sampling_params.num_logprobs == 0 for message in messages)
         unlikely, likely, long = messages
-        server.send(step([(long, 1, "l")], logprobs={0: scored(1, "l", -0.6, 0)}))
-        server.send(final(unlikely, "u", (1,), logprobs=(scored(1, "u", -1.0, 0),), usage=Usage(3, 0, 1)))
-        server.send(final(likely, "a", (1,), logprobs=(scored(1, "a", -0.5, 0),), usage=Usage(3, 0, 1)))
-        server.send(final(long, "o", (1,), logprobs=(scored(1, "o", -0.6, 1),), usage=Usage(3, 0, 2)))
+        server.send(step([(long, 1, "l")], logprobs={0: position_logprobs(1, "l", -0.6, 0)}))
+        server.send(final(unlikely, "u", (1,), logprobs=(position_logprobs(1, "u", -1.0, 0),), usage=Usage(3, 0, 1)))
+        server.send(final(likely, "a", (1,), logprobs=(position_logprobs(1, "a", -0.5, 0),), usage=Usage(3, 0, 1)))
+        server.send(final(long, "o", (1,), logprobs=(position_logprobs(1, "o", -0.6, 1),), usage=Usage(3, 0, 2)))
         reply = call.json()
     assert [(choice["index"], choice["text"]) for choice in reply["choices"]] == [(0, "a"), (1, "lo")]
     assert reply["choices"][0]["logprobs"] is None
@@ -325,7 +325,7 @@ def test_choices_go_on_after_a_restart():
         call, (first, second) = send(server, 2, n=2, logprobs=0, seed=3)
         with call:
             server.send(PromptReply(first.uid, 0, "hi"))
-            server.send(step([(first, 1, "a")], logprobs={0: scored(1, "a", -1.0, 0)}))
+            server.send(step([(first, 1, "a")], logprobs={0: position_logprobs(1, "a", -1.0, 0)}))
             server.round_trip()
             server.replace("scheduler", 2)
             again = {message.uid: message for message in (server.take_request(), server.take_request())}
@@ -333,8 +333,8 @@ def test_choices_go_on_after_a_restart():
             assert unpack_int32(again[first.uid].output_ids).tolist() == [1]
             assert again[second.uid].sampling_params.seed == 4
             server.send(PromptReply(first.uid, 1, "hi"))
-            server.send(final(again[first.uid], "b", (2,), logprobs=(scored(2, "b", -2.0, 1),)))
-            server.send(final(again[second.uid], "c", (3,), logprobs=(scored(3, "c", -3.0, 0),)))
+            server.send(final(again[first.uid], "b", (2,), logprobs=(position_logprobs(2, "b", -2.0, 1),)))
+            server.send(final(again[second.uid], "c", (3,), logprobs=(position_logprobs(3, "c", -3.0, 0),)))
             choices = call.json()["choices"]
     assert [choice["text"] for choice in choices] == ["ab", "c"]
     assert choices[0]["logprobs"]["token_logprobs"] == [-1.0, -2.0]

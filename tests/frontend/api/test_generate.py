@@ -9,7 +9,7 @@ from messages.columns import unpack_int32
 from messages.errors import ErrorInfo
 from messages.replies import PromptReply, Usage
 from messages.requests import Truncation
-from tests.frontend.frontend_run import STAMPS, FrontendRun, final, scored, step
+from tests.frontend.frontend_run import STAMPS, FrontendRun, final, position_logprobs, step
 
 BAD_BODIES: list[tuple[str, str | bytes, str | None, str]] = [
     ("empty body", "", None, "not valid JSON"),
@@ -240,10 +240,12 @@ def test_logprobs_of_output_and_prompt(server: FrontendRun, stream: bool):
     with server.call({"logprobs": 1, "prompt_logprobs": 0, "stream": stream}) as call:
         message = server.take_request()
         assert (message.sampling_params.num_logprobs, message.sampling_params.num_prompt_logprobs) == (1, 0)
-        server.send(PromptReply(message.uid, 0, "hi", (scored(4, "h", None, 0), scored(5, "i", -2.0, 1))))
-        server.send(step([(message, 1, "a")], logprobs={0: scored(1, "a", -1.0, 0, (2, "b", -0.5))}))
+        server.send(
+            PromptReply(message.uid, 0, "hi", (position_logprobs(4, "h", None, 0), position_logprobs(5, "i", -2.0, 1)))
+        )
+        server.send(step([(message, 1, "a")], logprobs={0: position_logprobs(1, "a", -1.0, 0, (2, "b", -0.5))}))
         tokens = json.loads(call.next_event()[6:])["logprobs"] if stream else []
-        server.send(final(message, "c", (3,), logprobs=(scored(3, "c", -3.0, 1),)))
+        server.send(final(message, "c", (3,), logprobs=(position_logprobs(3, "c", -3.0, 1),)))
         end = call.events()[-1] if stream else call.json()
     top = [{"token_id": 2, "token": "b", "bytes": [98], "logprob": -0.5}]
     first, last = tokens + end["logprobs"]

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 
 from messages.replies import PromptReply
 from messages.requests import TokenizeMsg
-from tests.frontend.frontend_run import FrontendRun, final, scored, step
+from tests.frontend.frontend_run import FrontendRun, final, position_logprobs, step
 
 pytestmark = pytest.mark.shared
 
@@ -58,9 +58,11 @@ def play(server: FrontendRun, message: TokenizeMsg) -> None:
     """Answers as the ring does: the prompt, a token and the end, with logprobs where they are wanted."""
     params = message.sampling_params
     if params.num_prompt_logprobs is not None:
-        server.send(PromptReply(message.uid, 0, "hi", (scored(4, "h", None, 0), scored(5, "i", -1.0, 1))))
+        server.send(
+            PromptReply(message.uid, 0, "hi", (position_logprobs(4, "h", None, 0), position_logprobs(5, "i", -1.0, 1)))
+        )
     has_logprobs = params.num_logprobs is not None
-    one, two = scored(1, "a", -1.0, 0, (1, "a", -1.0)), scored(2, "b", -2.0, 1, (3, "c", -0.5))
+    one, two = position_logprobs(1, "a", -1.0, 0, (1, "a", -1.0)), position_logprobs(2, "b", -2.0, 1, (3, "c", -0.5))
     server.send(step([(message, 1, "a")], logprobs={0: one} if has_logprobs else {}))
     server.send(final(message, "b", (2,), finish_reason="stop", logprobs=(two,) if has_logprobs else ()))
 

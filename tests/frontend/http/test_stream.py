@@ -10,7 +10,16 @@ import pytest
 from messages.config import HttpConfig
 from messages.errors import ErrorInfo
 from messages.replies import Usage
-from tests.frontend.frontend_run import TIMEOUT_S, Call, FrontendRun, final, make_config, scored, step, wait_until
+from tests.frontend.frontend_run import (
+    TIMEOUT_S,
+    Call,
+    FrontendRun,
+    final,
+    make_config,
+    position_logprobs,
+    step,
+    wait_until,
+)
 
 HEAD = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 NUM_STEPS = 600
@@ -67,11 +76,11 @@ def test_a_frontend_that_runs_late_writes_an_event_for_each_step(server: Fronten
         message = server.take_request()
         server.process.suspend()
         for token_id in range(NUM_STEPS):
-            scores = {0: scored(token_id, "x", -1.0, token_id)} if has_more else {}
-            server.send(step([(message, token_id, "x")], logprobs=scores))
-        scores = (scored(NUM_STEPS, "y", -1.0, NUM_STEPS),) if has_more else ()
+            logprobs = {0: position_logprobs(token_id, "x", -1.0, token_id)} if has_more else {}
+            server.send(step([(message, token_id, "x")], logprobs=logprobs))
+        logprobs = (position_logprobs(NUM_STEPS, "y", -1.0, NUM_STEPS),) if has_more else ()
         usage = Usage(2, 0, NUM_STEPS + 1)
-        server.send(step(finals=(final(message, "y", (NUM_STEPS,), logprobs=scores, usage=usage),)))
+        server.send(step(finals=(final(message, "y", (NUM_STEPS,), logprobs=logprobs, usage=usage),)))
         server.process.resume()
         events = call.events()
     texts, logprobs, completion_tokens = zip(*(_content(event) for event in events if _content(event)[0]), strict=True)

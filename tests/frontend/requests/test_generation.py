@@ -8,7 +8,7 @@ from messages.columns import pack_int32
 from messages.errors import ErrorInfo
 from messages.replies import PromptReply
 from messages.requests import SamplingParams, Stamps, TokenizeMsg
-from tests.frontend.frontend_run import final, scored
+from tests.frontend.frontend_run import final, position_logprobs
 
 MESSAGE = TokenizeMsg(7, 0, "hi", b"", SamplingParams(8), Stamps())
 
@@ -130,7 +130,7 @@ def test_an_attempt_that_is_to_end_at_once_may_have_no_more_tokens():
     assert generation.next_attempt(ends_at_once=True).sampling_params.max_tokens == 1
 
 
-def test_the_prompt_is_scored_once_and_never_by_an_attempt_that_is_to_end_at_once():
+def test_prompt_logprobs_are_told_once_and_never_by_an_attempt_that_is_to_end_at_once():
     params = SamplingParams(8, num_prompt_logprobs=2, num_logprobs=1, echo=True)
     generation = Generation(msgspec.structs.replace(MESSAGE, sampling_params=params), "id", wakes_at_tokens=True)
     assert generation.next_attempt().sampling_params == params
@@ -156,15 +156,15 @@ def test_logprobs_and_what_is_told_of_the_prompt_outlive_an_attempt():
     first, again = PromptReply(7, 0, "hi"), PromptReply(7, 1, "hi")
     generation.add_prompt(first)
     generation.add([1], "a")
-    generation.add_logprob(scored(1, "a", -1.0, 0))
+    generation.add_logprob(position_logprobs(1, "a", -1.0, 0))
     generation.next_attempt()
     generation.add_prompt(again)
     generation.add([2], "b")
-    generation.add_logprob(scored(2, "b", -2.0, 1))
+    generation.add_logprob(position_logprobs(2, "b", -2.0, 1))
     assert generation.prompt is first
     assert [entry.token.token_id for entry in generation.take_logprobs(1)] == [1]
     assert [entry.token.token_id for entry in generation.take_logprobs(1)] == [2]
-    generation.finish(final(MESSAGE, "c", (3,), logprobs=(scored(3, "c", -3.0, 2),)))
+    generation.finish(final(MESSAGE, "c", (3,), logprobs=(position_logprobs(3, "c", -3.0, 2),)))
     assert [entry.token.token_id for entry in generation.take_logprobs(1)] == [3]
     assert generation.take_logprobs(1) == []
 

@@ -10,7 +10,7 @@ from messages.columns import pack_int32, pack_int64
 from messages.errors import ErrorInfo
 from messages.replies import PromptReply, StepReplies
 from messages.requests import SamplingParams, Stamps, TokenizeMsg
-from tests.frontend.frontend_run import final, scored, step
+from tests.frontend.frontend_run import final, position_logprobs, step
 
 
 class Opened:
@@ -75,7 +75,7 @@ def test_the_newest_row_wakes_first():
 def test_several_tokens_of_a_row_stay_one_step_in_their_order():
     opened = Opened(num=3)
     first, second, third = opened.generations
-    tokens = [scored(token_id, "x", -0.5, 0) for token_id in (4, 5, 6)]
+    tokens = [position_logprobs(token_id, "x", -0.5, 0) for token_id in (4, 5, 6)]
     rows = [(first.message, (1, 2, 3), "abc"), (second.message, (4, 5, 6), "def"), (third.message, 7, "g")]
     opened.registry.take(step(rows, logprobs=dict(zip((3, 4, 5), tokens, strict=True))))
     opened.registry.take(step([(first.message, 8, "h"), (second.message, (9, 10), "")]))
@@ -153,7 +153,7 @@ def test_logprobs_reach_the_rows_that_have_them():
     first, second, third = opened.generations
     other = msgspec.structs.replace(second.message, attempt=1)
     rows = [(first.message, 1, "a"), (other, 2, "b"), (third.message, 3, "c")]
-    entries = {1: scored(2, "b", -2.0, 0), 2: scored(3, "c", -3.0, 0)}
+    entries = {1: position_logprobs(2, "b", -2.0, 0), 2: position_logprobs(3, "c", -3.0, 0)}
     opened.registry.take(step(rows, logprobs=entries))
     assert [entry.logprobs for entry in opened.generations] == [[], [], [entries[2]]]
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from messages.columns import pack_float32, pack_int32, pack_int64, unpack_float32, unpack_int32
 from messages.requests import SamplingParams
-from messages.steps import Batch, ForwardOutput, ScoredTokens
+from messages.steps import Batch, ForwardOutput, PromptLogprobTargets
 from scheduler_proc.computing.runner import Runner
 from tests.scheduler_proc.computing.sampling.row_processing import RowProcessing, plan_logits_processing
 
@@ -135,7 +135,7 @@ def plan_batch(step_id: int, planned: list[tuple[Row, int]], page_size: int) -> 
         sample_positions=pack_int64(len(planned[i][0].ids) for i in sampling),
         logits_processing=plan_logits_processing([row_processing(planned[i][0]) for i in sampling]),
         num_logprobs=_plan_logprobs(params),
-        scored=_plan_scored(planned),
+        prompt_logprobs=_plan_prompt_logprobs(planned),
     )
 
 
@@ -153,7 +153,7 @@ def _plan_logprobs(params: list[SamplingParams]) -> bytes:
     return pack_int32(wanted) if any(number >= 0 for number in wanted) else b""
 
 
-def _plan_scored(planned: list[tuple[Row, int]]) -> ScoredTokens | None:
+def _plan_prompt_logprobs(planned: list[tuple[Row, int]]) -> PromptLogprobTargets | None:
     token_indices, target_ids, nums_top, first = array("i"), array("i"), [], 0
     for row, num_new in planned:
         if row.params.num_prompt_logprobs is not None:
@@ -162,4 +162,4 @@ def _plan_scored(planned: list[tuple[Row, int]]) -> ScoredTokens | None:
                 token_indices.append(first + position - row.num_computed)
                 target_ids.append(row.ids[position + 1])
         first += num_new
-    return ScoredTokens(token_indices.tobytes(), target_ids.tobytes(), max(nums_top)) if token_indices else None
+    return PromptLogprobTargets(token_indices.tobytes(), target_ids.tobytes(), max(nums_top)) if token_indices else None

@@ -12,7 +12,7 @@ from scheduler_proc.deciding.drafts import num_accepted
 from scheduler_proc.deciding.requests import PendingReq
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.overlapped import OverlappedBench
-from tests.scheduler_proc.simulated_runner import check_shapes, expected_output, expected_scores
+from tests.scheduler_proc.simulated_runner import check_shapes, expected_logprobs, expected_output
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -203,7 +203,7 @@ def test_penalties_bans_and_logprobs_are_those_of_each_token():
     bench.send(message)
     assert bench.run() < len(expected)
     assert bench.output(1) == expected
-    assert bench.inbox.logprobs[1, 0] == expected_scores(PROMPT + expected, len(PROMPT), 2, VOCAB_SIZE)
+    assert bench.inbox.logprobs[1, 0] == expected_logprobs(PROMPT + expected, len(PROMPT), 2, VOCAB_SIZE)
 
 
 def test_no_step_is_planned_behind_one_with_drafts():

@@ -10,7 +10,7 @@ from messages.requests import AbortMsg, DropBefore, FlushCache, StopSeen
 from messages.steps import Batch, ForwardOutput
 from scheduler_proc.deciding.endings import NOT_FINITE
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
-from tests.scheduler_proc.simulated_runner import expected_scores, unpack_scores
+from tests.scheduler_proc.simulated_runner import expected_logprobs, unpack_logprobs
 
 FREE = {"ignore_eos": True}
 
@@ -221,20 +221,20 @@ def test_a_prompt_that_another_computes_is_waited_for():
     assert list(unpack_int32(fourth.context_lens)) == [15, 12]
 
 
-def test_a_prompt_is_scored_over_chunks_in_flight():
+def test_prompt_logprobs_over_chunks_in_flight():
     bench = Bench(max_num_batched_tokens=4)
     prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
     bench.send(user_msg(1, prompt, 2, num_prompt_logprobs=1, **FREE))
     batches = [planned(bench)]
     while (batch := bench.scheduler.schedule()) is not None:
-        assert batch.scored is None or num_int32(batch.scored.target_ids) in (4, 1)
+        assert batch.prompt_logprobs is None or num_int32(batch.prompt_logprobs.target_ids) in (4, 1)
         batches.append(batch)
         before = batches.pop(0)
         if before.future_token_indices:
             break
         bench.scheduler.commit(bench.runner.run(before))
         bench.inbox.take(bench.scheduler.take_replies())
-    assert bench.inbox.scores[1, 0] == expected_scores(prompt, 1, 1, VOCAB_SIZE)
+    assert bench.inbox.prompt_logprobs[1, 0] == expected_logprobs(prompt, 1, 1, VOCAB_SIZE)
 
 
 def test_logprobs_of_the_rows_that_go_on_are_theirs():
@@ -244,14 +244,14 @@ def test_logprobs_of_the_rows_that_go_on_are_theirs():
     batch = planned(bench)
     output = bench.runner.run(batch)
     assert output.logprobs is not None
-    all_scores = unpack_scores(output.logprobs, 2)
+    all_logprobs = unpack_logprobs(output.logprobs, 2)
     bench.send(AbortMsg(2, 0), AbortMsg(4, 0))
     tokens = array("i", output.next_tokens)
     tokens[4] = -1
     bench.scheduler.commit(msgspec.structs.replace(output, next_tokens=tokens.tobytes()), {4: NOT_FINITE})
     bench.inbox.take(bench.scheduler.take_replies())
-    assert bench.inbox.logprobs[1, 0] == [all_scores[0]]
-    assert bench.inbox.logprobs[3, 0] == [all_scores[2]]
+    assert bench.inbox.logprobs[1, 0] == [all_logprobs[0]]
+    assert bench.inbox.logprobs[3, 0] == [all_logprobs[2]]
     assert bench.output(2) == bench.output(4) == []
     assert bench.end(5).error == NOT_FINITE, "the failure is that of the same row"
     assert (bench.output(1), bench.output(3)) == ([tokens[0]], [tokens[2]])

@@ -12,7 +12,7 @@ from messages.columns import num_int32, pack_float32, pack_int32, pack_int64, un
 from messages.steps import ForwardOutput
 from scheduler_proc.deciding.isolation import MAX_RERUNS, join_outputs, no_output, run_step, take_rows
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
-from tests.scheduler_proc.simulated_runner import check_shapes, expected_output, expected_scores, unpack_scores
+from tests.scheduler_proc.simulated_runner import check_shapes, expected_logprobs, expected_output, unpack_logprobs
 
 POISON = VOCAB_SIZE - 1
 
@@ -74,11 +74,11 @@ def test_only_the_poisoned_requests_fail(bad, is_rich, caplog):
             expected = expected[: expected.index(POISON) + 1]
         assert bench.output(uid) == expected
         if params.num_logprobs is not None:
-            scores = expected_scores(ids + expected, len(ids), params.num_logprobs, VOCAB_SIZE)
-            assert bench.inbox.logprobs[uid, 0] == scores
+            expected = expected_logprobs(ids + expected, len(ids), params.num_logprobs, VOCAB_SIZE)
+            assert bench.inbox.logprobs[uid, 0] == expected
         if params.num_prompt_logprobs is not None:
-            scores = expected_scores(ids, 1, params.num_prompt_logprobs, VOCAB_SIZE)
-            assert bench.inbox.scores[uid, 0] == scores
+            expected = expected_logprobs(ids, 1, params.num_prompt_logprobs, VOCAB_SIZE)
+            assert bench.inbox.prompt_logprobs[uid, 0] == expected
     assert not poisoned_alone
     for uid in bad:
         assert bench.end(100 + uid).finish_reason == "error"
@@ -118,7 +118,12 @@ def test_parts_of_a_step_give_what_the_whole_gives(is_rich):
     batch = bench.scheduler.schedule()
     assert batch is not None
     assert batch.phase == "mixed"
-    assert (batch.logits_processing is not None) == (batch.scored is not None) == bool(batch.num_logprobs) == is_rich
+    assert (
+        (batch.logits_processing is not None)
+        == (batch.prompt_logprobs is not None)
+        == bool(batch.num_logprobs)
+        == is_rich
+    )
     whole = bench.runner.run(batch)
     num_rows = num_int32(batch.query_lens)
     for middle in range(1, num_rows):
@@ -135,7 +140,7 @@ def same_results(left: ForwardOutput, right: ForwardOutput, num_logprobs: bytes)
     wanted = [count for count in unpack_int32(num_logprobs) if count >= 0]
     tops: list[object] = []
     for columns in (left.logprobs, right.logprobs):
-        rows = [] if columns is None else unpack_scores(columns, columns.num_top)
+        rows = [] if columns is None else unpack_logprobs(columns, columns.num_top)
         tops.append([(*row[:2], row[2][:count]) for row, count in zip(rows, wanted, strict=True)])
     same = left.next_tokens == right.next_tokens and left.prompt_logprobs == right.prompt_logprobs
     return same and tops[0] == tops[1]

@@ -181,7 +181,7 @@ def test_a_step_carries_columns_only_while_a_row_changes_something():
     bench.step()
     assert bench.runner.batches[-1].logits_processing is None
     assert bench.runner.batches[-1].num_logprobs == b""
-    assert bench.runner.batches[-1].scored is None
+    assert bench.runner.batches[-1].prompt_logprobs is None
 
 
 @pytest.mark.parametrize("num_known", [0, 1])

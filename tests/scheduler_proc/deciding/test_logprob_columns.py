@@ -9,7 +9,7 @@ from messages.columns import pack_float32, pack_int32
 from messages.steps import NO_TOKEN, LogprobColumns
 from scheduler_proc.deciding.logprob_columns import cut, has_nan, join, unknown, with_num_top
 from tests.scheduler_proc.clients import Bench, user_msg
-from tests.scheduler_proc.simulated_runner import expected_output, expected_scores, unpack_scores
+from tests.scheduler_proc.simulated_runner import expected_logprobs, expected_output, unpack_logprobs
 
 
 def columns(num_tokens: int, num_top: int, first: int = 0) -> LogprobColumns:
@@ -35,9 +35,9 @@ def test_parts_that_are_joined_are_the_whole(num_tokens, num_top, data):
 def test_fewer_alternatives_are_the_first_and_more_are_filled_up(num_tokens, old, new):
     got = with_num_top(columns(num_tokens, old), new)
     assert got.num_top == new
-    before = unpack_scores(columns(num_tokens, old), old)
+    before = unpack_logprobs(columns(num_tokens, old), old)
     filler = [(NO_TOKEN, -math.inf)] * max(0, new - old)
-    assert unpack_scores(got, new) == [(token, logprob, top[:new] + filler) for token, logprob, top in before]
+    assert unpack_logprobs(got, new) == [(token, logprob, top[:new] + filler) for token, logprob, top in before]
 
 
 def test_what_is_not_a_number_is_found():
@@ -58,7 +58,7 @@ def test_each_request_gets_its_own_logprobs_in_mixed_steps():
         tokens = prompts[uid] + expected_output(
             prompts[uid], user_msg(0, [], 10, ignore_eos=True).sampling_params, 50, 64
         )
-        expected = [] if num_top is None else expected_scores(tokens, len(prompts[uid]), num_top, 50)
+        expected = [] if num_top is None else expected_logprobs(tokens, len(prompts[uid]), num_top, 50)
         assert bench.inbox.logprobs[uid, 0] == expected
 
 
@@ -74,4 +74,4 @@ def test_logprobs_stay_with_their_rows_where_one_fails():
     assert bench.inbox.logprobs[2, 0] == []
     for uid in (0, 1, 3, 4):
         tokens = prompts[uid] + bench.output(uid)
-        assert bench.inbox.logprobs[uid, 0] == expected_scores(tokens, 2, uid, 50)
+        assert bench.inbox.logprobs[uid, 0] == expected_logprobs(tokens, 2, uid, 50)

@@ -149,11 +149,11 @@ def test_the_first_in_priority_goes_on_in_every_step_until_it_ends(asks, num_spa
     bench = Bench(num_pages=16 + num_spare, page_size=4, max_num_batched_tokens=20, is_sharing=is_sharing)
     stages = bench.scheduler._stages
     num_steps = 0
-    for uid, (length, max_tokens, priority, seconds, num_steps_before, num_scored) in enumerate(asks):
+    for uid, (length, max_tokens, priority, seconds, num_steps_before, num_top) in enumerate(asks):
         for _ in range(num_steps_before):
             num_steps += step_and_check_first(bench)
         prompt = [(uid * 7 + place * place) % VOCAB_SIZE for place in range(length)]
-        message = user_msg(uid, prompt, max_tokens, ignore_eos=True, priority=priority, num_prompt_logprobs=num_scored)
+        message = user_msg(uid, prompt, max_tokens, ignore_eos=True, priority=priority, num_prompt_logprobs=num_top)
         bench.send(came_at(message, 1 + seconds))
     while stages.requests:
         num_steps += step_and_check_first(bench)

@@ -138,7 +138,7 @@ def test_logprobs_are_those_of_transformers(
 
 def test_a_prompt_whose_beginning_is_cached_has_logprobs_from_there_on(loaded: Loaded) -> None:
     (row,) = make_rows([SamplingParams(1, num_prompt_logprobs=2)], [50])
-    first = msgspec.structs.replace(plan_batch(0, [(row, 32)], PAGE_SIZE), scored=None)
+    first = msgspec.structs.replace(plan_batch(0, [(row, 32)], PAGE_SIZE), prompt_logprobs=None)
     loaded.runner.run(first)
     row.num_computed = 32
     in_prompt, _ = run_all(loaded.runner, [row], 1000, 1)[0]

@@ -6,7 +6,7 @@ import pytest
 
 from messages.columns import pack_int32
 from messages.requests import SamplingParams
-from messages.steps import ScoredTokens
+from messages.steps import PromptLogprobTargets
 from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
 from tests.scheduler_proc.computing.sampling.row_processing import RowProcessing, plan_logits_processing
 from tests.scheduler_proc.computing.sampling.sampling_batch import make_batch
@@ -58,9 +58,9 @@ def test_special_rows_are_ordered_and_drawn_once() -> None:
 
 
 def test_rows_and_prompt_tokens_with_logprobs() -> None:
-    scored = ScoredTokens(token_indices=pack_int32([0, 1]), target_ids=pack_int32([7, 8]), num_top=2)
+    targets = PromptLogprobTargets(token_indices=pack_int32([0, 1]), target_ids=pack_int32([7, 8]), num_top=2)
     batch = make_batch([GREEDY] * 3, [1, 2, 3])
-    batch = msgspec.structs.replace(batch, num_logprobs=pack_int32([-1, 0, 4]), scored=scored)
+    batch = msgspec.structs.replace(batch, num_logprobs=pack_int32([-1, 0, 4]), prompt_logprobs=targets)
     made = plan_sampling(batch, VOCAB_SIZE)
     assert (made.num_top, made.num_prompt_top) == (4, 2)
     assert {name: column.tolist() for name, column in made.columns.items()} == {

@@ -28,8 +28,8 @@ def test_a_dummy_batch(
     assert batch.logits_processing is not None
     assert list(unpack_int32(batch.logits_processing.num_history)) == query_lens
     assert num_int32(batch.logits_processing.history_ids) == num_int32(batch.token_ids)
-    assert batch.scored is not None
-    assert list(unpack_int32(batch.scored.token_indices)) == list(range(num_int32(batch.token_ids)))
+    assert batch.prompt_logprobs is not None
+    assert list(unpack_int32(batch.prompt_logprobs.token_indices)) == list(range(num_int32(batch.token_ids)))
     assert num_int32(batch.num_logprobs) == len(query_lens)
     assert num_int32(batch.token_ids) == sum(query_lens) <= num_tokens
     assert batch.num_sampled == len(query_lens)

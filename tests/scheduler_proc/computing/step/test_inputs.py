@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from messages.columns import pack_int32
-from messages.steps import ScoredTokens
+from messages.steps import PromptLogprobTargets
 from scheduler_proc.computing.step.inputs import StepShape, make_step_inputs, pack_step, view_step
 from tests.scheduler_proc.computing.drive import Row, plan_batch
 
@@ -38,7 +38,7 @@ def test_columns_become_tensors() -> None:
 
 def test_tokens_with_prompt_logprobs_go_to_the_head_after_those_that_sample() -> None:
     batch = msgspec.structs.replace(
-        mixed_batch(), scored=ScoredTokens(pack_int32([2, 3, 4]), pack_int32([12, 13, 15]), 1)
+        mixed_batch(), prompt_logprobs=PromptLogprobTargets(pack_int32([2, 3, 4]), pack_int32([12, 13, 15]), 1)
     )
     assert make_step_inputs(batch, CPU).head_tokens.tolist() == [0, 1, 5, 2, 3, 4]
 
@@ -46,7 +46,7 @@ def test_tokens_with_prompt_logprobs_go_to_the_head_after_those_that_sample() ->
 @pytest.mark.parametrize(
     "changes",
     [
-        {"scored": ScoredTokens(pack_int32([6]), pack_int32([1]), 0)},
+        {"prompt_logprobs": PromptLogprobTargets(pack_int32([6]), pack_int32([1]), 0)},
         {"positions": pack_int32([1])},
         {"query_lens": pack_int32([1, 2, 2, 1])},
         {"slots": b""},

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from messages.columns import pack_int32, unpack_float32, unpack_int32
 from messages.requests import SamplingParams
-from messages.steps import Batch, LogprobColumns, ScoredTokens
+from messages.steps import Batch, LogprobColumns, PromptLogprobTargets
 from scheduler_proc.computing.cpu.forward_passes import copy_columns
 from scheduler_proc.computing.sampling.plan import GREEDY, SamplingPlan, plan_sampling
 from scheduler_proc.computing.step.results import Forwarded, Result, compute_result, read_result
@@ -41,8 +41,8 @@ class Head:
 
 def plan(num_logprobs: bytes = b"", has_prompt_logprobs: bool = False) -> SamplingPlan:
     batch = make_batch(ROWS, range(len(ROWS)))
-    scored = ScoredTokens(pack_int32(range(3)), pack_int32(PROMPT_IDS), 2) if has_prompt_logprobs else None
-    return plan_sampling(msgspec.structs.replace(batch, num_logprobs=num_logprobs, scored=scored), VOCAB_SIZE)
+    targets = PromptLogprobTargets(pack_int32(range(3)), pack_int32(PROMPT_IDS), 2) if has_prompt_logprobs else None
+    return plan_sampling(msgspec.structs.replace(batch, num_logprobs=num_logprobs, prompt_logprobs=targets), VOCAB_SIZE)
 
 
 def compute(made: SamplingPlan, likeliest: np.ndarray | None = None) -> Result:

@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from messages.columns import pack_int32
-from messages.steps import Batch, ScoredTokens
+from messages.steps import Batch, PromptLogprobTargets
 from scheduler_proc.computing.step.shapes import StepLimits, StepShapes, decode_row_counts, prefill_token_counts
 from tests.scheduler_proc.computing.drive import Row, plan_batch
 
@@ -51,8 +51,8 @@ def test_the_smallest_shape_with_room_is_found(rows: int, tokens: int, places: t
 def test_steps_that_no_shape_has_room_for() -> None:
     shapes = StepShapes(LIMITS)
     assert shapes.find(make_batch(1, 257)) is None
-    scored = ScoredTokens(pack_int32([0]), pack_int32([1]), 0)
-    assert shapes.find(msgspec.structs.replace(make_batch(0, 16), scored=scored)) is None
+    targets = PromptLogprobTargets(pack_int32([0]), pack_int32([1]), 0)
+    assert shapes.find(msgspec.structs.replace(make_batch(0, 16), prompt_logprobs=targets)) is None
 
 
 def test_the_largest_shapes_come_first() -> None:

@@ -12,11 +12,11 @@ from detokenizer_proc.vocabulary import vocabulary_of
 from messages.columns import pack_int32, unpack_int32
 from messages.replies import CacheFlushed, DetokenizeMsg, OpenStream, PromptReply, StepReplies, TokenLogprob
 from messages.requests import StopSeen
-from tests.detokenizer_proc.scored_runs import (
+from tests.detokenizer_proc.logprob_runs import (
     columns,
-    prompt_scored,
-    run_scored,
-    scored_step,
+    prompt_logprobs_of,
+    run_with_logprobs,
+    step_with_logprob,
     tell_prompt,
 )
 from tests.detokenizer_proc.steps import end, step
@@ -56,12 +56,12 @@ def test_a_token_comes_with_its_alternatives(detokenizer: Detokenizer) -> None:
     detokenizer.take(OpenStream(7, 0, num_logprobs=2))
     a, b, c = ids_of("abc")
     top = [(b, -0.25), (a, -0.5), (c, -2.0)]
-    (replies,), _ = detokenizer.take(scored_step(7, a, top))
+    (replies,), _ = detokenizer.take(step_with_logprob(7, a, top))
     assert isinstance(replies, StepReplies)
-    (scored,) = replies.logprobs
-    assert scored.token == TokenLogprob(a, "a", b"a", -0.5)
-    assert scored.top == (TokenLogprob(b, "b", b"b", -0.25), TokenLogprob(a, "a", b"a", -0.5)), "as many as it wants"
-    assert scored.text_offset == 0
+    (positions,) = replies.logprobs
+    assert positions.token == TokenLogprob(a, "a", b"a", -0.5)
+    assert positions.top == (TokenLogprob(b, "b", b"b", -0.25), TokenLogprob(a, "a", b"a", -0.5)), "as many as it wants"
+    assert positions.text_offset == 0
 
 
 def test_only_the_rows_that_want_logprobs_have_them(detokenizer: Detokenizer) -> None:
@@ -77,10 +77,10 @@ def test_only_the_rows_that_want_logprobs_have_them(detokenizer: Detokenizer) ->
     assert stops == []
     assert replies.texts == ("a", "b", "c", "a")
     assert list(unpack_int32(replies.logprob_entries)) == [1, 3]
-    assert [scored.token.token_id for scored in replies.logprobs] == [b, a]
-    assert [len(scored.top) for scored in replies.logprobs] == [0, 0]
+    assert [positions.token.token_id for positions in replies.logprobs] == [b, a]
+    assert [len(positions.top) for positions in replies.logprobs] == [0, 0]
     (final,) = replies.finals
-    assert [scored.token for scored in final.logprobs] == [TokenLogprob(d, "d", b"d", -float(d))]
+    assert [positions.token for positions in final.logprobs] == [TokenLogprob(d, "d", b"d", -float(d))]
     assert final.logprobs[0].top == (TokenLogprob(c, "c", b"c", pytest.approx(-0.1)),)
 
 
@@ -93,36 +93,36 @@ def test_the_end_without_a_token_has_no_logprobs(detokenizer: Detokenizer) -> No
 
 def test_held_stop_strings_do_not_move_the_places(detokenizer: Detokenizer) -> None:
     order = OpenStream(7, 0, stop=("lost", "x"), num_logprobs=0)
-    client, scored = run_scored(detokenizer, order, ids_of("hellosx"))
+    client, positions = run_with_logprobs(detokenizer, order, ids_of("hellosx"))
     assert client.text == "hellos"
-    assert [token.text_offset for token in scored] == list(range(7))
-    assert len(scored) == len(client.token_ids)
+    assert [token.text_offset for token in positions] == list(range(7))
+    assert len(positions) == len(client.token_ids)
 
 
 def test_a_continuation_counts_places_over_the_whole_request(detokenizer: Detokenizer) -> None:
     order = OpenStream(7, 0, output_ids=pack_int32(ids_of("hel")), num_chars_sent=3, num_logprobs=0)
-    _, scored = run_scored(detokenizer, order, ids_of("lo"))
-    assert [token.text_offset for token in scored] == [3, 4]
+    _, positions = run_with_logprobs(detokenizer, order, ids_of("lo"))
+    assert [token.text_offset for token in positions] == [3, 4]
 
 
 def test_places_of_characters_of_several_tokens(llama_detokenizer: Detokenizer) -> None:
     """é is two tokens; then a first byte that nothing follows."""
     ids = llama_ids("▁a", "<0xC3>", "<0xA9>", "<0xC3>", "<0xA9>", "b", "<s>", "<0xC3>", "b")
-    _, scored = run_scored(llama_detokenizer, OpenStream(7, 0, num_logprobs=0), ids)
-    assert [token.text_offset for token in scored] == [0, 1, 1, 2, 2, 3, 4, 4, 5]
-    assert [token.token.utf8 for token in scored[:4]] == [b" a", b"\xc3", b"\xa9", b"\xc3"]
-    assert [token.token.text for token in scored[:3]] == [" a", "\ufffd", "\ufffd"]
-    assert scored[6].token.text == "<s>", "a special token has its text, shown or not"
+    _, positions = run_with_logprobs(llama_detokenizer, OpenStream(7, 0, num_logprobs=0), ids)
+    assert [token.text_offset for token in positions] == [0, 1, 1, 2, 2, 3, 4, 4, 5]
+    assert [token.token.utf8 for token in positions[:4]] == [b" a", b"\xc3", b"\xa9", b"\xc3"]
+    assert [token.token.text for token in positions[:3]] == [" a", "\ufffd", "\ufffd"]
+    assert positions[6].token.text == "<s>", "a special token has its text, shown or not"
 
 
 def test_output_follows_the_prompt(llama_detokenizer: Detokenizer) -> None:
     prompt = llama_ids("<s>", "▁a", "b")
     for prompt_ids, text in ((b"", "ab a"), (pack_int32(prompt), " ab a"), (pack_int32(prompt[:1]), "ab a")):
         order = OpenStream(7, 0, prompt_ids=prompt_ids, num_logprobs=0)
-        client, scored = run_scored(llama_detokenizer, order, llama_ids("▁a", "b", "▁a"))
+        client, positions = run_with_logprobs(llama_detokenizer, order, llama_ids("▁a", "b", "▁a"))
         assert client.text == text
-        assert scored[0].text_offset == 0
-        assert scored[1].text_offset == len(text) - 3
+        assert positions[0].text_offset == 0
+        assert positions[1].text_offset == len(text) - 3
 
 
 def test_a_character_that_the_prompt_began(llama_detokenizer: Detokenizer) -> None:
@@ -130,9 +130,9 @@ def test_a_character_that_the_prompt_began(llama_detokenizer: Detokenizer) -> No
     order = OpenStream(7, 0, prompt_ids=pack_int32(prompt), echo=True, num_logprobs=0)
     replies, _ = llama_detokenizer.take(order)
     assert replies == [PromptReply(7, 0, "aé", token_ids=pack_int32(prompt))]
-    client, scored = run_scored(llama_detokenizer, order, llama_ids("<0xA9>", "b"))
+    client, positions = run_with_logprobs(llama_detokenizer, order, llama_ids("<0xA9>", "b"))
     assert client.text == "éb", "the prompt's own whole characters are not shown again"
-    assert [token.text_offset for token in scored] == [0, 1]
+    assert [token.text_offset for token in positions] == [0, 1]
 
 
 def test_an_echo_without_output(detokenizer: Detokenizer) -> None:
@@ -151,7 +151,7 @@ def test_a_prompt_is_told_once_its_logprobs_are_there(detokenizer: Detokenizer) 
     assert [token.token.text for token in reply.tokens] == list("hey")
     assert [token.text_offset for token in reply.tokens] == [0, 1, 2]
     assert [len(token.top) for token in reply.tokens] == [0, 1, 1]
-    assert detokenizer.take(prompt_scored(ids_of("hey"))) == ([], []), "once"
+    assert detokenizer.take(prompt_logprobs_of(ids_of("hey"))) == ([], []), "once"
 
 
 def test_a_prompt_of_one_token(detokenizer: Detokenizer) -> None:
@@ -162,16 +162,16 @@ def test_a_prompt_of_one_token(detokenizer: Detokenizer) -> None:
 def test_logprobs_of_an_older_attempt_or_of_nobody_are_dropped(detokenizer: Detokenizer) -> None:
     ids = ids_of("hey")
     detokenizer.take(OpenStream(7, 1, prompt_ids=pack_int32(ids), num_prompt_logprobs=1))
-    assert detokenizer.take(prompt_scored(ids)) == ([], [])
-    assert detokenizer.take(prompt_scored(ids, uid=8)) == ([], [])
+    assert detokenizer.take(prompt_logprobs_of(ids)) == ([], [])
+    assert detokenizer.take(prompt_logprobs_of(ids, uid=8)) == ([], [])
 
 
 def test_logprobs_that_do_not_fit_fail_alone(detokenizer: Detokenizer, caplog: pytest.LogCaptureFixture) -> None:
     detokenizer.take(OpenStream(7, 0, prompt_ids=pack_int32(ids_of("hey")), num_prompt_logprobs=1))
     detokenizer.take(OpenStream(8, 0, num_logprobs=0))
     with caplog.at_level(logging.ERROR):
-        assert detokenizer.take(prompt_scored(ids_of("hello"))) == ([], [StopSeen(7, 0)])
-        assert detokenizer.take(scored_step(8, 1000))[1] == [StopSeen(8, 0)]
+        assert detokenizer.take(prompt_logprobs_of(ids_of("hello"))) == ([], [StopSeen(7, 0)])
+        assert detokenizer.take(step_with_logprob(8, 1000))[1] == [StopSeen(8, 0)]
     (replies,), _ = detokenizer.take(step([], end(7, 0), end(8, 1)))
     assert isinstance(replies, StepReplies)
     assert [final.finish_reason for final in replies.finals] == ["error", "error"]
@@ -230,7 +230,7 @@ def test_bytes_of_any_ids_are_those_of_the_text(name: str, data: st.DataObject) 
     detokenizer = Detokenizer(real_vocabulary(name))
     order = OpenStream(7, 0, skip_special_tokens=False, prompt_ids=pack_int32(ids), num_prompt_logprobs=0)
     detokenizer.take(order)
-    (reply,), _ = detokenizer.take(prompt_scored(ids))
+    (reply,), _ = detokenizer.take(prompt_logprobs_of(ids))
     assert isinstance(reply, PromptReply)
     (replies,), _ = detokenizer.take(step([], end(7, 0)))
     assert isinstance(replies, StepReplies)
@@ -258,7 +258,7 @@ def test_prompt_and_output_joined_are_the_decoding_of_both(name: str, data: st.D
     (reply,), _ = detokenizer.take(order)
     assert isinstance(reply, PromptReply)
     detokenizer.take(step([], end(7, 0)))
-    client, _ = run_scored(detokenizer, order, output)
+    client, _ = run_with_logprobs(detokenizer, order, output)
     whole = tokenizer.decode(prompt + output)
     if "\ufffd" not in whole:
         assert reply.text + client.text == whole
@@ -277,5 +277,5 @@ def test_a_text_cut_anywhere_into_prompt_and_output(name: str, text: str, data: 
     (reply,), _ = detokenizer.take(order)
     assert isinstance(reply, PromptReply)
     detokenizer.take(step([], end(7, 0)))
-    client, _ = run_scored(detokenizer, order, ids[cut:])
+    client, _ = run_with_logprobs(detokenizer, order, ids[cut:])
     assert reply.text + client.text == tokenizer.decode(ids)

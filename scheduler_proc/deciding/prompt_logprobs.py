@@ -1,48 +1,48 @@
-"""Logprobs of prompts: which tokens of a step have to be scored, and what is known of a prompt over its chunks.
+"""Logprobs of prompts: which tokens of a step they are wanted of, and which of a prompt are known so far.
 
 The logprob of a prompt token comes from the row of the token before it, so each is known with the chunk that computes
-that one. Such a request takes a beginning from the cache only as far as its tokens have been scored.
+that one. Such a request takes a prefix from the cache only as far as its logprobs are known.
 """
 
 from array import array
 
 from messages.columns import INT32, num_int32
-from messages.steps import LogprobColumns, ScoredTokens
+from messages.steps import LogprobColumns, PromptLogprobTargets
 from scheduler_proc.deciding.logprob_columns import join
 
 
-class PromptScores:
+class PromptLogprobsProgress:
     """The logprobs of one prompt's tokens but the first, as far as they are known; they outlive a preemption."""
 
     def __init__(self, target_ids: "array[int]", num_top: int):
         self._target_ids = target_ids
         self.num_top = num_top
         self._parts: list[LogprobColumns] = []
-        self.num_scored = 0
+        self.num_known = 0
 
     @property
     def is_complete(self) -> bool:
-        return self.num_scored == len(self._target_ids)
+        return self.num_known == len(self._target_ids)
 
     def span(self, start: int, end: int) -> range:
-        """Returns which targets a chunk of the positions `start` to `end` (exclusive) scores.
+        """Returns which targets a chunk of the positions `start` to `end` (exclusive) gives the logprobs of.
 
         Target i is known with position i. Those before `start` that are not known yet are about to be: the step in
-        flight scores them.
+        flight gives theirs.
         """
-        first = max(start, self.num_scored)
+        first = max(start, self.num_known)
         return range(first, max(first, min(end, len(self._target_ids))))
 
     def targets(self, span: range) -> "array[int]":
         return self._target_ids[span.start : span.stop]
 
-    def add(self, scores: LogprobColumns) -> None:
+    def add(self, logprobs: LogprobColumns) -> None:
         """Takes the next tokens' logprobs; they may come with more alternatives than this request wants."""
-        count = num_int32(scores.token_ids)
-        next_targets = self.targets(range(self.num_scored, self.num_scored + count))
-        assert scores.token_ids == next_targets.tobytes(), "other tokens were scored"
-        self._parts.append(scores)
-        self.num_scored += count
+        count = num_int32(logprobs.token_ids)
+        next_targets = self.targets(range(self.num_known, self.num_known + count))
+        assert logprobs.token_ids == next_targets.tobytes(), "these are the logprobs of other tokens"
+        self._parts.append(logprobs)
+        self.num_known += count
 
     def take_all(self) -> LogprobColumns:
         """Returns what is known, and forgets it; the counts stay."""
@@ -50,25 +50,25 @@ class PromptScores:
         return join(parts, self.num_top)
 
 
-class ScoredColumns:
-    """The columns of `ScoredTokens` of one step in the making."""
+class PromptLogprobTargetColumns:
+    """The columns of `PromptLogprobTargets` of one step in the making."""
 
     def __init__(self) -> None:
         self._token_indices: array[int] = array(INT32)
         self._target_ids: array[int] = array(INT32)
         self._num_top = 0
 
-    def add(self, scores: PromptScores, first_index: int, start: int, end: int) -> None:
-        """Adds what a chunk of the positions `start` to `end` scores; its first token is `first_index` of the step."""
-        span = scores.span(start, end)
+    def add(self, progress: PromptLogprobsProgress, first_index: int, start: int, end: int) -> None:
+        """Adds the targets of a chunk of positions `start` to `end`; its first token is `first_index` of the step."""
+        span = progress.span(start, end)
         if span:
             offset = first_index - start
             self._token_indices.extend(range(offset + span.start, offset + span.stop))
-            self._target_ids += scores.targets(span)
-            self._num_top = max(self._num_top, scores.num_top)
+            self._target_ids += progress.targets(span)
+            self._num_top = max(self._num_top, progress.num_top)
 
-    def columns(self) -> ScoredTokens | None:
-        """Returns what the step scores, `None` where nothing."""
+    def columns(self) -> PromptLogprobTargets | None:
+        """Returns the targets of the step, `None` where there are none."""
         if not self._token_indices:
             return None
-        return ScoredTokens(self._token_indices.tobytes(), self._target_ids.tobytes(), self._num_top)
+        return PromptLogprobTargets(self._token_indices.tobytes(), self._target_ids.tobytes(), self._num_top)

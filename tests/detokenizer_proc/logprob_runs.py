@@ -5,7 +5,7 @@ from typing import Any
 
 from detokenizer_proc.detokenizer import Detokenizer
 from messages.columns import pack_float32, pack_int32, unpack_int32, unpack_int64
-from messages.replies import DetokenizeMsg, OpenStream, PromptReply, PromptScored, ScoredToken, StepReplies
+from messages.replies import DetokenizeMsg, OpenStream, PositionLogprobs, PromptLogprobs, PromptReply, StepReplies
 from messages.steps import LogprobColumns
 from tests.detokenizer_proc.steps import Client, end, step
 
@@ -26,7 +26,7 @@ def columns(rows: Sequence[Row]) -> LogprobColumns:
     )
 
 
-def scored_step(uid: int, token_id: int, top: Sequence[tuple[int, float]] = (), *finished: Any) -> DetokenizeMsg:
+def step_with_logprob(uid: int, token_id: int, top: Sequence[tuple[int, float]] = (), *finished: Any) -> DetokenizeMsg:
     """One row, whose token has the logprob -0.5."""
     plain = step([(uid, 0, token_id)], *finished)
     logprobs = columns([(token_id, -0.5, top)])
@@ -35,33 +35,35 @@ def scored_step(uid: int, token_id: int, top: Sequence[tuple[int, float]] = (), 
     )
 
 
-def prompt_scored(prompt_ids: list[int], uid: int = 7) -> PromptScored:
+def prompt_logprobs_of(prompt_ids: list[int], uid: int = 7) -> PromptLogprobs:
     """Token i has the logprob -i / 4 and itself as its only alternative."""
     rows = [(token_id, -i / 4, [(token_id, -i / 4)]) for i, token_id in enumerate(prompt_ids) if i]
-    return PromptScored(uid, 0, columns(rows))
+    return PromptLogprobs(uid, 0, columns(rows))
 
 
 def tell_prompt(detokenizer: Detokenizer, prompt_ids: list[int]) -> PromptReply:
     """Opens stream 7 and returns what the client hears of the prompt."""
     order = OpenStream(7, 0, prompt_ids=pack_int32(prompt_ids), num_prompt_logprobs=1)
     assert detokenizer.take(order) == ([], [])
-    (reply,), _ = detokenizer.take(prompt_scored(prompt_ids))
+    (reply,), _ = detokenizer.take(prompt_logprobs_of(prompt_ids))
     assert isinstance(reply, PromptReply)
     return reply
 
 
-def run_scored(detokenizer: Detokenizer, order: OpenStream, token_ids: list[int]) -> tuple[Client, list[ScoredToken]]:
-    """Sends one token a step, the last with the row's end; returns what the client has and the tokens' scores."""
+def run_with_logprobs(
+    detokenizer: Detokenizer, order: OpenStream, token_ids: list[int]
+) -> tuple[Client, list[PositionLogprobs]]:
+    """Sends one token a step, the last with the row's end; returns what the client has and the tokens' logprobs."""
     detokenizer.take(order)
     client = Client()
-    scored: list[ScoredToken] = []
+    positions: list[PositionLogprobs] = []
     for i, token_id in enumerate(token_ids):
         is_last = i == len(token_ids) - 1
         finished = [end(order.uid, len(token_ids))] if is_last else []
-        (replies,), _ = detokenizer.take(scored_step(order.uid, token_id, (), *finished))
+        (replies,), _ = detokenizer.take(step_with_logprob(order.uid, token_id, (), *finished))
         assert isinstance(replies, StepReplies)
         client.take(replies, order.uid)
         entries = [unpack_int64(replies.uids)[entry] for entry in unpack_int32(replies.logprob_entries)]
-        scored += [token for uid, token in zip(entries, replies.logprobs, strict=True) if uid == order.uid]
-        scored += [token for final in replies.finals for token in final.logprobs]
-    return client, scored
+        positions += [token for uid, token in zip(entries, replies.logprobs, strict=True) if uid == order.uid]
+        positions += [token for final in replies.finals for token in final.logprobs]
+    return client, positions

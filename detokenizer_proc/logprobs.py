@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from detokenizer_proc.decoders import CountingDecoder, Decoder
 from detokenizer_proc.vocabulary import Spelling, Vocabulary
 from messages.columns import unpack_float32, unpack_int32
-from messages.replies import PromptReply, PromptScored, ScoredToken, TokenLogprob
+from messages.replies import PositionLogprobs, PromptLogprobs, PromptReply, TokenLogprob
 from messages.steps import LogprobColumns
 
 
-class ScoreTable:
+class LogprobTable:
     """The rows of some `LogprobColumns`, unpacked."""
 
     def __init__(self, columns: LogprobColumns):
@@ -29,15 +29,15 @@ class ScoreTable:
         return zip(self._top_ids[start:end], self._top_logprobs[start:end], strict=True)
 
 
-class StepScores:
+class StepLogprobs:
     """The logprobs of a step: `entries` (int32) are the places of the tokens that have any."""
 
     def __init__(self, entries: bytes, columns: LogprobColumns):
-        self.table = ScoreTable(columns)
+        self.table = LogprobTable(columns)
         self.index_of = {entry: index for index, entry in enumerate(unpack_int32(entries))}
 
 
-class Scoring:
+class OutputLogprobs:
     """How the output tokens of one stream are told: with `num_top` alternatives, in the text of `decoder`."""
 
     __slots__ = ("_decoder", "_num_top", "_vocabulary")
@@ -47,12 +47,12 @@ class Scoring:
         self._decoder = decoder
         self._num_top = num_top
 
-    def score(self, table: ScoreTable, index: int) -> ScoredToken:
+    def describe(self, table: LogprobTable, index: int) -> PositionLogprobs:
         """Returns token `index` of the table, which the decoder has not had yet."""
-        return _scored(self._vocabulary, self._decoder, table, index, self._num_top)
+        return _describe(self._vocabulary, self._decoder, table, index, self._num_top)
 
 
-class PromptScoring:
+class PromptLogprobReader:
     """What is kept of a prompt until its logprobs have come."""
 
     __slots__ = ("_num_top", "_prompt_ids", "_skips_special_tokens", "_vocabulary")
@@ -63,18 +63,18 @@ class PromptScoring:
         self._skips_special_tokens = skips_special_tokens
         self._num_top = num_top
 
-    def tell(self, message: PromptScored) -> PromptReply:
+    def tell(self, message: PromptLogprobs) -> PromptReply:
         """Returns the prompt's tokens; the first has no logprob. Raises `ValueError` for another prompt's logprobs."""
         prompt_ids = unpack_int32(self._prompt_ids)
-        table = ScoreTable(message.logprobs)
+        table = LogprobTable(message.logprobs)
         if prompt_ids[1:] != table.token_ids:
             raise ValueError(f"logprobs of {len(table.token_ids)} tokens for a prompt of {len(prompt_ids)}")
         decoder = CountingDecoder(self._vocabulary.open_decoder(self._skips_special_tokens))
         first = TokenLogprob(prompt_ids[0], *self._vocabulary.spell_first(prompt_ids[0]), None)
-        tokens = [ScoredToken(first, (), 0)]
+        tokens = [PositionLogprobs(first, (), 0)]
         texts = [decoder.push(prompt_ids[0])]
         for index, token_id in enumerate(table.token_ids):
-            tokens.append(_scored(self._vocabulary, decoder, table, index, self._num_top))
+            tokens.append(_describe(self._vocabulary, decoder, table, index, self._num_top))
             texts.append(decoder.push(token_id))
         text = "".join(texts) + decoder.settle()
         return PromptReply(message.uid, message.attempt, text, tuple(tokens), self._prompt_ids)
@@ -86,11 +86,11 @@ def read_prompt(decoder: Decoder, prompt_ids: Sequence[int]) -> str:
     return text + decoder.settle() if prompt_ids else text
 
 
-def _scored(
-    vocabulary: Vocabulary, decoder: CountingDecoder, table: ScoreTable, index: int, num_top: int
-) -> ScoredToken:
+def _describe(
+    vocabulary: Vocabulary, decoder: CountingDecoder, table: LogprobTable, index: int, num_top: int
+) -> PositionLogprobs:
     token_id = table.token_ids[index]
-    return ScoredToken(
+    return PositionLogprobs(
         _logprob(token_id, vocabulary.spell(token_id), table.logprob(index)),
         tuple([_logprob(top_id, vocabulary.spell(top_id), logprob) for top_id, logprob in table.top(index, num_top)]),
         decoder.offset_of(token_id),
