@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from messages.steps import Batch
+from scheduler_proc.computing.sampling.filters import FILTERS, plan_filters, read_numbers
 from scheduler_proc.computing.sampling.logits_processing import expand_logits_processing, find_processed
-
-ALL_TOKENS = (1 << 31) - 1
-"""A top-k that takes nothing out."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +51,9 @@ def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
     is_processed = find_processed(batch.logits_processing, num_rows)
     if not (is_drawn | is_processed).any():
         return SamplingPlan(columns, num_top=num_top, num_prompt_top=num_prompt_top)
-    top_ks, top_ps = np.frombuffer(batch.top_ks, np.int32), np.frombuffer(batch.top_ps, np.float32)
-    has_top = ((top_ks > 0) & (top_ks < vocab_size)) | (top_ps < 1)
-    is_filtered = is_drawn & ~is_processed & (has_top | (np.frombuffer(batch.min_ps, np.float32) > 0))
+    numbers = read_numbers(batch)
+    used = {each.name: each.is_used(numbers, vocab_size) for each in FILTERS}
+    is_filtered = is_drawn & ~is_processed & np.logical_or.reduce(list(used.values()))
     is_plain_draw = is_drawn & ~is_processed & ~is_filtered
     if is_plain_draw.any():
         columns["temperatures"] = np.where(is_plain_draw, temperatures, np.float32(0))
@@ -66,7 +64,9 @@ def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
     if len(rows):
         columns["special_rows"] = rows
         columns |= _plan_logits_processing(batch, rows, vocab_size)
-        columns |= _plan_draws(batch, rows[:num_drawn], has_top)
+    if num_drawn:
+        columns |= _plan_draws(batch, rows[:num_drawn])
+        columns |= plan_filters(numbers, used, rows[:num_drawn])
     return SamplingPlan(columns, len(rows), len(groups[0]), num_drawn, num_top, num_prompt_top)
 
 
@@ -95,21 +95,10 @@ def _plan_logits_processing(batch: Batch, rows: np.ndarray, vocab_size: int) -> 
     return expand_logits_processing(batch.logits_processing, places, vocab_size)
 
 
-def _plan_draws(batch: Batch, rows: np.ndarray, has_top: np.ndarray) -> dict[str, np.ndarray]:
-    """`rows` are the special rows that are drawn; `special_top_places` and `special_min_p_places` index them."""
-    if len(rows) == 0:
-        return {}
-    min_ps = np.frombuffer(batch.min_ps, np.float32)[rows]
-    top_places, min_p_places = np.flatnonzero(has_top[rows]), np.flatnonzero(min_ps > 0)
-    top_rows = rows[top_places]
-    top_ks = np.frombuffer(batch.top_ks, np.int32)[top_rows].astype(np.int64)
+def _plan_draws(batch: Batch, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """`rows` are the special rows that are drawn."""
     return {
         "special_temperatures": np.frombuffer(batch.temperatures, np.float32)[rows],
         "special_seeds": np.frombuffer(batch.seeds, np.int64)[rows],
         "special_positions": np.frombuffer(batch.sample_positions, np.int64)[rows],
-        "special_top_places": top_places,
-        "special_top_ks": np.where(top_ks > 0, top_ks, ALL_TOKENS),
-        "special_top_ps": np.frombuffer(batch.top_ps, np.float32)[top_rows],
-        "special_min_p_places": min_p_places,
-        "special_min_ps": min_ps[min_p_places],
     }

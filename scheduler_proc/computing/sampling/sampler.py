@@ -4,13 +4,13 @@ Shape legend: S rows that sample, N special ones of them, V vocabulary.
 On a GPU nothing here waits for the device: which rows need what is in the plan.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from kernels.filter_scores import filter_min_p, filter_top
 from kernels.sample import NO_TOKEN, draw, greedy, sample
+from scheduler_proc.computing.sampling.filters import filter_scores
 from scheduler_proc.computing.sampling.logits_processing import process_logits
 from scheduler_proc.computing.sampling.plan import SamplingPlan
 
@@ -55,17 +55,5 @@ def _choose_special(logits_SV: Tensor, tokens_S: Tensor, plan: SamplingPlan, col
 def _draw_special(scores_NV: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
     """Returns a token for each row (int64 [N]), drawn from its logits, which are overwritten."""
     scores_NV.div_(columns["special_temperatures"][:, None])
-    top_ks, top_ps, min_ps = columns["special_top_ks"], columns["special_top_ps"], columns["special_min_ps"]
-    _change_rows(scores_NV, columns["special_top_places"], lambda some_NV: filter_top(some_NV, top_ks, top_ps))
-    _change_rows(scores_NV, columns["special_min_p_places"], lambda some_NV: filter_min_p(some_NV, min_ps))
+    filter_scores(scores_NV, columns)
     return sample(scores_NV, columns["special_seeds"], columns["special_positions"])
-
-
-def _change_rows(scores_NV: Tensor, places: Tensor, change: Callable[[Tensor], None]) -> None:
-    """Changes the rows at `places`, which ascend, in place."""
-    if len(places) == len(scores_NV):
-        change(scores_NV)
-    elif len(places):
-        some_NV = scores_NV.index_select(0, places)
-        change(some_NV)
-        scores_NV.index_copy_(0, places, some_NV)
