@@ -51,10 +51,12 @@ FILTERS = (
 
 
 def read_numbers(batch: Batch) -> Numbers:
-    """Returns the columns of all filters."""
-    described = columns_of(Batch)
-    names = [name for each in FILTERS for name in each.columns]
-    return {name: np.frombuffer(getattr(batch, name), described[name].typecode) for name in names}
+    """Returns the columns of all filters; one that is left out has its fill value everywhere."""
+    numbers: dict[str, np.ndarray] = {}
+    for name in (name for each in FILTERS for name in each.columns):
+        column, entries = columns_of(Batch)[name], getattr(batch, name)
+        numbers[name] = np.frombuffer(entries or column.filled(batch.num_sampled, column.fill), column.typecode)
+    return numbers
 
 
 def plan_filters(numbers: Numbers, used: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
