@@ -53,7 +53,6 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     num_prompt_logprobs: int | None = None
     echo: bool = False
     priority: int = 0
-    top_a: float = 0.0
 
     @property
     def is_greedy(self) -> bool:

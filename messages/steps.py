@@ -132,8 +132,6 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Where the row's token is one that the step before samples, its index into that step's S; -1 where `token_ids`
     has it. A step with sources is planned before the one before it has ended."""
 
-    top_as: Annotated[bytes, Column(FLOAT32, SAMPLED, dummy=0.1, is_optional=True)] = b""
-    """A token needs this part of the square of the likeliest one's probability; 0 for all tokens."""
     num_drafts: Annotated[bytes, Column(INT32, ROW, is_optional=True)] = b""
     """How many of the row's tokens, the last ones, are draft tokens: proposed, and right only where they are what is
     sampled after the token before."""

@@ -60,7 +60,6 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
         TopK | None, Meta(description=f"a whole number from 1 to {MAX_INT32}, or 0 or -1 for all tokens")
     ] = None
     min_p: Annotated[MinP | None, Meta(description="a number in [0, 1]")] = None
-    top_a: Annotated[MinP | None, Meta(description="a number in [0, 1]")] = None
     presence_penalty: Annotated[Penalty | None, Meta(description="a number in [-2, 2]")] = None
     frequency_penalty: Annotated[Penalty | None, Meta(description="a number in [-2, 2]")] = None
     repetition_penalty: Annotated[RepetitionPenalty | None, Meta(description="a number above 0")] = None
@@ -147,7 +146,6 @@ class Sampling:
             top_p=_given(fields.top_p, defaults.top_p),
             top_k=max(0, _given(fields.top_k, defaults.top_k)),
             min_p=_given(fields.min_p, defaults.min_p),
-            top_a=fields.top_a or 0.0,
             seed=_given(fields.seed, seed),
             stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
             stop_token_ids=tuple(fields.stop_token_ids or ()),

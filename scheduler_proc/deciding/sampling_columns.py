@@ -13,7 +13,6 @@ VALUES: dict[str, Callable[[PendingReq], float]] = {
     "top_ps": lambda pending: pending.sampling_params.top_p,
     "top_ks": lambda pending: pending.sampling_params.top_k,
     "min_ps": lambda pending: pending.sampling_params.min_p,
-    "top_as": lambda pending: pending.sampling_params.top_a,
     "seeds": lambda pending: pending.sampling_params.seed,
     "num_logprobs": lambda pending: pending.num_logprobs,
 }

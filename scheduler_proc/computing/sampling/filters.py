@@ -4,7 +4,6 @@ Shape legend: S rows that sample, N some of them, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping
-from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -44,15 +43,9 @@ class Filter(NamedTuple):
     prepare: Callable[..., tuple[np.ndarray, ...]] = lambda *numbers: numbers
 
 
-def filter_top_a(scores_NV: Tensor, top_as_N: Tensor) -> None:
-    limits_N = top_as_N.log() + 2 * scores_NV.amax(dim=-1) - scores_NV.logsumexp(dim=-1)
-    scores_NV.masked_fill_(scores_NV < limits_N[:, None], -inf)
-
-
 FILTERS = (
     Filter("top", ("top_ks", "top_ps"), has_top, filter_top, top_numbers),
     Filter("min_p", ("min_ps",), lambda numbers, vocab_size: numbers["min_ps"] > 0, filter_min_p),
-    Filter("top_a", ("top_as",), lambda numbers, vocab_size: numbers["top_as"] > 0, filter_top_a),
 )
 """In the order in which they are applied, that of transformers."""
 
