@@ -1,4 +1,4 @@
-"""Who may import what: the table of processes in docs/ARCHITECTURE.md, section 1, as a test."""
+"""Who may import what: the table of packages in docs/ARCHITECTURE.md as a test."""
 
 import ast
 import sys

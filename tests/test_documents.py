@@ -1,0 +1,28 @@
+"""Files that the documents name exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
+
+TOPS = [top for top in ROOT.iterdir() if not top.name.startswith(".")]
+TREE = [path.relative_to(ROOT) for top in TOPS for path in (top, *top.rglob("*"))]
+ENDS = {"/".join(path.parts[first:]) for path in TREE for first in range(len(path.parts))}
+"""Each path, and each shorter form that leaves out the folders in front."""
+
+NAMED = re.compile(r"`(?:\.\./)*([\w.-][\w./-]*(?:\.(?:py|c|h|md)|/))`")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_that_is_named_exists(page: str):
+    named = set(NAMED.findall((ROOT / page).read_text(encoding="utf-8")))
+    missing = sorted(name for name in named if "NAME" not in name and name.rstrip("/") not in ENDS)
+    assert not missing, f"{page} names {', '.join(missing)}"
+
+
+def test_names_are_found():
+    named = set(NAMED.findall((ROOT / "docs/ARCHITECTURE.md").read_text(encoding="utf-8")))
+    assert {"frontend/", "kernels/decode_work.py"} <= named
