@@ -17,7 +17,7 @@ COLUMNS = {
 def test_rows_without_a_filter_have_no_part_in_it():
     numbers = read_numbers(plain_step(5, **COLUMNS))
     used = {each.name: each.is_used(numbers, VOCAB_SIZE) for each in FILTERS}
-    assert {name: list(np.flatnonzero(rows)) for name, rows in used.items()} == {"top": [1, 3, 4], "min_p": [1]}
+    assert (list(np.flatnonzero(used["top"])), list(np.flatnonzero(used["min_p"]))) == ([1, 3, 4], [1])
     columns = plan_filters(numbers, used, np.array([4, 0, 1]))
     assert list(columns["special_top_places"]) == [0, 2]
     assert list(columns["special_top_ks"]) == [2, 3]
