@@ -53,8 +53,6 @@ class DecodeLayout:
     """Rows that share pages read them once."""
     merges_in_kernel: bool = False
     """The last item of a row to finish merges the row's parts; else a second kernel does."""
-    num_lanes: int = LANES
-    """At least; a power of two."""
 
     @property
     def queries_a_head(self) -> int:
@@ -62,7 +60,7 @@ class DecodeLayout:
 
     @cached_property
     def block_lanes(self) -> int:
-        return max(self.num_lanes, 1 << (self.queries_a_head - 1).bit_length())
+        return max(LANES, 1 << (self.queries_a_head - 1).bit_length())
 
     @cached_property
     def max_item_rows(self) -> int:

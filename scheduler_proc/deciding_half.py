@@ -3,7 +3,6 @@
 import logging
 
 from messages.config import Config
-from messages.errors import BootError
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
@@ -14,14 +13,8 @@ log = logging.getLogger("sluice.scheduler")
 
 
 def make_scheduler(config: Config, runner: Runner) -> Scheduler:
-    """Returns a scheduler for the pages of `runner`. Raises `BootError` where one request would not fit in them."""
+    """Returns a scheduler for the pages of `runner`, in which a request of full length has room."""
     facts, page_size = config.facts, config.cache.block_size
-    if runner.num_pages * page_size < facts.max_model_len:
-        raise BootError(
-            f"the KV cache has room for {runner.num_pages * page_size} tokens ({runner.num_pages} pages of "
-            f"{page_size}) and one request may have {facts.max_model_len}: lower --max-model-len, or raise "
-            "--num-pages or --kv-cache-memory-gb"
-        )
     budget = Budget(config.scheduling.max_num_seqs, runner.max_num_batched_tokens)
     log.info(
         "%d pages of %d tokens; at most %d rows and %d tokens in a step",

@@ -17,7 +17,6 @@ from kernels.decode_work import (
     ENTRY_WORDS,
     HEADER_WORDS,
     ITEM_WORDS,
-    LANES,
     PARTS_PLACE,
     DecodeLayout,
     DecodeWork,
@@ -269,24 +268,22 @@ _SIGNATURE = (
     | dict.fromkeys(("partials", "lses"), "*fp32:16")
     | {"scale_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
 )
-# Merges in the kernel, lanes, registers: with 128 a processor has 4 programs, with 168 it has 3, with 255 it has 2.
-_CONFIGURATIONS = ((False, LANES, 128), (True, LANES, 168), (False, 64, 255))
+# Merges in the kernel, registers: with 128 a processor has 4 programs, with 168 it has 3.
+_CONFIGURATIONS = ((False, 128), (True, 168))
 _MORE_REGISTERS = {"Llama-3-8B": 168}
 """Of the plain configuration: the assembler settles on 158, for no reason to be seen."""
 COMPILE_CASES = tuple(
     CompileCase(
-        label=f"{model}, {lanes} lanes{', merges' if merges else ''}",
+        label=f"{model}{', merges' if merges else ''}",
         kernel=attend,
         signature=_SIGNATURE,
         constants={"HEAD_DIM": shape.head_dim, "PAGE_SIZE": 16}
-        | _constants_of(DecodeLayout(256, shape.num_heads, shape.num_kv_heads, 528, True, merges, lanes)),
+        | _constants_of(DecodeLayout(256, shape.num_heads, shape.num_kv_heads, 528, True, merges)),
         launch=choose_launch(shape.head_dim, torch.bfloat16),
         max_registers=max(registers, _MORE_REGISTERS.get(model, 0)),
-        has_wgmma=lanes == 64,
     )
     for model, shape in MODEL_SHAPES.items()
-    for merges, lanes, registers in _CONFIGURATIONS
-    if lanes == LANES or model == "Qwen3-0.6B"
+    for merges, registers in _CONFIGURATIONS
 ) + tuple(
     CompileCase(
         label=f"{model}, second kernel",

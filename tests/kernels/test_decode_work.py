@@ -118,7 +118,6 @@ def test_a_plan_covers_every_key_of_every_row_once(data: st.DataObject) -> None:
         num_kv_heads=num_kv_heads,
         num_programs=data.draw(st.sampled_from([1, 4, 60, 528])),
         shares_prefixes=data.draw(st.booleans()),
-        num_lanes=data.draw(st.sampled_from([16, 64])),
     )
     plan = make_plan(layout, num_keys, tables, page_size)
     check_plan(plan, layout, num_keys, tables, page_size)
@@ -176,8 +175,6 @@ def test_rows_of_one_prefix_read_it_once_for_as_many_as_an_item_takes() -> None:
     assert alone.num_keys_read == sum(num_keys)
     shared = make_plan(DecodeLayout(17, 4, 2, 60, True), num_keys, tables, 16)
     assert shared.num_keys_read == 3 * 256 + 17 * 5
-    wide = make_plan(DecodeLayout(17, 4, 2, 60, True, num_lanes=64), num_keys, tables, 16)
-    assert wide.num_keys_read == 256 + 17 * 5
 
 
 def test_a_prefix_within_a_prefix_is_read_once_too() -> None:
@@ -195,13 +192,13 @@ def test_a_prefix_of_fewer_than_128_tokens_is_not_shared() -> None:
 
 def test_the_fullest_plans_fit() -> None:
     """Groups of one row more than an item takes, within such groups, with prefixes of the least length."""
-    for lanes, queries in ((16, 8), (16, 4), (16, 1), (64, 8)):
-        size = lanes // queries + 1
+    for queries in (8, 4, 1):
+        size = 16 // queries + 1
         num_rows = 2 * size
         tables = tables_of_one_prefix(num_rows, num_shared=16, num_own=1)
         tables[size:, 8:16] += 500
         for num_programs in (4, 528):
-            layout = DecodeLayout(num_rows, queries, 1, num_programs, True, num_lanes=lanes)
+            layout = DecodeLayout(num_rows, queries, 1, num_programs, True)
             num_keys = [16 * 16 + 1] * num_rows
             check_plan(make_plan(layout, num_keys, tables, 16), layout, num_keys, tables, 16)
 

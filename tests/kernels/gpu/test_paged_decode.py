@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.decode_work import DecodeLayout, DecodeScratch, DecodeWork, make_decode_scratch, plan_decode_work
+from kernels.decode_work import LANES, DecodeLayout, DecodeScratch, DecodeWork, make_decode_scratch, plan_decode_work
 from kernels.paged_decode import paged_decode
 from kernels.paged_kv import PagedKV
 from tests.kernels.cases import PagedCase, Shape, assert_close, dense_attention, make_paged_case
@@ -88,16 +88,16 @@ def test_a_row_of_more_parts_than_are_merged_at_a_time(merges_in_kernel: bool, n
     assert not bool(work.scratch.counters.any())
 
 
-@pytest.mark.parametrize(("group_size", "num_lanes"), [(2, 16), (5, 16), (17, 16), (17, 64)])
+@pytest.mark.parametrize("group_size", [2, 5, 17])
 @MERGES
-def test_rows_that_share_pages(group_size: int, num_lanes: int, merges_in_kernel: bool, device: str) -> None:
+def test_rows_that_share_pages(group_size: int, merges_in_kernel: bool, device: str) -> None:
     """One group of rows over three pages of 64, in another order than their rows', and a row that shares nothing."""
     num_keys = [193 + 7 * row for row in range(group_size)] + [70]
     rows = list(range(group_size))
     case = share(decode_case(Shape(3, 1, 16, 64), num_keys, torch.float32, device), [(rows[::-1], 3)])
-    layout = DecodeLayout(group_size + 1, 3, 1, 4, True, merges_in_kernel, num_lanes)
+    layout = DecodeLayout(group_size + 1, 3, 1, 4, True, merges_in_kernel)
     work = plan_work(case, layout, case.context_lens + 1)
-    num_blocks = -(-group_size // (num_lanes // 3))
+    num_blocks = -(-group_size // (LANES // 3))
     assert count_keys(work) == sum(num_keys) - 192 * (group_size - num_blocks)
     assert_close(run(case, work), case.expected, torch.float32)
     assert not bool(work.scratch.counters.any())
