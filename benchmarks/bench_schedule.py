@@ -89,14 +89,14 @@ def measure_decode(
     """
     chance, scheduler = random.Random(0), make_scheduler()
     for uid in range(num_rows):
-        scheduler.take(message(uid, random_ids(chance, context_tokens + uid % PAGE_SIZE), **CHANGES[change]))
+        scheduler.receive(message(uid, random_ids(chance, context_tokens + uid % PAGE_SIZE), **CHANGES[change]))
     while scheduler.gauges()["decoding"] < num_rows:
         scheduler.commit(output_of(_planned(scheduler)))
     plans: list[float] = []
     commits: list[float] = []
     in_flight = [_planned(scheduler)] if is_ahead else []
     for _ in range(num_steps):
-        scheduler.take_replies()
+        scheduler.pop_replies()
         start_ns = time.perf_counter_ns()
         batch = scheduler.schedule()
         plans.append((time.perf_counter_ns() - start_ns) / 1e3)
@@ -124,7 +124,7 @@ def measure_admission(num_requests: int, shared_tokens: int, own_tokens: int, ro
             message(number * num_requests + index, shared + random_ids(chance, own_tokens), max_tokens=1)
             for index in range(num_requests)
         ]
-        takes.append(timed(lambda messages=messages: [scheduler.take(each) for each in messages]))
+        takes.append(timed(lambda messages=messages: [scheduler.receive(each) for each in messages]))
         plans.append(timed(lambda: scheduler.commit(output_of(_planned(scheduler)))))
         while not scheduler.is_idle:
             scheduler.commit(output_of(_planned(scheduler)))
@@ -141,7 +141,7 @@ def measure_prefill(num_tokens: int, rounds: int) -> list[Row]:
     plans: list[float] = []
     commits: list[float] = []
     for uid in range(rounds):
-        scheduler.take(message(uid, random_ids(chance, num_tokens), max_tokens=1))
+        scheduler.receive(message(uid, random_ids(chance, num_tokens), max_tokens=1))
         start_ns = time.perf_counter_ns()
         batch = _planned(scheduler)
         plans.append((time.perf_counter_ns() - start_ns) / 1e3)
@@ -175,7 +175,7 @@ def measure_check(rounds: int) -> list[Row]:
     """Times the integrity check with a full cache."""
     chance, scheduler = random.Random(4), make_scheduler()
     for uid in range(NUM_PAGES * PAGE_SIZE // 4096):
-        scheduler.take(message(uid, random_ids(chance, 4096), max_tokens=1))
+        scheduler.receive(message(uid, random_ids(chance, 4096), max_tokens=1))
         while not scheduler.is_idle:
             scheduler.commit(output_of(_planned(scheduler)))
     return [row(f"integrity check of {NUM_PAGES} pages", [timed(scheduler.check) for _ in range(rounds)])]
@@ -184,7 +184,7 @@ def measure_check(rounds: int) -> list[Row]:
 def _planned(scheduler: Scheduler) -> Batch:
     batch = scheduler.schedule()
     assert batch is not None
-    scheduler.take_replies()
+    scheduler.pop_replies()
     return batch
 
 

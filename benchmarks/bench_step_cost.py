@@ -76,7 +76,7 @@ def measure(num_rows: int, temperature: float, rounds: int, times: Times) -> Non
         gc.freeze()
         for uid in range(rounds * num_rows):
             params = SamplingParams(OUTPUT_TOKENS, temperature=temperature, seed=uid, ignore_eos=True)
-            scheduler.take(UserMsg(uid, 0, pack_int32([uid % 64] * PROMPT_TOKENS), params, Stamps()))
+            scheduler.receive(UserMsg(uid, 0, pack_int32([uid % 64] * PROMPT_TOKENS), params, Stamps()))
             while (uid + 1) % num_rows == 0 and not scheduler.is_idle:
                 counts = {name: len(values) for name, values in times.items()}
                 start_ns = time.perf_counter_ns()

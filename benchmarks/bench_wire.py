@@ -142,17 +142,17 @@ def run_step(
     watch.lap("scheduler: columns, encode, send")
     message = to_detokenizer.take(watch)
     watch.lap("detokenizer: receive, decode")
-    replies, _ = stream.detokenizer.take_step(message)
+    replies, _ = stream.detokenizer.handle_step(message)
     watch.lap("detokenizer: ids to text")
     to_frontend.send(replies)
     watch.lap("detokenizer: encode, send")
     message = to_frontend.take(watch)
     watch.lap("frontend: receive, decode")
-    stream.registry.take(message)
+    stream.registry.receive(message)
     watch.lap("frontend: match to requests")
     for generation in stream.generations:
         if generation.has_step:
-            increment = generation.take_step()
+            increment = generation.pop_step()
             tokens_frame(generation.uid, increment.text, increment.token_ids)
     watch.lap("frontend: frames")
 

@@ -47,11 +47,11 @@ class Detokenizer:
         streams = self._streams.values()
         return {"streams": len(streams), "ended_streams": sum(stream.has_ended for stream in streams)}
 
-    def take(self, message: ToDetokenizer) -> Answer:
+    def handle(self, message: ToDetokenizer) -> Answer:
         """Does what `message` asks for. Never raises for what is wrong with one request."""
         match message:
             case DetokenizeMsg():
-                replies, stops = self.take_step(message)
+                replies, stops = self.handle_step(message)
                 return [replies], stops
             case OpenStream():
                 return self.open_stream(message)
@@ -112,7 +112,7 @@ class Detokenizer:
         finally:
             stream.prompt_logprobs = None
 
-    def take_step(self, step: DetokenizeMsg) -> tuple[StepReplies, list[StopSeen]]:
+    def handle_step(self, step: DetokenizeMsg) -> tuple[StepReplies, list[StopSeen]]:
         """Returns the replies of the step, and the streams that ended in it before the scheduler knows.
 
         Tokens of unknown requests, of older attempts, and those after the end of the text are dropped.

@@ -32,7 +32,7 @@ def serve(link: ProcessLink) -> None:
         for message in inbox.receive():
             if isinstance(message, OpenStream):
                 to_frontends.expect(message.uid)
-            replies, stops = detokenizer.take(message)
+            replies, stops = detokenizer.handle(message)
             for reply in replies:
                 to_frontends.send(reply)
             if isinstance(message, DropBefore):

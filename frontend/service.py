@@ -178,7 +178,7 @@ class Service:
             case FramesLost():
                 raise AssertionError("the ring tells of losses by another way")
             case _:
-                self.registry.take(message)
+                self.registry.receive(message)
 
     def _note_end(self, generation: Generation) -> None:
         self.admission.note_end()

@@ -64,16 +64,16 @@ class OfflineEngine:
             _refuse_what_needs_text(own)
         first_uid, self._next_uid = self._next_uid, self._next_uid + len(prompts)
         for uid, (prompt, own) in enumerate(zip(prompts, params, strict=True), first_uid):
-            self._scheduler.take(UserMsg(uid, 0, pack_int32(prompt), own, Stamps()))
+            self._scheduler.receive(UserMsg(uid, 0, pack_int32(prompt), own, Stamps()))
         inbox = _Inbox()
-        inbox.take(self._scheduler.take_replies())
+        inbox.take(self._scheduler.pop_replies())
         while True:
             start_s = time.monotonic()
             batch = self._scheduler.schedule()
             if batch is None and not self._stepper.has_step:
                 break
             self._stepper.step(batch, start_s)
-            inbox.take(self._scheduler.take_replies())
+            inbox.take(self._scheduler.pop_replies())
         self.gauges = self._scheduler.gauges()
         return [inbox.output(uid) for uid in range(first_uid, self._next_uid)]
 

@@ -70,7 +70,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
         if any(isinstance(order, Drain) for order in link.receive_control()):
             scheduler.close_queue()
         for message in receiver.receive():
-            scheduler.take(message)
+            scheduler.receive(message)
         send_replies(scheduler, sender)
         start_s = time.monotonic()
         batch = scheduler.schedule()
@@ -81,7 +81,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
             stepper.step(batch, start_s)
             send_replies(scheduler, sender)
             continue
-        if scheduler.take_drained():
+        if scheduler.pop_drained():
             link.drained(scheduler.num_waiting)
         num_idle_turns += 1
         if num_idle_turns == 2:  # a wait has brought nothing, so no request waits for the check
@@ -120,7 +120,7 @@ def result_name(running: Running) -> str:
 
 def send_replies(scheduler: Scheduler, sender: Sender[ToDetokenizer]) -> None:
     """Sends what the detokenizer must know; never waits for it."""
-    for reply in scheduler.take_replies():
+    for reply in scheduler.pop_replies():
         sender.send_or_drop(reply)
 
 

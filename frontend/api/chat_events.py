@@ -28,7 +28,7 @@ class ChatEvents:
     def tokens(self, generation: Generation) -> bytes:
         beginning = b"" if generation.index in self._began else self._begin(generation)
         if self._forms:
-            return beginning + self._forms[generation.index].frame(generation.take_step().text)
+            return beginning + self._forms[generation.index].frame(generation.pop_step().text)
         return beginning + self._chunk(generation, None)
 
     def end(self, generation: Generation, final: UserReply) -> bytes:

@@ -115,7 +115,7 @@ class ChatView(msgspec.Struct, frozen=True, kw_only=True):
 
     def take_piece(self, generation: Generation, final: UserReply | None) -> ChatPiece:
         """Takes one step, or with `final` the rest, and returns it, then with how the choice ended."""
-        text, token_ids = generation.take_step() if final is None else generation.take()
+        text, token_ids = generation.pop_step() if final is None else generation.pop_all()
         return ChatPiece(
             index=generation.index,
             delta=ChatDelta(text) if text or final is None else ChatDelta(),
@@ -128,7 +128,7 @@ class ChatView(msgspec.Struct, frozen=True, kw_only=True):
     def _choice(self, generation: Generation) -> ChatChoice:
         final = generation.final
         assert final is not None, f"uid {generation.uid} has not ended"
-        text, token_ids = generation.take()
+        text, token_ids = generation.pop_all()
         return ChatChoice(
             index=generation.index,
             message=ChatAnswer(self.role, self.echoed + text),
@@ -139,4 +139,4 @@ class ChatView(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _take_logprobs(self, generation: Generation, num_tokens: int) -> ChatLogprobs | None:
-        return self.names.chat(generation.take_logprobs(num_tokens)) if self.has_logprobs else None
+        return self.names.chat(generation.pop_logprobs(num_tokens)) if self.has_logprobs else None

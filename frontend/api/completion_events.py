@@ -23,7 +23,7 @@ class CompletionEvents:
     def tokens(self, generation: Generation) -> bytes:
         is_first = self._is_first(generation)
         if self._forms and not (is_first and self._view.has_echo):
-            return self._forms[generation.index].frame(generation.take_step().text)
+            return self._forms[generation.index].frame(generation.pop_step().text)
         return self._chunk(generation, None, is_first=is_first)
 
     def end(self, generation: Generation, final: UserReply) -> bytes:

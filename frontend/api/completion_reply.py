@@ -72,7 +72,7 @@ class CompletionView(msgspec.Struct, frozen=True, kw_only=True):
 
         The `is_first` part of a choice has what is told of the prompt.
         """
-        text, token_ids = generation.take_step() if final is None else generation.take()
+        text, token_ids = generation.pop_step() if final is None else generation.pop_all()
         echoed = prompt_text(generation) if self.has_echo else ""
         prompt_ids = prompt_ids_of(generation) if is_first and self.has_token_ids else UNSET
         return CompletionChoice(
@@ -88,7 +88,7 @@ class CompletionView(msgspec.Struct, frozen=True, kw_only=True):
 
     def _logprobs(self, generation: Generation, num_tokens: int, num_echoed: int, is_first: bool) -> CompletionLogprobs:
         """Takes and returns the columns of `num_tokens` tokens, after those of the prompt where that is echoed."""
-        output = self.names.completion(generation.take_logprobs(num_tokens), num_echoed)
+        output = self.names.completion(generation.pop_logprobs(num_tokens), num_echoed)
         if not (is_first and self.has_echo and generation.prompt is not None):
             return output
         prompt = self.names.completion(generation.prompt.tokens, 0)

@@ -57,10 +57,10 @@ class GenerateEvents:
         self._has_logprobs = generation.message.sampling_params.num_logprobs is not None
 
     def tokens(self, generation: Generation) -> bytes:
-        text, token_ids = generation.take_step()
+        text, token_ids = generation.pop_step()
         if not self._has_logprobs:
             return tokens_frame(generation.uid, text, token_ids)
-        logprobs = self._view.names.native(generation.take_logprobs(len(token_ids)))
+        logprobs = self._view.names.native(generation.pop_logprobs(len(token_ids)))
         return sse.frame(TokensEvent(generation.uid, text, token_ids, logprobs=logprobs))
 
     def end(self, generation: Generation, final: UserReply) -> bytes:
@@ -80,7 +80,7 @@ def end_event(generation: Generation, view: GenerateView) -> EndEvent:
     final = generation.final
     assert final is not None, f"uid {generation.uid} has not ended"
     params = generation.message.sampling_params
-    text, token_ids = generation.take()
+    text, token_ids = generation.pop_all()
     return EndEvent(
         uid=generation.uid,
         text=text,
@@ -95,7 +95,7 @@ def end_event(generation: Generation, view: GenerateView) -> EndEvent:
             attempts=generation.attempt + 1,
             first_token_ns=generation.first_token_ns if generation.attempt else 0,
         ),
-        logprobs=UNSET if params.num_logprobs is None else view.names.native(generation.take_logprobs(len(token_ids))),
+        logprobs=UNSET if params.num_logprobs is None else view.names.native(generation.pop_logprobs(len(token_ids))),
         prompt_logprobs=UNSET if params.num_prompt_logprobs is None else prompt_logprobs(generation.prompt),
         warnings=view.warnings or UNSET,
     )

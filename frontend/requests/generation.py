@@ -15,7 +15,7 @@ from messages.requests import AbortReason, TokenizeMsg
 
 
 class Increment(NamedTuple):
-    """What `take_step` or `take` returns: tokens, and the text that may be shown since they have come."""
+    """What `pop_step` or `pop_all` returns: tokens, and the text that may be shown since they have come."""
 
     text: str
     token_ids: list[int]
@@ -107,7 +107,7 @@ class Generation:
 
     @property
     def has_step(self) -> bool:
-        """Tells whether the tokens of a step wait for `take_step`. Those that came with a good end are told with it."""
+        """Tells whether the tokens of a step wait for `pop_step`. Those that came with a good end are told with it."""
         return len(self._steps) > self._has_end_text
 
     @property
@@ -184,19 +184,19 @@ class Generation:
         self.final = final
         self.changed.set()
 
-    def take_step(self) -> Increment:
+    def pop_step(self) -> Increment:
         """Returns the oldest step that has not been taken; `has_step` tells whether there is one."""
         text, num_ids = self._steps.popleft()
         return Increment(text, self._take_ids(num_ids))
 
-    def take(self) -> Increment:
+    def pop_all(self) -> Increment:
         """Returns all that has not been taken, the end's text included."""
         text = "".join([text for text, _ in self._steps])
         self._steps.clear()
         self._has_end_text = False
         return Increment(text, self._take_ids(len(self.output_ids)))
 
-    def take_logprobs(self, num_tokens: int) -> list[PositionLogprobs]:
+    def pop_logprobs(self, num_tokens: int) -> list[PositionLogprobs]:
         """Returns the logprobs of the next `num_tokens` tokens, if they are wanted."""
         taken = self.logprobs[:num_tokens]
         del self.logprobs[:num_tokens]

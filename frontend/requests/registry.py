@@ -57,7 +57,7 @@ class Registry:
         """Returns the open requests of which the ring knows, the oldest first."""
         return [generation for generation in self._open.values() if generation.is_sent]
 
-    def take(self, message: OfRequests) -> None:
+    def receive(self, message: OfRequests) -> None:
         """Gives the tokens and ends in `message` to their requests; what belongs to no open attempt is dropped."""
         match message:
             case StepReplies():

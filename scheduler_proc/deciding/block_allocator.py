@@ -92,8 +92,8 @@ class BlockAllocator:
         if missing > self._pool.num_free:
             if missing > self.num_available:
                 return False
-            self._pool.give(self._tree.evict(missing - self._pool.num_free))
-        req.pages += self._pool.take(missing)
+            self._pool.free(self._tree.evict(missing - self._pool.num_free))
+        req.pages += self._pool.allocate(missing)
         self.num_held += missing
         return True
 
@@ -108,7 +108,7 @@ class BlockAllocator:
         own = req.pages[start:end]
         node, cached = self._tree.insert(req.node, req.pending.salt, key, own)
         self.num_held -= len(own)
-        self._pool.give([page for page, kept in zip(own, cached, strict=True) if page != kept])
+        self._pool.free([page for page, kept in zip(own, cached, strict=True) if page != kept])
         req.pages[start:end] = cached
         self._extend_shared(req, node, end)
 
@@ -122,13 +122,13 @@ class BlockAllocator:
         self._give_back(req.pages[req.num_shared_pages :])
         self._tree.unpin(req.node)
         if not is_reusable:
-            self._pool.give(self._tree.forget(req.node))
+            self._pool.free(self._tree.forget(req.node))
         req.pages, req.num_shared_pages, req.node = [], 0, self._tree.root
 
     def flush(self) -> int:
         """Frees every cached page that no running request uses; returns how many."""
         pages = self._tree.evict(self._tree.num_evictable)
-        self._pool.give(pages)
+        self._pool.free(pages)
         return len(pages)
 
     def check(self, running: Iterable[Req]) -> None:
@@ -149,7 +149,7 @@ class BlockAllocator:
         assert self._tree.root.pins == len(reqs), "the root's pins are not those of the running requests"
 
     def _give_back(self, pages: list[int]) -> None:
-        self._pool.give(pages)
+        self._pool.free(pages)
         self.num_held -= len(pages)
 
     def _extend_shared(self, req: Req, node: Node, num_pages: int) -> None:

@@ -48,7 +48,7 @@ class _Search:
         outputs: list[ForwardOutput] = []
         failures: dict[int, ErrorInfo] = {}
         for start, stop in ((0, middle), (middle, num_rows)):
-            output, failed = self._run_part(take_rows(batch, start, stop))
+            output, failed = self._run_part(slice_rows(batch, start, stop))
             outputs.append(output)
             failures.update((start + row, error) for row, error in failed.items())
         return join_outputs(outputs), failures
@@ -100,7 +100,7 @@ def _join_logprobs(parts: list[LogprobColumns | None]) -> LogprobColumns | None:
     return join(known, max(part.num_top for part in known)) if known else None
 
 
-def take_rows(batch: Batch, start: int, stop: int) -> Batch:
+def slice_rows(batch: Batch, start: int, stop: int) -> Batch:
     """Returns the step of rows `start` to `stop` (exclusive, not empty) of `batch` alone; all tokens must be known."""
     assert not batch.future_token_indices, "a step that waits for the tokens of another was to be run apart"
     num_decode_rows = max(0, min(stop, batch.num_decode_rows) - start)

@@ -14,7 +14,7 @@ class PagePool:
     def num_free(self) -> int:
         return len(self._free)
 
-    def take(self, num_pages: int) -> list[int]:
+    def allocate(self, num_pages: int) -> list[int]:
         """Removes `num_pages` from the pool and returns them; there must be as many."""
         assert 0 <= num_pages <= len(self._free), (num_pages, len(self._free))
         if not num_pages:
@@ -23,7 +23,7 @@ class PagePool:
         del self._free[-num_pages:]
         return taken
 
-    def give(self, pages: Sequence[int]) -> None:
+    def free(self, pages: Sequence[int]) -> None:
         """Puts `pages` back; none of them may be free."""
         self._free.extend(pages)
 

@@ -28,7 +28,7 @@ NO_FAILURES: Mapping[int, ErrorInfo] = {}
 class Scheduler:
     """Takes messages, plans steps, commits their results, and collects what the detokenizer must know.
 
-    The caller takes turns: `take` (any number), `schedule`, and if that returned a step, `commit` with its result. It
+    The caller goes round: `receive` (any number), `schedule`, and if that returned a step, `commit` with its result. It
     may call `schedule` once more before that `commit`, with the first step in flight; commits are in the same order.
     `cache` must have room for a request of `limits.max_model_len` tokens: the first in priority can then always go on.
     """
@@ -53,7 +53,7 @@ class Scheduler:
     def is_idle(self) -> bool:
         return not self._stages.requests
 
-    def take(self, message: ToScheduler) -> None:
+    def receive(self, message: ToScheduler) -> None:
         """Takes a new request, ends known ones, empties the cache; what is older than the known attempt is dropped."""
         if isinstance(message, FramesLost):
             self._replies.append(message)  # the frontend hears of it by way of the detokenizer
@@ -106,7 +106,7 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._stages.waiting)
 
-    def take_drained(self) -> bool:
+    def pop_drained(self) -> bool:
         """Tells once, after `close_queue`, that the last row has ended."""
         is_drained = self._must_tell_drained and not self._stages.running
         self._must_tell_drained = self._must_tell_drained and not is_drained
@@ -127,7 +127,7 @@ class Scheduler:
         """Lets all be as if the steps in flight had not been planned; they must have ended, well or not."""
         self._in_flight.clear()
 
-    def take_replies(self) -> list[ToDetokenizer]:
+    def pop_replies(self) -> list[ToDetokenizer]:
         """Returns, and forgets, what the detokenizer must know, in order."""
         replies, self._replies = self._replies, []
         return replies

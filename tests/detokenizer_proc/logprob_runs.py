@@ -44,8 +44,8 @@ def prompt_logprobs_of(prompt_ids: list[int], uid: int = 7) -> PromptLogprobs:
 def tell_prompt(detokenizer: Detokenizer, prompt_ids: list[int]) -> PromptReply:
     """Opens stream 7 and returns what the client hears of the prompt."""
     order = OpenStream(7, 0, prompt_ids=pack_int32(prompt_ids), num_prompt_logprobs=1)
-    assert detokenizer.take(order) == ([], [])
-    (reply,), _ = detokenizer.take(prompt_logprobs_of(prompt_ids))
+    assert detokenizer.handle(order) == ([], [])
+    (reply,), _ = detokenizer.handle(prompt_logprobs_of(prompt_ids))
     assert isinstance(reply, PromptReply)
     return reply
 
@@ -54,13 +54,13 @@ def run_with_logprobs(
     detokenizer: Detokenizer, order: OpenStream, token_ids: list[int]
 ) -> tuple[Client, list[PositionLogprobs]]:
     """Sends one token a step, the last with the row's end; returns what the client has and the tokens' logprobs."""
-    detokenizer.take(order)
+    detokenizer.handle(order)
     client = Client()
     positions: list[PositionLogprobs] = []
     for i, token_id in enumerate(token_ids):
         is_last = i == len(token_ids) - 1
         finished = [end(order.uid, len(token_ids))] if is_last else []
-        (replies,), _ = detokenizer.take(step_with_logprob(order.uid, token_id, (), *finished))
+        (replies,), _ = detokenizer.handle(step_with_logprob(order.uid, token_id, (), *finished))
         assert isinstance(replies, StepReplies)
         client.take(replies, order.uid)
         entries = [unpack_int64(replies.uids)[entry] for entry in unpack_int32(replies.logprob_entries)]

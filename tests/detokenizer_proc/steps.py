@@ -54,7 +54,7 @@ def run(
     for i, token_id in enumerate(token_ids):
         is_last = i == len(token_ids) - 1
         finished = [end(uid, num_before + len(token_ids), attempt, **fields)] if is_last else []
-        replies, seen = detokenizer.take_step(step([(uid, attempt, token_id)], *finished, step_id=i))
+        replies, seen = detokenizer.handle_step(step([(uid, attempt, token_id)], *finished, step_id=i))
         assert replies.step_id == i
         client.take(replies, uid)
         stops += seen

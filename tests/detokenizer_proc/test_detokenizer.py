@@ -59,9 +59,9 @@ def test_a_stop_string_ends_the_text_at_once_and_the_reply_later(detokenizer: De
 
 def test_the_stream_of_a_stop_string_waits_for_its_row(detokenizer: Detokenizer) -> None:
     detokenizer.open_stream(OpenStream(7, 0, stop=("a",)))
-    detokenizer.take_step(step([(7, 0, ids_of("a")[0])]))
+    detokenizer.handle_step(step([(7, 0, ids_of("a")[0])]))
     assert detokenizer.gauges() == {"streams": 1, "ended_streams": 1}
-    replies, _ = detokenizer.take_step(step([], end(7, 9, reason="abort")))
+    replies, _ = detokenizer.handle_step(step([], end(7, 9, reason="abort")))
     assert [(final.finish_reason, final.usage.completion_tokens) for final in replies.finals] == [("stop", 1)]
     assert detokenizer.gauges() == {"streams": 0, "ended_streams": 0}
 
@@ -197,7 +197,7 @@ def test_special_tokens_are_shown_where_they_are_asked_for(detokenizer: Detokeni
 def test_a_request_that_never_ran_ends_too(detokenizer: Detokenizer) -> None:
     detokenizer.open_stream(OpenStream(7, 0))
     error = ErrorInfo(500, "no")
-    replies, _ = detokenizer.take_step(step([], end(7, 0, reason="error", error=error)))
+    replies, _ = detokenizer.handle_step(step([], end(7, 0, reason="error", error=error)))
     assert replies.uids == b""
     (final,) = replies.finals
     assert (final.incremental_output, final.token_ids, final.error) == ("", b"", error)
@@ -207,7 +207,7 @@ def test_rows_of_one_step_keep_their_order_and_finals_are_apart(detokenizer: Det
     for uid in (1, 2, 3):
         detokenizer.open_stream(OpenStream(uid, 0))
     a, b, c = ids_of("abc")
-    replies, _ = detokenizer.take_step(step([(3, 0, a), (1, 0, b), (2, 0, c)], end(1, 1), step_id=9))
+    replies, _ = detokenizer.handle_step(step([(3, 0, a), (1, 0, b), (2, 0, c)], end(1, 1), step_id=9))
     assert (replies.step_id, replies.texts) == (9, ("a", "c"))
     assert (replies.uids, replies.token_ids) == (step([(3, 0, a), (2, 0, c)]).uids, pack_int32([a, c]))
     assert [(final.uid, final.incremental_output) for final in replies.finals] == [(1, "b")]
@@ -217,24 +217,24 @@ def test_what_belongs_to_no_stream_is_dropped(detokenizer: Detokenizer) -> None:
     detokenizer.open_stream(OpenStream(7, 2))
     (a,) = ids_of("a")
     rows = [(8, 0, a), (7, 1, a), (7, 3, a)]
-    replies, stops = detokenizer.take_step(step(rows, end(8, 1), end(7, 1, attempt=1)))
+    replies, stops = detokenizer.handle_step(step(rows, end(8, 1), end(7, 1, attempt=1)))
     assert (replies.uids, replies.texts, replies.finals, stops) == (b"", (), (), [])
     assert detokenizer.gauges()["streams"] == 1
 
 
 def test_the_end_of_an_old_attempt_does_not_touch_the_new_one(detokenizer: Detokenizer) -> None:
     detokenizer.open_stream(OpenStream(7, 1))
-    replies, _ = detokenizer.take_step(step([(7, 1, ids_of("a")[0])], end(7, 4, attempt=0)))
+    replies, _ = detokenizer.handle_step(step([(7, 1, ids_of("a")[0])], end(7, 4, attempt=0)))
     assert (replies.texts, replies.finals) == (("a",), ())
 
 
 def test_a_newer_attempt_replaces_an_older_one_and_never_the_other_way(detokenizer: Detokenizer) -> None:
     detokenizer.open_stream(OpenStream(7, 0))
     (a,) = ids_of("a")
-    detokenizer.take_step(step([(7, 0, a)]))
+    detokenizer.handle_step(step([(7, 0, a)]))
     detokenizer.open_stream(OpenStream(7, 1, output_ids=pack_int32([a]), num_chars_sent=1))
     detokenizer.open_stream(OpenStream(7, 0))
-    replies, _ = detokenizer.take_step(step([(7, 0, a), (7, 1, a)]))
+    replies, _ = detokenizer.handle_step(step([(7, 0, a), (7, 1, a)]))
     assert replies.attempts == pack_int32([1])
     assert detokenizer.gauges()["streams"] == 1
 
@@ -253,7 +253,7 @@ def test_text_that_an_earlier_attempt_had_not_sent_comes_first(detokenizer: Deto
     detokenizer.open_stream(OpenStream(7, 1, output_ids=hello, num_chars_sent=2))
     assert run(detokenizer, 7, ids_of("w!"), attempt=1)[0].texts == ["llow", "!"]
     detokenizer.open_stream(OpenStream(8, 1, output_ids=hello, num_chars_sent=2))
-    replies, _ = detokenizer.take_step(step([], end(8, 5, attempt=1)))
+    replies, _ = detokenizer.handle_step(step([], end(8, 5, attempt=1)))
     assert replies.finals[0].incremental_output == "llo"
 
 
@@ -279,7 +279,7 @@ def test_a_continued_request_is_the_undisturbed_one(data: st.DataObject) -> None
     detokenizer.open_stream(order)
     first = Client()
     for token_id in ids[:num_before]:
-        first.take(detokenizer.take_step(step([(7, 0, token_id)]))[0], 7)
+        first.take(detokenizer.handle_step(step([(7, 0, token_id)]))[0], 7)
     detokenizer = Detokenizer(vocabulary)
     sent = first.text
     output_ids = pack_int32(first.token_ids)
@@ -332,13 +332,13 @@ def test_a_stream_that_cannot_be_decoded_fails_alone(
     assert client.final.error.message.split("reference ")[1].rstrip(")") in record.getMessage()
     assert record.exc_info is not None
     assert stops == ([StopSeen(7, 0)] if len(ids) > 2 else [])
-    assert detokenizer.take_step(step([(8, 0, 1)]))[0].texts == ("x",)
+    assert detokenizer.handle_step(step([(8, 0, 1)]))[0].texts == ("x",)
 
 
 def test_a_continuation_that_cannot_be_decoded_fails_alone() -> None:
     detokenizer = Detokenizer(Vocabulary(lambda hidden: FailingDecoder(), frozenset(), spell_nothing, spell_nothing))
     assert detokenizer.open_stream(OpenStream(7, 1, output_ids=pack_int32([1, 13]))) == ([], [StopSeen(7, 1)])
-    replies, _ = detokenizer.take_step(step([], end(7, 2, attempt=1)))
+    replies, _ = detokenizer.handle_step(step([], end(7, 2, attempt=1)))
     assert replies.finals[0].finish_reason == "error"
 
 
@@ -348,7 +348,7 @@ def test_streams_of_the_frontends_that_live_are_kept(detokenizer: Detokenizer) -
     living = first_uid_of(1) + 1
     detokenizer.drop(DropBefore(first_uid_of(3), (1,)))
     assert detokenizer.gauges()["streams"] == 2
-    replies, _ = detokenizer.take_step(step([(living, 0, ids_of("a")[0])], end(first_uid_of(2) + 1, 0)))
+    replies, _ = detokenizer.handle_step(step([(living, 0, ids_of("a")[0])], end(first_uid_of(2) + 1, 0)))
     assert (replies.texts, replies.finals) == (("a",), ())
 
 
@@ -357,7 +357,7 @@ def test_streams_without_a_client_are_forgotten(detokenizer: Detokenizer) -> Non
         detokenizer.open_stream(OpenStream(uid, 0))
     detokenizer.drop(DropBefore(9))
     assert detokenizer.gauges()["streams"] == 1
-    replies, _ = detokenizer.take_step(step([(7, 0, ids_of("a")[0]), (9, 0, ids_of("b")[0])], end(8, 0)))
+    replies, _ = detokenizer.handle_step(step([(7, 0, ids_of("a")[0]), (9, 0, ids_of("b")[0])], end(8, 0)))
     assert (replies.texts, replies.finals) == (("b",), ())
 
 
@@ -367,5 +367,5 @@ def test_what_a_prompt_took_goes_on_with_its_row(detokenizer: Detokenizer) -> No
     (letter,) = ids_of("a")
     rows = tuple(PrefilledRow(uid, 0, Usage(5, 1)) for uid in (7, 8, 9))
     message = step([(7, 0, letter), (8, 0, letter), (9, 0, letter)], end(8, 1))
-    replies, _ = detokenizer.take_step(msgspec.structs.replace(message, prefilled=rows))
+    replies, _ = detokenizer.handle_step(msgspec.structs.replace(message, prefilled=rows))
     assert replies.prefilled == rows[:1], "8 has ended, 9 has no stream"

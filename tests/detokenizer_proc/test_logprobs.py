@@ -53,10 +53,10 @@ def llama_detokenizer() -> Detokenizer:
 
 
 def test_a_token_comes_with_its_alternatives(detokenizer: Detokenizer) -> None:
-    detokenizer.take(OpenStream(7, 0, num_logprobs=2))
+    detokenizer.handle(OpenStream(7, 0, num_logprobs=2))
     a, b, c = ids_of("abc")
     top = [(b, -0.25), (a, -0.5), (c, -2.0)]
-    (replies,), _ = detokenizer.take(step_with_logprob(7, a, top))
+    (replies,), _ = detokenizer.handle(step_with_logprob(7, a, top))
     assert isinstance(replies, StepReplies)
     (positions,) = replies.logprobs
     assert positions.token == TokenLogprob(a, "a", b"a", -0.5)
@@ -67,12 +67,12 @@ def test_a_token_comes_with_its_alternatives(detokenizer: Detokenizer) -> None:
 def test_only_the_rows_that_want_logprobs_have_them(detokenizer: Detokenizer) -> None:
     a, b, c, d = ids_of("abcd")
     for uid, num_logprobs in ((1, None), (2, 0), (3, None), (4, 1), (5, 0)):
-        detokenizer.take(OpenStream(uid, 0, num_logprobs=num_logprobs))
+        detokenizer.handle(OpenStream(uid, 0, num_logprobs=num_logprobs))
     plain = step([(1, 0, a), (2, 0, b), (3, 0, c), (4, 0, d), (5, 0, a), (9, 0, a)], end(4, 1))
     logprobs = columns([(token_id, -float(token_id), [(c, -0.1)]) for token_id in (b, d, a, a)])
     entries = pack_int32([1, 3, 4, 5])
     message = DetokenizeMsg(0, plain.uids, plain.attempts, plain.token_ids, plain.finished, entries, logprobs)
-    (replies,), stops = detokenizer.take(message)
+    (replies,), stops = detokenizer.handle(message)
     assert isinstance(replies, StepReplies)
     assert stops == []
     assert replies.texts == ("a", "b", "c", "a")
@@ -85,8 +85,8 @@ def test_only_the_rows_that_want_logprobs_have_them(detokenizer: Detokenizer) ->
 
 
 def test_the_end_without_a_token_has_no_logprobs(detokenizer: Detokenizer) -> None:
-    detokenizer.take(OpenStream(7, 0, num_logprobs=0))
-    (replies,), _ = detokenizer.take(step([], end(7, 0, reason="abort")))
+    detokenizer.handle(OpenStream(7, 0, num_logprobs=0))
+    (replies,), _ = detokenizer.handle(step([], end(7, 0, reason="abort")))
     assert isinstance(replies, StepReplies)
     assert replies.finals[0].logprobs == ()
 
@@ -128,7 +128,7 @@ def test_output_follows_the_prompt(llama_detokenizer: Detokenizer) -> None:
 def test_a_character_that_the_prompt_began(llama_detokenizer: Detokenizer) -> None:
     prompt = llama_ids("▁a", "<0xC3>", "<0xA9>", "<0xC3>")
     order = OpenStream(7, 0, prompt_ids=pack_int32(prompt), echo=True, num_logprobs=0)
-    replies, _ = llama_detokenizer.take(order)
+    replies, _ = llama_detokenizer.handle(order)
     assert replies == [PromptReply(7, 0, "aé", token_ids=pack_int32(prompt))]
     client, positions = run_with_logprobs(llama_detokenizer, order, llama_ids("<0xA9>", "b"))
     assert client.text == "éb", "the prompt's own whole characters are not shown again"
@@ -137,9 +137,9 @@ def test_a_character_that_the_prompt_began(llama_detokenizer: Detokenizer) -> No
 
 def test_an_echo_without_output(detokenizer: Detokenizer) -> None:
     prompt_ids = pack_int32(ids_of("hello"))
-    replies, stops = detokenizer.take(OpenStream(7, 0, prompt_ids=prompt_ids, echo=True))
+    replies, stops = detokenizer.handle(OpenStream(7, 0, prompt_ids=prompt_ids, echo=True))
     assert (replies, stops) == ([PromptReply(7, 0, "hello", token_ids=prompt_ids)], [])
-    (step_replies,), _ = detokenizer.take(step([], end(7, 0)))
+    (step_replies,), _ = detokenizer.handle(step([], end(7, 0)))
     assert isinstance(step_replies, StepReplies)
     assert step_replies.finals[0].incremental_output == ""
 
@@ -151,7 +151,7 @@ def test_a_prompt_is_told_once_its_logprobs_are_there(detokenizer: Detokenizer) 
     assert [token.token.text for token in reply.tokens] == list("hey")
     assert [token.text_offset for token in reply.tokens] == [0, 1, 2]
     assert [len(token.top) for token in reply.tokens] == [0, 1, 1]
-    assert detokenizer.take(prompt_logprobs_of(ids_of("hey"))) == ([], []), "once"
+    assert detokenizer.handle(prompt_logprobs_of(ids_of("hey"))) == ([], []), "once"
 
 
 def test_a_prompt_of_one_token(detokenizer: Detokenizer) -> None:
@@ -161,25 +161,25 @@ def test_a_prompt_of_one_token(detokenizer: Detokenizer) -> None:
 
 def test_logprobs_of_an_older_attempt_or_of_nobody_are_dropped(detokenizer: Detokenizer) -> None:
     ids = ids_of("hey")
-    detokenizer.take(OpenStream(7, 1, prompt_ids=pack_int32(ids), num_prompt_logprobs=1))
-    assert detokenizer.take(prompt_logprobs_of(ids)) == ([], [])
-    assert detokenizer.take(prompt_logprobs_of(ids, uid=8)) == ([], [])
+    detokenizer.handle(OpenStream(7, 1, prompt_ids=pack_int32(ids), num_prompt_logprobs=1))
+    assert detokenizer.handle(prompt_logprobs_of(ids)) == ([], [])
+    assert detokenizer.handle(prompt_logprobs_of(ids, uid=8)) == ([], [])
 
 
 def test_logprobs_that_do_not_fit_fail_alone(detokenizer: Detokenizer, caplog: pytest.LogCaptureFixture) -> None:
-    detokenizer.take(OpenStream(7, 0, prompt_ids=pack_int32(ids_of("hey")), num_prompt_logprobs=1))
-    detokenizer.take(OpenStream(8, 0, num_logprobs=0))
+    detokenizer.handle(OpenStream(7, 0, prompt_ids=pack_int32(ids_of("hey")), num_prompt_logprobs=1))
+    detokenizer.handle(OpenStream(8, 0, num_logprobs=0))
     with caplog.at_level(logging.ERROR):
-        assert detokenizer.take(prompt_logprobs_of(ids_of("hello"))) == ([], [StopSeen(7, 0)])
-        assert detokenizer.take(step_with_logprob(8, 1000))[1] == [StopSeen(8, 0)]
-    (replies,), _ = detokenizer.take(step([], end(7, 0), end(8, 1)))
+        assert detokenizer.handle(prompt_logprobs_of(ids_of("hello"))) == ([], [StopSeen(7, 0)])
+        assert detokenizer.handle(step_with_logprob(8, 1000))[1] == [StopSeen(8, 0)]
+    (replies,), _ = detokenizer.handle(step([], end(7, 0), end(8, 1)))
     assert isinstance(replies, StepReplies)
     assert [final.finish_reason for final in replies.finals] == ["error", "error"]
     assert len(caplog.records) == 2
 
 
 def test_the_end_of_a_flush_passes_through(detokenizer: Detokenizer) -> None:
-    assert detokenizer.take(CacheFlushed(3, 5)) == ([CacheFlushed(3, 5)], [])
+    assert detokenizer.handle(CacheFlushed(3, 5)) == ([CacheFlushed(3, 5)], [])
 
 
 def test_leading_spaces_are_kept_but_at_the_beginning_of_a_prompt(llama_detokenizer: Detokenizer) -> None:
@@ -212,7 +212,7 @@ def test_vectors_with_their_places_and_bytes(name: str) -> None:
     for text, ids in read_vectors(name):
         if ids:
             prompt = tell_prompt(detokenizer, ids)
-            detokenizer.take(step([], end(7, 0)))
+            detokenizer.handle(step([], end(7, 0)))
             assert prompt.text == text
             assert b"".join(token.token.utf8 for token in prompt.tokens).decode() == text
             check_places(text, prompt)
@@ -229,10 +229,10 @@ def test_bytes_of_any_ids_are_those_of_the_text(name: str, data: st.DataObject) 
     ids = data.draw(st.lists(any_id, min_size=1, max_size=16))
     detokenizer = Detokenizer(real_vocabulary(name))
     order = OpenStream(7, 0, skip_special_tokens=False, prompt_ids=pack_int32(ids), num_prompt_logprobs=0)
-    detokenizer.take(order)
-    (reply,), _ = detokenizer.take(prompt_logprobs_of(ids))
+    detokenizer.handle(order)
+    (reply,), _ = detokenizer.handle(prompt_logprobs_of(ids))
     assert isinstance(reply, PromptReply)
-    (replies,), _ = detokenizer.take(step([], end(7, 0)))
+    (replies,), _ = detokenizer.handle(step([], end(7, 0)))
     assert isinstance(replies, StepReplies)
     text = reply.text + replies.finals[0].incremental_output
     assert text == tokenizer.decode(ids, skip_special_tokens=False)
@@ -255,9 +255,9 @@ def test_prompt_and_output_joined_are_the_decoding_of_both(name: str, data: st.D
     output = data.draw(st.lists(some_id, min_size=1, max_size=6))
     detokenizer = Detokenizer(vocabulary_of(tokenizer, tokenizer.get_vocab_size()))
     order = OpenStream(7, 0, prompt_ids=pack_int32(prompt), echo=True)
-    (reply,), _ = detokenizer.take(order)
+    (reply,), _ = detokenizer.handle(order)
     assert isinstance(reply, PromptReply)
-    detokenizer.take(step([], end(7, 0)))
+    detokenizer.handle(step([], end(7, 0)))
     client, _ = run_with_logprobs(detokenizer, order, output)
     whole = tokenizer.decode(prompt + output)
     if "\ufffd" not in whole:
@@ -274,8 +274,8 @@ def test_a_text_cut_anywhere_into_prompt_and_output(name: str, text: str, data: 
     cut = data.draw(st.integers(0, len(ids) - 1))
     detokenizer = Detokenizer(real_vocabulary(name))
     order = OpenStream(7, 0, prompt_ids=pack_int32(ids[:cut]), echo=True)
-    (reply,), _ = detokenizer.take(order)
+    (reply,), _ = detokenizer.handle(order)
     assert isinstance(reply, PromptReply)
-    detokenizer.take(step([], end(7, 0)))
+    detokenizer.handle(step([], end(7, 0)))
     client, _ = run_with_logprobs(detokenizer, order, ids[cut:])
     assert reply.text + client.text == tokenizer.decode(ids)

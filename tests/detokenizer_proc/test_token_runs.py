@@ -51,7 +51,7 @@ class Reader:
         self.stops: list[StopSeen] = []
 
     def take(self, detokenizer: Detokenizer, step: DetokenizeMsg) -> None:
-        replies, stops = detokenizer.take_step(step)
+        replies, stops = detokenizer.handle_step(step)
         runs = list(runs_of(replies.token_ids, replies.num_tokens))
         assert all(len(run) for run in runs)
         for uid, run, text in zip(unpack_int64(replies.uids), runs, replies.texts, strict=True):
@@ -76,7 +76,7 @@ class Reader:
 
 def read(name: str, runs: list[list[int]], opened: dict[str, Any], ended: dict[str, Any]) -> dict[str, Any]:
     detokenizer, reader = Detokenizer(VOCABULARIES[name]), Reader()
-    detokenizer.take(OpenStream(7, 0, **opened))
+    detokenizer.handle(OpenStream(7, 0, **opened))
     num_tokens = sum(map(len, runs))
     for index, run in enumerate(runs):
         finished = (end(7, num_tokens, **ended),) if index == len(runs) - 1 else ()
@@ -107,7 +107,7 @@ def test_a_reply_does_not_depend_on_the_runs_its_tokens_come_in(data: st.DataObj
 
 def test_what_comes_after_a_stop_string_in_a_run_is_dropped() -> None:
     detokenizer, reader = Detokenizer(VOCABULARIES["characters"]), Reader()
-    detokenizer.take(OpenStream(7, 0, stop=("lo",), num_logprobs=0))
+    detokenizer.handle(OpenStream(7, 0, stop=("lo",), num_logprobs=0))
     reader.take(detokenizer, run_step([(7, ids_of("hel"))], with_logprobs=True))
     reader.take(detokenizer, run_step([(7, ids_of("lo wor"))], with_logprobs=True))
     reader.take(detokenizer, run_step([(7, ids_of("ld"))], with_logprobs=True))
@@ -121,10 +121,10 @@ def test_what_comes_after_a_stop_string_in_a_run_is_dropped() -> None:
 def test_runs_of_different_rows_stay_apart() -> None:
     detokenizer = Detokenizer(VOCABULARIES["characters"])
     for uid in (7, 8, 9):
-        detokenizer.take(OpenStream(uid, 0, num_logprobs=0 if uid == 9 else None))
+        detokenizer.handle(OpenStream(uid, 0, num_logprobs=0 if uid == 9 else None))
     rows = [(7, ids_of("ab")), (8, ids_of("c")), (9, ids_of("def"))]
     message = run_step(rows, with_logprobs=True)
-    replies, _ = detokenizer.take_step(message)
+    replies, _ = detokenizer.handle_step(message)
     assert replies.texts == ("ab", "c", "def")
     assert [list(run) for run in runs_of(replies.token_ids, replies.num_tokens)] == [run for _, run in rows]
     assert list(unpack_int32(replies.logprob_entries)) == [3, 4, 5]

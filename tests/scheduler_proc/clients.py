@@ -131,9 +131,9 @@ class Bench:
 
     def send(self, *messages: ToScheduler) -> None:
         for message in messages:
-            self.scheduler.take(message)
+            self.scheduler.receive(message)
             self.scheduler.check()
-        self.inbox.take(self.scheduler.take_replies())
+        self.inbox.take(self.scheduler.pop_replies())
 
     def step(self) -> dict[int, int]:
         """Runs one step; returns the number of tokens that each request had in it, in the order of the rows."""
@@ -144,7 +144,7 @@ class Bench:
         assert len(batch.token_ids) // 4 <= self.max_num_batched_tokens, "the step is over its budget"
         self.scheduler.commit(self.runner.run(batch))
         self.scheduler.check()
-        self.inbox.take(self.scheduler.take_replies())
+        self.inbox.take(self.scheduler.pop_replies())
         return dict(zip(unpack_int64(batch.uids), unpack_int32(batch.query_lens), strict=True))
 
     def run(self, max_steps: int = 10_000) -> int:

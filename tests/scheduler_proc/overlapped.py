@@ -129,8 +129,8 @@ class OverlappedBench(Bench):
         for message in messages:
             if isinstance(message, UserMsg):
                 self._attempts[message.uid] = max(message.attempt, self._attempts.get(message.uid, 0))
-            self.scheduler.take(message)
-        self.inbox.take(self.scheduler.take_replies())
+            self.scheduler.receive(message)
+        self.inbox.take(self.scheduler.pop_replies())
 
     def step(self) -> dict[int, int]:
         """Takes one turn; returns the rows of the newest step, {} where there is nothing to do any more."""
@@ -143,7 +143,7 @@ class OverlappedBench(Bench):
             self._planned = dict(zip(unpack_int64(batch.uids), unpack_int32(batch.query_lens), strict=True))
         self.stepper.step(batch, self.device.now_s)
         self.scheduler.check()
-        self.inbox.take(self.scheduler.take_replies())
+        self.inbox.take(self.scheduler.pop_replies())
         return self._planned
 
     def check_idle(self) -> None:

@@ -105,10 +105,10 @@ def run(
     stepper = Stepper(scheduler, runner.launch, runner.can_overlap, StepTimes())
     inbox = Inbox()
     for uid, prompt in enumerate(prompts):
-        scheduler.take(user_msg(uid, prompt, **{"max_tokens": CONTEXT, **params}))
+        scheduler.receive(user_msg(uid, prompt, **{"max_tokens": CONTEXT, **params}))
     while (batch := scheduler.schedule()) is not None or stepper.has_step:
         stepper.step(batch, 0.0)
-        inbox.take(scheduler.take_replies())
+        inbox.take(scheduler.pop_replies())
     scheduler.check()
     return [inbox.tokens[uid, 0] for uid in range(len(prompts))], scheduler
 
@@ -176,12 +176,12 @@ def test_alone_and_again_from_the_cache(model: Model):
     for uid, prompt in enumerate(some_prompts()[:12]):
         outputs: list[list[int]] = []
         for attempt_uid in (2 * uid, 2 * uid + 1):
-            scheduler.take(user_msg(attempt_uid, prompt, max_tokens=24))
+            scheduler.receive(user_msg(attempt_uid, prompt, max_tokens=24))
             inbox = Inbox()
-            inbox.take(scheduler.take_replies())
+            inbox.take(scheduler.pop_replies())
             while (batch := scheduler.schedule()) is not None:
                 scheduler.commit(model.runner.run(batch))
-                inbox.take(scheduler.take_replies())
+                inbox.take(scheduler.pop_replies())
             outputs.append(inbox.tokens[attempt_uid, 0])
             cached = inbox.finished[attempt_uid, 0].usage.cached_tokens
             assert attempt_uid % 2 == 0 or cached == (len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE

@@ -74,10 +74,10 @@ def run(served: Served, requests: list[UserMsg], num_pages: int, num_step_tokens
     limits, budget = Limits(CONTEXT, VOCAB_SIZE), Budget(max_num_seqs=12, max_num_batched_tokens=num_step_tokens)
     scheduler, inbox = Scheduler(BlockAllocator(num_pages, PAGE_SIZE), limits, budget), Inbox()
     for request in requests:
-        scheduler.take(request)
+        scheduler.receive(request)
     while (batch := scheduler.schedule()) is not None:
         scheduler.commit(*run_step(served.runner.run, batch))
-        inbox.take(scheduler.take_replies())
+        inbox.take(scheduler.pop_replies())
     scheduler.check()
     return inbox, scheduler
 

@@ -166,7 +166,7 @@ def test_a_detokenizer_that_does_not_read_is_no_reason_to_stop(
     monkeypatch.setattr(Sender, "send", find_no_room)
     sender: Sender[ToDetokenizer] = Sender(tmp_path / "x.sock")
     bench = Bench()
-    bench.scheduler.take(user_msg(1, [1, 2]))
+    bench.scheduler.receive(user_msg(1, [1, 2]))
     send_replies(bench.scheduler, sender)
     sender.close()
     assert "dropped OpenStream and what follows: full" in caplog.text

@@ -47,7 +47,7 @@ def drive(bench: Bench, runner: OverlappedRunner, can_overlap: bool) -> StepTime
     while (batch := bench.scheduler.schedule()) is not None or stepper.has_step:
         runner.now_s += HOST_S
         stepper.step(batch, 0.0)
-        bench.inbox.take(bench.scheduler.take_replies())
+        bench.inbox.take(bench.scheduler.pop_replies())
     return times
 
 

@@ -39,7 +39,7 @@ def test_before_the_end_it_is_what_has_been_taken():
     generation.prompt_usage = Usage(40, 32)
     generation.add([7], "a")
     assert so_far(generation) == (40, 32, 0)
-    generation.take_step()
+    generation.pop_step()
     assert so_far(generation) == (40, 32, 1)
 
 
@@ -47,5 +47,5 @@ def test_the_end_may_be_there_before_the_beginning_is_written():
     generation = make()
     generation.finish(final(generation.message, "abc", (1, 2, 3), usage=Usage(40, 32, 3)))
     assert so_far(generation) == (40, 32, 0)
-    generation.take_step()
+    generation.pop_step()
     assert so_far(generation, is_last=True) == (40, 32, 3)

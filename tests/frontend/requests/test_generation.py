@@ -20,7 +20,7 @@ def make(*, wakes_at_tokens: bool = True) -> Generation:
 def take_steps(generation: Generation) -> list[Increment]:
     steps: list[Increment] = []
     while generation.has_step:
-        steps.append(generation.take_step())
+        steps.append(generation.pop_step())
     return steps
 
 
@@ -39,10 +39,10 @@ def test_the_tokens_of_one_step_stay_together():
     generation = make()
     generation.add([1, 2, 3], "abc")
     generation.add([4], "d")
-    assert generation.take_step() == ("abc", [1, 2, 3])
+    assert generation.pop_step() == ("abc", [1, 2, 3])
     generation.finish(final(MESSAGE, "e", (5, 6)))
     assert take_steps(generation) == [("d", [4])]
-    assert generation.take() == ("e", [5, 6])
+    assert generation.pop_all() == ("e", [5, 6])
 
 
 def test_the_last_tokens_of_a_good_end_are_told_with_it():
@@ -51,7 +51,7 @@ def test_the_last_tokens_of_a_good_end_are_told_with_it():
     generation.add([2], "b")
     generation.finish(final(MESSAGE, "cd", (3, 4)))
     assert take_steps(generation) == [("a", [1]), ("b", [2])]
-    assert generation.take() == ("cd", [3, 4])
+    assert generation.pop_all() == ("cd", [3, 4])
     assert generation.num_taken == 4
 
 
@@ -67,14 +67,14 @@ def test_an_end_without_tokens_or_text_is_no_step():
     generation.add([1], "a")
     generation.finish(final(MESSAGE))
     assert take_steps(generation) == [("a", [1])]
-    assert generation.take() == ("", [])
+    assert generation.pop_all() == ("", [])
 
 
 def test_of_steps_that_were_not_taken_the_whole_is_the_sum():
     generation = make()
     generation.add([1], "a")
     generation.add([2], "b")
-    assert generation.take() == ("ab", [1, 2])
+    assert generation.pop_all() == ("ab", [1, 2])
     assert not generation.has_step
 
 
@@ -82,7 +82,7 @@ def test_finish_adds_the_last_tokens_and_keeps_what_a_continuation_needs():
     generation = make()
     generation.add([1], "ab")
     generation.finish(final(MESSAGE, "cde", (2, 3)))
-    assert generation.take() == ("abcde", [1, 2, 3])
+    assert generation.pop_all() == ("abcde", [1, 2, 3])
     assert generation.output_ids.tolist() == [1, 2, 3]
     assert generation.num_chars == 5
 
@@ -120,7 +120,7 @@ def test_the_next_attempt_goes_on_where_the_last_one_stopped():
     assert generation.has_progressed
     assert generation.next_attempt().num_chars_sent == 3
     assert generation.attempt == 2
-    assert generation.take() == ("äbc", [1, 2, 3])
+    assert generation.pop_all() == ("äbc", [1, 2, 3])
 
 
 def test_an_attempt_that_is_to_end_at_once_may_have_no_more_tokens():
@@ -162,11 +162,11 @@ def test_logprobs_and_what_is_told_of_the_prompt_outlive_an_attempt():
     generation.add([2], "b")
     generation.add_logprob(position_logprobs(2, "b", -2.0, 1))
     assert generation.prompt is first
-    assert [entry.token.token_id for entry in generation.take_logprobs(1)] == [1]
-    assert [entry.token.token_id for entry in generation.take_logprobs(1)] == [2]
+    assert [entry.token.token_id for entry in generation.pop_logprobs(1)] == [1]
+    assert [entry.token.token_id for entry in generation.pop_logprobs(1)] == [2]
     generation.finish(final(MESSAGE, "c", (3,), logprobs=(position_logprobs(3, "c", -3.0, 2),)))
-    assert [entry.token.token_id for entry in generation.take_logprobs(1)] == [3]
-    assert generation.take_logprobs(1) == []
+    assert [entry.token.token_id for entry in generation.pop_logprobs(1)] == [3]
+    assert generation.pop_logprobs(1) == []
 
 
 def test_choices_of_a_request_wake_one_reader():

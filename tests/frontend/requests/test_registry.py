@@ -46,8 +46,8 @@ def test_a_step_reaches_each_of_its_rows():
     opened = Opened(num=3)
     first, second, third = opened.generations
     rows = [(first.message, 1, "a"), (third.message, 3, "c")]
-    opened.registry.take(step(rows, (final(second.message, "b", (2,)),)))
-    assert [entry.take() for entry in opened.generations] == [("a", [1]), ("b", [2]), ("c", [3])]
+    opened.registry.receive(step(rows, (final(second.message, "b", (2,)),)))
+    assert [entry.pop_all() for entry in opened.generations] == [("a", [1]), ("b", [2]), ("c", [3])]
     assert second.final is not None
     assert opened.registry.all_open() == [first, third]
     assert opened.num_ended == 1
@@ -68,7 +68,7 @@ def test_the_newest_row_wakes_first():
 
     for entry in opened.generations:
         entry.changed = Noted(entry.uid)
-    opened.registry.take(step([(entry.message, 1, "a") for entry in opened.generations]))
+    opened.registry.receive(step([(entry.message, 1, "a") for entry in opened.generations]))
     assert woken == [entry.uid for entry in reversed(opened.generations)]
 
 
@@ -77,22 +77,22 @@ def test_several_tokens_of_a_row_stay_one_step_in_their_order():
     first, second, third = opened.generations
     tokens = [position_logprobs(token_id, "x", -0.5, 0) for token_id in (4, 5, 6)]
     rows = [(first.message, (1, 2, 3), "abc"), (second.message, (4, 5, 6), "def"), (third.message, 7, "g")]
-    opened.registry.take(step(rows, logprobs=dict(zip((3, 4, 5), tokens, strict=True))))
-    opened.registry.take(step([(first.message, 8, "h"), (second.message, (9, 10), "")]))
-    assert [first.take_step(), first.take_step()] == [("abc", [1, 2, 3]), ("h", [8])]
-    assert second.take_logprobs(3) == tokens
-    assert second.take() == ("def", [4, 5, 6, 9, 10])
-    assert third.take_step() == ("g", [7])
+    opened.registry.receive(step(rows, logprobs=dict(zip((3, 4, 5), tokens, strict=True))))
+    opened.registry.receive(step([(first.message, 8, "h"), (second.message, (9, 10), "")]))
+    assert [first.pop_step(), first.pop_step()] == [("abc", [1, 2, 3]), ("h", [8])]
+    assert second.pop_logprobs(3) == tokens
+    assert second.pop_all() == ("def", [4, 5, 6, 9, 10])
+    assert third.pop_step() == ("g", [7])
     assert first.logprobs == third.logprobs == []
 
 
 def test_a_second_final_is_dropped_and_logged(caplog: pytest.LogCaptureFixture):
     opened = Opened()
     (generation,) = opened.generations
-    opened.registry.take(final(generation.message, "a", (1,)))
+    opened.registry.receive(final(generation.message, "a", (1,)))
     with caplog.at_level(logging.WARNING):
-        opened.registry.take(final(generation.message, "again", (1,), finish_reason="stop"))
-    assert generation.take() == ("a", [1])
+        opened.registry.receive(final(generation.message, "again", (1,), finish_reason="stop"))
+    assert generation.pop_all() == ("a", [1])
     assert generation.final is not None
     assert generation.final.finish_reason == "length"
     assert opened.num_ended == 1
@@ -105,8 +105,8 @@ def test_messages_of_another_attempt_are_dropped(attempt: int, caplog: pytest.Lo
     (generation,) = opened.generations
     other = msgspec.structs.replace(generation.message, attempt=attempt)
     with caplog.at_level(logging.DEBUG):
-        opened.registry.take(step([(other, 9, "other"), (generation.message, 1, "a")], (final(other),)))
-    assert generation.take() == ("a", [1])
+        opened.registry.receive(step([(other, 9, "other"), (generation.message, 1, "a")], (final(other),)))
+    assert generation.pop_all() == ("a", [1])
     assert generation.final is None
     assert caplog.text.count("dropped") == 2
 
@@ -115,7 +115,7 @@ def test_tokens_of_unknown_requests_are_dropped(caplog: pytest.LogCaptureFixture
     opened = Opened()
     unknown = msgspec.structs.replace(opened.generations[0].message, uid=1)
     with caplog.at_level(logging.DEBUG):
-        opened.registry.take(step([(unknown, 1, "x")]))
+        opened.registry.receive(step([(unknown, 1, "x")]))
     assert not opened.generations[0].has_step
     assert "uid 1" in caplog.text
 
@@ -124,7 +124,7 @@ def test_columns_of_unequal_length_are_refused():
     opened = Opened()
     uid = opened.generations[0].uid
     with pytest.raises(ValueError, match="zip"):
-        opened.registry.take(StepReplies(1, pack_int64([uid]), pack_int32([0]), pack_int32([5]), ()))
+        opened.registry.receive(StepReplies(1, pack_int64([uid]), pack_int32([0]), pack_int32([5]), ()))
 
 
 def test_fail_all_ends_everything_once():
@@ -142,9 +142,9 @@ def test_finals_that_a_restart_leaves_behind_are_no_news(caplog: pytest.LogCaptu
     old = msgspec.structs.replace(generation.message, attempt=0)
     orphan = msgspec.structs.replace(old, uid=5)
     with caplog.at_level(logging.INFO):
-        opened.registry.take(step(finals=(final(old), final(orphan))))
+        opened.registry.receive(step(finals=(final(old), final(orphan))))
         opened.registry.fail(generation, ErrorInfo(500, "refused"))
-        opened.registry.take(final(generation.message))
+        opened.registry.receive(final(generation.message))
     assert caplog.text == ""
 
 
@@ -154,16 +154,16 @@ def test_logprobs_reach_the_rows_that_have_them():
     other = msgspec.structs.replace(second.message, attempt=1)
     rows = [(first.message, 1, "a"), (other, 2, "b"), (third.message, 3, "c")]
     entries = {1: position_logprobs(2, "b", -2.0, 0), 2: position_logprobs(3, "c", -3.0, 0)}
-    opened.registry.take(step(rows, logprobs=entries))
+    opened.registry.receive(step(rows, logprobs=entries))
     assert [entry.logprobs for entry in opened.generations] == [[], [], [entries[2]]]
 
 
 def test_what_is_told_of_a_prompt_reaches_its_current_attempt():
     opened = Opened(attempt=1)
     (generation,) = opened.generations
-    opened.registry.take(PromptReply(generation.uid, 0, "old"))
-    opened.registry.take(PromptReply(5, 1, "unknown"))
+    opened.registry.receive(PromptReply(generation.uid, 0, "old"))
+    opened.registry.receive(PromptReply(5, 1, "unknown"))
     assert generation.prompt is None
-    opened.registry.take(PromptReply(generation.uid, 1, "new"))
+    opened.registry.receive(PromptReply(generation.uid, 1, "new"))
     assert generation.prompt is not None
     assert generation.prompt.text == "new"

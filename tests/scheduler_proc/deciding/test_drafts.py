@@ -58,7 +58,7 @@ def commit(bench: Bench, batch: Batch, tokens: Sequence[int], num_tokens: Sequen
     output = ForwardOutput(batch.step_id, pack_int32(tokens), num_tokens=pack_int32(num_tokens))
     bench.scheduler.commit(output)
     bench.scheduler.check()
-    bench.inbox.take(bench.scheduler.take_replies())
+    bench.inbox.take(bench.scheduler.pop_replies())
 
 
 def decoding(drafter: Proposals, *messages, **settings) -> Bench:

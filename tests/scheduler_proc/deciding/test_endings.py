@@ -191,7 +191,7 @@ def test_a_failed_chunk_in_mid_prompt_ends_its_request():
     assert batch is not None
     error = ErrorInfo(500, "no")
     bench.scheduler.commit(bench.runner.run(batch), {0: error})
-    bench.inbox.take(bench.scheduler.take_replies())
+    bench.inbox.take(bench.scheduler.pop_replies())
     assert bench.end(1).error == error
     bench.run()
     assert bench.gauge("pages_cached") == 0

@@ -27,7 +27,7 @@ def commit(bench: Bench, batch: Batch, tokens: list[int]) -> None:
     assert len(tokens) == batch.num_sampled
     bench.scheduler.commit(ForwardOutput(batch.step_id, pack_int32(tokens)))
     bench.scheduler.check()
-    bench.inbox.take(bench.scheduler.take_replies())
+    bench.inbox.take(bench.scheduler.pop_replies())
 
 
 def uids(batch: Batch) -> list[int]:
@@ -233,7 +233,7 @@ def test_prompt_logprobs_over_chunks_in_flight():
         if before.future_token_indices:
             break
         bench.scheduler.commit(bench.runner.run(before))
-        bench.inbox.take(bench.scheduler.take_replies())
+        bench.inbox.take(bench.scheduler.pop_replies())
     assert bench.inbox.prompt_logprobs[1, 0] == expected_logprobs(prompt, 1, 1, VOCAB_SIZE)
 
 
@@ -249,7 +249,7 @@ def test_logprobs_of_the_rows_that_go_on_are_theirs():
     tokens = array("i", output.next_tokens)
     tokens[4] = -1
     bench.scheduler.commit(msgspec.structs.replace(output, next_tokens=tokens.tobytes()), {4: NOT_FINITE})
-    bench.inbox.take(bench.scheduler.take_replies())
+    bench.inbox.take(bench.scheduler.pop_replies())
     assert bench.inbox.logprobs[1, 0] == [all_logprobs[0]]
     assert bench.inbox.logprobs[3, 0] == [all_logprobs[2]]
     assert bench.output(2) == bench.output(4) == []
@@ -296,6 +296,6 @@ def test_rows_that_run_end_behind_a_closed_queue():
     third = planned(bench)
     commit(bench, second, [6])
     assert bench.scheduler.schedule() is None
-    assert not bench.scheduler.take_drained()
+    assert not bench.scheduler.pop_drained()
     commit(bench, third, [8])
-    assert bench.scheduler.take_drained()
+    assert bench.scheduler.pop_drained()

@@ -10,7 +10,7 @@ import pytest
 
 from messages.columns import num_int32, pack_float32, pack_int32, pack_int64, unpack_int32, unpack_int64
 from messages.steps import ForwardOutput
-from scheduler_proc.deciding.isolation import MAX_RERUNS, join_outputs, no_output, run_step, take_rows
+from scheduler_proc.deciding.isolation import MAX_RERUNS, join_outputs, no_output, run_step, slice_rows
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_runner import check_shapes, expected_logprobs, expected_output, unpack_logprobs
 
@@ -50,7 +50,7 @@ def isolated_step(bench: Bench) -> bool:
         return False
     bench.scheduler.commit(*run_step(bench.runner.run, batch))
     bench.scheduler.check()
-    bench.inbox.take(bench.scheduler.take_replies())
+    bench.inbox.take(bench.scheduler.pop_replies())
     return True
 
 
@@ -127,12 +127,12 @@ def test_parts_of_a_step_give_what_the_whole_gives(is_rich):
     whole = bench.runner.run(batch)
     num_rows = num_int32(batch.query_lens)
     for middle in range(1, num_rows):
-        parts = take_rows(batch, 0, middle), take_rows(batch, middle, num_rows)
+        parts = slice_rows(batch, 0, middle), slice_rows(batch, middle, num_rows)
         for part in parts:
             check_shapes(part)
         assert same_results(join_outputs([bench.runner.run(part) for part in parts]), whole, batch.num_logprobs)
-    assert take_rows(batch, 0, num_rows) == batch
-    assert list(unpack_int32(take_rows(batch, 1, 2).query_lens)) == [1]
+    assert slice_rows(batch, 0, num_rows) == batch
+    assert list(unpack_int32(slice_rows(batch, 1, 2).query_lens)) == [1]
 
 
 def same_results(left: ForwardOutput, right: ForwardOutput, num_logprobs: bytes) -> bool:
@@ -163,7 +163,7 @@ def test_a_part_samples_for_its_own_rows():
     ends = [end - 1 for end in accumulate(unpack_int32(batch.query_lens))]
     some = pack_int32(ends[row] for row in (1, 3, 4))
     samples_some = msgspec.structs.replace(batch, sample_tokens=some, seeds=pack_int64([10, 30, 40]))
-    part = take_rows(samples_some, 2, 4)
+    part = slice_rows(samples_some, 2, 4)
     assert list(unpack_int32(part.sample_tokens)) == [part.num_tokens - 1]
     assert list(unpack_int64(part.seeds)) == [30]
-    assert take_rows(samples_some, 2, 3).num_sampled == 0
+    assert slice_rows(samples_some, 2, 3).num_sampled == 0

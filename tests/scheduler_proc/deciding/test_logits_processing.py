@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from messages.columns import pack_float32, pack_int32, unpack_int32
 from messages.requests import AbortMsg, SamplingParams
 from messages.steps import LogitsProcessing
-from scheduler_proc.deciding.isolation import take_rows
+from scheduler_proc.deciding.isolation import slice_rows
 from scheduler_proc.deciding.logits_processing import LogitsProcessingColumns, find_logits_processors
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.plain_steps import plain_step
@@ -94,7 +94,7 @@ def test_history_is_the_prompt_and_the_output():
 
 def taken(edits: LogitsProcessing, start: int, stop: int) -> LogitsProcessing | None:
     """Returns the changes of some rows of a step."""
-    return take_rows(plain_step(6, logits_processing=edits), start, stop).logits_processing
+    return slice_rows(plain_step(6, logits_processing=edits), start, stop).logits_processing
 
 
 @st.composite

@@ -19,7 +19,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def take(self, data):
         count = data.draw(st.integers(0, self.pool.num_free))
-        pages = self.pool.take(count)
+        pages = self.pool.allocate(count)
         assert len(pages) == count
         assert not set(pages) & set(self.taken)
         self.taken += pages
@@ -28,7 +28,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def give(self, data):
         pages = data.draw(st.lists(st.sampled_from(self.taken), unique=True))
-        self.pool.give(pages)
+        self.pool.free(pages)
         self.taken = [page for page in self.taken if page not in pages]
 
     @invariant()
@@ -43,22 +43,22 @@ TestPool.settings = settings(max_examples=50, stateful_step_count=30, deadline=N
 
 def test_more_pages_than_there_are_cannot_be_taken():
     pool = PagePool(3)
-    pool.take(2)
+    pool.allocate(2)
     with pytest.raises(AssertionError):
-        pool.take(2)
+        pool.allocate(2)
 
 
 def test_a_page_freed_twice_is_found():
     pool = PagePool(3)
-    pages = pool.take(2)
-    pool.give(pages)
-    pool.give(pages[:1])
+    pages = pool.allocate(2)
+    pool.free(pages)
+    pool.free(pages[:1])
     with pytest.raises(AssertionError, match="freed twice"):
         pool.free_pages()
 
 
 def test_the_page_freed_last_is_taken_first():
     pool = PagePool(8)
-    pages = pool.take(3)
-    pool.give([pages[1]])
-    assert pool.take(1) == [pages[1]]
+    pages = pool.allocate(3)
+    pool.free([pages[1]])
+    assert pool.allocate(1) == [pages[1]]

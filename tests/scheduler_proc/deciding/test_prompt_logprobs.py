@@ -9,7 +9,7 @@ from messages.columns import pack_float32, pack_int32, unpack_int32
 from messages.replies import DetokenizeMsg, OpenStream, PromptLogprobs
 from messages.requests import AbortMsg
 from messages.steps import PromptLogprobTargets
-from scheduler_proc.deciding.isolation import take_rows
+from scheduler_proc.deciding.isolation import slice_rows
 from scheduler_proc.deciding.logprob_columns import unknown
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.plain_steps import plain_step
@@ -144,8 +144,8 @@ def test_a_prompt_without_output_may_fill_the_context_and_the_cache(is_sharing):
 @pytest.mark.parametrize(("max_tokens", "num_tokens"), [(0, 0), (2, 2)])
 def test_a_prompt_of_one_token_has_no_logprobs(max_tokens, num_tokens):
     bench = Bench()
-    bench.scheduler.take(user_msg(1, [5], max_tokens, ignore_eos=True, num_prompt_logprobs=2))
-    replies = bench.scheduler.take_replies()
+    bench.scheduler.receive(user_msg(1, [5], max_tokens, ignore_eos=True, num_prompt_logprobs=2))
+    replies = bench.scheduler.pop_replies()
     assert isinstance(replies[0], OpenStream)
     assert isinstance(replies[1], PromptLogprobs)
     assert replies[1].logprobs.token_ids == b""
@@ -157,11 +157,11 @@ def test_a_prompt_of_one_token_has_no_logprobs(max_tokens, num_tokens):
 
 def test_prompt_logprobs_come_before_the_first_token_and_before_the_end():
     bench = Bench(max_num_batched_tokens=64)
-    bench.scheduler.take(user_msg(1, PROMPT, 1, num_prompt_logprobs=0))
+    bench.scheduler.receive(user_msg(1, PROMPT, 1, num_prompt_logprobs=0))
     batch = bench.scheduler.schedule()
     assert batch is not None
     bench.scheduler.commit(bench.runner.run(batch))
-    assert [type(reply) for reply in bench.scheduler.take_replies()] == [OpenStream, PromptLogprobs, DetokenizeMsg]
+    assert [type(reply) for reply in bench.scheduler.pop_replies()] == [OpenStream, PromptLogprobs, DetokenizeMsg]
 
 
 def test_an_abort_between_chunks_leaves_no_logprobs_behind():
@@ -188,7 +188,7 @@ def test_a_prompt_whose_logprobs_are_not_numbers_fails_alone(max_tokens):
     output = msgspec.structs.replace(output, prompt_logprobs=msgspec.structs.replace(logprobs, logprobs=bad))
     bench.scheduler.commit(output)
     bench.scheduler.check()
-    replies = bench.scheduler.take_replies()
+    replies = bench.scheduler.pop_replies()
     assert [reply.uid for reply in replies if isinstance(reply, PromptLogprobs)] == [2]
     assert isinstance(replies[-1], DetokenizeMsg)
     assert [(row.uid, row.finish_reason) for row in replies[-1].finished] == [(1, "error")]
@@ -211,6 +211,6 @@ def test_logprobs_of_other_tokens_are_a_bug():
 def test_a_part_of_a_step_has_the_logprobs_of_what_comes_after_its_own_tokens():
     targets = PromptLogprobTargets(pack_int32([0, 1, 4, 5]), pack_int32([7, 8, 9, 3]), 2)
     step = plain_step(6, prompt_logprobs=targets)
-    assert take_rows(step, 0, 6).prompt_logprobs == targets
-    assert take_rows(step, 1, 5).prompt_logprobs == PromptLogprobTargets(pack_int32([0, 3]), pack_int32([8, 9]), 2)
-    assert take_rows(step, 2, 4).prompt_logprobs is None
+    assert slice_rows(step, 0, 6).prompt_logprobs == targets
+    assert slice_rows(step, 1, 5).prompt_logprobs == PromptLogprobTargets(pack_int32([0, 3]), pack_int32([8, 9]), 2)
+    assert slice_rows(step, 2, 4).prompt_logprobs is None

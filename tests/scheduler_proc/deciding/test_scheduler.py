@@ -17,9 +17,9 @@ FREE_RUN = expected_output(PROMPT, user_msg(0, PROMPT, max_tokens=30, **PARAMS).
 def test_the_stream_is_opened_before_anything_is_computed():
     bench = Bench()
     message = user_msg(4, PROMPT, stop=("x", "yz"), include_stop_str_in_output=True, skip_special_tokens=False)
-    bench.scheduler.take(message)
+    bench.scheduler.receive(message)
     opened = OpenStream(4, 0, ("x", "yz"), True, False, b"", 0, prompt_ids=message.input_ids)
-    assert bench.scheduler.take_replies() == [opened]
+    assert bench.scheduler.pop_replies() == [opened]
 
 
 @pytest.mark.parametrize("num_known", [1, 5, 8, 29])
@@ -256,7 +256,7 @@ def test_tokens_of_a_step_are_one_message():
     batch = bench.scheduler.schedule()
     assert batch is not None
     bench.scheduler.commit(bench.runner.run(batch))
-    replies = bench.scheduler.take_replies()
+    replies = bench.scheduler.pop_replies()
     assert len(replies) == 1
     assert isinstance(replies[0], DetokenizeMsg)
     assert replies[0].step_id == batch.step_id
@@ -267,7 +267,7 @@ def test_a_closed_queue_lets_rows_finish_and_gives_no_new_ones():
     bench = Bench()
     bench.send(user_msg(1, PROMPT, max_tokens=6, **PARAMS))
     bench.step()
-    assert not bench.scheduler.take_drained()
+    assert not bench.scheduler.pop_drained()
     bench.scheduler.close_queue()
     bench.send(user_msg(2, PROMPT, max_tokens=6, **PARAMS))
     bench.send(user_msg(3, PROMPT, max_tokens=6, **PARAMS))
@@ -276,8 +276,8 @@ def test_a_closed_queue_lets_rows_finish_and_gives_no_new_ones():
     assert bench.end(1).finish_reason == "length"
     assert bench.scheduler.num_waiting == 2
     assert bench.output(2) == []
-    assert bench.scheduler.take_drained()
-    assert not bench.scheduler.take_drained(), "it is told once"
+    assert bench.scheduler.pop_drained()
+    assert not bench.scheduler.pop_drained(), "it is told once"
     bench.send(AbortMsg(2, 0))
     assert bench.end(2).finish_reason == "abort"
     assert bench.scheduler.num_waiting == 1
@@ -286,16 +286,16 @@ def test_a_closed_queue_lets_rows_finish_and_gives_no_new_ones():
 def test_an_idle_scheduler_has_drained_as_soon_as_its_queue_is_closed():
     bench = Bench()
     bench.scheduler.close_queue()
-    assert bench.scheduler.take_drained()
+    assert bench.scheduler.pop_drained()
 
 
 def test_word_of_lost_frames_is_passed_on_in_its_place():
     bench = Bench()
     lost = FramesLost("scheduler", 5, 7, 7)
-    bench.scheduler.take(user_msg(1, PROMPT, max_tokens=6, **PARAMS))
-    bench.scheduler.take(lost)
-    bench.scheduler.take(user_msg(2, PROMPT, max_tokens=6, **PARAMS))
-    first, second, third = bench.scheduler.take_replies()
+    bench.scheduler.receive(user_msg(1, PROMPT, max_tokens=6, **PARAMS))
+    bench.scheduler.receive(lost)
+    bench.scheduler.receive(user_msg(2, PROMPT, max_tokens=6, **PARAMS))
+    first, second, third = bench.scheduler.pop_replies()
     assert isinstance(first, OpenStream)
     assert second == lost
     assert isinstance(third, OpenStream)
