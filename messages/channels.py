@@ -58,7 +58,7 @@ class Receiver(Generic[T]):
         self.socket.bind(f"ipc://{path}")
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when something arrives (edge-triggered: then `take` until empty)."""
+        """A descriptor that becomes readable when something arrives (edge-triggered: then `receive` until empty)."""
         return int(self.socket.getsockopt(zmq.FD))
 
     def receive(self, limit: int = 1024) -> Iterator[T]:

@@ -17,7 +17,7 @@ def make(*, wakes_at_tokens: bool = True) -> Generation:
     return Generation(MESSAGE, "id", wakes_at_tokens=wakes_at_tokens)
 
 
-def take_steps(generation: Generation) -> list[Increment]:
+def pop_steps(generation: Generation) -> list[Increment]:
     steps: list[Increment] = []
     while generation.has_step:
         steps.append(generation.pop_step())
@@ -27,11 +27,11 @@ def take_steps(generation: Generation) -> list[Increment]:
 def test_steps_that_were_not_taken_stay_apart():
     generation = make()
     generation.add([1], "a")
-    assert take_steps(generation) == [("a", [1])]
+    assert pop_steps(generation) == [("a", [1])]
     generation.add([2], "b")
     generation.add([3], "")
     generation.add([4], "c")
-    assert take_steps(generation) == [("b", [2]), ("", [3]), ("c", [4])]
+    assert pop_steps(generation) == [("b", [2]), ("", [3]), ("c", [4])]
     assert generation.num_taken == 4
 
 
@@ -41,7 +41,7 @@ def test_the_tokens_of_one_step_stay_together():
     generation.add([4], "d")
     assert generation.pop_step() == ("abc", [1, 2, 3])
     generation.finish(final(MESSAGE, "e", (5, 6)))
-    assert take_steps(generation) == [("d", [4])]
+    assert pop_steps(generation) == [("d", [4])]
     assert generation.pop_all() == ("e", [5, 6])
 
 
@@ -50,7 +50,7 @@ def test_the_last_tokens_of_a_good_end_are_told_with_it():
     generation.add([1], "a")
     generation.add([2], "b")
     generation.finish(final(MESSAGE, "cd", (3, 4)))
-    assert take_steps(generation) == [("a", [1]), ("b", [2])]
+    assert pop_steps(generation) == [("a", [1]), ("b", [2])]
     assert generation.pop_all() == ("cd", [3, 4])
     assert generation.num_taken == 4
 
@@ -59,14 +59,14 @@ def test_the_last_tokens_of_a_failure_are_a_step():
     generation = make()
     generation.add([1], "a")
     generation.finish(final(MESSAGE, "cd", (3, 4), error=ErrorInfo(500, "it broke")))
-    assert take_steps(generation) == [("a", [1]), ("cd", [3, 4])]
+    assert pop_steps(generation) == [("a", [1]), ("cd", [3, 4])]
 
 
 def test_an_end_without_tokens_or_text_is_no_step():
     generation = make()
     generation.add([1], "a")
     generation.finish(final(MESSAGE))
-    assert take_steps(generation) == [("a", [1])]
+    assert pop_steps(generation) == [("a", [1])]
     assert generation.pop_all() == ("", [])
 
 
