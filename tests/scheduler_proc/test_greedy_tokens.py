@@ -191,7 +191,7 @@ def test_alone_and_again_from_the_cache(model: Model):
 
 def test_the_check_notices_a_wrong_token(model: Model):
     prompt = [1, 2, 3, 4]
-    outputs, _ = run(model, [prompt], PLENTY, 4096)
+    outputs, _ = run(model.runner, [prompt], PLENTY, 4096)
     wrong = outputs[0].copy()
     wrong[7] = (wrong[7] + 1) % VOCAB_SIZE
     with pytest.raises(AssertionError, match="margin"):
