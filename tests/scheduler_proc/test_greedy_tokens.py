@@ -35,9 +35,9 @@ class Model:
         config = make_config(path, block_size=PAGE_SIZE, num_pages=PLENTY)
         self.runner: Runner = load_runner(config, lambda text, fraction: None)
         self._num_close: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-        self._plain: tuple[list[list[int]], int] | None = None
+        self._plain: tuple[list[list[int]], float] | None = None
 
-    def plain(self) -> tuple[list[list[int]], int]:
+    def plain(self) -> tuple[list[list[int]], float]:
         """Returns the outputs of `some_prompts` all at once, with room for all, and the number of steps of this run."""
         if self._plain is None:
             outputs, scheduler = run(self.runner, some_prompts(), PLENTY, 4096)
@@ -198,7 +198,7 @@ def test_alone_and_again_from_the_cache(model: Model):
             inbox = Inbox()
             inbox.take(scheduler.take_replies())
             while (batch := scheduler.schedule()) is not None:
-                scheduler.commit(model.runner.run(batch))
+                scheduler.commit(model.runner.launch(batch).result())
                 inbox.take(scheduler.take_replies())
             outputs.append(inbox.tokens[attempt_uid, 0])
             cached = inbox.finished[attempt_uid, 0].usage.cached_tokens
