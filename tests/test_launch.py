@@ -194,4 +194,4 @@ def test_nothing_is_left_of_a_real_server_whose_launcher_was_killed(server: Real
     assert len(pids) == 4
     os.kill(pids["tokenizer"], signal.SIGSTOP)
     server.launcher.kill()
-    wait_until(lambda: not any(map(is_running, pids.values())) and not server.run_dir.path.exists(), 10.0)
+    wait_until(lambda: not any(map(is_running, pids.values())) and not server.run_dir.path.exists(), TIMEOUT_S)

@@ -1,19 +1,88 @@
-"""The library of C kernels for tests, built where it is not there yet."""
+"""The libraries of C kernels for tests: each is built once for all processes that run tests, and kept."""
 
+import fcntl
+import functools
+import hashlib
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from kernels.cpu.build import BuildError, build, find_compiler, library_path
+from kernels.cpu.build import (
+    FLAGS,
+    ISA_FLAGS,
+    PREBUILT,
+    RUNTIME_UNITS,
+    SOURCE,
+    BuildError,
+    build,
+    cache_dir,
+    find_compiler,
+    library_path,
+    prebuilt_name,
+)
+
+SOFTWARE_TILES = Path(__file__).parent / "cpu" / "software_tiles.h"
+TILE_FLAGS = (*ISA_FLAGS["amx"], "-include", str(SOFTWARE_TILES), "-DISA=avx512", "-O1")
+"""Less optimisation than in what ships, which has none of these tiles in it: the build takes a third of the time."""
 
 
+@functools.cache
 def built_library() -> Path:
-    """Returns its path; skips the test where it cannot be built."""
+    """Returns the path of what a server loads: what the install has built, else what is built here.
+
+    Skips the test where it cannot be built.
+    """
+    installed = PREBUILT / prebuilt_name()
+    if installed.exists():
+        return installed
     try:
         compiler = find_compiler()
         path = library_path(compiler)
-        if not path.exists():
-            build(compiler, path)
+        _build_once(path, lambda: build(compiler, path))
     except BuildError as error:
         pytest.skip(str(error))
     return path
+
+
+@functools.cache
+def library_with_software_tiles() -> Path:
+    """Returns the path of the kernels for tiles, with the tile instructions in C and under the name of those without.
+
+    Skips the test where the compiler does not know of tiles.
+    """
+    compiler = find_compiler()
+    tiles_key = hashlib.sha256(SOFTWARE_TILES.read_bytes()).hexdigest()
+    path = library_path(compiler, [tiles_key, *TILE_FLAGS])
+    _build_once(path, lambda: _build_with_tiles(compiler, path))
+    return path
+
+
+def _build_once(path: Path, build_it: Callable[[], None]) -> None:
+    """`path` exists afterwards. Other processes that want it wait for the one that builds it."""
+    if path.exists():
+        return
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            build_it()
+    path.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def _build_with_tiles(compiler: Sequence[str], target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
+        objects = [f"{scratch}/{name}.o" for name in ("kernels", *RUNTIME_UNITS)]
+        for name, made in zip(("kernels", *RUNTIME_UNITS), objects, strict=True):
+            flags = TILE_FLAGS if name == "kernels" else ()
+            _compile([*compiler, *FLAGS, *flags, "-c", str(SOURCE / f"{name}.c"), "-o", made])
+        _compile([*compiler, "-shared", "-o", f"{scratch}/kernels.so", *objects, "-lm"])
+        Path(scratch, "kernels.so").replace(target)
+
+
+def _compile(command: Sequence[str]) -> None:
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if ran.returncode:
+        pytest.skip(f"the compiler does not build the kernels for tiles: {ran.stderr[-500:]}")

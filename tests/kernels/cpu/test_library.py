@@ -59,6 +59,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "sluice"
 
 
+@pytest.fixture
+def kept(compiler: list[str], own_cache: Path) -> None:
+    """An earlier start has built the library: it is in the cache."""
+    built = built_library()
+    own_cache.mkdir(parents=True)
+    shutil.copy(built, library_path(compiler))
+
+
 def load() -> tuple[str | None, list[str]]:
     reports: list[str] = []
     return load_kernels(lambda text, fraction: reports.append(text)), reports
@@ -99,11 +107,8 @@ def test_what_the_install_has_built_needs_neither_compiler_nor_cache(
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_broken_library_of_the_install_is_built_again(
-    compiler: list[str], no_prebuilt: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    if not library_path(compiler).exists():
-        build(compiler, library_path(compiler))
+@pytest.mark.usefixtures("kept")
+def test_a_broken_library_of_the_install_is_built_again(no_prebuilt: Path, caplog: pytest.LogCaptureFixture) -> None:
     no_prebuilt.mkdir()
     (no_prebuilt / prebuilt_name()).write_bytes(b"not a library")
     with caplog.at_level(logging.WARNING):
@@ -167,11 +172,10 @@ def test_where_nothing_can_be_kept_they_are_built_for_this_start(
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
+@pytest.mark.usefixtures("kept")
 def test_an_instruction_set_that_is_not_there_is_told(
-    compiler: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if not library_path(compiler).exists():
-        build(compiler, library_path(compiler))
     monkeypatch.setenv(ISA_VARIABLE, "abacus")
     with caplog.at_level(logging.WARNING):
         assert load()[0] in build_module.built_isas()
