@@ -27,15 +27,15 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 5_700,
+    "frontend": 5_620,
     "tokenizer and detokenizer": 1_500,
-    "scheduler": 3_900,
-    "CPU backend": 2_950,
-    "GPU backend": 2_200,
-    "operations and references": 1_150,
-    "messages": 1_320,
-    "process runtime": 880,
-    "launcher": 2_620,
+    "scheduler": 3_960,
+    "CPU backend": 2_930,
+    "GPU backend": 2_150,
+    "operations and references": 1_130,
+    "messages": 1_345,
+    "process runtime": 890,
+    "launcher": 2_650,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 
