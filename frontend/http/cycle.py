@@ -110,7 +110,8 @@ class RequestCycle:
         """Has `app` answer. An error of it becomes a 500, or the end of the connection where the response has begun."""
         try:
             await app(self._scope, self.receive, self.send)
-            if not self.has_begun and not self._has_left:
+            # A connection whose client is gone is closing for a moment before the application is told.
+            if not (self.has_begun or self._has_left or self._transport.is_closing()):
                 raise RuntimeError("the application has not answered")
         except Exception as error:
             info = internal_error(log_internal(error))
