@@ -75,8 +75,17 @@ class RunDir:
         return found
 
     def remove(self) -> None:
-        """Removes the directory and all in it; no error where it is gone already."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Removes the directory and all in it; no error where it is gone already.
+
+        The lock file goes last: by it a launcher that comes meanwhile knows a directory that it may take over.
+        """
+        with contextlib.suppress(OSError):
+            for entry in list(self.path.iterdir()):
+                if entry != self.lock_file:
+                    _remove(entry)
+        with contextlib.suppress(OSError):
+            self.lock_file.unlink(missing_ok=True)
+            self.path.rmdir()
 
 
 def default_path(port: int) -> Path:
@@ -102,11 +111,17 @@ def claim(path: Path) -> tuple[RunDir, int]:
     lock = _lock_directory(run_dir)
     kill_processes(run_dir)
     for stale in path.iterdir():
-        if stale.is_dir() and not stale.is_symlink():
-            shutil.rmtree(stale)
-        elif stale != run_dir.lock_file:
-            stale.unlink()
+        if stale != run_dir.lock_file:
+            _remove(stale)
     return run_dir, lock
+
+
+def _remove(entry: Path) -> None:
+    """Removes a file, or a directory with all in it; no error where it is gone already."""
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry, ignore_errors=True)
+    else:
+        entry.unlink(missing_ok=True)
 
 
 def try_lock(run_dir: RunDir) -> int | None:

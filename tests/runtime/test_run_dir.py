@@ -56,6 +56,33 @@ def test_what_an_abandoned_run_left_is_removed_and_its_processes_killed(tmp_path
     os.close(lock)
 
 
+def test_a_directory_that_is_being_removed_can_be_claimed_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The orphans of a killed launcher remove its directory while the next launcher claims it."""
+    run_dir, lock = claim(tmp_path / "run")
+    for name in ("frontend", "scheduler", "tokenizer"):
+        run_dir.socket(name).touch()
+    (run_dir.path / "traces").mkdir()
+    os.close(lock)
+    seen: list[set[str]] = []
+
+    def looked_at_first(remove):
+        def removed(path, **where):
+            seen.append({entry.name for entry in run_dir.path.iterdir()})
+            remove(path, **where)
+
+        return removed
+
+    monkeypatch.setattr(os, "unlink", looked_at_first(os.unlink))
+    monkeypatch.setattr(os, "rmdir", looked_at_first(os.rmdir))
+    run_dir.remove()
+    assert len(seen) >= 5
+    assert all("lock" in names for names in seen if names), "a launcher would take it for somebody else's"
+    assert not run_dir.path.exists()
+    run_dir.remove()
+
+
 def test_a_directory_with_other_files_is_refused_and_left_alone(tmp_path: Path):
     (tmp_path / "letter").touch()
     with pytest.raises(UsageError, match="holds files that are no server's"):
