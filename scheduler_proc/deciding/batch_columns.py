@@ -10,42 +10,32 @@ from scheduler_proc.deciding.logits_processing import LogitsProcessingColumns
 from scheduler_proc.deciding.prompt_logprobs import PromptLogprobTargetColumns
 from scheduler_proc.deciding.requests import Req
 from scheduler_proc.deciding.sampling_columns import SamplingColumns
+from scheduler_proc.deciding.wanted import Wanted, wanted_in_decode, wanted_in_prefill
 
 NO_PAGE_BYTES = pack_int32([-1])
-
 
 NO_DRAFTS: "array[int]" = array(INT32)
 
 
 class Chunk(NamedTuple):
-    """Several tokens of a request as a row of one step: its tokens `start` to `end` (exclusive), then `draft_ids`.
-
-    `num_sampled`: after how many of them, the last ones, a next token is sampled. `num_prompt_logprobs`: of how many
-    tokens of the prompt the logprobs are known with it.
-    """
+    """Several tokens of a request as a row of one step: its tokens `start` to `end` (exclusive), then `draft_ids`."""
 
     req: Req
     start: int
     end: int
-    num_sampled: int
-    num_prompt_logprobs: int = 0
+    wanted: Wanted
     draft_ids: "array[int]" = NO_DRAFTS
 
 
 def plan_chunk(req: Req, start: int, end: int) -> Chunk:
-    """Returns the chunk of a prompt; all tokens before `start` are computed by then.
-
-    A next token is sampled after the prompt's last one, where the request may have one.
-    """
-    progress = req.pending.prompt_logprobs
-    num_prompt_logprobs = 0 if progress is None else len(progress.span(start, end))
-    return Chunk(req, start, end, int(end == len(req.token_ids) < req.pending.max_len), num_prompt_logprobs)
+    """Returns the chunk of a prompt; all tokens before `start` are computed by then."""
+    return Chunk(req, start, end, wanted_in_prefill(req, start, end))
 
 
 def plan_drafts(req: Req, draft_ids: "array[int]") -> Chunk:
     """Returns the row of a request in DECODE with tokens that may come next."""
     end = len(req.token_ids)
-    return Chunk(req, end - 1, end, 1 + len(draft_ids), 0, draft_ids)
+    return Chunk(req, end - 1, end, wanted_in_decode(req, len(draft_ids)), draft_ids)
 
 
 class _ChunkColumns:
@@ -106,7 +96,7 @@ class BatchBuilder:
         )
 
     def _append(self, columns: _ChunkColumns, chunk: Chunk) -> None:
-        req, start, num_drafts = chunk.req, chunk.start, len(chunk.draft_ids)
+        req, start, num_drafts, num_sampled = chunk.req, chunk.start, len(chunk.draft_ids), chunk.wanted.num_tokens
         end = chunk.end + num_drafts
         if req.pending.prompt_logprobs is not None:
             columns.prompt_logprobs.add(
@@ -120,9 +110,9 @@ class BatchBuilder:
         columns.num_drafts.append(num_drafts)
         self._append_slots(columns.slots, req.pages, start, end)
         num_tokens = columns.num_decode_rows + len(columns.token_ids)
-        columns.sample_tokens.extend(range(num_tokens - chunk.num_sampled, num_tokens))
-        columns.sample_positions.extend(range(end - chunk.num_sampled + 1, end + 1))
-        for _ in range(chunk.num_sampled):
+        columns.sample_tokens.extend(range(num_tokens - num_sampled, num_tokens))
+        columns.sample_positions.extend(range(end - num_sampled + 1, end + 1))
+        for _ in range(num_sampled):
             columns.sampling.append(req.pending)
 
     def _append_slots(self, slots: "array[int]", pages: list[int], start: int, end: int) -> None:
@@ -137,8 +127,8 @@ def _logits_processing(decode: DecodeRows, chunks: list[Chunk]) -> LogitsProcess
     columns, index = LogitsProcessingColumns(), -1
     for index, req in enumerate(decode.reqs):
         _add_processors(columns, index, req, req.token_ids, len(req.token_ids) + decode.lead)
-    for req, _, _, num_sampled, _, draft_ids in chunks:
-        for num_drafts in range(num_sampled):
+    for req, _, _, wanted, draft_ids in chunks:
+        for num_drafts in range(wanted.num_tokens):
             index += 1
             token_ids = req.token_ids + draft_ids[:num_drafts] if num_drafts else req.token_ids
             _add_processors(columns, index, req, token_ids, len(token_ids))

@@ -49,7 +49,7 @@ class StepInFlight:
         """
         rows = self._stages.decode.advanced()
         for chunk in self.chunks:
-            if chunk.num_sampled and self.runs(chunk.req):
+            if chunk.wanted.num_tokens and self.runs(chunk.req):
                 rows.append(chunk.req)
         for req in rows.full_reqs():
             rows.remove(req)
@@ -58,7 +58,7 @@ class StepInFlight:
         )
         if any(each is not None and each.needs_last_token for each in processors):
             raise MustCommitError
-        sampling = [*self.decode_reqs, *(chunk.req for chunk in self.chunks if chunk.num_sampled)]
+        sampling = [*self.decode_reqs, *(chunk.req for chunk in self.chunks if chunk.wanted.num_tokens)]
         sources = {req.uid: index for index, req in enumerate(sampling)}
         rows.future_token_indices = array(INT32, [sources[uid] for uid in rows.uids])
         return rows

@@ -77,9 +77,9 @@ class Results:
             replies += _add_prompt_logprobs(pending, result.prompt_logprobs)
         if chunk is not None and req.state is State.PREFILL:
             # A last token that got no next one is computed again, for only then can it get one.
-            req.num_computed_tokens = chunk.end - (chunk.num_sampled > len(token_ids))
+            req.num_computed_tokens = chunk.end - (chunk.wanted.num_tokens > len(token_ids))
             self._cache.share(req)
-            if not chunk.num_sampled:
+            if not chunk.wanted.num_tokens:
                 return pending.find_ending()  # one that gets no token ends with its prompt
             if token_ids:
                 delivery.add_prefilled(pending)

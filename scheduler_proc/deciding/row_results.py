@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Mapping
 from itertools import compress
+from operator import add
 from typing import NamedTuple
 
 from messages.columns import INT32, unpack_int32
@@ -13,6 +14,7 @@ from scheduler_proc.deciding.drafts import num_accepted
 from scheduler_proc.deciding.in_flight import StepInFlight
 from scheduler_proc.deciding.logprob_columns import cut, join
 from scheduler_proc.deciding.requests import Req
+from scheduler_proc.deciding.wanted import Wanted, wanted_in_decode
 
 
 class DecodeResults(NamedTuple):
@@ -60,7 +62,7 @@ def _read_decode_rows(reader: "_Reader", step: StepInFlight, running: list[Req])
     if (list(compress(reqs, is_kept)) if is_kept else reqs) != running or NO_TOKEN in reader.next_tokens[: len(reqs)]:
         return None
     is_wanted = [req.pending.num_logprobs >= 0 for req in reqs] if reader.has_logprobs else []
-    token_ids, logprobs = reader.take(len(reqs), sum(is_wanted))
+    token_ids, logprobs, _ = reader.take(Wanted(len(reqs), sum(is_wanted)))
     if all(is_kept):
         return DecodeResults(token_ids, logprobs)
     kept = array(INT32, compress(token_ids, is_kept))
@@ -75,30 +77,30 @@ class _Reader:
         self.has_logprobs = output.logprobs is not None
         self._output = output
         self._counts = iter(unpack_int32(output.num_tokens)) if output.num_tokens else None
-        self._num_tokens = self._num_logprobs = self._num_prompt_logprobs = 0
+        self._read = Wanted()
 
-    def take(self, num_tokens: int, num_logprobs: int) -> tuple["array[int]", LogprobColumns | None]:
-        """Returns the next `num_tokens` tokens, and the logprobs of so many of them."""
-        token_ids = self.next_tokens[self._num_tokens : self._num_tokens + num_tokens]
-        logprobs = _cut(self._output.logprobs, self._num_logprobs, num_logprobs)
-        self._num_tokens += num_tokens
-        self._num_logprobs += num_logprobs
-        return token_ids, logprobs
+    def take(self, wanted: Wanted) -> tuple["array[int]", LogprobColumns | None, LogprobColumns | None]:
+        """Returns the next entries: tokens, their logprobs, and logprobs of prompt tokens."""
+        output, start = self._output, self._read
+        self._read = Wanted(*map(add, start, wanted))
+        return (
+            self.next_tokens[start.num_tokens : self._read.num_tokens],
+            _cut(output.logprobs, start.num_logprobs, wanted.num_logprobs),
+            _cut(output.prompt_logprobs, start.num_prompt_logprobs, wanted.num_prompt_logprobs),
+        )
 
     def read(self, req: Req, chunk: Chunk | None, error: ErrorInfo | None) -> RowResult:
         """Returns the result of the next row, without what was sampled after a wrong draft token."""
-        num_sampled, num_prompt_logprobs = (1, 0) if chunk is None else (chunk.num_sampled, chunk.num_prompt_logprobs)
-        if num_sampled and self._counts is not None:
-            num_sampled = next(self._counts)
-        token_ids, logprobs = self.take(num_sampled, num_sampled if req.pending.num_logprobs >= 0 else 0)
-        prompt_logprobs = _cut(self._output.prompt_logprobs, self._num_prompt_logprobs, num_prompt_logprobs)
-        self._num_prompt_logprobs += num_prompt_logprobs
+        wanted = wanted_in_decode(req) if chunk is None else chunk.wanted
+        if wanted.num_tokens and self._counts is not None:
+            wanted = wanted.limited(next(self._counts))
+        token_ids, logprobs, prompt_logprobs = self.take(wanted)
         if chunk is not None and chunk.draft_ids:
             token_ids = token_ids[: num_accepted(chunk.draft_ids, token_ids)]
         return RowResult(req, chunk, token_ids, logprobs, prompt_logprobs, error)
 
     def check_end(self) -> None:
-        assert self._num_tokens == len(self.next_tokens), "a step must give one token to each row that samples"
+        assert self._read.num_tokens == len(self.next_tokens), "a step must give one token to each row that samples"
 
 
 def _cut(columns: LogprobColumns | None, start: int, count: int) -> LogprobColumns | None:
