@@ -57,7 +57,7 @@ bench-gpu:
 chaos: $(VENV)/.dev
 	$(BIN)/python -m tests.ring.chaos --seconds 600 --seed 1 $(ARGS)
 
-# Starts and stops a small server fifty times, in good order and by kill -9: nothing may be left behind.
+# Starts and stops a small server fifty times, and ends it by SIGTERM and by kill -9: nothing may be left behind.
 starts: $(VENV)/.dev
 	$(BIN)/python -m tests.ring.starts --times 50 $(ARGS)
 

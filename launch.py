@@ -1,6 +1,6 @@
 """The command that people type: `python launch.py [--model DIR] [flags]` runs the server and returns its exit code.
 
-`python launch.py COMMAND` gives an order to a server that runs: `launch.py ps --help`.
+`python launch.py COMMAND` controls a running server: `launch.py ps --help`.
 """
 
 import sys

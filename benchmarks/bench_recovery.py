@@ -1,11 +1,11 @@
-"""How long clients wait when a process is killed, and when it is replaced by order: for each process.
+"""How long clients wait when a process is killed, and when it is replaced on command: for each process.
 
     python -m benchmarks.bench_recovery --kills 5 --json FILE
 
 Streams run throughout. After each SIGKILL it is taken when HTTP answers, when the process serves again, how long the
 running streams pause (the longest time without any token), and when a request that is sent at once (again until it is
 admitted) has its first token. The scheduler's pause is split by the phases that it reports while it starts. At the end
-each process is replaced by order.
+each process is replaced on command.
 """
 
 import argparse
@@ -62,7 +62,7 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 class Replacement(msgspec.Struct, frozen=True):
-    """One restart by order: from the order to its end, the longest time without any token, and requests that failed."""
+    """One restart on command: how long it took, the longest time without any token, and requests that failed."""
 
     process: str
     seconds: float
@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def measure(server: ServerProcess, target: Target, kills: list[str]) -> tuple[list[Recovery], list[Replacement]]:
-    """Kills the processes in turn under load, then replaces each by order.
+    """Kills the processes in turn under load, then replaces each on command.
 
     Raises `ServerUnavailableError` where one does not come back.
     """
@@ -233,7 +233,7 @@ def print_recoveries(recoveries: list[Recovery]) -> None:
 def print_replacements(replacements: list[Replacement]) -> None:
     for one in replacements:
         pause = f"longest pause of the streams {one.streams_s:.2f} s, {one.num_failed} requests failed"
-        print(f"{one.process:24}replaced by order in {one.seconds:.2f} s: {pause}")
+        print(f"{one.process:24}replaced on command in {one.seconds:.2f} s: {pause}")
 
 
 def medians(recoveries: list[Recovery]) -> Iterator[str]:

@@ -66,39 +66,41 @@ class Detokenizer:
                 self.forget_all()
                 return [message], []
 
-    def open_stream(self, order: OpenStream) -> Answer:
+    def open_stream(self, opening: OpenStream) -> Answer:
         """Makes the stream, in place of an older attempt's; with `echo` the prompt is told, unless its logprobs come.
 
         The scheduler hears `StopSeen` where the stream has ended already.
         """
-        known = self._streams.get(order.uid)
-        if known is not None and known.attempt >= order.attempt:
+        known = self._streams.get(opening.uid)
+        if known is not None and known.attempt >= opening.attempt:
             return [], []
-        stream = self._make_stream(order)
-        self._streams[order.uid] = stream
+        stream = self._make_stream(opening)
+        self._streams[opening.uid] = stream
         replies: list[ToFrontend] = []
         try:
-            prompt_text = stream.catch_up(order)
+            prompt_text = stream.catch_up(opening)
         except BaseException:  # fails alone; a panic in the tokenizers library is no Exception
-            stream.fail(_failure(order.uid))
+            stream.fail(_failure(opening.uid))
         else:
-            if order.echo and order.num_prompt_logprobs is None:
-                replies.append(PromptReply(order.uid, order.attempt, prompt_text, token_ids=order.prompt_ids))
-        return replies, [StopSeen(order.uid, order.attempt)] if stream.has_ended else []
+            if opening.echo and opening.num_prompt_logprobs is None:
+                replies.append(PromptReply(opening.uid, opening.attempt, prompt_text, token_ids=opening.prompt_ids))
+        return replies, [StopSeen(opening.uid, opening.attempt)] if stream.has_ended else []
 
-    def _make_stream(self, order: OpenStream) -> Stream:
-        decoder = self._vocabulary.open_decoder(order.skip_special_tokens)
-        if order.num_prompt_logprobs is not None:
-            skips_special_tokens = order.skip_special_tokens
+    def _make_stream(self, opening: OpenStream) -> Stream:
+        decoder = self._vocabulary.open_decoder(opening.skip_special_tokens)
+        if opening.num_prompt_logprobs is not None:
+            skips_special_tokens = opening.skip_special_tokens
             prompt_logprobs = PromptLogprobReader(
-                self._vocabulary, order.prompt_ids, skips_special_tokens, order.num_prompt_logprobs
+                self._vocabulary, opening.prompt_ids, skips_special_tokens, opening.num_prompt_logprobs
             )
         else:
             prompt_logprobs = None
-        if order.num_logprobs is None:
-            return Stream(order, decoder, prompt_logprobs=prompt_logprobs)
+        if opening.num_logprobs is None:
+            return Stream(opening, decoder, prompt_logprobs=prompt_logprobs)
         counting = CountingDecoder(decoder)
-        return Stream(order, counting, OutputLogprobs(self._vocabulary, counting, order.num_logprobs), prompt_logprobs)
+        return Stream(
+            opening, counting, OutputLogprobs(self._vocabulary, counting, opening.num_logprobs), prompt_logprobs
+        )
 
     def _tell_prompt(self, message: PromptLogprobs) -> Answer:
         stream = self._streams.get(message.uid)

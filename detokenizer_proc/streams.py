@@ -47,36 +47,36 @@ class Stream:
 
     def __init__(
         self,
-        order: OpenStream,
+        opening: OpenStream,
         decoder: Decoder,
         output_logprobs: OutputLogprobs | None = None,
         prompt_logprobs: PromptLogprobReader | None = None,
     ):
-        self.attempt = order.attempt
+        self.attempt = opening.attempt
         self.has_ended = False
         self.num_tokens = 0
         self.output_logprobs = output_logprobs
         self.prompt_logprobs = prompt_logprobs
         self._decoder = decoder
-        self._min_tokens = order.min_tokens
-        self._shows_stop = order.include_stop_str_in_output
-        self._stops = StopFinder(order.stop, self._shows_stop) if order.stop else None
+        self._min_tokens = opening.min_tokens
+        self._shows_stop = opening.include_stop_str_in_output
+        self._stops = StopFinder(opening.stop, self._shows_stop) if opening.stop else None
         self._error: ErrorInfo | None = None
         self._unsent = ""
         """Text of earlier tokens that an earlier attempt has not sent."""
 
-    def catch_up(self, order: OpenStream) -> str:
+    def catch_up(self, opening: OpenStream) -> str:
         """Reads the prompt, or its end, and returns its text; repeats what earlier attempts did.
 
         That is silent but for text that they had not sent. May set `has_ended`.
         """
-        prompt_text = read_prompt(self._decoder, unpack_int32(order.prompt_ids))
+        prompt_text = read_prompt(self._decoder, unpack_int32(opening.prompt_ids))
         texts: list[str] = []
-        for token_id in unpack_int32(order.output_ids):
+        for token_id in unpack_int32(opening.output_ids):
             texts.append(self.push(token_id))
             if self.has_ended:
                 break
-        self._unsent = "".join(texts)[order.num_chars_sent :]
+        self._unsent = "".join(texts)[opening.num_chars_sent :]
         return prompt_text
 
     def push_run(self, run: TokenRun) -> tuple[str, Sequence[int], list[PositionLogprobs]]:

@@ -1,4 +1,4 @@
-"""The end of a run in good order: tells when the last open request has ended, or that the time for it is over."""
+"""A graceful end of a run: tells when the last open request has ended, or that the time for it is over."""
 
 import asyncio
 from collections.abc import Callable

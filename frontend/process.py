@@ -1,4 +1,4 @@
-"""The frontend's main loop: one event loop that HTTP, the ring and the launcher's orders wake."""
+"""The frontend's main loop: one event loop that HTTP, the ring and the launcher's messages wake."""
 
 import asyncio
 import logging

@@ -165,7 +165,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     num_restarts: int = 0
     """How often the launcher has replaced it in this run."""
     is_awaited: bool = False
-    """It is being replaced by order: its successor is sure to come soon, so requests are taken and wait."""
+    """It is being replaced on command: its successor is sure to come soon, so requests are taken and wait."""
     is_killed: bool = False
     """It hung, so the launcher has killed it, and starts it again."""
     is_by_order: bool = False

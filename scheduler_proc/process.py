@@ -67,7 +67,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
     link.ready()
     num_idle_turns = 0
     while not link.is_stopping:
-        if any(isinstance(order, Drain) for order in link.receive_control()):
+        if any(isinstance(message, Drain) for message in link.receive_control()):
             scheduler.close_queue()
         for message in receiver.receive():
             scheduler.receive(message)

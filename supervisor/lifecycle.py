@@ -64,7 +64,7 @@ class Lifecycle:
                 self.plan_restart(child, was_starting=True)
 
     def add(self, command: Command) -> Child:
-        """Starts one process more; it is in the group until it ends without having served, or leaves by order."""
+        """Starts one process more; it is in the group until it ends without having served, or leaves on command."""
         child = Child(command)
         child.is_on_trial = True
         self.group.add(child)

@@ -30,7 +30,7 @@ class Loop(Protocol):
 
 
 class Shutdown:
-    """Ends the processes in good order."""
+    """Ends the processes one layer after another."""
 
     def __init__(self, lifecycle: Lifecycle, console: Console, loop: Loop):
         self._lifecycle = lifecycle

@@ -49,7 +49,7 @@ class StatusBoard:
         self._has_changed = True
 
     def set_awaited(self, name: str, is_awaited: bool) -> None:
-        """Notes whether process `name` is being replaced by order, so that requests wait for its successor."""
+        """Notes whether process `name` is being replaced on command, so that requests wait for its successor."""
         self._replace(name, is_awaited=is_awaited)
 
     def killed(self, name: str) -> None:

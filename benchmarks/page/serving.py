@@ -125,7 +125,7 @@ def recovery_table(recovery: Result) -> str:
         f"{one['process']} {one['streams_s']:.2f} s" + (f" ({one['num_failed']} failed)" if one["num_failed"] else "")
         for one in recovery["results"].get("replacements", ())
     ]
-    rolling = f"\nReplaced by order, one after another, the longest pause of the streams: {', '.join(pauses)}.\n"
+    rolling = f"\nReplaced on command, one after another, the longest pause of the streams: {', '.join(pauses)}.\n"
     return intro + make_table(heads, rows) + (rolling if pauses else "")
 
 

@@ -37,18 +37,18 @@ class AbortApi:
 
     async def abort_request(self, request: Request) -> JsonReply:
         """Replies with the uids whose end was asked for; none for a request that is unknown or has ended."""
-        order = _make_abort(self._decoder.decode(await read_body(request, MAX_BODY_BYTES)))
-        own = self._abort(order)
-        others = await self._service.peers.ask_all(order, AbortedOpen)
+        message = _make_abort(self._decoder.decode(await read_body(request, MAX_BODY_BYTES)))
+        own = self._abort(message)
+        others = await self._service.peers.ask_all(message, AbortedOpen)
         uids = [uid for aborted in (own, *others.by_name.values()) for uid in aborted.uids]
         return JsonReply(AbortReply(uids, others.num_missing))
 
-    def _abort(self, order: AbortOpen) -> AbortedOpen:
+    def _abort(self, message: AbortOpen) -> AbortedOpen:
         """Ends what this frontend has of the requests that are meant."""
         found = [
             entry
             for entry in self._service.registry.all_open()
-            if order.is_all or entry.uid in order.uids or entry.request_id in order.request_ids
+            if message.is_all or entry.uid in message.uids or entry.request_id in message.request_ids
         ]
         for generation in found:
             self._service.abort(generation)

@@ -1,4 +1,4 @@
-"""`/admin/…`: the operator's orders over HTTP, as `launch.py` gives them."""
+"""`/admin/…`: the operator's commands over HTTP, as `launch.py` has them."""
 
 import msgspec
 from starlette.requests import Request

@@ -76,8 +76,8 @@ def _no_operator() -> RequestError:
     return RequestError(
         ErrorInfo(
             403,
-            "orders over HTTP need a key: use `python launch.py` (ps, restart, profile, …) on the server's machine, or "
-            "start the server with --admin-key-file or --admin-key",
+            "admin commands over HTTP need a key: use `python launch.py` (ps, restart, profile, …) on the server's "
+            "machine, or start the server with --admin-key-file or --admin-key",
             "permission_error",
             code="no_admin_key",
         )

@@ -55,7 +55,7 @@ class Queries:
         return answer.text
 
     async def flush_cache(self, *, is_forced: bool) -> CacheFlushed:
-        """Returns what became of the order to empty the prefix cache. Raises `UnavailableError`."""
+        """Returns what became of the request to empty the prefix cache. Raises `UnavailableError`."""
         answer = await self._ask(FlushCache(self._next_uid(), is_forced))
         assert isinstance(answer, CacheFlushed)
         return answer

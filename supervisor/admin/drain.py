@@ -1,4 +1,4 @@
-"""Draining the server by order: the frontends take nothing new, and the run ends when the last request has."""
+"""Draining the server on command: the frontends take nothing new, and the run ends when the last request has."""
 
 import time
 

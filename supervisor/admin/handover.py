@@ -1,4 +1,4 @@
-"""Replacing a healthy process by order, so that no client notices more than a pause.
+"""Replacing a healthy process on command, so that no client notices more than a pause.
 
 The new one starts beside the old one and stands by. A process of the ring then gives way: it stops, its successor has
 the name, and the frontend continues what was open. A frontend moves aside: its successor accepts connections, and it

@@ -1,4 +1,4 @@
-"""More or fewer processes of a kind, by order, while requests go on."""
+"""More or fewer processes of a kind, on command, while requests go on."""
 
 import time
 

@@ -99,7 +99,7 @@ class AdminServer:
 
     def _begin(self, ask: Ask, reply: Reply) -> None:
         if self._group.is_stopping or len(self._open) >= MAX_OPEN_COMMANDS:
-            why = "the server is stopping" if self._group.is_stopping else "too many orders are open"
+            why = "the server is stopping" if self._group.is_stopping else "too many commands are open"
             reply(Answer(ask.ask_id, Failed("busy", why)))
             return
         self._open.append(OpenCommand(ask.ask_id, self._make_task(ask.command), reply))

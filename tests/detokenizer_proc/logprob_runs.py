@@ -43,27 +43,27 @@ def prompt_logprobs_of(prompt_ids: list[int], uid: int = 7) -> PromptLogprobs:
 
 def tell_prompt(detokenizer: Detokenizer, prompt_ids: list[int]) -> PromptReply:
     """Opens stream 7 and returns what the client hears of the prompt."""
-    order = OpenStream(7, 0, prompt_ids=pack_int32(prompt_ids), num_prompt_logprobs=1)
-    assert detokenizer.handle(order) == ([], [])
+    opening = OpenStream(7, 0, prompt_ids=pack_int32(prompt_ids), num_prompt_logprobs=1)
+    assert detokenizer.handle(opening) == ([], [])
     (reply,), _ = detokenizer.handle(prompt_logprobs_of(prompt_ids))
     assert isinstance(reply, PromptReply)
     return reply
 
 
 def run_with_logprobs(
-    detokenizer: Detokenizer, order: OpenStream, token_ids: list[int]
+    detokenizer: Detokenizer, opening: OpenStream, token_ids: list[int]
 ) -> tuple[Client, list[PositionLogprobs]]:
     """Sends one token a step, the last with the row's end; returns what the client has and the tokens' logprobs."""
-    detokenizer.handle(order)
+    detokenizer.handle(opening)
     client = Client()
     positions: list[PositionLogprobs] = []
     for i, token_id in enumerate(token_ids):
         is_last = i == len(token_ids) - 1
-        finished = [end(order.uid, len(token_ids))] if is_last else []
-        (replies,), _ = detokenizer.handle(step_with_logprob(order.uid, token_id, (), *finished))
+        finished = [end(opening.uid, len(token_ids))] if is_last else []
+        (replies,), _ = detokenizer.handle(step_with_logprob(opening.uid, token_id, (), *finished))
         assert isinstance(replies, StepReplies)
-        client.take(replies, order.uid)
+        client.take(replies, opening.uid)
         entries = [unpack_int64(replies.uids)[entry] for entry in unpack_int32(replies.logprob_entries)]
-        positions += [token for uid, token in zip(entries, replies.logprobs, strict=True) if uid == order.uid]
+        positions += [token for uid, token in zip(entries, replies.logprobs, strict=True) if uid == opening.uid]
         positions += [token for final in replies.finals for token in final.logprobs]
     return client, positions

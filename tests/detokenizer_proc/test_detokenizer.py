@@ -240,8 +240,8 @@ def test_a_newer_attempt_replaces_an_older_one_and_never_the_other_way(detokeniz
 
 
 def test_a_continuation_that_had_ended_says_so_at_once(detokenizer: Detokenizer) -> None:
-    order = OpenStream(7, 1, stop=("lo",), output_ids=pack_int32(ids_of("hello")), num_chars_sent=3)
-    assert detokenizer.open_stream(order) == ([], [StopSeen(7, 1)])
+    opening = OpenStream(7, 1, stop=("lo",), output_ids=pack_int32(ids_of("hello")), num_chars_sent=3)
+    assert detokenizer.open_stream(opening) == ([], [StopSeen(7, 1)])
     client, stops = run(detokenizer, 7, ids_of("w"), attempt=1, num_before=5)
     assert (client.text, client.token_ids, stops) == ("", [], [])
     assert client.final is not None
@@ -269,21 +269,23 @@ def test_a_continued_request_is_the_undisturbed_one(data: st.DataObject) -> None
     some_id = st.sampled_from([LLAMA.token_to_id(name) for name in names])
     prompt_ids = pack_int32(data.draw(st.lists(some_id, max_size=3)))
     min_tokens = data.draw(st.integers(0, 4))
-    order = OpenStream(7, 0, stop, is_shown, prompt_ids=prompt_ids, min_tokens=min_tokens)
+    opening = OpenStream(7, 0, stop, is_shown, prompt_ids=prompt_ids, min_tokens=min_tokens)
     detokenizer = Detokenizer(vocabulary)
-    detokenizer.open_stream(order)
+    detokenizer.open_stream(opening)
     whole, _ = run(detokenizer, 7, ids)
 
     num_before = data.draw(st.integers(0, len(ids) - 1))
     detokenizer = Detokenizer(vocabulary)
-    detokenizer.open_stream(order)
+    detokenizer.open_stream(opening)
     first = Client()
     for token_id in ids[:num_before]:
         first.take(detokenizer.handle_step(step([(7, 0, token_id)]))[0], 7)
     detokenizer = Detokenizer(vocabulary)
     sent = first.text
     output_ids = pack_int32(first.token_ids)
-    detokenizer.open_stream(msgspec.structs.replace(order, attempt=1, output_ids=output_ids, num_chars_sent=len(sent)))
+    detokenizer.open_stream(
+        msgspec.structs.replace(opening, attempt=1, output_ids=output_ids, num_chars_sent=len(sent))
+    )
     rest, _ = run(detokenizer, 7, ids[len(first.token_ids) :], attempt=1, num_before=len(first.token_ids))
     assert sent + rest.text == whole.text
     assert first.token_ids + rest.token_ids == whole.token_ids

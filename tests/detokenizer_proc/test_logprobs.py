@@ -92,16 +92,16 @@ def test_the_end_without_a_token_has_no_logprobs(detokenizer: Detokenizer) -> No
 
 
 def test_held_stop_strings_do_not_move_the_places(detokenizer: Detokenizer) -> None:
-    order = OpenStream(7, 0, stop=("lost", "x"), num_logprobs=0)
-    client, positions = run_with_logprobs(detokenizer, order, ids_of("hellosx"))
+    opening = OpenStream(7, 0, stop=("lost", "x"), num_logprobs=0)
+    client, positions = run_with_logprobs(detokenizer, opening, ids_of("hellosx"))
     assert client.text == "hellos"
     assert [token.text_offset for token in positions] == list(range(7))
     assert len(positions) == len(client.token_ids)
 
 
 def test_a_continuation_counts_places_over_the_whole_request(detokenizer: Detokenizer) -> None:
-    order = OpenStream(7, 0, output_ids=pack_int32(ids_of("hel")), num_chars_sent=3, num_logprobs=0)
-    _, positions = run_with_logprobs(detokenizer, order, ids_of("lo"))
+    opening = OpenStream(7, 0, output_ids=pack_int32(ids_of("hel")), num_chars_sent=3, num_logprobs=0)
+    _, positions = run_with_logprobs(detokenizer, opening, ids_of("lo"))
     assert [token.text_offset for token in positions] == [3, 4]
 
 
@@ -118,8 +118,8 @@ def test_places_of_characters_of_several_tokens(llama_detokenizer: Detokenizer) 
 def test_output_follows_the_prompt(llama_detokenizer: Detokenizer) -> None:
     prompt = llama_ids("<s>", "▁a", "b")
     for prompt_ids, text in ((b"", "ab a"), (pack_int32(prompt), " ab a"), (pack_int32(prompt[:1]), "ab a")):
-        order = OpenStream(7, 0, prompt_ids=prompt_ids, num_logprobs=0)
-        client, positions = run_with_logprobs(llama_detokenizer, order, llama_ids("▁a", "b", "▁a"))
+        opening = OpenStream(7, 0, prompt_ids=prompt_ids, num_logprobs=0)
+        client, positions = run_with_logprobs(llama_detokenizer, opening, llama_ids("▁a", "b", "▁a"))
         assert client.text == text
         assert positions[0].text_offset == 0
         assert positions[1].text_offset == len(text) - 3
@@ -127,10 +127,10 @@ def test_output_follows_the_prompt(llama_detokenizer: Detokenizer) -> None:
 
 def test_a_character_that_the_prompt_began(llama_detokenizer: Detokenizer) -> None:
     prompt = llama_ids("▁a", "<0xC3>", "<0xA9>", "<0xC3>")
-    order = OpenStream(7, 0, prompt_ids=pack_int32(prompt), echo=True, num_logprobs=0)
-    replies, _ = llama_detokenizer.handle(order)
+    opening = OpenStream(7, 0, prompt_ids=pack_int32(prompt), echo=True, num_logprobs=0)
+    replies, _ = llama_detokenizer.handle(opening)
     assert replies == [PromptReply(7, 0, "aé", token_ids=pack_int32(prompt))]
-    client, positions = run_with_logprobs(llama_detokenizer, order, llama_ids("<0xA9>", "b"))
+    client, positions = run_with_logprobs(llama_detokenizer, opening, llama_ids("<0xA9>", "b"))
     assert client.text == "éb", "the prompt's own whole characters are not shown again"
     assert [token.text_offset for token in positions] == [0, 1]
 
@@ -228,8 +228,8 @@ def test_bytes_of_any_ids_are_those_of_the_text(name: str, data: st.DataObject) 
     any_id = st.integers(0, size - 1) | st.integers(0, min(size, 260) - 1)
     ids = data.draw(st.lists(any_id, min_size=1, max_size=16))
     detokenizer = Detokenizer(real_vocabulary(name))
-    order = OpenStream(7, 0, skip_special_tokens=False, prompt_ids=pack_int32(ids), num_prompt_logprobs=0)
-    detokenizer.handle(order)
+    opening = OpenStream(7, 0, skip_special_tokens=False, prompt_ids=pack_int32(ids), num_prompt_logprobs=0)
+    detokenizer.handle(opening)
     (reply,), _ = detokenizer.handle(prompt_logprobs_of(ids))
     assert isinstance(reply, PromptReply)
     (replies,), _ = detokenizer.handle(step([], end(7, 0)))
@@ -254,11 +254,11 @@ def test_prompt_and_output_joined_are_the_decoding_of_both(name: str, data: st.D
     prompt = data.draw(st.lists(some_id, min_size=1, max_size=6))
     output = data.draw(st.lists(some_id, min_size=1, max_size=6))
     detokenizer = Detokenizer(vocabulary_of(tokenizer, tokenizer.get_vocab_size()))
-    order = OpenStream(7, 0, prompt_ids=pack_int32(prompt), echo=True)
-    (reply,), _ = detokenizer.handle(order)
+    opening = OpenStream(7, 0, prompt_ids=pack_int32(prompt), echo=True)
+    (reply,), _ = detokenizer.handle(opening)
     assert isinstance(reply, PromptReply)
     detokenizer.handle(step([], end(7, 0)))
-    client, _ = run_with_logprobs(detokenizer, order, output)
+    client, _ = run_with_logprobs(detokenizer, opening, output)
     whole = tokenizer.decode(prompt + output)
     if "\ufffd" not in whole:
         assert reply.text + client.text == whole
@@ -273,9 +273,9 @@ def test_a_text_cut_anywhere_into_prompt_and_output(name: str, text: str, data: 
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     cut = data.draw(st.integers(0, len(ids) - 1))
     detokenizer = Detokenizer(real_vocabulary(name))
-    order = OpenStream(7, 0, prompt_ids=pack_int32(ids[:cut]), echo=True)
-    (reply,), _ = detokenizer.handle(order)
+    opening = OpenStream(7, 0, prompt_ids=pack_int32(ids[:cut]), echo=True)
+    (reply,), _ = detokenizer.handle(opening)
     assert isinstance(reply, PromptReply)
     detokenizer.handle(step([], end(7, 0)))
-    client, _ = run_with_logprobs(detokenizer, order, ids[cut:])
+    client, _ = run_with_logprobs(detokenizer, opening, ids[cut:])
     assert reply.text + client.text == tokenizer.decode(ids)

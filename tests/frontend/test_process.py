@@ -1,4 +1,4 @@
-"""The process as a whole: its start, its orders, its end, and what it costs when idle."""
+"""The process as a whole: its start, its commands, its end, and what it costs when idle."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Orders across process borders: instructions to a process, and questions to the launcher."""
+"""Commands across process borders: instructions to a process, and questions to the launcher."""
 
 import tempfile
 import time
@@ -41,9 +41,9 @@ def launcher(directory: Path) -> Iterator[Launcher]:
     launcher.close()
 
 
-def tell(launcher: Launcher, link: ProcessLink, order: SetLogLevel) -> Any:
+def tell(launcher: Launcher, link: ProcessLink, command: SetLogLevel) -> Any:
     """Returns what the process answers to an instruction."""
-    launcher.control.send("scheduler", Instruction(5, order))
+    launcher.control.send("scheduler", Instruction(5, command))
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         link.wait(0.02)
@@ -55,12 +55,12 @@ def tell(launcher: Launcher, link: ProcessLink, order: SetLogLevel) -> Any:
     raise AssertionError("no answer")
 
 
-def execute(order: SetLogLevel) -> ProcessResult:
-    if order.level == "warning":
+def execute(command: SetLogLevel) -> ProcessResult:
+    if command.level == "warning":
         raise BootError("not that")
-    if order.level == "error":
+    if command.level == "error":
         raise ValueError("a bug")
-    return Acknowledged(order.level)
+    return Acknowledged(command.level)
 
 
 def test_a_process_carries_out_what_it_has_taken_on(launcher: Launcher):
@@ -80,26 +80,26 @@ def test_a_process_asks_its_launcher(launcher: Launcher):
     assert launcher.next() == Ask(3, ListProcesses())
     launcher.control.send("scheduler", Answer(3, Done("yes")))
     deadline = time.monotonic() + TIMEOUT_S
-    while not (orders := link.receive_control()):
+    while not (commands := link.receive_control()):
         assert time.monotonic() < deadline
         link.wait(0.05)
-    assert orders == [Answer(3, Done("yes"))]
+    assert commands == [Answer(3, Done("yes"))]
     link.close()
 
 
 def test_each_asker_gets_its_own_answer(directory: Path):
     server: AskServer[Ask] = AskServer(directory / "o.sock", Ask)
     clients: list[AskClient[Answer]] = [AskClient(directory / "o.sock", Answer) for _ in range(3)]
-    order = InstructProcesses(("a", "b"), SetLogLevel("debug"), 1.5)
+    command = InstructProcesses(("a", "b"), SetLogLevel("debug"), 1.5)
     for number, client in enumerate(clients):
-        client.ask(Ask(number, order if number else ReadLog("a", after=4, wait_s=0.5)))
+        client.ask(Ask(number, command if number else ReadLog("a", after=4, wait_s=0.5)))
     askers: dict[int, bytes] = {}
     waiter = Waiter()
     waiter.add_channel(server)
     while len(askers) < len(clients):
         waiter.wait(TIMEOUT_S)
         for asker, ask in server.receive():
-            assert ask.command == (order if ask.ask_id else ReadLog("a", after=4, wait_s=0.5))
+            assert ask.command == (command if ask.ask_id else ReadLog("a", after=4, wait_s=0.5))
             askers[ask.ask_id] = asker
     for number in reversed(askers):
         server.answer(askers[number], Answer(number, Done(f"to {number}")))

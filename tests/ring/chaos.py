@@ -214,8 +214,8 @@ class Chaos:
         sender, receiver = self._rng.choice(EDGES)
         kind = self._rng.choice(FRAME_FAULTS)
         num_frames = self._rng.randint(1, MAX_FRAMES)
-        order = EdgeFault(receiver, kind, num_frames)
-        result = await asyncio.to_thread(self.ring.instruct, sender, order, timeout_s=2.0)
+        command = EdgeFault(receiver, kind, num_frames)
+        result = await asyncio.to_thread(self.ring.instruct, sender, command, timeout_s=2.0)
         if not isinstance(result, Acknowledged):
             return False
         self.counts.frames[f"{sender}>{receiver} {kind}"] += num_frames

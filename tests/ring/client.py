@@ -79,10 +79,10 @@ class RingClient:
     def health(self) -> dict[str, Any]:
         return httpx.get(f"{self.url}/health", timeout=TIMEOUT_S).json()
 
-    def instruct(self, process: str, order: ProcessCommand, timeout_s: float = TIMEOUT_S) -> ProcessResult:
+    def instruct(self, process: str, command: ProcessCommand, timeout_s: float = TIMEOUT_S) -> ProcessResult:
         """Gives an instruction to one process, as an operator would."""
         with AdminClient(self.run_dir) as line:
-            result = line.give(InstructProcesses((process,), order, timeout_s), 2 * TIMEOUT_S)
+            result = line.give(InstructProcesses((process,), command, timeout_s), 2 * TIMEOUT_S)
         assert isinstance(result, Collected), result
         return result.results[process]
 

@@ -55,7 +55,7 @@ class Clients:
 
 
 def attack(url: str) -> str:
-    """Returns what a page does that wants to give orders to the server at `url`, or to read from it."""
+    """Returns what a page does that wants to give commands to the server at `url`, or to read from it."""
     return """
     const url = URL, json = {"Content-Type": "application/json"};
     for (const mode of ["cors", "no-cors"]) {
@@ -89,7 +89,7 @@ def check_nothing_was_read(results: Results) -> None:
 
 
 def state_of(ring: RingClient) -> dict[str, Any]:
-    """Returns what an order, a flush or a generated text would change."""
+    """Returns what a command, a flush or a generated text would change."""
     processes = ring.health()["processes"]
     metrics = httpx.get(f"{ring.url}/metrics", timeout=60.0).text
     ended = re.findall(r"^vllm:request_success_total{.*} (\S+)$", metrics, re.MULTILINE)

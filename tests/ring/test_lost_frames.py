@@ -46,12 +46,12 @@ def check_same(got: list[Generated], expected: list[Generated]) -> None:
 
 
 class Injector:
-    """Gives `order` to `process` each time the streams have had so many tokens more."""
+    """Gives `command` to `process` each time the streams have had so many tokens more."""
 
-    def __init__(self, ring: RingClient, process: str, order: EdgeFault, every_tokens: int = 150):
+    def __init__(self, ring: RingClient, process: str, command: EdgeFault, every_tokens: int = 150):
         self._ring = ring
         self._process = process
-        self._order = order
+        self._command = command
         self._every_tokens = every_tokens
         self._num_tokens = 0
         self.num_injected = 0
@@ -60,7 +60,7 @@ class Injector:
         self._num_tokens += num_tokens
         if self._num_tokens >= self._every_tokens:
             self._num_tokens = 0
-            assert isinstance(self._ring.instruct(self._process, self._order), Acknowledged)
+            assert isinstance(self._ring.instruct(self._process, self._command), Acknowledged)
             self.num_injected += 1
 
 

@@ -1,4 +1,4 @@
-"""Processes are replaced by order under load: no request fails, each text and id is that of the undisturbed run."""
+"""Processes are replaced on command under load: no request fails, each text and id is that of the undisturbed run."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ from tests.ring.test_restart import check_same
 pytestmark = pytest.mark.ring
 
 NUM_STREAMS = 8
-ORDER_TIMEOUT_S = 90.0
+COMMAND_TIMEOUT_S = 90.0
 FLAGS = (
     *("--dtype", "float32", "--drain-timeout-s", "20", "--hang-timeout-s", "5", "--max-restarts-per-min", "100"),
     *("--admin-key", ADMIN_KEY),
@@ -79,7 +79,7 @@ class Load:
     async def wait_for_replies(self, num_more: int) -> None:
         """Waits until every client has had a token and there are `num_more` whole replies."""
         wanted = self.num_replies + num_more
-        async with asyncio.timeout(ORDER_TIMEOUT_S):
+        async with asyncio.timeout(COMMAND_TIMEOUT_S):
             while self.num_replies < wanted:
                 await asyncio.sleep(0.02)
 
@@ -101,9 +101,9 @@ class Load:
 async def replace(client: httpx.AsyncClient, process: str, **params: float) -> None:
     """Has `process` replaced, and returns when the old one is gone."""
     before = await processes(client)
-    reply = await client.post(f"/admin/restart/{process}", params=params, headers=OPERATOR, timeout=ORDER_TIMEOUT_S)
+    reply = await client.post(f"/admin/restart/{process}", params=params, headers=OPERATOR, timeout=COMMAND_TIMEOUT_S)
     assert reply.status_code == 200, reply.text
-    async with asyncio.timeout(ORDER_TIMEOUT_S):
+    async with asyncio.timeout(COMMAND_TIMEOUT_S):
         while set(now := await processes(client)) != set(before):
             await asyncio.sleep(0.05)
     assert now[process]["incarnation"] == before[process]["incarnation"] + 1
@@ -165,7 +165,7 @@ def test_a_frontend_leaves_after_its_last_stream(
             await begun.wait()
             await client.post("/admin/restart/frontend", headers=OPERATOR)
             new = [asyncio.create_task(collect(client, request)) for request in requests]
-            reply = await client.post("/admin/restart/detokenizer", headers=OPERATOR, timeout=ORDER_TIMEOUT_S)
+            reply = await client.post("/admin/restart/detokenizer", headers=OPERATOR, timeout=COMMAND_TIMEOUT_S)
             assert reply.status_code == 200, reply.text
             return list(await asyncio.gather(*old)), list(await asyncio.gather(*new))
 
@@ -176,7 +176,7 @@ def test_a_frontend_leaves_after_its_last_stream(
 
 
 def wait_until_one_frontend(ring: RingClient) -> None:
-    deadline = time.monotonic() + ORDER_TIMEOUT_S
+    deadline = time.monotonic() + COMMAND_TIMEOUT_S
     while "frontend.old" in ring.health()["processes"]:
         assert time.monotonic() < deadline, "the old frontend does not leave"
         time.sleep(0.05)

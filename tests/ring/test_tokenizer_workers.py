@@ -18,7 +18,7 @@ from tests.ring.test_rolling_restart import FLAGS, Load, make_requests, replace
 pytestmark = pytest.mark.ring
 
 NUM_STREAMS = 8
-ORDER_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +37,10 @@ def undisturbed(ring: RingClient, requests: list[dict[str, Any]]) -> list[Genera
     return ring.generate_all(requests)
 
 
-def give(ring: RingClient, order: AdminCommand) -> Result:
+def give(ring: RingClient, command: AdminCommand) -> Result:
     server = choose_server(None, httpx.URL(ring.url).port)
     with AdminClient(server.run_dir) as line:
-        return line.give(order, ORDER_TIMEOUT_S)
+        return line.give(command, COMMAND_TIMEOUT_S)
 
 
 def tokenizers(ring: RingClient) -> set[str]:
@@ -57,7 +57,7 @@ def test_requests_are_spread_over_all(ring: RingClient, undisturbed: list[Genera
     before = num_tokenized(ring)
     for _ in range(8):
         ring.generate([5], max_tokens=1)
-    deadline_s = time.monotonic() + ORDER_TIMEOUT_S
+    deadline_s = time.monotonic() + COMMAND_TIMEOUT_S
     while any(count < before[name] + 4 for name, count in num_tokenized(ring).items()):
         assert time.monotonic() < deadline_s, (before, num_tokenized(ring))
         time.sleep(0.1)

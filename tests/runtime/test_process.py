@@ -96,7 +96,7 @@ def keep_signals() -> Iterator[None]:
     signal.set_wakeup_fd(-1)
 
 
-def wait_for_order(link: ProcessLink, is_there: Callable[[], bool]) -> None:
+def wait_for_message(link: ProcessLink, is_there: Callable[[], bool]) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not is_there():
         assert time.monotonic() < deadline
@@ -147,15 +147,15 @@ def test_reports_arrive_in_order(launcher: Launcher):
     link.close()
 
 
-def test_orders_are_returned_and_a_stop_sets_the_flag(launcher: Launcher):
+def test_commands_are_returned_and_a_stop_sets_the_flag(launcher: Launcher):
     link = launcher.connect()
     assert link.receive_control() == []
     launcher.control.send("scheduler", Drain(1.0))
     launcher.control.send("scheduler", ProcessTable(()))
     launcher.control.send("scheduler", Stop())
-    orders: list[Any] = []
-    wait_for_order(link, lambda: bool(orders.extend(link.receive_control()) or link.is_stopping))
-    assert orders == [Drain(1.0), ProcessTable(())]
+    commands: list[Any] = []
+    wait_for_message(link, lambda: bool(commands.extend(link.receive_control()) or link.is_stopping))
+    assert commands == [Drain(1.0), ProcessTable(())]
     link.close()
 
 
@@ -191,7 +191,7 @@ def test_a_message_wakes_the_loop(launcher: Launcher):
     sender: Sender[Any] = Sender(launcher.run_dir.socket("scheduler"))
     sender.send(StopSeen(1, 0))
     taken: list[Any] = []
-    wait_for_order(link, lambda: bool(taken.extend(receiver.receive()) or taken))
+    wait_for_message(link, lambda: bool(taken.extend(receiver.receive()) or taken))
     assert taken == [StopSeen(1, 0)]
     for channel in (sender, receiver, link):
         channel.close()
@@ -203,7 +203,7 @@ def test_a_signal_wakes_the_loop_and_stops_it(launcher: Launcher, number: signal
     link.stop_on_signal()
     timer = threading.Timer(0.05, os.kill, (os.getpid(), number))
     timer.start()
-    wait_for_order(link, lambda: link.is_stopping)
+    wait_for_message(link, lambda: link.is_stopping)
     timer.join()
     began_s = time.monotonic()
     link.close()

@@ -22,15 +22,15 @@ def serve_until_stopped(link: ProcessLink) -> None:
     while not link.is_stopping:
         link.beat(lambda: {"requests": 0.0})
         link.wait()
-        for order in link.receive_control():
-            if isinstance(order, Drain):
-                print(f"drain {order.timeout_s:g}")
+        for command in link.receive_control():
+            if isinstance(command, Drain):
+                print(f"drain {command.timeout_s:g}")
                 link.drained(0)
-            elif isinstance(order, Leave):
-                print(f"leave {order.timeout_s:g}")
+            elif isinstance(command, Leave):
+                print(f"leave {command.timeout_s:g}")
                 link.drained(0)
-            elif isinstance(order, ProcessTable):
-                print("table " + " ".join(map(show, order.processes)))
+            elif isinstance(command, ProcessTable):
+                print("table " + " ".join(map(show, command.processes)))
     print("stopping")
 
 
@@ -99,8 +99,8 @@ def answer_connections(link: ProcessLink) -> None:
             connection, _ = listener.accept()
             connection.sendall(b"%d" % link.incarnation)
             connection.close()
-        for order in link.receive_control():
-            if isinstance(order, Drain):
+        for command in link.receive_control():
+            if isinstance(command, Drain):
                 link.drained(0)
 
 
@@ -147,9 +147,9 @@ def never_finish_draining(link: ProcessLink) -> None:
     while not link.is_stopping:
         link.beat(dict[str, float])
         link.wait()
-        for order in link.receive_control():
-            if isinstance(order, Drain):
-                print(f"drain {order.timeout_s:g}")
+        for command in link.receive_control():
+            if isinstance(command, Drain):
+                print(f"drain {command.timeout_s:g}")
     print("stopping")
 
 
@@ -157,7 +157,7 @@ def write_lines(link: ProcessLink) -> None:
     """Writes 1200 lines `line ROUND.NUMBER`, and 100 more after each instruction."""
     num_rounds = 0
 
-    def write(order: SetLogLevel | None = None) -> Acknowledged:
+    def write(command: SetLogLevel | None = None) -> Acknowledged:
         nonlocal num_rounds
         num_rounds += 1
         print("\n".join(f"line {num_rounds}.{number}" for number in range(1200 if num_rounds == 1 else 100)))
@@ -172,9 +172,9 @@ def write_lines(link: ProcessLink) -> None:
         link.receive_control()
 
 
-def refuse_orders(link: ProcessLink) -> None:
+def refuse_commands(link: ProcessLink) -> None:
     """Serves, but refuses every instruction."""
-    link.register(SetLogLevel, refuse_order)
+    link.register(SetLogLevel, refuse_command)
     link.ready()
     while not link.is_stopping:
         link.beat(dict[str, float])
@@ -182,7 +182,7 @@ def refuse_orders(link: ProcessLink) -> None:
         link.receive_control()
 
 
-def refuse_order(order: SetLogLevel) -> Acknowledged:
+def refuse_command(command: SetLogLevel) -> Acknowledged:
     raise BootError("never")
 
 
@@ -206,7 +206,7 @@ BEHAVIOURS: dict[str, Callable[[ProcessLink], None]] = {
         serve_only_the_first,
         die_in_standby,
         die_at_take_over,
-        refuse_orders,
+        refuse_commands,
     )
 }
 

@@ -35,20 +35,20 @@ def end(run: FrontendRun, call: Call, message: TokenizeMsg) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "order"),
+    ("body", "command"),
     [
         ({"request_id": "cmpl-mine"}, AbortOpen(request_ids=("cmpl-mine", "mine"))),
         ({"all": True}, AbortOpen(is_all=True)),
     ],
 )
 def test_an_abort_is_for_the_requests_of_all_frontends(
-    run: FrontendRun, other: OtherFrontend, body: dict[str, object], order: AbortOpen
+    run: FrontendRun, other: OtherFrontend, body: dict[str, object], command: AbortOpen
 ):
     call, message = begin(run, "mine")
     asked = run.ask("/abort_request", body)
     assert run.take_abort().uid == message.uid
     ask = other.take_question()
-    assert ask.question == order
+    assert ask.question == command
     other.answer(ask, AbortedOpen((7, 8)))
     assert asked.response().json() == {"aborted": [message.uid, 7, 8], "frontends_missing": 0}
     end(run, call, message)

@@ -1,4 +1,4 @@
-"""Orders over HTTP: what the launcher is asked, and what its answers become."""
+"""Commands over HTTP: what the launcher is asked, and what its answers become."""
 
 from typing import Any
 

@@ -10,9 +10,9 @@ from tests.frontend.frontend_run import Asked, FrontendRun, table
 
 def test_a_flush_tells_how_many_pages_are_free_again(server: FrontendRun):
     asked = Asked(lambda: server.client.post("/flush_cache"))
-    order = server.take(FlushCache)
-    assert not order.is_forced
-    server.send(CacheFlushed(order.uid, 12))
+    command = server.take(FlushCache)
+    assert not command.is_forced
+    server.send(CacheFlushed(command.uid, 12))
     assert asked.response().json() == {"num_pages": 12}
 
 
@@ -23,9 +23,9 @@ def test_a_flush_is_refused_while_requests_run_unless_it_is_forced(server: Front
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "requests_running")
     assert "3 requests" in refused.json()["error"]["message"]
     asked = server.ask("/flush_cache", {"force": True})
-    order = server.take(FlushCache)
-    assert order.is_forced
-    server.send(CacheFlushed(order.uid, 4))
+    command = server.take(FlushCache)
+    assert command.is_forced
+    server.send(CacheFlushed(command.uid, 4))
     assert asked.response().json() == {"num_pages": 4}
 
 

@@ -1,4 +1,4 @@
-"""Processes of a run of scripted ones that are replaced by order."""
+"""Processes of a run of scripted ones that are replaced on command."""
 
 import os
 import signal
@@ -109,14 +109,14 @@ def test_an_old_one_that_does_not_stop_is_killed():
 def test_an_old_one_that_dies_meanwhile_is_not_replaced_twice():
     with start(scheduler="boot_for_ever_again") as run:
         run.wait_for(SERVING)
-        with begin_restart(run, "scheduler") as order:
+        with begin_restart(run, "scheduler") as command:
             run.wait_for("scheduler.next=starting.2")
             os.kill(run.note_pids()["scheduler"], signal.SIGKILL)
             run.wait_for("; its successor takes over")
             os.kill(run.note_pids()["scheduler.next"], signal.SIGKILL)
-            assert order.wait(TIMEOUT_S) == 1
-            assert order.stderr is not None
-            assert "the old one has ended too, and is started again" in order.stderr.read()
+            assert command.wait(TIMEOUT_S) == 1
+            assert command.stderr is not None
+            assert "the old one has ended too, and is started again" in command.stderr.read()
         wait_until(lambda: ps(run)["scheduler"]["state"] != "restarting")
         assert set(run.note_pids()) == set(NAMES)
         stop(run)
@@ -125,7 +125,7 @@ def test_an_old_one_that_dies_meanwhile_is_not_replaced_twice():
 def test_a_second_order_is_refused_while_the_first_is_carried_out():
     with start(scheduler="boot_for_ever_again") as run:
         run.wait_for(SERVING)
-        with begin_restart(run, "scheduler") as order:
+        with begin_restart(run, "scheduler") as command:
             run.wait_for("scheduler.next=starting.2")
             second = operate_on(run, "restart", "scheduler")
             assert (second.returncode, second.stderr) == (
@@ -135,13 +135,13 @@ def test_a_second_order_is_refused_while_the_first_is_carried_out():
             assert operate_on(run, "restart", "scheduler.next").returncode == 2
             assert operate_on(run, "restart", "tokenizer").returncode == 0
             stop(run)
-            assert order.wait(TIMEOUT_S) == 1
+            assert command.wait(TIMEOUT_S) == 1
 
 
 def test_nothing_is_left_after_the_launcher_was_killed_during_a_handover():
     with start(scheduler="boot_for_ever_again") as run:
         run.wait_for(SERVING)
-        with begin_restart(run, "scheduler") as order:
+        with begin_restart(run, "scheduler") as command:
             run.wait_for("scheduler.next=starting.2")
             run.note_pids()
             began_s = time.monotonic()
@@ -149,7 +149,7 @@ def test_nothing_is_left_after_the_launcher_was_killed_during_a_handover():
             run.launcher.wait()
             run.assert_nothing_left(timeout_s=30.0)
             assert time.monotonic() - began_s < TIMEOUT_S
-            assert order.wait(TIMEOUT_S) == 3
+            assert command.wait(TIMEOUT_S) == 3
 
 
 def test_wrong_names_are_told():

@@ -14,7 +14,7 @@ def read(*arguments: str) -> InstructProcesses:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "order"),
+    ("arguments", "command"),
     [
         ("kill scheduler", InstructProcesses(("scheduler",), SignalSelf("kill"))),
         ("stop tokenizer --seconds 2", InstructProcesses(("tokenizer",), SignalSelf("stop"))),
@@ -36,8 +36,8 @@ def read(*arguments: str) -> InstructProcesses:
         ("clear", InstructProcesses((), ClearFaults())),
     ],
 )
-def test_a_command_becomes_an_instruction(arguments: str, order: InstructProcesses):
-    assert read(*arguments.split()) == order
+def test_a_command_becomes_an_instruction(arguments: str, command: InstructProcesses):
+    assert read(*arguments.split()) == command
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_a_drain_that_takes_too_long_ends_at_its_deadline():
 
 
 def test_an_instruction_goes_to_each_process_and_every_result_comes_back():
-    with start(scheduler="refuse_orders") as run:
+    with start(scheduler="refuse_commands") as run:
         run.wait_for(SERVING)
         result = operate_on(run, "log-level", "debug", "frontend", "tokenizer", "--json")
         assert result.returncode == 0
