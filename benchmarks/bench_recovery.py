@@ -34,7 +34,7 @@ from benchmarks.server_process import ServerProcess, started_server
 from messages.admin import Done, RestartProcess
 from messages.errors import SluiceError
 from runtime.run_dir import RunDir
-from supervisor.cli.admin_client import AdminClient
+from supervisor.client.admin_client import AdminClient
 
 START_TIMEOUT_S = 300.0
 NUM_STREAMS = 8

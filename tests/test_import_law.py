@@ -60,6 +60,8 @@ LAYERS = {
     ),
     "supervisor": (
         "supervisor/cli",
+        "supervisor/profiles",
+        "supervisor/client",
         "supervisor/run.py",
         "supervisor/supervisor.py",
         "supervisor/admin",

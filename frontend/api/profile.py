@@ -18,7 +18,7 @@ from messages.errors import ErrorInfo, RequestError
 
 TIMEOUT_S = 60.0
 MERGE_TIMEOUT_S = 300.0
-MERGE = (sys.executable, "-P", "-m", "supervisor.cli.merge_profiles")
+MERGE = (sys.executable, "-P", "-m", "supervisor.profiles.merge")
 """A process of its own: it takes seconds, and the event loop has none."""
 
 

@@ -16,7 +16,7 @@ from messages.admin import (
     SignalSelf,
 )
 from messages.columns import pack_int32
-from supervisor.cli.admin_client import AdminClient
+from supervisor.client.admin_client import AdminClient
 
 SIGNAL_FAULTS = ("kill", "stop")
 EDGE_FAULTS = ("drop", "duplicate", "corrupt", "delay")

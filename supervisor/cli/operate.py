@@ -29,10 +29,11 @@ from messages.admin import (
     SetLogLevel,
 )
 from supervisor.admin.tasks import CommandFailedError
-from supervisor.cli import inject, profile
-from supervisor.cli.admin_client import AdminClient
-from supervisor.cli.running import NoServerError, RunningServer, WhichServerError, choose_server
+from supervisor.cli import inject
 from supervisor.cli.show import process_table
+from supervisor.client.admin_client import AdminClient
+from supervisor.client.running import NoServerError, RunningServer, WhichServerError, choose_server
+from supervisor.profiles import record
 
 DONE, FAILED, USAGE, NO_SERVER = 0, 1, 2, 3
 EXIT_CODES = {"unknown": USAGE, "impossible": USAGE}
@@ -91,7 +92,7 @@ def make_parser() -> argparse.ArgumentParser:
     level.add_argument("processes", nargs="*", metavar="NAME", help="the processes (default: all)")
     inject.add_options(_add(commands, "inject", "do something wrong on purpose, to see what follows", inject_fault))
     text = "note what processes do, as one file for a trace viewer"
-    profile.add_options(_add(commands, "profile", text, profile_processes))
+    record.add_options(_add(commands, "profile", text, profile_processes))
     return parser
 
 
@@ -158,7 +159,7 @@ def inject_fault(options: argparse.Namespace, server: RunningServer, line: Admin
 
 def profile_processes(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     try:
-        text = profile.take_profile(line, options.processes, options.seconds, options.out)
+        text = record.take_profile(line, options.processes, options.seconds, options.out)
     except CommandFailedError as error:
         return _end(options, error.failed)
     return _end(options, Done(text))

@@ -13,7 +13,7 @@ import msgspec
 
 from messages.admin import Collected, InstructProcesses, ProcessCommand, ProcessResult
 from runtime.run_dir import RunDir
-from supervisor.cli.admin_client import AdminClient
+from supervisor.client.admin_client import AdminClient
 
 TIMEOUT_S = 60.0
 

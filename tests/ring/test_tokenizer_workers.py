@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from messages.admin import AdminCommand, Done, Result, ScaleProcess
-from supervisor.cli.admin_client import AdminClient
-from supervisor.cli.running import choose_server
+from supervisor.client.admin_client import AdminClient
+from supervisor.client.running import choose_server
 from tests.ring.client import Generated, RingClient
 from tests.ring.test_rolling_restart import FLAGS, Load, make_requests, replace
 

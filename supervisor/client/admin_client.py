@@ -9,7 +9,7 @@ from messages.admin import AdminCommand, Answer, Ask, Failed, Progress, Result
 from messages.channels import AskClient, Waiter
 from runtime.lifeline import has_launcher
 from runtime.run_dir import RunDir
-from supervisor.cli.running import NoServerError
+from supervisor.client.running import NoServerError
 
 LOOK_S = 1.0
 """How often it is made sure that the server still lives."""

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from runtime.profiling import ProcessProfile
-from supervisor.cli.merge_profiles import MAIN_LOOP, STACKS, merge, read_profiles, write_trace
+from supervisor.profiles.merge import MAIN_LOOP, STACKS, merge, read_profiles, write_trace
 
 US, MS = 1_000, 1_000_000
 BASE_NS = 5_000 * MS

@@ -1,6 +1,6 @@
 """Makes one trace in Chrome's format of the profiles of several processes, on one clock and with arrows between them.
 
-    python -m supervisor.cli.merge_profiles --out trace.json FILE...
+    python -m supervisor.profiles.merge --out trace.json FILE...
 
 https://ui.perfetto.dev and chrome://tracing open the result. A process has a track for its main loop (its turns, their
 parts, each frame that it sends or deals with) and one for its sampled stacks; the scheduler has those of torch instead.
@@ -205,7 +205,7 @@ def _arrows(profiles: Sequence[ProcessProfile], base_ns: int) -> list[Event]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m supervisor.cli.merge_profiles", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m supervisor.profiles.merge", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("files", type=Path, nargs="+")
     arguments = parser.parse_args()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from messages.admin import Acknowledged, Collected, Failed, InstructProcesses, ProcessCommand, StartProfile, StopProfile
 from supervisor.admin.tasks import CommandFailedError
-from supervisor.cli.admin_client import AdminClient
-from supervisor.cli.merge_profiles import write_trace
+from supervisor.client.admin_client import AdminClient
+from supervisor.profiles.merge import write_trace
 
 TIMEOUT_S = 60.0
 """What a process gets to begin and to end; torch takes seconds for each."""

@@ -1,0 +1,1 @@
+"""The side of a command: finding a running server and asking it."""
