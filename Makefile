@@ -12,7 +12,7 @@ serve: $(VENV)/.serve
 # Without ARGS: all tests, those that start real servers last. The second half is run whatever the first one says; both
 # must pass. Files keep the order in which tests/conftest.py puts them: long ones first. Compiled modules are kept even
 # where the environment says otherwise: many processes start, and each would compile all that it imports of ours.
-PARALLEL = -n 3 --dist loadfile --no-loadscope-reorder --durations=25
+PARALLEL = -n 4 --dist loadfile --no-loadscope-reorder --durations=25
 test: $(VENV)/.dev
 ifeq ($(ARGS),)
 	unset PYTHONDONTWRITEBYTECODE; \

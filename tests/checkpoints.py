@@ -1,14 +1,12 @@
-"""Small random checkpoints of every kind the server reads, their tokenizer, and the configuration to serve them."""
+"""Small random checkpoints of every kind the server reads, and the configuration to serve them."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -23,10 +21,10 @@ from transformers import (
 )
 
 from messages.config import CacheConfig, Config, HttpConfig, ModelConfig, ModelFacts, RunConfig, SchedulingConfig
+from tests.tiny_llama import VOCAB_SIZE
 
 SavedAs = Literal["safetensors", "sharded", "pt", "pt-sharded"]
 
-VOCAB_SIZE = 320
 CONTEXT = 96
 SECTIONS = {
     "model": ModelConfig,
@@ -137,28 +135,6 @@ def _save(model: PreTrainedModel, path: Path, saved_as: SavedAs) -> None:
         torch.save({name: state[name].clone() for name in held}, path / file)
     weight_map = {name: file for file, held in shards.items() for name in held}
     (path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
-
-
-def write_tokenizer(path: Path, vocab_size: int = VOCAB_SIZE, source: Path | None = None) -> None:
-    """Gives the checkpoint a tokenizer: the tokenizer.json `source`, or a byte-level one of `vocab_size` tokens.
-
-    The latter has a token for each byte and, from 256 on, pairs that no text yields: any text round-trips, and any id
-    decodes to something.
-    """
-    if source is not None:
-        shutil.copy(source, path / "tokenizer.json")
-    else:
-        assert vocab_size >= 256
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        names = [*alphabet, *(f"{first}{second}" for first in alphabet for second in alphabet)]
-        tokenizer = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names[:vocab_size])}, merges=[]))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        tokenizer.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}),
-        encoding="utf-8",
-    )
 
 
 def make_config(model_dir: Path, **flags: Any) -> Config:

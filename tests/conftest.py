@@ -1,6 +1,9 @@
 """Fixtures that several packages' tests share, and how Triton runs in this process."""
 
+import atexit
+import gc
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,10 @@ HAS_CUDA_DRIVER = any(Path(device).exists() for device in ("/dev/nvidiactl", "/d
 if not HAS_CUDA_DRIVER:
     # Triton reads it when its own library of functions is imported, which any other package may do first.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Imports and collection make objects that live to the end: walking them again and again took a third of collection, and
+# each collection of garbage in a test would walk them once more.
+gc.disable()
 
 LONG_FILES = (
     *("kernels/cpu/test_sanitizers.py", "supervisor/test_supervisor.py", "supervisor/test_replacement.py"),
@@ -25,21 +32,38 @@ LONG_FILES = (
 )
 """Begin first, so that no worker is left alone with one at the end. A wrong order costs time and nothing else."""
 
-RING_MARK = "mark.ring"
+ANY_RING = re.compile(r"mark\.ring\b")
 """Every file with a test that starts a real server has this in it."""
+
+ALL_RING = re.compile(r"^pytestmark = .*mark\.ring\b", re.MULTILINE)
+"""In a file all of whose tests do."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m ring` no other file is imported, which would take longer than most of those tests."""
-    if config.option.markexpr != "ring" or collection_path.suffix != ".py":
-        return None
-    return RING_MARK not in collection_path.read_text(encoding="utf-8") or None
+    """With `-m ring` or `-m "not ring"`, files and conftests without a test to run are not imported.
+
+    Each worker imports everything that is collected, which takes longer than most tests.
+    """
+    files = [collection_path] if collection_path.suffix == ".py" else collection_path.rglob("test_*.py")
+    texts = (file.read_text(encoding="utf-8") for file in files)
+    if config.option.markexpr == "ring":
+        return not any(map(ANY_RING.search, texts)) or None
+    if config.option.markexpr == "not ring":
+        return all(map(ALL_RING.search, texts)) or None
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {Path(__file__).parent / name: index for index, name in enumerate(LONG_FILES)}
     assert all(path.exists() for path in rank), [str(path) for path in rank if not path.exists()]
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)  # libraries look for leaks at exit
 
 
 @pytest.fixture(scope="session")

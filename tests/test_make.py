@@ -32,6 +32,6 @@ def test_both_halves_run_and_both_must_pass(tmp_path: Path, first: int, second: 
     )
     assert (done.returncode == 0) == (first == second == 0)
     assert [line for line in done.stdout.splitlines() if line.startswith("ran ")] == [
-        "ran -m pytest -m not ring -n 3 --dist loadfile --no-loadscope-reorder --durations=25",
-        "ran -m pytest -m ring -n 3 --dist loadfile --no-loadscope-reorder --durations=25",
+        "ran -m pytest -m not ring -n 4 --dist loadfile --no-loadscope-reorder --durations=25",
+        "ran -m pytest -m ring -n 4 --dist loadfile --no-loadscope-reorder --durations=25",
     ]

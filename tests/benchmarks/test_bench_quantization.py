@@ -2,16 +2,14 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 from tokenizers import Tokenizer
-from torch.nn.functional import cross_entropy
 
 from benchmarks import bench_quantization
 from benchmarks.bench_quantization import FORMATS, main, measure_perplexity
 from benchmarks.load.connection import Target
 from benchmarks.load.server_facts import ServerUnavailableError
 from benchmarks.text_score import score_text
-from tests.checkpoints import build_checkpoint, write_tokenizer
+from tests.tiny_llama import write_tokenizer
 
 THIN = ["--cpu-threads", "1", "--num-pages", "64", "--log-level", "warning"]
 TEXT = "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer. " * 4
@@ -36,6 +34,12 @@ def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.ring
 def test_perplexity_is_that_of_the_served_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Imported here and not above: every worker of `-m ring` imports this module, and only this test needs torch.
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from tests.checkpoints import build_checkpoint
+
     model = build_checkpoint(tmp_path, "gpt2")
     write_tokenizer(tmp_path)
     formats = {name: FORMATS[name] for name in ("float32", "int8")}

@@ -30,8 +30,8 @@ import msgspec
 
 from benchmarks.server_process import ServerProcess, started_server
 from messages.admin import Acknowledged, ClearFaults, EdgeFault
-from tests.checkpoints import build_checkpoint, write_tokenizer
 from tests.ring.client import Generated, RingClient, body, events_of, generated
+from tests.tiny_llama import write_tiny_llama
 
 NUM_CLIENTS = 32
 NUM_REQUESTS = 64
@@ -313,8 +313,7 @@ def run_chaos(ring: RingClient, seconds: float, seed: int, pause_s: tuple[float,
 def chaos_ring() -> Iterator[tuple[ServerProcess, RingClient]]:
     with tempfile.TemporaryDirectory(prefix="sluice-chaos-") as directory:
         path = Path(directory)
-        build_checkpoint(path, "llama-gqa-tied", max_position_embeddings=CONTEXT, eos_token_id=2)
-        write_tokenizer(path)
+        write_tiny_llama(path, CONTEXT)
         arguments = ["--model", directory, "--cpu-threads", "1", *FLAGS]
         with started_server(arguments, READY_TIMEOUT_S) as (server, target):
             yield server, RingClient(f"http://{target.host}:{target.port}", server.run_dir)

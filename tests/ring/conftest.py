@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.server_process import ServerProcess
-from tests.checkpoints import build_checkpoint, write_tokenizer
 from tests.ring.bad_inputs import MAX_BODY_MB
 from tests.ring.client import ADMIN_KEY, RingClient
+from tests.tiny_llama import write_tiny_llama
 
 READY_TIMEOUT_S = 90.0
 TEST_TIMEOUT_S = 300
@@ -26,8 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random Llama with a byte-level tokenizer, a context of 256 tokens and end-of-sequence id 2."""
     path = tmp_path_factory.mktemp("tiny-llama")
-    build_checkpoint(path, "llama-gqa-tied", max_position_embeddings=256, eos_token_id=2)
-    write_tokenizer(path)
+    write_tiny_llama(path)
     return path
 
 

@@ -25,9 +25,9 @@ import httpx
 import psutil
 
 from runtime.run_dir import RunDir
-from tests.checkpoints import build_checkpoint, write_tokenizer
 from tests.ring.client import body
 from tests.supervisor.fake_run import is_running
+from tests.tiny_llama import write_tiny_llama
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = [sys.executable, str(ROOT / "launch.py")]
@@ -172,8 +172,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=50, help="how often (default: 50)")
     times = parser.parse_args().times
     with tempfile.TemporaryDirectory(prefix="sl-model-") as directory:
-        build_checkpoint(Path(directory), "llama-gqa-tied", max_position_embeddings=256, eos_token_id=2)
-        write_tokenizer(Path(directory))
+        write_tiny_llama(Path(directory))
         start_and_stop(Path(directory), times, lambda text: print(text, flush=True))
     print(f"{times} starts and stops left nothing behind")
     return 0

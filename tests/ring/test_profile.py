@@ -15,7 +15,6 @@ import httpx
 import pytest
 
 from benchmarks.server_process import LAUNCH
-from kernels.cpu.library import SIGNATURES
 from tests.ring.client import OPERATOR, RingClient, body
 from tests.ring.perfetto_engine import open_trace
 
@@ -89,6 +88,15 @@ class Trace:
 
 
 @pytest.fixture(scope="module")
+def c_kernels() -> frozenset[str]:
+    """The names of all C kernels."""
+    # Imported here and not above: it imports torch, in every worker of `-m ring`.
+    from kernels.cpu.library import SIGNATURES
+
+    return frozenset(SIGNATURES)
+
+
+@pytest.fixture(scope="module")
 def trace(trace_file: Path) -> Trace:
     return Trace(trace_file)
 
@@ -102,14 +110,14 @@ def test_all_processes_are_there(trace: Trace, ring: RingClient):
         assert any("args" in one for one in trace.slices(name, "sluice")), f"{name} has no stacks"
 
 
-def test_each_step_is_a_slice_with_its_rows_and_operators(trace: Trace):
+def test_each_step_is_a_slice_with_its_rows_and_operators(trace: Trace, c_kernels: frozenset[str]):
     ours = trace.slices("scheduler", "sluice")
     names = Counter(one["name"].partition(" ")[0] for one in ours)
     steps = [one for one in ours if one["name"].startswith("step ")]
     assert len(steps) > 20
     assert min(names["schedule"], names["commit"], names["send"]) >= len(steps) - 1
     assert any(one["name"].endswith("decode rows=4 tokens=4") for one in steps)
-    kernels = [one for one in ours if one["name"] in SIGNATURES]
+    kernels = [one for one in ours if one["name"] in c_kernels]
     begins = sorted(one["ts"] for one in [*kernels, *trace.slices("scheduler", "cpu_op")])
     for step in steps[1:-1]:
         assert bisect_left(begins, step["ts"]) < bisect_right(begins, step["ts"] + step["dur"]), (
@@ -117,11 +125,11 @@ def test_each_step_is_a_slice_with_its_rows_and_operators(trace: Trace):
         )
 
 
-def test_each_c_kernel_is_a_slice_within_its_step(trace: Trace):
+def test_each_c_kernel_is_a_slice_within_its_step(trace: Trace, c_kernels: frozenset[str]):
     """Those of recorded steps too: most steps of this load are."""
     ours = trace.slices("scheduler", "sluice")
     steps = sorted((one["ts"], one["ts"] + one["dur"]) for one in ours if one["name"].startswith("step "))
-    kernels = [one for one in ours if one["name"] in SIGNATURES]
+    kernels = [one for one in ours if one["name"] in c_kernels]
     if not kernels:
         pytest.skip("there are no C kernels here")
     names = Counter(one["name"] for one in kernels)

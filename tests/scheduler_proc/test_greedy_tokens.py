@@ -23,6 +23,9 @@ from tests.scheduler_proc.overlapped import OverlappedRunner
 SMALLEST_MARGIN = 1e-3
 """Where the reference's two best logits are closer than this, either token is right."""
 
+ONE_OF_EACH = ("gpt2", "llama-mqa", "llama-llama3", "qwen2-gqa-tied", "qwen3-biases-untied")
+"""Every family, position encoding and kind of KV head: what could make a token depend on how steps are cut."""
+
 PAGE_SIZE = 4
 PLENTY, SCARCE = 1_000, 40
 
@@ -131,12 +134,17 @@ def run(
     return [inbox.tokens[uid, 0] for uid in range(len(prompts))], scheduler
 
 
-@pytest.mark.parametrize(
-    ("num_pages", "num_step_tokens"),
-    [(PLENTY, 4096), (PLENTY, 64), (SCARCE, 64)],
-    ids=["together", "chunked", "scarce"],
-)
-def test_32_at_once(model: Model, num_pages: int, num_step_tokens: int):
+@pytest.mark.parametrize("num_step_tokens", [4096, 64], ids=["together", "chunked"])
+@pytest.mark.parametrize("model", ONE_OF_EACH, indirect=True)
+def test_32_at_once(model: Model, num_step_tokens: int):
+    check_32_at_once(model, PLENTY, num_step_tokens)
+
+
+def test_32_at_once_chunked_and_preempted(model: Model):
+    check_32_at_once(model, SCARCE, 64)
+
+
+def check_32_at_once(model: Model, num_pages: int, num_step_tokens: int) -> None:
     prompts = some_prompts()
     outputs, scheduler = run(model.runner, prompts, num_pages, num_step_tokens)
     num_close = 0
@@ -163,6 +171,7 @@ def test_planned_one_step_ahead(model: Model, num_pages: int):
     assert (scheduler.gauges()["preemptions"] > 0) == (num_pages == SCARCE)
 
 
+@pytest.mark.parametrize("model", ONE_OF_EACH, indirect=True)
 @pytest.mark.parametrize("num_pages", [PLENTY, SCARCE], ids=["plenty", "scarce"])
 def test_drafts_change_no_token(model: Model, num_pages: int):
     """Rows that sample after several tokens, more of them in a step than there are rows, and drafts that are wrong."""
@@ -207,6 +216,7 @@ def test_alone_and_again_from_the_cache(model: Model):
         model.check(prompt, outputs[0])
 
 
+@pytest.mark.parametrize("model", ["gpt2"], indirect=True)
 def test_the_check_notices_a_wrong_token(model: Model):
     prompt = [1, 2, 3, 4]
     outputs, _ = run(model.runner, [prompt], PLENTY, 4096)

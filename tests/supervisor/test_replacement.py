@@ -26,7 +26,9 @@ SERVING = "stop     Ctrl-C"
 
 
 def start(*more_names: str, settings: dict[str, object] | None = None, **behaviours: str) -> FakeRun:
-    return FakeRun({**dict.fromkeys((*NAMES, *more_names), GOOD), **behaviours}, **(settings or {}))
+    """Starts a frontend, a scheduler and `more_names`: two processes show what does not concern all four."""
+    names = sorted({"frontend", "scheduler", *more_names}, key=[*NAMES, *more_names].index)
+    return FakeRun({**dict.fromkeys(names, GOOD), **behaviours}, **(settings or {}))
 
 
 def states_of(run: FakeRun, name: str) -> list[str]:
@@ -46,7 +48,7 @@ def stop(run: FakeRun) -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer", "scheduler", "detokenizer"])
 def test_a_killed_process_is_replaced_and_the_frontend_hears_of_each_state(name: str):
-    with start() as run:
+    with start(*NAMES) as run:
         run.wait_for(SERVING)
         pids = run.note_pids()
         os.kill(pids[name], signal.SIGKILL)
@@ -82,7 +84,7 @@ def test_a_stopped_process_is_hung_and_is_replaced():
 
 
 def test_a_frontend_that_hears_is_told_of_itself_and_of_all_others_at_once():
-    with start() as run:
+    with start(*NAMES) as run:
         run.wait_for(SERVING)
         os.kill(run.note_pids()["frontend"], signal.SIGKILL)
         run.wait_for("frontend     table frontend=starting.2 tokenizer=ready scheduler=ready detokenizer=ready")
@@ -142,7 +144,7 @@ def test_a_process_that_dies_too_often_ends_the_run():
 
 
 def test_a_process_that_must_not_be_replaced_ends_the_run():
-    with start(settings={"restart": ["scheduler=never"]}) as run:
+    with start("tokenizer", settings={"restart": ["scheduler=never"]}) as run:
         run.wait_for(SERVING)
         os.kill(run.note_pids()["tokenizer"], signal.SIGKILL)
         run.wait_for("tokenizer=ready.2")
@@ -154,7 +156,7 @@ def test_a_process_that_must_not_be_replaced_ends_the_run():
 
 
 def test_others_are_watched_and_stopped_while_a_replacement_starts():
-    with start(scheduler="boot_for_ever_again") as run:
+    with start("tokenizer", scheduler="boot_for_ever_again") as run:
         run.wait_for(SERVING)
         os.kill(run.note_pids()["scheduler"], signal.SIGKILL)
         run.wait_for("scheduler=starting.2")
@@ -229,7 +231,7 @@ def test_a_process_that_was_started_by_hand_is_waited_for_again():
 
 
 def test_twenty_restarts_leave_nothing_behind():
-    with start("fifth", settings={"max_restarts_per_min": 100}) as run:
+    with start(*NAMES, "fifth", settings={"max_restarts_per_min": 100}) as run:
         run.wait_for(SERVING)
         launcher = psutil.Process(run.launcher.pid)
         num_descriptors, num_threads = launcher.num_fds(), launcher.num_threads()

@@ -29,12 +29,17 @@ LIFELINE_TIMEOUT_S = 30.0
 
 
 def start(run_dir=None, settings=None, **behaviours: str) -> FakeRun:
-    return FakeRun({**ALL_GOOD, **behaviours}, run_dir, **(settings or {}))
+    """Starts a frontend, a scheduler, and what `behaviours` name: two processes show what does not concern all four."""
+    return FakeRun({"frontend": GOOD, "scheduler": GOOD, **behaviours}, run_dir, **(settings or {}))
+
+
+def start_all(run_dir=None, settings=None) -> FakeRun:
+    return FakeRun(ALL_GOOD, run_dir, **(settings or {}))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_signal_drains_stops_everything_and_exits_with_0(number: signal.Signals):
-    with start() as run:
+    with start_all() as run:
         run.wait_for("stop     Ctrl-C")
         pids = run.note_pids()
         assert set(pids) == set(ALL_GOOD)
@@ -56,7 +61,7 @@ def test_each_phase_and_every_quarter_of_progress_is_a_line_where_there_is_no_te
 
 
 def test_the_frontend_hears_that_all_are_ready():
-    with start() as run:
+    with start_all() as run:
         run.wait_for("stop     Ctrl-C")
         run.wait_for("table frontend=ready tokenizer=ready scheduler=ready detokenizer=ready")
 
@@ -179,7 +184,7 @@ def test_nothing_is_left_after_the_launcher_was_killed():
 
 
 def test_nothing_is_left_after_the_launcher_was_killed_while_a_process_is_stopped():
-    with start() as run:
+    with start_all() as run:
         run.wait_for("stop     Ctrl-C")
         os.kill(run.note_pids()["tokenizer"], signal.SIGSTOP)
         run.launcher.kill()
@@ -195,13 +200,13 @@ def test_nothing_is_left_after_the_launcher_was_killed_during_the_start():
 
 
 def test_a_run_that_takes_over_the_directory_of_a_killed_one_is_left_alone_by_its_processes():
-    with start() as old:
+    with start_all() as old:
         old.wait_for("stop     Ctrl-C")
         old_pids = old.note_pids()
         os.kill(old_pids["scheduler"], signal.SIGSTOP)
         old.launcher.kill()
         old.launcher.wait()
-        with start(run_dir=old.run_dir) as new:
+        with start_all(run_dir=old.run_dir) as new:
             new.wait_for("stop     Ctrl-C")
             wait_until(lambda: not any(map(is_running, old_pids.values())))
             new_pids = new.note_pids()
@@ -282,27 +287,24 @@ def test_an_external_process_that_fails_to_start_may_be_started_again():
         run.assert_nothing_left(LIFELINE_TIMEOUT_S)
 
 
-@pytest.mark.parametrize(
-    ("name", "version", "reason"),
-    [
-        ("scheduler", SCHEMA_VERSION + 1, "start both from the same release"),
-        ("cook", SCHEMA_VERSION, "this run has no process of that name"),
-        ("scheduler", SCHEMA_VERSION, "a scheduler runs already"),
-    ],
-)
-def test_a_process_that_does_not_belong_is_refused_with_the_reason(name: str, version: int, reason: str):
+def test_processes_that_do_not_belong_are_refused_with_the_reason():
     with start() as run:
         run.wait_for("stop     Ctrl-C")
-        client: ControlClient[ToProcess] = ControlClient(run.run_dir.socket("launcher"), name, ToProcess)
-        client.send(Hello(name, os.getpid(), version))
-        waiter = Waiter()
-        waiter.add_channel(client)
-        waiter.wait(TIMEOUT_S)
-        (answer,) = client.receive()
-        assert isinstance(answer, Refused)
-        assert reason in answer.reason
-        client.close()
-        assert all(map(is_running, run.note_pids().values()))
+        for name, version, reason in (
+            ("scheduler", SCHEMA_VERSION + 1, "start both from the same release"),
+            ("cook", SCHEMA_VERSION, "this run has no process of that name"),
+            ("scheduler", SCHEMA_VERSION, "a scheduler runs already"),
+        ):
+            client: ControlClient[ToProcess] = ControlClient(run.run_dir.socket("launcher"), name, ToProcess)
+            client.send(Hello(name, os.getpid(), version))
+            waiter = Waiter()
+            waiter.add_channel(client)
+            waiter.wait(TIMEOUT_S)
+            (answer,) = client.receive()
+            assert isinstance(answer, Refused)
+            assert reason in answer.reason
+            client.close()
+            assert all(map(is_running, run.note_pids().values()))
         run.launcher.send_signal(signal.SIGTERM)
         assert run.wait_exit() == 0
         assert "scheduler    stopping" in run.output
@@ -333,7 +335,7 @@ def test_a_second_process_under_a_name_that_runs_ends_by_itself():
     ids=["serving", "waiting"],
 )
 def test_an_idle_launcher_uses_next_to_no_processor_time(external: list[str], last_line: str):
-    with start(settings={"external": external}) as run:
+    with start_all(settings={"external": external}) as run:
         run.wait_for(last_line)
         launcher = psutil.Process(run.launcher.pid)
         before, began_s = sum(launcher.cpu_times()[:2]), time.monotonic()
