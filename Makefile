@@ -40,14 +40,9 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.run_all $(ARGS)
 
 # On a machine with a CUDA GPU. Both run on PYTHON as it is and set nothing up: it needs a torch built for CUDA, triton,
-# numpy, pytest, pytest-timeout and hypothesis; msgspec, too, for what is more than kernels (it is left out without).
-HAS_MSGSPEC = $(PYTHON) -c "import msgspec" 2>/dev/null
+# numpy, pytest, pytest-timeout and hypothesis; msgspec and what the server needs, too, for what is more than kernels.
 test-gpu:
-	$(PYTHON) -c "import torch; assert torch.cuda.is_available(), 'torch finds no CUDA device'"
-	$(PYTHON) -m pytest -W default tests/kernels $(ARGS)
-	if $(HAS_MSGSPEC); then $(PYTHON) -m pytest -W default -m gpu tests/scheduler_proc/computing $(ARGS) || test $$? = 5; fi
-	if command -v compute-sanitizer; then compute-sanitizer --tool racecheck --error-exitcode 3 \
-	    $(PYTHON) -m pytest -W default tests/kernels/gpu --deselect tests/kernels/gpu/test_compile.py; fi
+	$(PYTHON) -m tests.gpu_tests $(ARGS)
 
 bench-gpu:
 	$(PYTHON) -m benchmarks.run_gpu $(ARGS)

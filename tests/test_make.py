@@ -35,3 +35,14 @@ def test_both_halves_run_and_both_must_pass(tmp_path: Path, first: int, second: 
         "ran -m pytest -m not ring -n 3 --dist loadfile --no-loadscope-reorder --durations=25",
         "ran -m pytest -m ring -n 3 --dist loadfile --no-loadscope-reorder --durations=25",
     ]
+
+
+def test_what_a_gpu_is_for_runs_on_the_python_that_is_named(tmp_path: Path) -> None:
+    """No environment is set up there: nothing can be fetched."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    python = tmp_path / "some-python"
+    python.write_text('#!/bin/sh\necho "ran $*"\n', encoding="ascii")
+    python.chmod(0o755)
+    command = ["make", "-s", "test-gpu", f"PYTHON={python}", "ARGS=--only gelu"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "ran -m tests.gpu_tests --only gelu\n", done.stderr
