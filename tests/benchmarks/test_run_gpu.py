@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks import bench_step, run_gpu
 from benchmarks.offline_workload import offline_workload
@@ -89,15 +88,3 @@ def test_a_part_that_fails_is_named_and_the_others_run(
     assert run_gpu.main(["--device", "cpu", "--quick", "--results", str(tmp_path)]) == 1
     assert "failed: broken" in capfd.readouterr().err
     assert (tmp_path / "gpu_gelu.json").exists()
-
-
-def test_a_step_reads_weights_once_and_keys_and_values_of_each_row() -> None:
-    shape = bench_step.make_shape("qwen3-0.6b")
-    one, two = (bench_step.step_bytes(shape, num_rows, 513) for num_rows in (1, 2))
-    assert two - one == 114_688 * 513
-    assert one - 114_688 * 513 == 2 * 596_049_920
-
-
-def test_rows_of_a_planned_step_have_slots_of_their_own() -> None:
-    batch = bench_step.plan_decode(3, 40)
-    assert list(torch.frombuffer(bytearray(batch.slots), dtype=torch.int64)) == [40, 88, 136]
