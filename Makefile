@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: serve test check fix lines bench test-gpu bench-gpu chaos starts sanitize clean
+.PHONY: serve test check fix lines bench test-gpu bench-gpu gpu-wheels gpu-install chaos starts sanitize clean
 
 serve: $(VENV)/.serve
 	$(BIN)/python launch.py $(ARGS)
@@ -39,18 +39,22 @@ lines: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.run_all $(ARGS)
 
-# On a machine with a CUDA GPU. Both run on PYTHON as it is and set nothing up: it needs a torch built for CUDA, triton,
-# numpy, pytest, pytest-timeout and hypothesis; msgspec, too, for what is more than kernels (it is left out without).
-HAS_MSGSPEC = $(PYTHON) -c "import msgspec" 2>/dev/null
+# On a machine with a CUDA GPU. They run on PYTHON as it is: it needs a torch built for CUDA, triton,
+# numpy, pytest, pytest-timeout and hypothesis, and for what is more than kernels the server's libraries. What it lacks
+# can be taken along: gpu-wheels fetches it where there is a network, gpu-install installs it where there is none.
+GPU_SITE := $(CURDIR)/build/gpu-site
+ON_GPU = PYTHONPATH="$(GPU_SITE)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
 test-gpu:
-	$(PYTHON) -c "import torch; assert torch.cuda.is_available(), 'torch finds no CUDA device'"
-	$(PYTHON) -m pytest -W default tests/kernels $(ARGS)
-	if $(HAS_MSGSPEC); then $(PYTHON) -m pytest -W default -m gpu tests/scheduler_proc/computing $(ARGS) || test $$? = 5; fi
-	if command -v compute-sanitizer; then compute-sanitizer --tool racecheck --error-exitcode 3 \
-	    $(PYTHON) -m pytest -W default tests/kernels/gpu --deselect tests/kernels/gpu/test_compile.py; fi
+	$(ON_GPU) -m tests.gpu_tests $(ARGS)
 
 bench-gpu:
-	$(PYTHON) -m benchmarks.run_gpu $(ARGS)
+	$(ON_GPU) -m benchmarks.run_gpu $(ARGS)
+
+gpu-wheels:
+	$(PYTHON) -m tools.gpu_wheels fetch $(ARGS)
+
+gpu-install:
+	$(PYTHON) -m tools.gpu_wheels install $(ARGS)
 
 # Kills processes and loses frames of a small server under load for ten minutes: every stream must go on as if nothing
 # had happened.

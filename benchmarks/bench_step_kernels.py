@@ -18,7 +18,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from benchmarks.bench_step import PAGE_SIZE, plan_decode, step_bytes
+from benchmarks.decode_step import PAGE_SIZE, plan_decode, step_bytes
 from benchmarks.kernels.measure import product_rate, read_bandwidth
 from benchmarks.model_bytes import read_shape, weight_bytes
 from benchmarks.model_shapes import SHAPES

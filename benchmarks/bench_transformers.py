@@ -1,6 +1,6 @@
 """transformers beside us: its `generate` at several batch sizes, and its continuous batching on the offline workload.
 
-    python -m benchmarks.bench_transformers --shape qwen3-0.6b [--rows 1 16 64 256] [--context 512] [--device cuda]
+    python -m benchmarks.bench_transformers --shape qwen3-0.6b [--rows 1 32 256] [--context 512] [--device cuda]
 
 The shapes, random weights, contexts and workload are those of bench_step and bench_offline. What this version of
 transformers cannot do on this device is in the result as the reason why.
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="qwen3-0.6b", help="default: %(default)s")
-    add("--rows", type=int, nargs="+", default=[1, 16, 64, 256], help="batch sizes (default: 1 16 64 256)")
+    add("--rows", type=int, nargs="+", default=[1, 32, 256], help="batch sizes (default: 1 32 256)")
     add("--context", type=int, default=512, help="prompt tokens of each row (default: %(default)s)")
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     add("--quick", action="store_true", help="one layer and few, short rows: shows that it runs")

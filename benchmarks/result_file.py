@@ -20,13 +20,21 @@ def write_result(path: Path, name: str, results: object) -> None:
         "name": name,
         "command": shlex.join(command()),
         "commit": commit(),
-        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "when": now(),
         "machine": machine(),
         "results": results,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(document, indent=1, ensure_ascii=False, default=_plain)
-    path.write_text(f"{text}\n", encoding="utf-8")
+    # In one step: whoever is stopped meanwhile leaves the last file whole.
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(f"{text}\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+def now() -> str:
+    """Returns the time of day in UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _plain(value: Any) -> Any:
@@ -56,11 +64,11 @@ def command() -> list[str]:
 def commit() -> str:
     """Returns the commit of the checkout, with `-dirty` where files other than results differ from it.
 
-    "unknown" outside of git.
+    Outside of git it is what SLUICE_COMMIT says, or "unknown".
     """
     head = _git("rev-parse", "--short=12", "HEAD")
     if not head:
-        return "unknown"
+        return os.environ.get("SLUICE_COMMIT") or "unknown"
     return head + ("-dirty" if _git("status", "--porcelain", "--", ".", ":!benchmarks/results") else "")
 
 

@@ -37,9 +37,13 @@ def configured_shape(shape: dict[str, object], flags: Sequence[str]) -> Iterator
     with tempfile.TemporaryDirectory(prefix="sluice-shape-") as scratch:
         model_dir = Path(scratch)
         (model_dir / "config.json").write_text(json.dumps(shape), encoding="utf-8")
-        sections: dict[str, Any] = dict(parse_flags(["--model", scratch, "--load-format", "dummy", *flags]))
-        facts = read_model_facts(sections["model"], model_dir, model_dir, "shape")
-        yield Config(**sections, facts=facts)
+        yield make_config(model_dir, ["--load-format", "dummy", *flags])
+
+
+def make_config(model_dir: Path, flags: Sequence[str]) -> Config:
+    """Returns the server's configuration for the model in a directory. Raises `UsageError` for flags."""
+    sections: dict[str, Any] = dict(parse_flags(["--model", str(model_dir), *flags]))
+    return Config(**sections, facts=read_model_facts(sections["model"], model_dir, model_dir, model_dir.name))
 
 
 def load_shape(shape: dict[str, object], flags: Sequence[str]) -> Runner:

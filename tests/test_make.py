@@ -35,3 +35,31 @@ def test_both_halves_run_and_both_must_pass(tmp_path: Path, first: int, second: 
         "ran -m pytest -m not ring -n 4 --dist loadfile --no-loadscope-reorder --durations=25",
         "ran -m pytest -m ring -n 4 --dist loadfile --no-loadscope-reorder --durations=25",
     ]
+
+
+@pytest.mark.parametrize(
+    ("target", "command"),
+    [
+        ("test-gpu", "-m tests.gpu_tests"),
+        ("bench-gpu", "-m benchmarks.run_gpu"),
+        ("gpu-wheels", "-m tools.gpu_wheels fetch"),
+        ("gpu-install", "-m tools.gpu_wheels install"),
+    ],
+)
+def test_what_is_for_a_gpu_runs_on_the_python_that_is_named(tmp_path: Path, target: str, command: str) -> None:
+    """No environment is set up there; what gpu-install has installed is found, and then what was to be found before."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    python = tmp_path / "some-python"
+    python.write_text('#!/bin/sh\necho "$PYTHONPATH ran $*"\n', encoding="ascii")
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["make", "-s", target, f"PYTHON={python}", "ARGS=--more"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": "/before", "MAKEFLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    site = "" if target.startswith("gpu-") else f"{tmp_path}/build/gpu-site:"
+    assert done.stdout == f"{site}/before ran {command} --more\n", done.stderr

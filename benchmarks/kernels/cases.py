@@ -40,15 +40,15 @@ class MadeCase:
         return keys.transpose(1, 2).contiguous(), values.transpose(1, 2).contiguous()
 
 
-def make_case(case: Case, device: torch.device) -> MadeCase:
-    """Returns bfloat16 tensors of the case."""
+def make_case(case: Case, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> MadeCase:
+    """Returns the tensors of the case."""
     torch.manual_seed(0)
     pages_a_row = -(-(case.num_before + case.num_new) // PAGE_SIZE)
     num_pages = case.num_rows * pages_a_row
     num_slots = num_pages * PAGE_SIZE
-    kv = torch.randn(2, num_slots, case.num_kv_heads, case.head_dim, dtype=torch.bfloat16, device=device)
+    kv = torch.randn(2, num_slots, case.num_kv_heads, case.head_dim, dtype=dtype, device=device)
     num_tokens = case.num_rows * case.num_new
-    query = torch.randn(num_tokens, case.num_heads, case.head_dim, dtype=torch.bfloat16, device=device)
+    query = torch.randn(num_tokens, case.num_heads, case.head_dim, dtype=dtype, device=device)
     page_tables = torch.randperm(num_pages, dtype=torch.int32, device=device).view(case.num_rows, pages_a_row)
     page_tables[:, : case.num_shared // PAGE_SIZE] = page_tables[0, : case.num_shared // PAGE_SIZE].clone()
     return MadeCase(query, PagedKV(kv[0], kv[1], PAGE_SIZE), page_tables, torch.empty_like(query))

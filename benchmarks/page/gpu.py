@@ -1,49 +1,75 @@
-"""The part of docs/PERFORMANCE.md about GPUs, made of the result files `gpu_*.json` that `make bench-gpu` writes."""
+"""The part of docs/PERFORMANCE.md about GPUs, made of the result file that `make bench-gpu` writes."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from benchmarks.page.serving import load_table
 from benchmarks.page.text import Result, make_table, read_result
 
-PREFIX = "gpu_"
+NAME = "gpu"
 NOT_RUN = (
-    "Not run on a GPU yet: there are no such results. `make bench-gpu` measures the device's limits, every kernel, "
-    "steps, the offline benchmark and transformers beside them, and this section is made of what it finds.\n"
+    "Not run on a GPU yet: there are no such results. `make bench-gpu` checks the tokens of trained models, measures a "
+    "step's own time, the offline benchmark, every kernel beside the device's limits, a server, and transformers, and "
+    "this section is made of what it finds.\n"
 )
 OWN_FORM = "Triton"
+SHOWN_KERNELS = 8
+
+Parts = dict[str, Result]
 
 
 def make_gpu_part(results: Path) -> str:
-    """Returns the section for the result files in a directory; without any, one that says so."""
-    paths = sorted(results.glob(f"{PREFIX}*.json"), key=lambda path: (path.stem != f"{PREFIX}limits", path.stem))
-    found = {path.stem.removeprefix(PREFIX): read_result(results, path.stem) for path in paths}
-    if not found:
+    """Returns the section for the result file in a directory; without one, one that says so."""
+    if not (results / f"{NAME}.json").is_file():
         return f"## On a GPU\n\n{NOT_RUN}"
-    facts: Result = next((result["results"] for result in found.values() if "gpu" in result["results"]), {})
+    parts: Parts = read_result(results, NAME)["results"]["parts"]
+    found = {name: part for name, part in parts.items() if "results" in part}
+    facts: Result = next((part["results"] for part in found.values() if "gpu" in part["results"]), {})
     versions = [f"{what} {facts[what.lower()]}" for what in ("torch", "CUDA", "Triton") if what.lower() in facts]
     where = ", ".join([facts.get("gpu", "no GPU"), *versions])
-    parts = [f"## On a GPU\n\n{where}. Medians; kernels run with a cold cache.\n"]
-    kernels = {name: result for name, result in found.items() if _is_kernel(name)}
-    parts += [_kernel_part(name, result) for name, result in kernels.items()]
-    parts += [_plans_part(found["decode_plan"])] if "decode_plan" in found else []
-    parts += [_steps_part(found)] if any(name.startswith("step_") for name in found) else []
-    parts += [_offline_part(found)] if any(name.startswith("offline_") for name in found) else []
-    return "\n".join(parts)
+    text = [f"## On a GPU\n\n{where}. Medians; kernels run with a cold cache.\n"]
+    text += [_golden_part(found["golden"])] if "golden" in found else []
+    text += [_steps_part(found)] if _named(found, "step_") else []
+    text += [_step_kernels_part(found)] if any(_kernels_of(part) for part in _named(found, "step_").values()) else []
+    text += [_offline_part(found)] if _named(found, "offline_") else []
+    text += [_http_part(name, part) for name, part in _named(found, "http_").items()]
+    text += [_tuning_part(_named(found, "tuning_"))] if _named(found, "tuning_") else []
+    text += [_kernel_part(name, part) for name, part in _named(found, "kernel_").items()]
+    text += [_plans_part(found["decode_plan"])] if "decode_plan" in found else []
+    failed = {name: part["reason"] for name, part in parts.items() if part["state"] != "ok"}
+    text += ["### What failed\n\n" + make_table(["part", "why"], failed.items())] if failed else []
+    return "\n".join(text)
 
 
-def _is_kernel(name: str) -> bool:
-    return not name.startswith(("decode_plan", "step_", "offline_", "transformers_"))
+def _named(found: Parts, prefix: str) -> Parts:
+    """Returns the parts of one kind by what follows in their names."""
+    return {name.removeprefix(prefix): part for name, part in found.items() if name.startswith(prefix)}
 
 
-def _kernel_part(name: str, result: Result) -> str:
+def _golden_part(part: Result) -> str:
+    """A row for each model, number format and form."""
+    rows = [
+        (
+            line["model"],
+            line["dtype"],
+            line["form"],
+            line["error"] or f"{line['num_same_tokens']} of {line['num_tokens']}",
+        )
+        for line in part["results"]["findings"]
+    ]
+    about = "In float32 all must be alike; in bfloat16 rounding may choose another token, and what follows differs.\n\n"
+    heads = ["model", "dtype", "form", "tokens as recorded"]
+    return "### Recorded tokens of trained models\n\n" + about + make_table(heads, rows) + _name_run(part)
+
+
+def _kernel_part(name: str, part: Result) -> str:
     """A row for each case: the rate of every form, and which part of the device's limit our own reaches."""
     rows: list[list[str]] = []
-    limits: dict[str, float] = result["results"]["limits"]
-    forms = list(
-        dict.fromkeys(
-            head.removesuffix(" ms") for row in result["results"]["rows"] for head in row if head.endswith(" ms")
-        )
-    )
-    for row in result["results"]["rows"]:
+    limits: dict[str, float] = part["results"]["limits"]
+    heads = dict.fromkeys(head for row in part["results"]["rows"] for head in row)
+    forms = [head.removesuffix(" ms") for head in heads if head.endswith(" ms")]
+    for row in part["results"]["rows"]:
         unit, limit = ("GB/s", limits.get("copy GB/s"))
         if any(head.endswith("GFLOP/s") for head in row):
             unit, limit = "GFLOP/s", limits.get("bfloat16 product GFLOP/s")
@@ -53,65 +79,108 @@ def _kernel_part(name: str, result: Result) -> str:
         rows.append([row["case"], unit, *("" if rate is None else f"{rate:,.0f}" for rate in rates), share])
     measured = ", ".join(f"{what} {value:,.0f}" for what, value in limits.items())
     table = make_table(["", "rate", *forms, f"{OWN_FORM} of the limit"], rows)
-    return f"### {name}\n\nMeasured in the same run: {measured}.\n\n{table}{_name_run(result)}"
+    return f"### {name}\n\nMeasured in the same run: {measured}.\n\n{table}{_name_run(part)}"
 
 
-def _plans_part(result: Result) -> str:
+def _plans_part(part: Result) -> str:
     """A row for each case: what planning its attention adds to a step's preparation on the host."""
-    rows = [(row["case"], f"{row['ms']:.3f}") for row in result["results"]["rows"]]
-    return "### Planning decode attention, on the host\n\n" + make_table(["", "ms"], rows) + _name_run(result)
+    rows = [(row["case"], f"{row['ms']:.3f}") for row in part["results"]["rows"]]
+    return "### Planning decode attention, on the host\n\n" + make_table(["", "ms"], rows) + _name_run(part)
 
 
-def _steps_part(found: dict[str, Result]) -> str:
-    """A row for each shape and batch size: with graphs, without, the floor, and transformers' generate."""
+def _steps_part(found: Parts) -> str:
+    """A row for each shape and batch size, with graphs and without: the step's times, its floor, and transformers'."""
+    steps, peers = _named(found, "step_"), _named(found, "transformers_")
     rows: list[list[str]] = []
-    shapes = [name.removeprefix("step_") for name in found if name.startswith("step_") and not name.endswith("_eager")]
-    for shape in shapes:
-        eager, peer = (_times(found.get(name)) for name in (f"step_{shape}_eager", f"transformers_{shape}"))
-        for row in found[f"step_{shape}"]["results"]["rows"]:
-            num_rows = row["rows"]
-            others = [_ms(eager.get(num_rows)), _ms(peer.get(num_rows))]
-            floor = [f"{row['floor_ms']:.2f}", f"{row['times_floor']:.2f}"]
-            rows.append([shape, f"{num_rows:.0f}", _ms(row["ms"]), others[0], *floor, others[1]])
-    heads = ["shape", "rows", "ms", "ms, `--enforce-eager`", "floor ms", "times the floor", "transformers' generate ms"]
-    context = found[f"step_{shapes[0]}"]["results"]["context"] if shapes else 0
-    about = f"One at a time, {context} tokens before the step's own; the floor reads weights, K and V once.\n\n"
-    return (
-        "### Decode steps\n\n"
-        + about
-        + make_table(heads, rows)
-        + (_name_run(found[f"step_{shapes[0]}"]) if shapes else "")
+    for name, part in steps.items():
+        peer = {row["rows"]: row["ms"] for row in peers[name]["results"]["rows"]} if name in peers else {}
+        for row in part["results"]["rows"]:
+            times = [_ms(row.get(what)) for what in ("gpu_ms", "kernel_ms", "host_ms", "ms")]
+            floor = [_ms(row["floor_ms"]), f"{row['times_floor']:.2f}"]
+            rows.append([name, f"{row['rows']:.0f}", *times, *floor, _ms(peer.get(row["rows"]))])
+    heads = ["shape", "rows", "back to back ms", "of it in kernels", "launch, on the host", "alone ms"]
+    heads += ["floor ms", "times the floor", "transformers' generate ms"]
+    context = _first(steps.values())["results"]["context"]
+    about = (
+        f"{context} tokens before the step's own. Back to back is by the GPU's clock, with the next step queued; alone "
+        "is until the host has the tokens. The floor is the longer of reading weights, K and V once and of "
+        "computing.\n\n"
+    )
+    return "### A decode step's own time\n\n" + about + make_table(heads, rows) + _name_run(_first(steps.values()))
+
+
+def _step_kernels_part(found: Parts) -> str:
+    """A row for each of the longest kernels of the largest batch of each shape."""
+    rows: list[list[str]] = []
+    for name, part in _named(found, "step_").items():
+        kernels = _kernels_of(part)
+        total = sum(kernel["us"] for kernel in kernels)
+        rows += [
+            [
+                name,
+                f"`{kernel['name']}`",
+                f"{kernel['count']:.0f}",
+                f"{kernel['us']:.1f}",
+                f"{kernel['us'] / total:.0%}",
+            ]
+            for kernel in kernels[:SHOWN_KERNELS]
+        ]
+    return "### The kernels of a step, at the largest batch\n\n" + make_table(
+        ["shape", "kernel", "times a step", "us a step", "of all"], rows
     )
 
 
-def _offline_part(found: dict[str, Result]) -> str:
+def _kernels_of(part: Result) -> list[dict[str, Any]]:
+    rows = part["results"]["rows"]
+    return max(rows, key=lambda row: row["rows"]).get("kernels", []) if rows else []
+
+
+def _offline_part(found: Parts) -> str:
     rows: list[list[str]] = []
-    for name, result in found.items():
-        if name.startswith("offline_"):
-            line = result["results"]
-            flags = " ".join(line["flags"])
-            rate, share = f"{line['output_tok_per_s']:,.0f}", f"{line['fraction_of_floor']:.0%}"
-            rows.append([name.removeprefix("offline_"), flags, rate, share])
-        elif name.startswith("transformers_"):
-            line = result["results"]["offline"]
-            rate = f"{line['output_tok_per_s']:,.0f}" if "output_tok_per_s" in line else line["reason"]
-            rows.append([name.removeprefix("transformers_"), "transformers' continuous batching", rate, ""])
-    last = next(result for name, result in found.items() if name.startswith("offline_"))
+    for name, part in _named(found, "offline_").items():
+        line = part["results"]
+        rate, share = f"{line['output_tok_per_s']:,.0f}", f"{line['fraction_of_floor']:.0%}"
+        rows.append([name, " ".join(line["flags"]), rate, share])
+    for name, part in _named(found, "transformers_").items():
+        line = part["results"]["offline"]
+        rate = f"{line['output_tok_per_s']:,.0f}" if "output_tok_per_s" in line else line["reason"]
+        rows.append([name, "transformers' continuous batching", rate, ""])
+    table = make_table(["", "flags", "output tok/s", "of the floor"], rows)
+    return "### The offline benchmark\n\n" + table + _name_run(_first(_named(found, "offline_").values()))
+
+
+def _http_part(name: str, part: Result) -> str:
     return (
-        "### The offline benchmark\n\n"
-        + make_table(["", "flags", "output tok/s", "of the floor"], rows)
-        + _name_run(last)
+        f"### A server of {name}, over HTTP\n\n"
+        + load_table({"results": load} for load in part["results"]["loads"])
+        + _name_run(part)
     )
 
 
-def _times(result: Result | None) -> dict[float, float]:
-    return {row["rows"]: row["ms"] for row in result["results"]["rows"]} if result else {}
+def _tuning_part(parts: Parts) -> str:
+    """A row for each model: the launch parameters with the least mean time over the best of each case."""
+    rows: list[list[object]] = []
+    for name, part in parts.items():
+        for line in part["results"]["table"]:
+            heads = f"{line['num_heads']} / {line['num_kv_heads']} x {line['head_dim']}"
+            launch = [line[what] for what in ("BLOCK_N", "num_warps", "num_stages", "programs", "merges")]
+            in_use = line["times_best_of_that_in_use"]
+            rows.append(
+                [name, heads, *launch, f"{line['times_best']:.2f}", "failed" if in_use is None else f"{in_use:.2f}"]
+            )
+    heads = ["model", "heads", "keys of a block", "warps", "stages", "programs a processor", "merges itself"]
+    heads += ["times each case's best", "the same, of what is in use"]
+    return "### Launch parameters of decode attention\n\n" + make_table(heads, rows) + _name_run(_first(parts.values()))
+
+
+def _first(parts: Iterable[Result]) -> Result:
+    return next(iter(parts))
 
 
 def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _name_run(result: Result) -> str:
+def _name_run(part: Result) -> str:
     """The GPU is named once, at the top; the host's CPU says little of it."""
-    return f"\n`{result['command']}`, commit {result['commit']}.\n"
+    return f"\n`{part['command']}`, commit {part['commit']}.\n"

@@ -1,0 +1,77 @@
+"""A server of a known shape with random weights under loads of several sizes, over HTTP.
+
+    python -m benchmarks.bench_http --shape qwen3-0.6b [--concurrency 1 16 64] [--device cuda] [--json FILE] [FLAGS]
+
+FLAGS are the server's own. It starts the server, loads it as bench_server does (random prompts of 128 tokens, outputs
+of 128, no end token), each size after the one before it, and stops it.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks import bench_server
+from benchmarks.load.report import format_report
+from benchmarks.model_shapes import SHAPES
+from benchmarks.result_file import ROOT, write_result
+from benchmarks.served_shape import served_shape
+from benchmarks.server_process import started_server
+from benchmarks.shape_runner import make_shape
+from messages.errors import SluiceError, UsageError
+
+TOKENIZER = ROOT / "assets" / "shakespeare-gpt2"
+START_TIMEOUT_S = 120.0
+TOKENS = "128"
+REQUESTS_A_STREAM = 4
+MIN_REQUESTS = 8
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 0, 1 where the server cannot be measured, 2 on bad usage."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--shape", choices=SHAPES, default="qwen3-0.6b", help="default: %(default)s")
+    add("--tokenizer", type=Path, default=TOKENIZER, metavar="DIR", help="default: the bundled model's")
+    add("--concurrency", type=int, nargs="+", default=[1, 16, 64], help="streams at a time (default: 1 16 64)")
+    add("--device", choices=("cpu", "cuda"), default="cuda")
+    add("--quick", action="store_true", help="one layer, and two streams of a few tokens: shows that it runs")
+    add("--json", type=Path, metavar="FILE", help="write the result to FILE")
+    options, flags = parser.parse_known_args(arguments)
+    try:
+        run(options, flags)
+    except SluiceError as error:
+        print(f"bench_http: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    return 0
+
+
+def run(options: argparse.Namespace, flags: list[str]) -> None:
+    """Measures each load and writes the result after it. Raises `SluiceError`."""
+    loads: list[object] = []
+    shape = make_shape(options.shape, 1 if options.quick else None)
+    with (
+        served_shape(shape, options.tokenizer) as model_flags,
+        started_server([*model_flags, "--device", options.device, *flags], START_TIMEOUT_S) as (_, target),
+    ):
+        for concurrency in [2] if options.quick else options.concurrency:
+            asked = load_flags(concurrency, "8" if options.quick else TOKENS)
+            settings = bench_server.make_parser().parse_args(["--url", target.origin, *asked])
+            report, _ = bench_server.run_load(settings)
+            print(format_report(report), flush=True)
+            loads.append({"settings": {"concurrency": concurrency, "shared_prefix": 0}, "report": report})
+            if options.json:
+                about = {"shape": options.shape, "device": options.device, "flags": flags}
+                write_result(options.json, "http", {**about, "loads": loads})
+
+
+def load_flags(concurrency: int, tokens: str) -> list[str]:
+    """Returns bench_server's flags for one load."""
+    num_requests = str(max(MIN_REQUESTS, REQUESTS_A_STREAM * concurrency))
+    lengths = ["--input-tokens", tokens, "--output-tokens", tokens, "--ignore-eos"]
+    return ["--concurrency", str(concurrency), "--num-requests", num_requests, *lengths]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,72 @@
+"""Wheels for a machine without a network: what is fetched, and a real installation of a wheel made here."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tools import gpu_wheels
+from tools.gpu_wheels import GIVEN, list_requirements, main, name_of
+
+
+def make_wheel(folder: Path, name: str) -> None:
+    """Writes a wheel with one module, which has a number in it."""
+    about = f"{name}-1.0.dist-info"
+    files = {
+        f"{name}.py": "ANSWER = 42\n",
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{file},,\n" for file in (*files, f"{about}/RECORD"))
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
+        for file, text in (files | {f"{about}/RECORD": record}).items():
+            archive.writestr(file, text)
+
+
+def test_what_the_interpreter_lacks_is_installed_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A library that the image has must not be hidden by another version of it."""
+    make_wheel(tmp_path, "sluice_test_wheel")
+    make_wheel(tmp_path, "pytest_timeout")
+    target = tmp_path / "site"
+    assert main(["install", "--wheels", str(tmp_path), "--target", str(target)]) == 0
+    assert f"1 of 2 are there; into {target}: sluice_test_wheel" in capsys.readouterr().out
+    code = "import sluice_test_wheel; print(sluice_test_wheel.ANSWER)"
+    environment = {"PYTHONPATH": str(target)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "42\n"
+    assert not (target / "pytest_timeout.py").exists()
+
+
+def test_an_empty_folder_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["install", "--wheels", str(tmp_path)]) == 2
+    assert "fetch fills it" in capsys.readouterr().err
+
+
+def test_fetch_asks_for_wheels_of_the_other_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def run_pip(arguments: list[str]) -> int:
+        asked.append(arguments)
+        return 7
+
+    monkeypatch.setattr(gpu_wheels, "run_pip", run_pip)
+    assert main(["fetch", "--wheels", str(tmp_path), "--python-version", "3.13"]) == 7
+    (arguments,) = asked
+    assert {"--only-binary=:all:", "--python-version=3.13", "--platform=manylinux2014_x86_64"} <= set(arguments)
+    assert arguments[-len(list_requirements()) :] == list_requirements()
+
+
+def test_everything_that_the_server_needs_is_fetched_or_given() -> None:
+    """With the bounds of `pyproject.toml`."""
+    requirements = list_requirements()
+    names = [name_of(line) for line in requirements]
+    assert {"msgspec", "pyzmq", "starlette", "uvicorn", "httptools", "pyinstrument", "psutil", "hypothesis"} <= set(
+        names
+    )
+    assert not set(names) & set(GIVEN)
+    assert "msgspec>=0.19,<0.23" in requirements
+    assert "ruff" not in names

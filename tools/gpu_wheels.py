@@ -1,0 +1,92 @@
+"""The libraries that an image with CUDA's torch lacks: fetched as wheels where there is a network, installed where not.
+
+    python -m tools.gpu_wheels fetch [--python-version 3.12]      (make gpu-wheels)
+    python -m tools.gpu_wheels install                            (make gpu-install)
+
+`fetch` fills a folder with wheels for Linux on x86-64; take it along. `install` needs no network: it puts what the
+interpreter lacks, and nothing else, into a folder, which `make test-gpu` and `make bench-gpu` put on PYTHONPATH.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WHEELS = Path("build/gpu-wheels")
+TARGET = Path("build/gpu-site")
+GIVEN = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub")
+"""Of what the server needs: large, and in every image that is made for models."""
+
+FOR_TESTS = ("pytest", "pytest-timeout", "hypothesis", "tqdm")
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+NAME = re.compile(r"[A-Za-z0-9._-]+")
+"""How a requirement begins."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 0, or pip's exit code, or 2 where there are no wheels."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("fetch", "install"))
+    parser.add_argument("--wheels", type=Path, default=WHEELS, metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--target", type=Path, default=TARGET, metavar="DIR", help="for install (%(default)s)")
+    parser.add_argument("--python-version", default="3.12", help="of the image, for fetch (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    if options.command == "fetch":
+        return fetch(options.wheels, options.python_version)
+    return install(options.wheels, options.target)
+
+
+def fetch(wheels: Path, python_version: str) -> int:
+    """Downloads what is needed, and what that needs, in the newest versions that `pyproject.toml` allows."""
+    flags = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python_version}"]
+    flags += [f"--platform={platform}" for platform in PLATFORMS]
+    return run_pip(["download", "--quiet", f"--dest={wheels}", *flags, *list_requirements()])
+
+
+def list_requirements() -> list[str]:
+    """Returns what `pyproject.toml` says of the libraries to fetch."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = [line for line in project["dependencies"] if name_of(line) not in GIVEN]
+    return needed + [line for line in project["optional-dependencies"]["dev"] if name_of(line) in FOR_TESTS]
+
+
+def install(wheels: Path, target: Path) -> int:
+    """Installs the wheels of which the interpreter has no version."""
+    found = sorted(wheels.glob("*.whl"))
+    if not found:
+        print(f"gpu_wheels: {wheels} has no wheels; where there is a network, fetch fills it", file=sys.stderr)
+        return 2
+    lacking = [wheel for wheel in found if not is_installed(name_of(wheel.name.partition("-")[0]))]
+    print(f"{len(found) - len(lacking)} of {len(found)} are there; into {target}: ", end="")
+    print(", ".join(wheel.name.partition("-")[0] for wheel in lacking) or "none", flush=True)
+    if not lacking:
+        return 0
+    flags = ["--quiet", "--root-user-action=ignore", "--no-index", "--no-deps", "--no-compile", "--upgrade"]
+    return run_pip(["install", *flags, f"--target={target}", *map(str, lacking)])
+
+
+def is_installed(name: str) -> bool:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def name_of(requirement: str) -> str:
+    found = NAME.match(requirement)
+    assert found is not None
+    return found[0]
+
+
+def run_pip(arguments: list[str]) -> int:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    return subprocess.run(command, check=False).returncode
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
