@@ -54,6 +54,8 @@ class OverlappedRunner:
         self.max_num_batched_tokens: int = runner.max_num_batched_tokens
         self.now_s = 0.0
         self.num_launched = self.num_ahead = self.num_ghosts = 0
+        self.num_known = 0
+        """Rows of steps planned ahead that the step before did not have."""
         self.fails: Callable[[str], bool] = lambda where: False
         self._run: Callable[[Batch], ForwardOutput] = runner.run
         self._attempt_of = attempt_of
@@ -68,6 +70,7 @@ class OverlappedRunner:
             assert len(batch.future_token_indices) == 4 * batch.num_decode_rows
             assert batch.step_id == self._last_step_id + 1, "the tokens are those of another step"
             assert len(self._waiting) == 1, "a step names tokens that are known"
+            self.num_known += unpack_int32(batch.future_token_indices).count(-1)
         if self._waiting and self.fails("launch"):
             raise ArithmeticError("a launch that fails")
         self.num_launched += 1
