@@ -61,6 +61,7 @@ class LogitsProcessing(msgspec.Struct, frozen=True, array_like=True):
     num_history_prompt: Annotated[bytes, Column(INT32, PENALIZED)] = b""
     """How many of those, the first ones, are the prompt."""
     history_ids: Annotated[bytes, Column(INT32, HISTORY_ID)] = b""
+    """The last one of a row whose token is in `Batch.future_token_indices` is 0 here, and filled in on the device."""
 
 
 class PromptLogprobTargets(msgspec.Struct, frozen=True, array_like=True):

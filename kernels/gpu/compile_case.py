@@ -1,7 +1,7 @@
 """What a Triton kernel is compiled for: one specialization of it, and what the compiled code must be."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 MAX_SHARED_BYTES = 227 << 10
@@ -31,3 +31,9 @@ class CompileCase:
     """More constants, and `num_warps` and `num_stages`, as the launcher passes them."""
     has_wgmma: bool = False
     max_shared_bytes: int = MAX_SHARED_BYTES
+
+
+def in_float32(case: CompileCase, **changes: Any) -> CompileCase:
+    """Returns the case for tensors of float32 in place of bfloat16; `changes` are those of its other fields."""
+    signature = {name: kind.replace("bf16", "fp32") for name, kind in case.signature.items()}
+    return replace(case, label=f"{case.label}, float32", signature=signature, **changes)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.compile_case import CompileCase, in_float32
 from kernels.gpu.model_shapes import MODEL_SHAPES
 
 LAUNCH = {"BLOCK": 1024, "num_warps": 4}
@@ -38,7 +38,7 @@ def gelu_kernel(x_ptr, out_ptr, SIZE: tl.constexpr, IS_TANH: tl.constexpr, BLOCK
     tl.store(out_ptr + first + columns, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-COMPILE_CASES = tuple(
+_CASES = tuple(
     CompileCase(
         label=f"GPT-2 124M, {'tanh' if is_tanh else 'exact'}",
         kernel=gelu_kernel,
@@ -49,3 +49,4 @@ COMPILE_CASES = tuple(
     )
     for is_tanh in (True, False)
 )
+COMPILE_CASES = _CASES + tuple(in_float32(case) for case in _CASES)

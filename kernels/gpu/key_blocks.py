@@ -14,6 +14,13 @@ from kernels.decode_work import BLOCK_KEYS
 LOG2_E = 1.4426950408889634
 """Scores times this are exponents of 2, which the hardware computes."""
 
+PRECISION = tl.constexpr("tf32x3")
+"""Of products of float32, which tensor cores then take as three products of TF32: an error of 2^-22 of each product.
+Those of 16 bits are exact either way. "ieee" has no tensor cores, and spills with heads of 128."""
+
+MAX_WIDE_BLOCK_BYTES = 8192
+"""Of one head's keys in a block, for types of 4 bytes: their products are held in halves, in twice the registers."""
+
 
 def choose_launch(head_dim: int, dtype: torch.dtype) -> dict[str, int]:
     """Returns the sizes of blocks, and how a kernel over them is launched, for heads of this size.
@@ -23,8 +30,10 @@ def choose_launch(head_dim: int, dtype: torch.dtype) -> dict[str, int]:
     """
     block_dim = max(16, triton.next_power_of_2(head_dim))
     head_bytes = block_dim * dtype.itemsize
-    num_stages = 3 if head_bytes <= 256 else 2 if head_bytes <= 512 else 1
-    return {"BLOCK_N": BLOCK_KEYS, "BLOCK_D": block_dim, "num_warps": 4, "num_stages": num_stages}
+    block_keys = BLOCK_KEYS if dtype.itemsize < 4 else min(BLOCK_KEYS, max(16, MAX_WIDE_BLOCK_BYTES // head_bytes))
+    block_bytes = block_keys * head_bytes
+    num_stages = 3 if block_bytes <= 16384 else 2 if block_bytes <= 32768 else 1
+    return {"BLOCK_N": block_keys, "BLOCK_D": block_dim, "num_warps": 4, "num_stages": num_stages}
 
 
 @triton.jit
@@ -69,5 +78,5 @@ def fold(score_MN, value_ND, max_M, sum_M, acc_MD):
     weight_MN = tl.exp2(score_MN - new_max_M[:, None])
     sum_M = sum_M * shrink_M + tl.sum(weight_MN, 1)
     acc_MD = acc_MD * shrink_M[:, None]
-    acc_MD = tl.dot(weight_MN.to(value_ND.dtype), value_ND, acc_MD, input_precision="ieee")
+    acc_MD = tl.dot(weight_MN.to(value_ND.dtype), value_ND, acc_MD, input_precision=PRECISION)
     return new_max_M, sum_M, acc_MD

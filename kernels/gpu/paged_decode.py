@@ -24,8 +24,8 @@ from kernels.decode_work import (
     make_decode_scratch,
     plan_decode_work,
 )
-from kernels.gpu.compile_case import CompileCase
-from kernels.gpu.key_blocks import LOG2_E, choose_launch, fold, load_block
+from kernels.gpu.compile_case import CompileCase, in_float32
+from kernels.gpu.key_blocks import LOG2_E, PRECISION, choose_launch, fold, load_block
 from kernels.gpu.model_shapes import MODEL_SHAPES
 from kernels.paged_kv import PagedKV
 
@@ -166,7 +166,7 @@ def attend(
         key_DN, value_ND = load_block(
             keys, values, page_table, key_N, end_key, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, BLOCK_D, True
         )
-        score_MN = tl.dot(query_MD, key_DN, input_precision="ieee") * scale_log2
+        score_MN = tl.dot(query_MD, key_DN, input_precision=PRECISION) * scale_log2
         score_MN = tl.where((key_N < end_key)[None, :], score_MN, float("-inf"))
         max_M, sum_M, acc_MD = fold(score_MN, value_ND, max_M, sum_M, acc_MD)
     acc_MD = acc_MD / sum_M[:, None]
@@ -272,8 +272,8 @@ _SIGNATURE = (
 _CONFIGURATIONS = ((False, 128), (True, 168))
 _MORE_REGISTERS = {"Llama-3-8B": 168}
 """Of the plain configuration: the assembler settles on 158, for no reason to be seen."""
-COMPILE_CASES = tuple(
-    CompileCase(
+_CASES = {
+    f"{model}{', merges' if merges else ''}": CompileCase(
         label=f"{model}{', merges' if merges else ''}",
         kernel=attend,
         signature=_SIGNATURE,
@@ -284,7 +284,8 @@ COMPILE_CASES = tuple(
     )
     for model, shape in MODEL_SHAPES.items()
     for merges, registers in _CONFIGURATIONS
-) + tuple(
+}
+_MERGE_CASES = tuple(
     CompileCase(
         label=f"{model}, second kernel",
         kernel=merge,
@@ -294,4 +295,13 @@ COMPILE_CASES = tuple(
         max_registers=64,
     )
     for model, shape in MODEL_SHAPES.items()
+)
+COMPILE_CASES = (
+    *_CASES.values(),
+    *_MERGE_CASES,
+    *(
+        in_float32(_CASES[model], launch=choose_launch(MODEL_SHAPES[model].head_dim, torch.float32), max_registers=168)
+        for model in ("GPT-2 124M", "Qwen3-0.6B", "Llama-3-8B")
+    ),
+    in_float32(_MERGE_CASES[0]),
 )

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase
-from kernels.gpu.key_blocks import LOG2_E, choose_launch, fold, load_block
+from kernels.gpu.compile_case import CompileCase, in_float32
+from kernels.gpu.key_blocks import LOG2_E, PRECISION, choose_launch, fold, load_block
 from kernels.gpu.model_shapes import MODEL_SHAPES
 from kernels.paged_kv import PagedKV
 from kernels.paged_prefill import PrefillRows
@@ -107,14 +107,14 @@ def attend(
         key_DN, value_ND = load_block(
             keys, values, page_table, key_N, end_key, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, BLOCK_D, False
         )
-        score_MN = tl.dot(query_MD, key_DN, input_precision="ieee") * scale_log2
+        score_MN = tl.dot(query_MD, key_DN, input_precision=PRECISION) * scale_log2
         max_M, sum_M, acc_MD = fold(score_MN, value_ND, max_M, sum_M, acc_MD)
     for start in range(first_masked, end_key, BLOCK_N):
         key_N = start + tl.arange(0, BLOCK_N)
         key_DN, value_ND = load_block(
             keys, values, page_table, key_N, end_key, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, BLOCK_D, True
         )
-        score_MN = tl.dot(query_MD, key_DN, input_precision="ieee") * scale_log2
+        score_MN = tl.dot(query_MD, key_DN, input_precision=PRECISION) * scale_log2
         is_seen_MN = (key_N < end_key)[None, :] & (key_N[None, :] <= num_before + query_M[:, None])
         score_MN = tl.where(is_seen_MN, score_MN, float("-inf"))
         max_M, sum_M, acc_MD = fold(score_MN, value_ND, max_M, sum_M, acc_MD)
@@ -128,8 +128,8 @@ _SIGNATURE = (
     | dict.fromkeys(("page_tables", "context_lens", "tiles"), "*i32:16")
     | {"scale_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
 )
-COMPILE_CASES = tuple(
-    CompileCase(
+_CASES = {
+    model: CompileCase(
         label=model,
         kernel=attend,
         signature=_SIGNATURE,
@@ -145,4 +145,11 @@ COMPILE_CASES = tuple(
         has_wgmma=True,
     )
     for model, shape in MODEL_SHAPES.items()
+}
+COMPILE_CASES = (
+    *_CASES.values(),
+    *(
+        in_float32(_CASES[model], launch=choose_launch(MODEL_SHAPES[model].head_dim, torch.float32), max_registers=255)
+        for model in ("GPT-2 124M", "Qwen3-0.6B")
+    ),
 )

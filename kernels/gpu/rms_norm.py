@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.compile_case import CompileCase, in_float32
 from kernels.gpu.model_shapes import MODEL_SHAPES
 from kernels.gpu.row_block import row_block
 
@@ -60,7 +60,7 @@ def rms_norm_kernel(
     tl.store(out_ptr + first + columns, (normed * weight).to(out_ptr.dtype.element_ty), mask=mask)
 
 
-COMPILE_CASES = tuple(
+_CASES = tuple(
     CompileCase(
         label=f"{model}, {'with' if has_update else 'without'} update",
         kernel=rms_norm_kernel,
@@ -73,3 +73,4 @@ COMPILE_CASES = tuple(
     if model != "GPT-2 124M"
     for has_update in (True, False)
 )
+COMPILE_CASES = _CASES + tuple(in_float32(case) for case in _CASES[::2])

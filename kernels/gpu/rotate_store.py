@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.compile_case import CompileCase, in_float32
 from kernels.gpu.model_shapes import MODEL_SHAPES
 from kernels.paged_kv import PagedKV
 from kernels.qk_norm import HeadNorms
@@ -144,7 +144,7 @@ def _norm(half_1, half_2, weight_ptr, eps, HEAD_DIM: tl.constexpr, X: tl.constex
 
 
 _POINTERS = ("heads_ptr", "keys_ptr", "values_ptr", "query_weight_ptr", "key_weight_ptr")
-COMPILE_CASES = tuple(
+_CASES = tuple(
     CompileCase(
         label=model,
         kernel=rotate_store_kernel,
@@ -164,3 +164,4 @@ COMPILE_CASES = tuple(
     for model, shape in MODEL_SHAPES.items()
     for table in ["bf16" if model.startswith("GPT-2") else "fp32"]
 )
+COMPILE_CASES = _CASES + tuple(in_float32(case) for case in _CASES[:2])

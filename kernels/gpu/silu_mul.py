@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.compile_case import CompileCase, in_float32
 from kernels.gpu.model_shapes import MODEL_SHAPES
 
 LAUNCH = {"BLOCK": 1024, "num_warps": 4}
@@ -36,7 +36,7 @@ def silu_mul_kernel(gate_up_ptr, out_ptr, SIZE: tl.constexpr, BLOCK: tl.constexp
     tl.store(out_ptr + row * SIZE + columns, (silu * up).to(out_ptr.dtype.element_ty), mask=mask)
 
 
-COMPILE_CASES = tuple(
+_CASES = tuple(
     CompileCase(
         label=model,
         kernel=silu_mul_kernel,
@@ -47,3 +47,4 @@ COMPILE_CASES = tuple(
     )
     for model in ("Qwen3-0.6B", "Llama-3-8B", "Qwen3-14B")
 )
+COMPILE_CASES = _CASES + tuple(in_float32(case) for case in _CASES[:1])

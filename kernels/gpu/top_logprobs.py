@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.best_token import VOCAB_SIZES, part_block
-from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.compile_case import CompileCase, in_float32
 from kernels.top_logprobs import top_logprobs_reference
 
 MAX_TOP = 64
@@ -184,4 +184,5 @@ def _cases(vocab_size: int) -> tuple[CompileCase, ...]:
     )
 
 
-COMPILE_CASES = tuple(case for vocab_size in VOCAB_SIZES for case in _cases(vocab_size))
+_CASES = tuple(case for vocab_size in VOCAB_SIZES for case in _cases(vocab_size))
+COMPILE_CASES = _CASES + tuple(in_float32(case) for case in _cases(VOCAB_SIZES[-1]))

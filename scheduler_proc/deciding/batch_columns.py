@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from messages.columns import INT32, INT64, pack_int32
 from messages.steps import Batch, LogitsProcessing
-from scheduler_proc.deciding.decode_rows import DecodeRows
+from scheduler_proc.deciding.decode_rows import NO_SLOT, DecodeRows
 from scheduler_proc.deciding.logits_processing import LogitsProcessingColumns
 from scheduler_proc.deciding.prompt_logprobs import PromptLogprobTargetColumns
 from scheduler_proc.deciding.requests import Req
@@ -67,6 +67,7 @@ class BatchBuilder:
     def build(self, step_id: int, decode: DecodeRows, chunks: list[Chunk]) -> Batch:
         """Returns the step of all decode rows and these chunks; the pages of their tokens must have been taken."""
         num_decode_rows = len(decode)
+        assert NO_SLOT not in decode.slots, "a row has no page for its token"
         columns = _ChunkColumns(num_decode_rows)
         for chunk in chunks:
             self._append(columns, chunk)
@@ -125,8 +126,8 @@ class BatchBuilder:
 
 def _logits_processing(decode: DecodeRows, chunks: list[Chunk]) -> LogitsProcessing | None:
     columns, index = LogitsProcessingColumns(), -1
-    for index, req in enumerate(decode.reqs):
-        _add_processors(columns, index, req, req.token_ids, len(req.token_ids) + decode.lead)
+    for index, (req, context_len) in enumerate(zip(decode.reqs, decode.context_lens, strict=True)):
+        _add_processors(columns, index, req, req.token_ids, context_len + 1)
     for req, _, _, wanted, draft_ids in chunks:
         for num_drafts in range(wanted.num_tokens):
             index += 1

@@ -25,14 +25,22 @@ class Delivery:
         self._logprobs: list[LogprobColumns] = []
         self._prefilled: list[PrefilledRow] = []
 
-    def add_decode_rows(self, rows: DecodeRows, token_ids: "array[int]", logprobs: LogprobColumns | None) -> None:
-        """Adds a token of each row; it is the first thing that is added."""
+    def add_decode_rows(
+        self, decode: DecodeRows, rows: Sequence[int], token_ids: "array[int]", logprobs: LogprobColumns | None
+    ) -> None:
+        """Adds a token of each of these rows (ascending); it is the first thing that is added."""
         assert not self._uids
-        self._uids, self._attempts, self.token_ids = rows.uids[:], rows.attempts[:], token_ids[:]
+        self._uids, self._attempts, self.token_ids = decode.uids[:], decode.attempts[:], token_ids[:]
+        num_logprobs = decode.sampling.num_logprobs
+        if len(rows) < len(decode):
+            self._uids, self._attempts, num_logprobs = (
+                array(column.typecode, [column[row] for row in rows])
+                for column in (decode.uids, decode.attempts, num_logprobs)
+            )
         self._num_tokens = [1] * len(token_ids)
         if logprobs is not None:
-            wanted = enumerate(rows.sampling.num_logprobs)
-            self._logprob_entries = array(INT32, [row for row, num_top in wanted if num_top >= 0])
+            wanted = enumerate(num_logprobs)
+            self._logprob_entries = array(INT32, [entry for entry, num_top in wanted if num_top >= 0])
             self._logprobs = [logprobs]
 
     def add(self, pending: PendingReq, token_ids: Sequence[int], logprobs: LogprobColumns | None) -> None:

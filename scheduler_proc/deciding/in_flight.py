@@ -2,19 +2,16 @@
 
 The scheduler's state is that of its last commit, whatever runs. A step is planned behind one in flight from that state
 and from what is certain of the other: each of its rows gets one token more, which only the device knows, and each chunk
-is computed. To forget a step that was planned is therefore no more than that; pages that were taken for it are used
-later.
+is computed. Rows that the step in flight does not have stay as they are. To forget a step that was planned is therefore
+no more than that; pages that were taken for it are used later.
 
 A row may end with a token of the step in flight, or be aborted meanwhile: the step behind computes it all the same, and
 its result is left out. Its pages are free by then, and the step behind still writes the last slot; but whoever gets
 that page writes it in a later step yet, and the radix tree never gets a page with a slot beyond what is committed.
 """
 
-from array import array
-
-from messages.columns import INT32
 from scheduler_proc.deciding.batch_columns import Chunk
-from scheduler_proc.deciding.decode_rows import DecodeRows
+from scheduler_proc.deciding.decode_rows import NO_SOURCE, DecodeRows
 from scheduler_proc.deciding.requests import Req
 from scheduler_proc.deciding.stages import Stages
 
@@ -44,25 +41,38 @@ class StepInFlight:
     def rows_behind(self) -> DecodeRows:
         """Returns the rows in DECODE that the next step has, but for those that will then have all their tokens.
 
-        Raises `MustCommitError` where the next token of one depends on which one it gets in this step by more than K
-        and V.
+        A row sits out where its next token depends on which one it gets in this step by more than K and V. It is in the
+        step after that one, which knows the token. Raises `MustCommitError` where no more rows go on than sit out: they
+        would fall into two groups that take turns for good, with a token every second step.
         """
-        rows = self._stages.decode.advanced()
-        for chunk in self.chunks:
-            if chunk.wanted.num_tokens and self.runs(chunk.req):
-                rows.append(chunk.req)
-        for req in rows.full_reqs():
-            rows.remove(req)
-        processors = (
-            [req.pending.logits_processors for req in rows.reqs] if rows.sampling.num_with_logits_processors else []
-        )
-        if any(each is not None and each.needs_last_token for each in processors):
-            raise MustCommitError
         sampling = [*self.decode_reqs, *(chunk.req for chunk in self.chunks if chunk.wanted.num_tokens)]
         sources = {req.uid: index for index, req in enumerate(sampling)}
-        rows.future_token_indices = array(INT32, [sources[uid] for uid in rows.uids])
-        return rows
+        rows = self._stages.decode.advanced(sources)
+        for chunk in self.chunks:
+            if chunk.wanted.num_tokens and self.runs(chunk.req):
+                rows.append(chunk.req, sources[chunk.req.uid])
+        for req in rows.full_reqs():
+            rows.remove(req)
+        return _without_dependent_rows(rows) if rows.sampling.num_with_logits_processors else rows
 
     def chunks_in_work(self) -> list[Chunk]:
         """Returns the chunks whose requests still run."""
         return [chunk for chunk in self.chunks if self.runs(chunk.req)]
+
+
+def _without_dependent_rows(rows: DecodeRows) -> DecodeRows:
+    is_kept = [
+        source == NO_SOURCE or not _needs_last_token(req)
+        for req, source in zip(rows.reqs, rows.future_token_indices, strict=True)
+    ]
+    num_kept = sum(is_kept)
+    if num_kept == len(rows):
+        return rows
+    if num_kept <= len(rows) - num_kept:
+        raise MustCommitError
+    return rows.kept(is_kept)
+
+
+def _needs_last_token(req: Req) -> bool:
+    processors = req.pending.logits_processors
+    return processors is not None and processors.needs_last_token

@@ -12,6 +12,7 @@ from messages.requests import SamplingParams
 from messages.steps import LogitsProcessing
 
 BAN_BYTES = pack_float32([-inf])
+UNKNOWN_BYTES = pack_int32([0])
 
 
 class LogitsProcessors:
@@ -41,8 +42,11 @@ class LogitsProcessors:
 
     @property
     def needs_last_token(self) -> bool:
-        """Tells whether what it changes depends on which tokens there are, and not only on how many."""
-        return bool(self.words) or self.penalties is not None
+        """Tells whether its columns cannot be made before it is known which token the last one is.
+
+        Those of penalties can: the device adds the last token to the history.
+        """
+        return bool(self.words)
 
     def banned_now(self, token_ids: "array[int]", num_output_tokens: int) -> bytes:
         """Returns the int32 ids that may not follow these tokens, beside those in `ids`.
@@ -103,7 +107,7 @@ class LogitsProcessingColumns:
     ) -> None:
         """Adds what the request changes about its next token; `row` is its index into the S rows.
 
-        `token_ids` may lack the last of the output where that does not matter (`needs_last_token`).
+        `token_ids` may lack the last of the output if the row does not need it (`needs_last_token`).
         """
         if processors.allowed_ids:
             self._allowed_rows.append(row)
@@ -117,7 +121,8 @@ class LogitsProcessingColumns:
         if processors.penalties is not None:
             self._penalty_rows.append(row)
             self._penalties.append(processors.penalties)
-            self._histories.append(token_ids.tobytes())
+            num_unknown = num_prompt_tokens + num_output_tokens - len(token_ids)
+            self._histories.append(token_ids.tobytes() + UNKNOWN_BYTES * num_unknown)
             self._num_history_prompt.append(num_prompt_tokens)
 
     def columns(self) -> LogitsProcessing | None:

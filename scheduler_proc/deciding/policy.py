@@ -61,8 +61,8 @@ class Policy:
         gives way, so the first always goes on. With a step in flight nobody does: that raises `MustCommitError`.
         """
         stages, may_preempt = self._stages, before is None
-        for req in rows.reqs_without_slot():
-            self._make_room(req, len(req.token_ids) + rows.lead, may_preempt)
+        for req, num_tokens in rows.reqs_without_slot():
+            self._make_room(req, num_tokens, may_preempt)
         plan = _Plan(self._budget.max_num_batched_tokens - len(rows), before)
         plan.pages_in_work.update(self._page_key(chunk.req) for chunk in plan.before)
         for req in tuple(stages.prefilling):
@@ -85,7 +85,7 @@ class Policy:
                 plan.chunks.append(plan_drafts(req, draft_ids))
                 plan.num_tokens_left -= len(draft_ids)
                 drafted.add(req.uid)
-        return rows.without(drafted) if drafted else rows
+        return rows.kept([req.uid not in drafted for req in rows.reqs]) if drafted else rows
 
     def _make_room(self, req: Req, num_tokens: int, may_preempt: bool) -> bool:
         """Gives `req` pages for `num_tokens` in all; returns False where it had to give way itself."""

@@ -9,13 +9,14 @@ from messages.errors import ErrorInfo
 from messages.replies import FinishedRow, FinishReason, PromptLogprobs, ToDetokenizer
 from messages.steps import NO_TOKEN, ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.block_allocator import BlockAllocator
+from scheduler_proc.deciding.decode_rows import DecodeRows
 from scheduler_proc.deciding.delivery import Delivery
 from scheduler_proc.deciding.endings import NOT_FINITE, Ending, find_ending
 from scheduler_proc.deciding.finished_rows import finished_row, no_token
 from scheduler_proc.deciding.in_flight import StepInFlight
 from scheduler_proc.deciding.logprob_columns import cut, has_nan
 from scheduler_proc.deciding.requests import PendingReq, State
-from scheduler_proc.deciding.row_results import RowResult, split_result
+from scheduler_proc.deciding.row_results import DecodeResults, RowResult, split_result
 from scheduler_proc.deciding.stages import Stages
 
 FAULT = Ending("error")
@@ -50,7 +51,7 @@ class Results:
         replies: list[ToDetokenizer] = []
         if together is not None:
             delivery.add_decode_rows(decode, *together)
-            ended += [(decode.reqs[row].pending, ending) for row, ending in decode.advance(together.token_ids)]
+            ended += [(decode.reqs[row].pending, ending) for row, ending in _advance(decode, together)]
         in_decode = {result.req.uid for result in results if result.req.state is State.DECODE}
         for result in results:
             ending = self._commit_row(result, delivery, replies)
@@ -90,6 +91,12 @@ class Results:
         if ending is None and token_ids and req.state is State.PREFILL:
             self._stages.start_decoding(req)
         return Ending("error", error=no_token(pending)) if ending is FAULT else ending
+
+
+def _advance(decode: DecodeRows, results: DecodeResults) -> list[tuple[int, Ending]]:
+    if len(results.rows) == len(decode):
+        return decode.advance(results.token_ids)
+    return decode.advance_some(results.rows, results.token_ids)
 
 
 def _cut_run(pending: PendingReq, token_ids: "array[int]") -> tuple["array[int]", Ending | None]:

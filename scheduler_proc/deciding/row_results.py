@@ -1,7 +1,7 @@
 """The result of a step, taken apart by rows."""
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from operator import add
 from typing import NamedTuple
@@ -18,8 +18,9 @@ from scheduler_proc.deciding.wanted import Wanted, wanted_in_decode
 
 
 class DecodeResults(NamedTuple):
-    """One next token for each row in DECODE, in their order, and the logprobs of those rows that want any."""
+    """One next token for each of these rows in DECODE (ascending), and the logprobs of those that want any."""
 
+    rows: Sequence[int]
     token_ids: "array[int]"
     logprobs: LogprobColumns | None
 
@@ -59,14 +60,24 @@ def _read_decode_rows(reader: "_Reader", step: StepInFlight, running: list[Req])
     """Reads the rows in DECODE, unless the step has others than those that run, or one has no token: returns `None`."""
     reqs = step.decode_reqs
     is_kept = [] if step.all_run else [step.runs(req) for req in reqs]
-    if (list(compress(reqs, is_kept)) if is_kept else reqs) != running or NO_TOKEN in reader.next_tokens[: len(reqs)]:
+    rows = _find_rows(list(compress(reqs, is_kept)) if is_kept else reqs, running)
+    if rows is None or NO_TOKEN in reader.next_tokens[: len(reqs)]:
         return None
     is_wanted = [req.pending.num_logprobs >= 0 for req in reqs] if reader.has_logprobs else []
     token_ids, logprobs, _ = reader.take(Wanted(len(reqs), sum(is_wanted)))
     if all(is_kept):
-        return DecodeResults(token_ids, logprobs)
+        return DecodeResults(rows, token_ids, logprobs)
     kept = array(INT32, compress(token_ids, is_kept))
-    return DecodeResults(kept, _compress(logprobs, list(compress(is_kept, is_wanted))))
+    return DecodeResults(rows, kept, _compress(logprobs, list(compress(is_kept, is_wanted))))
+
+
+def _find_rows(reqs: list[Req], running: list[Req]) -> Sequence[int] | None:
+    """Returns the rows of these requests among those that run, `None` where they are others or in another order."""
+    if reqs == running:
+        return range(len(running))
+    uids = {req.uid for req in reqs}
+    rows = [row for row, req in enumerate(running) if req.uid in uids]
+    return rows if [running[row] for row in rows] == reqs else None
 
 
 class _Reader:

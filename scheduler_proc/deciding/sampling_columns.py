@@ -1,7 +1,8 @@
 """How the rows that sample do so, as columns."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any
 
 from messages.axes import Column, columns_of
@@ -43,6 +44,15 @@ class SamplingColumns:
         copied.columns = {name: column[:] for name, column in self.columns.items()}
         copied.num_set, copied.num_with_logits_processors = self.num_set.copy(), self.num_with_logits_processors
         return copied
+
+    def kept(self, is_kept: Sequence[bool], pendings: Sequence[PendingReq]) -> "SamplingColumns":
+        """Returns the columns of the rows for which `is_kept` says so, which are those of `pendings`."""
+        kept = SamplingColumns()
+        for name, column in self.columns.items():
+            kept.columns[name].extend(compress(column, is_kept))
+        for pending in pendings:
+            kept._count(pending, 1)
+        return kept
 
     def append(self, pending: PendingReq) -> None:
         for name, value in VALUES.items():

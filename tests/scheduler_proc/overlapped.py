@@ -6,14 +6,15 @@ asked for: whatever the scheduler does meanwhile must not matter. Time is counte
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgspec
 
 from messages.columns import pack_int32, unpack_int32, unpack_int64
 from messages.requests import ToScheduler, UserMsg
-from messages.steps import Batch, ForwardOutput
+from messages.steps import Batch, ForwardOutput, LogitsProcessing
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Stepper
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench
@@ -54,6 +55,8 @@ class OverlappedRunner:
         self.max_num_batched_tokens: int = runner.max_num_batched_tokens
         self.now_s = 0.0
         self.num_launched = self.num_ahead = self.num_ghosts = 0
+        self.num_known = 0
+        """Rows of steps planned ahead that the step before did not have."""
         self.fails: Callable[[str], bool] = lambda where: False
         self._run: Callable[[Batch], ForwardOutput] = runner.run
         self._attempt_of = attempt_of
@@ -68,6 +71,7 @@ class OverlappedRunner:
             assert len(batch.future_token_indices) == 4 * batch.num_decode_rows
             assert batch.step_id == self._last_step_id + 1, "the tokens are those of another step"
             assert len(self._waiting) == 1, "a step names tokens that are known"
+            self.num_known += unpack_int32(batch.future_token_indices).count(-1)
         if self._waiting and self.fails("launch"):
             raise ArithmeticError("a launch that fails")
         self.num_launched += 1
@@ -93,7 +97,12 @@ class OverlappedRunner:
                 if source >= 0:
                     assert not token_ids[row], "a token that is not known is told"
                     token_ids[row] = max(0, self._last_tokens[source])
-            batch = msgspec.structs.replace(batch, token_ids=token_ids.tobytes(), future_token_indices=b"")
+            batch = msgspec.structs.replace(
+                batch,
+                token_ids=token_ids.tobytes(),
+                future_token_indices=b"",
+                logits_processing=filled(batch.logits_processing, sources, self._last_tokens),
+            )
         output = self._run(batch)
         self._last_tokens = unpack_int32(output.next_tokens)
         return self._haunted(launched, output)
@@ -111,6 +120,20 @@ class OverlappedRunner:
         rows, tokens = rows_of_samples(launched.batch), unpack_int32(output.next_tokens)
         told = [GHOST if is_ghost[row] else token for row, token in zip(rows, tokens, strict=True)]
         return msgspec.structs.replace(output, next_tokens=pack_int32(told))
+
+
+def filled(
+    processing: LogitsProcessing | None, sources: Sequence[int], last_tokens: Sequence[int]
+) -> LogitsProcessing | None:
+    """Returns the changes with each history's last token, where the step before has sampled it."""
+    if processing is None:
+        return None
+    ids, ends = unpack_int32(processing.history_ids), accumulate(unpack_int32(processing.num_history))
+    for row, end in zip(unpack_int32(processing.penalty_rows), ends, strict=True):
+        if row < len(sources) and sources[row] >= 0:
+            assert not ids[end - 1], "a token that is not known is told"
+            ids[end - 1] = max(0, last_tokens[sources[row]])
+    return msgspec.structs.replace(processing, history_ids=ids.tobytes())
 
 
 class OverlappedBench(Bench):

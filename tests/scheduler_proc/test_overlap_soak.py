@@ -48,6 +48,16 @@ def test_ten_thousand_requests_lose_nothing():
 
 
 @pytest.mark.timeout(300)
+def test_rows_that_sit_out_lose_nothing_either():
+    bench = OverlappedBench(num_pages=56, max_model_len=MAX_MODEL_LEN, max_num_seqs=12, max_num_batched_tokens=64)
+    soak = TimedSoak(23, 1_500, bench, rich_share=0.5)
+    soak.run()
+    soak.check()
+    assert bench.device.num_known > 100
+    assert bench.device.num_ahead > 0.5 * bench.scheduler.gauges()["steps"]
+
+
+@pytest.mark.timeout(300)
 def test_failing_steps_and_rows_cost_nobody_else_a_token(caplog: pytest.LogCaptureFixture):
     """Tokens behind which a step raises or a row has no logits, and now and then a launch or a step that just fails."""
     caplog.set_level(logging.CRITICAL, "sluice.scheduler")

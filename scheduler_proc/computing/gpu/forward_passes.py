@@ -21,6 +21,7 @@ from scheduler_proc.computing.gpu.captured_steps import CapturedSteps, Report
 from scheduler_proc.computing.gpu.device import GpuDevice
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.kv_tensors import KVTensors
+from scheduler_proc.computing.sampling.logits_processing import fill_histories
 from scheduler_proc.computing.step.inputs import StepInputs, StepShape, pack_step, shape_of, view_step
 from scheduler_proc.computing.step.packed_columns import PackedColumns
 from scheduler_proc.computing.step.results import Forwarded
@@ -81,9 +82,11 @@ class GpuForwardPasses:
                 hidden_NE = self._forward(self._view(shape, inputs.tensors(data)))
             else:
                 hidden_NE = captured.run(data)
-            num_sampled = batch.num_sampled
+            num_sampled, sampling_columns = batch.num_sampled, sampling.tensors(data[inputs.num_bytes :])
+            if self.last_tokens is not None:
+                fill_histories(sampling_columns, self.last_tokens)
             logits_SV = self._decoder.logits(hidden_NE[:num_sampled])
-            return Forwarded(logits_SV, hidden_NE[num_sampled:], sampling.tensors(data[inputs.num_bytes :]))
+            return Forwarded(logits_SV, hidden_NE[num_sampled:], sampling_columns)
 
         return forward
 

@@ -13,6 +13,7 @@ from kernels.add_biases import add_biases
 from kernels.allow_tokens import allow_tokens
 from kernels.penalize_occurrence import penalize_occurrence
 from kernels.penalize_repetition import penalize_repetition
+from kernels.take_tokens import take_tokens
 from messages.steps import LogitsProcessing
 
 
@@ -26,9 +27,13 @@ def find_processed(processing: LogitsProcessing | None, num_rows: int) -> np.nda
 
 
 def expand_logits_processing(
-    processing: LogitsProcessing, places: np.ndarray, vocab_size: int
+    processing: LogitsProcessing, places: np.ndarray, sources: np.ndarray, vocab_size: int
 ) -> dict[str, np.ndarray]:
-    """Returns what `process_logits` wants; `places[row]` is where the copy of a row that samples is (int64)."""
+    """Returns what `process_logits` wants; `places[row]` is where the copy of a row that samples is (int64).
+
+    `sources[row]` is the index of the row's last token among those that the step before samples (int32); -1: the
+    history has it.
+    """
     columns: dict[str, np.ndarray] = {}
     if processing.allowed_rows:
         rows = places[_int32(processing.allowed_rows)]
@@ -40,8 +45,15 @@ def expand_logits_processing(
         columns["bias_ids"] = _ids(processing.bias_ids, vocab_size)
         columns["bias_values"] = np.frombuffer(processing.bias_values, np.float32)
     if processing.penalty_rows:
-        columns |= _expand_penalties(processing, places, vocab_size)
+        columns |= _expand_penalties(processing, places, sources, vocab_size)
     return columns
+
+
+def fill_histories(columns: Mapping[str, Tensor], last_tokens_S: Tensor) -> None:
+    """Puts the tokens of the step before where a history lacks its last token, in place."""
+    for name in ("repetition", "occurrence"):
+        if f"{name}_sources" in columns:
+            take_tokens(columns[f"{name}_ids"], columns[f"{name}_sources"], last_tokens_S)
 
 
 def process_logits(logits_NV: Tensor, columns: Mapping[str, Tensor]) -> None:
@@ -58,30 +70,40 @@ def process_logits(logits_NV: Tensor, columns: Mapping[str, Tensor]) -> None:
         penalize_occurrence(logits_NV, *entries, columns["frequency_penalties"], columns["presence_penalties"])
 
 
-def _expand_penalties(processing: LogitsProcessing, places: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
-    """Of the history only the entries that a penalty reads go to the device."""
+def _expand_penalties(
+    processing: LogitsProcessing, places: np.ndarray, sources: np.ndarray, vocab_size: int
+) -> dict[str, np.ndarray]:
+    """Of the history only the entries that a penalty reads go to the device, first those that lack their token."""
     columns: dict[str, np.ndarray] = {}
     num_history, ids = _int32(processing.num_history), _ids(processing.history_ids, vocab_size)
-    rows = places[_int32(processing.penalty_rows)]
+    penalty_rows = _int32(processing.penalty_rows)
+    rows = places[penalty_rows]
     assert len(rows) == len(num_history)
     owners = np.repeat(np.arange(len(rows)), num_history)
     assert len(owners) == len(ids)
+    ends = np.cumsum(num_history, dtype=np.int64)
+    entry_sources = np.full(len(ids), -1, np.int32)
+    entry_sources[ends[num_history > 0] - 1] = sources[penalty_rows][num_history > 0]
+
+    def add_entries(name: str, is_read: np.ndarray, penalties: dict[str, np.ndarray]) -> None:
+        entries = np.flatnonzero(is_read)
+        lacks_token = entry_sources[entries] >= 0
+        if lacks_token.any():
+            entries = np.concatenate((entries[lacks_token], entries[~lacks_token]))
+            columns[f"{name}_sources"] = entry_sources[entries[: lacks_token.sum()]]
+        if len(entries):
+            owned = owners[entries]
+            columns[f"{name}_rows"], columns[f"{name}_ids"] = rows[owned], ids[entries]
+            columns.update({column: values[owned] for column, values in penalties.items()})
+
     repetition, frequency, presence = (
         np.frombuffer(column, np.float32)
         for column in (processing.repetition_penalties, processing.frequency_penalties, processing.presence_penalties)
     )
-    entries = np.flatnonzero((repetition != 1)[owners])
-    if len(entries):
-        owned = owners[entries]
-        columns["repetition_rows"], columns["repetition_ids"] = rows[owned], ids[entries]
-        columns["repetition_penalties"] = repetition[owned]
-    first_outputs = np.cumsum(num_history, dtype=np.int64) - num_history + _int32(processing.num_history_prompt)
+    add_entries("repetition", (repetition != 1)[owners], {"repetition_penalties": repetition})
+    first_outputs = ends - num_history + _int32(processing.num_history_prompt)
     is_counted = ((frequency != 0) | (presence != 0))[owners] & (np.arange(len(ids)) >= first_outputs[owners])
-    entries = np.flatnonzero(is_counted)
-    if len(entries):
-        owned = owners[entries]
-        columns["occurrence_rows"], columns["occurrence_ids"] = rows[owned], ids[entries]
-        columns["frequency_penalties"], columns["presence_penalties"] = frequency[owned], presence[owned]
+    add_entries("occurrence", is_counted, {"frequency_penalties": frequency, "presence_penalties": presence})
     return columns
 
 

@@ -90,9 +90,11 @@ def _plan_logprobs(batch: Batch, vocab_size: int, columns: dict[str, np.ndarray]
 def _plan_logits_processing(batch: Batch, rows: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
     if batch.logits_processing is None:
         return {}
-    places = np.full(len(batch.temperatures) // 4, -1, dtype=np.int64)
+    places, sources = np.full(batch.num_sampled, -1, np.int64), np.full(batch.num_sampled, -1, np.int32)
     places[rows] = np.arange(len(rows))
-    return expand_logits_processing(batch.logits_processing, places, vocab_size)
+    future_token_indices = np.frombuffer(batch.future_token_indices, np.int32)
+    sources[: len(future_token_indices)] = future_token_indices  # the decode rows are the first that sample
+    return expand_logits_processing(batch.logits_processing, places, sources, vocab_size)
 
 
 def _plan_draws(batch: Batch, rows: np.ndarray) -> dict[str, np.ndarray]:

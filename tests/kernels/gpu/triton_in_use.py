@@ -27,6 +27,7 @@ def triton_in_use() -> Iterator[Counter[str]]:
         pytest.skip(f"torch computes on {DEVICE}, and TRITON_INTERPRET is {int(is_interpreted)}")
     if is_interpreted:
         pytest.importorskip("tests.kernels.gpu.interpreter_bf16").make_bf16_right()
+        pytest.importorskip("tests.kernels.gpu.interpreter_tf32").make_tf32_right()
     triton_kernels.load_triton_kernels(DEVICE)
     taken: Counter[str] = Counter()
     for name, found in list(triton_kernels._loaded.items()):

@@ -56,10 +56,37 @@ class RowsMachine(RuleBasedStateMachine):
         self.reqs.remove(req)
 
     @precondition(lambda self: self.reqs)
+    @rule(data=st.data())
+    def keep(self, data):
+        is_kept = data.draw(st.lists(st.booleans(), min_size=len(self.reqs), max_size=len(self.reqs)))
+        self.rows = self.rows.kept(is_kept)
+        self.reqs = [req for req, keeps in zip(self.reqs, is_kept, strict=True) if keeps]
+
+    @precondition(lambda self: self.reqs)
+    @rule(token_id=st.integers(0, 90), data=st.data())
+    def step_of_some(self, token_id, data):
+        """The other rows need no page for it, and stay as they are."""
+        rows = sorted(data.draw(st.sets(st.integers(0, len(self.reqs) - 1))))
+        for req, num_tokens in self.rows.reqs_without_slot():
+            if self.reqs.index(req) in rows:
+                self.take_pages(req, num_tokens)
+        self.rows.enter_pages()
+        ended = self.rows.advance_some(rows, array("i", [token_id] * len(rows)))
+        assert ended == [
+            (row, self.reqs[row].pending.find_ending())
+            for row in rows
+            if len(self.reqs[row].token_ids) >= self.reqs[row].pending.max_len
+        ]
+        for req in [self.reqs[row] for row, _ in ended]:
+            self.rows.remove(req)
+            self.reqs.remove(req)
+
+    @precondition(lambda self: self.reqs)
     @rule(token_id=st.integers(0, 90))
     def step(self, token_id):
-        for req in self.rows.reqs_without_slot():
-            self.take_pages(req, len(req.token_ids))
+        for req, num_tokens in self.rows.reqs_without_slot():
+            assert num_tokens == len(req.token_ids)
+            self.take_pages(req, num_tokens)
         self.rows.enter_pages()
         for row, req in enumerate(self.reqs):
             position = len(req.token_ids) - 1

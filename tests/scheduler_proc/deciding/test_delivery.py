@@ -28,7 +28,7 @@ def test_one_token_each_needs_no_counts():
 
 def test_logprobs_are_those_of_tokens_and_a_row_without_tokens_is_left_out():
     delivery, parts = Delivery(9), [columns(3, 2), columns(1, 2, first=3)]
-    delivery.add_decode_rows(DecodeRows(4), DecodeRows(4).token_ids, None)
+    delivery.add_decode_rows(DecodeRows(4), (), DecodeRows(4).token_ids, None)
     delivery.add(pending(4), [7], None)
     delivery.add(pending(5), [], None)
     delivery.add(pending(6), [1, 2, 3], parts[0])

@@ -152,24 +152,104 @@ def test_pages_of_an_ended_row_are_free_and_no_slot_beyond_what_is_committed_is_
     bench.check_idle()
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"presence_penalty": 0.5},
-        {"repetition_penalty": 1.1},
-        {"bad_word_ids": (pack_int32([1, 2]),)},
-    ],
-)
-def test_a_row_whose_logits_depend_on_its_last_token_lets_no_step_be_planned_ahead(params):
+DEPENDENT = {"bad_word_ids": (pack_int32([1, 2]),)}
+"""Logits that depend on which token the last one is, in a way that only the host works out."""
+
+
+def test_a_row_whose_logits_depend_on_its_last_token_sits_out_until_that_is_known():
     bench = Bench()
-    bench.send(user_msg(1, [1] * 4, 9, **FREE), user_msg(2, [2] * 4, 9, **FREE, **params))
+    bench.send(*(user_msg(uid, [uid] * 4, 9, **FREE, **(DEPENDENT if uid == 2 else {})) for uid in (1, 2, 3)))
+    first, second = planned(bench), planned(bench)
+    assert (uids(second), sources(second)) == ([1, 3], [0, 2])
+    commit(bench, first, [4, 5, 6])
+    third = planned(bench)
+    assert (uids(third), sources(third)) == ([1, 2, 3], [0, -1, 1])
+    assert list(unpack_int32(third.token_ids)) == [0, 5, 0]
+    assert list(unpack_int32(third.positions)) == [5, 4, 5]
+    commit(bench, second, [7, 8])
+    fourth = planned(bench)
+    assert (uids(fourth), sources(fourth)) == ([1, 3], [0, 2]), "it waits for the third step's token"
+    commit(bench, third, [10, 11, 12])
+    commit(bench, fourth, [13, 14])
+    assert [bench.output(uid) for uid in (1, 2, 3)] == [[4, 7, 10, 13], [5, 11], [6, 8, 12, 14]]
+
+
+def test_where_no_more_rows_go_on_than_sit_out_the_step_is_committed_first():
+    bench = Bench()
+    bench.send(user_msg(1, [1] * 4, 9, **FREE), user_msg(2, [2] * 4, 9, **FREE, **DEPENDENT))
     first = planned(bench)
     assert bench.scheduler.schedule() is None
     commit(bench, first, [4, 5])
     second = planned(bench)
+    assert uids(second) == [1, 2]
     assert not second.future_token_indices
     bench.send(AbortMsg(2, 0))
     assert sources(planned(bench)) == [0]
+
+
+def test_rows_that_take_turns_are_in_one_step_again():
+    """One that depends on its last token may run while another is in flight, but not for good."""
+    bench = Bench(max_num_batched_tokens=12)
+    bench.send(*(user_msg(uid, [uid] * 4, 4, **FREE) for uid in (1, 2)))
+    bench.send(*(user_msg(uid, [uid] * 4, 9, **DEPENDENT, **FREE) for uid in (3, 4)))
+    batches = [planned(bench)]
+    for expected in ([1, 2, 4], [1, 2, 3], [1, 2, 4]):
+        batches.append(planned(bench))
+        assert uids(batches[-1]) == expected
+        before = batches.pop(0)
+        commit(bench, before, [5] * before.num_sampled)
+    assert bench.scheduler.schedule() is None, "the first two have their length, and one of the others is in flight"
+    commit(bench, batches[0], [5, 5, 5])
+    assert uids(planned(bench)) == [3, 4]
+
+
+def test_a_row_that_sits_out_gets_its_page_when_it_goes_on():
+    bench = Bench(page_size=4)
+    bench.send(*(user_msg(uid, [uid] * 4, 9, **FREE) for uid in (1, 2, 4)))
+    bench.send(user_msg(3, [3] * 4, 9, **FREE, **DEPENDENT))
+    first, second = planned(bench), planned(bench)
+    assert uids(second) == [1, 2, 4]
+    commit(bench, first, [5, 6, 7, 8])
+    third = planned(bench)
+    assert (uids(third), sources(third)) == ([1, 2, 4, 3], [0, 1, 2, -1])
+    (position,), (slot,) = unpack_int32(third.positions)[3:], unpack_int64(third.slots)[3:]
+    assert position == 4
+    assert slot == bench.scheduler._stages.running[3].pages[1] * 4
+    commit(bench, second, [5, 6, 7])
+    commit(bench, third, [5, 6, 7, 8])
+    assert [bench.output(uid) for uid in (1, 2, 3, 4)] == [[5, 5, 5], [6, 6, 6], [8, 8], [7, 7, 7]]
+
+
+def test_a_row_that_sits_out_may_end_from_outside():
+    bench = Bench()
+    bench.send(*(user_msg(uid, [uid] * 4, 9, num_logprobs=uid, **FREE) for uid in (1, 3)))
+    bench.send(user_msg(2, [2] * 4, 9, **FREE, **DEPENDENT))
+    first = planned(bench)
+    bench.send(AbortMsg(2, 0))
+    second = planned(bench)
+    bench.scheduler.commit(bench.runner.run(first))
+    bench.inbox.take(bench.scheduler.pop_replies())
+    third = planned(bench)
+    assert uids(second) == uids(third) == [1, 3]
+    assert bench.output(2) == []
+    assert [len(bench.inbox.logprobs[uid, 0]) for uid in (1, 3)] == [1, 1]
+
+
+def test_penalties_are_planned_ahead_with_a_history_that_lacks_its_last_token():
+    bench = Bench()
+    bench.send(user_msg(1, [1] * 4, 9, **FREE), user_msg(2, [2] * 3, 9, **FREE, presence_penalty=0.5))
+    first, second = planned(bench), planned(bench)
+    assert sources(second) == [0, 1]
+    histories: list[list[int]] = []
+    for batch in (first, second):
+        assert batch.logits_processing is not None
+        assert list(unpack_int32(batch.logits_processing.num_history_prompt)) == [3]
+        histories.append(list(unpack_int32(batch.logits_processing.history_ids)))
+    assert histories == [[2, 2, 2], [2, 2, 2, 0]]
+    commit(bench, first, [4, 5])
+    third = planned(bench)
+    assert third.logits_processing is not None
+    assert list(unpack_int32(third.logits_processing.history_ids)) == [2, 2, 2, 5, 0]
 
 
 def test_changes_that_depend_on_the_number_of_tokens_are_planned_ahead():

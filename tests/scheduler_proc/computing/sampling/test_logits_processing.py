@@ -1,5 +1,6 @@
 """Edits of logits against transformers where it has them, and against plain Python."""
 
+import dataclasses
 import math
 
 import msgspec
@@ -19,7 +20,7 @@ from transformers import (
 from messages.requests import SamplingParams
 from messages.steps import LogitsProcessing
 from scheduler_proc.computing.cpu.forward_passes import copy_columns
-from scheduler_proc.computing.sampling.logits_processing import expand_logits_processing, process_logits
+from scheduler_proc.computing.sampling.logits_processing import expand_logits_processing, fill_histories, process_logits
 from tests.scheduler_proc.computing.sampling.row_processing import (
     RowProcessing,
     plan_logits_processing,
@@ -66,16 +67,24 @@ def row_processing(draw: st.DrawFn) -> RowProcessing:
 @settings(max_examples=150, deadline=None)
 @given(rows=st.lists(row_processing(), min_size=1, max_size=5), seed=st.integers(0, 1 << 30), data=st.data())
 def test_every_row_is_processed_as_in_plain_python(rows: list[RowProcessing], seed: int, data: st.DataObject) -> None:
-    """Rows may lie in any order in the copy."""
+    """Rows may lie in any order in the copy; a history may lack its last token, which the step before samples."""
     logits = torch.randn(len(rows), 40, generator=torch.Generator().manual_seed(seed)) * 3
     expected = [processed_logits(logits[index].tolist(), row) for index, row in enumerate(rows)]
     places = np.array(data.draw(st.permutations(range(len(rows)))), dtype=np.int64)
     copy = torch.empty_like(logits)
     copy[torch.from_numpy(places)] = logits
-    processing = plan_logits_processing(rows)
+    sources, last_tokens = np.full(len(rows), -1, np.int32), torch.full((len(rows) + 2,), -1, dtype=torch.int32)
+    told = list(rows)
+    for index, row in enumerate(rows):
+        if row.history and data.draw(st.booleans()):
+            sources[index] = len(rows) - index
+            last_tokens[len(rows) - index] = row.history[-1]
+            told[index] = dataclasses.replace(row, history=(*row.history[:-1], 0))
+    processing = plan_logits_processing(told)
     if processing is not None:
-        columns = expand_logits_processing(processing, places, copy.shape[1])
-        process_logits(copy, copy_columns(columns))
+        columns = copy_columns(expand_logits_processing(processing, places, sources, copy.shape[1]))
+        fill_histories(columns, last_tokens)
+        process_logits(copy, columns)
     ours = copy[torch.from_numpy(places)]
     torch.testing.assert_close(ours, torch.tensor(expected), rtol=1e-5, atol=1e-4)
     tokens = chosen(logits, rows, [GREEDY] * len(rows))
