@@ -63,6 +63,11 @@ class OpenStreams:
         finally:
             self._streams.discard(stream)
 
+    def find_blocked(self) -> dict[int, float]:
+        """Returns for how many seconds responses have waited for their clients to read, by uids of their choices."""
+        now_s = time.monotonic()
+        return {uid: now_s - stream.wrote_s for stream in self._streams if stream.is_writing for uid in stream.uids()}
+
     def is_silent(self, stream: "EventStream") -> bool:
         return time.monotonic() - stream.wrote_s >= self._keepalive_s
 
@@ -84,6 +89,12 @@ class EventStream:
         self._is_behind = False
         """More steps have arrived than one write holds."""
         self.wrote_s = time.monotonic()
+        self.is_writing = False
+        """It waits for room in the connection, which its client makes by reading."""
+
+    def uids(self) -> list[int]:
+        """Returns the choices whose end has not been written."""
+        return [generation.uid for generation in self._running]
 
     def wake(self) -> None:
         self._choices[0].changed.set()
@@ -122,7 +133,9 @@ class EventStream:
             if not trace.status:
                 await _write_head(send, trace)
             self.wrote_s = time.monotonic()
+            self.is_writing = True
             await _write(send, frames, is_last=is_last)
+            self.is_writing = False
 
     def _next_frames(self) -> bytes:
         """Takes what has arrived, as much of it as one write holds, and returns its events: one for each step."""
