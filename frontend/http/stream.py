@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from frontend.errors import internal_error
 from frontend.http import sse
 from frontend.http.responses import JsonReply, log_internal
+from frontend.http.server_timing import SERVER_TIMING_HEADER, server_timing
 from frontend.requests.generation import Generation
 from frontend.requests.trace import REQUEST_ID_HEADER, RequestTrace, trace_of
 from frontend.service import Service
@@ -172,7 +173,9 @@ class WholeReply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with watched(self._service, self._choices, receive):
             if await self._wait_end():
-                await JsonReply(self._content())(scope, receive, send)
+                content = self._content()
+                timing = (SERVER_TIMING_HEADER, server_timing(self._choices))
+                await JsonReply(content, headers=(timing,))(scope, receive, send)
 
     async def _wait_end(self) -> bool:
         """Returns true when all have ended, false as soon as the client has left. Raises the error of any choice."""
