@@ -26,6 +26,7 @@ from messages.replies import (
     UserReply,
 )
 from messages.requests import DropBefore, FramesLost, StopSeen
+from messages.timeline import ScheduleReport
 from messages.uids import GoneRequests
 
 Answer = tuple[list[ToFrontend], list[StopSeen]]
@@ -57,7 +58,7 @@ class Detokenizer:
                 return self.open_stream(message)
             case PromptLogprobs():
                 return self._tell_prompt(message)
-            case CacheFlushed():
+            case CacheFlushed() | ScheduleReport():
                 return [message], []
             case DropBefore():
                 self.drop(message)
@@ -214,6 +215,7 @@ class _Replies:
             logprobs=tuple(self._logprobs),
             prefilled=prefilled,
             num_tokens=pack_counts(list(map(len, self.runs))),
+            committed_ns=step.committed_ns,
         )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -20,13 +21,15 @@ from frontend.requests.generation import Generation
 from frontend.requests.hold import RestartHold
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.registry import Registry
+from frontend.requests.timelines import Timelines
 from frontend.requests.trace import RequestTrace
 from messages.channels import Sender
 from messages.columns import num_int32, unpack_int32
 from messages.errors import ChannelFullError, ErrorInfo
 from messages.peers import PeerAnswer, PeerAsk
-from messages.replies import CacheFlushed, DecodeReply, EncodeReply, ToFrontend, Usage, UserReply
+from messages.replies import CacheFlushed, DecodeReply, EncodeReply, StepReplies, ToFrontend, Usage, UserReply
 from messages.requests import AbortMsg, AbortReason, FramesLost, TokenizeMsg
+from messages.timeline import ScheduleReport, Tokenized
 from runtime.process import ProcessLink
 
 NUM_SEED_BITS = 53
@@ -47,7 +50,8 @@ class Service:
         self.admission = Admission(config.scheduling, self.processes, config.run.frontend_workers, hold_s)
         self.metrics = RequestMetrics(config.facts.max_model_len)
         self.http_requests = HttpRequests()
-        self.registry = Registry(link.uid_block, self._note_end, self.metrics.note_step)
+        self.registry = Registry(link.uid_block, self._note_end, self._note_step)
+        self.timelines = Timelines(self.registry.find, config.http.slow_request_s)
         self.ring = Ring(link, self._deliver)
         self.queries = Queries(self.ring, self.processes, self.registry.next_uid, hold_s)
         self.hold = RestartHold(hold_s, self.processes, self._send, self._refuse)
@@ -120,15 +124,18 @@ class Service:
         if self.processes.is_open:
             self._send(generation)
         else:
+            generation.timeline.mark(time.monotonic_ns(), "hold")
             self.hold.add(generation)
 
     def _send(self, generation: Generation) -> None:
+        now_ns = time.monotonic_ns()  # the tokenizer may have it before this process runs again
         try:
             self.ring.send(generation.message)
         except ChannelFullError as error:
             log.error("a request was refused: %s", error)
             raise UnavailableError("the tokenizer does not take requests", "not_ready") from None
         generation.is_sent = True
+        generation.timeline.send(now_ns)
 
     def _refuse(self, generation: Generation, error: UnavailableError) -> None:
         """Ends a request that has waited in vain."""
@@ -143,6 +150,7 @@ class Service:
         self.registry.add(generation)
         self.deadlines.watch(generation)
         trace.generations.append(generation)
+        self.timelines.open(generation, trace.path)
         if self.config.run.log_requests:
             message = generation.message
             prompt = message.chat or message.prompt_text or unpack_int32(message.prompt_ids).tolist()
@@ -169,16 +177,31 @@ class Service:
             generation.abandon()
             self.abort(generation)
 
+    def note_response(self, trace: RequestTrace) -> None:
+        """The response of an HTTP request is over, well or not."""
+        for generation in trace.generations:
+            self.leave(generation)
+            if generation.final is not None:
+                self.timelines.close(generation)
+
     def _deliver(self, message: ToFrontend) -> None:
         match message:
             case CacheFlushed() | EncodeReply() | DecodeReply():
                 self.queries.accept(message)
             case PeerAsk() | PeerAnswer():
                 self.peers.accept(message)
+            case ScheduleReport():
+                self.timelines.note_schedule(message)
+            case Tokenized():
+                self.timelines.note_tokenized(message)
             case FramesLost():
                 raise AssertionError("the ring tells of losses by another way")
             case _:
                 self.registry.receive(message)
+
+    def _note_step(self, step: StepReplies, now_ns: int, num_rows_after: dict[int, int]) -> None:
+        self.metrics.note_step(now_ns, num_rows_after)
+        self.timelines.note_step(step.committed_ns, now_ns)
 
     def _note_end(self, generation: Generation) -> None:
         self.admission.note_end()
@@ -186,6 +209,8 @@ class Service:
         self.hold.forget(generation)
         if not generation.is_remnant:
             self.metrics.note_end(generation)
+            if not generation.has_listener:
+                self.timelines.close(generation)
 
     def _expire(self, generation: Generation) -> None:
         self.abort(generation, "timeout")
@@ -194,6 +219,8 @@ class Service:
         """Ends a request that is over its deadline with what has arrived, whatever the ring does."""
         self.on_part(self.registry.part(generation, _end_so_far(generation, "timeout")))
         self.metrics.note_end(generation)
+        if not generation.has_listener:
+            self.timelines.close(generation)
 
     def shut_down(self) -> None:
         """Ends every open request with an error, without waiting for the ring."""
@@ -209,6 +236,7 @@ class Service:
             "requests_on_hold": len(self.hold),
             "calls": len(self.queries) + len(self.peers),
             "deadlines": len(self.deadlines),
+            "timelines": self.timelines.num_live,
             "is_draining": float(self.admission.is_draining),
         }
 

@@ -163,6 +163,13 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    slow_request_s: (
+        Annotated[
+            float,
+            Meta(ge=0, description="seconds that a request must take for its timeline to be logged (default: none is)"),
+        ]
+        | None
+    ) = None
     api_key: Annotated[
         tuple[str, ...],
         Meta(

@@ -8,6 +8,7 @@ from messages.channels import Sender
 from messages.columns import pack_counts, pack_int32, pack_int64, runs_of, unpack_int32, unpack_int64
 from messages.replies import StepReplies, ToFrontend
 from messages.requests import DropBefore, FramesLost
+from messages.timeline import ScheduleReport, Tokenized
 from messages.uids import GoneRequests, block_of, first_uid_of, frontend_socket
 
 
@@ -22,16 +23,19 @@ class FrontendSenders:
         self._gone = GoneRequests()
 
     def send(self, message: ToFrontend) -> None:
-        """Sends replies, to each frontend its own, and word of lost frames to all.
+        """Sends replies, to each frontend its own, and to all word of lost frames and of the scheduler's plans.
 
         What is for one that is gone or has stopped reading is dropped; the others get theirs.
         """
         match message:
-            case FramesLost():
+            case FramesLost() | ScheduleReport():
                 for sender in self._senders.values():
                     sender.send_or_drop(message)
             case StepReplies():
                 self._send_step(message)
+            case Tokenized(rows):
+                for block in {block_of(row.uid) for row in rows}:
+                    self.send_to(block, Tokenized(tuple([row for row in rows if block_of(row.uid) == block])))
             case _:
                 self.send_to(block_of(message.uid), message)
 
@@ -97,4 +101,5 @@ def _part_of(step: StepReplies, is_wanted: Callable[[int], bool]) -> StepReplies
         logprobs=tuple(token for _, token in logprobs),
         prefilled=tuple(row for row in step.prefilled if is_wanted(row.uid)),
         num_tokens=pack_counts([len(runs[row]) for row in rows]),
+        committed_ns=step.committed_ns,
     )

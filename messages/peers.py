@@ -56,8 +56,40 @@ class AbortedOpen(msgspec.Struct, frozen=True, array_like=True, tag=True):
     uids: tuple[int, ...]
 
 
-PeerQuestion = ReportMetrics | CountOpen | AbortOpen
-PeerReply = MetricsReport | OpenCount | AbortedOpen
+class FindRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Which requests, open or ended of late, are like this; an empty field asks for nothing. Answered with
+    `FoundRequests`: at most `limit`, the open ones first.
+
+    With `is_whole` their whole timelines are wanted.
+    """
+
+    uids: tuple[int, ...] = ()
+    request_ids: tuple[str, ...] = ()
+    state: str = ""
+    stage: str = ""
+    min_age_s: float = 0.0
+    limit: int = 100
+    is_whole: bool = False
+
+
+class FoundRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A request as JSON: what `/requests` shows of it. `received_ns`: when it arrived."""
+
+    received_ns: int
+    has_ended: bool
+    shown: bytes
+
+
+class FoundRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`num_found` are like that, of which `requests` are some. The scheduler was heard `heard_ns` last, 0: never."""
+
+    requests: tuple[FoundRequest, ...]
+    num_found: int
+    heard_ns: int = 0
+
+
+PeerQuestion = ReportMetrics | CountOpen | AbortOpen | FindRequests
+PeerReply = MetricsReport | OpenCount | AbortedOpen | FoundRequests
 
 
 class PeerAsk(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -11,6 +11,7 @@ from messages.errors import ErrorInfo
 from messages.peers import PeerAnswer, PeerAsk
 from messages.requests import DropBefore, FramesLost, Stamps
 from messages.steps import LogprobColumns
+from messages.timeline import ScheduleReport, Tokenized
 
 FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 
@@ -101,6 +102,8 @@ class DetokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Of rows whose first token comes after a prompt; after a preemption it is told again."""
     num_tokens: bytes = b""
     """int32: how many tokens each row got, at least 1; empty where each got one."""
+    committed_ns: int = 0
+    """When the result of the step was there; 0 where there is none."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -180,6 +183,8 @@ class StepReplies(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Of rows that go on: a final has its own usage."""
     num_tokens: bytes = b""
     """int32: how many tokens each row has, at least 1; empty where each has one."""
+    committed_ns: int = 0
+    """As in `DetokenizeMsg`."""
 
 
 class CacheFlushed(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -210,6 +215,16 @@ class DecodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     error: ErrorInfo | None = None
 
 
-ToDetokenizer = OpenStream | PromptLogprobs | DetokenizeMsg | DropBefore | CacheFlushed | FramesLost
-FromRing = UserReply | StepReplies | PromptReply | CacheFlushed | EncodeReply | DecodeReply | FramesLost
+ToDetokenizer = OpenStream | PromptLogprobs | DetokenizeMsg | DropBefore | CacheFlushed | FramesLost | ScheduleReport
+FromRing = (
+    UserReply
+    | StepReplies
+    | PromptReply
+    | CacheFlushed
+    | EncodeReply
+    | DecodeReply
+    | FramesLost
+    | Tokenized
+    | ScheduleReport
+)
 ToFrontend = FromRing | PeerAsk | PeerAnswer

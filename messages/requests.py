@@ -72,6 +72,8 @@ class Stamps(msgspec.Struct, frozen=True, array_like=True):
     first_token_ns: int = 0
     finished_ns: int = 0
     detokenized_ns: int = 0
+    tokenize_begun_ns: int = 0
+    """When the tokenizer took it."""
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, array_like=True):

@@ -7,6 +7,7 @@ import time
 import msgspec
 
 from messages.channels import Receiver, Sender
+from messages.columns import num_int32
 from messages.config import Config
 from messages.errors import BootError, ErrorInfo, RequestError
 from messages.frontends import FrontendSenders
@@ -23,6 +24,7 @@ from messages.requests import (
     ToTokenizer,
     UserMsg,
 )
+from messages.timeline import Tokenized, TokenizedRow
 from runtime.process import ProcessLink, run_process
 from tokenizer_proc import calls
 from tokenizer_proc.chat import ChatTemplates
@@ -47,6 +49,7 @@ class TextServer:
 
     def answer(self, message: TokenizeMsg | EncodeMsg | DecodeMsg) -> UserMsg | UserReply | EncodeReply | DecodeReply:
         """Returns what the scheduler gets or, for a call or what cannot be served, the frontend. Never raises."""
+        begun_ns = time.monotonic_ns()
         try:
             match message:
                 case TokenizeMsg():
@@ -56,14 +59,14 @@ class TextServer:
                 case DecodeMsg():
                     return calls.decode(message, self._encoding, self._vocab_size)
         except RequestError as refusal:
-            return refuse(message, refusal.info)
+            return refuse(message, refusal.info, begun_ns)
         except BaseException:  # fails alone; a panic in the tokenizers library is no Exception
             reference = secrets.token_hex(4)
             log.exception("request %d failed in the tokenizer, reference %s", message.uid, reference)
             what = "tokens" if isinstance(message, DecodeMsg) else "prompt"
             verb = "decoded" if isinstance(message, DecodeMsg) else "tokenized"
             text = f"The {what} could not be {verb} (reference {reference})"
-            return refuse(message, ErrorInfo(500, text, "server_error"))
+            return refuse(message, ErrorInfo(500, text, "server_error"), begun_ns)
 
 
 def serve(link: ProcessLink) -> None:
@@ -86,6 +89,7 @@ def serve(link: ProcessLink) -> None:
     while not link.is_stopping:
         link.wait()
         link.receive_control()
+        passed_on: list[UserMsg] = []
         for message in inbox.receive():
             if isinstance(message, AbortMsg | DropBefore | FlushCache):
                 to_scheduler.send_or_drop(message)
@@ -101,10 +105,13 @@ def serve(link: ProcessLink) -> None:
             answer = server.answer(message)
             if isinstance(answer, UserMsg):
                 to_scheduler.send_or_drop(answer)
+                passed_on.append(answer)
             else:
                 to_frontends.send(answer)
             chars_in_hand = 0
             num_tokenized += 1
+        if passed_on:
+            to_frontends.send(Tokenized(tuple([tokenized_row(prompt) for prompt in passed_on])))
         link.beat(gauges)
     for channel in (inbox, to_scheduler, to_frontends):
         channel.close()
@@ -123,6 +130,14 @@ def load_server(config: Config) -> TextServer:
     return TextServer(encoding, templates, facts.vocab_size, facts.max_model_len)
 
 
+def tokenized_row(prompt: UserMsg) -> TokenizedRow:
+    """Returns what the frontend is told of a prompt that has gone on."""
+    stamps = prompt.stamps
+    return TokenizedRow(
+        prompt.uid, prompt.attempt, stamps.tokenize_begun_ns, stamps.tokenized_ns, num_int32(prompt.input_ids)
+    )
+
+
 def num_chars_of(message: TokenizeMsg | EncodeMsg | DecodeMsg) -> int:
     """Returns about how many characters have to be worked through, 0 for a prompt of ids."""
     if isinstance(message, DecodeMsg):
@@ -130,11 +145,15 @@ def num_chars_of(message: TokenizeMsg | EncodeMsg | DecodeMsg) -> int:
     return len(message.prompt_text or "") + (len(message.chat.messages) if message.chat else 0)
 
 
-def refuse(message: TokenizeMsg | EncodeMsg | DecodeMsg, error: ErrorInfo) -> UserReply | EncodeReply | DecodeReply:
+def refuse(
+    message: TokenizeMsg | EncodeMsg | DecodeMsg, error: ErrorInfo, begun_ns: int
+) -> UserReply | EncodeReply | DecodeReply:
     """Returns the reply that tells the client of `error`."""
     match message:
         case TokenizeMsg():
-            stamps = msgspec.structs.replace(message.stamps, tokenized_ns=time.monotonic_ns())
+            stamps = msgspec.structs.replace(
+                message.stamps, tokenize_begun_ns=begun_ns, tokenized_ns=time.monotonic_ns()
+            )
             return UserReply(message.uid, message.attempt, "error", stamps=stamps, error=error)
         case EncodeMsg():
             return EncodeReply(message.uid, error=error)

@@ -35,6 +35,7 @@ class PromptReader:
         A prompt must leave room for a token where one is wanted (`max_tokens` above 0). Raises `RequestError` for a
         prompt to refuse, and whatever the tokenizer raises.
         """
+        begun_ns = time.monotonic_ns()
         sampling_params = message.sampling_params
         max_prompt_tokens = self._max_model_len - min(1, sampling_params.max_tokens)
         ids = self._ids_of(message, max_prompt_tokens)
@@ -51,7 +52,9 @@ class PromptReader:
             attempt=message.attempt,
             input_ids=ids.tobytes(),
             sampling_params=sampling_params,
-            stamps=msgspec.structs.replace(message.stamps, tokenized_ns=time.monotonic_ns()),
+            stamps=msgspec.structs.replace(
+                message.stamps, tokenize_begun_ns=begun_ns, tokenized_ns=time.monotonic_ns()
+            ),
             output_ids=message.output_ids,
             num_chars_sent=message.num_chars_sent,
         )

@@ -60,12 +60,12 @@ def _make_abort(body: AbortBody) -> AbortOpen:
         raise bad_request('give exactly one of "uid", "request_id" and "all": true')
     return AbortOpen(
         uids=() if body.uid is None else (body.uid,),
-        request_ids=() if body.request_id is None else _names(body.request_id),
+        request_ids=() if body.request_id is None else names_of(body.request_id),
         is_all=bool(body.all),
     )
 
 
-def _names(request_id: str) -> tuple[str, ...]:
+def names_of(request_id: str) -> tuple[str, ...]:
     """Returns the ids that may be meant: replies of the OpenAI endpoints have theirs after `cmpl-` or `chatcmpl-`."""
     kind, dash, rest = request_id.partition("-")
     return (request_id, rest) if dash and kind in ("cmpl", "chatcmpl") else (request_id,)

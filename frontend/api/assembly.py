@@ -14,6 +14,7 @@ from frontend.api.health import HealthApi
 from frontend.api.info import InfoApi, find_version
 from frontend.api.load import LoadApi
 from frontend.api.metrics import MetricsApi
+from frontend.api.requests import RequestsApi
 from frontend.api.tokens import TokensApi
 from frontend.http.access import AccessRules
 from frontend.http.app import App
@@ -32,7 +33,14 @@ def make_app(service: Service, endpoints: list[Endpoint], rules: AccessRules) ->
     name = service.config.http.root_path.strip("/")
     root_path = f"/{name}" if name else ""
     description = OpenApiApi(endpoints, version=find_version(), root_path=root_path, keys=rules.keys)
-    app = App(description.endpoints, service.processes, rules, service.http_requests, root_path)
+    app = App(
+        description.endpoints,
+        service.processes,
+        rules,
+        service.http_requests,
+        root_path,
+        on_response=service.note_response,
+    )
     return rules.with_cors(app)
 
 
@@ -50,6 +58,7 @@ def make_endpoints(
         *routes.models(InfoApi(service.config)),
         *routes.tokens(TokensApi(service, unknown)),
         *routes.watching(HealthApi(service, gauges), LoadApi(service), metrics),
+        *routes.tracing(RequestsApi(service, streams)),
         *routes.steering(AbortApi(service, unknown), CacheApi(service, unknown)),
     ]
 

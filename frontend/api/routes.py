@@ -16,8 +16,11 @@ from frontend.api.health import MAX_PROBE_TIMEOUT_S, Health, HealthApi, ProbeRep
 from frontend.api.info import InfoApi, ModelCard, ModelList, ServerInfo, VersionReply
 from frontend.api.load import LoadApi, LoadReply
 from frontend.api.metrics import MetricsApi
+from frontend.api.request_view import RequestState
+from frontend.api.requests import MAX_LIMIT, RequestReply, RequestsApi, RequestsReply
 from frontend.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply, TokensApi
 from frontend.http.endpoint import Endpoint, Parameter
+from frontend.requests.timeline import Stage
 
 PROMPT = "Once upon a time"
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
@@ -37,6 +40,29 @@ PROBE_TIMEOUT = Parameter(
 )
 MODEL_ID = Parameter(
     name="id", place="path", schema=Annotated[str, Meta(min_length=1)], description="A name of the model."
+)
+
+REQUEST_QUERY = (
+    Parameter(name="state", place="query", schema=RequestState, description="Only requests in this state."),
+    Parameter(name="stage", place="query", schema=Stage, description="Only open requests in this stage."),
+    Parameter(
+        name="min_age_s",
+        place="query",
+        schema=Annotated[float, Meta(ge=0)],
+        description="Only requests that are so old or, where they have ended, took so long.",
+    ),
+    Parameter(
+        name="limit",
+        place="query",
+        schema=Annotated[int, Meta(ge=1, le=MAX_LIMIT)],
+        description="The most requests to show; 100 if it is not given.",
+    ),
+)
+REQUEST_NAME = Parameter(
+    name="id",
+    place="path",
+    schema=Annotated[str, Meta(min_length=1)],
+    description="The uid, or the id of the HTTP request.",
 )
 
 
@@ -179,6 +205,32 @@ def watching(health: HealthApi, load: LoadApi, metrics: MetricsApi) -> list[Endp
         ),
         _get("/load", load.load, "operation", "How much there is to do", LoadReply),
         _get("/metrics", metrics.metrics, "operation", "Metrics for Prometheus", None, is_polled=True),
+    ]
+
+
+def tracing(requests: RequestsApi) -> list[Endpoint]:
+    """Returns the endpoints that tell what becomes of requests."""
+    return [
+        Endpoint(
+            method="GET",
+            path="/requests",
+            run=requests.list_requests,
+            tag="operation",
+            summary="Open requests and the latest that have ended: stage, age, and for what each waits",
+            description="Waits for no step: what comes from the scheduler is as old as it says.",
+            reply=RequestsReply,
+            parameters=REQUEST_QUERY,
+        ),
+        Endpoint(
+            method="GET",
+            path="/requests/{id:path}",
+            run=requests.show,
+            tag="operation",
+            summary="The timeline of one request, open or ended",
+            reply=RequestReply,
+            errors=(404,),
+            parameters=(REQUEST_NAME,),
+        ),
     ]
 
 

@@ -1,7 +1,7 @@
 """The ASGI application: routes, who may use them, what exceptions become, and one access line for each request."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route, Router
@@ -20,7 +20,8 @@ log = logging.getLogger("sluice.frontend")
 class App:
     """Answers 503 on every path but that of an early endpoint until all processes have been ready once.
 
-    Paths are taken with `root_path` before them and without: proxies differ in whether they take it off.
+    `on_response` is called when a response is over, also one that was cut off. Paths are taken with `root_path` before
+    them and without: proxies differ in whether they take it off.
     """
 
     def __init__(
@@ -30,6 +31,8 @@ class App:
         rules: AccessRules,
         requests: HttpRequests,
         root_path: str = "",
+        *,
+        on_response: Callable[[RequestTrace], None],
     ):
         self._routes: list[tuple[Route, Endpoint]] = [(endpoint.route(), endpoint) for endpoint in endpoints]
         self._router = Router([route for route, _ in self._routes], redirect_slashes=False)
@@ -37,6 +40,7 @@ class App:
         self._processes = processes
         self._rules = rules
         self._root_path = root_path
+        self._on_response = on_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
@@ -58,6 +62,7 @@ class App:
             await error_reply(error, trace.method, trace.path)(scope, receive, send)
         finally:
             self._requests.note(endpoint and endpoint.template, trace.method, trace.shown_status)
+            self._on_response(trace)
             trace.write_line(is_quiet=endpoint is not None and endpoint.is_polled)
 
     def _find_endpoint(self, path: str) -> Endpoint | None:

@@ -112,7 +112,8 @@ def _operation(endpoint: Endpoint, schemas: _Schemas, *, needs_key: bool) -> Jso
 
 
 def _responses(endpoint: Endpoint, schemas: _Schemas, *, needs_key: bool) -> Iterator[tuple[int, Json]]:
-    yield 200, {"description": _success_text(endpoint), "headers": _ID_HEADER, "content": _content(endpoint, schemas)}
+    headers = {**_ID_HEADER, **_TIMING_HEADER} if endpoint.events else _ID_HEADER
+    yield 200, {"description": _success_text(endpoint), "headers": headers, "content": _content(endpoint, schemas)}
     for status, kind in endpoint.other_replies.items():
         content = {"application/json": {"schema": schemas.of(kind)}}
         yield status, {"description": HTTPStatus(status).phrase, "headers": _ID_HEADER, "content": content}
@@ -175,6 +176,13 @@ _BEARER: Json = {"type": "http", "scheme": "bearer"}
 _ID_HEADER: Json = {
     "X-Request-Id": {
         "description": "The id of the request, as sent or made here.",
+        "schema": {"type": "string"},
+    }
+}
+
+_TIMING_HEADER: Json = {
+    "Server-Timing": {
+        "description": "Of a whole reply: milliseconds of each stage, and their sum as `total`.",
         "schema": {"type": "string"},
     }
 }

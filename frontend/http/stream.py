@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from frontend.errors import internal_error
 from frontend.http import sse
 from frontend.http.responses import JsonReply, log_internal
+from frontend.http.server_timing import SERVER_TIMING_HEADER, server_timing
 from frontend.requests.generation import Generation
 from frontend.requests.trace import REQUEST_ID_HEADER, RequestTrace, trace_of
 from frontend.service import Service
@@ -63,6 +64,11 @@ class OpenStreams:
         finally:
             self._streams.discard(stream)
 
+    def find_blocked(self) -> dict[int, float]:
+        """Returns for how many seconds responses have waited for their clients to read, by uids of their choices."""
+        now_s = time.monotonic()
+        return {uid: now_s - stream.wrote_s for stream in self._streams if stream.is_writing for uid in stream.uids()}
+
     def is_silent(self, stream: "EventStream") -> bool:
         return time.monotonic() - stream.wrote_s >= self._keepalive_s
 
@@ -84,6 +90,12 @@ class EventStream:
         self._is_behind = False
         """More steps have arrived than one write holds."""
         self.wrote_s = time.monotonic()
+        self.is_writing = False
+        """It waits for room in the connection, which its client makes by reading."""
+
+    def uids(self) -> list[int]:
+        """Returns the choices whose end has not been written."""
+        return [generation.uid for generation in self._running]
 
     def wake(self) -> None:
         self._choices[0].changed.set()
@@ -122,7 +134,9 @@ class EventStream:
             if not trace.status:
                 await _write_head(send, trace)
             self.wrote_s = time.monotonic()
+            self.is_writing = True
             await _write(send, frames, is_last=is_last)
+            self.is_writing = False
 
     def _next_frames(self) -> bytes:
         """Takes what has arrived, as much of it as one write holds, and returns its events: one for each step."""
@@ -159,7 +173,9 @@ class WholeReply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with watched(self._service, self._choices, receive):
             if await self._wait_end():
-                await JsonReply(self._content())(scope, receive, send)
+                content = self._content()
+                timing = (SERVER_TIMING_HEADER, server_timing(self._choices))
+                await JsonReply(content, headers=(timing,))(scope, receive, send)
 
     async def _wait_end(self) -> bool:
         """Returns true when all have ended, false as soon as the client has left. Raises the error of any choice."""

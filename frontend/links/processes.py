@@ -14,6 +14,10 @@ from messages.uids import find_gone
 ServerState = Literal["ready", "starting", "draining", "unhealthy"]
 
 
+SILENCE_S = 2.0
+"""A main loop that turns says so once a second."""
+
+
 class ProcessHealth(msgspec.Struct, frozen=True, omit_defaults=True):
     """One process in `/health`; `phase` and `fraction` while it starts, `busy_s` while a step runs.
 
@@ -143,6 +147,12 @@ class ProcessView:
         waiting = [_describe(name, self._processes.get(name)) for name in RING]
         return UnavailableError(f"the server is not ready: {', '.join(text for text in waiting if text)}", "not_ready")
 
+    def find_trouble(self) -> str:
+        """Returns which processes of the ring do not serve, or have given no sign of late; empty where all is well."""
+        now_ns = time.monotonic_ns()
+        found = [_find_trouble(status, now_ns) for kind in RING for status in self._of_kind(kind)]
+        return ", ".join(text for text in found if text)
+
     def health(self) -> dict[str, ProcessHealth]:
         """Returns each process by name, with ages as of now."""
         now_ns = time.monotonic_ns()
@@ -161,6 +171,17 @@ def _describe(name: str, status: ProcessStatus | None) -> str:
         return ""
     fraction = "" if status.fraction is None else f" {status.fraction:.0%}"
     return f"{name} is {status.state}" + (f" ({status.phase}{fraction})" if status.phase else "")
+
+
+def _find_trouble(status: ProcessStatus, now_ns: int) -> str:
+    """Returns what keeps a process from its work, longer than a process at work keeps others waiting."""
+    if not status.is_serving:
+        return _describe(status.name, status)
+    silent_s = (now_ns - status.beat_ns) / 1e9
+    if status.beat_ns and silent_s > SILENCE_S:
+        busy = " (a step or a long text is in work)" if status.busy_since_ns else ""
+        return f"{status.name} has given no sign for {silent_s:.1f} s{busy}"
+    return ""
 
 
 def _health(status: ProcessStatus, now_ns: int) -> ProcessHealth:

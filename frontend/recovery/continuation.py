@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import time
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -138,7 +139,12 @@ class Continuations:
         """A dead scheduler or detokenizer has had something of every request."""
         if has_scheduler_died:
             self._refuse(self._quarantine.note_death(self._registry.all_sent()))
-        waiting = [entry for entry in self._registry.all_sent() if not self._quarantine.is_held(entry)]
+        waiting: list[Generation] = []
+        for entry in self._registry.all_sent():
+            entry.timeline.interrupt(entry.last_token_ns)
+            entry.timeline.is_quarantined = self._quarantine.is_held(entry)
+            if not entry.timeline.is_quarantined:
+                waiting.append(entry)
         self._release_next()
         for generation in waiting:
             self._resubmit(generation)
@@ -153,6 +159,8 @@ class Continuations:
 
     def _resubmit(self, generation: Generation) -> None:
         self.num_resubmitted += 1
+        generation.timeline.interrupt(generation.last_token_ns)
+        generation.timeline.send(time.monotonic_ns())
         if not generation.has_listener:
             self._send(generation.next_attempt(ends_at_once=True))
             return

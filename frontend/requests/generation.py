@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from frontend.requests.timeline import Timeline
 from messages.columns import INT32, unpack_int32
 from messages.replies import PositionLogprobs, PromptReply, Usage, UserReply
 from messages.requests import AbortReason, TokenizeMsg
@@ -54,6 +55,7 @@ class Generation:
         "prompt",
         "prompt_usage",
         "request_id",
+        "timeline",
         "uid",
     )
 
@@ -71,6 +73,8 @@ class Generation:
         self.attempt = message.attempt
         self.message = message
         self.request_id = request_id
+        priority = message.sampling_params.priority
+        self.timeline = Timeline(message.uid, request_id, index, message.stamps.received_ns, priority)
         self.output_ids: array[int] = array(INT32)
         self.num_chars = 0
         """Characters received for `output_ids`; a continuation's text begins after them."""
@@ -172,9 +176,11 @@ class Generation:
     def finish(self, final: UserReply) -> None:
         """Takes the last tokens and the end; nothing may follow."""
         assert self.final is None, f"uid {self.uid} has ended already"
+        now_ns = time.monotonic_ns()
+        self.timeline.finish(final, now_ns)
         token_ids = unpack_int32(final.token_ids)
         if token_ids and not self.output_ids:
-            self.first_token_ns = time.monotonic_ns()
+            self.first_token_ns = now_ns
         self.output_ids.extend(token_ids)
         self.num_chars += len(final.incremental_output)
         if self.has_listener and (token_ids or final.incremental_output):

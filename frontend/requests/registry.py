@@ -2,17 +2,17 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from frontend.requests.generation import Generation
 from messages.columns import runs_of, unpack_int32, unpack_int64
 from messages.errors import ErrorInfo
-from messages.replies import PrefilledRow, PromptReply, StepReplies, UserReply
+from messages.replies import PromptReply, StepReplies, UserReply
 from messages.uids import first_uid_of
 
 OfRequests = UserReply | StepReplies | PromptReply
 OnEnd = Callable[[Generation], None]
-OnStep = Callable[[int, dict[int, int]], None]
+OnStep = Callable[[StepReplies, int, dict[int, int]], None]
 
 log = logging.getLogger("sluice.frontend")
 
@@ -20,8 +20,8 @@ log = logging.getLogger("sluice.frontend")
 class Registry:
     """Holds a request until exactly one final reply of its current attempt has arrived.
 
-    `on_end` is called with a request that has ended and left the registry; `on_step` with the time at which a step's
-    tokens have arrived, and how many rows had their previous token at which other time (0: none before).
+    `on_end` is called with a request that has ended and left the registry; `on_step` with a step whose tokens have
+    arrived, when they have, and how many rows had their previous token at which other time (0: none before).
     """
 
     def __init__(self, uid_block: int, on_end: OnEnd, on_step: OnStep):
@@ -61,7 +61,7 @@ class Registry:
         """Gives the tokens and ends in `message` to their requests; what belongs to no open attempt is dropped."""
         match message:
             case StepReplies():
-                self._take_prefilled(message.prefilled)
+                self._take_prefilled(message)
                 self._take_rows(message)
                 if message.logprobs:
                     self._take_logprobs(message)
@@ -95,11 +95,12 @@ class Registry:
         generation.finish(final)
         return remnant
 
-    def _take_prefilled(self, rows: Iterable[PrefilledRow]) -> None:
-        for row in rows:
+    def _take_prefilled(self, step: StepReplies) -> None:
+        for row in step.prefilled:
             generation = self._open.get(row.uid)
             if generation is not None and generation.attempt == row.attempt:
                 generation.prompt_usage = row.usage
+                generation.timeline.begin_decoding(step.committed_ns, row.usage)
 
     def _take_rows(self, step: StepReplies) -> None:
         """The last rows, the newest, go first: a first token does not wait for the frames of all other streams."""
@@ -123,7 +124,7 @@ class Registry:
             else:
                 log.debug("dropped a token of uid %d, attempt %d: not open", uid, attempt)
         if num_rows_after:
-            self._on_step(now_ns, num_rows_after)
+            self._on_step(step, now_ns, num_rows_after)
 
     def _take_logprobs(self, step: StepReplies) -> None:
         columns = unpack_int64(step.uids), unpack_int32(step.attempts), runs_of(step.token_ids, step.num_tokens)

@@ -13,10 +13,11 @@ from scheduler_proc.deciding.requests import PendingReq
 
 
 class Delivery:
-    """The columns of one `DetokenizeMsg` in the making."""
+    """The columns of one `DetokenizeMsg` in the making. The result of the step was there at `committed_ns`."""
 
-    def __init__(self, step_id: int) -> None:
+    def __init__(self, step_id: int, committed_ns: int = 0) -> None:
         self.token_ids: array[int] = array(INT32)
+        self.committed_ns = committed_ns
         self._step_id = step_id
         self._uids: array[int] = array(INT64)
         self._attempts: array[int] = array(INT32)
@@ -71,4 +72,5 @@ class Delivery:
             join(self._logprobs, self._logprobs[0].num_top) if self._logprobs else None,
             tuple(self._prefilled),
             pack_counts(self._num_tokens),
+            self.committed_ns,
         )

@@ -1,14 +1,14 @@
 """The policy: which rows run in the next step, who waits, and who gives way."""
 
-import time
-
 import msgspec
 
+from messages.timeline import DelayedRow, PreemptedRow
 from scheduler_proc.deciding.batch_columns import NO_DRAFTS, Chunk, plan_chunk, plan_drafts
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
 from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
+from scheduler_proc.deciding.plan_notes import AdmissionRate, PlanNotes
 from scheduler_proc.deciding.requests import Req, State
 from scheduler_proc.deciding.stages import Stages
 
@@ -32,7 +32,8 @@ class _Plan:
     def __init__(self, num_tokens_left: int, before: StepInFlight | None):
         self.num_tokens_left = num_tokens_left
         self.chunks: list[Chunk] = []
-        self.pages_in_work: set[PageKey] = set()
+        self.pages_in_work: dict[PageKey, int] = {}
+        """By whom each is computed."""
         self.before = [] if before is None else before.chunks_in_work()
         self.ends_in_flight = {chunk.req.uid: chunk.end for chunk in self.before}
 
@@ -44,7 +45,10 @@ class Policy:
         self._drafter = drafter
         self._stages = stages
         self._cache = cache
-        self._budget = budget
+        self.budget = budget
+        self.notes = PlanNotes()
+        """Of the latest plan."""
+        self.admission_rate = AdmissionRate()
         self.is_closed = False
         """Nothing gets out of the queue any more."""
         self.num_preemptions = 0
@@ -61,14 +65,19 @@ class Policy:
         gives way, so the first always goes on. With a step in flight nobody does: that raises `MustCommitError`.
         """
         stages, may_preempt = self._stages, before is None
+        self.notes = PlanNotes()
         for req, num_tokens in rows.reqs_without_slot():
             self._make_room(req, num_tokens, may_preempt)
-        plan = _Plan(self._budget.max_num_batched_tokens - len(rows), before)
-        plan.pages_in_work.update(self._page_key(chunk.req) for chunk in plan.before)
+        plan = _Plan(self.budget.max_num_batched_tokens - len(rows), before)
+        plan.pages_in_work.update((self._page_key(chunk.req), chunk.req.uid) for chunk in plan.before)
         for req in tuple(stages.prefilling):
             self._add_chunk(req, plan, may_preempt)
         if not self.is_closed:
             self._admit(plan, may_preempt)
+        elif stages.waiting:
+            self.notes.waits_for = "drain"
+        self.admission_rate.note_plan(len(stages.waiting), self.notes.planned_ns)
+        self.notes.num_step_tokens = self.budget.max_num_batched_tokens - plan.num_tokens_left
         rows.enter_pages()
         if self._drafter is not None:
             rows = self._add_drafts(self._drafter, rows, plan)
@@ -94,7 +103,9 @@ class Policy:
                 return True
             if not may_preempt:
                 raise MustCommitError
-            self._stages.preempt(self._stages.last_in_priority())
+            last = self._stages.last_in_priority()
+            self._stages.preempt(last)
+            self.notes.preempted.append(PreemptedRow(last.uid, last.pending.attempt, req.uid))
             self.num_preemptions += 1
         return False
 
@@ -104,19 +115,24 @@ class Policy:
         Not so where an earlier row of this step, or of the one in flight, computes the same page: after the step it can
         be found (but not by a prompt whose logprobs are wanted).
         """
-        if req.state is State.WAITING or not plan.num_tokens_left:
+        if req.state is State.WAITING:
+            return
+        if not plan.num_tokens_left:
+            self._note_delay(req, 0)
             return
         start = plan.ends_in_flight.get(req.uid)
         if start is None:
             self._cache.find_prefix(req)
-            if self._page_key(req) in plan.pages_in_work and not req.pending.lacks_prompt_logprobs:
+            by_uid = plan.pages_in_work.get(self._page_key(req))
+            if by_uid is not None and not req.pending.lacks_prompt_logprobs:
+                self._note_delay(req, by_uid)
                 return
             start = req.num_computed_tokens
         end = min(start + plan.num_tokens_left, len(req.token_ids))
         if start < end and self._make_room(req, end, may_preempt):
             plan.chunks.append(plan_chunk(req, start, end))
             plan.num_tokens_left -= end - start
-            plan.pages_in_work.add(self._page_key(req))
+            plan.pages_in_work[self._page_key(req)] = req.uid
             self._note_first_chunk(req)
 
     def _page_key(self, req: Req) -> PageKey:
@@ -130,22 +146,30 @@ class Policy:
         One page a running row is left to grow into: a row let in too early only has to give way again. One that gave
         way in this plan cannot come back in it: whoever needed its pages has taken some of them.
         """
-        stages, cache = self._stages, self._cache
+        stages, cache, notes = self._stages, self._cache, self.notes
         num_promised = sum(cache.num_missing(req, _num_next_tokens(req)) for req in stages.prefilling)
-        while stages.waiting and plan.num_tokens_left and len(stages.running) < self._budget.max_num_seqs:
+        while stages.waiting and plan.num_tokens_left and len(stages.running) < self.budget.max_num_seqs:
             req = stages.open_next()
             num_needed = cache.num_missing(req, _num_next_tokens(req))
             if num_promised + num_needed + len(stages.running) > cache.num_available:
                 stages.close_next(req)
+                notes.waits_for, notes.num_needed_pages = "pages", num_needed
+                notes.num_promised_pages = num_promised + len(stages.running)
                 return
             stages.admit(req)
+            self.admission_rate.note(notes.planned_ns)
             self._add_chunk(req, plan, may_preempt)
             num_promised += cache.num_missing(req, _num_next_tokens(req))
+        if stages.waiting:
+            notes.waits_for = "tokens" if len(stages.running) < self.budget.max_num_seqs else "rows"
+
+    def _note_delay(self, req: Req, by_uid: int) -> None:
+        self.notes.delayed.append(DelayedRow(req.uid, req.pending.attempt, by_uid))
 
     def _note_first_chunk(self, req: Req) -> None:
         pending = req.pending
         if pending.cached_tokens is None:
-            pending.first_scheduled_ns = time.monotonic_ns()
+            pending.first_scheduled_ns = self.notes.planned_ns
             pending.cached_tokens = min(req.num_computed_tokens, pending.num_prompt_tokens)
             self.num_prompt_tokens += pending.num_prompt_tokens
             self.num_hit_tokens += pending.cached_tokens

@@ -45,7 +45,7 @@ class Results:
 
         `failures` are rows that could not be computed, by index.
         """
-        decode, delivery = self._stages.decode, Delivery(output.step_id)
+        decode, delivery = self._stages.decode, Delivery(output.step_id, time.monotonic_ns())
         together, results = split_result(step, decode.reqs, output, failures)
         ended: list[tuple[PendingReq, Ending]] = []
         replies: list[ToDetokenizer] = []
@@ -84,7 +84,7 @@ class Results:
                 return pending.find_ending()  # one that gets no token ends with its prompt
             if token_ids:
                 delivery.add_prefilled(pending)
-                pending.first_token_ns = pending.first_token_ns or time.monotonic_ns()
+                pending.first_token_ns = pending.first_token_ns or delivery.committed_ns
         logprobs = result.logprobs
         delivery.add(pending, token_ids, None if logprobs is None else cut(logprobs, 0, len(token_ids)))
         req.token_ids.extend(token_ids)

@@ -20,6 +20,7 @@ from scheduler_proc.deciding.policy import Budget, Policy
 from scheduler_proc.deciding.refusals import check_possible
 from scheduler_proc.deciding.requests import Limits, PendingReq
 from scheduler_proc.deciding.results import Results
+from scheduler_proc.deciding.schedule_reports import ScheduleReports
 from scheduler_proc.deciding.stages import Stages
 
 NO_FAILURES: Mapping[int, ErrorInfo] = {}
@@ -39,6 +40,7 @@ class Scheduler:
         self._limits = limits
         self._stages = Stages(cache)
         self._policy = Policy(self._stages, cache, budget, drafter)
+        self._reports = ScheduleReports(self._stages, cache, self._policy)
         self._results = Results(self._stages, cache)
         self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len)
         self._has_drafter = drafter is not None
@@ -76,7 +78,8 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Returns the next step, or `None` where there is no request, or none that may have a row.
 
-        With a step in flight, `None` also means that it has to be committed first.
+        With a step in flight, `None` also means that it has to be committed first. What timelines must know of the plan
+        is among the replies then, and should leave before the step runs.
         """
         if self.is_idle or (self._policy.is_closed and not self._stages.running):
             return None
@@ -95,6 +98,9 @@ class Scheduler:
         self._num_steps += 1
         self._num_steps_ahead += before is not None
         self._in_flight.append(StepInFlight(rows.reqs, chunks, self._stages))
+        report = self._reports.make(chunks)
+        if report is not None:
+            self._replies.append(report)
         return self._builder.build(self._num_steps, rows, chunks)
 
     def close_queue(self) -> None:

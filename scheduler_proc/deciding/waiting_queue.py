@@ -33,6 +33,8 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._queue: list[PendingReq] = []
+        self._new: dict[int, PendingReq] = {}
+        """By uid: those that have come since the last `pop_new`."""
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -47,12 +49,24 @@ class WaitingQueue:
     def push(self, pending: PendingReq) -> None:
         """Puts a request into its place."""
         insort(self._queue, pending, key=by_priority_key)
+        self._new[pending.uid] = pending
 
     def remove(self, pending: PendingReq) -> None:
         """Removes a request, wherever it is."""
-        index = bisect_left(self._queue, pending.priority_key, key=by_priority_key)
+        index = self.rank(pending)
         assert self._queue[index] is pending, "a request waits in another place than its own"
         del self._queue[index]
+        self._new.pop(pending.uid, None)
+
+    def rank(self, pending: PendingReq) -> int:
+        """Returns how many others go before one that waits."""
+        return bisect_left(self._queue, pending.priority_key, key=by_priority_key)
+
+    def pop_new(self) -> list[PendingReq]:
+        """Returns those that wait and were not there at the last call."""
+        new = list(self._new.values())
+        self._new.clear()
+        return new
 
     def check(self) -> None:
         """Asserts that the queue is in order and no two requests have one priority key."""

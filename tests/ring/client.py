@@ -147,6 +147,7 @@ GAUGES_OF_REQUESTS = {
     "waiting",
     "running",
     "streams",
+    "timelines",
     "pages_held",
 }
 

@@ -27,6 +27,7 @@ OPERATIONS = (
     *("POST /generate", "POST /v1/completions", "POST /v1/chat/completions", "POST /tokenize", "POST /detokenize"),
     *("POST /abort_request", "POST /flush_cache", "GET /v1/models", "GET /v1/models/{id}", "GET /version"),
     *("GET /server_info", "GET /health", PROBE, "GET /ping", "GET /load", "GET /metrics"),
+    *("GET /requests", "GET /requests/{id}"),
 )
 ADMINISTRATION = ("GET /admin/processes", "POST /admin/restart/{process}", "POST /start_profile", "POST /stop_profile")
 """Described, and tested where they are: here they would restart what is being tested."""

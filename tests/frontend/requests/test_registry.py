@@ -26,7 +26,7 @@ class Opened:
         assert generation.final is not None
         self.num_ended += 1
 
-    def _count_rows(self, now_ns: int, num_rows_after: dict[int, int]) -> None:
+    def _count_rows(self, message: StepReplies, now_ns: int, num_rows_after: dict[int, int]) -> None:
         self.steps.append(num_rows_after)
 
     def _open(self, attempt: int) -> Generation:

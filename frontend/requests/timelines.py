@@ -1,0 +1,133 @@
+"""The timelines of this frontend's requests: those that are open, and the latest that have ended."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from frontend.requests.generation import Generation
+from frontend.requests.step_log import MAX_POINTS, StepLog
+from frontend.requests.timeline import ChunkSpan, Outcome, Span, Timeline, Told
+from messages.timeline import ChunkRow, DelayedRow, PreemptedRow, ScheduleReport, Tokenized, TokenizedRow, WaitingRow
+
+NUM_ENDED = 1000
+
+AnyRow = TokenizedRow | ChunkRow | WaitingRow | DelayedRow | PreemptedRow
+
+log = logging.getLogger("sluice.frontend")
+
+
+class Timelines:
+    """A request is here from its admission until its response is over, and then among the latest `NUM_ENDED`.
+
+    Those that took `slow_request_s` or longer are logged. `find_open` returns what waits for a final reply.
+    """
+
+    def __init__(self, find_open: Callable[[int], Generation | None], slow_request_s: float | None = None):
+        self._find_open = find_open
+        self._slow_request_s = slow_request_s
+        self._live: dict[int, Generation] = {}
+        self._ended: deque[Timeline] = deque(maxlen=NUM_ENDED)
+        self.steps = StepLog()
+        self.heard_ns = 0
+        """When the scheduler was heard last, by way of the detokenizer."""
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def live(self) -> list[Generation]:
+        """Returns the requests whose responses are not over, the oldest first."""
+        return list(self._live.values())
+
+    def ended(self) -> Iterator[Timeline]:
+        """Yields those that are, the latest first."""
+        return reversed(self._ended)
+
+    def open(self, generation: Generation, path: str) -> None:
+        """Adds a request that has been admitted; `path` is that of its endpoint."""
+        generation.timeline.path = path
+        self._live[generation.uid] = generation
+
+    def close(self, generation: Generation) -> None:
+        """The response is over, or was never wanted, and the final reply is here. May be called again."""
+        if self._live.pop(generation.uid, None) is None:
+            return
+        final, timeline = generation.final, generation.timeline
+        assert final is not None, f"uid {generation.uid} has not ended"
+        timeline.end_ns = time.monotonic_ns()
+        timeline.outcome = Outcome(final.finish_reason, len(generation.output_ids), self.step_ends(timeline))
+        self._ended.append(timeline)
+        total_s = (timeline.end_ns - timeline.received_ns) / 1e9
+        if self._slow_request_s is not None and total_s >= self._slow_request_s:
+            log.warning("slow request: %s", describe(timeline, timeline.end_ns))
+
+    def note_step(self, committed_ns: int, now_ns: int) -> None:
+        """Tokens of a step that ended at `committed_ns` have come."""
+        self.heard_ns = now_ns
+        if committed_ns:
+            self.steps.add(committed_ns)
+
+    def note_tokenized(self, message: Tokenized) -> None:
+        """The tokenizer has passed prompts on."""
+        for row in message.rows:
+            timeline = self._find(row)
+            if timeline is not None:
+                timeline.prompt_tokens = row.num_tokens
+                timeline.mark_once(row.begun_ns, "tokenize")
+                timeline.mark_once(row.tokenized_ns, "scheduler_inbox")
+
+    def note_schedule(self, report: ScheduleReport) -> None:
+        """The scheduler has planned a step."""
+        self.heard_ns, planned_ns = time.monotonic_ns(), report.planned_ns
+        for preempted in report.preempted:
+            timeline = self._find(preempted)
+            if timeline is not None:
+                timeline.mark(planned_ns, "preempted")
+        for waiting in report.waiting:
+            timeline = self._find(waiting)
+            if timeline is not None:
+                timeline.mark_once(waiting.queued_ns, "queue")
+                timeline.told = Told(planned_ns, report.facts, waiting)
+        for chunk in report.chunks:
+            timeline = self._find(chunk)
+            if timeline is not None:
+                timeline.num_to_compute = chunk.num_tokens
+                timeline.note_chunk(ChunkSpan(planned_ns, chunk.start, chunk.end), chunk.queued_ns)
+        for delayed in report.delayed:
+            timeline = self._find(delayed)
+            if timeline is not None:
+                timeline.told = Told(planned_ns, report.facts, delayed)
+
+    def step_ends(self, timeline: Timeline) -> tuple[int, ...]:
+        """Returns when the steps ended in which the request decoded, as far as they are kept."""
+        if timeline.outcome is not None:
+            return timeline.outcome.step_ends_ns
+        decoding = [span for span in timeline.spans(time.monotonic_ns()) if span.stage == "decode"]
+        max_points = max(1, MAX_POINTS // max(1, len(decoding)))
+        parts = (self.steps.between(span.begin_ns, span.end_ns, max_points) for span in decoding)
+        return tuple(chain.from_iterable(parts))
+
+    def _find(self, row: AnyRow) -> Timeline | None:
+        generation = self._find_open(row.uid)
+        return generation.timeline if generation is not None and generation.attempt == row.attempt else None
+
+
+def describe(timeline: Timeline, now_ns: int) -> str:
+    """Returns a timeline in one line: `uid=7 id=… total=812.3 ms accept=0.4 …`, repeated stages added up."""
+    total_ms = (now_ns - timeline.received_ns) / 1e6
+    stages = " ".join(f"{stage}={ms:.1f}" for stage, ms in sum_stages(timeline.spans(now_ns)).items())
+    reason = timeline.outcome.finish_reason if timeline.outcome is not None else "open"
+    return (
+        f"uid={timeline.uid} id={timeline.request_id} prompt={timeline.prompt_tokens} cached={timeline.cached_tokens} "
+        f"finish={reason} attempts={timeline.attempt + 1} total={total_ms:.1f} ms {stages}"
+    )
+
+
+def sum_stages(spans: list[Span]) -> dict[str, float]:
+    """Returns the milliseconds of each stage, in the order of their first times."""
+    sums_ms: dict[str, float] = {}
+    for span in spans:
+        sums_ms[span.stage] = sums_ms.get(span.stage, 0.0) + (span.end_ns - span.begin_ns) / 1e6
+    return sums_ms

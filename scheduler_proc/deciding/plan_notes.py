@@ -1,0 +1,60 @@
+"""What a plan leaves behind beside its rows: who waits for what, and who gave way."""
+
+import time
+from collections import deque
+
+from messages.timeline import DelayedRow, PreemptedRow, WaitsFor
+
+NUM_MEASURED = 32
+"""Latest admissions from which their rate is taken."""
+
+
+class PlanNotes:
+    """Of one plan, made at `planned_ns`. `delayed` are prompts without a chunk, `preempted` the requests that gave way.
+
+    `waits_for` is why the first of the queue stays there. Where that is pages, it needs `num_needed_pages` beside the
+    `num_promised_pages` that rows which run are still to get.
+    """
+
+    def __init__(self) -> None:
+        self.planned_ns = time.monotonic_ns()
+        self.delayed: list[DelayedRow] = []
+        self.preempted: list[PreemptedRow] = []
+        self.waits_for: WaitsFor | None = None
+        self.num_needed_pages = 0
+        self.num_promised_pages = 0
+        self.num_step_tokens = 0
+        """Tokens of all rows of the step."""
+
+
+class AdmissionRate:
+    """How fast requests leave the queue, since there has been one: what fills free rows at once says nothing."""
+
+    def __init__(self) -> None:
+        self._begin_ns = 0
+        """When the queue began to be, 0 while there is none."""
+        self._latest_ns: deque[int] = deque(maxlen=NUM_MEASURED)
+
+    def note_plan(self, num_waiting: int, now_ns: int) -> None:
+        """Call it after each plan: `num_waiting` are left in the queue."""
+        if not num_waiting:
+            self._begin_ns = 0
+            self._latest_ns.clear()
+        elif not self._begin_ns:
+            self._begin_ns = now_ns
+
+    def note(self, now_ns: int) -> None:
+        """Counts a request that has got a row."""
+        if self._begin_ns:
+            self._latest_ns.append(now_ns)
+
+    def per_s(self, now_ns: int) -> float:
+        """Returns the rate of the latest admissions up to now, so it falls while there is none; 0 before the first."""
+        num_admitted = len(self._latest_ns)
+        if not num_admitted:
+            return 0.0
+        if num_admitted == NUM_MEASURED:
+            num_admitted, begin_ns = num_admitted - 1, self._latest_ns[0]
+        else:
+            begin_ns = self._begin_ns
+        return num_admitted * 1e9 / max(now_ns - begin_ns, 1_000_000)

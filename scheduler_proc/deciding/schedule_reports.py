@@ -1,0 +1,70 @@
+"""What timelines are told of a plan: which prompts it works on, and for what every other request waits."""
+
+from collections.abc import Sequence
+
+from messages.timeline import ChunkRow, QueueFacts, ScheduleReport, WaitingRow
+from scheduler_proc.deciding.batch_columns import Chunk
+from scheduler_proc.deciding.block_allocator import BlockAllocator
+from scheduler_proc.deciding.policy import Policy
+from scheduler_proc.deciding.requests import PendingReq, State
+from scheduler_proc.deciding.stages import Stages
+
+REFRESH_NS = 1_000_000_000
+"""All that wait are told again after this time; who begins to wait is told at once."""
+
+
+class ScheduleReports:
+    """Makes the report of each plan that has something to tell. A step of decode rows alone has not."""
+
+    def __init__(self, stages: Stages, cache: BlockAllocator, policy: Policy):
+        self._stages = stages
+        self._cache = cache
+        self._policy = policy
+        self._told_all_ns = 0
+
+    def make(self, chunks: Sequence[Chunk]) -> ScheduleReport | None:
+        """Returns what to tell of the latest plan, whose rows other than decode rows are `chunks`."""
+        notes, waiting = self._policy.notes, self._stages.waiting
+        is_refresh = bool(waiting or notes.delayed) and notes.planned_ns - self._told_all_ns >= REFRESH_NS
+        new = waiting.pop_new()
+        in_prefill = [chunk for chunk in chunks if chunk.req.state is State.PREFILL]
+        if not (is_refresh or new or in_prefill or notes.preempted):
+            return None
+        if is_refresh:
+            self._told_all_ns = notes.planned_ns
+            ranked = list(enumerate(waiting))
+        else:
+            ranked = [(waiting.rank(pending), pending) for pending in new]
+        return ScheduleReport(
+            planned_ns=notes.planned_ns,
+            facts=self._facts(),
+            chunks=tuple([_chunk_row(chunk) for chunk in in_prefill]),
+            waiting=tuple([self._waiting_row(num_before, pending) for num_before, pending in ranked]),
+            delayed=tuple(notes.delayed),
+            preempted=tuple(notes.preempted),
+        )
+
+    def _facts(self) -> QueueFacts:
+        notes, stages, cache, policy = self._policy.notes, self._stages, self._cache, self._policy
+        return QueueFacts(
+            waits_for=notes.waits_for,
+            num_waiting=len(stages.waiting),
+            num_running=len(stages.running),
+            max_num_seqs=policy.budget.max_num_seqs,
+            num_step_tokens=notes.num_step_tokens,
+            max_num_batched_tokens=policy.budget.max_num_batched_tokens,
+            num_free_pages=cache.num_free,
+            num_evictable_pages=cache.num_available - cache.num_free,
+            num_needed_pages=notes.num_needed_pages,
+            num_promised_pages=notes.num_promised_pages,
+            admitted_per_s=policy.admission_rate.per_s(notes.planned_ns),
+        )
+
+    def _waiting_row(self, num_before: int, pending: PendingReq) -> WaitingRow:
+        num_pages = -(-len(pending.token_ids) // self._cache.page_size)
+        return WaitingRow(pending.uid, pending.attempt, pending.queued_ns, num_before, num_pages)
+
+
+def _chunk_row(chunk: Chunk) -> ChunkRow:
+    req, pending = chunk.req, chunk.req.pending
+    return ChunkRow(req.uid, pending.attempt, pending.queued_ns, chunk.start, chunk.end, len(req.token_ids))
