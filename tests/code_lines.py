@@ -27,14 +27,14 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 5_620,
-    "tokenizer and detokenizer": 1_500,
-    "scheduler": 3_960,
+    "frontend": 5_760,
+    "tokenizer and detokenizer": 1_640,
+    "scheduler": 4_150,
     "CPU backend": 2_960,
     "GPU backend": 2_185,
     "operations and references": 1_160,
-    "messages": 1_345,
-    "process runtime": 890,
+    "messages": 1_375,
+    "process runtime": 1_010,
     "launcher": 2_650,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
