@@ -28,13 +28,13 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 BUDGETS = {
     "frontend": 5_760,
-    "tokenizer and detokenizer": 1_640,
-    "scheduler": 4_150,
+    "tokenizer and detokenizer": 1_730,
+    "scheduler": 4_230,
     "CPU backend": 2_960,
     "GPU backend": 2_185,
     "operations and references": 1_160,
     "messages": 1_375,
-    "process runtime": 1_010,
+    "process runtime": 1_060,
     "launcher": 2_650,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

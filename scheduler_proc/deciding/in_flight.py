@@ -53,10 +53,7 @@ class StepInFlight:
                 rows.append(chunk.req)
         for req in rows.full_reqs():
             rows.remove(req)
-        processors = (
-            [req.pending.logits_processors for req in rows.reqs] if rows.sampling.num_with_logits_processors else []
-        )
-        if any(each is not None and each.needs_last_token for each in processors):
+        if rows.sampling.num_that_change_logits and any(req.pending.needs_last_token for req in rows.reqs):
             raise MustCommitError
         sampling = [*self.decode_reqs, *(chunk.req for chunk in self.chunks if chunk.wanted.num_tokens)]
         sources = {req.uid: index for index, req in enumerate(sampling)}
