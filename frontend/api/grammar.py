@@ -34,20 +34,20 @@ class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: SchemaFormat | None = None
-    structures: Raw | None = None
-    triggers: Raw | None = None
-    format: Raw | None = None
+    structures: Raw = Raw()
+    triggers: Raw = Raw()
+    format: Raw = Raw()
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's object. `disable_fallback` changes nothing: there is only one way."""
 
-    json: Raw | None = None
+    json: Raw = Raw()
     regex: NonEmpty | None = None
     choice: Choices | None = None
     grammar: NonEmpty | None = None
     json_object: bool | None = None
-    structural_tag: Raw | None = None
+    structural_tag: Raw = Raw()
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
@@ -59,7 +59,7 @@ class GrammarFields(msgspec.Struct, frozen=True, kw_only=True):
 
     response_format: Annotated[ResponseFormat | None, Meta(description=FORMAT_TEXT)] = None
     structured_outputs: Annotated[StructuredOutputs | None, Meta(description=OUTPUTS_TEXT)] = None
-    guided_json: Annotated[Raw | None, Meta(description=SCHEMA_TEXT)] = None
+    guided_json: Annotated[Raw, Meta(description=SCHEMA_TEXT)] = Raw()
     guided_regex: Annotated[NonEmpty | None, Meta(description="a regular expression, not empty")] = None
     guided_choice: Annotated[Choices | None, Meta(description=CHOICES_TEXT)] = None
     guided_grammar: Annotated[NonEmpty | None, Meta(description="a grammar in Lark or GBNF, not empty")] = None
@@ -124,7 +124,7 @@ def _asked_by_format(response_format: ResponseFormat | None) -> list[_Asked]:
 
 
 def _asked_by(
-    prefix: str, schema: Raw | None, regex: str | None, choices: list[str] | None, grammar: str | None
+    prefix: str, schema: Raw, regex: str | None, choices: list[str] | None, grammar: str | None
 ) -> list[_Asked]:
     asked: list[_Asked] = []
     if _is_given(schema):
@@ -138,13 +138,13 @@ def _asked_by(
     return asked
 
 
-def _is_given(raw: Raw | None) -> bool:
-    return raw is not None and bytes(memoryview(raw)[:4]) != b"null"
+def _is_given(raw: Raw) -> bool:
+    return bytes(memoryview(raw)[:4]) not in (b"", b"null")
 
 
-def _text_of(raw: Raw | None) -> str:
+def _text_of(raw: Raw) -> str:
     """Returns what was given as JSON, or, where that is a string, the string."""
-    text = bytes(raw or b"").decode()
+    text = bytes(raw).decode()
     if not text.startswith('"'):
         return text
     value: Any = msgspec.json.decode(text)
