@@ -104,8 +104,8 @@ class Scheduler:
 
         With a step in flight, `None` also means that it has to be committed first.
         """
-        if self._stages.compiling:
-            self._release_compiled()
+        if self._grammars is not None:
+            self._release_compiled(self._grammars)
         if self.is_idle or (self._policy.is_closed and not self._stages.running):
             return None
         assert len(self._in_flight) < 2, "there are two steps in flight"
@@ -217,10 +217,9 @@ class Scheduler:
         if grammars is not None and lacks_grammar:
             grammars.start(pending)
 
-    def _release_compiled(self) -> None:
+    def _release_compiled(self, grammars: GrammarSource) -> None:
         """Lets requests into the queue whose grammars have compiled, and ends those whose grammars have not."""
-        assert self._grammars is not None
-        for pending, grammar in self._grammars.pop_built():
+        for pending, grammar in grammars.pop_built():
             if self._stages.compiling.get(pending.uid) is not pending:
                 continue  # it has ended meanwhile
             if isinstance(grammar, ErrorInfo):
