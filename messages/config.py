@@ -127,6 +127,15 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    grammar_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=600,
+            description="seconds that a grammar (response_format, structured_outputs) may take to compile before it is "
+            "refused",
+        ),
+    ] = 10.0
     max_n_sequences: Annotated[int, Positive, Meta(description="choices that one prompt may have (n, best_of)")] = 64
     seed: (
         Annotated[

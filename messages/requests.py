@@ -12,6 +12,24 @@ AbortReason = Literal["abort", "timeout"]
 TruncationSide = Literal["left", "right"]
 
 
+GrammarKind = Literal["json_schema", "regex", "choice", "lark", "structural_tag", "llguidance"]
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What the whole output must be, in one of the forms that clients use; `param` is the field that asked for it.
+
+    `text` is a JSON schema, a regular expression, a JSON list of strings of which the output is one, a grammar in
+    Lark's or GBNF's syntax, or the JSON object of a structural tag. The tokenizer makes of all of them what the
+    scheduler gets: "llguidance", that library's own form. `whitespace` is a regular expression for what may stand
+    between the tokens of JSON: empty for nothing, `None` for any.
+    """
+
+    kind: GrammarKind
+    text: str
+    param: str
+    whitespace: str | None = None
+
+
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """How the tokens of one request are chosen and when it ends. Ranges are checked in the frontend.
 
@@ -20,12 +38,13 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     `max_tokens` counts tokens over all attempts; the tokenizer lowers it to what the context leaves.
     `cache_salt` separates prefix-cache namespaces. Until the row has `min_tokens`, no token may end it.
 
-    Changes to the logits come before temperature, in this order: `allowed_token_ids` (int32; empty: all), bad words,
-    `min_tokens`, `bias_ids` (int32) with `bias_values` (float32, of equal length), then repetition, frequency and
-    presence penalty. `bad_words` are texts; the tokenizer fills in `bad_word_ids`, the id sequences (int32) that
-    must not be completed. Logprobs are of the distribution before any change. `num_logprobs` alternatives are wanted
-    with each output token and `num_prompt_logprobs` with each prompt token, 0 for the token's own alone, `None` for no
-    logprobs. With `echo` the prompt's text is wanted. A lower `priority` goes first.
+    Changes to the logits come before temperature, in this order: `allowed_token_ids` (int32; empty: all),
+    `grammar`, bad words, `min_tokens`, `bias_ids` (int32) with `bias_values` (float32, of equal length), then
+    repetition, frequency and presence penalty. `bad_words` are texts; the tokenizer fills in `bad_word_ids`, the id
+    sequences (int32) that must not be completed. Logprobs are of the distribution before any change. `num_logprobs`
+    alternatives are wanted with each output token and `num_prompt_logprobs` with each prompt token, 0 for the
+    token's own alone, `None` for no logprobs. With `echo` the prompt's text is wanted. A lower `priority` goes
+    first.
     """
 
     max_tokens: int
@@ -53,6 +72,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     num_prompt_logprobs: int | None = None
     echo: bool = False
     priority: int = 0
+    grammar: Grammar | None = None
 
     @property
     def is_greedy(self) -> bool:

@@ -21,6 +21,8 @@ PAGE = Axis("page", ROW, width="num_pages_per_row")
 SAMPLED = Axis("sampled token", TOKEN, indices="sample_tokens")
 ALLOWED = Axis("sampled token that may only be one of some", SAMPLED, indices="allowed_rows")
 ALLOWED_ID = Axis("allowed id", ALLOWED, counts="num_allowed")
+MASKED = Axis("sampled token of a grammar", SAMPLED, indices="bitmask_rows")
+MASK_WORD = Axis("word of a bitmask", MASKED, width="num_mask_words")
 BIAS = Axis("bias", SAMPLED, indices="bias_rows")
 PENALIZED = Axis("sampled token with a penalty", SAMPLED, indices="penalty_rows")
 HISTORY_ID = Axis("history id", PENALIZED, counts="num_history")
@@ -35,7 +37,7 @@ NO_TOKEN = -1
 class LogitsProcessing(msgspec.Struct, frozen=True, array_like=True):
     """What changes logits before a token is chosen. A column that names rows holds indices into the S, ascending.
 
-    They are applied in this order: allowed tokens, biases, penalties.
+    They are applied in this order: allowed tokens, bitmasks of grammars, biases, penalties.
     """
 
     allowed_rows: Annotated[bytes, Column(INT32, ALLOWED)] = b""
@@ -62,6 +64,12 @@ class LogitsProcessing(msgspec.Struct, frozen=True, array_like=True):
     """How many of those, the first ones, are the prompt."""
     history_ids: Annotated[bytes, Column(INT32, HISTORY_ID)] = b""
     """The last one of a row whose token is in `Batch.future_token_indices` is 0 here, and filled in on the device."""
+    bitmask_rows: Annotated[bytes, Column(INT32, MASKED)] = b""
+    """Rows with a grammar."""
+    bitmasks: Annotated[bytes, Column(INT32, MASK_WORD, fill=-1, dummy=-1)] = b""
+    """What their grammars allow: bit b of a row's word w is that of token 32 * w + b."""
+    num_mask_words: int = 0
+    """Words of a row: as many as the vocabulary needs."""
 
 
 class PromptLogprobTargets(msgspec.Struct, frozen=True, array_like=True):

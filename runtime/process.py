@@ -165,8 +165,14 @@ class ProcessLink:
     def wait(self, timeout_s: float = BEAT_INTERVAL_S) -> None:
         """Blocks until a receiver or the launcher has something, a signal comes, or it is time for the next beat."""
         if not self.is_stopping:
-            self._waiter.wait(min(timeout_s, BEAT_INTERVAL_S))
+            if self._wakeup_reader in self._waiter.wait(min(timeout_s, BEAT_INTERVAL_S)):
+                os.read(self._wakeup_reader, 4096)
             self._hears_nothing = not self._waiter.has_found(self._control)
+
+    def wake(self) -> None:
+        """Lets `wait` return, from any thread."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wakeup_writer, b"\0")
 
     def phase(self, text: str, fraction: float | None = None) -> None:
         """Tells the operator what this process is doing while it starts; `fraction` in [0, 1] draws a bar."""
@@ -291,8 +297,7 @@ class ProcessLink:
 
     def _stop(self) -> None:
         self.is_stopping = True
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wakeup_writer, b"\0")
+        self.wake()
 
     def fail(self, message: str) -> None:
         self._control.send(BootFailed(message))

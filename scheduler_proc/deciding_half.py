@@ -6,13 +6,13 @@ from messages.config import Config
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
-from scheduler_proc.deciding.scheduler import Scheduler
+from scheduler_proc.deciding.scheduler import GrammarSource, Scheduler
 from scheduler_proc.stepper import Runner
 
 log = logging.getLogger("sluice.scheduler")
 
 
-def make_scheduler(config: Config, runner: Runner) -> Scheduler:
+def make_scheduler(config: Config, runner: Runner, grammars: GrammarSource | None = None) -> Scheduler:
     """Returns a scheduler for the pages of `runner`, in which a request of full length has room."""
     facts, page_size = config.facts, config.cache.block_size
     budget = Budget(config.scheduling.max_num_seqs, runner.max_num_batched_tokens)
@@ -28,4 +28,5 @@ def make_scheduler(config: Config, runner: Runner) -> Scheduler:
         Limits(facts.max_model_len, facts.vocab_size, facts.eos_token_ids),
         budget,
         runner.drafter,
+        grammars,
     )

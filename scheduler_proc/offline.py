@@ -104,6 +104,7 @@ def _refuse_what_needs_text(params: SamplingParams) -> None:
         "stop": bool(params.stop),
         "bad_words": bool(params.bad_words),
         "echo": params.echo,
+        "grammar": params.grammar is not None,
         "num_logprobs": params.num_logprobs is not None,
         "num_prompt_logprobs": params.num_prompt_logprobs is not None,
     }

@@ -18,6 +18,7 @@ from runtime.profiling import Observer, Part
 from scheduler_proc.computing.cpu.openmp import limit_spinning
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding_half import make_scheduler
+from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.prefetch import prefetch
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Running, Stepper
@@ -53,7 +54,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
     if not link.stand_by():
         return
     runner = load_runner(link.config, link.phase)
-    scheduler = make_scheduler(link.config, runner)
+    scheduler = make_scheduler(link.config, runner, GrammarBuilder(link.config, link.wake))
     receiver: Receiver[ToScheduler] = Receiver(link.run_dir.socket("scheduler"), ToScheduler)
     sender: Sender[ToDetokenizer] = link.open_sender("detokenizer")
     link.add_receiver(receiver)

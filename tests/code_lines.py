@@ -28,13 +28,13 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 BUDGETS = {
     "frontend": 6_300,
-    "tokenizer and detokenizer": 1_510,
-    "scheduler": 4_070,
-    "CPU backend": 2_930,
-    "GPU backend": 2_150,
-    "operations and references": 1_130,
+    "tokenizer and detokenizer": 1_730,
+    "scheduler": 4_230,
+    "CPU backend": 2_960,
+    "GPU backend": 2_185,
+    "operations and references": 1_160,
     "messages": 1_420,
-    "process runtime": 890,
+    "process runtime": 1_060,
     "launcher": 2_650,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

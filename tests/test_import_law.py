@@ -42,6 +42,9 @@ RULES = {
     "messages/channels.py": rule("messages", "msgspec zmq"),
     "runtime": rule("runtime messages", "msgspec"),
     "runtime/profiling.py": rule("runtime messages", "msgspec pyinstrument"),
+    "runtime/grammars.py": rule("runtime messages", "msgspec llguidance"),
+    "tokenizer_proc/grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
+    "tokenizer_proc/structural_tags.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "kernels": rule("kernels", "torch triton numpy"),
 }
 """The longest prefix of a file's path decides. A missing place is no error: the file that appears there has a rule."""
@@ -84,6 +87,9 @@ FUNCTION_LEVEL_IMPORTS = {
     (f"{LOADING}/load_runner.py", "scheduler_proc.computing.loading.checkpoint"): "random weights need no safetensors",
     (f"{LOADING}/load_runner.py", "scheduler_proc.computing.loading.weight_cache"): "likewise",
     ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
+    ("runtime/grammars.py", "llguidance"): "is needed from the first grammar on",
+    ("tokenizer_proc/grammars.py", "llguidance"): "is needed from the first grammar on",
+    ("tokenizer_proc/structural_tags.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/encoding.py", "transformers"): "60 MB that a process with tokenizer.json saves",
     ("detokenizer_proc/vocabulary.py", "transformers"): "60 MB that a process with tokenizer.json saves",
 }

@@ -30,6 +30,7 @@ from tokenizer_proc import calls
 from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.chat_files import read_chat_files
 from tokenizer_proc.encoding import Encoding, load_encoding
+from tokenizer_proc.grammars import GrammarChecks
 from tokenizer_proc.prompts import PromptReader
 
 LONG_PROMPT_CHARS = 100_000
@@ -78,6 +79,7 @@ def serve(link: ProcessLink) -> None:
     inbox: Receiver[ToTokenizer] = Receiver(link.run_dir.socket(link.name), ToTokenizer)
     to_scheduler: Sender[ToScheduler] = link.open_sender("scheduler")
     to_frontends = FrontendSenders(link.open_sender, link.close_sender)
+    grammars = GrammarChecks(link.config, link.wake)
     chars_in_hand = 0
     num_tokenized = 0
 
@@ -90,7 +92,16 @@ def serve(link: ProcessLink) -> None:
         link.wait()
         link.receive_control()
         passed_on: list[UserMsg] = []
+        for message in grammars.pop_done():
+            if isinstance(message, UserReply):
+                to_frontends.send(message)
+                continue
+            to_scheduler.send_or_drop(message)
+            if isinstance(message, UserMsg):
+                passed_on.append(message)
         for message in inbox.receive():
+            if isinstance(message, AbortMsg) and grammars.keep(message):
+                continue
             if isinstance(message, AbortMsg | DropBefore | FlushCache):
                 to_scheduler.send_or_drop(message)
                 if isinstance(message, DropBefore):
@@ -103,7 +114,9 @@ def serve(link: ProcessLink) -> None:
             chars_in_hand = num_chars_of(message)
             link.beat(gauges, is_busy=chars_in_hand >= LONG_PROMPT_CHARS)
             answer = server.answer(message)
-            if isinstance(answer, UserMsg):
+            if isinstance(answer, UserMsg) and answer.sampling_params.grammar is not None:
+                grammars.start(answer)
+            elif isinstance(answer, UserMsg):
                 to_scheduler.send_or_drop(answer)
                 passed_on.append(answer)
             else:

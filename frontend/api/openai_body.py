@@ -20,18 +20,13 @@ from messages.errors import bad_request
 from messages.requests import SamplingParams, Truncation
 
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
     "structural_tag": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "grammar": ("",),
     "json_schema": ({},),
     "regex": ("",),
     "ebnf": ("",),
     "format": ("",),
+    "guided_whitespace_pattern": (),
     "image_data": ([],),
     "images": ([],),
     "lora": ([],),
@@ -50,7 +45,7 @@ Other servers' names for what the answer must be like are among them: to ignore 
 IGNORED = (
     *("parallel_tool_calls", "prediction", "reasoning_effort"),
     *("verbosity", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "moderation"),
-    *("spaces_between_special_tokens", "guided_decoding_backend", "guided_whitespace_pattern"),
+    *("spaces_between_special_tokens", "guided_decoding_backend"),
 )
 """Parameters that mean nothing to this server."""
 

@@ -15,6 +15,7 @@ TritonKernel = Callable[..., Any]
 NAMES: tuple[str, ...] = (
     "add_biases",
     "allow_tokens",
+    "apply_bitmask",
     "draw",
     "filter_min_p",
     "filter_top",

@@ -74,7 +74,7 @@ class BatchBuilder:
         width = max((len(chunk.req.pages) for chunk in chunks), default=1)
         if num_decode_rows:
             width = max(width, decode.table_width)
-        has_processing = decode.sampling.num_with_logits_processors or columns.sampling.num_with_logits_processors
+        has_processing = decode.sampling.num_that_change_logits or columns.sampling.num_that_change_logits
         next_positions = array(INT64, [context_len + 1 for context_len in decode.context_lens])
         return Batch(
             step_id=step_id,
@@ -128,11 +128,15 @@ def _logits_processing(decode: DecodeRows, chunks: list[Chunk]) -> LogitsProcess
     columns, index = LogitsProcessingColumns(), -1
     for index, (req, context_len) in enumerate(zip(decode.reqs, decode.context_lens, strict=True)):
         _add_processors(columns, index, req, req.token_ids, context_len + 1)
+        if req.pending.grammar is not None:
+            columns.add_bitmask(index, req.pending.grammar.bitmask())
     for req, _, _, wanted, draft_ids in chunks:
         for num_drafts in range(wanted.num_tokens):
             index += 1
             token_ids = req.token_ids + draft_ids[:num_drafts] if num_drafts else req.token_ids
             _add_processors(columns, index, req, token_ids, len(token_ids))
+            if req.pending.grammar is not None:
+                columns.add_bitmask(index, req.pending.grammar.bitmask(draft_ids[:num_drafts]))
     return columns.columns()
 
 

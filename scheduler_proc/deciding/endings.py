@@ -16,6 +16,11 @@ NONE_LEFT = ErrorInfo(
     param="allowed_token_ids",
 )
 
+NONE_IN_GRAMMAR = ErrorInfo(
+    status=400,
+    message="allowed_token_ids, bad_words, logit_bias or min_tokens leave none of the tokens that the grammar allows",
+)
+
 
 class Ending(msgspec.Struct, frozen=True):
     """Why a request ends; the fields are those of `FinishedRow`."""

@@ -7,13 +7,18 @@ import msgspec
 from messages.errors import ErrorInfo
 from messages.replies import FinishedRow, Usage
 from messages.requests import UserMsg
-from scheduler_proc.deciding.endings import NONE_LEFT, NOT_FINITE, Ending
+from scheduler_proc.deciding.endings import NONE_IN_GRAMMAR, NONE_LEFT, NOT_FINITE, Ending
 from scheduler_proc.deciding.requests import PendingReq
 
 
 def no_token(pending: PendingReq) -> ErrorInfo:
     """Returns why a request that has these tokens got none after them."""
-    processors = pending.logits_processors
+    processors, grammar = pending.logits_processors, pending.grammar
+    if grammar is not None:
+        if grammar.error is not None:
+            return grammar.error
+        bans = None if processors is None else processors.bans(pending.token_ids, pending.num_output_tokens)
+        return NONE_IN_GRAMMAR if bans is not None and grammar.leaves_none(bans) else NOT_FINITE
     is_own_fault = processors is not None and processors.leaves_none(pending.token_ids, pending.num_output_tokens)
     return NONE_LEFT if is_own_fault else NOT_FINITE
 

@@ -53,7 +53,7 @@ class StepInFlight:
                 rows.append(chunk.req, sources[chunk.req.uid])
         for req in rows.full_reqs():
             rows.remove(req)
-        return _without_dependent_rows(rows) if rows.sampling.num_with_logits_processors else rows
+        return _without_dependent_rows(rows) if rows.sampling.num_that_change_logits else rows
 
     def chunks_in_work(self) -> list[Chunk]:
         """Returns the chunks whose requests still run."""
@@ -62,7 +62,7 @@ class StepInFlight:
 
 def _without_dependent_rows(rows: DecodeRows) -> DecodeRows:
     is_kept = [
-        source == NO_SOURCE or not _needs_last_token(req)
+        source == NO_SOURCE or not req.pending.needs_last_token
         for req, source in zip(rows.reqs, rows.future_token_indices, strict=True)
     ]
     num_kept = sum(is_kept)
@@ -71,8 +71,3 @@ def _without_dependent_rows(rows: DecodeRows) -> DecodeRows:
     if num_kept <= len(rows) - num_kept:
         raise MustCommitError
     return rows.kept(is_kept)
-
-
-def _needs_last_token(req: Req) -> bool:
-    processors = req.pending.logits_processors
-    return processors is not None and processors.needs_last_token

@@ -4,7 +4,7 @@ A request says once what it changes (`LogitsProcessors`); a step then joins byte
 """
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from math import inf
 
 from messages.columns import FLOAT32, INT32, num_int32, pack_float32, pack_int32, unpack_int32
@@ -61,13 +61,18 @@ class LogitsProcessors:
 
     def leaves_none(self, token_ids: "array[int]", num_output_tokens: int) -> bool:
         """Tells whether every allowed token is banned after these tokens."""
-        if not self.allowed_ids:
-            return False
+        banned = self._banned(token_ids, num_output_tokens)
+        return bool(self.allowed_ids) and banned.issuperset(unpack_int32(self.allowed_ids))
+
+    def bans(self, token_ids: "array[int]", num_output_tokens: int) -> Callable[[int], bool]:
+        """Returns what tells whether a token may not follow these."""
+        allowed, banned = frozenset(unpack_int32(self.allowed_ids)), self._banned(token_ids, num_output_tokens)
+        return lambda token_id: token_id in banned or (bool(allowed) and token_id not in allowed)
+
+    def _banned(self, token_ids: "array[int]", num_output_tokens: int) -> set[int]:
         values = memoryview(self.values).cast(FLOAT32)
         banned = {token_id for token_id, value in zip(unpack_int32(self.ids), values, strict=True) if value == -inf}
-        return banned.union(unpack_int32(self.banned_now(token_ids, num_output_tokens))).issuperset(
-            unpack_int32(self.allowed_ids)
-        )
+        return banned.union(unpack_int32(self.banned_now(token_ids, num_output_tokens)))
 
 
 def find_logits_processors(
@@ -96,6 +101,8 @@ class LogitsProcessingColumns:
         self._penalties: list[tuple[float, float, float]] = []
         self._histories: list[bytes] = []
         self._num_history_prompt: array[int] = array(INT32)
+        self._bitmask_rows: array[int] = array(INT32)
+        self._bitmasks: list[bytes] = []
 
     def add(
         self,
@@ -125,9 +132,14 @@ class LogitsProcessingColumns:
             self._histories.append(token_ids.tobytes() + UNKNOWN_BYTES * num_unknown)
             self._num_history_prompt.append(num_prompt_tokens)
 
+    def add_bitmask(self, row: int, bitmask: bytes) -> None:
+        """Adds what the grammar of this row allows; all bitmasks have the same number of words."""
+        self._bitmask_rows.append(row)
+        self._bitmasks.append(bitmask)
+
     def columns(self) -> LogitsProcessing | None:
         """Returns the step's changes, `None` where there are none."""
-        if not (self._allowed_rows or self._bias_rows or self._penalty_rows):
+        if not (self._allowed_rows or self._bias_rows or self._penalty_rows or self._bitmask_rows):
             return None
         return LogitsProcessing(
             allowed_rows=self._allowed_rows.tobytes(),
@@ -143,4 +155,7 @@ class LogitsProcessingColumns:
             num_history=pack_int32(map(num_int32, self._histories)),
             num_history_prompt=self._num_history_prompt.tobytes(),
             history_ids=b"".join(self._histories),
+            bitmask_rows=self._bitmask_rows.tobytes(),
+            bitmasks=b"".join(self._bitmasks),
+            num_mask_words=num_int32(self._bitmasks[0]) if self._bitmasks else 0,
         )

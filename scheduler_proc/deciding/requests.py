@@ -8,6 +8,7 @@ import msgspec
 from messages.columns import unpack_int32
 from messages.requests import Stamps, UserMsg
 from scheduler_proc.deciding.endings import LENGTH, Ending, end_tokens_of, find_ending
+from scheduler_proc.deciding.grammars import RequestGrammar
 from scheduler_proc.deciding.logits_processing import LogitsProcessors, find_logits_processors
 from scheduler_proc.deciding.prompt_logprobs import PromptLogprobsProgress
 from scheduler_proc.deciding.radix import Node
@@ -37,7 +38,8 @@ class PendingReq:
 
     `token_ids` is the prompt followed by the output. `cached_tokens` is `None` until its first chunk is scheduled.
     `max_len` is the length, prompt included, at which it ends; `end_tokens` end it when they are sampled.
-    `num_logprobs` is -1 without logprobs. `logits_processors` is `None` where its logits stay as they are, and
+    `num_logprobs` is -1 without logprobs. `grammar` is `None` where there is none, and until it is compiled; before
+    that it gets no row. `logits_processors` is `None` where its logits stay as they are, and
     `prompt_logprobs` where none of its prompt are wanted. `priority_key` orders all requests (`waiting_queue.py`).
     """
 
@@ -47,6 +49,7 @@ class PendingReq:
         "end_tokens",
         "first_scheduled_ns",
         "first_token_ns",
+        "grammar",
         "logits_processors",
         "max_len",
         "num_logprobs",
@@ -76,6 +79,7 @@ class PendingReq:
         self.logits_processors: LogitsProcessors | None = find_logits_processors(
             params, limits.eos_token_ids, limits.vocab_size
         )
+        self.grammar: RequestGrammar | None = None
         self.prompt_logprobs: PromptLogprobsProgress | None = None
         if params.num_prompt_logprobs is not None:
             self.prompt_logprobs = PromptLogprobsProgress(
@@ -92,6 +96,16 @@ class PendingReq:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def changes_logits(self) -> bool:
+        return self.logits_processors is not None or self.grammar is not None
+
+    @property
+    def needs_last_token(self) -> bool:
+        """Tells whether what it changes depends on which tokens there are, and not only on how many."""
+        processors = self.logits_processors
+        return self.grammar is not None or (processors is not None and processors.needs_last_token)
 
     @property
     def lacks_prompt_logprobs(self) -> bool:

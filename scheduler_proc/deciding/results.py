@@ -2,7 +2,7 @@
 
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from messages.errors import ErrorInfo
@@ -13,9 +13,10 @@ from scheduler_proc.deciding.decode_rows import DecodeRows
 from scheduler_proc.deciding.delivery import Delivery
 from scheduler_proc.deciding.endings import NOT_FINITE, Ending, find_ending
 from scheduler_proc.deciding.finished_rows import finished_row, no_token
+from scheduler_proc.deciding.grammars import RequestGrammar
 from scheduler_proc.deciding.in_flight import StepInFlight
 from scheduler_proc.deciding.logprob_columns import cut, has_nan
-from scheduler_proc.deciding.requests import PendingReq, State
+from scheduler_proc.deciding.requests import PendingReq, Req, State
 from scheduler_proc.deciding.row_results import DecodeResults, RowResult, split_result
 from scheduler_proc.deciding.stages import Stages
 
@@ -51,7 +52,10 @@ class Results:
         replies: list[ToDetokenizer] = []
         if together is not None:
             delivery.add_decode_rows(decode, *together)
-            ended += [(decode.reqs[row].pending, ending) for row, ending in _advance(decode, together)]
+            endings = dict(_advance(decode, together))
+            if decode.sampling.num_with_grammar:
+                _follow_grammars(decode.reqs, together.rows, endings)
+            ended += [(decode.reqs[row].pending, ending) for row, ending in endings.items()]
         in_decode = {result.req.uid for result in results if result.req.state is State.DECODE}
         for result in results:
             ending = self._commit_row(result, delivery, replies)
@@ -106,9 +110,29 @@ def _cut_run(pending: PendingReq, token_ids: "array[int]") -> tuple["array[int]"
         if token_id == NO_TOKEN:
             return token_ids[:index], FAULT
         ending = find_ending(pending.end_tokens, token_id, length + index + 1, pending.max_len)
+        if pending.grammar is not None:
+            ending = _follow_grammar(pending.grammar, token_id, ending)
         if ending is not None:
             return token_ids[: index + 1], ending
     return token_ids, None
+
+
+def _follow_grammars(reqs: list[Req], rows: Sequence[int], endings: dict[int, Ending]) -> None:
+    """Does the same for these rows in DECODE, each of which has got a token; `endings`, by row, are changed."""
+    for row in rows:
+        req = reqs[row]
+        if req.pending.grammar is not None:
+            ending = _follow_grammar(req.pending.grammar, req.token_ids[-1], endings.get(row))
+            if ending is not None:
+                endings[row] = ending
+
+
+def _follow_grammar(grammar: RequestGrammar, token_id: int, ending: Ending | None) -> Ending | None:
+    """Moves the grammar on by the token with which the row ends so, or does not; returns how it ends.
+
+    A grammar that is complete goes before a length that is reached with it.
+    """
+    return ending if ending is not None and ending.ended_by_token else grammar.accept(token_id) or ending
 
 
 def _find_fault(logprobs: LogprobColumns | None) -> ErrorInfo | None:

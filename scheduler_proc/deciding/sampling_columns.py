@@ -27,12 +27,13 @@ assert {name for name, column in columns_of(Batch).items() if column.axis is SAM
 
 
 class SamplingColumns:
-    """The columns of `VALUES`, one entry a row, and counts of rows with optional numbers or logits processing."""
+    """The columns of `VALUES`, one entry a row, and counts of rows: with optional numbers, processing, grammars."""
 
     def __init__(self) -> None:
         self.columns: dict[str, array[Any]] = {name: array(column.typecode) for name, column in COLUMNS.items()}
         self.num_set = {name: 0 for name, column in COLUMNS.items() if column.is_optional}
-        self.num_with_logits_processors = 0
+        self.num_that_change_logits = 0
+        self.num_with_grammar = 0
 
     @property
     def num_logprobs(self) -> "array[int]":
@@ -42,7 +43,8 @@ class SamplingColumns:
         """Returns columns of the same rows that can be changed by themselves."""
         copied = SamplingColumns()
         copied.columns = {name: column[:] for name, column in self.columns.items()}
-        copied.num_set, copied.num_with_logits_processors = self.num_set.copy(), self.num_with_logits_processors
+        copied.num_set, copied.num_that_change_logits = self.num_set.copy(), self.num_that_change_logits
+        copied.num_with_grammar = self.num_with_grammar
         return copied
 
     def kept(self, is_kept: Sequence[bool], pendings: Sequence[PendingReq]) -> "SamplingColumns":
@@ -80,13 +82,15 @@ class SamplingColumns:
             expected.append(pending)
         assert self.columns == expected.columns, "a row samples as another does"
         assert self.num_set == expected.num_set, "rows with an optional number were miscounted"
-        assert self.num_with_logits_processors == expected.num_with_logits_processors, (
-            "rows with processors were miscounted"
+        assert self.num_that_change_logits == expected.num_that_change_logits, (
+            "rows that change their logits were miscounted"
         )
+        assert self.num_with_grammar == expected.num_with_grammar, "rows with a grammar were miscounted"
 
     def _count(self, pending: PendingReq, step: int) -> None:
         for name in self.num_set:
             if VALUES[name](pending) != COLUMNS[name].fill:
                 self.num_set[name] += step
-        if pending.logits_processors is not None:
-            self.num_with_logits_processors += step
+        if pending.changes_logits:
+            self.num_that_change_logits += step
+            self.num_with_grammar += step * (pending.grammar is not None)

@@ -3,8 +3,9 @@
 import time
 from collections import deque
 from collections.abc import Mapping
+from typing import Protocol
 
-from messages.errors import ErrorInfo, RequestError
+from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.replies import CacheFlushed, DetokenizeMsg, FinishedRow, ToDetokenizer
 from messages.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen, ToScheduler, UserMsg
 from messages.steps import Batch, ForwardOutput
@@ -14,6 +15,7 @@ from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.endings import ABORTED, STOP_STRING, Ending
 from scheduler_proc.deciding.finished_rows import refused_row
+from scheduler_proc.deciding.grammars import COMPLETE, RequestGrammar
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.openings import open_stream, prompt_logprobs_at_once
 from scheduler_proc.deciding.policy import Budget, Policy
@@ -26,6 +28,22 @@ from scheduler_proc.deciding.stages import Stages
 NO_FAILURES: Mapping[int, ErrorInfo] = {}
 
 
+class GrammarSource(Protocol):
+    """Compiles grammars beside the loop, as `scheduler_proc/grammar_builder.py` does."""
+
+    def find(self, pending: PendingReq) -> RequestGrammar | None:
+        """Returns the grammar of a request, if it is there at once."""
+        ...
+
+    def start(self, pending: PendingReq) -> None:
+        """Has it compiled."""
+        ...
+
+    def pop_built(self) -> list[tuple[PendingReq, RequestGrammar | ErrorInfo]]:
+        """Returns those that have compiled, or why they have not; each once."""
+        ...
+
+
 class Scheduler:
     """Takes messages, plans steps, commits their results, and collects what the detokenizer must know.
 
@@ -34,7 +52,14 @@ class Scheduler:
     `cache` must have room for a request of `limits.max_model_len` tokens: the first in priority can then always go on.
     """
 
-    def __init__(self, cache: BlockAllocator, limits: Limits, budget: Budget, drafter: Drafter | None = None):
+    def __init__(
+        self,
+        cache: BlockAllocator,
+        limits: Limits,
+        budget: Budget,
+        drafter: Drafter | None = None,
+        grammars: GrammarSource | None = None,
+    ):
         assert cache.num_pages * cache.page_size >= limits.max_model_len
         self._cache = cache
         self._limits = limits
@@ -44,6 +69,7 @@ class Scheduler:
         self._results = Results(self._stages, cache)
         self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len)
         self._has_drafter = drafter is not None
+        self._grammars = grammars
         self._in_flight: deque[StepInFlight] = deque()
         self._replies: list[ToDetokenizer] = []
         self._num_steps = 0
@@ -81,6 +107,8 @@ class Scheduler:
         With a step in flight, `None` also means that it has to be committed first. What timelines must know of the plan
         is among the replies then, and should leave before the step runs.
         """
+        if self._grammars is not None:
+            self._release_compiled(self._grammars)
         if self.is_idle or (self._policy.is_closed and not self._stages.running):
             return None
         assert len(self._in_flight) < 2, "there are two steps in flight"
@@ -93,7 +121,7 @@ class Scheduler:
         except MustCommitError:
             return None
         if not rows.reqs and not chunks:
-            assert before is not None, "there are requests and none can run"
+            assert before is not None or self._stages.compiling, "there are requests and none can run"
             return None
         self._num_steps += 1
         self._num_steps_ahead += before is not None
@@ -110,7 +138,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._stages.waiting)
+        return len(self._stages.waiting) + len(self._stages.compiling)
 
     def pop_drained(self) -> bool:
         """Tells once, after `close_queue`, that the last row has ended."""
@@ -143,7 +171,7 @@ class Scheduler:
         stages, cache, policy, results = self._stages, self._cache, self._policy, self._results
         gauges: dict[str, float] = {
             "requests": len(stages.requests),
-            "waiting": len(stages.waiting),
+            "waiting": self.num_waiting,
             "running": len(stages.running),
             "prefilling": len(stages.prefilling),
             "decoding": len(stages.decode),
@@ -174,16 +202,39 @@ class Scheduler:
         self._replies.append(open_stream(message))
         try:
             check_possible(message, self._limits)
+            if message.sampling_params.grammar is not None and self._grammars is None:
+                raise bad_request("grammars are not supported here")
         except RequestError as error:
             self._results.num_finished["error"] += 1
             self._reply_end(refused_row(message, error.info))
             return
         pending = PendingReq(message, self._limits, time.monotonic_ns())
-        self._stages.enqueue(pending)
+        self._enqueue(pending)
         self._replies += prompt_logprobs_at_once(pending)
         ending = pending.find_ending()
         if ending is not None:
             self._reply_end(self._results.finish(pending, ending))
+
+    def _enqueue(self, pending: PendingReq) -> None:
+        grammars = self._grammars if pending.sampling_params.grammar is not None else None
+        pending.grammar = None if grammars is None else grammars.find(pending)
+        lacks_grammar = grammars is not None and pending.grammar is None
+        self._stages.enqueue(pending, lacks_grammar=lacks_grammar)
+        if grammars is not None and lacks_grammar:
+            grammars.start(pending)
+
+    def _release_compiled(self, grammars: GrammarSource) -> None:
+        """Lets requests into the queue whose grammars have compiled, and ends those whose grammars have not."""
+        for pending, grammar in grammars.pop_built():
+            if self._stages.compiling.get(pending.uid) is not pending:
+                continue  # it has ended meanwhile
+            if isinstance(grammar, ErrorInfo):
+                self._reply_end(self._results.finish(pending, Ending("error", error=grammar)))
+            elif pending.num_output_tokens and grammar.is_complete:
+                self._reply_end(self._results.finish(pending, COMPLETE))
+            else:
+                pending.grammar = grammar
+                self._stages.release(pending)
 
     def _end_known(self, known: PendingReq | None, attempt: int, ending: Ending) -> None:
         if known is not None and known.attempt <= attempt:

@@ -12,13 +12,15 @@ from scheduler_proc.deciding.waiting_queue import WaitingQueue, priority_key_of
 class Stages:
     """Every request by uid, and again in the one place that its state has.
 
-    WAITING: `waiting`. PREFILL: `prefilling`. DECODE: `decode`. FINISHED: nowhere. `waiting` and `prefilling` are
-    in order of priority: rows are admitted from the front, and only the last in priority gives its row up.
+    WAITING: `waiting`, or `compiling` until its grammar is there. PREFILL: `prefilling`. DECODE: `decode`.
+    FINISHED: nowhere. `waiting` and `prefilling` are in order of priority: rows are admitted from the front, and
+    only the last in priority gives its row up.
     """
 
     def __init__(self, cache: BlockAllocator):
         self.requests: dict[int, PendingReq] = {}
         self.waiting = WaitingQueue()
+        self.compiling: dict[int, PendingReq] = {}
         self.running: dict[int, Req] = {}
         self.prefilling: list[Req] = []
         self.decode = DecodeRows(cache.page_size)
@@ -31,11 +33,19 @@ class Stages:
         """Returns the running request that all others go before."""
         return max(self.running.values(), key=_priority_key)
 
-    def enqueue(self, pending: PendingReq) -> None:
-        """→ WAITING, behind those that go before it."""
+    def enqueue(self, pending: PendingReq, *, lacks_grammar: bool = False) -> None:
+        """→ WAITING, behind those that go before it. One that lacks its grammar lets others by until `release`."""
         priority = pending.sampling_params.priority
         pending.priority_key = priority_key_of(pending.stamps, priority, pending.queued_ns, next(self._numbers))
         self.requests[pending.uid] = pending
+        if lacks_grammar:
+            self.compiling[pending.uid] = pending
+        else:
+            self.waiting.push(pending)
+
+    def release(self, pending: PendingReq) -> None:
+        """The grammar of a request in `compiling` is there."""
+        del self.compiling[pending.uid]
         self.waiting.push(pending)
 
     def open_next(self) -> Req:
@@ -74,7 +84,8 @@ class Stages:
         del self.requests[pending.uid]
         req = self.running.get(pending.uid)
         if req is None:
-            self.waiting.remove(pending)
+            if self.compiling.pop(pending.uid, None) is None:
+                self.waiting.remove(pending)
         else:
             self._leave_row(req)
             self._cache.close(req, is_reusable)
@@ -87,7 +98,7 @@ class Stages:
         assert self.prefilling == sorted(self.prefilling, key=_priority_key), "rows in PREFILL are out of order"
         assert all(req.state is State.PREFILL for req in self.prefilling), "a row in PREFILL has another state"
         assert all(req.state is State.DECODE for req in self.decode.reqs), "a row in DECODE has another state"
-        placed = [pending.uid for pending in self.waiting] + list(self.running)
+        placed = [pending.uid for pending in self.waiting] + list(self.compiling) + list(self.running)
         assert sorted(placed) == sorted(self.requests), "a request is in no place or in two"
         rows = [req.uid for req in (*self.prefilling, *self.decode.reqs)]
         assert sorted(rows) == sorted(self.running), "a running request has no row or two"

@@ -57,12 +57,21 @@ def test_entries_of_entries_are_cut_out_too() -> None:
         num_history=pack_int32([2, 3]),
         num_history_prompt=pack_int32([1, 1]),
         history_ids=pack_int32([7, 8, 1, 2, 3]),
+        bitmask_rows=pack_int32([0, 2, 3]),
+        bitmasks=pack_int32([1, 2, 3, 4, 5, 6]),
+        num_mask_words=2,
     )
     part = slice_columns(make_batch(logits_processing=edits), ROW, 3, 5).logits_processing
     assert part is not None
     assert list(unpack_int32(part.penalty_rows)) == [0]
     assert part.repetition_penalties == pack_float32([4])
     assert list(unpack_int32(part.history_ids)) == [1, 2, 3]
+    assert list(unpack_int32(part.bitmask_rows)) == [0]
+    assert list(unpack_int32(part.bitmasks)) == [5, 6]
+    part = slice_columns(make_batch(logits_processing=edits), ROW, 1, 3).logits_processing
+    assert part is not None
+    assert (list(unpack_int32(part.bitmask_rows)), list(unpack_int32(part.bitmasks))) == ([1], [3, 4])
+    edits = msgspec.structs.replace(edits, bitmask_rows=b"", bitmasks=b"")
     assert slice_columns(make_batch(logits_processing=edits), ROW, 2, 4).logits_processing is None
 
 

@@ -11,6 +11,7 @@ from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
+from tests.scheduler_proc.simulated_grammar import SimulatedGrammars
 from tests.scheduler_proc.simulated_runner import Logprob, SimulatedRunner, unpack_logprobs
 
 VOCAB_SIZE = 50
@@ -124,7 +125,9 @@ class Bench:
     ):
         self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,))
         self.cache = BlockAllocator(num_pages, page_size, is_sharing)
-        self.scheduler = Scheduler(self.cache, self.limits, Budget(max_num_seqs, max_num_batched_tokens), drafter)
+        self.grammars = SimulatedGrammars(self.limits)
+        budget = Budget(max_num_seqs, max_num_batched_tokens)
+        self.scheduler = Scheduler(self.cache, self.limits, budget, drafter, self.grammars)
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
         self.inbox = Inbox()
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -138,6 +141,9 @@ class Bench:
     def step(self) -> dict[int, int]:
         """Runs one step; returns the number of tokens that each request had in it, in the order of the rows."""
         batch = self.scheduler.schedule()
+        while batch is None and self.gauge("waiting"):
+            batch = self.scheduler.schedule()
+        self.inbox.take(self.scheduler.pop_replies())
         if batch is None:
             return {}
         self.scheduler.check()

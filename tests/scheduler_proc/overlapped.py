@@ -158,6 +158,9 @@ class OverlappedBench(Bench):
     def step(self) -> dict[int, int]:
         """Takes one turn; returns the rows of the newest step, {} where there is nothing to do any more."""
         batch = self.scheduler.schedule()
+        while batch is None and not self.stepper.has_step and self.gauge("waiting"):
+            batch = self.scheduler.schedule()
+        self.inbox.take(self.scheduler.pop_replies())
         if batch is None and not self.stepper.has_step:
             return {}
         self.device.now_s += HOST_S

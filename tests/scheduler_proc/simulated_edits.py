@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from messages.columns import unpack_int32
@@ -31,11 +31,16 @@ def read_edits(columns: LogitsProcessing | None) -> dict[int, Edits]:
         return {}
     allowed_rows, bias_rows = list(unpack_int32(columns.allowed_rows)), list(unpack_int32(columns.bias_rows))
     penalty_rows = list(unpack_int32(columns.penalty_rows))
-    assert allowed_rows or bias_rows or penalty_rows, "no changes are told as None"
+    bitmask_rows = list(unpack_int32(columns.bitmask_rows))
+    assert allowed_rows or bias_rows or penalty_rows or bitmask_rows, "no changes are told as None"
+    assert bitmask_rows == sorted(set(bitmask_rows))
+    assert len(columns.bitmasks) == 4 * columns.num_mask_words * len(bitmask_rows)
     assert allowed_rows == sorted(set(allowed_rows))
     assert penalty_rows == sorted(set(penalty_rows))
     assert bias_rows == sorted(bias_rows)
     allowed = dict(zip(allowed_rows, _groups(columns.num_allowed, columns.allowed_ids), strict=True))
+    for index, row in enumerate(bitmask_rows):
+        allowed[row] = _both(allowed.get(row, ()), _ids_in(columns.bitmasks, index, columns.num_mask_words))
     biases: dict[int, list[tuple[int, float]]] = {}
     bias_ids, bias_values = unpack_int32(columns.bias_ids), array("f", columns.bias_values)
     for row, token_id, value in zip(bias_rows, bias_ids, bias_values, strict=True):
@@ -52,7 +57,11 @@ def read_edits(columns: LogitsProcessing | None) -> dict[int, Edits]:
 
 
 def expected_edits(
-    params: SamplingParams, token_ids: Sequence[int], num_prompt_tokens: int, eos_token_ids: Sequence[int]
+    params: SamplingParams,
+    token_ids: Sequence[int],
+    num_prompt_tokens: int,
+    eos_token_ids: Sequence[int],
+    of_grammar: Collection[int] | None = None,
 ) -> Edits:
     """Returns what a request changes about the token that comes after `token_ids`."""
     biases = list(zip(unpack_int32(params.bias_ids), array("f", params.bias_values), strict=True))
@@ -67,7 +76,18 @@ def expected_edits(
     if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1, 0, 0):
         floats = array("f", (params.repetition_penalty, params.frequency_penalty, params.presence_penalty))
         penalties = (floats[0], floats[1], floats[2], tuple(token_ids), num_prompt_tokens)
-    return _edits(tuple(unpack_int32(params.allowed_token_ids)), biases, penalties)
+    allowed = tuple(unpack_int32(params.allowed_token_ids))
+    return _edits(allowed if of_grammar is None else _both(allowed, of_grammar), biases, penalties)
+
+
+def _both(allowed: tuple[int, ...], of_grammar: Collection[int]) -> tuple[int, ...]:
+    """Returns what both allow; a token that nothing has where that is none, for an empty tuple stands for all."""
+    return tuple(sorted(set(allowed or of_grammar).intersection(of_grammar))) or (-1,)
+
+
+def _ids_in(bitmasks: bytes, index: int, num_words: int) -> set[int]:
+    bits = int.from_bytes(bitmasks[4 * num_words * index :][: 4 * num_words], "little")
+    return {token_id for token_id in range(32 * num_words) if bits >> token_id & 1}
 
 
 def _edits(allowed: tuple[int, ...], biases: list[tuple[int, float]], penalties: Penalties | None) -> Edits:

@@ -19,6 +19,7 @@ from messages.requests import SamplingParams
 from messages.steps import SAMPLED, Batch, ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.drafts import Drafter
 from tests.scheduler_proc.simulated_edits import NOTHING, Edits, expected_edits, read_edits
+from tests.scheduler_proc.simulated_grammar import allowed_next
 
 START = 0x5EED
 
@@ -258,7 +259,10 @@ def expected_output(
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
     tokens = list(prompt)
     while len(output) < params.max_tokens and len(values) < max_model_len:
-        edits = expected_edits(params, tokens, len(prompt), eos_token_ids)
+        of_grammar = allowed_next(params, output, eos_token_ids, vocab_size)
+        if of_grammar is not None and not of_grammar:
+            break
+        edits = expected_edits(params, tokens, len(prompt), eos_token_ids, of_grammar)
         token_id = choose(values, columns, len(values), vocab_size, edits)
         if token_id < 0:
             break

@@ -7,6 +7,7 @@ from typing import Any
 from messages.columns import pack_float32, pack_int32
 from messages.requests import AbortMsg, FlushCache, SamplingParams, StopSeen, UserMsg
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
+from tests.scheduler_proc.simulated_grammar import allowed_next, grammar_of
 from tests.scheduler_proc.simulated_runner import expected_logprobs, expected_output
 
 MAX_MODEL_LEN = 64
@@ -86,6 +87,8 @@ class Soak:
         if chance.random() < 0.3:
             params |= {"bias_ids": pack_int32(ids[6:8]), "bias_values": pack_float32((2.5, -100))}
         if chance.random() < 0.2:
+            params["grammar"] = grammar_of(chance.choice((1, 12, 60, 60)), chance.randrange(3))
+        elif chance.random() < 0.2:
             params["allowed_token_ids"] = pack_int32({*range(10, 30), *ids[8:]})
         if chance.random() < 0.3:
             params |= {"repetition_penalty": 1.2, "presence_penalty": chance.choice((0.0, 0.5))}
@@ -150,14 +153,18 @@ class Soak:
             assert end.usage.completion_tokens == len(got)
             assert 0 <= end.usage.cached_tokens <= len(ask.prompt)
             self.check_logprobs(uid, ask, got)
-            if end.finish_reason in ("abort", "timeout") or (end.finish_reason == "stop" and not end.ended_by_token):
+            completes_grammar = end.finish_reason == "stop" and self.completes_grammar(ask, got)
+            if end.finish_reason in ("abort", "timeout") or (
+                end.finish_reason == "stop" and not end.ended_by_token and not completes_grammar
+            ):
                 assert ask.is_cut
                 continue
             assert len(got) == len(ask.expected), "it ended too early"
             assert (end.finish_reason == "error") == ask.fails
             if not ask.fails:
                 assert end.ended_by_token == self.ends_by_token(ask)
-                assert end.finish_reason == ("stop" if end.ended_by_token else "length")
+                is_stop = end.ended_by_token or self.completes_grammar(ask, got)
+                assert end.finish_reason == ("stop" if is_stop else "length")
 
     def check_logprobs(self, uid: int, ask: Ask, got: list[int]) -> None:
         """Every token has its logprobs, once, those of the prompt from the newest attempt."""
@@ -170,6 +177,11 @@ class Soak:
             assert inbox.prompt_logprobs[key] == expected_logprobs(ask.prompt, 1, num_prompt_top, VOCAB_SIZE)
             assert ask.known or not inbox.finished[key].usage.cached_tokens
         assert num_prompt_top is None or key in inbox.prompt_logprobs or len(got) == len(ask.known)
+
+    def completes_grammar(self, ask: Ask, got: list[int]) -> bool:
+        if ask.params.grammar is None or self.ends_by_token(ask):
+            return False
+        return allowed_next(ask.params, got, (EOS,), VOCAB_SIZE) == set()
 
     def ends_by_token(self, ask: Ask) -> bool:
         ends = {*ask.params.stop_token_ids, *(() if ask.params.ignore_eos else (EOS,))}

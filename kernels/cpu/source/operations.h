@@ -19,4 +19,5 @@
 #include "quantize.c"
 #include "greedy.c"
 #include "sample.c"
+#include "apply_bitmask.c"
 #include "captured_calls.c"

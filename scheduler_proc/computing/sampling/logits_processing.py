@@ -1,7 +1,7 @@
-"""Changes logits as a step's `LogitsProcessing` say: allowed tokens, then biases, then penalties.
+"""Changes logits as a step's `LogitsProcessing` say: allowed tokens, then bitmasks, then biases, then penalties.
 
 Shape legend: N rows with a copy of their logits, V vocabulary. An entry is one token of one row; the work is in
-proportion to the entries, but for rows with allowed tokens, which are written once from end to end.
+proportion to the entries, but for rows with allowed tokens or a bitmask, which are written once from end to end.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.add_biases import add_biases
 from kernels.allow_tokens import allow_tokens
+from kernels.apply_bitmask import apply_bitmask
 from kernels.penalize_occurrence import penalize_occurrence
 from kernels.penalize_repetition import penalize_repetition
 from kernels.take_tokens import take_tokens
@@ -21,7 +22,12 @@ def find_processed(processing: LogitsProcessing | None, num_rows: int) -> np.nda
     """Returns which of the rows that sample are named in `logits_processing` (bool)."""
     is_processed = np.zeros(num_rows, dtype=bool)
     if processing is not None:
-        for column in (processing.allowed_rows, processing.bias_rows, processing.penalty_rows):
+        for column in (
+            processing.allowed_rows,
+            processing.bitmask_rows,
+            processing.bias_rows,
+            processing.penalty_rows,
+        ):
             is_processed[_int32(column)] = True
     return is_processed
 
@@ -40,6 +46,10 @@ def expand_logits_processing(
         columns["allowed_rows"] = rows
         columns["allowed_entry_rows"] = np.repeat(rows, _int32(processing.num_allowed))
         columns["allowed_ids"] = _ids(processing.allowed_ids, vocab_size)
+    if processing.bitmask_rows:
+        rows = places[_int32(processing.bitmask_rows)]
+        columns["bitmask_rows"] = rows
+        columns["bitmasks"] = _int32(processing.bitmasks).reshape(len(rows), -(-vocab_size // 32))
     if processing.bias_rows:
         columns["bias_rows"] = places[_int32(processing.bias_rows)]
         columns["bias_ids"] = _ids(processing.bias_ids, vocab_size)
@@ -60,6 +70,8 @@ def process_logits(logits_NV: Tensor, columns: Mapping[str, Tensor]) -> None:
     """Edits the float32 logits in place, as the columns that are there say."""
     if "allowed_rows" in columns:
         allow_tokens(logits_NV, columns["allowed_rows"], columns["allowed_entry_rows"], columns["allowed_ids"])
+    if "bitmask_rows" in columns:
+        apply_bitmask(logits_NV, columns["bitmask_rows"], columns["bitmasks"])
     if "bias_rows" in columns:
         add_biases(logits_NV, columns["bias_rows"], columns["bias_ids"], columns["bias_values"])
     if "repetition_rows" in columns:

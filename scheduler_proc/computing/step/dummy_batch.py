@@ -10,6 +10,8 @@ from messages.config import Config
 from messages.steps import (
     BIAS,
     HISTORY_ID,
+    MASK_WORD,
+    MASKED,
     PENALIZED,
     ROW,
     SAMPLED,
@@ -32,7 +34,8 @@ def plan_warm_up(config: Config, max_num_batched_tokens: int, num_rows: int = WA
     """Returns a small step, so that the first request does not pay for what libraries set up at their first call."""
     num_tokens = min(WARM_UP_TOKENS, max_num_batched_tokens)
     num_rows = min(num_rows, config.scheduling.max_num_seqs)
-    return plan_dummy_batch(num_tokens, num_rows, config.facts.max_model_len, config.cache.block_size)
+    facts = config.facts
+    return plan_dummy_batch(num_tokens, num_rows, facts.max_model_len, config.cache.block_size, facts.vocab_size)
 
 
 def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
@@ -49,7 +52,7 @@ def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
     return batches
 
 
-def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_size: int) -> Batch:
+def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_size: int, vocab_size: int) -> Batch:
     """Returns a step of up to `num_tokens` tokens in up to `max_rows` rows: decode rows first, then long prefills.
 
     All rows use the same first pages of the cache, as many as `max_row_tokens` tokens take; nobody may hold them.
@@ -72,20 +75,22 @@ def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_s
         sample_tokens=pack_int32(end - 1 for end in accumulate(query_lens)),
         sample_positions=pack_int64(query_lens),
     )
+    num_mask_words = -(-vocab_size // 32)
     processing = fill_columns(
         LogitsProcessing,
-        sizes | {HISTORY_ID: num_tokens},
+        sizes | {HISTORY_ID: num_tokens, MASKED: num_rows, MASK_WORD: num_rows * num_mask_words},
         is_dummy=True,
         bias_rows=pack_int32(range(num_rows)),
         penalty_rows=pack_int32(range(num_rows)),
         num_history=pack_int32(query_lens),
+        bitmask_rows=pack_int32(range(num_rows)),
     )
     prompt_logprobs = PromptLogprobTargets(pack_int32(range(num_tokens)), pack_int32([0] * num_tokens), NUM_TOP)
     return Batch(
         step_id=0,
         num_decode_rows=num_decode_rows,
         num_pages_per_row=num_pages,
-        logits_processing=LogitsProcessing(**processing),
+        logits_processing=LogitsProcessing(**processing, num_mask_words=num_mask_words),
         prompt_logprobs=prompt_logprobs,
         **dummy,
     )

@@ -30,7 +30,7 @@ ROWS = [
     (SamplingParams(1, top_k=5, seed=2), RowProcessing()),
     (SamplingParams(1, top_p=0.5, seed=-4), RowProcessing(biases=((7, 5.0), (7, 1.0), (9, -float("inf"))))),
     (SamplingParams(1, min_p=0.3, seed=5), RowProcessing()),
-    (SamplingParams(1, temperature=0.0), RowProcessing(allowed_ids=(4, 9, 250))),
+    (SamplingParams(1, temperature=0.0), RowProcessing(allowed_ids=(4, 9, 250), grammar_ids=(9, 250, 251))),
     (SamplingParams(1, temperature=0.0), RowProcessing(allowed_ids=())),
     (
         SamplingParams(1, top_k=100_000, top_p=0.9, seed=6),
@@ -40,13 +40,13 @@ ROWS = [
 ]
 EVERY_OPERATION = {
     *("greedy", "draw", "sample", "filter_top", "filter_min_p", "top_logprobs"),
-    *("penalize_repetition", "penalize_occurrence", "add_biases", "allow_tokens"),
+    *("penalize_repetition", "penalize_occurrence", "add_biases", "allow_tokens", "apply_bitmask"),
 }
 
 
 def make_step(rows: list[tuple[SamplingParams, RowProcessing]], num_logprobs: list[int]) -> Batch:
     batch = make_batch([params for params, _ in rows], range(100, 100 + len(rows)))
-    processing = plan_logits_processing([own for _, own in rows])
+    processing = plan_logits_processing([own for _, own in rows], VOCAB_SIZE)
     return msgspec.structs.replace(batch, logits_processing=processing, num_logprobs=pack_int32(num_logprobs))
 
 

@@ -10,6 +10,7 @@ from messages.columns import pack_float32, pack_int32, pack_int64, unpack_float3
 from messages.requests import SamplingParams
 from messages.steps import Batch, ForwardOutput, PromptLogprobTargets
 from scheduler_proc.computing.runner import Runner
+from tests.checkpoints import VOCAB_SIZE
 from tests.scheduler_proc.computing.sampling.row_processing import RowProcessing, plan_logits_processing
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
@@ -133,7 +134,7 @@ def plan_batch(step_id: int, planned: list[tuple[Row, int]], page_size: int) -> 
         min_ps=pack_float32(p.min_p for p in params),
         seeds=pack_int64(p.seed for p in params),
         sample_positions=pack_int64(len(planned[i][0].ids) for i in sampling),
-        logits_processing=plan_logits_processing([row_processing(planned[i][0]) for i in sampling]),
+        logits_processing=plan_logits_processing([row_processing(planned[i][0]) for i in sampling], VOCAB_SIZE),
         num_logprobs=_plan_logprobs(params),
         prompt_logprobs=_plan_prompt_logprobs(planned),
     )

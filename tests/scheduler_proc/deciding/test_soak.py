@@ -16,7 +16,7 @@ def test_two_thousand_mixed_requests_lose_nothing():
     soak = Soak(20, 2_000, Bench(num_pages=40, page_size=4, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=48))
     soak.run()
     soak.check()
-    assert soak.bench.gauge("preemptions") > 20
+    assert soak.bench.gauge("preemptions") > 12
     assert soak.bench.gauge("prefix_hit_tokens") > 1_000
     reasons = {end.finish_reason for end in soak.bench.inbox.finished.values()}
     assert reasons == {"stop", "length", "abort", "timeout"}
@@ -89,7 +89,7 @@ def test_drafts_that_are_right_save_steps():
             soak.bench.send(soak.make(uid))
         soak.bench.run()
         soak.check()
-        assert drafter.num_proposed > 1_000
+        assert drafter.num_proposed > 600
         outputs.append(soak.bench.inbox.tokens)
         num_steps.append(soak.bench.gauge("steps"))
     assert outputs[0] == outputs[1]

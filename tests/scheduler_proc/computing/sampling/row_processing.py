@@ -11,7 +11,7 @@ from messages.steps import LogitsProcessing
 
 @dataclass(frozen=True)
 class RowProcessing:
-    """`allowed_ids` None: all tokens. `num_prompt` of the `history`, the first ones, are the prompt."""
+    """`allowed_ids` and `grammar_ids` None: all tokens. `num_prompt` of the `history`, the first, are the prompt."""
 
     allowed_ids: tuple[int, ...] | None = None
     biases: tuple[tuple[int, float], ...] = ()
@@ -20,6 +20,7 @@ class RowProcessing:
     presence: float = 0.0
     history: tuple[int, ...] = ()
     num_prompt: int = 0
+    grammar_ids: tuple[int, ...] | None = None
 
     @property
     def has_penalty(self) -> bool:
@@ -27,14 +28,15 @@ class RowProcessing:
 
     @property
     def has_any(self) -> bool:
-        return self.allowed_ids is not None or bool(self.biases) or self.has_penalty
+        return self.allowed_ids is not None or self.grammar_ids is not None or bool(self.biases) or self.has_penalty
 
 
-def plan_logits_processing(rows: Sequence[RowProcessing]) -> LogitsProcessing | None:
+def plan_logits_processing(rows: Sequence[RowProcessing], vocab_size: int) -> LogitsProcessing | None:
     """Returns the columns of a step whose rows these are, `None` where none has any."""
     if not any(row.has_any for row in rows):
         return None
     allowed = [(index, row.allowed_ids) for index, row in enumerate(rows) if row.allowed_ids is not None]
+    masked = [(index, row.grammar_ids) for index, row in enumerate(rows) if row.grammar_ids is not None]
     biases = [(index, *bias) for index, row in enumerate(rows) for bias in row.biases]
     penalized = [(index, row) for index, row in enumerate(rows) if row.has_penalty]
     return LogitsProcessing(
@@ -51,14 +53,22 @@ def plan_logits_processing(rows: Sequence[RowProcessing]) -> LogitsProcessing | 
         num_history=pack_int32(len(row.history) for _, row in penalized),
         num_history_prompt=pack_int32(row.num_prompt for _, row in penalized),
         history_ids=pack_int32(token for _, row in penalized for token in row.history),
+        bitmask_rows=pack_int32(index for index, _ in masked),
+        bitmasks=b"".join(_bitmask(ids, vocab_size) for _, ids in masked),
+        num_mask_words=-(-vocab_size // 32),
     )
 
 
+def _bitmask(ids: Sequence[int], vocab_size: int) -> bytes:
+    return sum(1 << token for token in set(ids)).to_bytes(4 * -(-vocab_size // 32), "little")
+
+
 def processed_logits(logits: Sequence[float], row: RowProcessing) -> list[float]:
-    """Returns the row's logits after allowed tokens, biases, and the penalties in vLLM's order."""
+    """Returns the row's logits after allowed tokens, the grammar, biases, and the penalties in vLLM's order."""
     processed = list(logits)
-    if row.allowed_ids is not None:
-        processed = [logit if token in row.allowed_ids else -math.inf for token, logit in enumerate(processed)]
+    for ids in (row.allowed_ids, row.grammar_ids):
+        if ids is not None:
+            processed = [logit if token in ids else -math.inf for token, logit in enumerate(processed)]
     for token, value in row.biases:
         processed[token] += value
     for token in set(row.history):

@@ -42,7 +42,9 @@ GREEDY = SamplingParams(1, temperature=0.0)
 
 def chosen(logits: torch.Tensor, rows: list[RowProcessing], params: list[SamplingParams]) -> list[int]:
     batch = make_batch(params, [5 + 3 * row for row in range(len(params))])
-    return choose(logits, msgspec.structs.replace(batch, logits_processing=plan_logits_processing(rows))).tolist()
+    return choose(
+        logits, msgspec.structs.replace(batch, logits_processing=plan_logits_processing(rows, logits.shape[1]))
+    ).tolist()
 
 
 def token_ids(most: int) -> st.SearchStrategy[tuple[int, ...]]:
@@ -55,6 +57,7 @@ def row_processing(draw: st.DrawFn) -> RowProcessing:
     history = draw(token_ids(30))
     return RowProcessing(
         allowed_ids=draw(st.none() | token_ids(6)),
+        grammar_ids=draw(st.none() | token_ids(30)),
         biases=tuple(draw(st.lists(st.tuples(st.integers(0, 39), values), max_size=6))),
         repetition=draw(st.sampled_from([1.0, 0.5, 1.3, 4.0])),
         frequency=draw(st.sampled_from([0.0, -2.0, 0.5, 2.0])),
@@ -80,7 +83,7 @@ def test_every_row_is_processed_as_in_plain_python(rows: list[RowProcessing], se
             sources[index] = len(rows) - index
             last_tokens[len(rows) - index] = row.history[-1]
             told[index] = dataclasses.replace(row, history=(*row.history[:-1], 0))
-    processing = plan_logits_processing(told)
+    processing = plan_logits_processing(told, 40)
     if processing is not None:
         columns = copy_columns(expand_logits_processing(processing, places, sources, copy.shape[1]))
         fill_histories(columns, last_tokens)
@@ -123,6 +126,7 @@ def mixed_rows() -> tuple[list[RowProcessing], list[SamplingParams]]:
     """Greedy and drawn rows with all kinds of processing and with none."""
     everything = RowProcessing(
         allowed_ids=tuple(range(5, 200)),
+        grammar_ids=tuple(range(3, 300, 3)),
         biases=((6, 3.0), (6, 1.0), (10, -INF)),
         repetition=1.3,
         frequency=0.5,
@@ -134,6 +138,7 @@ def mixed_rows() -> tuple[list[RowProcessing], list[SamplingParams]]:
         RowProcessing(),
         everything,
         RowProcessing(allowed_ids=(1, 2, 299)),
+        RowProcessing(grammar_ids=(1, 2, 32, 299)),
         RowProcessing(biases=((0, 7.5), (299, 7.0))),
         RowProcessing(repetition=2.0, history=HISTORY, num_prompt=60),
         RowProcessing(frequency=1.5, history=HISTORY),
@@ -151,16 +156,18 @@ def test_a_row_chooses_the_same_alone_and_in_any_batch() -> None:
     rows, params = mixed_rows()
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 2
     batch = make_batch(params, list(range(len(rows))))
-    together = choose(logits, msgspec.structs.replace(batch, logits_processing=plan_logits_processing(rows)))
+    together = choose(
+        logits, msgspec.structs.replace(batch, logits_processing=plan_logits_processing(rows, VOCAB_SIZE))
+    )
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(5)).tolist()
     shuffled = make_batch([params[i] for i in order], order)
-    processing = plan_logits_processing([rows[i] for i in order])
+    processing = plan_logits_processing([rows[i] for i in order], VOCAB_SIZE)
     assert torch.equal(
         choose(logits[order], msgspec.structs.replace(shuffled, logits_processing=processing)), together[order]
     )
     for index, row in enumerate(rows):
         alone = msgspec.structs.replace(
-            make_batch([params[index]], [index]), logits_processing=plan_logits_processing([row])
+            make_batch([params[index]], [index]), logits_processing=plan_logits_processing([row], VOCAB_SIZE)
         )
         assert int(choose(logits[index : index + 1], alone)) == int(together[index])
 
@@ -180,7 +187,14 @@ def test_rows_without_processing_choose_as_in_a_batch_without_any() -> None:
 def test_processing_without_effect_change_nothing() -> None:
     rows, params = mixed_rows()
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
-    nothing = RowProcessing(tuple(range(VOCAB_SIZE)), biases=((3, 0.0),), frequency=0.25, history=(1, 2), num_prompt=2)
+    nothing = RowProcessing(
+        tuple(range(VOCAB_SIZE)),
+        grammar_ids=tuple(range(VOCAB_SIZE)),
+        biases=((3, 0.0),),
+        frequency=0.25,
+        history=(1, 2),
+        num_prompt=2,
+    )
     assert chosen(logits, [nothing] * len(rows), params) == chosen(logits, [RowProcessing()] * len(rows), params)
     batch = make_batch(params, [1] * len(params))
     empty = msgspec.structs.replace(batch, logits_processing=LogitsProcessing())
@@ -191,10 +205,12 @@ def test_processing_without_effect_change_nothing() -> None:
     "banned",
     [
         RowProcessing(allowed_ids=()),
+        RowProcessing(grammar_ids=()),
+        RowProcessing(allowed_ids=(3, 4), grammar_ids=(5, 6)),
         RowProcessing(allowed_ids=(3, 4), biases=((3, -INF), (4, -INF))),
         RowProcessing(biases=tuple((token, -INF) for token in range(VOCAB_SIZE)), repetition=1.2, history=(1, 2)),
     ],
-    ids=["none allowed", "the allowed banned", "all banned"],
+    ids=["none allowed", "none by the grammar", "none by both", "the allowed banned", "all banned"],
 )
 def test_a_row_whose_tokens_are_all_banned_has_no_token_and_the_others_keep_theirs(banned: RowProcessing) -> None:
     rows, params = mixed_rows()

@@ -19,7 +19,8 @@ TOP_K, MIN_P = SamplingParams(1, top_k=9, seed=6), SamplingParams(1, min_p=0.1, 
 def plan(params: list[SamplingParams], processing: list[RowProcessing] | None = None) -> SamplingPlan:
     batch = make_batch(params, [100 + row for row in range(len(params))])
     return plan_sampling(
-        msgspec.structs.replace(batch, logits_processing=plan_logits_processing(processing or [])), VOCAB_SIZE
+        msgspec.structs.replace(batch, logits_processing=plan_logits_processing(processing or [], VOCAB_SIZE)),
+        VOCAB_SIZE,
     )
 
 

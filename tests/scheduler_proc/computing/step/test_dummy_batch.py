@@ -21,13 +21,14 @@ from tests.checkpoints import VOCAB_SIZE, build_checkpoint, make_config
 def test_a_dummy_batch(
     num_tokens: int, max_rows: int, max_row_tokens: int, query_lens: list[int], num_decode_rows: int
 ) -> None:
-    batch = plan_dummy_batch(num_tokens, max_rows, max_row_tokens, 16)
+    batch = plan_dummy_batch(num_tokens, max_rows, max_row_tokens, 16, 100)
     assert list(unpack_int32(batch.query_lens)) == query_lens
     assert batch.num_decode_rows == num_decode_rows
     assert batch.phase == {0: "prefill", len(query_lens): "decode"}.get(num_decode_rows, "mixed")
     assert batch.logits_processing is not None
     assert list(unpack_int32(batch.logits_processing.num_history)) == query_lens
     assert num_int32(batch.logits_processing.history_ids) == num_int32(batch.token_ids)
+    assert list(unpack_int32(batch.logits_processing.bitmasks)) == [-1] * 4 * len(query_lens)
     assert batch.prompt_logprobs is not None
     assert list(unpack_int32(batch.prompt_logprobs.token_indices)) == list(range(num_int32(batch.token_ids)))
     assert num_int32(batch.num_logprobs) == len(query_lens)

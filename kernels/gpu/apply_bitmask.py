@@ -1,0 +1,45 @@
+"""The Triton kernel of `apply_bitmask`: one program for a block of the vocabulary of a row.
+
+Shape legend: S rows, V vocabulary, A rows concerned, W words of a bitmask.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gpu.best_token import VOCAB_SIZES
+from kernels.gpu.compile_case import CompileCase
+
+LAUNCH = {"BLOCK": 4096, "num_warps": 4}
+
+
+def apply_bitmask(logits_SV: Tensor, rows_A: Tensor, bitmask_AW: Tensor) -> None:
+    vocab_size = logits_SV.shape[1]
+    grid = (len(rows_A), triton.cdiv(vocab_size, LAUNCH["BLOCK"]))
+    apply_bitmask_kernel[grid](logits_SV, rows_A, bitmask_AW, VOCAB=vocab_size, **LAUNCH)
+
+
+@triton.jit
+def apply_bitmask_kernel(logits_ptr, rows_ptr, bitmask_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    """Only logits of tokens that are not allowed are written; none is read."""
+    WORDS: tl.constexpr = (VOCAB + 31) // 32
+    row = tl.load(rows_ptr + tl.program_id(0))
+    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    words_ptr = bitmask_ptr + tl.program_id(0).to(tl.int64) * WORDS
+    words = tl.load(words_ptr + tokens // 32, mask=tokens < VOCAB, other=-1)
+    is_out = ((words >> (tokens % 32)) & 1) == 0
+    nothing = tl.full([BLOCK], float("-inf"), tl.float32)
+    tl.store(logits_ptr + row * VOCAB + tokens, nothing, mask=is_out)
+
+
+COMPILE_CASES = tuple(
+    CompileCase(
+        label=f"rows of {vocab_size} tokens",
+        kernel=apply_bitmask_kernel,
+        signature={"logits_ptr": "*fp32:16", "rows_ptr": "*i64:16", "bitmask_ptr": "*i32:16"},
+        constants={"VOCAB": vocab_size},
+        launch=LAUNCH,
+        max_registers=64,
+    )
+    for vocab_size in VOCAB_SIZES
+)

@@ -1,0 +1,94 @@
+"""Calls that take long, made in threads beside a main loop, each with a deadline."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+K = TypeVar("K")
+R = TypeVar("R")
+
+NUM_THREADS = 2
+STACK_BYTES = 256 << 20
+"""Of address space: a parser may go as deep as its input is nested. A page is memory once it is touched."""
+
+
+class _Job(NamedTuple, Generic[K, R]):
+    key: K
+    call: Callable[[], R]
+    deadline_s: float
+    outcomes: list[R | Exception]
+    """Empty until it has ended, or if it is given up."""
+
+
+class BackgroundCalls(Generic[K, R]):
+    """Makes calls in at most `NUM_THREADS` threads, which start with the first one, in order; `wake` is called at each
+    end, in its thread.
+
+    A call that has not ended `timeout_s` after it was asked for is given up. Its thread cannot be stopped and goes on
+    to its end, so a call must end at some time.
+    """
+
+    def __init__(self, wake: Callable[[], None], timeout_s: float):
+        self._wake = wake
+        self._timeout_s = timeout_s
+        self._open: list[_Job[K, R]] = []
+        self._waiting: deque[_Job[K, R]] = deque()
+        self._has_job = threading.Condition()
+        self._num_threads = 0
+
+    def __len__(self) -> int:
+        """Returns how many calls have not been popped."""
+        return len(self._open)
+
+    def start(self, key: K, call: Callable[[], R]) -> None:
+        """Has `call` made; its outcome comes out of `pop_done`. Never waits for it."""
+        job = _Job[K, R](key, call, time.monotonic() + self._timeout_s, [])
+        self._open.append(job)
+        with self._has_job:
+            self._waiting.append(job)
+            self._has_job.notify()
+        if self._num_threads < min(NUM_THREADS, len(self._open)):
+            self._start_thread()
+
+    def pop_done(self) -> list[tuple[K, R | Exception]]:
+        """Returns the calls that have ended, each with its result or what it raised: `TimeoutError` if it was given up.
+
+        It must be called once a second while there are any, so that deadlines hold.
+        """
+        if not self._open:
+            return []
+        done: list[tuple[K, R | Exception]] = []
+        still_open: list[_Job[K, R]] = []
+        now_s = time.monotonic()
+        for job in self._open:
+            if job.outcomes:
+                done.append((job.key, job.outcomes[0]))
+            elif now_s >= job.deadline_s:
+                done.append((job.key, TimeoutError()))
+            else:
+                still_open.append(job)
+        self._open = still_open
+        return done
+
+    def _start_thread(self) -> None:
+        self._num_threads += 1
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            threading.Thread(target=self._run, name="background", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+
+    def _run(self) -> None:
+        while True:
+            with self._has_job:
+                while not self._waiting:
+                    self._has_job.wait()
+                job = self._waiting.popleft()
+            if time.monotonic() < job.deadline_s:
+                try:
+                    job.outcomes.append(job.call())
+                except BaseException as error:  # a panic in a library is no Exception
+                    job.outcomes.append(error if isinstance(error, Exception) else RuntimeError(str(error)))
+            self._wake()

@@ -1,0 +1,121 @@
+"""What a request's grammar allows next, and when it is complete."""
+
+import time
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from messages.errors import ErrorInfo, bad_request
+from messages.requests import SamplingParams
+from scheduler_proc.deciding.endings import Ending, end_tokens_of
+
+COMPLETE = Ending("stop")
+"""Nothing more may come, not even white space."""
+
+SLOW_MASK_S, MAX_SLOW_S = 0.005, 0.5
+"""Bitmasks that take longer than the one may together take as long as the other: all rows wait for them."""
+
+
+class Matcher(Protocol):
+    """A compiled grammar somewhere in an output, as `llguidance.LLMatcher` is one."""
+
+    def compute_bitmask(self) -> bytes: ...
+    def consume_token(self, sampled_token: int, /) -> bool: ...
+    def try_consume_tokens(self, tokens: list[int], /) -> int: ...
+    def rollback(self, num_tokens: int, /) -> bool: ...
+    def is_accepting(self) -> bool: ...
+    def is_stopped(self) -> bool: ...
+    def get_error(self) -> str: ...
+
+
+class RequestGrammar:
+    """The grammar of one request after the tokens that it has. `end_tokens` end it, `matcher_ends` the matcher.
+
+    An end token may come where the output may end. `error`: why no bitmask could be made, and no token will come.
+    """
+
+    __slots__ = ("_matcher", "_never", "_num_bytes", "_other_ends", "_slow_s", "error")
+
+    def __init__(self, matcher: Matcher, vocab_size: int, end_tokens: Collection[int], matcher_ends: Collection[int]):
+        self._matcher = matcher
+        self._num_bytes = 4 * -(-vocab_size // 32)
+        self._never = [token_id for token_id in matcher_ends if token_id not in end_tokens and token_id < vocab_size]
+        self._other_ends = [
+            token_id for token_id in end_tokens if token_id not in matcher_ends and 0 <= token_id < vocab_size
+        ]
+        self._slow_s = 0.0
+        self.error: ErrorInfo | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self._matcher.is_stopped() and not self._matcher.get_error()
+
+    def accept(self, token_id: int) -> Ending | None:
+        """Moves on by a token that does not end the request; returns how the request ends with it, if it does."""
+        matcher = self._matcher
+        if not matcher.consume_token(token_id):
+            return Ending("error", error=self.error or _explain(matcher.get_error()))
+        return COMPLETE if matcher.is_stopped() else None
+
+    def bitmask(self, draft_ids: Sequence[int] = ()) -> bytes:
+        """Returns the int32 words of the tokens that may come after these draft tokens: none where there is an error.
+
+        After a draft token that may not come itself, whatever may come will not be used.
+        """
+        if self.error is not None:
+            return bytes(self._num_bytes)
+        start_s = time.perf_counter()
+        num_drafts = self._matcher.try_consume_tokens(list(draft_ids)) if draft_ids else 0
+        bitmask = self._make_bitmask() if num_drafts == len(draft_ids) else bytes(self._num_bytes)
+        if num_drafts:
+            self._matcher.rollback(num_drafts)
+        self._note_time(time.perf_counter() - start_s)
+        return bitmask
+
+    def leaves_none(self, is_banned: Callable[[int], bool]) -> bool:
+        """Tells whether all that the grammar allows is banned by something else."""
+        bitmask = int.from_bytes(self.bitmask(), "little")
+        return all(is_banned(token_id) for token_id in range(bitmask.bit_length()) if bitmask >> token_id & 1)
+
+    def _make_bitmask(self) -> bytes:
+        matcher = self._matcher
+        bitmask = matcher.compute_bitmask()[: self._num_bytes]
+        words = matcher.get_error()
+        if words and not words.startswith("NoExtension"):
+            self.error = _explain(words)
+            return bytes(self._num_bytes)
+        if not (self._never or self._other_ends):
+            return bitmask
+        bits = bytearray(bitmask)
+        for token_id in self._never:
+            bits[token_id >> 3] &= ~(1 << (token_id & 7))
+        if self._other_ends and matcher.is_accepting():
+            for token_id in self._other_ends:
+                bits[token_id >> 3] |= 1 << (token_id & 7)
+        return bytes(bits)
+
+    def _note_time(self, spent_s: float) -> None:
+        if spent_s > SLOW_MASK_S:
+            self._slow_s += spent_s
+            if self._slow_s > MAX_SLOW_S:
+                self.error = _explain("finding the tokens that may come takes too long: make it simpler")
+
+
+def make_grammar(
+    matcher: Matcher,
+    params: SamplingParams,
+    output_ids: "array[int]",
+    eos_token_ids: Collection[int],
+    matcher_ends: Collection[int],
+    vocab_size: int,
+) -> RequestGrammar:
+    """Returns the grammar of a request that has this output. Raises `RequestError` where the output is none of it."""
+    num_consumed = matcher.try_consume_tokens(output_ids.tolist()) if output_ids else 0
+    if num_consumed < len(output_ids):
+        words = matcher.get_error() or "the output so far is not what it allows"
+        raise bad_request(f"the grammar cannot be continued: {words}")
+    return RequestGrammar(matcher, vocab_size, end_tokens_of(params, eos_token_ids), matcher_ends)
+
+
+def _explain(words: str) -> ErrorInfo:
+    return ErrorInfo(status=400, message=f"the grammar cannot be followed any further: {words.split(chr(10), 1)[0]}")

@@ -1,0 +1,60 @@
+"""Compiles the grammars of waiting requests beside the main loop."""
+
+from collections.abc import Callable
+
+from messages.config import Config
+from messages.errors import ErrorInfo, RequestError
+from runtime.background import BackgroundCalls
+from runtime.grammars import GrammarCompiler, GrammarError
+from scheduler_proc.deciding.grammars import RequestGrammar, make_grammar
+from scheduler_proc.deciding.requests import PendingReq
+
+
+class GrammarBuilder:
+    """`wake` ends the main loop's wait. A grammar that is known is there at once, any other when it has compiled."""
+
+    def __init__(self, config: Config, wake: Callable[[], None]):
+        facts = config.facts
+        self._vocab_size = facts.vocab_size
+        self._eos_token_ids = facts.eos_token_ids
+        self._timeout_s = config.scheduling.grammar_timeout_s
+        self._compiler = GrammarCompiler(facts.tokenizer_dir, facts.vocab_size, facts.eos_token_ids)
+        self._calls: BackgroundCalls[PendingReq, RequestGrammar] = BackgroundCalls(wake, self._timeout_s)
+
+    def start(self, pending: PendingReq) -> None:
+        """Has the grammar of a request made, with its output consumed; `pop_built` returns it."""
+        self._calls.start(pending, lambda: self._build(pending))
+
+    def find(self, pending: PendingReq) -> RequestGrammar | None:
+        """Returns the grammar of a request without output, if it is known, at once."""
+        grammar = pending.sampling_params.grammar
+        assert grammar is not None
+        if pending.num_output_tokens or self._compiler.find(grammar.text) is None:
+            return None
+        return self._build(pending)
+
+    def pop_built(self) -> list[tuple[PendingReq, RequestGrammar | ErrorInfo]]:
+        """Returns the requests whose grammars are there, or why they cannot be."""
+        return [
+            (pending, outcome if isinstance(outcome, RequestGrammar) else self._explain(outcome))
+            for pending, outcome in self._calls.pop_done()
+        ]
+
+    def _build(self, pending: PendingReq) -> RequestGrammar:
+        grammar = pending.sampling_params.grammar
+        assert grammar is not None
+        matcher = self._compiler.compile(grammar.text)
+        output_ids = pending.token_ids[pending.num_prompt_tokens :]
+        ends = self._compiler.eos_token_ids
+        return make_grammar(matcher, pending.sampling_params, output_ids, self._eos_token_ids, ends, self._vocab_size)
+
+    def _explain(self, error: Exception) -> ErrorInfo:
+        if isinstance(error, RequestError):
+            return error.info
+        if isinstance(error, TimeoutError):
+            return ErrorInfo(
+                400, f"the grammar took longer than {self._timeout_s:g} s to compile (--grammar-timeout-s)"
+            )
+        if isinstance(error, GrammarError):
+            return ErrorInfo(400, f"the grammar cannot be used: {error}")
+        return ErrorInfo(500, f"the grammar could not be compiled: {type(error).__name__}", "server_error")

@@ -1,0 +1,75 @@
+"""Where in a JSON schema the fault is that llguidance names without a place."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+MAX_SEARCH_S = 1.0
+MAX_POINTER_CHARS = 200
+
+OF_SCHEMAS = {
+    *("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then"),
+    *("unevaluatedItems", "unevaluatedProperties"),
+}
+OF_NAMED_SCHEMAS = {"dependentSchemas", "patternProperties", "properties"}
+OF_SCHEMA_LISTS = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
+DEFINITIONS = ("$defs", "definitions")
+
+Pointer = tuple[str, ...]
+Schema = dict[str, Any]
+
+
+def find_fault(schema_text: str, explain: Callable[[str], str]) -> str:
+    """Returns the JSON pointer of the deepest subschema that by itself has the fault of the whole; empty: unknown.
+
+    `explain` returns what is wrong with a schema, empty where nothing is. The search takes a second at most.
+    """
+    try:
+        whole: Any = json.loads(schema_text)
+        return _find_fault(whole, explain, time.monotonic() + MAX_SEARCH_S) if isinstance(whole, dict) else ""  # pyright: ignore[reportUnknownArgumentType]
+    except (ValueError, RecursionError):
+        return ""
+
+
+def _find_fault(whole: Schema, explain: Callable[[str], str], deadline_s: float) -> str:
+    words = explain(json.dumps(whole))
+    if not words:
+        return ""
+    definitions = {name: whole[name] for name in DEFINITIONS if name in whole}
+    pointer: Pointer = ()
+    seen: set[Pointer] = set()
+    children = list(_children(pointer, whole, whole))
+    while children and time.monotonic() < deadline_s:
+        child_pointer, child = children.pop(0)
+        if child_pointer not in seen and explain(json.dumps(definitions | child)) == words:
+            seen.add(child_pointer)
+            pointer, children = child_pointer, list(_children(child_pointer, child, whole))
+    text = "#" + "".join(f"/{part.replace('~', '~0').replace('/', '~1')}" for part in pointer)
+    return text if len(text) <= MAX_POINTER_CHARS else f"{text[:MAX_POINTER_CHARS]}…"
+
+
+def _children(pointer: Pointer, schema: Schema, whole: Schema) -> Iterator[tuple[Pointer, Schema]]:
+    """Yields the subschemas of a schema, and the one that it refers to."""
+    for key, value in schema.items():
+        if key == "$ref":
+            yield from _resolve(value, whole)
+        elif key in OF_SCHEMAS and isinstance(value, dict):
+            yield (*pointer, key), value
+        elif key in OF_NAMED_SCHEMAS and isinstance(value, dict):
+            named: dict[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
+            yield from (((*pointer, key, name), each) for name, each in named.items() if isinstance(each, dict))
+        elif key in OF_SCHEMA_LISTS and isinstance(value, list):
+            listed: list[Any] = value  # pyright: ignore[reportUnknownVariableType]
+            yield from (((*pointer, key, str(i)), each) for i, each in enumerate(listed) if isinstance(each, dict))
+
+
+def _resolve(reference: Any, whole: Schema) -> Iterator[tuple[Pointer, Schema]]:
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return
+    pointer = tuple(part.replace("~1", "/").replace("~0", "~") for part in reference[2:].split("/"))
+    found: Any = whole
+    for part in pointer:
+        found = found.get(part) if isinstance(found, dict) else None  # pyright: ignore
+    if isinstance(found, dict):
+        yield pointer, found  # pyright: ignore[reportUnknownVariableType]

@@ -1,0 +1,64 @@
+"""Structural tags: free text in which certain beginnings must go on as a schema says, as tool calls do."""
+
+import json
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from runtime.grammars import GrammarError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+
+class Structure(msgspec.Struct, frozen=True):
+    """From `begin` to `end` the text is JSON of this schema."""
+
+    begin: Annotated[str, Meta(min_length=1)]
+    end: str
+    schema: dict[str, Any]
+
+
+class StructuralTag(msgspec.Struct, frozen=True):
+    """A structure must begin wherever one of the `triggers`, with which it begins, has come."""
+
+    structures: Annotated[list[Structure], Meta(min_length=1)]
+    triggers: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
+
+
+def structural_tag_grammar(text: str, tokenizer: "LLTokenizer") -> str:
+    """Returns the grammar in llguidance's form. Raises `GrammarError`."""
+    try:
+        tag = msgspec.json.decode(text, type=StructuralTag)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise GrammarError(
+            f"{error}: it has a list of structures (begin, schema, end) and a list of triggers"
+        ) from None
+    library: Any = import_module("llguidance")
+    are_special = [_is_special(trigger, tokenizer) for trigger in tag.triggers]
+    if any(are_special) and not all(are_special):
+        raise GrammarError("of its triggers either all or none may be special tokens")
+    tags = [
+        library.StructTag(
+            trigger=_trigger_of(structure, tag.triggers),
+            begin=structure.begin,
+            grammar=structure.schema | {"x-guidance": {"lenient": False}},
+            end=structure.end,
+        )
+        for structure in tag.structures
+    ]
+    return library.LLMatcher.grammar_from_lark(library.StructTag.to_grammar(tags, assume_special=all(are_special)))
+
+
+def _trigger_of(structure: Structure, triggers: list[str]) -> str:
+    for trigger in triggers:
+        if structure.begin.startswith(trigger):
+            return trigger
+    raise GrammarError(f"no trigger begins the structure {json.dumps(structure.begin[:60])}")
+
+
+def _is_special(trigger: str, tokenizer: "LLTokenizer") -> bool:
+    ids = tokenizer.tokenize_str(trigger, parse_special=True)
+    return len(ids) == 1 and tokenizer.is_special_token(ids[0])
