@@ -141,7 +141,7 @@ class Bench:
     def step(self) -> dict[int, int]:
         """Runs one step; returns the number of tokens that each request had in it, in the order of the rows."""
         batch = self.scheduler.schedule()
-        while batch is None and self.gauge("waiting"):
+        while batch is None and self.grammars.compiling:
             batch = self.scheduler.schedule()
         self.inbox.take(self.scheduler.pop_replies())
         if batch is None:
