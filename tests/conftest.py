@@ -1,10 +1,12 @@
 """Fixtures that several packages' tests share, and how Triton runs in this process."""
 
 import atexit
+import functools
 import gc
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +59,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {Path(__file__).parent / name: index for index, name in enumerate(LONG_FILES)}
     assert all(path.exists() for path in rank), [str(path) for path in rank if not path.exists()]
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """As `--dist loadfile`, but one worker gets all files that share a server of the session, which starts once."""
+    # Imported here and not above: machines with a GPU may have no xdist.
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadServers(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return session_server(path) or path
+
+    return LoadServers(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@functools.cache
+def session_server(path: str) -> str | None:
+    """Returns the fixture of tests/ring/conftest.py that the file at `path`, relative to the root, uses."""
+    text = (Path(__file__).parents[1] / path).read_text(encoding="utf-8") if path.startswith("tests/ring/") else ""
+    return next((name for name in ("faulty_ring", "plain_ring") if name in text), None)
 
 
 @pytest.hookimpl(trylast=True)
