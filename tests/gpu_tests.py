@@ -36,7 +36,7 @@ MARK = "pytest.mark.gpu,"
 NEEDS_NO_GPU = ("test_compile.py", "test_interpreter_bf16.py")
 """Of `tests/kernels/gpu`: they test the compiler and the interpreter, and `make test` runs them anywhere."""
 
-MEMCHECKED = ("test_paged_decode.py", "test_rotate_store.py")
+MEMCHECKED = ("paged_decode", "rotate_store")
 SANITIZER = "compute-sanitizer"
 MEMCHECK = (SANITIZER, "--tool", "memcheck", "--error-exitcode", "3")
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
@@ -77,8 +77,8 @@ class Finding:
     last_lines: tuple[str, ...] = ()
 
 
-def list_phases() -> list[list[TestRun]]:
-    """Returns what runs side by side, phase by phase: the runner, the kernels, and these under the sanitizer."""
+def list_phases(memchecked: Sequence[str] = MEMCHECKED) -> list[list[TestRun]]:
+    """Returns what runs side by side, phase by phase: the runner, the kernels, and some of these in the sanitizer."""
     marked = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if MARK in path.read_text(encoding="utf-8")]
     runner = [TestRun(_name(path), ("-m", "gpu", _relative(path))) for path in marked]
     files = sorted((ROOT / "tests/kernels/gpu").glob("test_*.py"))
@@ -86,7 +86,7 @@ def list_phases() -> list[list[TestRun]]:
     outside = ("--ignore", "tests/kernels/gpu", "--ignore", "tests/kernels/cpu")
     kernels.append(TestRun("references", ("-k", "torch and cuda", *outside, "tests/kernels")))
     checked = [
-        TestRun(f"{_name(path)}_memcheck", (_relative(path),), MEMCHECK) for path in files if path.name in MEMCHECKED
+        TestRun(f"{_name(path)}_memcheck", (_relative(path),), MEMCHECK) for path in files if _name(path) in memchecked
     ]
     return [runner, kernels, checked]
 
@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not asked.is_ok:
             return 2
         facts |= json.loads(asked.last_lines[-1])
-    phases = [[run for run in phase if _is_chosen(run, options.only)] for phase in list_phases()]
+    phases = [[run for run in phase if _is_chosen(run, options.only)] for phase in list_phases(options.memcheck)]
     session = Session(options, facts, [run.name for phase in phases for run in phase])
     try:
         for phase in phases:
@@ -116,6 +116,8 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--device", choices=("cpu", "cuda"), default="cuda", help="cpu: Triton's interpreter (default: cuda)")
     add("--only", nargs="+", metavar="NAME", help="files whose names, without test_, begin so (default: all)")
+    about_memcheck = f"kernel test files to run in {SANITIZER}, by name without test_ (default: {' '.join(MEMCHECKED)})"
+    add("--memcheck", nargs="*", default=list(MEMCHECKED), metavar="NAME", help=about_memcheck)
     add("--jobs", type=int, default=min(8, max(1, (os.cpu_count() or 1) // 2)), help="files at a time (%(default)s)")
     add("--file-timeout-s", type=float, default=FILE_TIMEOUT_S, metavar="S", help="of each file (%(default)s)")
     add("--budget-s", type=float, default=3600.0, metavar="S", help="of all: then nothing more begins (%(default)s)")
