@@ -30,7 +30,8 @@ FORMS: dict[str, tuple[str, ...]] = {
     "eager": ("--enforce-eager",),
 }
 EXACT = "float32"
-DTYPES = (EXACT, "bfloat16")
+DTYPES: dict[str, tuple[str, ...]] = {EXACT: tuple(FORMS), "bfloat16": ("default",)}
+"""With the forms that are tried in each."""
 MAX_ROWS = 16
 
 
@@ -67,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not models or not all((model / GOLDEN).is_file() for model in models):
         print(f"check_golden: {options.models or PLACES} hold no model with a {GOLDEN}", file=sys.stderr)
         return 2
-    cases = [(model, dtype, form) for dtype in DTYPES for model in models for form in FORMS]
+    cases = [(model, dtype, form) for dtype, forms in DTYPES.items() for model in models for form in forms]
     found: list[Finding] = []
     for model, dtype, form in cases[: 1 if options.quick else None]:
         found.append(check(model, dtype, form, ["--device", options.device, *flags]))
@@ -92,7 +93,7 @@ def check(model: Path, dtype: str, form: str, flags: Sequence[str]) -> Finding:
     try:
         engine = OfflineEngine(make_config(model, flags))
         outputs = engine.generate([case["prompt_ids"] for case in cases], params)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # the latter where the GPU itself has failed
         return replace(found, error=f"{type(error).__name__}: {str(error)[:300]}")
     same = [count_same(output.token_ids, right) for output, right in zip(outputs, expected, strict=True)]
     num_cases = sum(count == len(right) for count, right in zip(same, expected, strict=True))

@@ -24,6 +24,7 @@ class PacedRunner:
     num_pages = NUM_PAGES
     max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
     can_overlap = False
+    degraded = ""
     drafter = None
 
     def __init__(self, step_s: float, vocab_size: int):

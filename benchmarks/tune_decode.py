@@ -72,6 +72,14 @@ class CaseTimes:
     refused: dict[int, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Rounds of samples, and the `time.monotonic()` after which no candidate is begun."""
+
+    rounds: int
+    end_s: float
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Returns 0, 1 where no candidate ran."""
     options = make_parser().parse_args(arguments)
@@ -87,11 +95,11 @@ def main(arguments: list[str] | None = None) -> int:
     facts = gpu_facts(device) if device.type == "cuda" else {}
     facts |= {"model": options.model, "copy GB/s": copy_bandwidth(1, device) if device.type == "cuda" else None}
     for num_rows, context in sizes:
-        if time.monotonic() > end_s:
+        if found and time.monotonic() > end_s:
             print(f"the budget of {options.budget_s:.0f} s is used up: {num_rows} x {context} and after are left out")
             break
         case = Case(shape.num_heads, shape.num_kv_heads, shape.head_dim, num_rows, 1, context - 1)
-        found.append(measure(case, f"{num_rows} x {context}", candidates, device, options.rounds))
+        found.append(measure(case, f"{num_rows} x {context}", candidates, device, Limits(options.rounds, end_s)))
         show(found[-1], candidates)
         if options.json:
             write_result(options.json, "tune_decode", {**facts, **summarize(found, candidates, options.model)})
@@ -106,7 +114,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--model", choices=MODEL_SHAPES, default="Qwen3-0.6B", help="whose heads (default: %(default)s)")
     add("--device", choices=("cpu", "cuda"), default="cuda")
     add("--rounds", type=int, default=3, help="of samples of all candidates in turn (default: %(default)s)")
-    add("--budget-s", type=float, default=120.0, help="after it no case is begun (default: %(default)s)")
+    add("--budget-s", type=float, default=120.0, help="after it no more is begun (default: %(default)s)")
     add("--quick", action="store_true", help="one small case and two candidates: shows that it runs")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     return parser
@@ -124,8 +132,11 @@ def list_candidates(head_dim: int, is_quick: bool = False) -> list[Candidate]:
     return [in_use, next(each for each in found if each.merges)] if is_quick else found
 
 
-def measure(case: Case, name: str, candidates: Sequence[Candidate], device: torch.device, rounds: int) -> CaseTimes:
-    """Returns the median time of each candidate that gives torch's result; they take turns."""
+def measure(case: Case, name: str, candidates: Sequence[Candidate], device: torch.device, limits: Limits) -> CaseTimes:
+    """Returns the median time of each candidate that gives torch's result; they take turns.
+
+    The first case compiles all kernels, which may take longer than the budget: then it has fewer candidates.
+    """
     # The interpreter is right for float32; what it takes says nothing anyway.
     made = make_case(case, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     num_keys = torch.full((case.num_rows,), case.num_before + 1, dtype=torch.int32, device=device)
@@ -137,6 +148,8 @@ def measure(case: Case, name: str, candidates: Sequence[Candidate], device: torc
     forms: dict[str, Form] = {}
     with put_back_afterwards():
         for index, candidate in enumerate(candidates):
+            if forms and time.monotonic() > limits.end_s:
+                break
             cut = candidate.programs, candidate.merges
             if cut not in works:
                 works[cut] = plan(case, made, *cut)
@@ -147,7 +160,7 @@ def measure(case: Case, name: str, candidates: Sequence[Candidate], device: torc
                 found.refused[index] = reason
             else:
                 forms[str(index)] = form
-        times = median_ms(forms, rounds, device) if forms else {}
+        times = median_ms(forms, limits.rounds, device) if forms else {}
     found.times_us = {int(index): ms * 1e3 for index, ms in times.items()}
     return found
 

@@ -52,7 +52,9 @@ class PhaseReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """process → launcher: it serves from now on."""
+    """process → launcher: it serves from now on; `degraded` says what it has to do without, and why."""
+
+    degraded: str = ""
 
 
 class BootFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -180,6 +182,8 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     """Of a frontend, the block of uids that it gives; 0 before its start."""
     counted_before: Counted = Counted()
     """What those who had the place before it have counted."""
+    degraded: str = ""
+    """As in its `Ready`."""
 
     @property
     def is_serving(self) -> bool:

@@ -192,8 +192,9 @@ class ProcessLink:
             self._kept_messages = self.receive_control()
         return not self.is_stopping
 
-    def ready(self) -> None:
-        self._control.send(Ready())
+    def ready(self, degraded: str = "") -> None:
+        """Tells the launcher that it serves; `degraded`, for operators: what it does without, and why."""
+        self._control.send(Ready(degraded))
 
     def drained(self, num_unfinished: int) -> None:
         self._control.send(Drained(num_unfinished))

@@ -65,7 +65,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
     # What start-up made lives as long as the process: without this, every full collection walks all of it in mid-step.
     gc.collect()
     gc.freeze()
-    link.ready()
+    link.ready(runner.degraded)
     num_idle_turns = 0
     while not link.is_stopping:
         if any(isinstance(message, Drain) for message in link.receive_control()):

@@ -29,12 +29,14 @@ class Runner(Protocol):
 
     `max_num_batched_tokens`: the flag, or its default on the device. `can_overlap`: a second step may be launched
     before the result of the first is asked for, and it may name tokens of the first (`Batch.future_token_indices`).
-    `drafter` proposes draft tokens, `None` where nothing does.
+    `drafter` proposes draft tokens, `None` where nothing does. `degraded` tells operators why steps are slower than
+    they should be; empty where they are not.
     """
 
     num_pages: int
     max_num_batched_tokens: int
     can_overlap: bool
+    degraded: str
 
     @property
     def drafter(self) -> Drafter | None: ...

@@ -138,8 +138,8 @@ class Lifecycle:
             case StandingBy():
                 board.standing_by(child.name)
                 self._console.say_of(child.name, f"stands by after {time.monotonic() - child.started_s:.1f} s")
-            case Ready():
-                self._note_ready(child)
+            case Ready(degraded):
+                self._note_ready(child, degraded)
             case BootFailed(text):
                 child.boot_error = text
                 if self.is_first_start(child) and not self.group.is_stopping:
@@ -150,14 +150,15 @@ class Lifecycle:
             case Drained() | InstructionDone() | Ask():
                 self.group.control.note(child.name, message)
 
-    def _note_ready(self, child: Child) -> None:
-        self.group.board.ready(child.name)
+    def _note_ready(self, child: Child, degraded: str) -> None:
+        self.group.board.ready(child.name, degraded)
         child.is_on_trial = False
         self._restarts.note_ready(child.name, time.monotonic())
         self.group.publish(at_once=True)
         if child.is_front and self.group.is_draining:
             self.group.control.send(child.name, Drain(0.0))
-        self._console.say_of(child.name, f"ready in {time.monotonic() - child.started_s:.1f} s")
+        without = f", degraded: {degraded}" if degraded else ""
+        self._console.say_of(child.name, f"ready in {time.monotonic() - child.started_s:.1f} s{without}")
 
     def is_first_start(self, child: Child) -> bool:
         """Tells whether a failure of this start is the run's failure. One that was started by hand may try again."""

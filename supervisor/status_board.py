@@ -106,15 +106,16 @@ class StatusBoard:
         self._note_progress(name)
         return is_new
 
-    def ready(self, name: str) -> None:
-        """Notes that process `name` serves."""
+    def ready(self, name: str, degraded: str = "") -> None:
+        """Notes that process `name` serves, perhaps without something."""
         self._replace(name, state="ready", phase="", fraction=None, beat_ns=time.monotonic_ns(), is_awaited=False)
+        self._replace(name, degraded=degraded)
 
     def ended(self, name: str) -> None:
         """Notes that process `name` does not run any more."""
         counted = self._statuses[name].counted
         self._replace(name, state="dead", pid=0, phase="", fraction=None, busy_since_ns=0, gauges={}, histograms={})
-        self._replace(name, sent={}, received={}, frontend=None, counted_before=counted)
+        self._replace(name, sent={}, received={}, frontend=None, degraded="", counted_before=counted)
 
     def restarting(self, name: str) -> None:
         """Notes that process `name`, which has ended, will be replaced."""

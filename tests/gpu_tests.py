@@ -30,13 +30,13 @@ TEST_TIMEOUT_S = 120
 LEAST_START_S = 5.0
 """With less of the budget left no file is started."""
 
-MARK = "pytest.mark.gpu,"
+MARK = "pytest.mark.gpu"
 """Every file with tests for a GPU alone has this in it."""
 
 NEEDS_NO_GPU = ("test_compile.py", "test_interpreter_bf16.py")
 """Of `tests/kernels/gpu`: they test the compiler and the interpreter, and `make test` runs them anywhere."""
 
-MEMCHECKED = ("test_paged_decode.py", "test_rotate_store.py")
+MEMCHECKED = ("paged_decode", "rotate_store")
 SANITIZER = "compute-sanitizer"
 MEMCHECK = (SANITIZER, "--tool", "memcheck", "--error-exitcode", "3")
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
@@ -77,16 +77,17 @@ class Finding:
     last_lines: tuple[str, ...] = ()
 
 
-def list_phases() -> list[list[TestRun]]:
-    """Returns what runs side by side, phase by phase: the runner, the kernels, and these under the sanitizer."""
-    marked = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if MARK in path.read_text(encoding="utf-8")]
-    runner = [TestRun(_name(path), ("-m", "gpu", _relative(path))) for path in marked]
+def list_phases(memchecked: Sequence[str] = MEMCHECKED) -> list[list[TestRun]]:
+    """Returns what runs side by side, phase by phase: the runner, the kernels, and some of these in the sanitizer."""
     files = sorted((ROOT / "tests/kernels/gpu").glob("test_*.py"))
+    others = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path not in files]
+    marked = [path for path in others if MARK in path.read_text(encoding="utf-8")]
+    runner = [TestRun(_name(path), ("-m", "gpu", _relative(path))) for path in marked]
     kernels = [TestRun(_name(path), (_relative(path),)) for path in files if path.name not in NEEDS_NO_GPU]
     outside = ("--ignore", "tests/kernels/gpu", "--ignore", "tests/kernels/cpu")
     kernels.append(TestRun("references", ("-k", "torch and cuda", *outside, "tests/kernels")))
     checked = [
-        TestRun(f"{_name(path)}_memcheck", (_relative(path),), MEMCHECK) for path in files if path.name in MEMCHECKED
+        TestRun(f"{_name(path)}_memcheck", (_relative(path),), MEMCHECK) for path in files if _name(path) in memchecked
     ]
     return [runner, kernels, checked]
 
@@ -100,8 +101,9 @@ def main(arguments: list[str] | None = None) -> int:
         asked = run_command([sys.executable, "-c", FACTS], FILE_TIMEOUT_S, sys.stderr)
         if not asked.is_ok:
             return 2
-        facts |= json.loads(asked.last_lines[-1])
-    phases = [[run for run in phase if _is_chosen(run, options.only)] for phase in list_phases()]
+        # Libraries may complain at the exit, after the answer.
+        facts |= json.loads(next(line for line in asked.last_lines if line.startswith("{")))
+    phases = [[run for run in phase if _is_chosen(run, options.only)] for phase in list_phases(options.memcheck)]
     session = Session(options, facts, [run.name for phase in phases for run in phase])
     try:
         for phase in phases:
@@ -116,6 +118,8 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--device", choices=("cpu", "cuda"), default="cuda", help="cpu: Triton's interpreter (default: cuda)")
     add("--only", nargs="+", metavar="NAME", help="files whose names, without test_, begin so (default: all)")
+    about_memcheck = f"kernel test files to run in {SANITIZER}, by name without test_ (default: {' '.join(MEMCHECKED)})"
+    add("--memcheck", nargs="*", default=list(MEMCHECKED), metavar="NAME", help=about_memcheck)
     add("--jobs", type=int, default=min(8, max(1, (os.cpu_count() or 1) // 2)), help="files at a time (%(default)s)")
     add("--file-timeout-s", type=float, default=FILE_TIMEOUT_S, metavar="S", help="of each file (%(default)s)")
     add("--budget-s", type=float, default=3600.0, metavar="S", help="of all: then nothing more begins (%(default)s)")

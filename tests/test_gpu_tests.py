@@ -26,7 +26,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], 
         path = tmp_path / f"test_{name}.py"
         path.write_text(text, encoding="utf-8")
         runs.append(TestRun(name, ("-c", os.devnull, "--rootdir", str(tmp_path), str(path))))
-    monkeypatch.setattr(gpu_tests, "list_phases", lambda: [runs])
+    monkeypatch.setattr(gpu_tests, "list_phases", lambda memchecked: [runs])
     monkeypatch.setattr(gpu_tests, "exit_on_signals", lambda: None)
     code = gpu_tests.main(["--device", "cpu", "--jobs", "2", "--results", str(tmp_path / "out"), *flags])
     result = json.loads((tmp_path / "out/tests.json").read_text(encoding="utf-8"))["results"]
@@ -79,7 +79,9 @@ def test_a_sanitizer_that_is_not_there_fails_nothing(tmp_path: Path, monkeypatch
     path.write_text(PASSES, encoding="utf-8")
     plain = TestRun("one", ("-c", os.devnull, "--rootdir", str(tmp_path), str(path)))
     monkeypatch.setattr(
-        gpu_tests, "list_phases", lambda: [[plain], [TestRun("one_memcheck", plain.arguments, gpu_tests.MEMCHECK)]]
+        gpu_tests,
+        "list_phases",
+        lambda memchecked: [[plain], [TestRun("one_memcheck", plain.arguments, gpu_tests.MEMCHECK)]],
     )
     monkeypatch.setattr(gpu_tests, "exit_on_signals", lambda: None)
     assert gpu_tests.main(["--device", "cpu", "--results", str(tmp_path / "out")]) == 0
@@ -95,6 +97,7 @@ def test_the_runner_comes_first_and_the_sanitizer_last() -> None:
     assert not {"compile", "interpreter_bf16", "sanitizers", "capture"} & set(names)
     assert [run.name for run in checked] == ["paged_decode_memcheck", "rotate_store_memcheck"]
     assert len(checked) == len(MEMCHECKED)
+    assert [run.name for run in list_phases(["sample"])[2]] == ["sample_memcheck"]
     assert all((ROOT / run.arguments[-1]).exists() for phase in (runner, kernels, checked) for run in phase)
 
 

@@ -11,7 +11,7 @@ NAME = "gpu"
 NOT_RUN = (
     "Not run on a GPU yet: there are no such results. `make bench-gpu` checks the tokens of trained models, measures a "
     "step's own time, the offline benchmark, every kernel beside the device's limits, a server, and transformers, and "
-    "this section is made of what it finds.\n"
+    "this section is made of what it finds (`GPU_RUN.md`).\n"
 )
 OWN_FORM = "Triton"
 SHOWN_KERNELS = 8

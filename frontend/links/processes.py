@@ -21,6 +21,8 @@ SILENCE_S = 2.0
 class ProcessHealth(msgspec.Struct, frozen=True, omit_defaults=True):
     """One process in `/health`; `phase` and `fraction` while it starts, `busy_s` while a step runs.
 
+    `degraded`: it serves, but slower than it should, and why.
+
     `incarnation` counts its starts, `num_restarts` those of them that replaced a process that had died or hung.
     """
 
@@ -33,6 +35,7 @@ class ProcessHealth(msgspec.Struct, frozen=True, omit_defaults=True):
     busy_s: float | None = None
     phase: str | None = None
     fraction: float | None = None
+    degraded: str = ""
 
 
 class ProcessView:
@@ -196,6 +199,7 @@ def _health(status: ProcessStatus, now_ns: int) -> ProcessHealth:
         busy_s=_age_s(status.busy_since_ns, now_ns),
         phase=status.phase if is_starting and status.phase else None,
         fraction=status.fraction if is_starting else None,
+        degraded=status.degraded,
     )
 
 

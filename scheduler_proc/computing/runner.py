@@ -38,6 +38,7 @@ class Runner:
         self.num_pages = num_pages
         self.max_num_batched_tokens = limits.max_num_batched_tokens
         self.can_overlap = forward_passes.last_tokens is not None
+        self.degraded = ""
         self.forward_passes = forward_passes
         self._decoder = decoder
         self._vocab_size = decoder.config.vocab_size

@@ -45,11 +45,10 @@ def test_another_token_fails_in_float32_and_is_counted_in_every_form(
     flags = [*ON_CPU, "--models", str(changed), "--json", str(file)]
     assert main(flags) == 1
     findings = read_findings(file)
-    assert [(found["dtype"], found["form"]) for found in findings] == [
-        (dtype, form) for dtype in ("float32", "bfloat16") for form in ("default", "no overlap", "eager")
-    ]
+    forms = [(found["dtype"], found["form"]) for found in findings]
+    assert forms == [("float32", form) for form in ("default", "no overlap", "eager")] + [("bfloat16", "default")]
     assert {(found["num_same_tokens"], found["num_same_cases"]) for found in findings[:3]} == {(95, 0)}
-    monkeypatch.setattr(check_golden, "DTYPES", ("bfloat16",))
+    monkeypatch.setattr(check_golden, "DTYPES", {"bfloat16": ("default",)})
     assert main(flags) == 0
 
 
@@ -59,6 +58,23 @@ def test_a_model_that_does_not_run_is_told_and_fails(tmp_path: Path, changed: Pa
     assert main([*ON_CPU, "--models", str(changed), "--quick", "--json", str(file)]) == 1
     (found,) = read_findings(file)
     assert str(found["error"]).startswith("BootError: ")
+
+
+def test_a_gpu_that_fails_ends_no_more_than_its_case(
+    tmp_path: Path, changed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was found before stays in the result, and every case has its reason."""
+
+    def fail(config: object) -> None:
+        raise SystemExit("the GPU has failed: an illegal memory access")
+
+    monkeypatch.setattr(check_golden, "OfflineEngine", fail)
+    file = tmp_path / "golden.json"
+    assert main([*ON_CPU, "--models", str(changed), "--json", str(file)]) == 1
+    assert {found["error"] for found in read_findings(file)} == {
+        "SystemExit: the GPU has failed: an illegal memory access"
+    }
+    assert len(read_findings(file)) == 4
 
 
 def test_without_models_it_says_where_it_looked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,23 @@ def test_candidates_begin_with_what_is_in_use_and_differ() -> None:
     assert len(set(candidates)) == len(candidates) == len(tune_decode.LAUNCHES) * len(tune_decode.PROGRAMS) * 2
 
 
+def test_a_budget_that_is_used_up_leaves_what_has_been_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One candidate of one case, and its table."""
+    monkeypatch.setattr(tune_decode, "load_triton_kernels", lambda device_type: None)
+    monkeypatch.setattr(
+        tune_decode, "paged_decode", lambda *arguments: tune_decode.paged_decode_reference(*arguments[:6])
+    )
+    monkeypatch.setattr(tune_decode, "ROWS_AND_CONTEXTS", ((2, 20), (1, 20)))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    file = tmp_path / "tune.json"
+    assert tune_decode.main(["--device", "cpu", "--rounds", "1", "--budget-s", "0", "--json", str(file)]) == 0
+    results = json.loads(file.read_text(encoding="utf-8"))["results"]
+    assert [(case["case"], len(case["rows"])) for case in results["cases"]] == [("2 x 20", 1)]
+    assert results["table"][0]["BLOCK_N"] == results["in_use"]["BLOCK_N"]
+
+
 def case(*times: float | None) -> CaseTimes:
     """A case with these times by candidate; `None`: refused."""
     found = CaseTimes("a case", 1_000_000)

@@ -139,10 +139,10 @@ def test_two_processes_cannot_have_one_name(launcher: Launcher):
 def test_reports_arrive_in_order(launcher: Launcher):
     link = launcher.connect()
     link.phase("loading", 0.5)
-    link.ready()
+    link.ready("no CUDA graphs")
     link.drained(3)
     link.fail("no weights")
-    expected = [PhaseReport("loading", 0.5), Ready(), Drained(3), BootFailed("no weights")]
+    expected = [PhaseReport("loading", 0.5), Ready("no CUDA graphs"), Drained(3), BootFailed("no weights")]
     assert [launcher.next() for _ in expected] == expected
     link.close()
 

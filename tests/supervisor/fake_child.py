@@ -14,11 +14,11 @@ from messages.errors import BootError
 from runtime.process import ProcessLink, run_process
 
 
-def serve_until_stopped(link: ProcessLink) -> None:
+def serve_until_stopped(link: ProcessLink, degraded: str = "") -> None:
     """Serves as a good process does; writes each table it hears as one line."""
     if not link.stand_by():
         return
-    link.ready()
+    link.ready(degraded)
     while not link.is_stopping:
         link.beat(lambda: {"requests": 0.0})
         link.wait()
@@ -109,7 +109,7 @@ def load_slowly(link: ProcessLink) -> None:
     link.phase("loading weights", 0.6)
     link.phase("loading weights", 1.0)
     link.phase("warming up")
-    serve_until_stopped(link)
+    serve_until_stopped(link, "no CUDA graphs: no memory")
 
 
 def fail_to_boot(link: ProcessLink) -> None:

@@ -48,6 +48,19 @@ def test_states_follow_the_life_of_a_process():
     assert board.status("a").num_restarts == 1
 
 
+def test_what_a_process_does_without_is_known_while_it_serves():
+    board = StatusBoard(["a"], hang_timeout_s=5.0)
+    board.started("a", 10, 1)
+    board.ready("a", "no CUDA graphs")
+    board.beat("a", Beat(LATER))
+    assert board.status("a").degraded == "no CUDA graphs"
+    board.ended("a")
+    assert board.status("a").degraded == ""
+    board.started("a", 11, 2)
+    board.ready("a")
+    assert board.status("a").degraded == ""
+
+
 def counts(first: int) -> dict[str, HistogramCounts]:
     return {"step_rows": HistogramCounts((first, *([0] * len(BOUNDS["step_rows"]))), 2.0 * first)}
 

@@ -58,6 +58,7 @@ def test_each_phase_and_every_quarter_of_progress_is_a_line_where_there_is_no_te
         lines = [line.split(maxsplit=1)[1] for line in run.output.splitlines() if line.startswith("scheduler ")]
         assert lines[:4] == ["loading weights", "loading weights 60 %", "loading weights 100 %", "warming up"]
         assert lines[4].startswith("ready in ")
+        assert lines[4].endswith(" s, degraded: no CUDA graphs: no memory")
 
 
 def test_the_frontend_hears_that_all_are_ready():

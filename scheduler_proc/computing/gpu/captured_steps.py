@@ -77,7 +77,7 @@ class CapturedSteps:
     def capture(self, shapes: Sequence[StepShape], forward: Forward, report: Report) -> int:
         """Captures `forward` in these shapes; returns the bytes that the graphs take.
 
-        Raises `RuntimeError` where that cannot be done, and then there is no graph.
+        Raises where that cannot be done, whatever CUDA, torch or Triton raise, and then there is no graph.
         """
         begin_s, num_bytes = time.monotonic(), 0
         self._device.release_unused()
@@ -88,7 +88,7 @@ class CapturedSteps:
                 self._captured[shape] = self._capture(self._planned(shape), forward)
                 self._device.release_unused()
                 num_bytes = free_bytes - self._device.memory()[0]
-        except RuntimeError:
+        except Exception:
             self._captured.clear()
             raise
         log.info("%d CUDA graphs in %.1f s, %.2f GiB", len(shapes), time.monotonic() - begin_s, num_bytes / GIB)

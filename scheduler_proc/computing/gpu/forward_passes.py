@@ -6,7 +6,6 @@ shapes of `step/shapes.py`, else it is launched operation by operation. The host
 Shape legend: N tokens that go to the head, E embedding size.
 """
 
-import logging
 from collections.abc import Mapping
 
 import numpy as np
@@ -29,8 +28,6 @@ from scheduler_proc.computing.step.shapes import StepLimits, StepShapes
 
 MORE_GRAPH_BYTES = 4 << 20
 """What a graph takes of memory beside the pool that all share: an estimate, for those that are not yet captured."""
-
-log = logging.getLogger("sluice.gpu_forward_passes")
 
 
 class GpuForwardPasses:
@@ -90,25 +87,18 @@ class GpuForwardPasses:
 
         return forward
 
-    def capture(self, report: Report, is_rehearsal: bool = False) -> int | None:
+    def capture(self, report: Report, is_rehearsal: bool = False) -> int:
         """Captures the graphs, in a rehearsal only those that take most memory; returns the bytes that all of them
         take.
 
-        `None`: it cannot be done, which is logged, and steps are launched operation by operation.
+        Raises where that cannot be done; steps are launched operation by operation then. Without `plans` there is
+        nothing to capture.
         """
         if self.captured is None:
-            return None
+            return 0
         shapes = self._shapes.largest() if is_rehearsal else self._shapes.all()
-        try:
-            with torch.inference_mode():
-                num_bytes = self.captured.capture(shapes, self._forward, report)
-        except RuntimeError as error:
-            log.warning(
-                "CUDA graphs cannot be captured, so steps are launched operation by operation, which is slower: %s "
-                "Where memory is short, lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager does not try",
-                str(error).split("\n", 1)[0],
-            )
-            return None
+        with torch.inference_mode():
+            num_bytes = self.captured.capture(shapes, self._forward, report)
         return num_bytes + (len(self._shapes.all()) - len(shapes)) * MORE_GRAPH_BYTES
 
     def _exact_shape(self, batch: Batch) -> StepShape:

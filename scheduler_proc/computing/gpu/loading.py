@@ -18,6 +18,8 @@ from scheduler_proc.computing.runner import MakeRunner, Runner
 from scheduler_proc.computing.step.dummy_batch import plan_dummy_batch, plan_warm_ups
 from scheduler_proc.computing.step.shapes import StepLimits
 
+MAX_REASON_CHARS = 300
+
 log = logging.getLogger("sluice.gpu_loading")
 
 
@@ -30,7 +32,8 @@ class GpuBackend:
         self._device = device
         self._limits = limits
         self._report = report
-        self._plans = _make_plans(config, decoder, device)
+        self._degraded = ""
+        self._plans = self._make_plans()
         self._can_capture = not config.model.enforce_eager
 
     def make_runner(self, cache: KVTensors) -> Runner:
@@ -68,15 +71,26 @@ class GpuBackend:
         for batch in plan_warm_ups(self._config, runner.max_num_batched_tokens):
             runner.run(batch)
         self._capture(runner)
+        runner.degraded = self._degraded
 
     def _capture(self, runner: Runner, is_rehearsal: bool = False) -> int:
         """Returns the bytes that the graphs take; where they cannot be captured, that is not tried again."""
         if not self._can_capture:
             return 0
         assert isinstance(runner.forward_passes, GpuForwardPasses)
-        num_bytes = runner.forward_passes.capture(self._report, is_rehearsal)
-        self._can_capture = num_bytes is not None
-        return num_bytes or 0
+        try:
+            return runner.forward_passes.capture(self._report, is_rehearsal)
+        except Exception as error:  # Triton has errors of its own beside those of torch and CUDA
+            self._can_capture = False
+            reason = _reason_of(error)
+            log.warning(
+                "CUDA graphs cannot be captured, so steps are launched operation by operation, which is slower: %s "
+                "Where memory is short, lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager does not try",
+                reason,
+                exc_info=None if isinstance(error, torch.OutOfMemoryError) else error,
+            )
+            self._degraded = f"no CUDA graphs: {reason}"
+            return 0
 
     def _run_full_step(self, runner: Runner) -> None:
         num_tokens, config = runner.max_num_batched_tokens, self._config
@@ -90,17 +104,27 @@ class GpuBackend:
                 "--max-model-len"
             ) from None
 
+    def _make_plans(self) -> AttentionPlans | None:
+        """Loads the Triton kernels; `None` where there are none, which is logged: torch computes then."""
+        try:
+            load_triton_kernels(self._device.torch_device.type)
+        except ImportError as error:
+            log.warning(
+                "Triton cannot be loaded (%s), so plain torch computes, without CUDA graphs and without overlapped "
+                "steps: many times slower. `pip install triton` brings it to Linux",
+                error,
+            )
+            self._degraded = f"no Triton kernels, CUDA graphs or overlapped steps: {_reason_of(error)}"
+            return None
+        config, decoder_config = self._config, self._decoder.config
+        max_rows, shares_prefixes = config.scheduling.max_num_seqs, config.cache.shared_prefix_attention
+        page_size, device = config.cache.block_size, self._device.torch_device
+        return AttentionPlans(decoder_config, page_size, max_rows, shares_prefixes, device)
 
-def _make_plans(config: Config, decoder: Decoder, device: GpuDevice) -> AttentionPlans | None:
-    """Loads the Triton kernels; `None` where there are none, which is logged: torch computes then."""
-    try:
-        load_triton_kernels(device.torch_device.type)
-    except ImportError as error:
-        log.warning(
-            "Triton cannot be loaded (%s), so plain torch computes, without CUDA graphs and without overlapped steps: "
-            "many times slower. `pip install triton` brings it to Linux",
-            error,
-        )
-        return None
-    max_rows, shares_prefixes = config.scheduling.max_num_seqs, config.cache.shared_prefix_attention
-    return AttentionPlans(decoder.config, config.cache.block_size, max_rows, shares_prefixes, device.torch_device)
+
+def _reason_of(error: Exception) -> str:
+    """Returns one line. CUDA says what is wrong in the first one, Triton in the last, below the source of a kernel."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, RuntimeError) and lines:
+        return lines[0][:MAX_REASON_CHARS]
+    return ": ".join([type(error).__name__, *lines[-1:]])[:MAX_REASON_CHARS]

@@ -1,5 +1,6 @@
 import time
 
+import msgspec
 import pytest
 
 from frontend.errors import UnavailableError
@@ -51,6 +52,14 @@ def test_health_shows_ages_as_of_now():
     assert shown.busy_s == pytest.approx(41, abs=5)
     assert (shown.state, shown.pid, shown.incarnation, shown.gauges) == ("hung", 12, 2, {"rows": 3})
     assert (shown.phase, shown.fraction) == (None, None)
+
+
+def test_health_shows_what_a_process_does_without():
+    view = ProcessView()
+    view.update(ProcessTable((ProcessStatus("scheduler", "ready", degraded="no CUDA graphs: out of memory"),)))
+    assert view.health()["scheduler"].degraded == "no CUDA graphs: out of memory"
+    view.update(ProcessTable((ProcessStatus("scheduler", "ready"),)))
+    assert b"degraded" not in msgspec.json.encode(view.health()["scheduler"])
 
 
 def test_health_shows_the_phase_of_a_start():

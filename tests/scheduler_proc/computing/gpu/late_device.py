@@ -33,9 +33,11 @@ def waiting_refused() -> Iterator[None]:
 class LateDevice:
     """Does submitted work in order, but none before a result of it, or of later work, is waited for.
 
-    A "graph" does again what was captured; `num_captures` may be made and then memory is short. Buffers hold garbage.
-    With `may_wait` off, work must not look at the values of tensors.
+    A "graph" does again what was captured; `num_captures` may be made and then `capture_error` is raised. Buffers hold
+    garbage. With `may_wait` off, work must not look at the values of tensors.
     """
+
+    capture_error: Exception = torch.OutOfMemoryError("CUDA out of memory.\nmore")
 
     def __init__(
         self, total_bytes: int = 1 << 30, used_bytes: int = 0, num_captures: int = 1_000, may_wait: bool = True
@@ -64,7 +66,7 @@ class LateDevice:
     def capture(self, work: Work, pool: Pool) -> Work:
         assert pool == (0, 1)
         if self._num_captures == 0:
-            raise torch.OutOfMemoryError("CUDA out of memory.\nmore")
+            raise self.capture_error
         self._num_captures -= 1
 
         def replay() -> None:

@@ -230,18 +230,37 @@ def test_without_graphs_and_without_overlap(pair: Pair, caplog: pytest.LogCaptur
     assert generate(eager, PROMPTS, 6, SCHEDULES[1], VARIED) == generate(pair.cpu, PROMPTS, 6, SCHEDULES[1], VARIED)
     assert device.num_replays == 0
     assert "CUDA graphs cannot be captured" not in caplog.text
+    assert [pair.gpu.degraded, eager.degraded, pair.cpu.degraded] == ["", "", ""]
 
 
-@pytest.mark.parametrize("num_captures", [0, 5])
+class CompilationError(Exception):
+    """As Triton's: no `RuntimeError`, and what is wrong comes behind the source of the kernel."""
+
+
+CAPTURE_ERRORS = {
+    "CUDA out of memory.": LateDevice.capture_error,
+    "CompilationError: out of resource: shared memory": CompilationError(
+        "at 12:4:\n  acc = tl.dot(query_MD, key_DN)\n  ^\nout of resource: shared memory\n"
+    ),
+    "AssertionError": AssertionError(),
+}
+
+
+@pytest.mark.parametrize("num_captures", [0, 3, 5])
+@pytest.mark.parametrize("reason", CAPTURE_ERRORS)
 def test_where_graphs_cannot_be_captured_steps_run_without(
-    pair: Pair, caplog: pytest.LogCaptureFixture, num_captures: int
+    pair: Pair, caplog: pytest.LogCaptureFixture, num_captures: int, reason: str
 ) -> None:
+    """With 0 the rehearsal fails, with 3 and 5 what is captured behind it; it is told once, and not tried again."""
     device = LateDevice(num_captures=num_captures)
+    device.capture_error = CAPTURE_ERRORS[reason]
     loaded = load_late(pair.path, device)
     assert caplog.text.count("CUDA graphs cannot be captured") == 1
-    assert "slower: CUDA out of memory. Where memory is short" in caplog.text
+    assert f"slower: {reason} Where memory is short" in caplog.text
+    assert loaded.degraded == f"no CUDA graphs: {reason}"
+    assert loaded.can_overlap
     assert generate(loaded, PROMPTS[:2], 4) == generate(pair.cpu, PROMPTS[:2], 4)
-    assert device.num_replays == 0
+    assert (device.num_replays, num_graphs(loaded)) == (0, 0)
 
 
 def test_without_triton_torch_computes(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
@@ -250,6 +269,7 @@ def test_without_triton_torch_computes(pair: Pair, caplog: pytest.LogCaptureFixt
 
     loaded = load_late(pair.path, LateDevice(), fail)
     assert "Triton cannot be loaded (No module named 'triton')" in caplog.text
+    assert loaded.degraded.endswith("ModuleNotFoundError: No module named 'triton'")
     assert not loaded.can_overlap
     assert generate(loaded, PROMPTS[:3], 4) == generate(pair.cpu, PROMPTS[:3], 4)
 
