@@ -31,7 +31,7 @@ BUDGETS = {
     "tokenizer and detokenizer": 1_500,
     "scheduler": 4_040,
     "CPU backend": 2_930,
-    "GPU backend": 2_150,
+    "GPU backend": 2_280,
     "operations and references": 1_130,
     "messages": 1_345,
     "process runtime": 890,

@@ -5,6 +5,7 @@ import logging
 
 import torch
 
+from kernels.decode_work import DecodeShape
 from kernels.gpu.triton_kernels import load_triton_kernels
 from messages.config import Config
 from messages.errors import BootError
@@ -103,4 +104,8 @@ def _make_plans(config: Config, decoder: Decoder, device: GpuDevice) -> Attentio
         )
         return None
     max_rows, shares_prefixes = config.scheduling.max_num_seqs, config.cache.shared_prefix_attention
-    return AttentionPlans(decoder.config, config.cache.block_size, max_rows, shares_prefixes, device.torch_device)
+    model = decoder.config
+    shape = DecodeShape(
+        model.num_heads, model.num_kv_heads, model.head_dim, config.cache.block_size, decoder.activation_dtype
+    )
+    return AttentionPlans(shape, max_rows, shares_prefixes, device.torch_device)
