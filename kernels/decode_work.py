@@ -20,9 +20,6 @@ BLOCK_KEYS = 64
 """Keys that a program reads at a time; items are whole blocks but for a run's end."""
 
 MIN_ITEM_BLOCKS = 2
-PROGRAMS_A_PROCESSOR = 4
-"""As many as fit beside one another, by registers and shared memory; items are made for as many to have work."""
-
 LANES = 16
 """The rows of a program's products, each one query head of one entry: the fewest that tensor cores take.
 
@@ -33,6 +30,17 @@ takes 255 registers in place of 114 (heads of 128), and only 2 run beside one an
 HEADER_WORDS, ITEM_WORDS, ENTRY_WORDS = 4, 4, 2
 ENTRIES_PLACE, PARTS_PLACE = 1, 2
 """Header words: where things are is read, not compiled in, so that one compiled kernel serves all layouts."""
+
+
+@dataclass(frozen=True)
+class DecodeShape:
+    """What decode attention is compiled for."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class DecodeLayout:
     num_heads: int
     num_kv_heads: int
     num_programs: int
-    """`count_programs` of the device: a long run is cut until about as many programs have an item."""
+    """`paged_decode.count_programs`: a long run is cut until about as many programs have an item."""
     shares_prefixes: bool
     """Rows that share pages read them once."""
     merges_in_kernel: bool = False
@@ -117,13 +125,6 @@ class DecodeWork:
     plan: Tensor
     """int32 [layout.num_words]"""
     scratch: DecodeScratch
-
-
-def count_programs(device: torch.device) -> int:
-    """Returns how many programs of decode attention the device runs side by side."""
-    if device.type != "cuda":
-        return PROGRAMS_A_PROCESSOR
-    return PROGRAMS_A_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def make_decode_scratch(layout: DecodeLayout, head_dim: int, device: torch.device) -> DecodeScratch:

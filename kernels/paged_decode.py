@@ -7,12 +7,15 @@ P pages a row (padded), L keys of the longest row (rounded up), B = R * G.
 import torch
 from torch import Tensor
 
-from kernels.decode_work import DecodeWork
-from kernels.gpu.triton_kernels import find_triton_kernel
+from kernels.decode_work import DecodeShape, DecodeWork
+from kernels.gpu.triton_kernels import find_triton_kernel, programs_a_processor
 from kernels.paged_kv import PagedKV, find_attention_kernel
 
 MAX_GATHERED_ELEMENTS = 1 << 20
 """K elements that the reference gathers at a time: more leaves the processor's caches and is several times slower."""
+
+UNCOMPILED = 4
+"""Programs that work is planned for where no kernel is compiled."""
 
 KEYS_STEP = 16
 """Lengths are rounded up to multiples of it: for each new shape of a product oneDNN builds, and keeps, new code."""
@@ -65,6 +68,17 @@ def paged_decode(
         cache.page_size,
         scale,
     )
+
+
+def count_programs(shape: DecodeShape, device: torch.device) -> int:
+    """Returns how many programs of the Triton kernel the device runs side by side.
+
+    It follows from the registers and the shared memory that the compiled kernel takes of a processor.
+    """
+    if device.type != "cuda":
+        return UNCOMPILED
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count * programs_a_processor("paged_decode", shape, properties)
 
 
 def paged_decode_reference(

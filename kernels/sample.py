@@ -14,7 +14,10 @@ NO_TOKEN = -1
 
 
 def greedy(logits_SV: Tensor) -> Tensor:
-    """Returns the most likely token of each row (int64; the first of equals), -1 where a logit is not finite."""
+    """Returns the most likely token of each row (the first of equals), -1 where a logit is not finite.
+
+    Tokens are int64, and int32 from the Triton kernel.
+    """
     assert logits_SV.dim() == 2
     triton_kernel = find_triton_kernel("greedy", logits_SV)
     if triton_kernel is not None:
@@ -35,10 +38,11 @@ def greedy_reference(logits_SV: Tensor) -> Tensor:
 
 
 def sample(scores_SV: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:
-    """Returns a token of each row (int64), drawn with probability softmax(scores); may overwrite `scores_SV`.
+    """Returns a token of each row, drawn with probability softmax(scores); may overwrite `scores_SV`.
 
     `scores_SV` (float32) are logits over temperature, -inf for tokens that are out; one token a row is finite at
     least. The draw is a function of the row's scores, its seed and the token's position (both int64).
+    Tokens are as those of `greedy`.
     """
     assert scores_SV.dtype == torch.float32
     assert seeds_S.dtype == positions_S.dtype == torch.int64
@@ -62,7 +66,7 @@ def sample_reference(scores_SV: Tensor, seeds_S: Tensor, positions_S: Tensor) ->
 
 
 def draw(logits_SV: Tensor, temperatures_S: Tensor, seeds_S: Tensor, positions_S: Tensor) -> Tensor:
-    """Returns a token of each row (int64): drawn with probability softmax(logits / temperature), or, at temperature 0
+    """Returns a token of each row: drawn with probability softmax(logits / temperature), or, at temperature 0
     (float32), the most likely one; -1 where a logit of the row is not finite.
 
     It is `greedy` and `sample` in one read of the logits; seeds and positions are those of `sample`.

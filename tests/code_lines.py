@@ -31,7 +31,7 @@ BUDGETS = {
     "tokenizer and detokenizer": 1_730,
     "scheduler": 4_230,
     "CPU backend": 2_960,
-    "GPU backend": 2_185,
+    "GPU backend": 2_280,
     "operations and references": 1_160,
     "messages": 1_420,
     "process runtime": 1_060,

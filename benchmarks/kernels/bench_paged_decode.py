@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from benchmarks.kernels.cases import Case, MadeCase, make_case
 from benchmarks.kernels.measure import Form, Work, forms_of, run
-from kernels.decode_work import DecodeLayout, DecodeWork, count_programs, make_decode_scratch, plan_decode_work
+from kernels.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
 from kernels.gpu.triton_kernels import find_triton_kernel
-from kernels.paged_decode import paged_decode, paged_decode_reference
+from kernels.paged_decode import count_programs, paged_decode, paged_decode_reference
 
 CASES = {
     "GPT-2 124M, 1 x 160": Case(12, 12, 64, 1, 1, 159),
@@ -65,7 +65,8 @@ def make(case: Case, device: torch.device) -> Work:
 
 def plan_work(case: Case, made: MadeCase, shares_prefixes: bool, merges_in_kernel: bool) -> DecodeWork:
     device = made.query.device
-    programs = count_programs(device)
+    shape = DecodeShape(case.num_heads, case.num_kv_heads, case.head_dim, made.cache.page_size, made.query.dtype)
+    programs = count_programs(shape, device)
     layout = DecodeLayout(case.num_rows, case.num_heads, case.num_kv_heads, programs, shares_prefixes, merges_in_kernel)
     num_keys = np.full(case.num_rows, case.num_before + 1, np.int32)
     plan = torch.zeros(layout.num_words, dtype=torch.int32)

@@ -26,7 +26,7 @@ def part_block(vocab_size: int) -> dict[str, int]:
 
 
 def find_best(logits_SV: Tensor, draws: tuple[Tensor | None, Tensor, Tensor] | None) -> Tensor:
-    """Returns the best token of each row (int64). `draws`: temperatures, seeds and positions of noise to be added.
+    """Returns the best token of each row (int32). `draws`: temperatures, seeds and positions of noise to be added.
 
     Without temperatures `logits_SV` are scores, among which -inf means "out". With them, or without draws, a row with
     a logit that is not finite gets -1; a row of temperature 0 is not drawn.
@@ -37,7 +37,7 @@ def find_best(logits_SV: Tensor, draws: tuple[Tensor | None, Tensor, Tensor] | N
     num_parts = triton.cdiv(vocab_size, block["BLOCK"])
     values_SC = torch.empty((num_rows, num_parts), dtype=torch.float32, device=logits_SV.device)
     tokens_SC = torch.empty((num_rows, num_parts), dtype=torch.int32, device=logits_SV.device)
-    tokens_S = torch.empty(num_rows, dtype=torch.int64, device=logits_SV.device)
+    tokens_S = torch.empty(num_rows, dtype=torch.int32, device=logits_SV.device)
     temperatures_S, seeds_S, positions_S = draws or (None, tokens_S, tokens_S)
     assert seeds_S.is_contiguous()
     assert positions_S.is_contiguous()
@@ -116,11 +116,12 @@ def best_of_row_kernel(
     token = tl.min(tl.where(values == tl.max(values, 0), tokens, BEYOND), 0)
     # A row of scores that are no numbers has any token: its caller knows it.
     token = tl.where(is_refused, NONE, tl.minimum(token, VOCAB - 1))
-    tl.store(out_ptr + row, token.to(tl.int64))
+    tl.store(out_ptr + row, token)
 
 
 VOCAB_SIZES = sorted({shape.vocab_size for shape in MODEL_SHAPES.values()})
 DRAW_TYPES = {"temperatures_ptr": "*fp32:16", "seeds_ptr": "*i64:16", "positions_ptr": "*i64:16"}
+UNUSED_TYPES = {"temperatures_ptr": "*fp32:16", "seeds_ptr": "*i32:16", "positions_ptr": "*i32:16"}
 PART_TYPES = {"values_ptr": "*fp32:16", "tokens_ptr": "*i32:16"}
 
 
@@ -131,7 +132,7 @@ def part_cases(dtype: str, is_drawn: bool, has_logits: bool) -> tuple[CompileCas
             label=f"parts of {vocab_size} tokens",
             kernel=best_of_part_kernel,
             signature={"logits_ptr": f"*{dtype}:16"}
-            | DRAW_TYPES
+            | (DRAW_TYPES if is_drawn else UNUSED_TYPES)
             | PART_TYPES
             | {"row_stride": "i32" if vocab_size % 16 else "i32:16"},
             constants={"VOCAB": vocab_size, "IS_DRAWN": is_drawn, "HAS_LOGITS": has_logits},
@@ -150,7 +151,7 @@ def row_cases() -> tuple[CompileCase, ...]:
         case = CompileCase(
             label=f"{num_parts} parts of {vocab_size} tokens",
             kernel=best_of_row_kernel,
-            signature=PART_TYPES | {"out_ptr": "*i64:16"},
+            signature=PART_TYPES | {"out_ptr": "*i32:16"},
             constants={"NUM_PARTS": num_parts, "VOCAB": vocab_size},
             launch={"BLOCK": triton.next_power_of_2(num_parts), "num_warps": 1},
             max_registers=64,

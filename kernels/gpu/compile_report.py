@@ -29,6 +29,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.occupancy import count_side_by_side
 from kernels.gpu.triton_kernels import NAMES
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -38,6 +39,7 @@ ALIGNED = ":16"
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "num_ctas")
 """What a launch says beside the kernel's parameters."""
 COLUMNS = ("registers", "spilled_bytes", "shared_bytes", "num_wgmma", "num_mma")
+DEFAULT_NUM_WARPS = 4
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Line:
     name: str
     label: str
     compiled: Compiled
+    num_programs: int
+    """That a processor of a Hopper GPU runs side by side."""
     complaints: list[str]
 
 
@@ -85,7 +89,9 @@ def make_report(names: Sequence[str], jobs: int) -> list[Line]:
     for place in places:
         case = _case_at(place)
         compiled = compile_case(case)
-        lines.append(Line(place[0], case.label, compiled, check(case, compiled)))
+        num_warps = case.launch.get("num_warps", DEFAULT_NUM_WARPS)
+        num_programs = count_side_by_side(compiled.registers, compiled.shared_bytes, num_warps)
+        lines.append(Line(place[0], case.label, compiled, num_programs, check(case, compiled)))
     return lines
 
 
@@ -134,11 +140,11 @@ def compile_case(case: CompileCase) -> Compiled:
 
 
 def format_table(lines: Sequence[Line]) -> str:
-    rows = [["", *(name.replace("_", " ") for name in COLUMNS), ""]]
+    rows = [["", *(name.replace("_", " ") for name in COLUMNS), "programs", ""]]
     for line in lines:
         numbers = [str(getattr(line.compiled, name)) for name in COLUMNS]
-        rows.append([f"{line.name}: {line.label}", *numbers, "; ".join(line.complaints)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS) + 1)]
+        rows.append([f"{line.name}: {line.label}", *numbers, str(line.num_programs), "; ".join(line.complaints)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join(
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:-1], widths[1:]), row[-1]]).rstrip() for row in rows
     )

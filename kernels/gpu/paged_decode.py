@@ -7,6 +7,8 @@ A row's keys may be split among programs (FlashDecoding): each writes the attent
 logarithm of its sum, by which they are merged.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -19,14 +21,16 @@ from kernels.decode_work import (
     ITEM_WORDS,
     PARTS_PLACE,
     DecodeLayout,
+    DecodeShape,
     DecodeWork,
-    count_programs,
     make_decode_scratch,
     plan_decode_work,
 )
 from kernels.gpu.compile_case import CompileCase, in_float32
 from kernels.gpu.key_blocks import LOG2_E, PRECISION, choose_launch, fold, load_block
 from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.gpu.occupancy import count_side_by_side, processor_of
+from kernels.paged_decode import count_programs
 from kernels.paged_kv import PagedKV
 
 _HEADER, _ITEM, _ENTRY = tl.constexpr(HEADER_WORDS), tl.constexpr(ITEM_WORDS), tl.constexpr(ENTRY_WORDS)
@@ -100,10 +104,34 @@ def _constants_of(layout: DecodeLayout) -> dict[str, int]:
     }
 
 
+def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
+    """Returns how many programs a processor of the current device, which has these properties, runs side by side.
+
+    The kernel is compiled, and not launched, as it will be for tensors of this shape.
+    """
+    floats, indices, sums = shape.dtype, torch.int32, torch.float32
+    layout = DecodeLayout(1, shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shares_prefixes=False)
+    compiled = attend.warmup(
+        *(floats, floats, floats, indices, indices, sums, sums, indices, floats),
+        1.0,
+        (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim,
+        1,
+        HEAD_DIM=shape.head_dim,
+        PAGE_SIZE=shape.page_size,
+        **_constants_of(layout),
+        **choose_launch(shape.head_dim, shape.dtype),
+        grid=(1,),
+    )
+    compiled._init_handles()  # its registers are known once it is loaded
+    metadata = compiled.metadata
+    return count_side_by_side(compiled.n_regs, metadata.shared, metadata.num_warps, processor_of(properties))
+
+
 def _plan_here(query_RHD: Tensor, cache: PagedKV, page_tables_RP: Tensor, num_keys_R: Tensor) -> DecodeWork:
     num_rows, num_heads, head_dim = query_RHD.shape
     device = query_RHD.device
-    layout = DecodeLayout(num_rows, num_heads, cache.num_heads, count_programs(device), shares_prefixes=False)
+    shape = DecodeShape(num_heads, cache.num_heads, head_dim, cache.page_size, query_RHD.dtype)
+    layout = DecodeLayout(num_rows, num_heads, cache.num_heads, count_programs(shape, device), shares_prefixes=False)
     plan = torch.zeros(layout.num_words, dtype=torch.int32)
     plan_decode_work(layout, num_keys_R.cpu().numpy(), page_tables_RP.cpu().numpy(), cache.page_size, plan.numpy())
     return DecodeWork(layout, plan.to(device), make_decode_scratch(layout, head_dim, device))

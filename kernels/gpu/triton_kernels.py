@@ -51,6 +51,14 @@ def find_form(name: str, x: Tensor, reference: TritonKernel) -> TritonKernel:
     return find_triton_kernel(name, x) or reference
 
 
+def programs_a_processor(name: str, *shape: Any) -> int:
+    """Returns how many programs of an operation's kernel, compiled for `shape`, a processor runs side by side.
+
+    Only on a CUDA device, where it compiles the kernel.
+    """
+    return import_module(f"kernels.gpu.{name}").programs_a_processor(*shape)
+
+
 def load_triton_kernels(device_type: str = "cuda") -> None:
     """From now on launchers use the Triton kernels for tensors on `device_type` ("cpu": Triton's interpreter)."""
     global _device_type  # noqa: PLW0603

@@ -8,24 +8,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.decode_work import DecodeLayout, DecodeWork, count_programs, make_decode_scratch, plan_decode_work
+from kernels.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
+from kernels.paged_decode import count_programs
 from kernels.prefill_tiles import max_prefill_tiles, plan_prefill_tiles
 from messages.steps import Batch
-from scheduler_proc.computing.model.decoder_config import DecoderConfig
 from scheduler_proc.computing.step.inputs import Arrays, StepInputs, StepShape
 
 
 class AttentionPlans:
-    """Makes the plans for a model on a device, for steps of up to `max_rows` decode rows."""
+    """Makes the plans for attention of a shape on a device, for steps of up to `max_rows` decode rows."""
 
-    def __init__(
-        self, config: DecoderConfig, page_size: int, max_rows: int, shares_prefixes: bool, device: torch.device
-    ):
-        self._config = config
-        self._page_size = page_size
+    def __init__(self, shape: DecodeShape, max_rows: int, shares_prefixes: bool, device: torch.device):
+        self._shape = shape
         self._shares_prefixes = shares_prefixes
-        self._num_programs = count_programs(device)
-        self._scratch = make_decode_scratch(self._layout(max_rows), config.head_dim, device)
+        self._num_programs = count_programs(shape, device)
+        self._scratch = make_decode_scratch(self._layout(max_rows), shape.head_dim, device)
 
     def planned(self, shape: StepShape, max_rows: int) -> StepShape:
         """Returns the shape with room for plans; that of decode serves up to `max_rows` rows, if it has any."""
@@ -38,7 +35,7 @@ class AttentionPlans:
         num_decode, num_rows = batch.num_decode_rows, len(batch.query_lens) // 4
         if shape.decode_layout is not None:
             num_keys, tables = arrays["decode_num_keys"][:num_decode], arrays["decode_page_tables"][:num_decode]
-            plan_decode_work(shape.decode_layout, num_keys, tables, self._page_size, arrays["decode_plan"])
+            plan_decode_work(shape.decode_layout, num_keys, tables, self._shape.page_size, arrays["decode_plan"])
         if shape.num_tiles:
             rows = slice(0, num_rows - num_decode)
             lens = arrays["prefill_query_lens"][rows], arrays["prefill_context_lens"][rows]
@@ -52,7 +49,7 @@ class AttentionPlans:
         return replace(inputs, decode_work=work, prefill_tiles=tensors.get("prefill_tiles"))
 
     def _layout(self, max_rows: int) -> DecodeLayout:
-        config = self._config
+        shape = self._shape
         # One row alone has nobody to share with, and what can share has larger products.
         shares_prefixes = self._shares_prefixes and max_rows > 1
-        return DecodeLayout(max_rows, config.num_heads, config.num_kv_heads, self._num_programs, shares_prefixes)
+        return DecodeLayout(max_rows, shape.num_heads, shape.num_kv_heads, self._num_programs, shares_prefixes)

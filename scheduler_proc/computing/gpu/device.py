@@ -30,6 +30,10 @@ class GpuDevice(Device, Protocol):
         """Returns a buffer (uint8) for copies; it may be dropped as soon as they are launched."""
         ...
 
+    def send(self, host: Tensor) -> Tensor:
+        """Returns a copy of the buffer on the device for the work that is being launched; does not wait for it."""
+        ...
+
     def new_pool(self) -> Pool:
         """Returns a pool for graphs that never run side by side; its memory is freed with the last of them."""
         ...
@@ -48,15 +52,28 @@ class GpuDevice(Device, Protocol):
 
 
 class CudaDevice:
-    """A CUDA device. Work goes to the current stream; results are fetched on one of their own, beside the next step."""
+    """A CUDA device. Work goes to the current stream.
+
+    A step's columns are sent on a stream of their own, beside the step before, and its result is fetched on another,
+    beside the next step.
+    """
 
     def __init__(self, torch_device: torch.device):
         self.torch_device = torch_device
+        self._sending = torch.cuda.Stream(torch_device)
         self._fetching = torch.cuda.Stream(torch_device)
 
     def allocate_host(self, num_bytes: int) -> Tensor:
         # Torch keeps pinned memory that is dropped, and gives it out again when the copies from and to it are done.
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def send(self, host: Tensor) -> Tensor:
+        current = torch.cuda.current_stream(self.torch_device)
+        with torch.cuda.stream(self._sending):
+            data = host.to(self.torch_device, non_blocking=True)
+        current.wait_stream(self._sending)
+        data.record_stream(current)
+        return data
 
     def submit(self, work: Callable[[], Result]) -> Fetched:
         try:

@@ -74,7 +74,7 @@ class GpuForwardPasses:
 
         @torch.inference_mode()
         def forward() -> Forwarded:
-            data = host.to(self._device.torch_device, non_blocking=True)
+            data = self._device.send(host)
             if captured is None:
                 hidden_NE = self._forward(self._view(shape, inputs.tensors(data)))
             else:

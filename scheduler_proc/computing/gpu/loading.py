@@ -5,6 +5,7 @@ import logging
 
 import torch
 
+from kernels.decode_work import DecodeShape
 from kernels.gpu.triton_kernels import load_triton_kernels
 from messages.config import Config
 from messages.errors import BootError
@@ -116,10 +117,12 @@ class GpuBackend:
             )
             self._degraded = f"no Triton kernels, CUDA graphs or overlapped steps: {_reason_of(error)}"
             return None
-        config, decoder_config = self._config, self._decoder.config
+        config, model = self._config, self._decoder.config
         max_rows, shares_prefixes = config.scheduling.max_num_seqs, config.cache.shared_prefix_attention
-        page_size, device = config.cache.block_size, self._device.torch_device
-        return AttentionPlans(decoder_config, page_size, max_rows, shares_prefixes, device)
+        shape = DecodeShape(
+            model.num_heads, model.num_kv_heads, model.head_dim, config.cache.block_size, self._decoder.activation_dtype
+        )
+        return AttentionPlans(shape, max_rows, shares_prefixes, self._device.torch_device)
 
 
 def _reason_of(error: Exception) -> str:

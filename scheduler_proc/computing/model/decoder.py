@@ -91,6 +91,10 @@ class Decoder:
             device = self._embedding_VE.device
             self._rope_tables = make_rope_tables(config.rope, config.head_dim, max_model_len, device)
 
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        return self._embedding_VE.dtype
+
     def forward(self, step: StepInputs, cache: KVTensors, room: Activations = NEW_MEMORY) -> Tensor:
         """Returns what the head reads of `step.head_tokens` [N, E]; the cache then holds all tokens' K and V.
 

@@ -152,7 +152,9 @@ def only_samples(batch: Batch) -> bool:
 def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
     """Returns the inputs of a step, without plans, whose columns are `tensors`."""
     columns: dict[str, Any] = {name: tensors[name] for name in INPUT_COLUMNS}
-    return StepInputs(shape.num_decode_rows, **columns)
+    # Each decode row samples, so where there are no others, and no logprobs of prompts, all go to the head.
+    all_go_to_head = shape.num_tokens == shape.num_decode_rows == shape.num_head_tokens
+    return StepInputs(shape.num_decode_rows, all_go_to_head=all_go_to_head, **columns)
 
 
 def pack_step(batch: Batch, shape: StepShape, arrays: Arrays) -> None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from messages.steps import Batch
 from scheduler_proc.computing.step.inputs import StepShape
 
-MAX_PREFILL_TOKENS = 2048
+MAX_PREFILL_TOKENS = 4096
 """Larger steps compute for longer than it takes to launch their operations one by one."""
 
-PREFILL_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, MAX_PREFILL_TOKENS)
+PREFILL_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, MAX_PREFILL_TOKENS)
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,6 +20,42 @@ def test_a_gpu_that_has_failed_ends_the_process() -> None:
     event: Any = BrokenEvent()
     with pytest.raises(SystemExit, match="the GPU has failed: CUDA error: an illegal memory access"):
         _OnItsWay(torch.empty(1), [], event).wait()
+
+
+def test_columns_are_sent_beside_the_step_before_and_kept_until_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy has its own stream, the work waits for it, and its memory is not given out again before work ends."""
+    notes: list[tuple[Any, ...]] = []
+
+    class Stream:
+        def __init__(self, name: str):
+            self.name = name
+
+        def wait_stream(self, other: "Stream") -> None:
+            notes.append((self.name, "waits for", other.name))
+
+    class Sent:
+        def record_stream(self, stream: Stream) -> None:
+            notes.append(("kept for", stream.name))
+
+    class Host:
+        def to(self, device: torch.device, non_blocking: bool) -> Sent:
+            notes.append(("copied on", active[-1].name, non_blocking))
+            return Sent()
+
+    @contextmanager
+    def use(stream: Stream) -> Iterator[None]:
+        active.append(stream)
+        yield
+        active.pop()
+
+    active = [Stream("work")]
+    names = iter(("sending", "fetching"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: Stream(next(names)))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: active[-1])
+    monkeypatch.setattr(torch.cuda, "stream", use)
+    host: Any = Host()
+    CudaDevice(torch.device("cuda:0")).send(host)
+    assert notes == [("copied on", "sending", True), ("work", "waits for", "sending"), ("kept for", "work")]
 
 
 def fail(*_: object) -> None:

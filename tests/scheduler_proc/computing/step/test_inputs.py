@@ -57,6 +57,20 @@ def test_columns_that_do_not_fit_together_are_a_bug(changes: dict[str, bytes]) -
         make_step_inputs(msgspec.structs.replace(mixed_batch(), **changes), CPU)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [((4, 0, 0, 8, 4), True), ((4, 16, 4, 8, 6), False), ((0, 16, 4, 8, 16), False), ((0, 4, 4, 8, 4), False)],
+    ids=["decode", "mixed", "prefill", "one token a prompt"],
+)
+def test_nothing_is_gathered_where_each_token_of_a_shape_goes_to_the_head(
+    sizes: tuple[int, int, int, int, int], expected: bool
+) -> None:
+    shape = StepShape(*sizes)
+    columns = shape.columns()
+    step = view_step(shape, columns.tensors(torch.zeros(columns.num_bytes, dtype=torch.uint8)))
+    assert step.all_go_to_head == expected
+
+
 def test_a_step_with_room_to_spare_is_padded() -> None:
     """Prefill tokens come after all places for decode rows; what is left over writes nothing and reads nothing."""
     shape = StepShape(num_decode_rows=4, num_prefill_tokens=6, num_prefill_rows=3, num_pages=3, num_head_tokens=5)

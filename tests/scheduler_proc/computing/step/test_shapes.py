@@ -23,7 +23,7 @@ def test_the_counts_that_steps_are_padded_to() -> None:
     assert prefill_token_counts(1) == [16]
     assert prefill_token_counts(48) == [16, 32, 48]
     assert prefill_token_counts(50) == [16, 32, 48, 64]
-    assert prefill_token_counts(8192)[-2:] == [1536, 2048]
+    assert prefill_token_counts(8192)[-3:] == [2048, 3072, 4096]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,95 @@
+"""Programs side by side, against NVIDIA's calculator, and by what decode attention is compiled for."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch
+from kernels.gpu.occupancy import Processor, count_side_by_side, processor_of
+from kernels.paged_decode import UNCOMPILED, count_programs, paged_decode
+from kernels.paged_kv import PagedKV
+
+HOPPER = SimpleNamespace(
+    regs_per_multiprocessor=65536,
+    shared_memory_per_multiprocessor=233472,
+    max_threads_per_multi_processor=2048,
+    multi_processor_count=132,
+)
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared_bytes", "num_warps", "expected"),
+    [
+        (72, 20992, 4, 7),
+        (64, 20992, 4, 8),
+        (112, 39424, 4, 4),
+        (113, 39424, 4, 4),
+        (128, 39424, 4, 4),
+        (129, 39424, 4, 3),
+        (158, 39424, 4, 3),
+        (188, 82944, 4, 2),
+        (32, 0, 4, 16),
+        (16, 0, 1, 32),
+        (40, 76 << 10, 4, 2),
+        (255, 200 << 10, 8, 1),
+        (255, 0, 16, 1),
+    ],
+)
+def test_equals_the_calculator(registers: int, shared_bytes: int, num_warps: int, expected: int) -> None:
+    assert count_side_by_side(registers, shared_bytes, num_warps) == expected
+    assert count_side_by_side(registers, shared_bytes, num_warps, processor_of(HOPPER)) == expected
+
+
+def test_another_gpu_has_another_processor() -> None:
+    """One of compute capability 8.9: 100 KB of shared memory and 48 warps."""
+    ada = Processor(65536, 100 << 10, 48)
+    assert count_side_by_side(72, 20992, 4, ada) == 4
+    assert count_side_by_side(32, 0, 4, ada) == 12
+
+
+def test_without_a_gpu_work_is_planned_for_a_few_programs() -> None:
+    assert count_programs(DecodeShape(4, 2, 64, 16, torch.float32), torch.device("cpu")) == UNCOMPILED
+
+
+@pytest.mark.parametrize(("registers", "expected"), [(72, 7 * 132), (158, 3 * 132)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_counts_what_is_launched_later(
+    registers: int, expected: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel that is compiled to be counted has the constants and the types of the one that is launched."""
+    form = pytest.importorskip("kernels.gpu.paged_decode")
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    compiled = SimpleNamespace(
+        n_regs=registers, metadata=SimpleNamespace(shared=20992, num_warps=4), _init_handles=lambda: None
+    )
+
+    class Attend:
+        def warmup(self, *arguments: Any, grid: tuple[int, ...], **named: Any) -> Any:
+            calls.append((arguments, named))
+            return compiled
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *arguments, **named: calls.append((arguments, named))
+
+    class Merge:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *arguments, **named: None
+
+    monkeypatch.setattr(form, "attend", Attend())
+    monkeypatch.setattr(form, "merge", Merge())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: HOPPER)
+    assert count_programs(DecodeShape(8, 2, 64, 16, dtype), torch.device("cuda")) == expected
+    heads = torch.zeros(3, 12, 64, dtype=dtype)
+    cache = PagedKV(torch.zeros(32, 2, 64, dtype=dtype), torch.zeros(32, 2, 64, dtype=dtype), 16)
+    layout = DecodeLayout(3, 8, 2, 8, shares_prefixes=True)
+    plan = torch.zeros(layout.num_words, dtype=torch.int32)
+    work = DecodeWork(layout, plan, make_decode_scratch(layout, 64, torch.device("cpu")))
+    tables, num_keys = torch.zeros(3, 2, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
+    paged_decode(heads[:, :8], cache, tables, num_keys, 0.125, torch.empty(3, 8, 64, dtype=dtype), work)
+    (counted, counted_constants), (launched, launched_constants) = calls
+    assert counted_constants == launched_constants
+    kinds = [argument.dtype if isinstance(argument, torch.Tensor) else type(argument) for argument in launched]
+    assert [each if isinstance(each, torch.dtype) else type(each) for each in counted] == kinds
+    assert counted[10] == launched[10] == 12 * 64, "divisible alike"
