@@ -10,6 +10,7 @@ from detokenizer_proc.decoders import CountingDecoder
 from detokenizer_proc.logprobs import OutputLogprobs, PromptLogprobReader, StepLogprobs
 from detokenizer_proc.streams import NO_TOKENS, Stream, TokenRun
 from detokenizer_proc.vocabulary import Vocabulary
+from messages.cache import CacheExplained, CacheListed
 from messages.columns import pack_counts, pack_int32, pack_int64, runs_of, unpack_int32, unpack_int64
 from messages.errors import ErrorInfo
 from messages.replies import (
@@ -58,7 +59,7 @@ class Detokenizer:
                 return self.open_stream(message)
             case PromptLogprobs():
                 return self._tell_prompt(message)
-            case CacheFlushed() | ScheduleReport():
+            case CacheFlushed() | ScheduleReport() | CacheExplained() | CacheListed():
                 return [message], []
             case DropBefore():
                 self.drop(message)

@@ -23,6 +23,7 @@ from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.registry import Registry
 from frontend.requests.timelines import Timelines
 from frontend.requests.trace import RequestTrace
+from messages.cache import CacheExplained, CacheListed
 from messages.channels import Sender
 from messages.columns import num_int32, unpack_int32
 from messages.errors import ChannelFullError, ErrorInfo
@@ -186,7 +187,7 @@ class Service:
 
     def _deliver(self, message: ToFrontend) -> None:
         match message:
-            case CacheFlushed() | EncodeReply() | DecodeReply():
+            case CacheFlushed() | EncodeReply() | DecodeReply() | CacheExplained() | CacheListed():
                 self.queries.accept(message)
             case PeerAsk() | PeerAnswer():
                 self.peers.accept(message)

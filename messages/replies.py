@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from messages.cache import CacheAnswer
 from messages.errors import ErrorInfo
 from messages.peers import PeerAnswer, PeerAsk
 from messages.requests import DropBefore, FramesLost, Stamps
@@ -215,7 +216,9 @@ class DecodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     error: ErrorInfo | None = None
 
 
-ToDetokenizer = OpenStream | PromptLogprobs | DetokenizeMsg | DropBefore | CacheFlushed | FramesLost | ScheduleReport
+ToDetokenizer = (
+    OpenStream | PromptLogprobs | DetokenizeMsg | DropBefore | CacheFlushed | FramesLost | ScheduleReport | CacheAnswer
+)
 FromRing = (
     UserReply
     | StepReplies
@@ -226,5 +229,6 @@ FromRing = (
     | FramesLost
     | Tokenized
     | ScheduleReport
+    | CacheAnswer
 )
 ToFrontend = FromRing | PeerAsk | PeerAnswer

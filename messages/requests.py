@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from messages.cache import CacheQuestion
+
 AbortReason = Literal["abort", "timeout"]
 TruncationSide = Literal["left", "right"]
 
@@ -222,5 +224,5 @@ class FramesLost(msgspec.Struct, frozen=True, array_like=True, tag=True):
     last: int
 
 
-ToTokenizer = TokenizeMsg | AbortMsg | DropBefore | FlushCache | EncodeMsg | DecodeMsg | FramesLost
-ToScheduler = UserMsg | AbortMsg | StopSeen | DropBefore | FlushCache | FramesLost
+ToTokenizer = TokenizeMsg | AbortMsg | DropBefore | FlushCache | EncodeMsg | DecodeMsg | FramesLost | CacheQuestion
+ToScheduler = UserMsg | AbortMsg | StopSeen | DropBefore | FlushCache | FramesLost | CacheQuestion

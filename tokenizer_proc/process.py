@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from messages.cache import CacheQuestion
 from messages.channels import Receiver, Sender
 from messages.columns import num_int32
 from messages.config import Config
@@ -102,7 +103,7 @@ def serve(link: ProcessLink) -> None:
         for message in inbox.receive():
             if isinstance(message, AbortMsg) and grammars.keep(message):
                 continue
-            if isinstance(message, AbortMsg | DropBefore | FlushCache):
+            if isinstance(message, AbortMsg | DropBefore | FlushCache | CacheQuestion):
                 to_scheduler.send_or_drop(message)
                 if isinstance(message, DropBefore):
                     to_frontends.forget(message)

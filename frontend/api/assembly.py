@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 from frontend.api import routes
 from frontend.api.aborts import AbortApi
 from frontend.api.cache import CacheApi
+from frontend.api.cache_view import CacheViewApi
 from frontend.api.chat import ChatApi
 from frontend.api.completions import CompletionApi
 from frontend.api.generate import GenerateApi
@@ -49,6 +50,7 @@ def make_endpoints(
 ) -> list[Endpoint]:
     """Returns the route table; `gauges` are those of this process, for `/health`."""
     unknown = UnknownFields(is_strict=service.config.http.strict_fields)
+    requests = RequestsApi(service, streams)
     return [
         *routes.generating(
             GenerateApi(service, streams, unknown),
@@ -58,7 +60,8 @@ def make_endpoints(
         *routes.models(InfoApi(service.config)),
         *routes.tokens(TokensApi(service, unknown)),
         *routes.watching(HealthApi(service, gauges), LoadApi(service), metrics),
-        *routes.tracing(RequestsApi(service, streams)),
+        *routes.tracing(requests),
+        *routes.caching(CacheViewApi(service, requests, unknown)),
         *routes.steering(AbortApi(service, unknown), CacheApi(service, unknown)),
     ]
 

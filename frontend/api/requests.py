@@ -4,7 +4,7 @@ The answer comes from what the frontends have heard: no process of the ring is a
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import get_args
 
 import msgspec
@@ -58,7 +58,7 @@ class RequestsApi:
     async def list_requests(self, request: Request) -> JsonReply:
         """Raises `RequestError` (400) for a query that asks for what cannot be."""
         query = _read_query(dict(request.query_params))
-        found, num_missing = await self._find_everywhere(query)
+        found, num_missing = await self.find_everywhere(query)
         lines = [msgspec.json.decode(each.shown, type=RequestLine) for each in found.requests]
         return JsonReply(RequestsReply(lines, found.num_found, _heard_s(found), num_missing))
 
@@ -67,14 +67,14 @@ class RequestsApi:
         name: str = request.path_params["id"]
         uids = (int(name),) if name.isascii() and name.isdigit() and len(name) < 17 else ()
         query = FindRequests(uids=uids, request_ids=names_of(name), limit=MAX_LIMIT, is_whole=True)
-        found, num_missing = await self._find_everywhere(query)
+        found, num_missing = await self.find_everywhere(query)
         if not found.requests:
             raise _unknown(name, num_missing)
         choices = [msgspec.json.decode(each.shown, type=RequestTimeline) for each in found.requests]
         choices.sort(key=lambda shown: shown.uid)
         return JsonReply(RequestReply(choices, _heard_s(found), num_missing))
 
-    async def _find_everywhere(self, query: FindRequests) -> tuple[FoundRequests, int]:
+    async def find_everywhere(self, query: FindRequests) -> tuple[FoundRequests, int]:
         """Returns what all frontends have found, in order, and how many have not answered."""
         own = self.find(query)
         others = await self._service.peers.ask_all(query, FoundRequests)
@@ -85,14 +85,23 @@ class RequestsApi:
         num_found = sum(part.num_found for part in parts)
         return FoundRequests(tuple(requests[: query.limit]), num_found, heard_ns), others.num_missing
 
+    async def find_names(self, uids: Iterable[int]) -> dict[int, str]:
+        """Returns the public ids of those of the requests that are open or have ended of late."""
+        wanted = tuple(sorted(set(uids) - {0}))
+        if not wanted:
+            return {}
+        found, _ = await self.find_everywhere(FindRequests(uids=wanted, limit=len(wanted)))
+        lines = [msgspec.json.decode(each.shown, type=RequestLine) for each in found.requests]
+        return {line.uid: line.request_id for line in lines}
+
     def find(self, query: FindRequests) -> FoundRequests:
         """Returns what this frontend has."""
         reasons, frontend = WaitReasons(self._service, self._streams), self._service.name
         found: list[FoundRequest] = []
         num_found = 0
-        now_ns = time.monotonic_ns()
+        now_ns, names = time.monotonic_ns(), frozenset[int | str]((*query.uids, *query.request_ids))
         for timeline, generation in self._all():
-            if _is_like(timeline, query, now_ns):
+            if _is_like(timeline, query, names, now_ns):
                 num_found += 1
                 if len(found) < query.limit:
                     waits = None if generation is None else reasons.find(generation)
@@ -109,9 +118,9 @@ class RequestsApi:
             yield timeline, None
 
 
-def _is_like(timeline: Timeline, query: FindRequests, now_ns: int) -> bool:
-    if query.uids or query.request_ids:
-        return timeline.uid in query.uids or timeline.request_id in query.request_ids
+def _is_like(timeline: Timeline, query: FindRequests, names: frozenset[int | str], now_ns: int) -> bool:
+    if names:
+        return timeline.uid in names or timeline.request_id in names
     if query.state and state_of(timeline) != query.state:
         return False
     if query.stage and (timeline.outcome is not None or timeline.stage != query.stage):
@@ -133,15 +142,15 @@ def _read_query(given: dict[str, str]) -> FindRequests:
         state=given.get("state", ""),
         stage=given.get("stage", ""),
         min_age_s=_number(given, "min_age_s", 0.0, 0.0, 1e9),
-        limit=_limit(given),
+        limit=read_count(given, "limit", DEFAULT_LIMIT, MAX_LIMIT),
     )
 
 
-def _limit(given: dict[str, str]) -> int:
-    """Raises `RequestError` (400)."""
-    value = _number(given, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
+def read_count(given: dict[str, str], name: str, default: int, most: int) -> int:
+    """Returns the whole number from 1 to `most` that a query gives as `name`. Raises `RequestError` (400)."""
+    value = _number(given, name, default, 1, most)
     if not value.is_integer():
-        raise bad_request(f"limit must be a whole number, got {given['limit'][:60]!r}", "limit")
+        raise bad_request(f"{name} must be a whole number, got {given[name][:60]!r}", name)
     return int(value)
 
 

@@ -6,6 +6,7 @@ from msgspec import Meta
 
 from frontend.api.aborts import AbortApi, AbortBody, AbortReply
 from frontend.api.cache import CacheApi, FlushBody, FlushReply
+from frontend.api.cache_view import MAX_NODES, CacheTreeReply, CacheViewApi, ExplainBody, ExplainReply
 from frontend.api.chat import ChatApi, ChatBody
 from frontend.api.chat_reply import ChatChunk, ChatCompletion
 from frontend.api.completion_reply import Completion
@@ -230,6 +231,40 @@ def tracing(requests: RequestsApi) -> list[Endpoint]:
             reply=RequestReply,
             errors=(404,),
             parameters=(REQUEST_NAME,),
+        ),
+    ]
+
+
+def caching(api: CacheViewApi) -> list[Endpoint]:
+    """Returns the endpoints that show the prefix cache, to the operator alone: they tell of the tokens of others."""
+    return [
+        Endpoint(
+            method="POST",
+            path="/cache/explain",
+            run=api.explain,
+            tag="administration",
+            summary="How much of a prompt is in the prefix cache, from which request, and why not more",
+            body=ExplainBody,
+            reply=ExplainReply,
+            access="operator",
+            examples={"text": {"prompt": PROMPT}, "chat": {"messages": MESSAGES, "cache_salt": "tenant-1"}},
+        ),
+        Endpoint(
+            method="GET",
+            path="/cache/tree",
+            run=api.tree,
+            tag="administration",
+            summary="The largest nodes of the prefix cache's radix tree",
+            reply=CacheTreeReply,
+            access="operator",
+            parameters=(
+                Parameter(
+                    name="limit",
+                    place="query",
+                    schema=Annotated[int, Meta(ge=1, le=MAX_NODES)],
+                    description="The most nodes to show; 50 if it is not given.",
+                ),
+            ),
         ),
     ]
 

@@ -75,7 +75,7 @@ class TokensApi:
         """Raises `RequestError`."""
         body = self._tokenize_decoder.decode(await read_body(request, self._max_body_bytes))
         check_model(self._service.config.facts, body.model)
-        question = _question(body)
+        question = question_of(body)
         answer = await self._service.queries.encode(lambda uid: msgspec.structs.replace(question, uid=uid))
         tokens = unpack_int32(answer.token_ids).tolist()
         token_strs = answer.token_strs if body.return_token_strs else None
@@ -116,7 +116,7 @@ def _tools(body: TokenizeBody) -> dict[str, Any]:
     return {"tools": body.tools} if body.tools else {}
 
 
-def _question(body: TokenizeBody) -> EncodeMsg:
+def question_of(body: TokenizeBody) -> EncodeMsg:
     """Returns the question, without a uid. Raises `RequestError` (400)."""
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("give either prompt or messages", "prompt")

@@ -14,7 +14,7 @@ from messages.uids import find_gone
 ServerState = Literal["ready", "starting", "draining", "unhealthy"]
 
 
-SILENCE_S = 2.0
+SILENCE_S = 3.0
 """A main loop that turns says so once a second."""
 
 

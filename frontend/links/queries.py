@@ -7,6 +7,7 @@ from collections.abc import Callable
 from frontend.errors import UnavailableError
 from frontend.links.processes import ProcessView
 from frontend.links.ring import Ring
+from messages.cache import CacheAnswer, CacheExplained, CacheListed, CacheQuestion, ExplainCache, ListCache
 from messages.errors import ChannelFullError, RequestError
 from messages.replies import CacheFlushed, DecodeReply, EncodeReply
 from messages.requests import DecodeMsg, EncodeMsg, FlushCache
@@ -14,8 +15,8 @@ from messages.requests import DecodeMsg, EncodeMsg, FlushCache
 QUERY_TIMEOUT_S = 30.0
 MAX_PENDING = 256
 
-Question = EncodeMsg | DecodeMsg | FlushCache
-Answer = EncodeReply | DecodeReply | CacheFlushed
+Question = EncodeMsg | DecodeMsg | FlushCache | CacheQuestion
+Answer = EncodeReply | DecodeReply | CacheFlushed | CacheAnswer
 
 log = logging.getLogger("sluice.frontend")
 
@@ -58,6 +59,18 @@ class Queries:
         """Returns what became of the request to empty the prefix cache. Raises `UnavailableError`."""
         answer = await self._ask(FlushCache(self._next_uid(), is_forced))
         assert isinstance(answer, CacheFlushed)
+        return answer
+
+    async def explain_cache(self, input_ids: bytes, cache_salt: str) -> CacheExplained:
+        """Returns how much of int32 `input_ids` is in the prefix cache, and why not more. Raises `UnavailableError`."""
+        answer = await self._ask(ExplainCache(self._next_uid(), input_ids, cache_salt))
+        assert isinstance(answer, CacheExplained)
+        return answer
+
+    async def list_cache(self, limit: int) -> CacheListed:
+        """Returns the largest nodes of the prefix cache. Raises `UnavailableError`."""
+        answer = await self._ask(ListCache(self._next_uid(), limit))
+        assert isinstance(answer, CacheListed)
         return answer
 
     def accept(self, answer: Answer) -> None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Collection, Sequence
 
+from messages.cache import CacheQuestion, ExplainCache, ListCache
 from messages.channels import MAX_QUEUED_FRAMES, Receiver, Sender
 from messages.replies import ToFrontend
 from messages.requests import (
@@ -20,7 +21,7 @@ from runtime.process import ProcessLink
 
 FIRST_WORKER = "tokenizer"
 
-FromFrontend = TokenizeMsg | AbortMsg | DropBefore | FlushCache | EncodeMsg | DecodeMsg
+FromFrontend = TokenizeMsg | AbortMsg | DropBefore | FlushCache | EncodeMsg | DecodeMsg | CacheQuestion
 
 log = logging.getLogger("sluice.frontend")
 
@@ -71,7 +72,7 @@ class Ring:
                     self._sender(worker).send(message)
             case AbortMsg():
                 self._sender(self._choose(message.uid, self._alive)).send(message)
-            case FlushCache() | EncodeMsg() | DecodeMsg():
+            case FlushCache() | EncodeMsg() | DecodeMsg() | ExplainCache() | ListCache():
                 self._sender(self._choose(message.uid, self._workers)).send(message)
 
     def receive(self, on_lost: Callable[[FramesLost], None]) -> None:

@@ -13,6 +13,8 @@ A page moves: free → held (`grow`) → cached (`share` after a prefill chunk, 
 
 from collections.abc import Iterable
 
+from messages.cache import CacheAnswer, CacheQuestion, ExplainCache, ListCache
+from scheduler_proc.deciding.cache_questions import explain, list_nodes
 from scheduler_proc.deciding.pages import PagePool
 from scheduler_proc.deciding.radix import Node, RadixTree
 from scheduler_proc.deciding.requests import PendingReq, Req
@@ -106,7 +108,7 @@ class BlockAllocator:
             return
         key = req.token_ids[start * self.page_size : end * self.page_size].tobytes()
         own = req.pages[start:end]
-        node, cached = self._tree.insert(req.node, req.pending.salt, key, own)
+        node, cached = self._tree.insert(req.node, req.pending.salt, key, own, req.uid)
         self.num_held -= len(own)
         self._pool.free([page for page, kept in zip(own, cached, strict=True) if page != kept])
         req.pages[start:end] = cached
@@ -124,6 +126,14 @@ class BlockAllocator:
         if not is_reusable:
             self._pool.free(self._tree.forget(req.node))
         req.pages, req.num_shared_pages, req.node = [], 0, self._tree.root
+
+    def answer(self, question: CacheQuestion) -> CacheAnswer:
+        """Returns what is cached of a prompt, or what the largest nodes are; nothing changes."""
+        match question:
+            case ExplainCache():
+                return explain(self._tree, question, is_sharing=self.is_sharing)
+            case ListCache():
+                return list_nodes(self._tree, question)
 
     def flush(self) -> int:
         """Frees every cached page that no running request uses; returns how many."""

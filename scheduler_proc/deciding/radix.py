@@ -5,16 +5,26 @@ at the root preceded by the request's salt, so each salt is a namespace that van
 """
 
 import heapq
+import time
 from collections.abc import Iterator
+
+MAX_EVICTED = 4096
+"""Evicted pages that are remembered, so that it can be said of a prompt that it was cached."""
 
 
 class Node:
-    """A run of whole pages. `pins` counts the requests that use it or a node below; `used` is the time of last use."""
+    """A run of whole pages. `pins` counts the requests that use it or a node below; `used` is the time of last use.
 
-    __slots__ = ("children", "edge", "key", "pages", "parent", "pins", "used")
+    Request `uid` computed it. `start` pages come before it, and its `number` is no other node's.
+    """
 
-    def __init__(self, parent: "Node | None", edge: bytes, key: bytes, pages: list[int]):
+    __slots__ = ("children", "edge", "key", "number", "pages", "parent", "pins", "start", "uid", "used")
+
+    def __init__(self, parent: "Node | None", edge: bytes, key: bytes, pages: list[int], number: int = 0):
         self.parent = parent
+        self.number = number
+        self.uid = 0
+        self.start = 0 if parent is None else parent.start + len(parent.pages)
         self.edge = edge
         self.key = key
         self.pages = pages
@@ -40,6 +50,10 @@ class RadixTree:
         self.num_evictable = 0
         self.num_nodes = 0
         self._clock = 0
+        self._num_made = 0
+        """Nodes so far, which gives each its number."""
+        self._evicted: dict[tuple[int, int, bytes], tuple[int, int]] = {}
+        """Pages that came behind a node: by its number, their place, and edge. Who computed each, and when it went."""
         self._leaves: list[tuple[int, Node]] = []
         """Heap of (used, leaf) with every unpinned leaf; entries whose leaf has changed since are skipped."""
 
@@ -65,9 +79,30 @@ class RadixTree:
             position += num_same * size
         return node, pages
 
-    def insert(self, node: Node, salt: bytes, key: bytes, pages: list[int]) -> tuple[Node, list[int]]:
+    def match(self, salt: bytes, key: bytes) -> list[tuple[Node, int]]:
+        """Returns the nodes that hold the longest cached beginning of `key`, with how many pages of each; as `find`,
+        but changes nothing."""
+        node, position, path = self.root, 0, list[tuple[Node, int]]()
+        while position < len(key):
+            child = node.children.get(self._edge(node, salt, key[position : position + self.page_bytes]))
+            if child is None:
+                break
+            num_same = self._num_same_pages(child.key, key, position)
+            path.append((child, num_same))
+            if num_same < len(child.pages):
+                break
+            node = child
+            position += num_same * self.page_bytes
+        return path
+
+    def find_evicted(self, node: Node, place: int, edge: bytes) -> tuple[int, int] | None:
+        """Returns which request computed the page that was page `place` behind `node`, and when it was evicted."""
+        return self._evicted.get((node.number, place, edge))
+
+    def insert(self, node: Node, salt: bytes, key: bytes, pages: list[int], uid: int = 0) -> tuple[Node, list[int]]:
         """Makes `key` cached below `node`; returns the tree's pages for it and the node where they end.
 
+        Request `uid` has computed them.
         Where these differ from `pages`, the tree had that beginning already and the caller keeps its own page.
         """
         assert len(key) == len(pages) * self.page_bytes
@@ -76,7 +111,8 @@ class RadixTree:
         if rest:
             own = pages[len(found) :]
             edge = self._edge(node, salt, rest[: self.page_bytes])
-            leaf = Node(node, edge, rest, own)
+            leaf = Node(node, edge, rest, own, self._next_number())
+            leaf.uid = uid
             node.children[edge] = leaf
             self.num_nodes += 1
             self.num_pages += len(own)
@@ -114,6 +150,7 @@ class RadixTree:
                 heapq.heappop(self._leaves)
                 continue
             count = min(num_pages - len(evicted), len(leaf.pages))
+            self._remember(leaf, len(leaf.pages) - count)
             evicted += leaf.pages[-count:]
             del leaf.pages[-count:]
             leaf.key = leaf.key[: len(leaf.pages) * self.page_bytes]
@@ -155,6 +192,7 @@ class RadixTree:
             assert node.parent.children[node.edge] is node, "a node is not where its parent looks for it"
             assert node.edge.endswith(node.key[: self.page_bytes]), "a node is filed under another page"
             assert node.pages, "an empty node was kept"
+            assert node.start == node.parent.start + len(node.parent.pages), "a node begins at another page"
             assert len(node.key) == len(node.pages) * self.page_bytes, "a node's label does not match its pages"
             assert node.parent.pins >= node.pins, "a pinned node hangs below an unpinned one"
             assert node.parent.used >= node.used, "a node was used after its parent"
@@ -180,6 +218,20 @@ class RadixTree:
                 high = middle - 1
         return low
 
+    def _next_number(self) -> int:
+        self._num_made += 1
+        return self._num_made
+
+    def _remember(self, leaf: Node, num_left: int) -> None:
+        """Notes that all but the first `num_left` pages of `leaf` are being evicted."""
+        assert leaf.parent is not None
+        size = self.page_bytes
+        behind = leaf if num_left else leaf.parent
+        edge = leaf.key[num_left * size : (num_left + 1) * size] if num_left else leaf.edge
+        while len(self._evicted) >= MAX_EVICTED:
+            del self._evicted[next(iter(self._evicted))]
+        self._evicted[behind.number, leaf.start + num_left, edge] = leaf.uid, time.monotonic_ns()
+
     def _split(self, node: Node, num_pages: int) -> Node:
         """Puts the first `num_pages` of `node` into a new node above it and returns that.
 
@@ -188,8 +240,9 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         cut = num_pages * self.page_bytes
-        upper = Node(parent, node.edge, node.key[:cut], node.pages[:num_pages])
-        upper.pins, upper.used = node.pins, node.used
+        upper = Node(parent, node.edge, node.key[:cut], node.pages[:num_pages], self._next_number())
+        upper.pins, upper.used, upper.uid = node.pins, node.used, node.uid
+        node.start += num_pages
         parent.children[node.edge] = upper
         node.parent, node.key, node.pages = upper, node.key[cut:], node.pages[num_pages:]
         node.edge = node.key[: self.page_bytes]

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
+from messages.cache import ExplainCache, ListCache
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.replies import CacheFlushed, DetokenizeMsg, FinishedRow, ToDetokenizer
 from messages.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen, ToScheduler, UserMsg
@@ -100,6 +101,8 @@ class Scheduler:
                 self._drop(message)
             case FlushCache():
                 self._flush(message)
+            case ExplainCache() | ListCache():
+                self._replies.append(self._cache.answer(message))
 
     def schedule(self) -> Batch | None:
         """Returns the next step, or `None` where there is no request, or none that may have a row.

@@ -29,7 +29,10 @@ OPERATIONS = (
     *("GET /server_info", "GET /health", PROBE, "GET /ping", "GET /load", "GET /metrics"),
     *("GET /requests", "GET /requests/{id}"),
 )
-ADMINISTRATION = ("GET /admin/processes", "POST /admin/restart/{process}", "POST /start_profile", "POST /stop_profile")
+ADMINISTRATION = (
+    *("GET /admin/processes", "POST /admin/restart/{process}", "POST /start_profile", "POST /stop_profile"),
+    *("POST /cache/explain", "GET /cache/tree"),
+)
 """Described, and tested where they are: here they would restart what is being tested."""
 
 ANSWERED = frozenset(OPERATIONS[:5])

@@ -11,6 +11,7 @@ from tests.frontend.frontend_run import FrontendRun, make_config
 KEY, ADMIN_KEY = "sk-client", "sk-operator"
 PUBLIC = {"/health", "/ping", "/version"}
 OPERATORS = {"/admin/processes", "/admin/restart/{process}", "/start_profile", "/stop_profile"}
+OPERATORS |= {"/cache/explain", "/cache/tree"}
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"])

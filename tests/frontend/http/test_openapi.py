@@ -38,6 +38,7 @@ def test_all_paths_are_described_and_exist(server: FrontendRun, document: dict[s
     wanted = {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{id}", "/tokenize"}
     wanted |= {"/detokenize", "/health", "/health/generate", "/metrics", "/version", "/server_info", "/openapi.json"}
     wanted |= {"/load", "/ping", "/abort_request", "/flush_cache", "/requests", "/requests/{id}"}
+    wanted |= {"/cache/explain", "/cache/tree"}
     wanted |= {"/admin/processes", "/admin/restart/{process}", "/start_profile", "/stop_profile"}
     assert set(document["paths"]) == wanted
     for path, operations in document["paths"].items():
@@ -51,7 +52,7 @@ def test_all_paths_are_described_and_exist(server: FrontendRun, document: dict[s
                 allowed = set(refused.headers["allow"].split(", "))
                 assert allowed == ({"GET", "HEAD"} if method == "get" else {"POST"})
             assert {"200", "400", "403", "500", "503"} <= set(operation["responses"])
-            has_body = method == "post" and "administration" not in operation["tags"]
+            has_body = method == "post" and ("administration" not in operation["tags"] or path == "/cache/explain")
             assert has_body == ("requestBody" in operation)
             assert has_body == ("415" in operation["responses"])
             assert "401" not in operation["responses"]
