@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NUM_KEPT = 64
 """Compiled grammars that are kept for the next request that has the same."""
 
-MAX_WORDS_CHARS = 500
+MAX_WORDS_CHARS = 240
 
 LIMITS = {
     "max_grammar_size": 200_000,
