@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import jsonschema
@@ -41,7 +41,7 @@ NUM_TOKENS_BEFORE = 25
 
 class Verse(BaseModel):
     speaker: str = Field(max_length=20)
-    lines: list[str] = Field(min_length=1, max_length=3)
+    lines: list[Annotated[str, Field(max_length=40)]] = Field(min_length=1, max_length=3)
     is_prose: bool
 
 
