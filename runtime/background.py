@@ -32,7 +32,7 @@ class BackgroundCalls(Generic[K, R]):
 
     def __init__(self, wake: Callable[[], None], timeout_s: float):
         self._wake = wake
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._open: list[_Job[K, R]] = []
         self._waiting: deque[_Job[K, R]] = deque()
         self._has_job = threading.Condition()
@@ -44,7 +44,7 @@ class BackgroundCalls(Generic[K, R]):
 
     def start(self, key: K, call: Callable[[], R]) -> None:
         """Has `call` made; its outcome comes out of `pop_done`. Never waits for it."""
-        job = _Job[K, R](key, call, time.monotonic() + self._timeout_s, [])
+        job = _Job[K, R](key, call, time.monotonic() + self.timeout_s, [])
         self._open.append(job)
         with self._has_job:
             self._waiting.append(job)

@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Collection
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 NUM_KEPT = 64
 """Compiled grammars that are kept for the next request that has the same."""
 
-MAX_WORDS_CHARS = 500
+MAX_USES = 1_000
+"""Of one that is kept: all its matchers share the lexer's states, of which there are more and more."""
+
+MAX_WORDS_CHARS = 240
 
 LIMITS = {
     "max_grammar_size": 200_000,
@@ -37,6 +41,12 @@ class GrammarError(SluiceError):
     """A grammar cannot be used, in the words of llguidance where they are its own."""
 
 
+@dataclass
+class _Compiled:
+    matcher: "LLMatcher"
+    num_uses: int = 0
+
+
 class GrammarCompiler:
     """Compiles grammars in llguidance's form. Its methods may be called in several threads.
 
@@ -48,8 +58,10 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
         self._lock = threading.Lock()
+        self._load_lock = threading.Lock()
+        """One of its own: nobody who looks for a compiled grammar waits for the tokenizer."""
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
 
     @property
     def eos_token_ids(self) -> list[int]:
@@ -63,7 +75,10 @@ class GrammarCompiler:
             if known is None:
                 return None
             self._compiled.move_to_end(text)
-            return known.deep_copy()
+            known.num_uses += 1
+            if known.num_uses == MAX_USES:
+                del self._compiled[text]
+            return known.matcher.deep_copy()
 
     def compile(self, text: str) -> "LLMatcher":
         """Returns a matcher that stands at the beginning. Raises `GrammarError` for one that no output can satisfy."""
@@ -75,14 +90,14 @@ class GrammarCompiler:
         matcher: LLMatcher = library.LLMatcher(tokenizer, text, log_level=0, limits=library.LLParserLimits(**LIMITS))
         _check_beginning(matcher)
         with self._lock:
-            self._compiled[text] = matcher
+            self._compiled[text] = _Compiled(matcher)
             if len(self._compiled) > NUM_KEPT:
                 self._compiled.popitem(last=False)
             return matcher.deep_copy()
 
     def tokenizer(self) -> "LLTokenizer":
         """Returns the model's tokenizer, loaded at the first call. Raises `GrammarError` where llguidance cannot."""
-        with self._lock:
+        with self._load_lock:
             if self._tokenizer is None:
                 self._tokenizer = self._load()
                 return_freed_memory()

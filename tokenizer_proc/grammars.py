@@ -110,6 +110,7 @@ def schema_grammar(schema: str, whitespace: str | None = None) -> str:
     if whitespace is not None:
         overrides |= {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
     library: Any = import_module("llguidance")
+    schema = "{}" if schema.strip() == "true" else schema  # the same, and options are only taken with an object
     try:
         return library.LLMatcher.grammar_from_json_schema(schema, overrides=overrides)
     except ValueError as error:

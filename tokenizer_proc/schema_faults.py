@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 MAX_SEARCH_S = 1.0
-MAX_POINTER_CHARS = 200
+MAX_POINTER_CHARS = 80
 
 OF_SCHEMAS = {
     *("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then"),

@@ -34,20 +34,20 @@ class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: SchemaFormat | None = None
-    structures: Raw = Raw()
-    triggers: Raw = Raw()
-    format: Raw = Raw()
+    structures: Raw = msgspec.field(default_factory=Raw)
+    triggers: Raw = msgspec.field(default_factory=Raw)
+    format: Raw = msgspec.field(default_factory=Raw)
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's object. `disable_fallback` changes nothing: there is only one way."""
 
-    json: Raw = Raw()
+    json: Raw = msgspec.field(default_factory=Raw)
     regex: NonEmpty | None = None
     choice: Choices | None = None
     grammar: NonEmpty | None = None
     json_object: bool | None = None
-    structural_tag: Raw = Raw()
+    structural_tag: Raw = msgspec.field(default_factory=Raw)
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
@@ -59,7 +59,7 @@ class GrammarFields(msgspec.Struct, frozen=True, kw_only=True):
 
     response_format: Annotated[ResponseFormat | None, Meta(description=FORMAT_TEXT)] = None
     structured_outputs: Annotated[StructuredOutputs | None, Meta(description=OUTPUTS_TEXT)] = None
-    guided_json: Annotated[Raw, Meta(description=SCHEMA_TEXT)] = Raw()
+    guided_json: Annotated[Raw, Meta(description=SCHEMA_TEXT)] = msgspec.field(default_factory=Raw)
     guided_regex: Annotated[NonEmpty | None, Meta(description="a regular expression, not empty")] = None
     guided_choice: Annotated[Choices | None, Meta(description=CHOICES_TEXT)] = None
     guided_grammar: Annotated[NonEmpty | None, Meta(description="a grammar in Lark or GBNF, not empty")] = None

@@ -112,8 +112,47 @@ def sampling(path: str) -> list[Bad]:
         *field(path, "stream", 1, "yes"),
         *field(path, "temprature", 1, fragment="did you mean temperature?"),
         *field(path, "max_token", 1, fragment="did you mean max_tokens?"),
-        *field(path, "guided_json", {"type": "object"}, fragment="not supported"),
+        *grammars(path),
     ]
+
+
+def grammars(path: str) -> list[Bad]:
+    """Returns bad grammars; most are found out by the tokenizer, which compiles them."""
+    endless = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+    tag = {"type": "structural_tag", "triggers": ["<f="]}
+    return [
+        *field(path, "response_format", "json", {}, {"type": "yaml"}, {"type": "json_object", "scheme": {}}),
+        *field(path, "response_format", tag, fragment="structures and triggers"),
+        *field(path, "response_format", {**tag, "structures": []}, {**tag, "structures": [{"begin": "<g="}]}),
+        *field(path, "response_format", response_format({"not": {}}), fragment='["not"]'),
+        *field(path, "response_format", response_format({"type": "objct"}), fragment="objct"),
+        *field(path, "guided_json", 5, [], "{", "", fragment="guided_json"),
+        *field(path, "guided_json", {"properties": {"a": {"uniqueItems": True}}}, fragment="(at #/properties/a)"),
+        *field(path, "guided_json", {"$ref": "#"}, endless, fragment="without end"),
+        *field(path, "guided_json", {"$ref": "http://x/y.json"}, fragment="http://x/y.json"),
+        *field(path, "guided_json", deep_schema(300), fragment="recursion limit"),
+        *field(path, "guided_json", {"minimum": 5, "maximum": 3, "type": "integer"}, fragment="Unsatisfiable"),
+        *field(path, "guided_json", {"enum": ["x" * 300_000]}, fragment="at most 262144 characters"),
+        *field(path, "guided_json", {"x-guidance": {"lenient": True}, "not": {}}, fragment='["not"]'),
+        *field(path, "guided_regex", "", 5, ["a"], "(a", "(?=a)b", "(" * 5_000 + "a" + ")" * 5_000),
+        *field(path, "guided_choice", ["b"], guided_regex="a", fragment="give one of them"),
+        *field(path, "guided_choice", [], [""], "a", [1], {"a": 1}),
+        *field(path, "guided_grammar", "", "start: foo", "?!", "start: " + "(" * 5_000),
+        *field(path, "structured_outputs", 5, [], {"reges": "a"}, {"json": {}, "regex": 5}),
+        *field(path, "guided_jsn", {"type": "object"}, fragment="did you mean guided_json?"),
+        *field(path, "guided_whitespace_pattern", " *", fragment="not supported"),
+    ]
+
+
+def response_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+def deep_schema(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
 
 
 def of_generate() -> list[Bad]:
@@ -182,7 +221,6 @@ def of_chat() -> list[Bad]:
         *field(CHAT, "chat_template", "{{ 1 }}", fragment="not supported"),
         *field(CHAT, "chat_template_kwargs", 5, "x"),
         *field(CHAT, "tools", [{"type": "function"}], fragment="not supported"),
-        *field(CHAT, "response_format", {"type": "json_object"}, fragment="not supported"),
         Bad(CHAT, {"messages": [{"role": "user", "content": "word " * 500}]}, "messages", "maximum context length"),
     ]
 

@@ -317,7 +317,7 @@ def test_a_deadline_brings_what_there_is(client: OpenAI):
         ({"prompt": ""}, "prompt"),
         ({"prompt": [3072]}, "prompt"),
         ({"prompt": "word " * 2000}, "prompt"),
-        ({"extra_body": {"guided_json": {}}}, "guided_json"),
+        ({"extra_body": {"guided_json": {"not": {}}}}, "guided_json"),
     ],
 )
 def test_bad_requests(client: OpenAI, params: dict[str, Any], param: str):

@@ -2,7 +2,7 @@
 
 #ifndef SLUICE_SAMPLE
 #define SLUICE_SAMPLE
-enum { SAMPLE_PART = 2048 };
+enum { SAMPLE_PART = 2048, SAMPLE_BLOCK = 256 };
 
 typedef struct {
   float best;
@@ -73,9 +73,15 @@ static void NAME(sample_item)(const void *data, int64_t item) {
     noisy[i] = WIDEN(scores[i]);
     num_odd += (bits_of(noisy[i]) & 0x7f800000u) == 0x7f800000u;
   }
-  if (temperature > 0.0f)
-    SIMD for (int32_t i = 0; i < (int32_t)size; i++)
+  for (int32_t start = 0; temperature > 0.0f && start < (int32_t)size; start += SAMPLE_BLOCK) {
+    const int32_t end = start + SAMPLE_BLOCK < (int32_t)size ? start + SAMPLE_BLOCK : (int32_t)size;
+    float most = -INFINITY;
+    _Pragma("omp simd reduction(max : most)") for (int32_t i = start; i < end; i++) most =
+        noisy[i] > most ? noisy[i] : most;
+    if (most == -INFINITY) continue; /* all are out, and noise is most of the work */
+    SIMD for (int32_t i = start; i < end; i++)
         noisy[i] = noisy[i] / temperature + gumbel_noise((uint32_t)first + (uint32_t)i, low, high);
+  }
   _Pragma("omp simd reduction(max : best)") for (int64_t i = 0; i < size; i++) best = noisy[i] > best ? noisy[i] : best;
   int32_t token = 0;
   while (token < size && noisy[token] != best) token++;

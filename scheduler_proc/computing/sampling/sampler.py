@@ -44,9 +44,9 @@ def _choose_special(logits_SV: Tensor, tokens_S: Tensor, plan: SamplingPlan, col
     is_possible_N = chosen_N != NO_TOKEN
     if num_unprocessed < plan.num_special:
         process_logits(scores_NV, columns)
-        best = scores_NV[num_unprocessed:].max(dim=-1)
-        chosen_N[num_unprocessed:].copy_(best.indices)
-        is_possible_N[num_unprocessed:].logical_and_(best.values.isfinite())
+        is_possible_N[num_unprocessed:].logical_and_(scores_NV[num_unprocessed:].amax(dim=-1).isfinite())
+    if num_drawn < plan.num_special:
+        chosen_N[num_drawn:].copy_(scores_NV[num_drawn:].max(dim=-1).indices)
     if num_drawn:
         chosen_N[:num_drawn].copy_(_draw_special(scores_NV[:num_drawn], columns))
     tokens_S.index_copy_(0, rows_N, chosen_N.where(is_possible_N, NO_TOKEN))

@@ -218,7 +218,7 @@ def test_tools_that_shall_not_be_used_are_taken(server: FrontendRun):
         ({"tools": [{}], "tool_choice": "auto"}, "tools", "not supported"),
         ({"functions": [{}], "function_call": "f"}, "functions", "not supported"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"response_format": {"type": "xml"}}, "response_format", '"json_object"'),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
         ({"audio": {"voice": "x"}}, "audio", "not supported"),
         ({"chat_template": "{{ x }}"}, "chat_template", "not supported"),

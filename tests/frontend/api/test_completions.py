@@ -375,9 +375,8 @@ def test_choices_go_on_after_a_restart():
         ({"stream_options": {"include_usage": True}}, "stream_options", "only for streams"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options", "include_usage"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "not in streams"),
-        ({"response_format": {"type": "json_schema"}}, "response_format", "not supported"),
-        ({"guided_regex": "a*"}, "guided_regex", "not supported"),
-        ({"structured_outputs": {"json": {}}}, "structured_outputs", "not supported"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is required"),
+        ({"guided_regex": "a*", "guided_json": {}}, "guided_regex", "give one of them"),
         ({"use_beam_search": True}, "use_beam_search", "not supported"),
         (
             {"truncate_prompt_tokens": 0},

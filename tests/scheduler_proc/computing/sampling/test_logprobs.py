@@ -151,7 +151,7 @@ def test_logprobs_are_of_the_distribution_before_any_edit(loaded: Loaded) -> Non
     rows = make_rows([params], [20])
     batch = plan_batch(0, [(rows[0], 20)], PAGE_SIZE)
     processing = plan_logits_processing(
-        [RowProcessing(allowed_ids=(11, 12), biases=((11, 50.0),), repetition=2.0, history=(11, 12))]
+        [RowProcessing(allowed_ids=(11, 12), biases=((11, 50.0),), repetition=2.0, history=(11, 12))], VOCAB_SIZE
     )
     output = loaded.runner.run(msgspec.structs.replace(batch, logits_processing=processing))
     assert list(unpack_int32(output.next_tokens)) == [11]
@@ -165,7 +165,7 @@ def test_a_row_without_a_token_keeps_its_place(loaded: Loaded, asking: list[bool
     rows = make_rows(params, [9, 12, 20])
     batch = plan_batch(0, [(row, len(row.ids)) for row in rows], PAGE_SIZE)
     sound = loaded.runner.run(batch)
-    processing = plan_logits_processing([RowProcessing(allowed_ids=()), RowProcessing(), RowProcessing()])
+    processing = plan_logits_processing([RowProcessing(allowed_ids=()), RowProcessing(), RowProcessing()], VOCAB_SIZE)
     output = loaded.runner.run(msgspec.structs.replace(batch, logits_processing=processing))
     assert list(unpack_int32(output.next_tokens)) == [-1, *unpack_int32(sound.next_tokens)[1:]]
     entries, wanted = entries_of(output.logprobs), entries_of(sound.logprobs)

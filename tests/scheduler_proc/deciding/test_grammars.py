@@ -1,0 +1,214 @@
+from array import array
+from pathlib import Path
+
+import pytest
+from llguidance import LLMatcher
+
+from messages.columns import pack_float32, pack_int32
+from messages.errors import ErrorInfo
+from messages.requests import AbortMsg, Grammar, SamplingParams
+from runtime.grammars import GrammarCompiler
+from scheduler_proc.deciding.endings import Ending
+from scheduler_proc.deciding.grammars import MAX_SLOW_S, RequestGrammar, make_grammar
+from scheduler_proc.deciding.scheduler import Scheduler
+from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
+from tests.scheduler_proc.simulated_grammar import SimulatedMatcher, allowed_next, grammar_of
+
+MODEL_DIR = Path(__file__).resolve().parents[3] / "assets" / "shakespeare-gpt2"
+REAL_VOCAB_SIZE, REAL_EOS = 3072, 0
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(str(MODEL_DIR), REAL_VOCAB_SIZE, (REAL_EOS,))
+
+
+def real_grammar(compiler: GrammarCompiler, regex: str, output: str = "", **params: object) -> RequestGrammar:
+    sampling = SamplingParams(50, **params)
+    output_ids = array("i", compiler.tokenizer().tokenize_str(output))
+    matcher = compiler.compile(LLMatcher.grammar_from_regex(regex))
+    return make_grammar(matcher, sampling, output_ids, (REAL_EOS,), compiler.eos_token_ids, REAL_VOCAB_SIZE)
+
+
+def ids_in(bitmask: bytes) -> set[int]:
+    bits = int.from_bytes(bitmask, "little")
+    return {token_id for token_id in range(8 * len(bitmask)) if bits >> token_id & 1}
+
+
+def test_a_bitmask_has_the_words_of_the_vocabulary(compiler: GrammarCompiler) -> None:
+    compiler.compile(LLMatcher.grammar_from_regex("[ab]+"))
+    grammar = real_grammar(compiler, "[ab]+")
+    assert len(grammar.bitmask()) == REAL_VOCAB_SIZE // 8
+    texts = {compiler.tokenizer().decode_str([token_id]) for token_id in ids_in(grammar.bitmask())}
+    assert {"a", "b"} <= texts
+    assert all(set(text) <= set("ab") for text in texts)
+
+
+def test_end_tokens_come_where_the_grammar_accepts_and_no_other_ends(compiler: GrammarCompiler) -> None:
+    compiler.tokenizer()
+    stop_id = compiler.tokenizer().tokenize_str("z")[0]
+    for params, ends in (
+        ({}, {REAL_EOS}),
+        ({"stop_token_ids": (stop_id,)}, {REAL_EOS, stop_id}),
+        ({"ignore_eos": True}, set()),
+        ({"ignore_eos": True, "stop_token_ids": (stop_id,)}, {stop_id}),
+    ):
+        assert not ids_in(real_grammar(compiler, "a{2,9}", "a", **params).bitmask()) & {REAL_EOS, stop_id}
+        accepting = real_grammar(compiler, "a{2,9}", "aa", **params).bitmask()
+        assert ids_in(accepting) & {REAL_EOS, stop_id} == ends
+
+
+def test_draft_tokens_are_looked_through_and_forgotten(compiler: GrammarCompiler) -> None:
+    a, b = (compiler.tokenizer().tokenize_str(letter)[0] for letter in "ab")
+    grammar = real_grammar(compiler, "[ax][by][ax][by]")
+    before = grammar.bitmask()
+    assert b in ids_in(grammar.bitmask([a]))
+    assert a in ids_in(grammar.bitmask([a, b]))
+    assert ids_in(grammar.bitmask([b])) == set()
+    assert ids_in(grammar.bitmask([a, b, a, b])) == {REAL_EOS}
+    assert grammar.bitmask() == before
+    assert grammar.error is None
+
+
+def test_a_complete_grammar_ends_the_request(compiler: GrammarCompiler) -> None:
+    a, b = (compiler.tokenizer().tokenize_str(letter)[0] for letter in "ab")
+    grammar = real_grammar(compiler, "ab")
+    assert grammar.accept(a) is None
+    assert not grammar.is_complete
+    assert grammar.accept(b) == Ending("stop")
+    assert grammar.is_complete
+
+
+def test_what_is_no_beginning_cannot_be_continued(compiler: GrammarCompiler) -> None:
+    with pytest.raises(Exception, match="the grammar cannot be continued"):
+        real_grammar(compiler, "ab", "ba")
+    ending = real_grammar(compiler, "ab").accept(compiler.tokenizer().tokenize_str("b")[0])
+    assert ending is not None
+    assert ending.error is not None
+    assert ending.error.status == 400
+
+
+class SlowMatcher(SimulatedMatcher):
+    def __init__(self, clock: list[float]):
+        super().__init__("1000 0", VOCAB_SIZE)
+        self._clock = clock
+
+    def compute_bitmask(self) -> bytes:
+        self._clock[0] += MAX_SLOW_S / 4
+        return super().compute_bitmask()
+
+
+def test_a_grammar_that_keeps_the_others_waiting_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("scheduler_proc.deciding.grammars.time.perf_counter", lambda: clock[0])
+    grammar = RequestGrammar(SlowMatcher(clock), VOCAB_SIZE, (EOS,), (EOS,))
+    num_made = 0
+    while grammar.error is None:
+        grammar.bitmask()
+        num_made += 1
+    assert num_made <= 5
+    assert "takes too long" in grammar.error.message
+    assert ids_in(grammar.bitmask()) == set()
+
+
+def test_the_output_is_what_the_grammar_allows() -> None:
+    bench = Bench()
+    for uid in range(1, 6):
+        bench.send(user_msg(uid, [uid, 2, 3], max_tokens=30, temperature=1.0, seed=uid, grammar=grammar_of(9, uid)))
+    bench.run()
+    for uid in range(1, 6):
+        params, output = SamplingParams(30, grammar=grammar_of(9, uid)), bench.output(uid)
+        for place, token_id in enumerate(output):
+            allowed = allowed_next(params, output[:place], (EOS,), VOCAB_SIZE)
+            assert allowed is not None
+            assert token_id in allowed
+        assert bench.end(uid).finish_reason == "stop"
+        assert bench.end(uid).ended_by_token == (output[-1] == EOS)
+
+
+def test_complete_goes_before_a_length_that_is_reached_with_it() -> None:
+    bench = Bench()
+    bench.send(user_msg(1, [1], max_tokens=4, grammar=grammar_of(4), ignore_eos=True))
+    bench.send(user_msg(2, [1], max_tokens=3, grammar=grammar_of(4), ignore_eos=True))
+    bench.run()
+    assert (bench.end(1).finish_reason, len(bench.output(1))) == ("stop", 4)
+    assert (bench.end(2).finish_reason, len(bench.output(2))) == ("length", 3)
+
+
+def test_min_tokens_keep_the_end_away_and_a_complete_grammar_ends_before_them() -> None:
+    bench = Bench()
+    bench.send(user_msg(1, [1], max_tokens=30, min_tokens=20, grammar=grammar_of(9)))
+    bench.run()
+    assert (bench.end(1).finish_reason, len(bench.output(1))) == ("stop", 9)
+
+
+def compiling_bench() -> Bench:
+    """Returns a bench whose request 1 waits for its grammar, which is bad, and whose request 2 has none."""
+    bench = Bench()
+    bench.send(user_msg(1, [1, 2], max_tokens=4, grammar=Grammar("llguidance", "bad", "response_format")))
+    bench.send(user_msg(2, [1, 3], max_tokens=4))
+    assert bench.gauge("waiting") == 2
+    return bench
+
+
+def test_a_request_that_compiles_keeps_nobody_waiting() -> None:
+    bench = compiling_bench()
+    assert list(bench.step()) == [2]
+    bench.run()
+    assert bench.end(1).error == ErrorInfo(400, "the grammar is bad")
+    assert len(bench.output(2)) == 4
+
+
+def test_a_request_that_compiles_can_be_aborted_and_comes_back_no_more() -> None:
+    bench = compiling_bench()
+    bench.send(AbortMsg(1, 0))
+    assert bench.end(1).finish_reason == "abort"
+    bench.run()
+    while bench.grammars.compiling:
+        assert bench.scheduler.schedule() is None
+    bench.check_idle()
+
+
+def test_a_continuation_that_is_complete_ends_without_a_step() -> None:
+    bench = Bench()
+    bench.send(user_msg(1, [1], max_tokens=30, grammar=grammar_of(6), ignore_eos=True))
+    bench.run()
+    output, num_steps = bench.output(1), bench.gauge("steps")
+    message = user_msg(2, [1], max_tokens=30, output_ids=output, grammar=grammar_of(6), ignore_eos=True)
+    bench.send(message)
+    bench.run()
+    assert bench.end(2).finish_reason == "stop"
+    assert bench.gauge("steps") == num_steps
+
+
+def test_bans_that_leave_nothing_end_the_request_alone() -> None:
+    bench = Bench()
+    allowed = allowed_next(SamplingParams(9, grammar=grammar_of(6)), [], (EOS,), VOCAB_SIZE)
+    assert allowed is not None
+    bans = {"bias_ids": pack_int32(sorted(allowed)), "bias_values": pack_float32([-1e30]) * len(allowed)}
+    bans["bad_word_ids"] = tuple(pack_int32([token_id]) for token_id in allowed)
+    bench.send(user_msg(1, [1], max_tokens=9, grammar=grammar_of(6), **bans))
+    bench.send(user_msg(2, [1], max_tokens=9, grammar=grammar_of(6)))
+    bench.run()
+    error = bench.end(1).error
+    assert error is not None
+    assert "none of the tokens that the grammar allows" in error.message
+    assert bench.end(2).error is None
+
+
+def test_a_scheduler_without_compiler_refuses_grammars() -> None:
+    bench = Bench()
+    bench.scheduler = Scheduler(bench.cache, bench.limits, bench.scheduler._policy._budget)
+    bench.send(user_msg(1, [1], grammar=grammar_of(3)))
+    error = bench.end(1).error
+    assert error is not None
+    assert error.status == 400
+
+
+def test_steps_without_grammars_have_no_bitmasks() -> None:
+    bench = Bench()
+    bench.send(user_msg(1, [1], max_tokens=6, grammar=grammar_of(2), ignore_eos=True), user_msg(2, [2], max_tokens=9))
+    bench.run()
+    processing = [batch.logits_processing for batch in bench.runner.batches]
+    assert any(each is not None and each.bitmask_rows for each in processing)
+    assert processing[-1] is None
