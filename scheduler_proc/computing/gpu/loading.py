@@ -32,8 +32,8 @@ class GpuBackend:
         self._device = device
         self._limits = limits
         self._report = report
-        self._degraded = ""
-        self._plans = self._make_plans()
+        self._plans = _make_plans(config, decoder, device)
+        self._degraded = "" if self._plans else "Triton cannot be loaded, so plain torch computes"
         self._can_capture = not config.model.enforce_eager
 
     def make_runner(self, cache: KVTensors) -> Runner:
@@ -104,23 +104,6 @@ class GpuBackend:
                 "--max-model-len"
             ) from None
 
-    def _make_plans(self) -> AttentionPlans | None:
-        """Loads the Triton kernels; `None` where there are none, which is logged: torch computes then."""
-        try:
-            load_triton_kernels(self._device.torch_device.type)
-        except ImportError as error:
-            log.warning(
-                "Triton cannot be loaded (%s), so plain torch computes, without CUDA graphs and without overlapped "
-                "steps: many times slower. `pip install triton` brings it to Linux",
-                error,
-            )
-            self._degraded = f"no Triton kernels, CUDA graphs or overlapped steps: {_reason_of(error)}"
-            return None
-        config, decoder_config = self._config, self._decoder.config
-        max_rows, shares_prefixes = config.scheduling.max_num_seqs, config.cache.shared_prefix_attention
-        page_size, device = config.cache.block_size, self._device.torch_device
-        return AttentionPlans(decoder_config, page_size, max_rows, shares_prefixes, device)
-
 
 def _reason_of(error: Exception) -> str:
     """Returns one line. CUDA says what is wrong in the first one, Triton in the last, below the source of a kernel."""
@@ -128,3 +111,18 @@ def _reason_of(error: Exception) -> str:
     if isinstance(error, RuntimeError) and lines:
         return lines[0][:MAX_REASON_CHARS]
     return ": ".join([type(error).__name__, *lines[-1:]])[:MAX_REASON_CHARS]
+
+
+def _make_plans(config: Config, decoder: Decoder, device: GpuDevice) -> AttentionPlans | None:
+    """Loads the Triton kernels; `None` where there are none, which is logged: torch computes then."""
+    try:
+        load_triton_kernels(device.torch_device.type)
+    except ImportError as error:
+        log.warning(
+            "Triton cannot be loaded (%s), so plain torch computes, without CUDA graphs and without overlapped steps: "
+            "many times slower. `pip install triton` brings it to Linux",
+            error,
+        )
+        return None
+    max_rows, shares_prefixes = config.scheduling.max_num_seqs, config.cache.shared_prefix_attention
+    return AttentionPlans(decoder.config, config.cache.block_size, max_rows, shares_prefixes, device.torch_device)
