@@ -23,12 +23,13 @@ from statistics import geometric_mean
 import numpy as np
 import torch
 
+from benchmarks.kernels.bench_paged_decode import plan_work
 from benchmarks.kernels.cases import Case, MadeCase, make_case
 from benchmarks.kernels.measure import Form, copy_bandwidth, gpu_facts, median_ms
 from benchmarks.result_file import write_result
-from kernels.decode_work import PROGRAMS_A_PROCESSOR, DecodeLayout, DecodeWork, make_decode_scratch, plan_decode_work
+from kernels.decode_work import DecodeLayout, DecodeWork, make_decode_scratch, plan_decode_work
 from kernels.gpu import paged_decode as triton_decode
-from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
 from kernels.gpu.triton_kernels import load_triton_kernels
 from kernels.paged_decode import paged_decode, paged_decode_reference
 
@@ -88,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise SystemExit("tune_decode: --device cpu is for Triton's interpreter: set TRITON_INTERPRET=1")
     shape = MODEL_SHAPES[options.model]
-    candidates = list_candidates(shape.head_dim, options.quick)
+    candidates = list_candidates(shape.head_dim, programs_in_use(shape, device), options.quick)
     sizes = ((2, 100),) if options.quick else ROWS_AND_CONTEXTS
     end_s = time.monotonic() + options.budget_s
     found: list[CaseTimes] = []
@@ -120,10 +121,21 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def list_candidates(head_dim: int, is_quick: bool = False) -> list[Candidate]:
-    """Returns what is compared, that in use first."""
+def programs_in_use(shape: ModelShape, device: torch.device) -> int:
+    """Returns the programs a processor for which work lists are planned now."""
+    case = Case(shape.num_heads, shape.num_kv_heads, shape.head_dim, 1, 1, 15)
+    work = plan_work(case, make_case(case, device), shares_prefixes=False, merges_in_kernel=False)
+    return work.layout.num_programs // count_processors(device)
+
+
+def count_processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def list_candidates(head_dim: int, num_programs: int, is_quick: bool = False) -> list[Candidate]:
+    """Returns what is compared, that in use first, which is planned for `num_programs` a processor."""
     now = _choose_launch(head_dim, torch.bfloat16)
-    in_use = Candidate(now["BLOCK_N"], now["num_warps"], now["num_stages"], PROGRAMS_A_PROCESSOR, merges=False)
+    in_use = Candidate(now["BLOCK_N"], now["num_warps"], now["num_stages"], num_programs, merges=False)
     every = [
         Candidate(block, warps, stages, programs, merges)
         for (block, warps, stages), programs, merges in product(LAUNCHES, PROGRAMS, (False, True))
@@ -203,12 +215,8 @@ def find_fault(form: Form, out: torch.Tensor, expected: torch.Tensor) -> str:
 
 def plan(case: Case, made: MadeCase, programs: int, merges: bool) -> DecodeWork:
     device = made.query.device
-    num_processors = 1
-    if device.type == "cuda":
-        num_processors = torch.cuda.get_device_properties(device).multi_processor_count
-    layout = DecodeLayout(
-        case.num_rows, case.num_heads, case.num_kv_heads, programs * num_processors, case.num_rows > 1, merges
-    )
+    num_programs = programs * count_processors(device)
+    layout = DecodeLayout(case.num_rows, case.num_heads, case.num_kv_heads, num_programs, case.num_rows > 1, merges)
     words = torch.zeros(layout.num_words, dtype=torch.int32)
     num_keys = np.full(case.num_rows, case.num_before + 1, np.int32)
     plan_decode_work(layout, num_keys, made.page_tables.cpu().numpy(), made.cache.page_size, words.numpy())

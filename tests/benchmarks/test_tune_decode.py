@@ -37,7 +37,7 @@ def test_it_runs_in_the_interpreter(tmp_path: Path) -> None:
 
 
 def test_candidates_begin_with_what_is_in_use_and_differ() -> None:
-    candidates = list_candidates(128)
+    candidates = list_candidates(128, 4)
     assert candidates[0] == Candidate(64, 4, 3, 4, merges=False)
     assert len(set(candidates)) == len(candidates) == len(tune_decode.LAUNCHES) * len(tune_decode.PROGRAMS) * 2
 
@@ -85,7 +85,7 @@ def test_what_failed_in_one_case_is_not_chosen() -> None:
 
 
 def test_the_table_is_empty_if_nothing_ran_and_says_if_what_is_in_use_failed() -> None:
-    candidates = list_candidates(128)
+    candidates = list_candidates(128, 4)
     assert summarize([case(None)], candidates, "Llama-3-8B")["table"] == []
     summary: Any = summarize([case(None, 8.0)], candidates, "Llama-3-8B")
     (line,) = summary["table"]
