@@ -33,8 +33,8 @@ class GpuBackend:
         self._device = device
         self._limits = limits
         self._report = report
-        self._degraded = ""
-        self._plans = self._make_plans()
+        self._plans = _make_plans(config, decoder, device)
+        self._degraded = "" if self._plans else "Triton cannot be loaded, so plain torch computes"
         self._can_capture = not config.model.enforce_eager
 
     def make_runner(self, cache: KVTensors) -> Runner:
@@ -97,32 +97,13 @@ class GpuBackend:
         num_tokens, config = runner.max_num_batched_tokens, self._config
         rows, longest = config.scheduling.max_num_seqs, config.facts.max_model_len
         try:
-            runner.run(plan_dummy_batch(num_tokens, rows, longest, config.cache.block_size, config.facts.vocab_size))
+            runner.run(plan_dummy_batch(num_tokens, rows, longest, config.cache.block_size))
         except torch.OutOfMemoryError as error:
             raise BootError(
                 f"a step of {num_tokens} tokens does not fit into the memory of {self._device.torch_device} beside the "
                 f"weights: {str(error).splitlines()[0]} Lower --max-num-batched-tokens, --max-num-seqs or "
                 "--max-model-len"
             ) from None
-
-    def _make_plans(self) -> AttentionPlans | None:
-        """Loads the Triton kernels; `None` where there are none, which is logged: torch computes then."""
-        try:
-            load_triton_kernels(self._device.torch_device.type)
-        except ImportError as error:
-            log.warning(
-                "Triton cannot be loaded (%s), so plain torch computes, without CUDA graphs and without overlapped "
-                "steps: many times slower. `pip install triton` brings it to Linux",
-                error,
-            )
-            self._degraded = f"no Triton kernels, CUDA graphs or overlapped steps: {_reason_of(error)}"
-            return None
-        config, model = self._config, self._decoder.config
-        max_rows, shares_prefixes = config.scheduling.max_num_seqs, config.cache.shared_prefix_attention
-        shape = DecodeShape(
-            model.num_heads, model.num_kv_heads, model.head_dim, config.cache.block_size, self._decoder.activation_dtype
-        )
-        return AttentionPlans(shape, max_rows, shares_prefixes, self._device.torch_device)
 
 
 def _reason_of(error: Exception) -> str:
@@ -131,3 +112,22 @@ def _reason_of(error: Exception) -> str:
     if isinstance(error, RuntimeError) and lines:
         return lines[0][:MAX_REASON_CHARS]
     return ": ".join([type(error).__name__, *lines[-1:]])[:MAX_REASON_CHARS]
+
+
+def _make_plans(config: Config, decoder: Decoder, device: GpuDevice) -> AttentionPlans | None:
+    """Loads the Triton kernels; `None` where there are none, which is logged: torch computes then."""
+    try:
+        load_triton_kernels(device.torch_device.type)
+    except ImportError as error:
+        log.warning(
+            "Triton cannot be loaded (%s), so plain torch computes, without CUDA graphs and without overlapped steps: "
+            "many times slower. `pip install triton` brings it to Linux",
+            error,
+        )
+        return None
+    max_rows, shares_prefixes = config.scheduling.max_num_seqs, config.cache.shared_prefix_attention
+    model = decoder.config
+    shape = DecodeShape(
+        model.num_heads, model.num_kv_heads, model.head_dim, config.cache.block_size, decoder.activation_dtype
+    )
+    return AttentionPlans(shape, max_rows, shares_prefixes, device.torch_device)

@@ -269,7 +269,7 @@ def test_without_triton_torch_computes(pair: Pair, caplog: pytest.LogCaptureFixt
 
     loaded = load_late(pair.path, LateDevice(), fail)
     assert "Triton cannot be loaded (No module named 'triton')" in caplog.text
-    assert loaded.degraded.endswith("ModuleNotFoundError: No module named 'triton'")
+    assert loaded.degraded == "Triton cannot be loaded, so plain torch computes"
     assert not loaded.can_overlap
     assert generate(loaded, PROMPTS[:3], 4) == generate(pair.cpu, PROMPTS[:3], 4)
 
