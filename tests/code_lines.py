@@ -28,13 +28,13 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 BUDGETS = {
     "frontend": 5_620,
-    "tokenizer and detokenizer": 1_500,
+    "tokenizer and detokenizer": 1_430,
     "scheduler": 3_960,
     "CPU backend": 2_930,
     "GPU backend": 2_150,
     "operations and references": 1_130,
     "messages": 1_345,
-    "process runtime": 890,
+    "process runtime": 970,
     "launcher": 2_650,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

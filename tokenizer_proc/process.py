@@ -23,10 +23,10 @@ from messages.requests import (
     ToTokenizer,
     UserMsg,
 )
+from runtime.chat_files import read_chat_files
 from runtime.process import ProcessLink, run_process
 from tokenizer_proc import calls
 from tokenizer_proc.chat import ChatTemplates
-from tokenizer_proc.chat_files import read_chat_files
 from tokenizer_proc.encoding import Encoding, load_encoding
 from tokenizer_proc.prompts import PromptReader
 

@@ -19,7 +19,7 @@ PLAIN_TEMPLATE = """\
 {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
 """For models without one: each message is a line `role: content`, and the last line is `assistant:`."""
 
-log = logging.getLogger("sluice.tokenizer")
+log = logging.getLogger("sluice.runtime")
 
 
 @dataclass(frozen=True)
