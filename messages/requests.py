@@ -25,7 +25,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     presence penalty. `bad_words` are texts; the tokenizer fills in `bad_word_ids`, the id sequences (int32) that
     must not be completed. Logprobs are of the distribution before any change. `num_logprobs` alternatives are wanted
     with each output token and `num_prompt_logprobs` with each prompt token, 0 for the token's own alone, `None` for no
-    logprobs. With `echo` the prompt's text is wanted. A lower `priority` goes first.
+    logprobs. With `echo` the prompt's text is wanted, with `wants_prompt_end` its end: there a chat template may have
+    begun the answer. A lower `priority` goes first.
     """
 
     max_tokens: int
@@ -53,6 +54,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     num_prompt_logprobs: int | None = None
     echo: bool = False
     priority: int = 0
+    wants_prompt_end: bool = False
 
     @property
     def is_greedy(self) -> bool:
