@@ -67,7 +67,7 @@ class Detokenizer:
                 return [message], []
 
     def open_stream(self, opening: OpenStream) -> Answer:
-        """Makes the stream, in place of an older attempt's; the prompt is told where it is wanted, unless its logprobs come.
+        """Makes the stream, in place of an older attempt's; the prompt is told if wanted, unless its logprobs come.
 
         The scheduler hears `StopSeen` where the stream has ended already.
         """

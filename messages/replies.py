@@ -135,7 +135,8 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class PromptReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """detokenizer → frontend: the prompt's text, its int32 `token_ids` and, where they are wanted, their logprobs.
 
-    Where only the prompt's end is wanted, `text` is that, and there are no ids. It comes before the first output token; a continuation sends it again.
+    Where only the prompt's end is wanted, `text` is that, and there are no ids. It comes before the first output token;
+    a continuation sends it again.
     """
 
     uid: int

@@ -107,9 +107,10 @@ class Format(NamedTuple):
     def has_reasoning(self) -> bool:
         return any(region.kind == "reasoning" for region in self.regions)
 
-    def without(self, kind: Kind) -> "Format":
-        """Returns the format in which the text of such regions is content, marks and all."""
-        return self._replace(regions=tuple(region for region in self.regions if region.kind != kind))
+    @property
+    def may_begin_in_prompt(self) -> bool:
+        """Tells whether a chat template may write the beginning of an answer that matters here."""
+        return self.has_reasoning or self.anchor is not None
 
 
 def read_template(template: Any) -> Format:
