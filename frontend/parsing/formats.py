@@ -30,6 +30,7 @@ class Forced(NamedTuple):
     begin: str
     end: str = ""
     is_list: bool = False
+    arguments_key: str = "arguments"
 
 
 class ToolFormat(NamedTuple):
@@ -138,7 +139,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
             },
         ),
         found_by=(("<|python_tag|>",), ("<|start_header_id|>ipython",), ('"parameters": dictionary',)),
-        forced=Forced(""),
+        forced=Forced("", arguments_key="parameters"),
     ),
 }
 """By their names in vLLM. The first one that a chat template fits is the model's."""
