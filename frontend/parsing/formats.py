@@ -1,6 +1,7 @@
 """The formats that are built in, and how `auto` finds those of a model.
 
-Each is a part of a response template of transformers (`regions.py`).
+Each is a part of a response template of transformers (`regions.py`). What a mark may hold is bounded, as it is looked
+at again with each token until it is complete.
 """
 
 from collections.abc import Mapping
@@ -13,14 +14,14 @@ END_MARKS = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "</s>"]
 """Special tokens that end a turn. Where special tokens are shown, these are left out of the content."""
 
 HARMONY_REST = (
-    r"<\|start\|>assistant(?=<\|channel\|>)|<\|channel\|>(?:final|commentary)[^<]*<\|message\|>"
+    r"<\|start\|>assistant(?=<\|channel\|>)|<\|channel\|>(?:final|commentary)[^<]{0,64}<\|message\|>"
     r"|<\|(?:end|return|call)\|>"
 )
-HARMONY_CALL = (
-    r"<\|channel\|>(?:commentary|analysis) to=functions\.(?P<name>[\w.-]+)\s*(?:<\|constrain\|>)?\w*\s*<\|message\|>"
-)
-HARMONY_RECIPIENT_FIRST = (
-    r"<\|start\|>assistant to=functions\.(?P<name>[\w.-]+)\s*<\|channel\|>\w+\s*(?:<\|constrain\|>)?\w*\s*<\|message\|>"
+HARMONY_NAME = r"to=functions\.(?P<name>[\w.-]{1,128})\s{0,4}"
+HARMONY_TYPE = r"\s{0,4}(?:<\|constrain\|>)?\w{0,16}\s{0,4}<\|message\|>"
+HARMONY_CALLS = (
+    rf"<\|channel\|>(?:commentary|analysis) {HARMONY_NAME}{HARMONY_TYPE}",
+    rf"<\|start\|>assistant {HARMONY_NAME}<\|channel\|>\w{{1,16}}{HARMONY_TYPE}",
 )
 
 
@@ -57,19 +58,9 @@ class ReasoningFormat(NamedTuple):
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
     "openai": ToolFormat(
-        (
-            {
-                "open_pattern": HARMONY_CALL,
-                "close": ["<|call|>", "<|end|>"],
-                "content": "json",
-                "transform": NAMED_CALL,
-            },
-            {
-                "open_pattern": HARMONY_RECIPIENT_FIRST,
-                "close": ["<|call|>", "<|end|>"],
-                "content": "json",
-                "transform": NAMED_CALL,
-            },
+        tuple(
+            {"open_pattern": pattern, "close": ["<|call|>", "<|end|>"], "content": "json", "transform": NAMED_CALL}
+            for pattern in HARMONY_CALLS
         ),
         found_by=(("<|channel|>", "<|message|>", "functions"),),
         needs_special_tokens=True,
@@ -79,8 +70,8 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "qwen3_coder": ToolFormat(
         (
             {
-                "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-                "close_pattern": r"</function>\s*</tool_call>",
+                "open_pattern": r"<tool_call>\s{0,8}<function=(?P<name>[^>\n]{1,128})>",
+                "close_pattern": r"</function>\s{0,8}</tool_call>",
                 "content": "xml-inline",
                 "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
                 "transform": NAMED_CALL,
@@ -100,13 +91,13 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "mistral": ToolFormat(
         (
             {
-                "open_pattern": r"\[TOOL_CALLS\]\s*(?=[\[{])",
+                "open_pattern": r"\[TOOL_CALLS\]\s{0,8}(?=[\[{])",
                 "close_pattern": r"(?=\[TOOL_CALLS\])|</s>",
                 "content": "json",
                 "transform": CALL,
             },
             {
-                "open_pattern": r"\[TOOL_CALLS\](?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]",
+                "open_pattern": r"\[TOOL_CALLS\](?P<name>[\w.-]{1,128})(?:\[CALL_ID\]\w{1,64})?\[ARGS\]",
                 "close_pattern": r"(?=\[TOOL_CALLS\])|</s>",
                 "content": "json",
                 "transform": NAMED_CALL,
@@ -121,7 +112,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "pythonic": ToolFormat(
         (
             {
-                "open_pattern": r"\s*(?:<\|python_start\|>)?\s*(?=\[\s*[A-Za-z_][\w.]*\()",
+                "open_pattern": r"\s{0,8}(?:<\|python_start\|>)?\s{0,8}(?=\[\s{0,8}[A-Za-z_][\w.]{0,127}\()",
                 "close": "<|python_end|>",
                 "content": "pythonic",
                 "starts_content": True,
@@ -132,7 +123,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "llama3_json": ToolFormat(
         (
             {
-                "open_pattern": r'\s*(?:<\|python_tag\|>)?\s*(?=\{\s*")',
+                "open_pattern": r'\s{0,8}(?:<\|python_tag\|>)?\s{0,8}(?=\{\s{0,8}")',
                 "content": "json",
                 "transform": CALL,
                 "starts_content": True,
@@ -148,7 +139,7 @@ THINK = ({"open": "<think>", "close": "</think>"},)
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "openai_gptoss": ReasoningFormat(
-        ({"open_pattern": r"<\|channel\|>analysis(?: [^<]*)?<\|message\|>", "close": ["<|end|>", "<|return|>"]},),
+        ({"open_pattern": r"<\|channel\|>analysis(?: [^<]{0,64})?<\|message\|>", "close": ["<|end|>", "<|return|>"]},),
         found_by=(("<|channel|>", "<|message|>"),),
         needs_special_tokens=True,
         content_close={"close_pattern": HARMONY_REST},

@@ -16,6 +16,9 @@ from frontend.parsing.text_part import TextPart
 MAX_BEHIND_CHARS = 64
 """Of text that has been read, kept for patterns that look back."""
 
+MAX_READ_CHARS = 256
+"""At once: behind each mark the rest is searched again for the next one."""
+
 MAX_EMPTY_MARKS = 8
 """In a row, at one place: beyond it the marks of a format would be found there for ever."""
 
@@ -59,11 +62,12 @@ class ResponseParser:
 
     def feed(self, text: str) -> list[Delta]:
         """Returns what is certain now that `text` has come."""
-        if self._place > 4 * MAX_BEHIND_CHARS:
-            self._text = self._text[self._place - MAX_BEHIND_CHARS :]
-            self._place = MAX_BEHIND_CHARS
-        self._text += text
-        self._read(is_complete=False)
+        for start in range(0, len(text), MAX_READ_CHARS):
+            if self._place > 4 * MAX_BEHIND_CHARS:
+                self._text = self._text[self._place - MAX_BEHIND_CHARS :]
+                self._place = MAX_BEHIND_CHARS
+            self._text += text[start : start + MAX_READ_CHARS]
+            self._read(is_complete=False)
         return self._deltas.pop_all()
 
     def finish(self) -> list[Delta]:
