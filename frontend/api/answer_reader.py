@@ -59,13 +59,14 @@ class ChatAnswer(msgspec.Struct, frozen=True):
 
 
 class AnswerRules(NamedTuple):
-    """How the choices of a chat are read. `schemas`: of the tools' parameters, by name."""
+    """How the choices of a chat are read. `schemas`: of the tools' parameters, by name. `begun`: what they continue."""
 
     format: Format
     schemas: dict[str, Any]
     new_call_id: Callable[[], str]
     allows_parallel_calls: bool = True
     shows_reasoning: bool = True
+    begun: str = ""
 
 
 class AnswerReader:
@@ -92,7 +93,8 @@ class AnswerReader:
         if self._parser is None:
             prompt = self._generation.prompt
             rules = self._rules
-            self._parser = ResponseParser(rules.format, rules.schemas, "" if prompt is None else prompt.text)
+            prompt_end = "" if prompt is None else prompt.text
+            self._parser = ResponseParser(rules.format, rules.schemas, prompt_end, rules.begun)
         return self._parser
 
     def _shown(self, deltas: list[Delta]) -> list[Delta]:

@@ -102,6 +102,7 @@ class ChatApi:
             self._model_format.new_call_id,
             allows_parallel_calls=body.parallel_tool_calls is not False,
             shows_reasoning=body.include_reasoning is not False,
+            begun=body.messages[-1].text if body.continue_final_message else "",
         )
 
     def _make_request(self, body: ChatBody, tools: ToolUse, rules: AnswerRules | None) -> PromptRequest:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Collection, Generator
 from typing import Any
 
+from frontend.parsing.argument_json import is_unicode
 from frontend.parsing.call_scanner import SPACE, CallScanner, NotACallError, Steps
 from frontend.parsing.deltas import Deltas
 
@@ -99,9 +100,12 @@ class JsonCalls(CallScanner):
         pieces: list[str] = []
         yield from self._pass_string(pieces.append)
         try:
-            return json.loads("".join(pieces), strict=False)
+            value = json.loads("".join(pieces), strict=False)
         except ValueError:
             raise NotACallError from None
+        if not is_unicode(value):
+            raise NotACallError
+        return value
 
     def _pass_scalar(self, pass_on: PassOn) -> Steps:
         is_over = False

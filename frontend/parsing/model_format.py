@@ -75,7 +75,8 @@ def choose_format(tool_call_parser: str, reasoning_parser: str, chat_template: s
     own_format = None if own is None else _read_own(own)
     calls = _choose("calls", tool_call_parser, TOOL_FORMATS, chat_template, own_format)
     reasoning = _choose("reasoning", reasoning_parser, REASONING_FORMATS, chat_template, own_format)
-    log.info("calls of tools are read as %s, reasoning as %s", calls.name, reasoning.name)
+    if calls.regions or reasoning.regions:
+        log.info("calls of tools are read as %s, reasoning as %s", calls.name, reasoning.name)
     if OWN in (calls.name, reasoning.name) and own_format is not None:
         content = tuple(region for region in own_format.regions if region.kind == "content")
         base = own_format._replace(regions=(*content, *reasoning.regions))

@@ -34,11 +34,13 @@ class Crossing(NamedTuple):
 class ResponseParser:
     """Reads one answer. `tools`: the parameters' schema of each tool by its name. `prompt_end`: the last of the prompt.
 
+    `begun`: the message that the answer continues, where it does so.
+
     A call that cannot be read comes out as content, marks and all. One that goes wrong after its name and the
     beginning of its arguments are out keeps the text of its arguments as the model wrote it.
     """
 
-    def __init__(self, format: Format, tools: Mapping[str, Any], prompt_end: str = ""):
+    def __init__(self, format: Format, tools: Mapping[str, Any], prompt_end: str = "", begun: str = ""):
         self._format = format
         self._tools = tools
         self._deltas = Deltas()
@@ -53,8 +55,8 @@ class ResponseParser:
         self._num_empty_marks = 0
         self._is_plain = False
         """All that follows is content: a pattern took too long."""
-        if prompt_end:
-            self._read_prompt(prompt_end)
+        if prompt_end or begun:
+            self._read_silently(prompt_end, begun)
 
     @property
     def num_calls(self) -> int:
@@ -79,10 +81,10 @@ class ResponseParser:
         self._reasoning.end()
         return self._deltas.pop_all()
 
-    def _read_prompt(self, prompt_end: str) -> None:
-        """Reads what the template has written of the answer; nothing of it is shown."""
+    def _read_silently(self, prompt_end: str, begun: str) -> None:
+        """Reads what there is of the answer before its first token; nothing of it is shown."""
         try:
-            self._text = self._begun_in(prompt_end)
+            self._text = begun or self._begun_in(prompt_end)
             self._read(is_complete=False)
         except TimeoutError:
             self._is_plain = True

@@ -1,11 +1,12 @@
 """Calls that are written as Python: `[get_weather(city="Rome", days=2), now()]`."""
 
 import ast
-import json
 import re
+import warnings
 from collections.abc import Collection
 from typing import Any
 
+from frontend.parsing.argument_json import write_arguments
 from frontend.parsing.call_scanner import SPACE, CallScanner, NotACallError, Steps
 from frontend.parsing.deltas import Deltas
 
@@ -76,13 +77,15 @@ class PythonicCalls(CallScanner):
 def _to_json(arguments: str) -> str:
     """Returns `(name=literal, …)` as a JSON object. Raises `NotACallError` for anything else."""
     try:
-        call = ast.parse(f"f{arguments}", mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            call = ast.parse(f"f{arguments}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise NotACallError
         values = {keyword.arg: _value_of(keyword.value) for keyword in call.keywords}
         if None in values:
             raise NotACallError
-        return json.dumps(values, ensure_ascii=False, allow_nan=False)
+        return write_arguments(values)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise NotACallError from None
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import regex
 
+from frontend.parsing.argument_json import is_unicode, write_arguments
 from frontend.parsing.call_scanner import CallScanner, Steps, TextEndError
 from frontend.parsing.deltas import Deltas
 from frontend.parsing.marks import MAX_SEARCH_S
@@ -51,26 +52,27 @@ class WholeCalls(CallScanner):
         text = super().finish()
         try:
             value = _transform(parse_content(text[self._num_opening :], self._rule), self._rule, self._captures)
-            calls = [_name_and_arguments(call) for call in (value if isinstance(value, list) else [value])]
+            calls = [self._read_one(call) for call in (value if isinstance(value, list) else [value])]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TimeoutError):
             return text
         if not calls:
             return text
         for name, arguments in calls:
-            if not isinstance(arguments, str):
-                arguments = json.dumps(cast_arguments(arguments, self._tools.get(name)), ensure_ascii=False)
             self._begin_call(name)
             self._add_arguments(arguments)
         return ""
 
-
-def _name_and_arguments(call: Any) -> tuple[str, Any]:
-    """Raises where `call` is none."""
-    function = call.get("function", call)
-    name, arguments = function["name"], function.get("arguments", {})
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict | str):
-        raise ValueError("no call")
-    return name, arguments
+    def _read_one(self, call: Any) -> tuple[str, str]:
+        """Returns name and arguments. Raises where `call` is no call."""
+        function = call.get("function", call)
+        name, arguments = function["name"], function.get("arguments", {})
+        if not isinstance(name, str) or not name or not isinstance(arguments, dict | str) or not is_unicode(name):
+            raise ValueError("no call")
+        if isinstance(arguments, dict):
+            arguments = write_arguments(cast_arguments(arguments, self._tools.get(name)))
+        if not is_unicode(arguments):
+            raise ValueError("no call")
+        return name, arguments
 
 
 def parse_content(text: str, rule: WholeRule) -> Any:

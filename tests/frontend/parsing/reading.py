@@ -5,6 +5,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+
 from frontend.parsing.deltas import CallArguments, CallStart, Content, Delta, Reasoning
 from frontend.parsing.parser import ResponseParser
 from frontend.parsing.regions import Format
@@ -21,6 +23,8 @@ class Reading(NamedTuple):
 
 
 def add_up(deltas: Iterable[Delta]) -> Reading:
+    deltas = list(deltas)
+    msgspec.json.encode(deltas)  # half of a character cannot be sent
     content, reasoning = "", ""
     calls: list[tuple[str, str]] = []
     for delta in deltas:

@@ -179,6 +179,8 @@ MALFORMED = [
     ("hermes", '<tool_call>{"name": "now", "arguments": [1]}</tool_call>'),
     ("hermes", "a </tool_call> b <tool_cal"),
     ("hermes", '<tool_call>{"name": "\\ud8", "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": "{\\ud800}"}</tool_call>'),
     ("qwen3_coder", "<tool_call><function=f>what is this?</function></tool_call>"),
     ("qwen3_coder", "<tool_call><function=f><parameter=a>1"),
     ("llama3_json", '{"name": "nobody", "parameters": {}}'),
@@ -189,6 +191,8 @@ MALFORMED = [
     ("pythonic", "[now(a=__import__('os'))]"),
     ("pythonic", "[now(a=" + "(" * 500),
     ("pythonic", "[now(a={1, 2})]"),
+    ("pythonic", "[now(a=1e999)]"),
+    ("pythonic", "[now(**{'a': 1})]"),
     ("openai", "<|channel|>commentary to=functions.now<|message|>none"),
 ]
 """Parsers with answers of which nothing is a call, so that all of it is content."""

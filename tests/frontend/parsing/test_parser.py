@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frontend.parsing.deltas import Content
 from frontend.parsing.formats import TOOL_FORMATS
 from frontend.parsing.marks import MAX_SEARCH_S
 from frontend.parsing.model_format import choose_format
@@ -135,6 +136,21 @@ def test_arguments_in_other_forms(arguments: str, expected: str):
     text = f'<tool_call>{{"name": "now", "arguments": {arguments}, "id": "x"}}</tool_call>'
     assert read(format_of("hermes"), text, TOOLS).calls == [("now", expected)]
     assert read(format_of("hermes"), '<tool_call>{"name": "now"}</tool_call>', TOOLS).calls == [("now", "{}")]
+
+
+def test_half_characters_and_odd_escapes_in_arguments():
+    for parser, text, expected in (
+        ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "\\ud800"}}</tool_call>', '{"a": "\\ud800"}'),
+        ("pythonic", "[now(a='\\ud800', b='\\d')]", '{"a": "\\ud800", "b": "\\\\d"}'),
+    ):
+        assert read(format_of(parser), text, TOOLS).calls == [("now", expected)]
+
+
+def test_an_answer_that_continues_a_message():
+    parser = ResponseParser(format_of("none", "qwen3"), {}, begun="<think>\nIt is")
+    assert [tuple(delta) for delta in [*parser.feed(" so.</think>Yes"), *parser.finish()]] == [(" so.",), ("Yes",)]
+    parser = ResponseParser(format_of("none", "qwen3"), {}, begun="Once upon")
+    assert parser.feed(" a time") == [Content(" a time")]
 
 
 def template_of(**field: Any) -> Format:
