@@ -1,17 +1,14 @@
 """Tools and reasoning in `/v1/chat/completions` over real HTTP, with a ring that the test plays."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 
 from frontend.api.tools import MAX_TOOLS
-from messages.config import HttpConfig, ModelConfig
 from messages.replies import PromptReply
 from messages.requests import TokenizeMsg
-from tests.frontend.frontend_run import Call, FrontendRun, final, make_config, position_logprobs, step, wait_until
+from tests.frontend.frontend_run import Call, FrontendRun, final, position_logprobs, step
 
 PATH = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
@@ -24,22 +21,6 @@ def tool(name: str = "get_weather", **fields: Any) -> dict[str, Any]:
 TOOLS = [tool(), tool("now", description="the time", strict=True)]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
 TWO_CALLS = f'Well.\n{CALL}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def _reader() -> Iterator[FrontendRun]:
-    config = make_config(HttpConfig(port=0))
-    model = ModelConfig(tool_call_parser="hermes", reasoning_parser="qwen3")
-    with FrontendRun(msgspec.structs.replace(config, model=model)) as run:
-        yield run
-
-
-@pytest.fixture
-def reader(_reader: FrontendRun) -> Iterator[FrontendRun]:
-    """A frontend that reads answers of Qwen3; afterwards it must soon hold no request."""
-    yield _reader
-    wait_until(lambda: _reader.gauge("requests") == 0)
-    assert not _reader.arrived()
 
 
 def send(server: FrontendRun, **body: Any) -> tuple[Call, TokenizeMsg]:
