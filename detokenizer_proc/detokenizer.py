@@ -69,7 +69,7 @@ class Detokenizer:
                 return [message], []
 
     def open_stream(self, opening: OpenStream) -> Answer:
-        """Makes the stream, in place of an older attempt's; with `echo` the prompt is told, unless its logprobs come.
+        """Makes the stream, in place of an older attempt's; the prompt is told if wanted, unless its logprobs come.
 
         The scheduler hears `StopSeen` where the stream has ended already.
         """
@@ -84,8 +84,9 @@ class Detokenizer:
         except BaseException:  # fails alone; a panic in the tokenizers library is no Exception
             stream.fail(_failure(opening.uid))
         else:
-            if opening.echo and opening.num_prompt_logprobs is None:
-                replies.append(PromptReply(opening.uid, opening.attempt, prompt_text, token_ids=opening.prompt_ids))
+            if (opening.echo or opening.tells_prompt_end) and opening.num_prompt_logprobs is None:
+                token_ids = opening.prompt_ids if opening.echo else b""
+                replies.append(PromptReply(opening.uid, opening.attempt, prompt_text, token_ids=token_ids))
         return replies, [StopSeen(opening.uid, opening.attempt)] if stream.has_ended else []
 
     def _make_stream(self, opening: OpenStream) -> Stream:

@@ -65,6 +65,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: Annotated[
         str, Meta(description="file with the chat template, in Jinja (default: the model's own, or else a plain one)")
     ] = ""
+    tool_call_parser: Annotated[
+        Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic", "openai"],
+        Meta(
+            description="how calls of tools are found in answers; auto: as the model's response template says, or else "
+            "as its chat template shows"
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "none", "deepseek_r1", "qwen3", "mistral", "openai_gptoss"],
+        Meta(description="how reasoning is told from the rest of an answer; auto: likewise"),
+    ] = "auto"
     cpu_threads: Annotated[int, Meta(ge=0, description="threads that compute on a CPU; 0: one for each core")] = 0
     enforce_eager: Annotated[
         bool,

@@ -19,6 +19,9 @@ FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 NUM_CONTEXT_TOKENS = 8
 """Tokens of the prompt that the detokenizer reads before the output: what a token looks like may depend on them."""
 
+NUM_PROMPT_END_TOKENS = 64
+"""Tokens of the prompt whose text a request with `wants_prompt_end` gets."""
+
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Token counts of a request; `cached_tokens` of the prompt were found in the prefix cache."""
@@ -34,6 +37,7 @@ class OpenStream(msgspec.Struct, frozen=True, array_like=True, tag=True):
     For a continuation the detokenizer decodes `output_ids` (int32) silently and goes on after `num_chars_sent`.
     `prompt_ids` (int32) are the last `NUM_CONTEXT_TOKENS` of the prompt, after which the output is read, or with `echo`
     or `num_prompt_logprobs` the whole prompt. That is told in a `PromptReply`: at once, or when its logprobs have come.
+    With `tells_prompt_end` they are the last `NUM_PROMPT_END_TOKENS` at least, and their text is told as well.
     """
 
     uid: int
@@ -49,6 +53,7 @@ class OpenStream(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num_prompt_logprobs: int | None = None
     min_tokens: int = 0
     """Tokens over all attempts in whose text no stop string ends; one may begin there and end later (as in vLLM)."""
+    tells_prompt_end: bool = False
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -134,7 +139,8 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class PromptReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """detokenizer → frontend: the prompt's text, its int32 `token_ids` and, where they are wanted, their logprobs.
 
-    It comes before the first output token; a continuation sends it again.
+    Where only the prompt's end is wanted, `text` is that, and there are no ids. It comes before the first output token;
+    a continuation sends it again.
     """
 
     uid: int

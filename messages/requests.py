@@ -45,8 +45,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     repetition, frequency and presence penalty. `bad_words` are texts; the tokenizer fills in `bad_word_ids`, the id
     sequences (int32) that must not be completed. Logprobs are of the distribution before any change. `num_logprobs`
     alternatives are wanted with each output token and `num_prompt_logprobs` with each prompt token, 0 for the
-    token's own alone, `None` for no logprobs. With `echo` the prompt's text is wanted. A lower `priority` goes
-    first.
+    token's own alone, `None` for no logprobs. With `echo` the prompt's text is wanted, with `wants_prompt_end` its
+    end: there a chat template may have begun the answer. A lower `priority` goes first.
     """
 
     max_tokens: int
@@ -75,6 +75,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     echo: bool = False
     priority: int = 0
     grammar: Grammar | None = None
+    wants_prompt_end: bool = False
 
     @property
     def is_greedy(self) -> bool:

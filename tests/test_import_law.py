@@ -30,6 +30,7 @@ RULES = {
     "frontend": rule(
         "frontend runtime messages", "msgspec starlette uvicorn httptools uvloop prometheus_client psutil"
     ),
+    "frontend/parsing": rule("frontend.parsing runtime messages", "msgspec regex"),
     "tokenizer_proc": rule("tokenizer_proc runtime messages", "msgspec tokenizers transformers jinja2"),
     "detokenizer_proc": rule("detokenizer_proc runtime messages", "msgspec tokenizers"),
     "detokenizer_proc/vocabulary.py": rule("detokenizer_proc runtime messages", "msgspec tokenizers transformers"),
@@ -59,6 +60,7 @@ LAYERS = {
         "frontend/recovery frontend/metrics",
         "frontend/requests",
         "frontend/links",
+        "frontend/parsing",
         "frontend/errors.py frontend/drain.py",
     ),
     "supervisor": (

@@ -9,7 +9,7 @@ from jinja2.environment import Template
 
 from messages.errors import RequestError, bad_request
 from messages.requests import ChatPrompt
-from tokenizer_proc.chat_files import DEFAULT, ChatFiles
+from runtime.chat_files import DEFAULT, ChatFiles
 from tokenizer_proc.content_format import ContentFormat
 from tokenizer_proc.template_sandbox import TemplateSandbox
 

@@ -26,10 +26,10 @@ from messages.requests import (
     UserMsg,
 )
 from messages.timeline import Tokenized, TokenizedRow
+from runtime.chat_files import read_chat_files
 from runtime.process import ProcessLink, run_process
 from tokenizer_proc import calls
 from tokenizer_proc.chat import ChatTemplates
-from tokenizer_proc.chat_files import read_chat_files
 from tokenizer_proc.encoding import Encoding, load_encoding
 from tokenizer_proc.grammars import GrammarChecks
 from tokenizer_proc.prompts import PromptReader

@@ -25,6 +25,7 @@ from frontend.http.openapi import OpenApiApi
 from frontend.http.stream import OpenStreams
 from frontend.metrics.process_collector import ProcessCollector
 from frontend.metrics.request_collector import RequestCollector
+from frontend.parsing.model_format import load_model_format
 from frontend.recovery.continuation import Continuations
 from frontend.service import Service
 
@@ -55,7 +56,7 @@ def make_endpoints(
         *routes.generating(
             GenerateApi(service, streams, unknown),
             CompletionApi(service, streams, unknown),
-            ChatApi(service, streams, unknown),
+            ChatApi(service, streams, unknown, load_model_format(service.config)),
         ),
         *routes.models(InfoApi(service.config)),
         *routes.tokens(TokensApi(service, unknown)),

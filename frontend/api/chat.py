@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
+from frontend.api.answer_reader import AnswerRules
 from frontend.api.chat_events import ChatEvents
 from frontend.api.chat_messages import Messages, make_chat_prompt
 from frontend.api.chat_reply import ChatView
@@ -21,8 +22,10 @@ from frontend.api.openai_body import (
     usage_options,
 )
 from frontend.api.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_LOGPROBS, NumLogprobs, Sampling, Switch
+from frontend.api.tools import CHOICE_TEXT, TOOLS_TEXT, ToolUse, choose_tools
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
+from frontend.parsing.model_format import ModelFormat
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
@@ -42,11 +45,11 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 
 AtLeastOne = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 Choice = Annotated[str | dict[str, Any] | None, Meta(description='"none", "auto" or an object')]
-Tools = Annotated[list[Any] | None, Meta(description="a list")]
+Functions = Annotated[list[Any] | None, Meta(description="a list")]
 
 
 class ChatBody(OpenAiFields, frozen=True, kw_only=True):
-    """`tools` and `functions` are taken where their choice is none; the model is not told of them."""
+    """`functions`, which `tools` has replaced, are taken where their choice is none; the model is not told of them."""
 
     messages: Messages
     max_completion_tokens: Annotated[AtLeastOne | None, Meta(description=AT_LEAST_ONE_TEXT)] = None
@@ -56,15 +59,19 @@ class ChatBody(OpenAiFields, frozen=True, kw_only=True):
     add_generation_prompt: Switch = None
     continue_final_message: Switch = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, Meta(description="an object")] = None
-    tools: Tools = None
-    tool_choice: Choice = None
-    functions: Tools = None
+    reasoning_effort: Annotated[str | None, Meta(description="a string, for the chat template")] = None
+    include_reasoning: Switch = None
+    tools: Annotated[list[Any] | None, Meta(description=TOOLS_TEXT)] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, Meta(description=CHOICE_TEXT)] = None
+    parallel_tool_calls: Switch = None
+    functions: Functions = None
     function_call: Choice = None
 
 
 class ChatApi:
-    def __init__(self, service: Service, streams: OpenStreams, unknown: UnknownFields):
+    def __init__(self, service: Service, streams: OpenStreams, unknown: UnknownFields, model_format: ModelFormat):
         self._service = service
+        self._model_format = model_format
         self._streams = streams
         self._reader = OpenAiReader(service, ChatBody, name_rules(REFUSED), unknown)
         self._sampling = Sampling(service.config.facts)
@@ -73,25 +80,41 @@ class ChatApi:
     async def create(self, request: Request) -> EventStream | WholeReply:
         """Opens the choices. Raises `RequestError`; refusals by other processes come out of the response."""
         body = await self._reader.read(request)
-        prompt_request = self._make_request(body)
+        tools = choose_tools(body.tools, body.tool_choice, self._model_format)
+        rules = self._rules(body, tools)
+        prompt_request = self._make_request(body, tools, rules)
         trace = trace_of(request.scope)
         is_streamed = bool(body.stream)
         choices = self._service.open_all([prompt_request], trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s)
-        view = self._view(body, trace)
+        view = self._view(body, trace, rules)
         if is_streamed:
             return EventStream(self._service, self._streams, choices, ChatEvents(view, choices))
         return WholeReply(self._service, choices, lambda: view.whole(choices))
 
-    def _make_request(self, body: ChatBody) -> PromptRequest:
+    def _rules(self, body: ChatBody, tools: ToolUse) -> AnswerRules | None:
+        """Returns how the answers are read, `None` where all their text is content."""
+        chosen = self._model_format.with_tools if tools.listed else self._model_format.without_tools
+        if chosen is None:
+            return None
+        return AnswerRules(
+            chosen,
+            tools.schemas,
+            self._model_format.new_call_id,
+            allows_parallel_calls=body.parallel_tool_calls is not False,
+            shows_reasoning=body.include_reasoning is not False,
+            begun=body.messages[-1].text if body.continue_final_message else "",
+        )
+
+    def _make_request(self, body: ChatBody, tools: ToolUse, rules: AnswerRules | None) -> PromptRequest:
         """Raises `RequestError` (400)."""
-        _check_tools(body)
+        _check_functions(body)
         if body.top_logprobs and not body.logprobs:
             raise bad_request("top_logprobs need logprobs to be true", "top_logprobs")
         prompt = make_chat_prompt(
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            template_kwargs=body.chat_template_kwargs,
+            template_kwargs=_template_kwargs(body, tools),
         )
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         params = self._sampling.make_params(
@@ -106,13 +129,16 @@ class ChatApi:
             params,
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             echo=bool(body.return_token_ids),
+            skip_special_tokens=params.skip_special_tokens
+            and not (rules is not None and rules.format.needs_special_tokens),
+            wants_prompt_end=rules is not None and rules.format.may_begin_in_prompt,
         )
         truncation = truncation_of(body, params, self._context_tokens)
         return PromptRequest(
             prompt, params, num_choices, add_special_tokens=bool(body.add_special_tokens), truncation=truncation
         )
 
-    def _view(self, body: ChatBody, trace: RequestTrace) -> ChatView:
+    def _view(self, body: ChatBody, trace: RequestTrace, rules: AnswerRules | None) -> ChatView:
         last = body.messages[-1]
         prompts_answer = (
             not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
@@ -129,16 +155,21 @@ class ChatApi:
             has_logprobs=bool(body.logprobs),
             has_token_ids=bool(body.return_token_ids),
             has_prompt_logprobs=body.prompt_logprobs is not None,
+            rules=rules,
         )
 
 
-def _check_tools(body: ChatBody) -> None:
-    """Raises `RequestError` (400) where the model would have to be told of tools."""
-    for name, tools, choice_name, choice in (
-        ("tools", body.tools, "tool_choice", body.tool_choice),
-        ("functions", body.functions, "function_call", body.function_call),
-    ):
-        if tools and choice != "none":
-            raise bad_request(f'{name} are not supported, unless {choice_name} is "none"', name, "not_supported")
-        if choice not in (None, "none", "auto"):
-            raise bad_request(f'{choice_name} must be "none" or "auto": there are no {name}', choice_name)
+def _template_kwargs(body: ChatBody, tools: ToolUse) -> dict[str, Any]:
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    return {**effort, **(body.chat_template_kwargs or {}), **tools.template_kwargs}
+
+
+def _check_functions(body: ChatBody) -> None:
+    """Raises `RequestError` (400) where the model would have to be told of functions."""
+    choice = body.function_call
+    if body.functions and choice != "none":
+        raise bad_request(
+            'functions are not supported, unless function_call is "none"; send tools', "functions", "not_supported"
+        )
+    if choice not in (None, "none", "auto"):
+        raise bad_request('function_call must be "none" or "auto": there are no functions', "function_call")

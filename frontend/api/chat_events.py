@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from frontend.api.chat_reply import ChatDelta, ChatPiece, ChatView
+from frontend.api.answer_reader import AnswerReader, ChatDelta
+from frontend.api.chat_reply import ChatPiece, ChatView
 from frontend.api.usage import prompt_ids_of, usage_of
 from frontend.http import sse
 from frontend.requests.generation import Generation
@@ -14,6 +15,7 @@ from messages.replies import UserReply
 class ChatEvents:
     """A chunk with the role at the beginning of each choice, then one for each step.
 
+    Where answers are read, a step has a chunk for each thing that its text says, and none while that is not certain.
     Where a chunk has nothing but text, only that is encoded.
     """
 
@@ -22,7 +24,9 @@ class ChatEvents:
         self._choices = choices
         self._began: set[int] = set()
         """Indices of choices that have had a chunk."""
-        is_plain = not (view.has_logprobs or view.has_token_ids or view.usage.is_continuous)
+        rules = view.rules
+        self._readers = [] if rules is None else [AnswerReader(rules, generation) for generation in choices]
+        is_plain = rules is None and not (view.has_logprobs or view.has_token_ids or view.usage.is_continuous)
         self._forms = [self._form(index) for index in range(len(choices))] if is_plain else []
 
     def tokens(self, generation: Generation) -> bytes:
@@ -53,8 +57,12 @@ class ChatEvents:
         return begun
 
     def _chunk(self, generation: Generation, final: UserReply | None) -> bytes:
-        piece = self._view.take_piece(generation, final)
-        return sse.frame(self._view.chunk([piece], self._view.usage.so_far(generation, is_last=final is not None)))
+        if self._readers:
+            pieces = self._view.take_pieces(generation, final, self._readers[generation.index])
+        else:
+            pieces = [self._view.take_piece(generation, final)]
+        usage = self._view.usage.so_far(generation, is_last=final is not None)
+        return b"".join([sse.frame(self._view.chunk([piece], usage)) for piece in pieces])
 
     def _form(self, index: int) -> sse.FrameForm:
         piece = ChatPiece(index=index, delta=ChatDelta(sse.FrameForm.MARK))

@@ -37,7 +37,9 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     role: Role
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
+    thinking: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
@@ -77,17 +79,28 @@ def make_chat_prompt(
 
 
 def _checked(message: ChatMessage, where: str) -> ChatMessage:
-    """Returns the message as templates know it: a developer is the system, a refusal is text, arguments are objects."""
+    """Returns the message as templates know it: a developer is the system, a refusal is text, arguments are objects.
+
+    Reasoning is `reasoning_content` and, as gpt-oss has it, `thinking`; that may not stand beside a content there.
+    """
     content = message.content
     if content is None and message.role in ROLES_WITH_CONTENT:
         raise bad_request(f"{where}.content is required where the role is {message.role}", "messages")
     if isinstance(content, list):
         content = [_checked_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
+    if message.role == "tool" and not message.tool_call_id:
+        raise bad_request(f"{where}.tool_call_id is required where the role is tool: the id of the call", "messages")
+    reasoning = message.reasoning_content or message.reasoning or message.thinking
     return msgspec.structs.replace(
         message,
         role="system" if message.role == "developer" else message.role,
         content="" if content is None else content,
-        tool_calls=None if message.tool_calls is None else [_with_arguments(call) for call in message.tool_calls],
+        reasoning=None,
+        reasoning_content=reasoning,
+        thinking=None if content else reasoning,
+        tool_calls=None
+        if message.tool_calls is None
+        else [_checked_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)],
     )
 
 
@@ -107,11 +120,25 @@ def _checked_part(part: ContentPart, where: str) -> ContentPart:
             )
 
 
-def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """Returns an earlier call of a tool with its arguments as an object: clients send them as JSON in a string."""
-    try:
-        function = msgspec.convert(call.get("function"), dict[str, Any])
-        arguments: Any = msgspec.json.decode(msgspec.convert(function.get("arguments"), str))
-    except (msgspec.DecodeError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
+def _checked_call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    """Returns an earlier call of a tool with its arguments as an object: clients send them as JSON in a string.
+
+    Arguments that are no JSON stay what they are: a model may have written them.
+    """
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise bad_request(f"{where}.function must be an object with name and arguments", "messages")
+    name: Any = function.get("name")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    arguments: Any = function.get("arguments")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    if not isinstance(name, str) or not name:
+        raise bad_request(f"{where}.function.name must be a string, not empty", "messages")
+    if not isinstance(arguments, str | dict | None):
+        raise bad_request(f"{where}.function.arguments must be JSON in a string, or an object", "messages")
+    if not isinstance(call.get("id"), str | None):
+        raise bad_request(f"{where}.id must be a string", "messages")
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments) if arguments.strip() else {}
+        except (msgspec.DecodeError, RecursionError):
+            return call
+    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}

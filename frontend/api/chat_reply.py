@@ -6,31 +6,21 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from frontend.api.answer_reader import AnswerReader, AnswerRules, ChatAnswer, ChatDelta
 from frontend.api.logprob_fields import ChatLogprobs, PromptLogprobs, TokenNames, prompt_logprobs
 from frontend.api.openai_body import UsageOptions
 from frontend.api.usage import UsageReply, prompt_ids_of, usage_of
 from frontend.requests.generation import Generation
 from messages.replies import FinishReason, UserReply
 
-
-class ChatAnswer(msgspec.Struct, frozen=True):
-    role: str
-    content: str
-    refusal: None = None
-
-
-class ChatDelta(msgspec.Struct, frozen=True):
-    """What a chunk adds: the role in the first one of a choice, then text."""
-
-    content: str | UnsetType = UNSET
-    role: str | UnsetType = UNSET
+ChatFinishReason = FinishReason | Literal["tool_calls"]
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     message: ChatAnswer
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -41,7 +31,7 @@ class ChatPiece(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
@@ -73,7 +63,10 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client wants to see of its chat. `echoed` comes before the text: the beginning that is continued."""
+    """What a client wants to see of its chat. `echoed` comes before the text: the beginning that is continued.
+
+    `rules` say how answers are read; without them all text is content.
+    """
 
     id: str
     created: int
@@ -85,6 +78,7 @@ class ChatView(msgspec.Struct, frozen=True, kw_only=True):
     has_logprobs: bool
     has_token_ids: bool
     has_prompt_logprobs: bool
+    rules: AnswerRules | None = None
 
     def whole(self, generations: Sequence[Generation]) -> ChatCompletion:
         """Takes all that has arrived for `generations`, which have ended, and returns the reply."""
@@ -125,18 +119,46 @@ class ChatView(msgspec.Struct, frozen=True, kw_only=True):
             token_ids=token_ids if self.has_token_ids else UNSET,
         )
 
+    def take_pieces(self, generation: Generation, final: UserReply | None, reader: AnswerReader) -> list[ChatPiece]:
+        """Does as `take_piece`, with a piece for each thing that the text says; there may be none before the end."""
+        text, token_ids = generation.pop_step() if final is None else generation.pop_all()
+        deltas = reader.feed(text) + (reader.finish() if final is not None else [])
+        pieces = [ChatPiece(index=generation.index, delta=reader.chat_delta(delta)) for delta in deltas]
+        has_more = self.has_logprobs or self.has_token_ids or self.usage.is_continuous
+        if final is not None or (has_more and not pieces):
+            pieces.append(ChatPiece(index=generation.index, delta=ChatDelta()))
+        if pieces:
+            pieces[-1] = msgspec.structs.replace(
+                pieces[-1],
+                logprobs=self._take_logprobs(generation, len(token_ids)),
+                finish_reason=None if final is None else _finish_reason(final, reader),
+                stop_reason=UNSET if final is None else final.stop_reason,
+                token_ids=token_ids if self.has_token_ids else UNSET,
+            )
+        return pieces
+
     def _choice(self, generation: Generation) -> ChatChoice:
         final = generation.final
         assert final is not None, f"uid {generation.uid} has not ended"
         text, token_ids = generation.pop_all()
+        if self.rules is None:
+            answer, finish_reason = ChatAnswer(self.role, self.echoed + text), final.finish_reason
+        else:
+            reader = AnswerReader(self.rules, generation)
+            answer = reader.answer(self.role, self.echoed, reader.feed(text) + reader.finish())
+            finish_reason = _finish_reason(final, reader)
         return ChatChoice(
             index=generation.index,
-            message=ChatAnswer(self.role, self.echoed + text),
+            message=answer,
             logprobs=self._take_logprobs(generation, len(token_ids)),
-            finish_reason=final.finish_reason,
+            finish_reason=finish_reason,
             stop_reason=final.stop_reason,
             token_ids=token_ids if self.has_token_ids else UNSET,
         )
 
     def _take_logprobs(self, generation: Generation, num_tokens: int) -> ChatLogprobs | None:
         return self.names.chat(generation.pop_logprobs(num_tokens)) if self.has_logprobs else None
+
+
+def _finish_reason(final: UserReply, reader: AnswerReader) -> ChatFinishReason:
+    return "tool_calls" if reader.has_calls and final.finish_reason == "stop" else final.finish_reason

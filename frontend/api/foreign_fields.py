@@ -43,7 +43,7 @@ _OF_SERVERS = {
         min_length num_beams early_stopping
     """,
     "vLLM": """
-        logprob_token_ids vllm_xargs kv_transfer_params chat_template_content_format include_reasoning
+        logprob_token_ids vllm_xargs kv_transfer_params chat_template_content_format
         thinking_token_budget return_mm_hashes repetition_detection detokenize flat_logprobs
     """,
     "gateways (OpenRouter, LiteLLM)": """

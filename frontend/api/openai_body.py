@@ -43,11 +43,11 @@ Other servers' names for what the answer must be like are among them: to ignore 
 """
 
 IGNORED = (
-    *("parallel_tool_calls", "prediction", "reasoning_effort"),
+    *("parallel_tool_calls", "include_reasoning", "reasoning_effort", "prediction"),
     *("verbosity", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "moderation"),
     *("spaces_between_special_tokens", "guided_decoding_backend"),
 )
-"""Parameters that mean nothing to this server."""
+"""Parameters that mean nothing to this server, or (the first three) only in chats."""
 
 NumChoices = Annotated[int, Meta(ge=1)]
 NUM_CHOICES_TEXT = "a whole number from 1 to what --max-n-sequences allows"

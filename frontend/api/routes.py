@@ -25,6 +25,10 @@ from frontend.requests.timeline import Stage
 
 PROMPT = "Once upon a time"
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}},
+}
 
 REQUEST_ID = Parameter(
     name="X-Request-Id",
@@ -117,6 +121,7 @@ def generating(generate: GenerateApi, completions: CompletionApi, chat: ChatApi)
             examples={
                 "one": {"messages": MESSAGES, "max_tokens": 64},
                 "stream": {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}},
+                "a tool": {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "none"},
             },
         ),
     ]

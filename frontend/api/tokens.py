@@ -1,6 +1,6 @@
 """`POST /tokenize` and `/detokenize`: text or a conversation to token ids and back, as the tokenizer does it."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -9,6 +9,7 @@ from starlette.requests import Request
 from frontend.api.chat_messages import MESSAGES_TEXT, Messages, make_chat_prompt
 from frontend.api.models import check_model
 from frontend.api.sampling import TOKEN_IDS_TEXT, Switch, TokenId
+from frontend.api.tools import TOOLS_TEXT, check_tools
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import NameRules, UnknownFields
 from frontend.http.responses import JsonReply
@@ -20,20 +21,7 @@ from messages.requests import ChatPrompt, EncodeMsg
 REFUSED: dict[str, tuple[Any, ...]] = {"chat_template": (), "mm_processor_kwargs": ({},)}
 """Parameters of vLLM that are not served, each with the values that ask for nothing."""
 
-TOOLS_TEXT = 'a list of tools, each an object with "type": "function" and a function that has a name'
-
 ModelName = Annotated[str | None, Meta(description="a name of the served model")]
-
-
-class ToolFunction(msgspec.Struct, frozen=True):
-    name: Annotated[str, Meta(min_length=1)]
-
-
-class Tool(msgspec.Struct, frozen=True):
-    """What must be right about a tool; the template gets all that the client has written."""
-
-    function: ToolFunction
-    type: Literal["function"] = "function"
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,20 +95,11 @@ def _chat_prompt(body: TokenizeBody, tools: dict[str, Any]) -> ChatPrompt | None
     )
 
 
-def _tools(body: TokenizeBody) -> dict[str, Any]:
-    """Returns the template's variable for the tools, if there are any. Raises `RequestError` (400)."""
-    try:
-        msgspec.convert(body.tools or [], list[Tool])
-    except msgspec.ValidationError as error:
-        raise bad_request(f"tools must be {TOOLS_TEXT}: {error}", "tools") from None
-    return {"tools": body.tools} if body.tools else {}
-
-
 def question_of(body: TokenizeBody) -> EncodeMsg:
     """Returns the question, without a uid. Raises `RequestError` (400)."""
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("give either prompt or messages", "prompt")
-    chat = _chat_prompt(body, _tools(body))
+    chat = _chat_prompt(body, check_tools(body.tools).template_kwargs)
     return EncodeMsg(
         uid=0,
         prompt_text=body.prompt,

@@ -4,9 +4,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from messages.config import HttpConfig
+from messages.config import HttpConfig, ModelConfig
 from tests.frontend.frontend_run import FrontendRun, make_config, wait_until
 
 MAX_BODY_MB = 0.125
@@ -24,6 +25,21 @@ def server(_server: FrontendRun) -> Iterator[FrontendRun]:
     yield _server
     wait_until(lambda: _server.gauge("requests") == 0)
     assert not _server.arrived()
+
+
+@pytest.fixture(scope="session")
+def _reader() -> Iterator[FrontendRun]:
+    model = ModelConfig(tool_call_parser="hermes", reasoning_parser="qwen3")
+    with FrontendRun(msgspec.structs.replace(make_config(HttpConfig(port=0)), model=model)) as run:
+        yield run
+
+
+@pytest.fixture
+def reader(_reader: FrontendRun) -> Iterator[FrontendRun]:
+    """A frontend that reads answers of Qwen3; afterwards it must soon hold no request."""
+    yield _reader
+    wait_until(lambda: _reader.gauge("requests") == 0)
+    assert not _reader.arrived()
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,10 @@ def field(path: str, name: str, *values: Any, fragment: str | None = None, **oth
     return [Bad(path, {**good, **others, name: value}, name, fragment or name) for value in values]
 
 
+def tool(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
 def raw(path: str, name: str, *literals: bytes, fragment: str | None = None, param: str | None = "") -> list[Bad]:
     """As `field`, with values that Python's JSON does not write."""
     good = b'"messages": [{"role": "user", "content": "hi"}]' if path == CHAT else b'"prompt": "x"'
@@ -212,6 +216,13 @@ def of_chat() -> list[Bad]:
         *message(role="user", content=[{"type": "text", "text": 5}]),
         *message(role="user", content=[{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]),
         *message(role="assistant", content="a", tool_calls="x"),
+        *message(role="assistant", content="a", tool_calls=[5]),
+        *message(role="assistant", content="a", tool_calls=[{"id": "c", "type": "function"}]),
+        *message(role="assistant", tool_calls=[{"id": "c", "function": {"name": "", "arguments": "{}"}}]),
+        *message(role="assistant", tool_calls=[{"id": "c", "function": {"name": "f", "arguments": 5}}]),
+        *message(role="assistant", tool_calls=[{"id": 5, "function": {"name": "f", "arguments": "{}"}}]),
+        *message(role="tool", content="5"),
+        *message(role="tool", content="5", tool_call_id=5),
         *field(CHAT, "top_logprobs", 1, fragment="logprobs"),
         *field(CHAT, "top_logprobs", 21, -1, "1", logprobs=True),
         *field(CHAT, "logprobs", 1, "true"),
@@ -220,7 +231,23 @@ def of_chat() -> list[Bad]:
         *field(CHAT, "continue_final_message", True, add_generation_prompt=True),
         *field(CHAT, "chat_template", "{{ 1 }}", fragment="not supported"),
         *field(CHAT, "chat_template_kwargs", 5, "x"),
-        *field(CHAT, "tools", [{"type": "function"}], fragment="not supported"),
+        *field(CHAT, "tools", "x", [5], [{}], [{"type": "x", "function": {"name": "f"}}], [{**tool("f"), "zzz": 1}]),
+        *field(
+            CHAT, "tools", [tool("")], [tool("a b")], [tool("f\n")], [tool("x" * 129)], fragment="[0].function.name"
+        ),
+        *field(CHAT, "tools", [tool("f"), tool("f")], fragment="tools[1].function.name"),
+        *field(CHAT, "tools", [tool("f", parameters=[])], fragment="tools[0].function.parameters"),
+        *field(CHAT, "tools", [tool("f", arguments={})], fragment="unknown field `arguments`"),
+        *field(CHAT, "tools", [tool(f"f{i}") for i in range(10_000)], fragment="at most 1024, got 10000"),
+        *field(CHAT, "tools", [tool("f")], fragment="--tool-call-parser"),
+        *field(CHAT, "tool_choice", "required", tool("f"), "f", 5, fragment="tool_choice"),
+        *field(CHAT, "tool_choice", "f", {}, {"type": "function"}, tool("f", x=1), tools=[tool("f")]),
+        *field(CHAT, "tool_choice", tool("g"), tools=[tool("f")], fragment="one of the tools, got 'g'"),
+        *field(CHAT, "tool_choice", "required", tool("f"), tools=[tool("f")], fragment="cannot be forced"),
+        *field(CHAT, "parallel_tool_calls", 1, "no"),
+        *field(CHAT, "functions", [{"name": "f"}], fragment="send tools"),
+        *field(CHAT, "include_reasoning", 1, "no"),
+        *field(CHAT, "reasoning_effort", 1, ["low"]),
         Bad(CHAT, {"messages": [{"role": "user", "content": "word " * 500}]}, "messages", "maximum context length"),
     ]
 

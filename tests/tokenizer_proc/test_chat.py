@@ -10,10 +10,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from messages.errors import RequestError
 from messages.requests import ChatPrompt
+from runtime.chat_files import PLAIN_TEMPLATE, ChatFiles, read_chat_files
 from tests.tokenizer_proc.parts import chat, templates_of, user
 from tests.tokenizer_proc.real_templates import ALL, LLAMA_2, ONLY_PARTS, PARTS, QWEN_3, ZEPHYR
 from tokenizer_proc.chat import ChatTemplates
-from tokenizer_proc.chat_files import PLAIN_TEMPLATE, ChatFiles, read_chat_files
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 REFERENCE = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"?": 0}, unk_token="?")), **TOKENS)

@@ -97,7 +97,7 @@ class GpuBackend:
         num_tokens, config = runner.max_num_batched_tokens, self._config
         rows, longest = config.scheduling.max_num_seqs, config.facts.max_model_len
         try:
-            runner.run(plan_dummy_batch(num_tokens, rows, longest, config.cache.block_size))
+            runner.run(plan_dummy_batch(num_tokens, rows, longest, config.cache.block_size, config.facts.vocab_size))
         except torch.OutOfMemoryError as error:
             raise BootError(
                 f"a step of {num_tokens} tokens does not fit into the memory of {self._device.torch_device} beside the "

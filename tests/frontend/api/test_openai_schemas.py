@@ -90,6 +90,23 @@ def test_chats(server: FrontendRun, check: Check, extra: dict[str, Any]):
             check("CreateChatCompletionStreamResponse", chunk)
 
 
+def test_calls_of_tools(reader: FrontendRun, check: Check):
+    text = '<think>Hm</think>One moment.<tool_call>{"name": "now", "arguments": {"a": 1}}</tool_call>'
+    body = {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "now"}}]}
+    with reader.call(body, path=CHAT) as call:
+        reader.send(final(reader.take_request(), text, (1,), finish_reason="stop"))
+        reply = call.json()
+        check("CreateChatCompletionResponse", reply)
+    check("ChatCompletionMessageToolCall", reply["choices"][0]["message"]["tool_calls"][0])
+    with reader.call({**body, **USAGE}, path=CHAT) as call:
+        message = reader.take_request()
+        for piece in (text[:30], text[30:60], text[60:]):
+            reader.send(step([(message, 1, piece)]))
+        reader.send(final(message, "", (2,), finish_reason="stop"))
+        for chunk in call.events():
+            check("CreateChatCompletionStreamResponse", chunk)
+
+
 def test_models_and_errors(server: FrontendRun, check: Check):
     check("ListModelsResponse", server.client.get("/v1/models").json())
     check("Model", server.client.get("/v1/models/m").json())

@@ -3,11 +3,11 @@
 import pytest
 
 from messages.columns import pack_int32
-from messages.replies import NUM_CONTEXT_TOKENS, OpenStream
+from messages.replies import NUM_CONTEXT_TOKENS, NUM_PROMPT_END_TOKENS, OpenStream
 from scheduler_proc.deciding.openings import open_stream
 from tests.scheduler_proc.clients import user_msg
 
-PROMPT = list(range(20))
+PROMPT = list(range(80))
 
 
 @pytest.mark.parametrize(
@@ -15,14 +15,17 @@ PROMPT = list(range(20))
     [
         ({}, NUM_CONTEXT_TOKENS),
         ({"num_logprobs": 3}, NUM_CONTEXT_TOKENS),
-        ({"echo": True}, 20),
-        ({"num_prompt_logprobs": 0}, 20),
+        ({"echo": True}, 80),
+        ({"echo": True, "wants_prompt_end": True}, 80),
+        ({"num_prompt_logprobs": 0}, 80),
+        ({"wants_prompt_end": True}, NUM_PROMPT_END_TOKENS),
     ],
 )
 def test_as_much_of_the_prompt_is_told_as_its_text_needs(params, num_ids):
     opened = open_stream(user_msg(1, PROMPT, **params))
     assert opened.prompt_ids == pack_int32(PROMPT[-num_ids:])
     assert (opened.echo, opened.num_logprobs) == (params.get("echo", False), params.get("num_logprobs"))
+    assert opened.tells_prompt_end == params.get("wants_prompt_end", False)
     assert opened.num_prompt_logprobs == params.get("num_prompt_logprobs")
 
 

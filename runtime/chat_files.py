@@ -19,15 +19,19 @@ PLAIN_TEMPLATE = """\
 {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
 """For models without one: each message is a line `role: content`, and the last line is `assistant:`."""
 
-log = logging.getLogger("sluice.tokenizer")
+log = logging.getLogger("sluice.runtime")
 
 
 @dataclass(frozen=True)
 class ChatFiles:
-    """`templates` by name; a model with one template has it as "default". `special_tokens`: as `bos_token`, by name."""
+    """`templates` by name; a model with one template has it as "default". `special_tokens`: as `bos_token`, by name.
+
+    `response_template` says how its answers are to be read (as in `transformers`), `None` where it does not.
+    """
 
     templates: dict[str, str]
     special_tokens: dict[str, str]
+    response_template: Any = None
 
 
 def read_chat_files(directory: str, template_file: str = "") -> ChatFiles:
@@ -39,12 +43,13 @@ def read_chat_files(directory: str, template_file: str = "") -> ChatFiles:
     folder = Path(directory)
     config = _read_json(folder / CONFIG_FILE)
     tokens = _special_tokens(_read_json(folder / TOKENS_FILE)) | _special_tokens(config)
+    own = config.get("response_template")
     if template_file:
         try:
-            return ChatFiles({DEFAULT: Path(template_file).read_text(encoding="utf-8")}, tokens)
+            return ChatFiles({DEFAULT: Path(template_file).read_text(encoding="utf-8")}, tokens, own)
         except (OSError, UnicodeDecodeError) as error:
             raise BootError(f"the chat template {template_file} cannot be read: {error}") from error
-    return ChatFiles(_template_files(folder) or _templates_of(config) or {DEFAULT: PLAIN_TEMPLATE}, tokens)
+    return ChatFiles(_template_files(folder) or _templates_of(config) or {DEFAULT: PLAIN_TEMPLATE}, tokens, own)
 
 
 def _template_files(folder: Path) -> dict[str, str]:

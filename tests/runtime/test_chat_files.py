@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from messages.errors import BootError
-from tokenizer_proc.chat_files import PLAIN_TEMPLATE, read_chat_files
+from runtime.chat_files import PLAIN_TEMPLATE, read_chat_files
 
 
 def write_config(folder: Path, **fields: Any) -> None:

@@ -1,0 +1,130 @@
+"""The tools of a chat: checked, told to the chat template, and whether the model may or must call one."""
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from frontend.parsing.model_format import ModelFormat
+from messages.errors import bad_request
+
+MAX_TOOLS = 1024
+MAX_SHOWN_CHARS = 60
+NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,128}\Z"
+
+TOOLS_TEXT = (
+    f'a list of at most {MAX_TOOLS} tools, each an object with "type": "function" and a function that has a name '
+    "(1 to 128 letters, digits and _.-) and may have a description, parameters (an object) and strict"
+)
+CHOICE_TEXT = '"none", "auto", "required" or {"type": "function", "function": {"name": …}}'
+
+Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
+
+
+class ToolFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`strict` is taken; arguments are not held to the schema."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    function: ToolFunction
+    type: Literal["function"] = "function"
+
+
+class ChosenFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+
+
+class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tool that must be called."""
+
+    function: ChosenFunction
+    type: Literal["function"] = "function"
+
+
+class ToolUse(NamedTuple):
+    """What a chat may call: `listed` as the template gets it, `schemas` of parameters by name; they may be empty."""
+
+    listed: list[dict[str, Any]]
+    schemas: dict[str, Any]
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        return {"tools": self.listed} if self.listed else {}
+
+
+NO_TOOLS = ToolUse([], {})
+
+
+def check_tools(given: list[Any] | None) -> ToolUse:
+    """Returns the tools of a body. Raises `RequestError` (400), which names the place."""
+    if not given:
+        return NO_TOOLS
+    if len(given) > MAX_TOOLS:
+        raise bad_request(f"tools must be at most {MAX_TOOLS}, got {len(given)}", "tools")
+    try:
+        tools = msgspec.convert(given, list[Tool])
+    except msgspec.ValidationError as error:
+        raise bad_request(f"tools must be {TOOLS_TEXT}: {_explain(error, 'tools')}", "tools") from None
+    schemas: dict[str, Any] = {}
+    for index, tool in enumerate(tools):
+        if tool.function.name in schemas:
+            where = f"tools[{index}].function.name"
+            raise bad_request(f"{where}: there are two tools {tool.function.name!r}, give each its own name", "tools")
+        schemas[tool.function.name] = tool.function.parameters or {}
+    listed = [{"type": "function", **entry} for entry in given]
+    return ToolUse(listed, schemas)
+
+
+def choose_tools(given: list[Any] | None, choice: str | dict[str, Any] | None, model_format: ModelFormat) -> ToolUse:
+    """Returns the tools that the model may call, none where `choice` is "none". Raises `RequestError` (400)."""
+    tools = check_tools(given)
+    chosen = _checked_choice(choice, tools)
+    if chosen == "none" or not tools.listed:
+        return NO_TOOLS
+    if chosen != "auto":
+        raise bad_request(
+            'tool_choice must be "auto" or "none": a call cannot be forced', "tool_choice", "not_supported"
+        )
+    if not model_format.has_calls:
+        raise bad_request(
+            "tools cannot be used: the model's chat template shows no known format of calls; name one with "
+            '--tool-call-parser when the server starts, or send "tool_choice": "none"',
+            "tools",
+            "not_supported",
+        )
+    return tools
+
+
+def _checked_choice(choice: str | dict[str, Any] | None, tools: ToolUse) -> str | ToolChoice:
+    if choice is None or choice == "auto":
+        return "auto"
+    if choice == "none":
+        return "none"
+    if not tools.listed:
+        raise bad_request('tool_choice must be "none" or "auto": there are no tools', "tool_choice")
+    if choice == "required":
+        return "required"
+    try:
+        chosen = msgspec.convert(choice, ToolChoice)
+    except msgspec.ValidationError as error:
+        raise bad_request(
+            f"tool_choice must be {CHOICE_TEXT}: {_explain(error, 'tool_choice')}", "tool_choice"
+        ) from None
+    name = chosen.function.name
+    if name not in tools.schemas:
+        raise bad_request(
+            f"tool_choice.function.name must be the name of one of the tools, got {name[:MAX_SHOWN_CHARS]!r}",
+            "tool_choice",
+        )
+    return chosen
+
+
+def _explain(error: msgspec.ValidationError, name: str) -> str:
+    """Returns msgspec's words, with the place as `name[3].function`."""
+    text, found, place = str(error).partition(" - at `$")
+    return f"{text} (at {name}{place.rstrip('`')})" if found else text

@@ -1,0 +1,19 @@
+"""Arguments that had to be read are written as JSON again, and names that cannot be sent are refused."""
+
+import json
+from typing import Any
+
+
+def write_arguments(values: Any) -> str:
+    """Returns JSON. Raises `ValueError` for numbers that JSON has not."""
+    text = json.dumps(values, ensure_ascii=False, allow_nan=False)
+    return text if is_unicode(text) else json.dumps(values)
+
+
+def is_unicode(text: str) -> bool:
+    """Tells whether `text` can be sent: an escape may have made half of a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

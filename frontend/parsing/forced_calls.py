@@ -1,0 +1,80 @@
+"""What a model may write where it must call a tool, in the format of its parser: marks around JSON of a schema."""
+
+# pyright: basic
+# (values here are whatever JSON holds)
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from frontend.parsing.formats import Forced
+
+DEFINITIONS = ("$defs", "definitions")
+NAME = "{name}"
+
+
+class ForcedCalls(NamedTuple):
+    """`begin`, then JSON that `schema` accepts, then `end`."""
+
+    begin: str
+    schema: dict[str, Any]
+    end: str
+
+
+def force_calls(forced: Forced, tools: Mapping[str, Any], *, allows_several: bool) -> tuple[ForcedCalls, ...]:
+    """Returns the ways to call one of `tools`, whose values are the schemas of their parameters.
+
+    The answer is one of them: each tool has its own where the name is in a mark. Where calls are a list, it may have
+    several if `allows_several`.
+    """
+    parameters = {name: schema or {"type": "object"} for name, schema in tools.items()}
+    if NAME in forced.begin:
+        return tuple(
+            ForcedCalls(forced.begin.replace(NAME, name), schema, forced.end) for name, schema in parameters.items()
+        )
+    definitions: dict[str, Any] = {}
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": name},
+                forced.arguments_key: _hoist(schema, f"{number}.", definitions),
+            },
+            "required": ["name", forced.arguments_key],
+            "additionalProperties": False,
+        }
+        for number, (name, schema) in enumerate(parameters.items())
+    ]
+    schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    if forced.is_list:
+        schema = {"type": "array", "items": schema, "minItems": 1, **({} if allows_several else {"maxItems": 1})}
+    return (ForcedCalls(forced.begin, {**schema, **({"$defs": definitions} if definitions else {})}, forced.end),)
+
+
+def _hoist(schema: Any, prefix: str, definitions: dict[str, Any]) -> Any:
+    """Returns a schema to be put within another one: its definitions, and references to them, move to the top."""
+    if not isinstance(schema, dict):
+        return schema
+    rest = {key: value for key, value in schema.items() if key not in DEFINITIONS}
+    for key in DEFINITIONS:
+        for name, value in (schema.get(key) or {}).items():
+            definitions[prefix + name] = _refer(value, prefix)
+    return _refer(rest, prefix)
+
+
+def _refer(value: Any, prefix: str) -> Any:
+    if isinstance(value, list):
+        return [_refer(item, prefix) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _moved(item, prefix) if key == "$ref" and isinstance(item, str) else _refer(item, prefix)
+        for key, item in value.items()
+    }
+
+
+def _moved(reference: str, prefix: str) -> str:
+    for key in DEFINITIONS:
+        start = f"#/{key}/"
+        if reference.startswith(start):
+            return f"#/$defs/{prefix}{reference.removeprefix(start)}"
+    return reference

@@ -1,0 +1,160 @@
+"""The formats that are built in, and how `auto` finds those of a model.
+
+Each is a part of a response template of transformers (`regions.py`). What a mark may hold is bounded, as it is looked
+at again with each token until it is complete.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+CALL = {"type": "function", "function": "{content}"}
+NAMED_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+
+END_MARKS = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "</s>"]
+"""Special tokens that end a turn. Where special tokens are shown, these are left out of the content."""
+
+HARMONY_REST = (
+    r"<\|start\|>assistant(?=<\|channel\|>)|<\|channel\|>(?:final|commentary)[^<]{0,64}<\|message\|>"
+    r"|<\|(?:end|return|call)\|>"
+)
+HARMONY_NAME = r"to=functions\.(?P<name>[\w.-]{1,128})\s{0,4}"
+HARMONY_TYPE = r"\s{0,4}(?:<\|constrain\|>)?\w{0,16}\s{0,4}<\|message\|>"
+HARMONY_CALLS = (
+    rf"<\|channel\|>(?:commentary|analysis) {HARMONY_NAME}{HARMONY_TYPE}",
+    rf"<\|start\|>assistant {HARMONY_NAME}<\|channel\|>\w{{1,16}}{HARMONY_TYPE}",
+)
+
+
+class Forced(NamedTuple):
+    """How a call is written that must be made: `{name}` in `begin` is the tool's name; without it the JSON has it."""
+
+    begin: str
+    end: str = ""
+    is_list: bool = False
+    arguments_key: str = "arguments"
+
+
+class ToolFormat(NamedTuple):
+    """How calls are written. `fields`: the fields `tool_calls` of a response template. `found_by`: see `find_format`.
+
+    `forced` is `None` where calls are not JSON, which a grammar cannot make of a tool's schema.
+    """
+
+    fields: tuple[dict[str, Any], ...]
+    found_by: tuple[tuple[str, ...], ...]
+    needs_special_tokens: bool = False
+    content_close: Mapping[str, Any] = {}
+    has_short_ids: bool = False
+    """The ids of calls must be 9 letters and digits: the model's template refuses others."""
+    forced: Forced | None = None
+
+
+class ReasoningFormat(NamedTuple):
+    fields: tuple[dict[str, Any], ...]
+    found_by: tuple[tuple[str, ...], ...]
+    needs_special_tokens: bool = False
+    content_close: Mapping[str, Any] = {}
+
+
+TOOL_FORMATS: dict[str, ToolFormat] = {
+    "openai": ToolFormat(
+        tuple(
+            {"open_pattern": pattern, "close": ["<|call|>", "<|end|>"], "content": "json", "transform": NAMED_CALL}
+            for pattern in HARMONY_CALLS
+        ),
+        found_by=(("<|channel|>", "<|message|>", "functions"),),
+        needs_special_tokens=True,
+        content_close={"close_pattern": HARMONY_REST},
+        forced=Forced("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", "<|call|>"),
+    ),
+    "qwen3_coder": ToolFormat(
+        (
+            {
+                "open_pattern": r"<tool_call>\s{0,8}<function=(?P<name>[^>\n]{1,128})>",
+                "close_pattern": r"</function>\s{0,8}</tool_call>",
+                "content": "xml-inline",
+                "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
+                "transform": NAMED_CALL,
+            },
+        ),
+        found_by=(("<tool_call>", "<function="),),
+        needs_special_tokens=True,
+        content_close={"close": END_MARKS},
+    ),
+    "hermes": ToolFormat(
+        ({"open": "<tool_call>", "close": "</tool_call>", "content": "json", "transform": CALL},),
+        found_by=(("<tool_call>",),),
+        needs_special_tokens=True,
+        content_close={"close": END_MARKS},
+        forced=Forced("<tool_call>\n", "\n</tool_call>"),
+    ),
+    "mistral": ToolFormat(
+        (
+            {
+                "open_pattern": r"\[TOOL_CALLS\]\s{0,8}(?=[\[{])",
+                "close_pattern": r"(?=\[TOOL_CALLS\])|</s>",
+                "content": "json",
+                "transform": CALL,
+            },
+            {
+                "open_pattern": r"\[TOOL_CALLS\](?P<name>[\w.-]{1,128})(?:\[CALL_ID\]\w{1,64})?\[ARGS\]",
+                "close_pattern": r"(?=\[TOOL_CALLS\])|</s>",
+                "content": "json",
+                "transform": NAMED_CALL,
+            },
+        ),
+        found_by=(("[TOOL_CALLS]",),),
+        needs_special_tokens=True,
+        content_close={"close": END_MARKS},
+        has_short_ids=True,
+        forced=Forced("[TOOL_CALLS]", is_list=True),
+    ),
+    "pythonic": ToolFormat(
+        (
+            {
+                "open_pattern": r"\s{0,8}(?:<\|python_start\|>)?\s{0,8}(?=\[\s{0,8}[A-Za-z_][\w.]{0,127}\()",
+                "close": "<|python_end|>",
+                "content": "pythonic",
+                "starts_content": True,
+            },
+        ),
+        found_by=(("<|python_start|>",), ("[func_name1(",)),
+    ),
+    "llama3_json": ToolFormat(
+        (
+            {
+                "open_pattern": r'\s{0,8}(?:<\|python_tag\|>)?\s{0,8}(?=\{\s{0,8}")',
+                "content": "json",
+                "transform": CALL,
+                "starts_content": True,
+            },
+        ),
+        found_by=(("<|python_tag|>",), ("<|start_header_id|>ipython",), ('"parameters": dictionary',)),
+        forced=Forced("", arguments_key="parameters"),
+    ),
+}
+"""By their names in vLLM. The first one that a chat template fits is the model's."""
+
+THINK = ({"open": "<think>", "close": "</think>"},)
+
+REASONING_FORMATS: dict[str, ReasoningFormat] = {
+    "openai_gptoss": ReasoningFormat(
+        ({"open_pattern": r"<\|channel\|>analysis(?: [^<]{0,64})?<\|message\|>", "close": ["<|end|>", "<|return|>"]},),
+        found_by=(("<|channel|>", "<|message|>"),),
+        needs_special_tokens=True,
+        content_close={"close_pattern": HARMONY_REST},
+    ),
+    "qwen3": ReasoningFormat(THINK, found_by=(("<think>", "enable_thinking"),)),
+    "deepseek_r1": ReasoningFormat(THINK, found_by=(("<think>",), ("</think>",))),
+    "mistral": ReasoningFormat(
+        ({"open": "[THINK]", "close": "[/THINK]"},), found_by=(("[THINK]",),), needs_special_tokens=True
+    ),
+}
+
+
+def find_format(formats: Mapping[str, ToolFormat] | Mapping[str, ReasoningFormat], chat_template: str) -> str | None:
+    """Returns the name of the first format of which the chat template has all texts of one of `found_by`."""
+    for name, entry in formats.items():
+        if any(all(text in chat_template for text in texts) for texts in entry.found_by):
+            return name
+    return None

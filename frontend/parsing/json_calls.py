@@ -1,0 +1,181 @@
+"""Calls that are written as JSON: `{"name": …, "arguments": {…}}`, one, several or a list, or the arguments alone."""
+
+import json
+import re
+from collections.abc import Callable, Collection, Generator
+from typing import Any
+
+from frontend.parsing.argument_json import is_unicode
+from frontend.parsing.call_scanner import SPACE, CallScanner, NotACallError, Steps
+from frontend.parsing.deltas import Deltas
+
+STRUCTURE = re.compile(r'[\[\]{}"]')
+STRING_PART = re.compile(r'["\\]')
+END_OF_SCALAR = re.compile(r"[,}\]\s]")
+NO_ARGUMENTS = "{}"
+
+PassOn = Callable[[str], object]
+
+
+class JsonCalls(CallScanner):
+    """`keys`: where an object has the name and, under any of several keys, the arguments.
+
+    With `known_names` an object with another name is no call: there is no mark that tells a call from other JSON.
+    """
+
+    separators = SPACE + ",;[]"
+
+    def __init__(
+        self,
+        deltas: Deltas,
+        opening: str,
+        name_key: str,
+        arguments_keys: Collection[str],
+        known_names: Collection[str] | None,
+    ):
+        super().__init__(deltas, opening)
+        self._name_key = name_key
+        self._arguments_keys = arguments_keys
+        self._known_names = known_names
+
+    def _read(self) -> Steps:
+        while True:
+            yield from self._expect("{", self.separators)
+            yield from self._read_call()
+            self._end_call()
+
+    def _read_call(self) -> Steps:
+        """Reads an object, from behind its brace."""
+        name: str | None = None
+        arguments = NO_ARGUMENTS
+        is_begun = False
+        while (yield from self._skip(SPACE + ",")) != "}":
+            key: Any = yield from self._read_string()
+            yield from self._expect(":")
+            character = yield from self._skip(SPACE)
+            if key == self._name_key and name is None:
+                name = self._checked_name((yield from self._read_string()))
+            elif key in self._arguments_keys and character == "{" and name is not None and not is_begun:
+                is_begun = True
+                self._begin_call(name)
+                yield from self._pass_container(self._add_arguments)
+            elif key in self._arguments_keys and not is_begun:
+                arguments = yield from self._read_arguments(character)
+            else:
+                yield from self._read_value(character)
+        self._place += 1
+        if name is None:
+            raise NotACallError
+        if not is_begun:
+            self._begin_call(name)
+            self._add_arguments(arguments)
+
+    def _checked_name(self, name: str) -> str:
+        if not name or (self._known_names is not None and name not in self._known_names):
+            raise NotACallError
+        return name
+
+    def _read_arguments(self, character: str) -> Generator[None, None, str]:
+        """Returns arguments that could not be passed on at once: the name is unknown yet, or they are in a string."""
+        if character == '"':
+            return (yield from self._read_string()).strip() or NO_ARGUMENTS
+        value = yield from self._read_value(character)
+        if character != "{" and value != "null":
+            raise NotACallError
+        return NO_ARGUMENTS if value == "null" else value
+
+    def _read_value(self, character: str) -> Generator[None, None, str]:
+        """Returns a value as it is written; `character` is its first."""
+        pieces: list[str] = []
+        if character in "{[":
+            yield from self._pass_container(pieces.append)
+        elif character == '"':
+            yield from self._pass_string(pieces.append)
+        else:
+            yield from self._pass_scalar(pieces.append)
+        return "".join(pieces)
+
+    def _read_string(self) -> Generator[None, None, str]:
+        """Returns a string's value."""
+        pieces: list[str] = []
+        yield from self._pass_string(pieces.append)
+        try:
+            value = json.loads("".join(pieces), strict=False)
+        except ValueError:
+            raise NotACallError from None
+        if not is_unicode(value):
+            raise NotACallError
+        return value
+
+    def _pass_scalar(self, pass_on: PassOn) -> Steps:
+        is_over = False
+        while not is_over:
+            yield from self._wait()
+            is_over = self._pass_to(END_OF_SCALAR.search(self._text, self._place), pass_on, is_included=False)
+
+    def _pass_string(self, pass_on: PassOn) -> Steps:
+        """Moves past a string, whose text it passes on as it comes."""
+        if self._text[self._place] != '"':
+            raise NotACallError
+        self._pass_one(pass_on)
+        while True:
+            yield from self._wait()
+            match = STRING_PART.search(self._text, self._place)
+            self._pass_to(match, pass_on)
+            if match and match[0] == '"':
+                return
+            if match:
+                yield from self._wait()
+                self._pass_one(pass_on)
+
+    def _pass_container(self, pass_on: PassOn) -> Steps:
+        """Moves past an object or a list, whose text it passes on as it comes."""
+        depth = 0
+        while True:
+            yield from self._wait()
+            match = STRUCTURE.search(self._text, self._place)
+            if match and match[0] == '"':
+                self._pass_to(match, pass_on, is_included=False)
+                yield from self._pass_string(pass_on)
+            elif self._pass_to(match, pass_on):
+                depth += 1 if match and match[0] in "{[" else -1
+                if depth == 0:
+                    return
+
+    def _pass_to(self, match: re.Match[str] | None, pass_on: PassOn, *, is_included: bool = True) -> bool:
+        """Moves to `match`, or past it, or to the end of what there is; returns whether there is a match."""
+        end = len(self._text) if match is None else match.end() if is_included else match.start()
+        text = self._text[self._place : end]
+        self._place = end
+        pass_on(text)
+        return match is not None
+
+    def _pass_one(self, pass_on: PassOn) -> None:
+        self._place += 1
+        pass_on(self._text[self._place - 1])
+
+
+class JsonArguments(JsonCalls):
+    """The region is the arguments of one call, whose `name` its mark gave."""
+
+    def __init__(self, deltas: Deltas, opening: str, name: str):
+        super().__init__(deltas, opening, "", (), None)
+        self._name = name
+        self._num_opening = len(opening)
+
+    def _read(self) -> Steps:
+        if (yield from self._skip(SPACE)) != "{":
+            raise NotACallError
+        self._begin_call(self._name)
+        yield from self._pass_container(self._add_arguments)
+        self._end_call()
+        yield from self._skip(SPACE)
+        raise NotACallError
+
+    def finish(self) -> str:
+        rest = super().finish()
+        if self.has_call or self._text[self._num_opening :].strip():
+            return rest
+        self._begin_call(self._name)
+        self._add_arguments(NO_ARGUMENTS)
+        return ""

@@ -1,0 +1,70 @@
+"""The marks between the parts of an answer, found in text that is not complete yet."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import regex
+
+MAX_SEARCH_S = 0.2
+"""Of one search: a pattern comes with a model, and some patterns take for ever."""
+
+LOOKS_AROUND = re.compile(r"\(\?<[=!]|\\[bBGKmM]|(?<!\[)\^|\(\?\w*[mr]")
+"""In patterns whose beginning cannot be told from one character."""
+
+ASCII = "".join(map(chr, range(128)))
+OTHERS = "é\u00a0\u2028中٣ⅷ😀"
+"""For all characters that are not ASCII, but for those that a pattern names."""
+
+
+class Found(NamedTuple):
+    """A mark in `text[start:end]`, which more text may change or complete unless `is_certain`."""
+
+    start: int
+    end: int
+    is_certain: bool
+    groups: dict[str, str]
+
+
+class Mark:
+    """One of `texts`, or what the regular expression `pattern` matches. Raises `regex.error` for a bad pattern."""
+
+    def __init__(self, texts: Sequence[str] = (), pattern: str = ""):
+        longest_first = sorted(texts, key=len, reverse=True)
+        source = pattern or "|".join(regex.escape(text) for text in longest_first)
+        self._pattern: Any = regex.compile(source, regex.DOTALL)
+        self._first = re.compile(_first_characters(self._pattern, source))
+        self._may_grow = not texts or any(one != other and one.startswith(other) for one in texts for other in texts)
+        self.group_names = frozenset(self._pattern.groupindex)
+
+    def find(self, text: str, start: int, *, is_complete: bool, only_here: bool = False) -> Found | None:
+        """Returns the first mark from `start` on (with `only_here`: at `start`), which may be no more than begun.
+
+        Raises `TimeoutError` for a pattern that takes too long.
+        """
+        first = self._first.search(text, start)
+        if first is None or (only_here and first.start() > start):
+            return None
+        start = first.start()
+        search = self._pattern.match if only_here else self._pattern.search
+        match = search(text, start, partial=not is_complete, timeout=MAX_SEARCH_S)
+        if match is None:
+            return None
+        is_at_edge = match.end() == len(text) and (self._may_grow or match.end() == match.start())
+        is_certain = is_complete or not (match.partial or is_at_edge)
+        groups = {name: value for name, value in match.groupdict().items() if value is not None} if is_certain else {}
+        return Found(match.start(), match.end(), is_certain, groups)
+
+    def find_last(self, text: str) -> tuple[int, int] | None:
+        """Returns where the last mark of a complete text begins and ends. Raises `TimeoutError`."""
+        spans = [match.span() for match in self._pattern.finditer(text, timeout=MAX_SEARCH_S)]
+        return spans[-1] if spans else None
+
+
+def _first_characters(pattern: Any, source: str) -> str:
+    """Returns a pattern of one character with which, or before which, a mark may begin; most text has none."""
+    if LOOKS_AROUND.search(source) or any(pattern.match(character, partial=True) for character in OTHERS):
+        return ""
+    named = {character for character in source if not character.isascii()}
+    possible = [character for character in [*ASCII, *named] if pattern.match(character, partial=True)]
+    return "[" + "".join(map(re.escape, possible)) + "]" if possible else "(?!)"

@@ -1,0 +1,129 @@
+"""The format of a model's answers, as the flags, its own response template and its chat template say."""
+
+import logging
+import secrets
+import string
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from frontend.parsing.formats import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    Forced,
+    ReasoningFormat,
+    ToolFormat,
+    find_format,
+)
+from frontend.parsing.regions import Format, FormatError, Kind, Region, read_region, read_template
+from messages.config import Config
+from runtime.chat_files import read_chat_files
+
+NUM_ID_CHARACTERS = 24
+NUM_SHORT_ID_CHARACTERS = 9
+AUTO = "auto"
+NONE = "none"
+OWN = "the model's own response template"
+FIELDS: dict[Kind, str] = {"calls": "tool_calls", "reasoning": "reasoning_content"}
+
+LETTERS = string.ascii_letters + string.digits
+
+log = logging.getLogger("sluice.frontend")
+
+
+class ModelFormat(NamedTuple):
+    """What the answers of the model look like; `None` in place of a format stands for plain text.
+
+    `forced`: how a call is written that must be made, `None` if it cannot be forced.
+    """
+
+    with_tools: Format | None
+    without_tools: Format | None
+    has_short_ids: bool = False
+    forced: Forced | None = None
+
+    @property
+    def has_calls(self) -> bool:
+        return self.with_tools is not None and self.with_tools.has_calls
+
+    def new_call_id(self) -> str:
+        if self.has_short_ids:
+            return "".join(secrets.choice(LETTERS) for _ in range(NUM_SHORT_ID_CHARACTERS))
+        return "call_" + "".join(secrets.choice(LETTERS) for _ in range(NUM_ID_CHARACTERS))
+
+
+class _Choice(NamedTuple):
+    """What one of the flags has chosen. `entry` is `None` for the model's own format, and for none."""
+
+    name: str
+    regions: tuple[Region, ...] = ()
+    entry: ToolFormat | ReasoningFormat | None = None
+
+
+def load_model_format(config: Config) -> ModelFormat:
+    """Returns the format of the model's answers, and logs which it is. Raises `BootError` as `read_chat_files` does."""
+    files = read_chat_files(config.facts.tokenizer_dir, config.model.chat_template)
+    chat_template = "\n".join(files.templates.values())
+    model = config.model
+    return choose_format(model.tool_call_parser, model.reasoning_parser, chat_template, files.response_template)
+
+
+def choose_format(tool_call_parser: str, reasoning_parser: str, chat_template: str, own: Any = None) -> ModelFormat:
+    """Returns the format that the two flags choose; `own` is the model's response template, if it has one.
+
+    `auto` is the model's own or, where it has none that can be used, the one that the chat template's text shows.
+    """
+    own_format = None if own is None else _read_own(own)
+    calls = _choose("calls", tool_call_parser, TOOL_FORMATS, chat_template, own_format)
+    reasoning = _choose("reasoning", reasoning_parser, REASONING_FORMATS, chat_template, own_format)
+    if calls.regions or reasoning.regions:
+        log.info("calls of tools are read as %s, reasoning as %s", calls.name, reasoning.name)
+    if OWN in (calls.name, reasoning.name) and own_format is not None:
+        content = tuple(region for region in own_format.regions if region.kind == "content")
+        base = own_format._replace(regions=(*content, *reasoning.regions))
+    else:
+        base = Format(reasoning.regions, _rest_of(calls, reasoning), None, _needs_special_tokens(reasoning))
+    with_tools = base._replace(
+        regions=(*base.regions, *calls.regions),
+        needs_special_tokens=base.needs_special_tokens or _needs_special_tokens(calls),
+    )
+    entry = calls.entry if isinstance(calls.entry, ToolFormat) else None
+    return ModelFormat(
+        with_tools=with_tools if with_tools.regions else None,
+        without_tools=base if base.regions else None,
+        has_short_ids=find_format(TOOL_FORMATS, chat_template) == "mistral" or bool(entry and entry.has_short_ids),
+        forced=entry.forced if entry else None,
+    )
+
+
+def _choose(
+    kind: Kind,
+    flag: str,
+    formats: Mapping[str, ToolFormat] | Mapping[str, ReasoningFormat],
+    chat_template: str,
+    own: Format | None,
+) -> _Choice:
+    if flag == AUTO and own is not None:
+        return _Choice(OWN, tuple(region for region in own.regions if region.kind == kind))
+    name = (find_format(formats, chat_template) or NONE) if flag == AUTO else flag
+    if name == NONE:
+        return _Choice(NONE)
+    entry = formats[name]
+    return _Choice(name, tuple(read_region(FIELDS[kind], field) for field in entry.fields), entry)
+
+
+def _rest_of(*choices: _Choice) -> Region:
+    """Returns what is outside of all regions: content, in which the marks that end a turn are left out."""
+    closes = [choice.entry.content_close for choice in choices if choice.entry and choice.entry.content_close]
+    return read_region("content", dict(closes[0]) if closes else {})
+
+
+def _needs_special_tokens(choice: _Choice) -> bool:
+    return choice.entry is not None and choice.entry.needs_special_tokens
+
+
+def _read_own(own: Any) -> Format | None:
+    try:
+        return read_template(own)
+    except FormatError as error:
+        log.error("the model's response template cannot be used: %s", error)
+        return None

@@ -1,0 +1,216 @@
+"""One answer's text, told apart as it comes into reasoning, content and calls of tools.
+
+Nothing but the text decides what comes out, never how it was cut into pieces: so a stream adds up to the whole reply,
+and a request that goes on after a process died needs no more than its text.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from frontend.parsing.call_scanner import CallScanner
+from frontend.parsing.deltas import Content, Delta, Deltas, Reasoning
+from frontend.parsing.marks import Found
+from frontend.parsing.regions import Format, Region
+from frontend.parsing.text_part import TextPart
+
+MAX_BEHIND_CHARS = 64
+"""Of text that has been read, kept for patterns that look back."""
+
+MAX_READ_CHARS = 256
+"""At once: behind each mark the rest is searched again for the next one."""
+
+MAX_EMPTY_MARKS = 8
+"""In a row, at one place: beyond it the marks of a format would be found there for ever."""
+
+
+class Crossing(NamedTuple):
+    """A mark that opens `region`, or closes it."""
+
+    region: Region
+    found: Found
+    is_opening: bool
+
+
+class ResponseParser:
+    """Reads one answer. `tools`: the parameters' schema of each tool by its name. `prompt_end`: the last of the prompt.
+
+    `begun`: the message that the answer continues, where it does so.
+
+    A call that cannot be read comes out as content, marks and all. One that goes wrong after its name and the
+    beginning of its arguments are out keeps the text of its arguments as the model wrote it.
+    """
+
+    def __init__(self, format: Format, tools: Mapping[str, Any], prompt_end: str = "", begun: str = ""):
+        self._format = format
+        self._tools = tools
+        self._deltas = Deltas()
+        self._content = TextPart(self._deltas, Content)
+        self._reasoning = TextPart(self._deltas, Reasoning)
+        self._region = format.rest
+        self._is_inside = False
+        """In a region that has an opening mark."""
+        self._scanner: CallScanner | None = None
+        self._text = ""
+        self._place = 0
+        self._num_empty_marks = 0
+        self._is_plain = False
+        """All that follows is content: a pattern took too long."""
+        if prompt_end or begun:
+            self._read_silently(prompt_end, begun)
+
+    @property
+    def num_calls(self) -> int:
+        return self._deltas.num_calls
+
+    def feed(self, text: str) -> list[Delta]:
+        """Returns what is certain now that `text` has come."""
+        for start in range(0, len(text), MAX_READ_CHARS):
+            if self._place > 4 * MAX_BEHIND_CHARS:
+                self._text = self._text[self._place - MAX_BEHIND_CHARS :]
+                self._place = MAX_BEHIND_CHARS
+            self._text += text[start : start + MAX_READ_CHARS]
+            self._read(is_complete=False)
+        return self._deltas.pop_all()
+
+    def finish(self) -> list[Delta]:
+        """Returns what was held back; no text follows."""
+        self._read(is_complete=True)
+        if self._scanner is not None:
+            self._show(self._scanner.finish())
+        self._content.end()
+        self._reasoning.end()
+        return self._deltas.pop_all()
+
+    def _read_silently(self, prompt_end: str, begun: str) -> None:
+        """Reads what there is of the answer before its first token; nothing of it is shown."""
+        try:
+            self._text = begun or self._begun_in(prompt_end)
+            self._read(is_complete=False)
+        except TimeoutError:
+            self._is_plain = True
+        self._deltas.pop_all()
+
+    def _begun_in(self, prompt_end: str) -> str:
+        """Returns what is behind the anchor or, where it is not there, an opening mark with which the prompt ends."""
+        span = self._format.anchor.find_last(prompt_end) if self._format.anchor else None
+        if span is not None:
+            return prompt_end[span[1] :]
+        num_chars = len(prompt_end.rstrip())
+        for region in self._format.regions:
+            if region.kind == "reasoning" and region.opening is not None:
+                span = region.opening.find_last(prompt_end)
+                if span is not None and span[1] >= num_chars:
+                    return prompt_end[span[0] :]
+        return ""
+
+    def _read(self, *, is_complete: bool) -> None:
+        while not self._is_plain:
+            try:
+                crossing, end = self._next_crossing(is_complete=is_complete)
+            except TimeoutError:
+                self._is_plain = True
+                break
+            if end > self._place:
+                self._num_empty_marks = 0
+                if not self._take(end):
+                    continue
+            if crossing is None:
+                return
+            self._place = crossing.found.end
+            self._cross(crossing)
+        self._show("" if self._scanner is None else self._scanner.finish())
+        self._scanner = None
+        self._show(self._text[self._place :])
+        self._place = len(self._text)
+
+    def _next_crossing(self, *, is_complete: bool) -> tuple[Crossing | None, int]:
+        """Returns the next mark, if it is certain, and up to where the text before it is certain to have no mark."""
+        best: Crossing | None = None
+        held_from = len(self._text)
+        for region, is_opening in self._watched():
+            mark = region.opening if is_opening else region.closing
+            if mark is None:
+                continue
+            only_here = is_opening and region.starts_content
+            found = mark.find(self._text, self._place, is_complete=is_complete, only_here=only_here)
+            if found is None:
+                continue
+            if not found.is_certain:
+                held_from = min(held_from, found.start)
+            elif (found.start < found.end or is_opening or self._is_inside) and (
+                best is None or _order(found, is_opening) < _order(best.found, best.is_opening)
+            ):
+                best = Crossing(region, found, is_opening)
+        if best is None or best.found.start >= held_from:
+            return None, held_from
+        return best, best.found.start
+
+    def _watched(self) -> list[tuple[Region, bool]]:
+        """Returns the regions that may begin or end here, with whether they begin."""
+        if self._is_inside:
+            return [(self._region, False)] if self._region is not None else []
+        watched = [
+            (region, True) for region in self._format.regions if not (region.starts_content and self._content.has_text)
+        ]
+        return watched if self._region is None else [*watched, (self._region, False)]
+
+    def _take(self, end: int) -> bool:
+        """Gives the text up to `end` to the region. Returns false where some of it has to be read again, as content."""
+        text = self._text[self._place : end]
+        self._place = end
+        if self._scanner is None:
+            if self._region is not None:
+                self._part_of(self._region).write(text, self._region)
+            return True
+        refused = self._scanner.feed(text)
+        if self._scanner.has_call:
+            self._content.mark()
+        if refused is None:
+            return True
+        shown, unread = refused
+        if not shown:
+            shown, unread = unread[:1], unread[1:]
+        self._leave()
+        self._show(shown)
+        self._place = end - len(unread)
+        return False
+
+    def _cross(self, crossing: Crossing) -> None:
+        region, found, is_opening = crossing
+        if found.start == found.end:
+            self._num_empty_marks += 1
+            self._is_plain = self._num_empty_marks > MAX_EMPTY_MARKS
+        mark_text = self._text[found.start : found.end]
+        if is_opening:
+            self._region, self._is_inside = region, True
+            if region.calls is not None:
+                self._scanner = region.calls.open(self._deltas, mark_text, found.groups, self._tools)
+            else:
+                self._content.mark()
+                self._reasoning.mark()
+            return
+        if self._scanner is not None:
+            shown = self._scanner.finish()
+            if self._scanner.has_call:
+                self._content.mark()
+            self._show(shown + mark_text if shown else "")
+        else:
+            self._part_of(region).mark()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._region, self._is_inside = self._format.rest, False
+        self._scanner = None
+
+    def _part_of(self, region: Region) -> TextPart:
+        return self._reasoning if region.kind == "reasoning" else self._content
+
+    def _show(self, text: str) -> None:
+        """Shows text that is no part of a call."""
+        if text:
+            self._content.write(text, self._format.rest)
+
+
+def _order(found: Found, is_opening: bool) -> tuple[int, int, bool]:
+    """The first comes first, then the longest, then one that opens."""
+    return found.start, found.start - found.end, not is_opening

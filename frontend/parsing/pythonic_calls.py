@@ -1,0 +1,103 @@
+"""Calls that are written as Python: `[get_weather(city="Rome", days=2), now()]`."""
+
+import ast
+import re
+import warnings
+from collections.abc import Collection
+from typing import Any
+
+from frontend.parsing.argument_json import write_arguments
+from frontend.parsing.call_scanner import SPACE, CallScanner, NotACallError, Steps
+from frontend.parsing.deltas import Deltas
+
+NAME_CHARACTER = re.compile(r"[\w.]")
+STRUCTURE = re.compile(r"""[()\[\]{}"']""")
+JSON_NAMES = {"true": True, "false": False, "null": None}
+
+
+class PythonicCalls(CallScanner):
+    """With `known_names` a call of another name is none: there is no mark that tells calls from a list."""
+
+    separators = SPACE + ",;[]"
+
+    def __init__(self, deltas: Deltas, opening: str, known_names: Collection[str] | None):
+        super().__init__(deltas, opening)
+        self._known_names = known_names
+
+    def _read(self) -> Steps:
+        while True:
+            character = yield from self._skip(self.separators)
+            name = ""
+            while NAME_CHARACTER.match(character):
+                name += character
+                self._place += 1
+                yield from self._wait()
+                character = self._text[self._place]
+            if character != "(" or not name or (self._known_names is not None and name not in self._known_names):
+                raise NotACallError
+            pieces: list[str] = []
+            yield from self._pass_parentheses(pieces)
+            arguments = _to_json("".join(pieces))
+            self._begin_call(name)
+            self._add_arguments(arguments)
+            self._end_call()
+
+    def _pass_parentheses(self, pieces: list[str]) -> Steps:
+        depth = 0
+        while True:
+            yield from self._wait()
+            match = STRUCTURE.search(self._text, self._place)
+            self._pass_to(match.end() if match else len(self._text), pieces)
+            if match is None:
+                continue
+            if match[0] in "\"'":
+                yield from self._pass_string(match[0], pieces)
+            else:
+                depth += 1 if match[0] in "([{" else -1
+            if depth == 0:
+                return
+
+    def _pass_string(self, quote: str, pieces: list[str]) -> Steps:
+        """Moves from behind a string's first quote to behind its last one."""
+        while True:
+            yield from self._wait()
+            character = self._text[self._place]
+            self._pass_to(self._place + 1, pieces)
+            if character == quote:
+                return
+            if character == "\\":
+                yield from self._wait()
+                self._pass_to(self._place + 1, pieces)
+
+    def _pass_to(self, end: int, pieces: list[str]) -> None:
+        pieces.append(self._text[self._place : end])
+        self._place = end
+
+
+def _to_json(arguments: str) -> str:
+    """Returns `(name=literal, …)` as a JSON object. Raises `NotACallError` for anything else."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            call = ast.parse(f"f{arguments}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise NotACallError
+        values = {keyword.arg: _value_of(keyword.value) for keyword in call.keywords}
+        if None in values:
+            raise NotACallError
+        return write_arguments(values)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        raise NotACallError from None
+
+
+def _value_of(node: ast.expr) -> Any:
+    """A literal, in which `true`, `false` and `null` may stand as well."""
+    match node:
+        case ast.Name(id=("true" | "false" | "null") as name):
+            return JSON_NAMES[name]
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return [_value_of(element) for element in elements]
+        case ast.Dict(keys=keys, values=values):
+            return {ast.literal_eval(key or node): _value_of(value) for key, value in zip(keys, values, strict=True)}
+        case _:
+            return ast.literal_eval(node)

@@ -1,0 +1,202 @@
+"""Formats of answers as data: the regions that marks delimit, read from transformers' response templates.
+
+A response template (`transformers.utils.chat_parsing`, 5.23) names for each field of a message the marks around it and
+how its text is read. We add `starts_content` (the region can only be the first thing in the answer) and the content
+"pythonic".
+"""
+
+# pyright: basic
+# (values here are whatever JSON holds)
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import regex
+
+from frontend.parsing.call_scanner import CallScanner
+from frontend.parsing.deltas import Deltas
+from frontend.parsing.json_calls import JsonArguments, JsonCalls
+from frontend.parsing.marks import Mark
+from frontend.parsing.pythonic_calls import PythonicCalls
+from frontend.parsing.whole_calls import WholeCalls, WholeRule
+
+Kind = Literal["content", "reasoning", "calls"]
+
+KINDS: dict[str, Kind] = {
+    "content": "content",
+    "reasoning_content": "reasoning",
+    "reasoning": "reasoning",
+    "thinking": "reasoning",
+    "tool_calls": "calls",
+}
+"""Of the fields of a message. The text of others is content."""
+
+CONTENTS = {"text", "int", "float", "bool", "json", "xml-inline", "kv-lines", "pythonic"}
+FIELD_KEYS = {
+    *("open", "open_pattern", "close", "close_pattern", "content", "content_args", "repeats", "join", "optional"),
+    *("transform", "transform_each", "starts_content"),
+}
+TEMPLATE_KEYS = {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"}
+ARGUMENTS_KEYS = ("arguments", "parameters")
+PATH = regex.compile(r"\{(?:content\.)?(\w+)\}")
+
+
+class FormatError(ValueError):
+    """A response template cannot be used; the text says why."""
+
+
+class CallRule(NamedTuple):
+    """How calls are read. `name_group`: the group of the opening mark that has the name, "" for none.
+
+    `has_mark`: a mark tells that it is a call; without one a call must have the name of a tool.
+    """
+
+    style: Literal["json", "arguments", "pythonic", "whole"]
+    has_mark: bool
+    whole: WholeRule
+    name_group: str = ""
+    name_key: str = "name"
+    arguments_keys: tuple[str, ...] = ARGUMENTS_KEYS
+
+    def open(self, deltas: Deltas, opening: str, captures: dict[str, str], tools: Mapping[str, Any]) -> CallScanner:
+        """Returns what reads the region that the text `opening` has begun."""
+        known_names = None if self.has_mark else tools.keys()
+        match self.style:
+            case "json":
+                return JsonCalls(deltas, opening, self.name_key, self.arguments_keys, known_names)
+            case "arguments":
+                return JsonArguments(deltas, opening, captures.get(self.name_group, ""))
+            case "pythonic":
+                return PythonicCalls(deltas, opening, known_names)
+            case "whole":
+                return WholeCalls(deltas, opening, self.whole, captures, tools)
+
+
+class Region(NamedTuple):
+    """Without `opening` it is what no other region is; without `closing` it goes to the end of the text.
+
+    `is_stripped`: space next to marks is left out. `join` is put between the texts of two such regions.
+    """
+
+    kind: Kind
+    opening: Mark | None
+    closing: Mark | None
+    is_stripped: bool
+    join: str
+    starts_content: bool
+    calls: CallRule | None
+
+
+class Format(NamedTuple):
+    """What the answers of a model look like. `anchor` ends the part of a prompt that is before the answer.
+
+    `needs_special_tokens`: some marks are special tokens, so the text must show them.
+    """
+
+    regions: tuple[Region, ...]
+    rest: Region | None
+    """What is outside of all others; where there is none, text outside is left out."""
+    anchor: Mark | None = None
+    needs_special_tokens: bool = False
+
+    @property
+    def has_calls(self) -> bool:
+        return any(region.kind == "calls" for region in self.regions)
+
+    @property
+    def has_reasoning(self) -> bool:
+        return any(region.kind == "reasoning" for region in self.regions)
+
+    @property
+    def may_begin_in_prompt(self) -> bool:
+        """Tells whether a chat template may write the beginning of an answer that matters here."""
+        return self.has_reasoning or self.anchor is not None
+
+
+def read_template(template: Any) -> Format:
+    """Returns the format that a response template describes. Raises `FormatError`."""
+    if not isinstance(template, dict) or not isinstance(template.get("fields"), dict) or not template["fields"]:
+        raise FormatError("it is not an object with fields")
+    if template.get("version", 1) != 1:
+        raise FormatError(f"its version is {template['version']!r}, and only 1 is known")
+    _check_keys(template, TEMPLATE_KEYS, "it")
+    regions = [read_region(name, field) for name, field in template["fields"].items() if name in KINDS]
+    rests = [region for region in regions if region.opening is None]
+    if len(rests) > 1:
+        raise FormatError("more than one field has no opening mark")
+    return Format(
+        regions=tuple(region for region in regions if region.opening is not None),
+        rest=rests[0] if rests else None,
+        anchor=_read_mark(template, "start_anchor", "it"),
+        needs_special_tokens=True,
+    )
+
+
+def read_region(name: str, field: Any) -> Region:
+    """Returns the region of the field `name` of a response template. Raises `FormatError`."""
+    where = f"field {name}"
+    if not isinstance(field, dict):
+        raise FormatError(f"{where} is not an object")
+    _check_keys(field, FIELD_KEYS, where)
+    if field.get("content", "text") not in CONTENTS:
+        raise FormatError(f"{where}: there is no content {field['content']!r}")
+    opening = _read_mark(field, "open", where)
+    if KINDS[name] == "calls" and opening is None:
+        raise FormatError(f"{where} has no opening mark")
+    is_stripped = bool(field.get("content_args", {}).get("strip", True))
+    return Region(
+        kind=KINDS[name],
+        opening=opening,
+        closing=_read_mark(field, "close", where),
+        is_stripped=is_stripped,
+        join=field.get("join") or ("\n" if is_stripped else ""),
+        starts_content=bool(field.get("starts_content")),
+        calls=_read_calls(field, opening) if KINDS[name] == "calls" and opening is not None else None,
+    )
+
+
+def _check_keys(given: dict[str, Any], known: set[str], where: str) -> None:
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise FormatError(f"{where} has unknown keys: {', '.join(map(str, unknown))}")
+
+
+def _read_mark(given: dict[str, Any], key: str, where: str) -> Mark | None:
+    texts, pattern = given.get(key), given.get(f"{key}_pattern")
+    if texts is None and pattern is None:
+        return None
+    texts = [texts] if isinstance(texts, str) else texts or []
+    if not all(isinstance(text, str) and text for text in texts) or not isinstance(pattern or "", str):
+        raise FormatError(f"{where}: {key} must be texts that are not empty")
+    if bool(texts) == bool(pattern):
+        raise FormatError(f"{where}: give either {key} or {key}_pattern")
+    try:
+        return Mark(texts, pattern or "")
+    except regex.error as error:
+        raise FormatError(f"{where}: {key}_pattern is no regular expression: {error}") from None
+
+
+def _read_calls(field: dict[str, Any], opening: Mark) -> CallRule:
+    """Returns a rule that reads calls as they come, where the field's transform says no more than where they are."""
+    keys = ("content", "content_args", "transform", "transform_each")
+    whole = CallRule(
+        "whole", not field.get("starts_content"), WholeRule(**{key: field[key] for key in keys if key in field})
+    )
+    if field.get("content") == "pythonic":
+        return whole._replace(style="pythonic")
+    if field.get("content") != "json" or field.get("content_args"):
+        return whole
+    transform = field.get("transform")
+    function = transform.get("function", transform) if isinstance(transform, dict) else transform
+    if function in (None, "{content}"):
+        return whole._replace(style="json")
+    if not isinstance(function, dict):
+        return whole
+    name, arguments = (PATH.fullmatch(str(function.get(key))) for key in ("name", "arguments"))
+    if name is None:
+        return whole
+    if name[1] in opening.group_names and function.get("arguments") == "{content}":
+        return whole._replace(style="arguments", name_group=name[1])
+    if arguments is None or name[1] in opening.group_names:
+        return whole
+    return whole._replace(style="json", name_key=name[1], arguments_keys=(arguments[1],))

@@ -1,0 +1,77 @@
+"""Arguments that a model wrote as plain text become the values that their tool's schema wants.
+
+The rules are those of `transformers.utils.chat_parsing` (5.23): the first type that the text can be read as.
+"""
+
+# pyright: basic
+# (values here are whatever JSON holds)
+
+import json
+import math
+from typing import Any
+
+NOT_READ = object()
+
+
+def cast_arguments(arguments: dict[str, Any], parameters: Any) -> dict[str, Any]:
+    """Returns the arguments, texts cast to the types of their properties in the schema `parameters`."""
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    if not isinstance(properties, dict):
+        return arguments
+    return {
+        name: _cast(value, _types_of(properties[name])) if name in properties else value
+        for name, value in arguments.items()
+    }
+
+
+def _types_of(schema: Any) -> list[str]:
+    """Returns the types that a schema names, in its order."""
+    if not isinstance(schema, dict):
+        return []
+    declared = schema.get("type")
+    types = [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else []
+    types = [name for name in types if isinstance(name, str)]
+    for choice in [*(schema.get("anyOf") or []), *(schema.get("oneOf") or [])]:
+        types += _types_of(choice)
+    return [*types, "null"] if schema.get("nullable") and "null" not in types else types
+
+
+def _cast(value: Any, types: list[str]) -> Any:
+    if isinstance(value, list) and "array" not in types:
+        return [_cast(item, types) for item in value]
+    if not isinstance(value, str):
+        return value
+    for name in types:
+        try:
+            read = _read(value, name)
+        except (ValueError, OverflowError, RecursionError):
+            continue
+        if read is not NOT_READ:
+            return read
+    return value
+
+
+def _read(text: str, name: str) -> Any:
+    """Returns `text` as a value of the JSON type `name`, or `NOT_READ`; `ValueError` says the same."""
+    match name:
+        case "integer":
+            try:
+                return int(text)
+            except ValueError:
+                number = float(text)
+                return int(number) if number.is_integer() else NOT_READ
+        case "number":
+            number = float(text)
+            if not math.isfinite(number):
+                return NOT_READ
+            return int(number) if number.is_integer() and "." not in text else number
+        case "boolean":
+            word = text.strip().lower()
+            return word in ("true", "1") if word in ("true", "1", "false", "0") else NOT_READ
+        case "null":
+            return None if text.strip() in ("null", "None") else NOT_READ
+        case "object" | "array":
+            value = json.loads(text)
+            return value if isinstance(value, dict if name == "object" else list) else NOT_READ
+        case _:
+            return NOT_READ

@@ -1,0 +1,238 @@
+"""Tools and reasoning in `/v1/chat/completions` over real HTTP, with a ring that the test plays."""
+
+import json
+from typing import Any
+
+import pytest
+
+from frontend.api.tools import MAX_TOOLS
+from messages.replies import PromptReply
+from messages.requests import TokenizeMsg
+from tests.frontend.frontend_run import Call, FrontendRun, final, position_logprobs, step
+
+PATH = "/v1/chat/completions"
+USER = {"role": "user", "content": "hi"}
+
+
+def tool(name: str = "get_weather", **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}, **fields}}
+
+
+TOOLS = [tool(), tool("now", description="the time", strict=True)]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
+TWO_CALLS = f'Well.\n{CALL}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
+
+
+def send(server: FrontendRun, **body: Any) -> tuple[Call, TokenizeMsg]:
+    call = server.call({"messages": [USER], **body}, path=PATH)
+    return call, server.take_request()
+
+
+def answer(server: FrontendRun, text: str, prompt_end: str = "", **body: Any) -> dict[str, Any]:
+    """Returns the choice of a request that gets `text` from the model."""
+    call, message = send(server, **body)
+    with call:
+        server.send(PromptReply(message.uid, 0, prompt_end))
+        server.send(step([(message, 1, text[:9])]))
+        server.send(final(message, text[9:], (2,), finish_reason="stop"))
+        (choice,) = call.json()["choices"]
+    return choice
+
+
+def stream(server: FrontendRun, pieces: list[str], prompt_end: str = "", **body: Any) -> list[dict[str, Any]]:
+    """Returns the choices in the chunks of a stream, of which the last piece comes with the end."""
+    call, message = send(server, stream=True, **body)
+    with call:
+        server.send(PromptReply(message.uid, 0, prompt_end))
+        for number, piece in enumerate(pieces[:-1]):
+            server.send(step([(message, number, piece)]))
+        server.send(final(message, pieces[-1], (99,), finish_reason="stop"))
+        return [choice for chunk in call.events() for choice in chunk["choices"]]
+
+
+def test_the_template_gets_the_tools_and_the_text_keeps_its_marks(reader: FrontendRun):
+    call, message = send(reader, tools=TOOLS, reasoning_effort="low", chat_template_kwargs={"enable_thinking": False})
+    with call:
+        assert message.chat is not None
+        kwargs = {"tools": TOOLS, "reasoning_effort": "low", "enable_thinking": False}
+        assert json.loads(message.chat.template_kwargs) == kwargs
+        params = message.sampling_params
+        assert (params.skip_special_tokens, params.wants_prompt_end) == (False, True)
+        reader.send(final(message))
+        call.json()
+
+
+def test_tools_that_shall_not_be_called_are_not_told(reader: FrontendRun):
+    call, message = send(reader, tools=TOOLS, tool_choice="none")
+    with call:
+        assert message.chat is not None
+        assert message.chat.template_kwargs == b"{}"
+        reader.send(final(message, CALL, (1,), finish_reason="stop"))
+        (choice,) = call.json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
+    assert "tool_calls" not in choice["message"]
+
+
+def test_calls_in_a_whole_reply(reader: FrontendRun):
+    choice = answer(reader, f"<think>\nHm\n</think>\n\n{TWO_CALLS}", tools=TOOLS)
+    calls = choice["message"].pop("tool_calls")
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": "Well.",
+        "refusal": None,
+        "reasoning": "Hm",
+        "reasoning_content": "Hm",
+    }
+    assert choice["finish_reason"] == "tool_calls"
+    assert [(call["type"], call["function"]) for call in calls] == [
+        ("function", {"name": "get_weather", "arguments": '{"city": "Zürich"}'}),
+        ("function", {"name": "now", "arguments": "{}"}),
+    ]
+    assert len({call["id"] for call in calls}) == 2
+
+
+def test_an_answer_that_is_only_a_call_has_no_content(reader: FrontendRun):
+    message = answer(reader, CALL, tools=TOOLS)["message"]
+    assert (message["content"], message["reasoning"]) == (None, None)
+
+
+def test_the_chunks_of_a_call(reader: FrontendRun):
+    pieces = [
+        "Well",
+        ".\n<tool",
+        '_call>{"name": "get_wea',
+        'ther", "arguments": {"ci',
+        'ty": "Zü',
+        'rich"}}</tool_call>',
+        "",
+    ]
+    *chunks, last = stream(reader, pieces, tools=TOOLS)
+    deltas = [chunk["delta"] for chunk in chunks]
+    (begun,) = deltas[3]["tool_calls"]
+    call_id = begun.pop("id")
+    assert deltas == [
+        {"content": "", "role": "assistant"},
+        {"content": "Well"},
+        {"content": "."},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "", "name": "get_weather"}, "type": "function"}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"ci'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": 'ty": "Zü'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": 'rich"}'}}]},
+    ]
+    assert call_id.startswith("call_")
+    assert (last["delta"], last["finish_reason"]) == ({}, "tool_calls")
+    assert {chunk["finish_reason"] for chunk in chunks} == {None}
+
+
+def test_reasoning_that_the_prompt_has_begun(reader: FrontendRun):
+    choices = stream(reader, ["Hm", ".\n</thi", "nk>\n\nYes", "!"], "<|im_start|>assistant\n<think>\n")
+    deltas = [choice["delta"] for choice in choices]
+    assert deltas[1:] == [
+        {"reasoning": "Hm", "reasoning_content": "Hm"},
+        {"reasoning": ".", "reasoning_content": "."},
+        {"content": "Yes"},
+        {"content": "!"},
+        {},
+    ]
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+def test_reasoning_may_be_left_out(reader: FrontendRun):
+    message = answer(reader, "Hm.\n</think>\n\nYes!", "<think>\n", include_reasoning=False)["message"]
+    assert message == {"role": "assistant", "content": "Yes!", "refusal": None}
+    assert answer(reader, "Hm. So", "<think>\n")["message"]["content"] is None
+
+
+def test_only_the_first_call_where_they_may_not_be_parallel(reader: FrontendRun):
+    message = answer(reader, TWO_CALLS, tools=TOOLS, parallel_tool_calls=False)["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["get_weather"]
+    deltas = [choice["delta"] for choice in stream(reader, [TWO_CALLS, ""], tools=TOOLS, parallel_tool_calls=False)]
+    assert {call["index"] for delta in deltas for call in delta.get("tool_calls", [])} == {0}
+
+
+def test_a_malformed_call_is_content(reader: FrontendRun):
+    text = "<tool_call>\n{'name': 'now'}\n</tool_call>"
+    choice = answer(reader, text, tools=TOOLS)
+    assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
+    deltas = [choice["delta"] for choice in stream(reader, [*text, ""], tools=TOOLS)]
+    assert "".join(delta.get("content", "") for delta in deltas) == text
+
+
+def test_a_call_that_the_length_cuts(reader: FrontendRun):
+    call, message = send(reader, tools=TOOLS)
+    with call:
+        reader.send(final(message, '<tool_call>{"name": "now", "arguments": {"a', (1,)))
+        (choice,) = call.json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "now", "arguments": '{"a'}
+
+
+def test_logprobs_and_token_ids_stay_with_their_steps(reader: FrontendRun):
+    call, message = send(reader, tools=TOOLS, stream=True, logprobs=True, return_token_ids=True)
+    with call:
+        reader.send(PromptReply(message.uid, 0, "hi"))
+        reader.send(step([(message, 1, "<tool_call>")], logprobs={0: position_logprobs(1, "<tool_call>", -1.0, 0)}))
+        text = '{"name": "now", "arguments": {}}'
+        reader.send(step([(message, 2, text)], logprobs={0: position_logprobs(2, text, -2.0, 11)}))
+        reader.send(final(message, "</tool_call>", (3,), logprobs=(position_logprobs(3, "x", -3.0, 40),)))
+        choices = [choice for chunk in call.events() for choice in chunk["choices"]]
+    ids = [token_id for choice in choices for token_id in choice.get("token_ids", [])]
+    entries = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+    assert (ids, [entry["logprob"] for entry in entries]) == ([1, 2, 3], [-1.0, -2.0, -3.0])
+
+
+def test_choices_are_read_apart(reader: FrontendRun):
+    call = reader.call({"messages": [USER], "tools": TOOLS, "n": 2}, path=PATH)
+    with call:
+        first, second = reader.take_request(), reader.take_request()
+        reader.send(final(second, "Hello", (1,), finish_reason="stop"))
+        reader.send(final(first, CALL, (1,), finish_reason="stop"))
+        choices = call.json()["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["tool_calls", "stop"]
+    assert choices[1]["message"]["content"] == "Hello"
+
+
+CHOSEN = {"type": "function", "function": {"name": "now"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "fragment"),
+    [
+        ({"tools": "x"}, "tools", "a list of at most"),
+        ({"tools": [5]}, "tools", "(at tools[0])"),
+        ({"tools": [tool(str(i)) for i in range(10_000)]}, "tools", f"at most {MAX_TOOLS}, got 10000"),
+        ({"tools": [tool(), tool("get weather")]}, "tools", "(at tools[1].function.name)"),
+        ({"tools": [tool("")]}, "tools", "(at tools[0].function.name)"),
+        ({"tools": [tool("x" * 129)]}, "tools", "(at tools[0].function.name)"),
+        ({"tools": [tool("f\n")]}, "tools", "(at tools[0].function.name)"),
+        ({"tools": [tool("é")]}, "tools", "(at tools[0].function.name)"),
+        ({"tools": [tool(), tool()]}, "tools", "tools[1].function.name: there are two tools 'get_weather'"),
+        ({"tools": [tool(paramters={})]}, "tools", "unknown field `paramters` (at tools[0].function)"),
+        ({"tools": [{**tool(), "name": "f"}]}, "tools", "unknown field `name` (at tools[0])"),
+        ({"tools": [tool(parameters="{}")]}, "tools", "(at tools[0].function.parameters)"),
+        ({"tools": [tool(description=5)]}, "tools", "(at tools[0].function.description)"),
+        ({"tools": [tool(strict="yes")]}, "tools", "(at tools[0].function.strict)"),
+        ({"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools", "(at tools[0].type)"),
+        ({"tool_choice": CHOSEN}, "tool_choice", "there are no tools"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", '"required"'),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice", "missing required field `function`"),
+        ({"tools": TOOLS, "tool_choice": {**CHOSEN, "mode": "auto"}}, "tool_choice", "unknown field `mode`"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice",
+            "tool_choice.function.name must be the name of one of the tools, got 'f'",
+        ),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "cannot be forced"),
+        ({"tools": TOOLS, "tool_choice": CHOSEN}, "tool_choice", "cannot be forced"),
+        ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
+        ({"include_reasoning": "no"}, "include_reasoning", "true or false"),
+        ({"reasoning_effort": 5}, "reasoning_effort", "a string"),
+        ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages", "messages[1].tool_call_id"),
+    ],
+)
+def test_what_is_refused(reader: FrontendRun, body: dict[str, Any], param: str, fragment: str):
+    response = reader.client.post(PATH, json={"messages": [USER], **body})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert fragment in error["message"]

@@ -1,0 +1,53 @@
+"""What a parser makes of a text, added up as a client does."""
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from frontend.parsing.deltas import CallArguments, CallStart, Content, Delta, Reasoning
+from frontend.parsing.parser import ResponseParser
+from frontend.parsing.regions import Format
+
+
+class Reading(NamedTuple):
+    content: str
+    reasoning: str
+    calls: list[tuple[str, str]]
+
+    @property
+    def values(self) -> tuple[tuple[str, Any], ...]:
+        return tuple((name, json.loads(arguments)) for name, arguments in self.calls)
+
+
+def add_up(deltas: Iterable[Delta]) -> Reading:
+    deltas = list(deltas)
+    msgspec.json.encode(deltas)  # half of a character cannot be sent
+    content, reasoning = "", ""
+    calls: list[tuple[str, str]] = []
+    for delta in deltas:
+        match delta:
+            case Content(text):
+                content += text
+            case Reasoning(text):
+                reasoning += text
+            case CallStart(index, name):
+                assert index == len(calls), "calls come one after another"
+                calls.append((name, ""))
+            case CallArguments(index, text):
+                assert index == len(calls) - 1
+                assert text
+                calls[index] = (calls[index][0], calls[index][1] + text)
+    return Reading(content, reasoning, calls)
+
+
+def read(
+    format: Format, text: str, tools: Mapping[str, Any], prompt_end: str = "", cuts: Iterable[int] = ()
+) -> Reading:
+    """Reads `text`, cut at `cuts`."""
+    parser = ResponseParser(format, tools, prompt_end)
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    deltas = [delta for start, end in itertools.pairwise(places) for delta in parser.feed(text[start:end])]
+    return add_up([*deltas, *parser.finish()])

@@ -1,0 +1,74 @@
+"""Calls that must be made: what their schemas accept, written between their marks, is read as these calls."""
+
+import json
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from frontend.parsing.forced_calls import force_calls
+from frontend.parsing.formats import TOOL_FORMATS
+from frontend.parsing.model_format import choose_format
+from tests.frontend.parsing.reading import read
+
+TREE = {
+    "type": "object",
+    "properties": {"root": {"$ref": "#/$defs/Node"}},
+    "required": ["root"],
+    "$defs": {"Node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}, "required": ["next"]}},
+}
+OTHER = {
+    "type": "object",
+    "properties": {"root": {"$ref": "#/definitions/Node"}},
+    "definitions": {"Node": {"type": "integer"}},
+}
+TOOLS: dict[str, Any] = {"tree": TREE, "other": OTHER, "plain": {}}
+GOOD: list[tuple[str, Any]] = [
+    ("other", {"root": 5}),
+    ("plain", {}),
+    ("other", {}),
+]
+BAD: list[tuple[str, Any]] = [("other", {"root": "x"}), ("tree", {}), ("tree", {"root": {}}), ("plain", 5)]
+FORCED = [name for name, entry in TOOL_FORMATS.items() if entry.forced is not None]
+
+
+def accepted(parser: str, calls: list[tuple[str, Any]], *, allows_several: bool = True) -> str | None:
+    """Returns the text of the calls if a schema accepts it."""
+    forced = TOOL_FORMATS[parser].forced
+    assert forced is not None
+    for begin, schema, end in force_calls(forced, TOOLS, allows_several=allows_several):
+        Draft202012Validator.check_schema(schema)
+        named = [{"name": name, forced.arguments_key: arguments} for name, arguments in calls]
+        if "functions." in begin:
+            value, is_meant = calls[0][1], calls[0][0] in begin
+        else:
+            value, is_meant = named if forced.is_list else named[0], True
+        if is_meant and Draft202012Validator(schema).is_valid(value):
+            return begin + json.dumps(value) + end
+    return None
+
+
+@pytest.mark.parametrize("parser", FORCED)
+def test_what_a_schema_accepts_is_read_as_the_call(parser: str):
+    format = choose_format(parser, "none", "").with_tools
+    assert format is not None
+    for call in GOOD:
+        text = accepted(parser, [call])
+        assert text is not None, call
+        assert read(format, text, TOOLS).values == (call,)
+    for call in BAD:
+        assert accepted(parser, [call]) is None, call
+
+
+def test_a_list_may_have_several_calls_where_they_may_be_parallel():
+    format = choose_format("mistral", "none", "").with_tools
+    assert format is not None
+    text = accepted("mistral", GOOD)
+    assert text is not None
+    assert read(format, text, TOOLS).values == tuple(GOOD)
+    assert accepted("mistral", GOOD, allows_several=False) is None
+    assert accepted("mistral", GOOD[:1], allows_several=False) is not None
+
+
+def test_every_format_that_is_json_can_be_forced():
+    assert set(TOOL_FORMATS) - set(FORCED) == {"pythonic", "qwen3_coder"}

@@ -1,0 +1,172 @@
+"""Answers of every format: a stream is the whole reply however it is cut, and what is no call is not lost."""
+
+import re
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frontend.parsing.deltas import Content
+from frontend.parsing.formats import TOOL_FORMATS
+from frontend.parsing.marks import MAX_SEARCH_S
+from frontend.parsing.model_format import choose_format
+from frontend.parsing.parser import ResponseParser
+from frontend.parsing.regions import Format, read_template
+from tests.frontend.parsing.reading import read
+from tests.frontend.parsing.recorded import MALFORMED, RECORDED, TOOLS, Recorded
+
+by_name = pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded.name)
+
+
+def format_of(tool_call_parser: str, reasoning_parser: str = "none") -> Format:
+    format = choose_format(tool_call_parser, reasoning_parser, "").with_tools
+    assert format is not None
+    return format
+
+
+@by_name
+def test_what_is_in_an_answer(recorded: Recorded):
+    format = format_of(recorded.tool_call_parser, recorded.reasoning_parser)
+    reading = read(format, recorded.text, TOOLS, recorded.prompt_end)
+    assert (reading.content, reasoning := reading.reasoning) == (recorded.content, reasoning)
+    assert reasoning == recorded.reasoning
+    assert reading.values == recorded.calls
+
+
+@by_name
+def test_every_place_to_cut_gives_the_same(recorded: Recorded):
+    format = format_of(recorded.tool_call_parser, recorded.reasoning_parser)
+    whole = read(format, recorded.text, TOOLS, recorded.prompt_end)
+    for cut in range(len(recorded.text) + 1):
+        assert read(format, recorded.text, TOOLS, recorded.prompt_end, [cut]) == whole
+    assert read(format, recorded.text, TOOLS, recorded.prompt_end, range(len(recorded.text))) == whole
+
+
+PIECES = st.one_of(
+    st.sampled_from(
+        [
+            *("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "</s>"),
+            *("<|channel|>", "<|message|>", "commentary to=functions.now", "analysis", "final", "<|end|>", "<|call|>"),
+            *(
+                '{"name": "now", "arguments": {',
+                "}}",
+                '"',
+                "\\",
+                ": ",
+                ", ",
+                "; ",
+                "{",
+                "}",
+                "[",
+                "]",
+                "now(",
+                ")",
+                "x=",
+            ),
+            *(
+                "<function=now>",
+                "</function>",
+                "<parameter=a>",
+                "</parameter>",
+                "<|im_end|>",
+                "\n",
+                " ",
+                "<|start|>assistant",
+            ),
+        ]
+    ),
+    st.text(max_size=4),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    pieces=st.lists(PIECES, max_size=14),
+    parser=st.sampled_from(sorted(TOOL_FORMATS)),
+    reasoning=st.sampled_from(["none", "qwen3", "openai_gptoss"]),
+    cuts=st.lists(st.integers(0, 80), max_size=8),
+)
+def test_any_text_cut_anywhere(pieces: list[str], parser: str, reasoning: str, cuts: list[int]):
+    format, text = format_of(parser, reasoning), "".join(pieces)
+    assert read(format, text, TOOLS, cuts=cuts) == read(format, text, TOOLS)
+
+
+@pytest.mark.parametrize(("parser", "text"), MALFORMED)
+def test_what_is_no_call_is_content(parser: str, text: str):
+    for cuts in ([], range(len(text)), [len(text) // 2]):
+        reading = read(format_of(parser), text, TOOLS, cuts=cuts)
+        assert (re.sub(r"\s", "", reading.content), reading.calls) == (re.sub(r"\s", "", text), [])
+
+
+def test_a_call_that_is_cut_off_keeps_what_there_is():
+    text = '<tool_call>{"name": "now", "arguments": {"a": "b'
+    reading = read(format_of("hermes"), text, TOOLS)
+    assert (reading.content, reading.calls) == ("", [("now", '{"a": "b')])
+
+
+def test_arguments_come_as_they_are_written():
+    parser = ResponseParser(format_of("hermes"), TOOLS)
+    pieces = ['<tool_call>{"name": "now", "argum', 'ents": {"a": [1', ", 2", "]}", "}</tool", "_call>"]
+    seen = [parser.feed(piece) for piece in pieces]
+    assert [list(map(tuple, deltas)) for deltas in seen] == [
+        [],
+        [(0, "now"), (0, '{"a": [1')],
+        [(0, ", 2")],
+        [(0, "]}")],
+        [],
+        [],
+    ]
+
+
+def test_text_around_calls_is_kept():
+    call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    reading = read(format_of("hermes"), f"One. {call}\nTwo.{call} {call}Three.", TOOLS)
+    assert (reading.content, len(reading.calls)) == ("One.\nTwo.\nThree.", 3)
+
+
+def test_names_that_no_tool_has_are_calls_where_a_mark_says_so():
+    text = '<tool_call>{"name": "other", "arguments": {"a": 1}}</tool_call>'
+    assert read(format_of("hermes"), text, {}).values == (("other", {"a": 1}),)
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [('"{\\"a\\": 1}"', '{"a": 1}'), ('""', "{}"), ("null", "{}")])
+def test_arguments_in_other_forms(arguments: str, expected: str):
+    text = f'<tool_call>{{"name": "now", "arguments": {arguments}, "id": "x"}}</tool_call>'
+    assert read(format_of("hermes"), text, TOOLS).calls == [("now", expected)]
+    assert read(format_of("hermes"), '<tool_call>{"name": "now"}</tool_call>', TOOLS).calls == [("now", "{}")]
+
+
+def test_half_characters_and_odd_escapes_in_arguments():
+    for parser, text, expected in (
+        ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "\\ud800"}}</tool_call>', '{"a": "\\ud800"}'),
+        ("pythonic", "[now(a='\\ud800', b='\\d')]", '{"a": "\\ud800", "b": "\\\\d"}'),
+    ):
+        assert read(format_of(parser), text, TOOLS).calls == [("now", expected)]
+
+
+def test_an_answer_that_continues_a_message():
+    parser = ResponseParser(format_of("none", "qwen3"), {}, begun="<think>\nIt is")
+    assert [tuple(delta) for delta in [*parser.feed(" so.</think>Yes"), *parser.finish()]] == [(" so.",), ("Yes",)]
+    parser = ResponseParser(format_of("none", "qwen3"), {}, begun="Once upon")
+    assert parser.feed(" a time") == [Content(" a time")]
+
+
+def template_of(**field: Any) -> Format:
+    """A response template whose reasoning has the marks in `field`."""
+    return read_template({"start_anchor": "A:", "fields": {"content": {}, "reasoning_content": field}})
+
+
+def test_a_pattern_that_takes_for_ever_is_given_up():
+    format = template_of(open_pattern="(?:(?:a|b)+)+[cd]", close="X")
+    text = "ab" * 4000
+    began_s = time.monotonic()
+    assert read(format, text, TOOLS, cuts=[len(text) // 2]).content == text
+    assert time.monotonic() - began_s >= MAX_SEARCH_S, "the pattern is not slow enough to show anything"
+
+
+def test_marks_of_no_length_end():
+    assert read(template_of(open_pattern="(?=x)", close="X"), "ax y", TOOLS).reasoning == "x y"
+    empty = template_of(open_pattern="(?=x)", close_pattern="(?=x)")
+    assert read(empty, "ax y", TOOLS).content.replace("\n", "") == "ax y"
