@@ -11,18 +11,23 @@ from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase
 from kernels.gpu.model_shapes import MODEL_SHAPES
-from kernels.gpu.noise import exponential_noise, logarithm, row_key
+from kernels.gpu.noise import exponential_noise, least_log_noise, logarithm, row_key
 
 PART_TOKENS = 4096
+INF, LARGEST = tl.constexpr(float("inf")), tl.constexpr(3.4e38)
 NONE = tl.constexpr(-1)
+MAX_TRIES, MAX_PIECE = tl.constexpr(8), tl.constexpr(512)
 BEYOND = tl.constexpr(0x7FFFFFFF)
 """An index behind all tokens: no token of a part is the best one, because none is a number."""
 
 
-def part_block(vocab_size: int) -> dict[str, int]:
-    """Returns how a row of the vocabulary is cut up."""
+def part_block(vocab_size: int, is_drawn: bool = False) -> dict[str, int]:
+    """Returns how a row of the vocabulary is cut up.
+
+    A program that draws has fewer warps: each of them repeats what is done for a single token.
+    """
     block = min(PART_TOKENS, max(128, triton.next_power_of_2(vocab_size)))
-    return {"BLOCK": block, "num_warps": 8 if block == PART_TOKENS else 4}
+    return {"BLOCK": block, "num_warps": 8 if block == PART_TOKENS and not is_drawn else 4}
 
 
 def find_best(logits_SV: Tensor, draws: tuple[Tensor | None, Tensor, Tensor] | None) -> Tensor:
@@ -33,7 +38,7 @@ def find_best(logits_SV: Tensor, draws: tuple[Tensor | None, Tensor, Tensor] | N
     """
     num_rows, vocab_size = logits_SV.shape
     assert logits_SV.stride(1) == 1 or vocab_size == 1
-    block = part_block(vocab_size)
+    block = part_block(vocab_size, draws is not None)
     num_parts = triton.cdiv(vocab_size, block["BLOCK"])
     values_SC = torch.empty((num_rows, num_parts), dtype=torch.float32, device=logits_SV.device)
     tokens_SC = torch.empty((num_rows, num_parts), dtype=torch.int32, device=logits_SV.device)
@@ -84,23 +89,87 @@ def best_of_part_kernel(
     row, part = tl.program_id(0), tl.program_id(1)
     tokens = part * BLOCK + tl.arange(0, BLOCK)
     mask = tokens < VOCAB
-    x = tl.load(logits_ptr + row.to(tl.int64) * row_stride + tokens, mask=mask, other=float("-inf")).to(tl.float32)
+    row_ptr = logits_ptr + row.to(tl.int64) * row_stride
+    x = tl.load(row_ptr + tokens, mask=mask, other=-INF).to(tl.float32)
     # Comparisons with NaN are false.
-    is_finite = tl.abs(x) < float("inf")
+    is_finite = tl.abs(x) < INF
     if IS_DRAWN:
         temperature = tl.load(temperatures_ptr + row) if HAS_LOGITS else 1.0
         if temperature > 0:
             key = row_key(tl.load(seeds_ptr + row), tl.load(positions_ptr + row))
-            scores = tl.math.div_rn(x, temperature) if HAS_LOGITS else x
-            # The Gumbel-max trick: minus the logarithm of an exponential draw is a Gumbel draw (Maddison et al., 2014).
-            x = scores - logarithm(exponential_noise(key, tokens))
-    best = tl.max(x, 0)
-    first = tl.min(tl.where(mask & (x == best), tokens, BEYOND), 0)
+            best, first = _draw(row_ptr, key, x, part * BLOCK, temperature, VOCAB, BLOCK, HAS_LOGITS)
+        else:
+            best, first = _largest(x, tokens, mask)
+    else:
+        best, first = _largest(x, tokens, mask)
     if HAS_LOGITS:
         first = tl.where(tl.max((mask & ~is_finite).to(tl.int32), 0) > 0, NONE, first)
     place = row * tl.num_programs(1) + part
     tl.store(values_ptr + place, best)
     tl.store(tokens_ptr + place, first)
+
+
+@triton.jit
+def _largest(x, tokens, mask):
+    best = tl.max(x, 0)
+    return best, tl.min(tl.where(mask & (x == best), tokens, BEYOND), 0)
+
+
+@triton.jit
+def _draw(
+    row_ptr,
+    key,
+    x,
+    part_start,
+    temperature,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_TEMPERATURE: tl.constexpr,
+):
+    """Returns the largest of the scores with noise, and the first token that has it; where all are -inf the first.
+
+    The Gumbel-max trick: minus the logarithm of an exponential draw is a Gumbel draw (Maddison et al., 2014). All get a
+    bound that takes few instructions. Then the token with the largest bound is computed, and so on until no bound
+    reaches what has been found: mostly after one. Where the rounding of large scores hides the noise, many do, and all
+    are computed, a piece at a time.
+    """
+    PIECE: tl.constexpr = BLOCK if BLOCK < MAX_PIECE else MAX_PIECE
+    tokens = part_start + tl.arange(0, BLOCK)
+    bounds = least_log_noise(key, tokens)
+    bounds = x * tl.minimum(1.0 / temperature, LARGEST) - bounds if HAS_TEMPERATURE else x - bounds
+    best = -INF
+    first = part_start
+    least = -INF
+    largest = tl.max(bounds, 0)
+    num_left = MAX_TRIES
+    while (largest > -INF) & (largest >= least) & (num_left > 0):
+        num_left -= 1
+        token = tl.min(tl.where(bounds == largest, tokens, BEYOND), 0)
+        value = _value(tl.load(row_ptr + token), key, token, temperature, HAS_TEMPERATURE)
+        first = tl.where((value > best) | ((value == best) & (token < first)), token, first)
+        best = tl.maximum(best, value)
+        # Bounds may be too small by the rounding of scores, which are as large as the sum but for the noise.
+        least = best - 1e-6 * (tl.abs(best) + 64.0)
+        bounds = tl.where(tokens == token, -INF, bounds)
+        largest = tl.max(bounds, 0)
+    if (largest > -INF) & (largest >= least):
+        best = -INF
+        for start in range(part_start, part_start + BLOCK, PIECE):
+            some = start + tl.arange(0, PIECE)
+            logits = tl.load(row_ptr + some, mask=some < VOCAB, other=-INF)
+            values = _value(logits, key, some, temperature, HAS_TEMPERATURE)
+            value_of_piece, token_of_piece = _largest(values, some, some < VOCAB)
+            first = tl.where(value_of_piece > best, token_of_piece, first)
+            best = tl.maximum(best, value_of_piece)
+    return best, first
+
+
+@triton.jit
+def _value(logits, key, tokens, temperature, HAS_TEMPERATURE: tl.constexpr):
+    scores = logits.to(tl.float32)
+    if HAS_TEMPERATURE:
+        scores = tl.math.div_rn(scores, temperature)
+    return scores - logarithm(exponential_noise(key, tokens))
 
 
 @triton.jit
@@ -136,8 +205,8 @@ def part_cases(dtype: str, is_drawn: bool, has_logits: bool) -> tuple[CompileCas
             | PART_TYPES
             | {"row_stride": "i32" if vocab_size % 16 else "i32:16"},
             constants={"VOCAB": vocab_size, "IS_DRAWN": is_drawn, "HAS_LOGITS": has_logits},
-            launch=part_block(vocab_size),
-            max_registers=96,
+            launch=part_block(vocab_size, is_drawn),
+            max_registers=128 if is_drawn else 96,
         )
         for vocab_size in VOCAB_SIZES
     )

@@ -12,6 +12,8 @@ MIX_A = tl.constexpr(0xBF58476D1CE4E5B9)
 MIX_B = tl.constexpr(0x94D049BB133111EB)
 LOWBIAS_A = tl.constexpr(0x7FEB352D)
 LOWBIAS_B = tl.constexpr(0x846CA68B)
+LN_2 = tl.constexpr(0.6931471805599453)
+LN_2_OF_BITS = tl.constexpr(0.6931471805599453 * 2.0**-23)
 LARGEST_BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
 
 
@@ -24,14 +26,30 @@ def row_key(seed, position):
 @triton.jit
 def exponential_noise(key, tokens):
     """Returns for each of the tokens (int32) its draw of the exponential distribution (float32)."""
-    low, high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
-    hashed = _lowbias32(_lowbias32(tokens.to(tl.uint32) ^ low) ^ high)
-    uniform = ((hashed & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * 4.656612873077393e-10
-    uniform = tl.minimum(uniform, LARGEST_BELOW_ONE)
+    uniform = tl.minimum(_uniform(key, tokens), LARGEST_BELOW_ONE)
     # log(1 - u) loses u where it is small; Kahan's correction gives it back.
     other = 1.0 - uniform
     lost = 1.0 - other
     return tl.where(lost == 0.0, uniform, -logarithm(other) * (uniform / tl.where(lost == 0.0, 1.0, lost)))
+
+
+@triton.jit
+def least_log_noise(key, tokens):
+    """Returns what the logarithm of `exponential_noise` is no less than, but for rounding (1e-5).
+
+    It is less by 0.06 at most where the noise is small, as that of tokens that are drawn: -log(1 - u) is no less than
+    u, and a logarithm no less than the line between the powers of 2 around.
+    """
+    bits = _uniform(key, tokens).to(tl.int32, bitcast=True)
+    return bits.to(tl.float32) * LN_2_OF_BITS - 127.0 * LN_2
+
+
+@triton.jit
+def _uniform(key, tokens):
+    """Above 0, and no more than 1."""
+    low, high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
+    hashed = _lowbias32(_lowbias32(tokens.to(tl.uint32) ^ low) ^ high)
+    return ((hashed & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * 4.656612873077393e-10
 
 
 @triton.jit

@@ -14,6 +14,10 @@ from kernels.sample import draw, greedy_reference, sample, sample_reference
 from tests.kernels.c_library import built_library
 
 stats = pytest.importorskip("scipy.stats")
+triton = pytest.importorskip("triton")
+tl = triton.language
+noise = pytest.importorskip("kernels.gpu.noise")
+exponential, logarithm, row_key = noise.exponential_noise, noise.logarithm, noise.row_key
 
 INF, NAN = float("inf"), float("nan")
 
@@ -50,6 +54,75 @@ def test_draw_is_greedy_or_a_sample(vocab_size: int, dtype: torch.dtype, device:
     assert tokens.tolist() == expected.tolist()
     assert int(tokens[3]) == int(logits[3].argmax())
     assert backend["draw"] == 1
+
+
+@triton.jit
+def every_value_kernel(
+    logits_ptr, temperatures_ptr, seeds_ptr, positions_ptr, values_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Each token's score with its noise, none left out and none estimated."""
+    row = tl.program_id(0)
+    key = row_key(tl.load(seeds_ptr + row), tl.load(positions_ptr + row))
+    temperature = tl.load(temperatures_ptr + row)
+    for start in range(0, VOCAB, BLOCK):
+        tokens = start + tl.arange(0, BLOCK)
+        x = tl.load(logits_ptr + row * VOCAB + tokens, mask=tokens < VOCAB, other=0.0).to(tl.float32)
+        values = tl.math.div_rn(x, temperature) - logarithm(exponential(key, tokens))
+        tl.store(values_ptr + row * VOCAB + tokens, values, mask=tokens < VOCAB)
+
+
+def first_of_all(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> list[int]:
+    """Returns the tokens by values that are all computed."""
+    values = torch.empty(logits.shape, device=logits.device)
+    every_value_kernel[(len(logits),)](
+        logits, temperatures, seeds, positions, values, VOCAB=logits.shape[1], BLOCK=4096
+    )
+    return [int((row == row.max()).nonzero()[0]) for row in values.cpu()]
+
+
+def ties(num_rows: int, vocab_size: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(0, 3, (num_rows, vocab_size), generator=generator).float()
+
+
+LOGITS: dict[str, Callable[[int, int, torch.Generator], Tensor]] = {
+    "spread": lambda rows, vocab, generator: torch.randn(rows, vocab, generator=generator) * 3,
+    "flat": lambda rows, vocab, generator: torch.zeros(rows, vocab),
+    "ties": ties,
+    "peaked": lambda rows, vocab, generator: torch.randn(rows, vocab, generator=generator) ** 7,
+    "far from 0": lambda rows, vocab, generator: ties(rows, vocab, generator) * 1e-3 - 9_000.0,
+    "huge": lambda rows, vocab, generator: ties(rows, vocab, generator) * 1.5e38,
+}
+
+
+@pytest.mark.parametrize("kind", LOGITS)
+@pytest.mark.parametrize("vocab_size", [3, 4_200])
+def test_draws_what_all_values_give_bit_for_bit(kind: str, vocab_size: int, device: str) -> None:
+    """Of tokens whose values are equal the first, wherever the rounding of scores hides the noise."""
+    temperatures = torch.tensor([1.0, 0.6, 1.7, 0.01, 1e-5, 1e3, 1e-38, 1.0], device=device)
+    logits = LOGITS[kind](8, vocab_size, torch.Generator().manual_seed(vocab_size)).to(device)
+    seeds, positions = make_seeds(8, device)
+    expected = first_of_all(logits, temperatures, seeds, positions)
+    assert draw(logits, temperatures, seeds, positions).tolist() == expected
+    scores = logits / temperatures[:, None]
+    scores[1::2, 1::3] = -INF
+    ones = torch.ones_like(temperatures)
+    expected = first_of_all(scores, ones, seeds, positions)
+    assert sample(scores, seeds, positions).tolist() == expected
+
+
+def test_the_token_with_the_largest_bound_is_not_always_the_one(device: str) -> None:
+    """Of many seeds those are taken with which that token is another."""
+    scores = torch.randn(128, generator=torch.Generator().manual_seed(6))
+    seeds, positions = make_seeds(4_000, "cpu")
+    values = exponential_noise(seeds, positions, 128)
+    uniform = -torch.expm1(-values)
+    exponent = uniform.log2().floor()
+    bounds = scores - 0.6931472 * (exponent + uniform / exponent.exp2() - 1)
+    tokens = (scores - values.log()).argmax(-1)
+    rows = (bounds.argmax(-1) != tokens).nonzero()[:6, 0]
+    assert len(rows) == 6
+    drawn = sample(scores.repeat(6, 1).to(device), seeds[rows].to(device), positions[rows].to(device))
+    assert drawn.tolist() == tokens[rows].tolist()
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
