@@ -77,15 +77,18 @@ class Finding:
     last_lines: tuple[str, ...] = ()
 
 
-def list_phases(memchecked: Sequence[str] = MEMCHECKED) -> list[list[TestRun]]:
-    """Returns what runs side by side, phase by phase: the runner, the kernels, and some of these in the sanitizer."""
+def list_phases(memchecked: Sequence[str] = MEMCHECKED, device: str = "cuda") -> list[list[TestRun]]:
+    """Returns what runs side by side, phase by phase: the runner, the kernels, and some of these in the sanitizer.
+
+    "references" are torch's own forms of the kernels on the device, for what runs there without Triton.
+    """
     files = sorted((ROOT / "tests/kernels/gpu").glob("test_*.py"))
     others = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path not in files]
     marked = [path for path in others if MARK in path.read_text(encoding="utf-8")]
     runner = [TestRun(_name(path), ("-m", "gpu", _relative(path))) for path in marked]
     kernels = [TestRun(_name(path), (_relative(path),)) for path in files if path.name not in NEEDS_NO_GPU]
     outside = ("--ignore", "tests/kernels/gpu", "--ignore", "tests/kernels/cpu")
-    kernels.append(TestRun("references", ("-k", "torch and cuda", *outside, "tests/kernels")))
+    kernels.append(TestRun("references", ("-k", f"torch and {device}", *outside, "tests/kernels")))
     checked = [
         TestRun(f"{_name(path)}_memcheck", (_relative(path),), MEMCHECK) for path in files if _name(path) in memchecked
     ]
@@ -103,7 +106,10 @@ def main(arguments: list[str] | None = None) -> int:
             return 2
         # Libraries may complain at the exit, after the answer.
         facts |= json.loads(next(line for line in asked.last_lines if line.startswith("{")))
-    phases = [[run for run in phase if _is_chosen(run, options.only)] for phase in list_phases(options.memcheck)]
+    phases = [
+        [run for run in phase if _is_chosen(run, options.only)]
+        for phase in list_phases(options.memcheck, options.device)
+    ]
     session = Session(options, facts, [run.name for phase in phases for run in phase])
     try:
         for phase in phases:

@@ -26,7 +26,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], 
         path = tmp_path / f"test_{name}.py"
         path.write_text(text, encoding="utf-8")
         runs.append(TestRun(name, ("-c", os.devnull, "--rootdir", str(tmp_path), str(path))))
-    monkeypatch.setattr(gpu_tests, "list_phases", lambda memchecked: [runs])
+    monkeypatch.setattr(gpu_tests, "list_phases", lambda memchecked, device: [runs])
     monkeypatch.setattr(gpu_tests, "exit_on_signals", lambda: None)
     code = gpu_tests.main(["--device", "cpu", "--jobs", "2", "--results", str(tmp_path / "out"), *flags])
     result = json.loads((tmp_path / "out/tests.json").read_text(encoding="utf-8"))["results"]
@@ -81,7 +81,7 @@ def test_a_sanitizer_that_is_not_there_fails_nothing(tmp_path: Path, monkeypatch
     monkeypatch.setattr(
         gpu_tests,
         "list_phases",
-        lambda memchecked: [[plain], [TestRun("one_memcheck", plain.arguments, gpu_tests.MEMCHECK)]],
+        lambda memchecked, device: [[plain], [TestRun("one_memcheck", plain.arguments, gpu_tests.MEMCHECK)]],
     )
     monkeypatch.setattr(gpu_tests, "exit_on_signals", lambda: None)
     assert gpu_tests.main(["--device", "cpu", "--results", str(tmp_path / "out")]) == 0
@@ -108,3 +108,19 @@ def test_without_a_gpu_nothing_runs() -> None:
     )
     assert done.returncode == 2
     assert "torch finds no CUDA device" in done.stderr
+
+
+def test_on_a_gpu_nothing_is_interpreted_and_the_result_names_the_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Libraries may write more after the facts."""
+    path = tmp_path / "test_one.py"
+    path.write_text("import os\n\ndef test_one(): assert os.environ['TRITON_INTERPRET'] == '0'\n", encoding="utf-8")
+    one = TestRun("one", ("-c", os.devnull, "--rootdir", str(tmp_path), str(path)))
+    monkeypatch.setattr(gpu_tests, "FACTS", """print('{"gpu": "a card"}'); print("nanobind: leaked 3 functions")""")
+    monkeypatch.setattr(gpu_tests, "list_phases", lambda memchecked, device: [[one]])
+    monkeypatch.setattr(gpu_tests, "exit_on_signals", lambda: None)
+    assert gpu_tests.main(["--results", str(tmp_path / "out")]) == 0
+    results = json.loads((tmp_path / "out/tests.json").read_text(encoding="utf-8"))["results"]
+    assert (results["device"], results["gpu"]) == ("cuda", "a card")
+    assert "1 tests passed on a card; 0 of 1 files did not pass" in capsys.readouterr().out
