@@ -11,7 +11,7 @@ from frontend.requests.generation import Generation
 from frontend.requests.timeline import WAITING_STAGES, Span, Stage, Timeline
 from messages.replies import FinishReason
 
-RequestState = Literal["arriving", "waiting", "running", "finished"]
+RequestState = Literal["waiting", "running", "finished"]
 
 
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,8 +70,6 @@ class RequestTimeline(RequestLine, frozen=True, kw_only=True):
 def state_of(timeline: Timeline) -> RequestState:
     if timeline.outcome is not None:
         return "finished"
-    if timeline.stage == "accept":
-        return "arriving"
     return "waiting" if timeline.stage in WAITING_STAGES else "running"
 
 

@@ -147,8 +147,10 @@ class Timeline:
 
     def has_had(self, stage: Stage) -> bool:
         """Tells whether the present attempt is in `stage` or has been."""
-        marks = self._marks
-        return any(marks[place][1] == stage for place in range(self._attempt_start, len(marks)))
+        for _, had in self._marks[self._attempt_start :]:  # noqa: SIM110 (a third of the time of `any`)
+            if had == stage:
+                return True
+        return False
 
     def send(self, now_ns: int) -> None:
         """The request has left for a tokenizer."""
@@ -186,13 +188,23 @@ class Timeline:
 
     def finish(self, final: UserReply, now_ns: int) -> None:
         """Its final reply is here: fills in what was not heard, from the stamps that came with it."""
-        stamps = final.stamps
-        for begin_ns, stage in _stages_of(stamps):
-            self.mark_once(begin_ns, stage)
+        had = {stage for _, stage in self._marks[self._attempt_start :]}
+        for begin_ns, stage in _stages_of(final.stamps):
+            if begin_ns and stage not in had:
+                self.mark(begin_ns, stage)
         self.mark(now_ns, "send")
         if final.usage.prompt_tokens:
             self.prompt_tokens, self.cached_tokens = final.usage.prompt_tokens, final.usage.cached_tokens
         self.told = None
+
+    def decoding(self, now_ns: int) -> list[tuple[int, int]]:
+        """Returns from when to when it decoded, the last time perhaps up to now."""
+        marks, last = self._marks, len(self._marks) - 1
+        return [
+            (begin_ns, marks[place + 1][0] if place < last else now_ns)
+            for place, (begin_ns, stage) in enumerate(marks)
+            if stage == "decode"
+        ]
 
     def spans(self, now_ns: int) -> list[Span]:
         """Returns the stages so far, without a gap, from the arrival to the end or to `now_ns`."""
@@ -210,9 +222,9 @@ def _join(first: ChunkSpan, last: ChunkSpan | None = None) -> ChunkSpan:
     return first if last is None else ChunkSpan(first.planned_ns, first.start, last.end)
 
 
-def _stages_of(stamps: Stamps) -> list[tuple[int, Stage]]:
+def _stages_of(stamps: Stamps) -> tuple[tuple[int, Stage], ...]:
     """Returns the stages that begin at a stamp; one that the tokenizer has refused comes straight from there."""
-    return [
+    return (
         (stamps.tokenize_begun_ns, "tokenize"),
         (stamps.tokenized_ns, "scheduler_inbox" if stamps.queued_ns else "deliver"),
         (stamps.queued_ns, "queue"),
@@ -220,4 +232,4 @@ def _stages_of(stamps: Stamps) -> list[tuple[int, Stage]]:
         (stamps.first_token_ns, "decode"),
         (stamps.finished_ns, "detokenize"),
         (stamps.detokenized_ns, "deliver"),
-    ]
+    )

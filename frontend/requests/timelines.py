@@ -104,10 +104,11 @@ class Timelines:
         """Returns when the steps ended in which the request decoded, as far as they are kept."""
         if timeline.outcome is not None:
             return timeline.outcome.step_ends_ns
-        decoding = [span for span in timeline.spans(time.monotonic_ns()) if span.stage == "decode"]
+        decoding = timeline.decoding(time.monotonic_ns())
+        if len(decoding) == 1:  # as a rule
+            return self.steps.between(*decoding[0])
         max_points = max(1, MAX_POINTS // max(1, len(decoding)))
-        parts = (self.steps.between(span.begin_ns, span.end_ns, max_points) for span in decoding)
-        return tuple(chain.from_iterable(parts))
+        return tuple(chain.from_iterable(self.steps.between(*span, max_points) for span in decoding))
 
     def _find(self, row: AnyRow) -> Timeline | None:
         generation = self._find_open(row.uid)

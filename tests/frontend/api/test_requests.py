@@ -257,7 +257,7 @@ def test_the_list_is_filtered_and_bounded(server: FrontendRun):
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("state=lost", "state must be one of arriving, waiting, running, finished, got 'lost'"),
+        ("state=lost", "state must be one of waiting, running, finished, got 'lost'"),
         ("stage=lost", "stage must be one of accept"),
         ("limit=0", "limit must be a number from 1 to 1000, got '0'"),
         ("limit=1.5", "limit must be a whole number, got '1.5'"),
