@@ -16,7 +16,7 @@ import sys
 import time
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -74,12 +74,14 @@ NEVER = 1_000_000
 
 
 class WalkTimes(msgspec.Struct, frozen=True):
-    """Microseconds, over all tokens of a walk; `first_ms` is what compiling takes."""
+    """Microseconds, over all tokens of a walk; `first_ms` is what compiling takes, `cpu` the thread's own time."""
 
     first_ms: float
     num_tokens: int
     bitmask_p50_us: float
     bitmask_p99_us: float
+    bitmask_cpu_p50_us: float
+    bitmask_cpu_p99_us: float
     accept_p50_us: float
     accept_p99_us: float
 
@@ -95,6 +97,12 @@ class StreamTimes(msgspec.Struct, frozen=True):
     plain_cpu_ms: float
     grammar_cpu_ms: float
     cpu_speed: float
+
+
+class Samples(NamedTuple):
+    bitmask_us: list[float]
+    bitmask_cpu_us: list[float]
+    accept_us: list[float]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -138,51 +146,44 @@ def walk_all(config: Config, num_walks: int) -> dict[str, WalkTimes]:
     compiler.tokenizer()
     rng = random.Random(0)
     times: dict[str, WalkTimes] = {}
-    every: tuple[list[float], list[float]] = ([], [])
+    every = Samples([], [], [])
     for name, text in GRAMMARS.items():
         begin_s = time.perf_counter()
         compiler.compile(text)
         first_ms = (time.perf_counter() - begin_s) * 1e3
-        bitmask_us: list[float] = []
-        accept_us: list[float] = []
+        samples = Samples([], [], [])
         for _ in range(num_walks):
-            walk(compiler, config, text, rng, bitmask_us, accept_us)
-        times[name] = summarize(first_ms, bitmask_us, accept_us)
-        every[0].extend(bitmask_us)
-        every[1].extend(accept_us)
-    return times | {"all": summarize(sum(each.first_ms for each in times.values()), *every)}
+            walk(compiler, config, text, rng, samples)
+        times[name] = summarize(first_ms, samples)
+        for whole, part in zip(every, samples, strict=True):
+            whole.extend(part)
+    return times | {"all": summarize(sum(each.first_ms for each in times.values()), every)}
 
 
-def walk(
-    compiler: GrammarCompiler,
-    config: Config,
-    text: str,
-    rng: random.Random,
-    bitmask_us: list[float],
-    accept_us: list[float],
-) -> None:
+def walk(compiler: GrammarCompiler, config: Config, text: str, rng: random.Random, samples: Samples) -> None:
     """Adds the times of one output of random tokens that the grammar allows; it does not end before it must."""
     facts, params = config.facts, SamplingParams(WALK_TOKENS, ignore_eos=True)
     ends = compiler.eos_token_ids
     grammar = make_grammar(compiler.compile(text), params, array("i"), facts.eos_token_ids, ends, facts.vocab_size)
     for _ in range(WALK_TOKENS):
-        begin_s = time.perf_counter()
+        begin_cpu_ns, begin_s = time.thread_time_ns(), time.perf_counter()
         bitmask = grammar.bitmask()
-        middle_s = time.perf_counter()
+        middle_s, middle_cpu_ns = time.perf_counter(), time.thread_time_ns()
         bits = np.unpackbits(np.frombuffer(bitmask, np.uint8), bitorder="little")
         token_id = int(rng.choice(np.flatnonzero(bits)))
         accept_s = time.perf_counter()
         ending = grammar.accept(token_id)
-        bitmask_us.append((middle_s - begin_s) * 1e6)
-        accept_us.append((time.perf_counter() - accept_s) * 1e6)
+        samples.accept_us.append((time.perf_counter() - accept_s) * 1e6)
+        samples.bitmask_us.append((middle_s - begin_s) * 1e6)
+        samples.bitmask_cpu_us.append((middle_cpu_ns - begin_cpu_ns) / 1e3)
         if ending is not None:
             assert ending.error is None, ending.error
             return
 
 
-def summarize(first_ms: float, bitmask_us: list[float], accept_us: list[float]) -> WalkTimes:
-    quantiles = [round(float(np.quantile(times, q)), 1) for times in (bitmask_us, accept_us) for q in (0.5, 0.99)]
-    return WalkTimes(round(first_ms, 1), len(bitmask_us), *quantiles)
+def summarize(first_ms: float, samples: Samples) -> WalkTimes:
+    quantiles = [round(float(np.quantile(times, q)), 1) for times in samples for q in (0.5, 0.99)]
+    return WalkTimes(round(first_ms, 1), len(samples.bitmask_us), *quantiles)
 
 
 def time_streams(config: Config, runner: Runner, num_rows: int, num_turns: int, num_steps: int) -> StreamTimes:

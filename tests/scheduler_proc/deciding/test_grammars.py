@@ -100,7 +100,7 @@ class SlowMatcher(SimulatedMatcher):
 
 def test_a_grammar_that_keeps_the_others_waiting_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("scheduler_proc.deciding.grammars.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("scheduler_proc.deciding.grammars.time.thread_time", lambda: clock[0])
     grammar = RequestGrammar(SlowMatcher(clock), VOCAB_SIZE, (EOS,), (EOS,))
     num_made = 0
     while grammar.error is None:
