@@ -7,6 +7,7 @@ import msgspec
 from scheduler_proc.deciding.batch_columns import NO_DRAFTS, Chunk, plan_chunk, plan_drafts
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
+from scheduler_proc.deciding.draft_lengths import NO_LIMIT, DraftLengths
 from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.requests import Req, State
@@ -40,8 +41,16 @@ class _Plan:
 class Policy:
     """Chooses the rows of each step and gives them their pages. The counters only grow."""
 
-    def __init__(self, stages: Stages, cache: BlockAllocator, budget: Budget, drafter: Drafter | None = None):
+    def __init__(
+        self,
+        stages: Stages,
+        cache: BlockAllocator,
+        budget: Budget,
+        drafter: Drafter | None = None,
+        draft_lengths: DraftLengths | None = None,
+    ):
         self._drafter = drafter
+        self._draft_lengths = draft_lengths
         self._stages = stages
         self._cache = cache
         self._budget = budget
@@ -77,14 +86,21 @@ class Policy:
     def _add_drafts(self, drafter: Drafter, rows: DecodeRows, plan: _Plan) -> DecodeRows:
         """Adds a chunk for each row that has draft tokens, as far as tokens and pages are left; returns the others."""
         drafted: set[int] = set()
+        lengths = self._draft_lengths
+        if lengths is not None:
+            num_rows = len(rows) + sum(chunk.wanted.num_tokens for chunk in plan.chunks)
+            lengths.begin_step(num_rows, self._budget.max_num_batched_tokens - plan.num_tokens_left)
         for req in rows.reqs:
             num_tokens, pending = len(req.token_ids), req.pending
-            max_drafts = min(plan.num_tokens_left, pending.max_len - num_tokens - 1)
+            max_drafts = NO_LIMIT if lengths is None else lengths.choose(pending.draft_rate)
+            max_drafts = min(max_drafts, plan.num_tokens_left, pending.max_len - num_tokens - 1)
             draft_ids = drafter.propose(pending, max_drafts) if max_drafts > 0 else NO_DRAFTS
             if draft_ids and self._cache.grow(req, num_tokens + len(draft_ids)):
                 plan.chunks.append(plan_drafts(req, draft_ids))
                 plan.num_tokens_left -= len(draft_ids)
                 drafted.add(req.uid)
+                if lengths is not None:
+                    lengths.add(pending.draft_rate, len(draft_ids))
         return rows.without(drafted) if drafted else rows
 
     def _make_room(self, req: Req, num_tokens: int, may_preempt: bool) -> bool:
