@@ -125,7 +125,7 @@ def all_cases(config: Config, options: argparse.Namespace) -> Iterator[Case]:
 
 
 def workload_prompts(load: Workload, vocab_size: int, seed: int) -> list[list[int]]:
-    return [list(one.prompt) for one in load.requests(vocab_size, seed)]
+    return [[int(token_id) for token_id in one.prompt] for one in load.requests(vocab_size, seed)]
 
 
 def measure(case: Case, engines: dict[str, OfflineEngine], rounds: int) -> dict[str, Any]:

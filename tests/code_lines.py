@@ -29,7 +29,7 @@ PLACES: dict[str, tuple[str, ...]] = {
 BUDGETS = {
     "frontend": 5_620,
     "tokenizer and detokenizer": 1_500,
-    "scheduler": 3_960,
+    "scheduler": 4_150,
     "CPU backend": 2_930,
     "GPU backend": 2_150,
     "operations and references": 1_130,
