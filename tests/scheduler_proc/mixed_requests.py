@@ -191,6 +191,7 @@ def main() -> None:
         configs = {name: family_config(Path(scratch) / name, name) for name in (() if options.model else FAMILIES)}
         for model in options.model:
             flags = ["--model", model, "--dtype", "float32", "--device", "cpu", "--num-pages", str(NUM_PAGES)]
+            flags += ["--max-model-len", str(CONTEXT), "--cpu-threads", "1"]
             sections: dict[str, Any] = dict(parse_flags([*flags, "--block-size", str(PAGE_SIZE)]))
             configs[model] = build_config(sections)
         for name, config in configs.items():
