@@ -26,13 +26,13 @@ NO_LIMIT = 1 << 30
 
 
 class AcceptanceRate:
-    """How likely a row's next draft token is right, by its latest ones: without any, one half."""
+    """How likely a row's next draft token is right, by its latest ones: without any, one third."""
 
     __slots__ = ("_accepted", "_tried", "value")
 
     def __init__(self) -> None:
         self._accepted = self._tried = 0.0
-        self.value = 0.5
+        self._update()
 
     def add(self, num_drafts: int, num_accepted: int) -> None:
         """Counts the draft tokens of one step: the right ones and the first wrong one, for nothing is known of others.
@@ -45,12 +45,14 @@ class AcceptanceRate:
 
     def fade(self) -> None:
         """Forgets a little."""
+        if not self._tried:
+            return
         self._accepted *= IDLE_DECAY
         self._tried *= IDLE_DECAY
         self._update()
 
     def _update(self) -> None:
-        self.value = (self._accepted + 1) / (self._tried + 2)
+        self.value = (self._accepted + 1) / (self._tried + 3)
 
 
 class StepCost:
