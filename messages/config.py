@@ -124,6 +124,19 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="plan and launch a step while the GPU runs the one before it (on a CPU it is never done)"),
     ] = True
+    speculative: Annotated[
+        Literal["none", "ngram"],
+        Meta(
+            description="draft tokens that are verified several in one step, which changes no output; ngram: what "
+            "followed the same tokens earlier in the prompt or the output"
+        ),
+    ] = "none"
+    num_speculative_tokens: Annotated[
+        int,
+        Meta(
+            ge=1, le=64, description="most draft tokens of a row in one step; as many as are worth their time are used"
+        ),
+    ] = 8
     max_queued_requests: Annotated[
         int,
         Meta(ge=0, description="requests that may wait for a row; beyond it clients get 503 with Retry-After"),

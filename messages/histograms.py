@@ -12,7 +12,7 @@ BOUNDS: dict[str, tuple[float, ...]] = {
 """Upper bounds of the buckets by name, inclusive; above the last there is one more bucket."""
 
 
-COUNTERS = ("steps", "preemptions", "prompt_tokens", "prefix_hit_tokens")
+COUNTERS = ("steps", "preemptions", "prompt_tokens", "prefix_hit_tokens", "draft_tokens", "accepted_tokens")
 """The scheduler's gauges that only grow."""
 
 

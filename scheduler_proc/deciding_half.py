@@ -4,6 +4,8 @@ import logging
 
 from messages.config import Config
 from scheduler_proc.deciding.block_allocator import BlockAllocator
+from scheduler_proc.deciding.draft_lengths import DraftLengths
+from scheduler_proc.deciding.drafts import NgramDrafter
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import GrammarSource, Scheduler
@@ -23,10 +25,14 @@ def make_scheduler(config: Config, runner: Runner, grammars: GrammarSource | Non
         budget.max_num_seqs,
         budget.max_num_batched_tokens,
     )
+    drafter, draft_lengths = runner.drafter, None
+    if config.scheduling.speculative == "ngram":
+        drafter, draft_lengths = NgramDrafter(config.scheduling.num_speculative_tokens), DraftLengths()
     return Scheduler(
         BlockAllocator(runner.num_pages, page_size, config.cache.enable_prefix_caching),
         Limits(facts.max_model_len, facts.vocab_size, facts.eos_token_ids),
         budget,
-        runner.drafter,
+        drafter,
         grammars,
+        draft_lengths,
     )

@@ -122,5 +122,7 @@ class Stepper:
     def _note_time(self, batch: Batch, start_s: float) -> None:
         """Counts the step; as long as the one before it ran, it did not."""
         end_s = time.monotonic()
-        self._times.add(batch, end_s - max(start_s, self._last_end_s))
+        seconds = end_s - max(start_s, self._last_end_s)
+        self._times.add(batch, seconds)
+        self._scheduler.note_time(batch, seconds)
         self._last_end_s = end_s

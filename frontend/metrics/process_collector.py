@@ -62,6 +62,8 @@ class ProcessCollector(Collector):
             ("vllm:prefix_cache_queries", "Prompt tokens looked for in the prefix cache.", "prompt_tokens"),
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
             ("vllm:num_preemptions", "Rows that gave way because pages were short.", "preemptions"),
+            ("vllm:spec_decode_num_draft_tokens", "Draft tokens that were verified.", "draft_tokens"),
+            ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right.", "accepted_tokens"),
             ("sluice_steps", "Forward passes.", "steps"),
         ):
             family = CounterMetricFamily(name, text, labels=[MODEL_LABEL])

@@ -113,8 +113,7 @@ class BatchBuilder:
         num_tokens = columns.num_decode_rows + len(columns.token_ids)
         columns.sample_tokens.extend(range(num_tokens - num_sampled, num_tokens))
         columns.sample_positions.extend(range(end - num_sampled + 1, end + 1))
-        for _ in range(num_sampled):
-            columns.sampling.append(req.pending)
+        columns.sampling.append(req.pending, num_sampled)
 
     def _append_slots(self, slots: "array[int]", pages: list[int], start: int, end: int) -> None:
         """Appends the slots of positions `start` to `end` (exclusive) of a row with these pages."""

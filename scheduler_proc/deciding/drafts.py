@@ -8,7 +8,14 @@ from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
+from messages.columns import INT32
+from scheduler_proc.deciding.ngrams import NgramIndex
 from scheduler_proc.deciding.requests import PendingReq
+
+MAX_DRAFTS_BY_MATCH = {2: 2, 3: 4}
+"""Most draft tokens after a match of so many tokens; after a longer one there are as many as are wanted."""
+
+NONE: "array[int]" = array(INT32)
 
 
 class Drafter(Protocol):
@@ -18,6 +25,29 @@ class Drafter(Protocol):
         Called before each step in which a row could have some.
         """
         ...
+
+
+class NgramDrafter:
+    """Proposes at most `num_speculative_tokens` tokens, as in prompt lookup decoding (Saxena, 2023).
+
+    A request's index lives as long as the request.
+    """
+
+    def __init__(self, num_speculative_tokens: int):
+        self._max_drafts = num_speculative_tokens
+
+    def propose(self, pending: PendingReq, max_tokens: int) -> "array[int]":
+        if pending.ngrams is None:
+            pending.ngrams = NgramIndex()
+        token_ids = pending.token_ids
+        start, length = pending.ngrams.find(token_ids)
+        if not start:
+            return NONE
+        num_drafts = min(max_tokens, self._max_drafts, MAX_DRAFTS_BY_MATCH.get(length, max_tokens))
+        drafts = token_ids[start : start + num_drafts]
+        while len(drafts) < num_drafts:  # the match reaches to the end: what lies between goes on again and again
+            drafts += drafts[: num_drafts - len(drafts)]
+        return drafts
 
 
 def num_accepted(draft_ids: "array[int]", sampled: Sequence[int]) -> int:

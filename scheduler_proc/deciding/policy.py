@@ -6,6 +6,7 @@ from messages.timeline import DelayedRow, PreemptedRow
 from scheduler_proc.deciding.batch_columns import NO_DRAFTS, Chunk, plan_chunk, plan_drafts
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
+from scheduler_proc.deciding.draft_lengths import NO_LIMIT, DraftLengths
 from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.plan_notes import AdmissionRate, PlanNotes
@@ -41,8 +42,16 @@ class _Plan:
 class Policy:
     """Chooses the rows of each step and gives them their pages. The counters only grow."""
 
-    def __init__(self, stages: Stages, cache: BlockAllocator, budget: Budget, drafter: Drafter | None = None):
+    def __init__(
+        self,
+        stages: Stages,
+        cache: BlockAllocator,
+        budget: Budget,
+        drafter: Drafter | None = None,
+        draft_lengths: DraftLengths | None = None,
+    ):
         self._drafter = drafter
+        self._draft_lengths = draft_lengths
         self._stages = stages
         self._cache = cache
         self.budget = budget
@@ -77,23 +86,30 @@ class Policy:
         elif stages.waiting:
             self.notes.waits_for = "drain"
         self.admission_rate.note_plan(len(stages.waiting), self.notes.planned_ns)
-        self.notes.num_step_tokens = self.budget.max_num_batched_tokens - plan.num_tokens_left
         rows.enter_pages()
         if self._drafter is not None:
             rows = self._add_drafts(self._drafter, rows, plan)
+        self.notes.num_step_tokens = self.budget.max_num_batched_tokens - plan.num_tokens_left
         return rows, plan.chunks
 
     def _add_drafts(self, drafter: Drafter, rows: DecodeRows, plan: _Plan) -> DecodeRows:
         """Adds a chunk for each row that has draft tokens, as far as tokens and pages are left; returns the others."""
         drafted: set[int] = set()
+        lengths = self._draft_lengths
+        if lengths is not None:
+            num_rows = len(rows) + sum(chunk.wanted.num_tokens for chunk in plan.chunks)
+            lengths.begin_step(num_rows, self.budget.max_num_batched_tokens - plan.num_tokens_left)
         for req in rows.reqs:
             num_tokens, pending = len(req.token_ids), req.pending
-            max_drafts = min(plan.num_tokens_left, pending.max_len - num_tokens - 1)
+            max_drafts = NO_LIMIT if lengths is None else lengths.choose(pending.draft_rate)
+            max_drafts = min(max_drafts, plan.num_tokens_left, pending.max_len - num_tokens - 1)
             draft_ids = drafter.propose(pending, max_drafts) if max_drafts > 0 else NO_DRAFTS
             if draft_ids and self._cache.grow(req, num_tokens + len(draft_ids)):
                 plan.chunks.append(plan_drafts(req, draft_ids))
                 plan.num_tokens_left -= len(draft_ids)
                 drafted.add(req.uid)
+                if lengths is not None:
+                    lengths.add(pending.draft_rate, len(draft_ids))
         return rows.kept([req.uid not in drafted for req in rows.reqs]) if drafted else rows
 
     def _make_room(self, req: Req, num_tokens: int, may_preempt: bool) -> bool:

@@ -7,9 +7,11 @@ import msgspec
 
 from messages.columns import unpack_int32
 from messages.requests import Stamps, UserMsg
+from scheduler_proc.deciding.draft_lengths import AcceptanceRate
 from scheduler_proc.deciding.endings import LENGTH, Ending, end_tokens_of, find_ending
 from scheduler_proc.deciding.grammars import RequestGrammar
 from scheduler_proc.deciding.logits_processing import LogitsProcessors, find_logits_processors
+from scheduler_proc.deciding.ngrams import NgramIndex
 from scheduler_proc.deciding.prompt_logprobs import PromptLogprobsProgress
 from scheduler_proc.deciding.radix import Node
 
@@ -41,17 +43,20 @@ class PendingReq:
     `num_logprobs` is -1 without logprobs. `grammar` is `None` where there is none, and until it is compiled; before
     that it gets no row. `logits_processors` is `None` where its logits stay as they are, and
     `prompt_logprobs` where none of its prompt are wanted. `priority_key` orders all requests (`waiting_queue.py`).
+    `draft_rate` is about its draft tokens, `ngrams` the index of its tokens once one was asked for.
     """
 
     __slots__ = (
         "attempt",
         "cached_tokens",
+        "draft_rate",
         "end_tokens",
         "first_scheduled_ns",
         "first_token_ns",
         "grammar",
         "logits_processors",
         "max_len",
+        "ngrams",
         "num_logprobs",
         "num_prompt_tokens",
         "priority_key",
@@ -88,6 +93,8 @@ class PendingReq:
         self.priority_key: PriorityKey = (0, 0)
         self.state = State.WAITING
         self.cached_tokens: int | None = None
+        self.draft_rate = AcceptanceRate()
+        self.ngrams: NgramIndex | None = None
         self.stamps = message.stamps
         self.queued_ns = now_ns
         self.first_scheduled_ns = 0

@@ -31,6 +31,8 @@ class Results:
         self._stages = stages
         self._cache = cache
         self.num_output_tokens = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
         self.num_finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
 
     def finish(self, pending: PendingReq, ending: Ending) -> FinishedRow:
@@ -72,6 +74,8 @@ class Results:
     def _commit_row(self, result: RowResult, delivery: Delivery, replies: list[ToDetokenizer]) -> Ending | None:
         """Gives one row what it got; returns how it ends with that, if it does."""
         req, chunk, pending = result.req, result.chunk, result.req.pending
+        if chunk is not None and chunk.draft_ids:
+            self._count_drafts(pending, len(chunk.draft_ids), max(0, len(result.token_ids) - 1))
         token_ids, ending = _cut_run(pending, result.token_ids)
         error = result.error or _find_fault(result.prompt_logprobs)
         if error is None and ending is FAULT and not token_ids:
@@ -95,6 +99,11 @@ class Results:
         if ending is None and token_ids and req.state is State.PREFILL:
             self._stages.start_decoding(req)
         return Ending("error", error=no_token(pending)) if ending is FAULT else ending
+
+    def _count_drafts(self, pending: PendingReq, num_drafts: int, num_accepted: int) -> None:
+        self.num_draft_tokens += num_drafts
+        self.num_accepted_tokens += num_accepted
+        pending.draft_rate.add(num_drafts, num_accepted)
 
 
 def _advance(decode: DecodeRows, results: DecodeResults) -> list[tuple[int, Ending]]:

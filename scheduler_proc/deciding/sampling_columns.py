@@ -56,10 +56,11 @@ class SamplingColumns:
             kept._count(pending, 1)
         return kept
 
-    def append(self, pending: PendingReq) -> None:
+    def append(self, pending: PendingReq, num_tokens: int = 1) -> None:
+        """Adds so many entries of this request."""
         for name, value in VALUES.items():
-            self.columns[name].append(value(pending))
-        self._count(pending, 1)
+            self.columns[name].extend([value(pending)] * num_tokens)
+        self._count(pending, num_tokens)
 
     def delete(self, row: int, pending: PendingReq) -> None:
         """Removes the row of this request."""

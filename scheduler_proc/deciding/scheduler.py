@@ -13,6 +13,7 @@ from messages.steps import Batch, ForwardOutput
 from messages.uids import GoneRequests
 from scheduler_proc.deciding.batch_columns import BatchBuilder
 from scheduler_proc.deciding.block_allocator import BlockAllocator
+from scheduler_proc.deciding.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.endings import ABORTED, STOP_STRING, Ending
 from scheduler_proc.deciding.finished_rows import refused_row
@@ -51,6 +52,7 @@ class Scheduler:
     The caller goes round: `receive` (any number), `schedule`, and if that returned a step, `commit` with its result. It
     may call `schedule` once more before that `commit`, with the first step in flight; commits are in the same order.
     `cache` must have room for a request of `limits.max_model_len` tokens: the first in priority can then always go on.
+    Without `draft_lengths` each row gets all that `drafter` proposes and that has room.
     """
 
     def __init__(
@@ -60,17 +62,19 @@ class Scheduler:
         budget: Budget,
         drafter: Drafter | None = None,
         grammars: GrammarSource | None = None,
+        draft_lengths: DraftLengths | None = None,
     ):
         assert cache.num_pages * cache.page_size >= limits.max_model_len
         self._cache = cache
         self._limits = limits
         self._stages = Stages(cache)
-        self._policy = Policy(self._stages, cache, budget, drafter)
+        self._policy = Policy(self._stages, cache, budget, drafter, draft_lengths)
         self._reports = ScheduleReports(self._stages, cache, self._policy)
         self._results = Results(self._stages, cache)
         self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len)
         self._has_drafter = drafter is not None
         self._grammars = grammars
+        self._draft_lengths = draft_lengths
         self._in_flight: deque[StepInFlight] = deque()
         self._replies: list[ToDetokenizer] = []
         self._num_steps = 0
@@ -160,6 +164,11 @@ class Scheduler:
         if self._in_flight:
             self._stages.decode.enter_pages()  # which the step behind was given
 
+    def note_time(self, batch: Batch, seconds: float) -> None:
+        """Tells what a step took: where it had no chunk of a prompt, that decides about draft tokens."""
+        if self._draft_lengths is not None and batch.num_tokens == batch.num_sampled:
+            self._draft_lengths.cost.add(batch.num_tokens, seconds)
+
     def forget_steps(self) -> None:
         """Lets all be as if the steps in flight had not been planned; they must have ended, well or not."""
         self._in_flight.clear()
@@ -191,6 +200,8 @@ class Scheduler:
             "prompt_tokens": policy.num_prompt_tokens,
             "prefix_hit_tokens": policy.num_hit_tokens,
             "output_tokens": results.num_output_tokens,
+            "draft_tokens": results.num_draft_tokens,
+            "accepted_tokens": results.num_accepted_tokens,
         }
         gauges.update((f"finished_{reason}", count) for reason, count in results.num_finished.items())
         return gauges

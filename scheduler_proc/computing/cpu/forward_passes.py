@@ -1,7 +1,8 @@
-"""The forward passes of steps on a CPU: those in which each row decodes are captured as C calls, and replayed.
+"""The forward passes of steps on a CPU: those in which each token yields a next one are captured and replayed.
 
-There is one capture for each number of rows. The first step of so many rows is computed as any other, and captured;
-later ones are replayed from C (decision 0026).
+There is one capture for each number of tokens. The first step of so many tokens is computed as any other, and its C
+calls are captured; later ones are replayed from C (decision 0026). A draft token is a decode row as any other
+(decision 0045).
 
 Shape legend: R rows, S rows that sample, N tokens that go to the head, E embedding size, V vocabulary.
 """
@@ -27,6 +28,7 @@ from scheduler_proc.computing.step.inputs import (
     NO_ROWS,
     StepInputs,
     StepShape,
+    as_decode_rows,
     make_step_inputs,
     only_samples,
     pack_step,
@@ -35,6 +37,9 @@ from scheduler_proc.computing.step.results import Forwarded
 from scheduler_proc.computing.step.shapes import StepLimits
 
 CPU = torch.device("cpu")
+
+MIN_CAPTURED_TOKENS = 64
+"""So many tokens of a step have room, however few rows it may have: those of one may be draft tokens."""
 
 log = logging.getLogger("sluice.cpu_forward_passes")
 
@@ -47,7 +52,7 @@ class CpuForwardPasses:
         self._decoder = decoder
         self._cache = cache
         self._device = device
-        self._max_rows = limits.max_num_seqs
+        self._max_rows = max(limits.max_num_seqs, MIN_CAPTURED_TOKENS)
         max_tokens = max(limits.max_num_batched_tokens, self._max_rows)
         self._workspace = Workspace(decoder.config, cache.layers[0].keys.dtype, max_tokens, self._max_rows)
         shape = StepShape(self._max_rows, 0, 0, limits.num_pages, num_head_tokens=0)
@@ -65,10 +70,13 @@ class CpuForwardPasses:
         """False as soon as something other than C kernels has computed in a step of decode rows."""
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
-        """Writes a step of decode rows to where captures read it: it must run before the next step is prepared."""
+        """Writes a step that can be captured to where captures read it: it must run before the next is prepared."""
         tensors = copy_columns(columns) if columns else {}
+        is_decode = only_samples(batch)
+        if is_decode:
+            batch = as_decode_rows(batch)
         num_rows = batch.num_decode_rows
-        if not self.can_capture or num_rows > self._max_rows or not only_samples(batch):
+        if not self.can_capture or num_rows > self._max_rows or not is_decode:
             return partial(self._forward, make_step_inputs(batch, CPU), batch.num_sampled, tensors)
         self._write(batch)
         captured = self.captures.get(num_rows)

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from kernels.decode_work import DecodeLayout, DecodeWork
@@ -144,9 +145,29 @@ def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
 
 
 def only_samples(batch: Batch) -> bool:
-    """Whether each token of the step is a decode row's, and yields a next token that nothing else is wanted of."""
-    num_rows = batch.num_decode_rows
-    return num_int32(batch.token_ids) == num_int32(batch.sample_tokens) == num_rows and batch.prompt_logprobs is None
+    """Whether each token of the step yields a next token, and nothing else is wanted of any."""
+    return num_int32(batch.token_ids) == num_int32(batch.sample_tokens) and batch.prompt_logprobs is None
+
+
+def as_decode_rows(batch: Batch) -> Batch:
+    """Returns the step with every token as a decode row: a token of a longer row reads the row's pages up to itself.
+
+    K and V of all tokens are stored before any is read. Only for a step in which each token yields a next one.
+    """
+    num_tokens = batch.num_tokens
+    if batch.num_decode_rows == num_tokens:
+        return batch
+    query_lens, width = np.frombuffer(batch.query_lens, np.int32), batch.num_pages_per_row
+    tables_RP = np.frombuffer(batch.page_tables, np.int32).reshape(-1, width)
+    return replace(
+        batch,
+        num_decode_rows=num_tokens,
+        uids=np.repeat(np.frombuffer(batch.uids, np.int64), query_lens).tobytes(),
+        query_lens=np.ones(num_tokens, np.int32).tobytes(),
+        context_lens=batch.positions,
+        page_tables=np.repeat(tables_RP, query_lens, axis=0).tobytes(),
+        num_drafts=b"",
+    )
 
 
 def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:

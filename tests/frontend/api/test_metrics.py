@@ -95,6 +95,7 @@ def test_the_scheduler_is_shown_from_its_beats_and_counters_never_fall():
     with FrontendRun() as run:
         gauges = {"running": 3.0, "waiting": 4.0, "pages_in_use": 1.0, "pages_all": 4.0, "steps": 10.0}
         gauges |= {"prompt_tokens": 100.0, "prefix_hit_tokens": 40.0, "preemptions": 2.0}
+        gauges |= {"draft_tokens": 30.0, "accepted_tokens": 20.0}
         counts = [0] * (len(BOUNDS["step_seconds"]) + 1)
         counts[2] = 10
         histograms = {"step_seconds": HistogramCounts(tuple(counts), 0.04)}
@@ -106,6 +107,8 @@ def test_the_scheduler_is_shown_from_its_beats_and_counters_never_fall():
         assert seen("vllm:prefix_cache_queries_total") == 100
         assert seen("vllm:prefix_cache_hits_total") == 40
         assert seen("vllm:num_preemptions_total") == 2
+        assert seen("vllm:spec_decode_num_draft_tokens_total") == 30
+        assert seen("vllm:spec_decode_num_accepted_tokens_total") == 20
         assert seen("sluice_step_seconds_count") == 10
         assert seen("sluice_step_seconds_bucket", le="0.0025") == 0
         assert seen("sluice_step_seconds_bucket", le="0.005") == 10

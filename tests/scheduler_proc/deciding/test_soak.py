@@ -6,6 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler_proc.deciding.draft_lengths import DraftLengths
+from scheduler_proc.deciding.drafts import NgramDrafter
+from scheduler_proc.deciding.policy import Budget
+from scheduler_proc.deciding.scheduler import Scheduler
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench
 from tests.scheduler_proc.simulated_drafter import SimulatedDrafter
 from tests.scheduler_proc.soak import MAX_MODEL_LEN, Soak
@@ -94,6 +98,19 @@ def test_drafts_that_are_right_save_steps():
         num_steps.append(soak.bench.gauge("steps"))
     assert outputs[0] == outputs[1]
     assert num_steps[0] < 0.65 * num_steps[1]
+
+
+@pytest.mark.parametrize("adapts", [False, True])
+def test_drafts_of_ngram_lookup_lose_nothing(adapts):
+    bench = Bench(num_pages=40, page_size=4, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=48)
+    lengths = DraftLengths() if adapts else None
+    budget = Budget(8, 48)
+    bench.scheduler = Scheduler(bench.cache, bench.limits, budget, NgramDrafter(5), lengths)
+    soak = Soak(21, 300, bench)
+    soak.run()
+    soak.check()
+    assert bench.gauge("draft_tokens") > 20
+    assert bench.gauge("preemptions") > 0
 
 
 def test_cached_and_uncached_runs_give_the_same_tokens():

@@ -15,6 +15,7 @@ from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Schedule, generate
 from tests.scheduler_proc.computing.loading.test_load_runner import QWEN_CONFIG
+from tests.scheduler_proc.test_greedy_tokens import PAGE_SIZE, PLENTY, Recalled, run
 
 PROMPTS = [[5, 6, 7], list(range(40)), [9], [100, 200, 300, 12, 4, 4, 4, 4]]
 PARAMS = [SamplingParams(max_tokens=12, temperature=0.9 * (index % 2), seed=index) for index in range(len(PROMPTS))]
@@ -56,6 +57,19 @@ def compare(captured: Runner, plain: Runner) -> None:
     assert generate(captured, PROMPTS, 12, STAGGERED, PARAMS) == outputs[0]
     assert set(passes_of(captured).captures) == {1, 2, 3, 4}
     assert not passes_of(plain).captures
+
+
+def test_steps_with_draft_tokens_are_replayed_and_give_the_same_tokens(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "gpt2")
+    runner = load(tmp_path, quantization="int8", block_size=PAGE_SIZE, num_pages=PLENTY)
+    expected, _ = run(runner, PROMPTS, PLENTY, 4096, max_tokens=40, temperature=0.7)
+    plain = set(passes_of(runner).captures)
+    drafter = Recalled(expected)
+    outputs, _ = run(runner, PROMPTS, PLENTY, 4096, drafter, max_tokens=40, temperature=0.7)
+    assert outputs == expected
+    assert min(drafter.num_right, drafter.num_wrong) > 5
+    if find_kernel("embed", torch.zeros(1)) is not None:
+        assert max(passes_of(runner).captures) > max(plain) == len(PROMPTS)
 
 
 def test_what_torch_computes_is_not_captured(tmp_path: Path) -> None:

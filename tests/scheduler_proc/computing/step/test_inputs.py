@@ -4,7 +4,7 @@ import torch
 
 from messages.columns import pack_int32
 from messages.steps import PromptLogprobTargets
-from scheduler_proc.computing.step.inputs import StepShape, make_step_inputs, pack_step, view_step
+from scheduler_proc.computing.step.inputs import StepShape, as_decode_rows, make_step_inputs, pack_step, view_step
 from tests.scheduler_proc.computing.drive import Row, plan_batch
 
 CPU = torch.device("cpu")
@@ -34,6 +34,22 @@ def test_columns_become_tensors() -> None:
     assert step.prefill_query_lens.tolist() == [2, 2]
     assert step.prefill_context_lens.tolist() == [1, 0]
     assert step.head_tokens.tolist() == [0, 1, 5]
+
+
+def test_tokens_that_all_yield_a_next_one_are_decode_rows() -> None:
+    rows = [
+        (Row(0, [5, 6, 7], 2, num_computed=2, pages=[4]), 1),
+        (Row(1, [8] * 18, 2, num_computed=15, pages=[2, 9]), 3),
+    ]
+    batch = msgspec.structs.replace(plan_batch(3, rows, 16), sample_tokens=pack_int32(range(4)))
+    assert make_step_inputs(batch, CPU).prefill_query_lens.tolist() == [3]
+    step = make_step_inputs(as_decode_rows(batch), CPU)
+    assert step.num_decode_rows == 4
+    assert step.decode_num_keys.tolist() == [3, 16, 17, 18]
+    assert step.decode_page_tables.tolist() == [[4, -1], [2, 9], [2, 9], [2, 9]]
+    assert step.slots.tolist() == [66, 47, 144, 145]
+    assert not len(step.prefill_query_lens)
+    assert as_decode_rows(as_decode_rows(batch)) == as_decode_rows(batch)
 
 
 def test_tokens_with_prompt_logprobs_go_to_the_head_after_those_that_sample() -> None:

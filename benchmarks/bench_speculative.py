@@ -1,0 +1,187 @@
+"""What `--speculative ngram` gains and costs: the same requests with and without it, in turns, in one process.
+
+    python -m benchmarks.bench_speculative [--model DIR] [--rows 1 2 4 8 16 32] [--cpu-threads 1] [FLAGS]
+
+"repeats" are greedy continuations of passages of a text, which small models soon repeat; "random" are random prompts
+whose outputs are drawn at temperature 1; W1 to W4 are the workloads of `http_workloads.py`, drawn the same way. A
+figure is the time without over the time with speculation, the median of the rounds: `wall` by the clock, `cpu` by the
+CPU time of the thread that computes, which with `--cpu-threads 1` also tells it on a machine that others use.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from benchmarks.http_workloads import WORKLOADS, Workload
+from benchmarks.load.workloads import random_ids
+from benchmarks.result_file import write_result
+from messages.config import Config
+from messages.errors import SluiceError
+from messages.requests import SamplingParams
+from scheduler_proc.offline import OfflineEngine
+from supervisor.flags import parse_flags
+from supervisor.run import build_config
+
+MODES = ("none", "ngram")
+PROMPT_TOKENS = 64
+
+Prompts = Callable[[int], list[list[int]]]
+"""Takes a seed."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """`rows` requests at a time."""
+
+    name: str
+    rows: int
+    num_output: int
+    temperature: float
+    prompts: Prompts
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One case with one mode in one round."""
+
+    wall_s: float
+    cpu_s: float
+    outputs: list[list[int]]
+    num_steps: float
+    num_draft_tokens: float
+    num_accepted_tokens: float
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 0, 1 where the model cannot be run or outputs differ in float32."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    text = Path("../shared/prompts/tinyshakespeare/input.txt")
+    add("--model", default="", help="a checkpoint (default: the bundled model)")
+    add("--text", type=Path, default=text, help="what passages are cut from (default: %(default)s)")
+    add("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], help="default: 1 2 4 8 16 32")
+    add("--rounds", type=int, default=5, help="default: %(default)s")
+    add("--output", type=int, default=512, help="output tokens of text that repeats (default: %(default)s)")
+    add("--only", nargs="+", default=[], help="cases whose names begin like this")
+    add("--json", type=Path, metavar="FILE", help="write the result to FILE")
+    options, flags = parser.parse_known_args(arguments)
+    try:
+        config = make_config(options.model, "none", flags)
+        engines = {mode: OfflineEngine(make_config(options.model, mode, flags)) for mode in MODES}
+    except SluiceError as error:
+        print(f"bench_speculative: {error}", file=sys.stderr)
+        return 1
+    cases = [case for case in all_cases(config, options) if case.name.startswith(tuple(options.only) or "")]
+    lines = [line for case in cases for line in [measure(case, engines, options.rounds)] if show(line)]
+    if options.json:
+        settings = {name: getattr(options, name) for name in ("model", "text", "rounds", "output")}
+        write_result(options.json, "speculative", {**settings, "flags": flags, "cases": lines})
+    return int("float32" in flags and not all(line["same"] for line in lines))
+
+
+def make_config(model: str, mode: str, flags: list[str]) -> Config:
+    """Returns the server's configuration. Raises `UsageError`, `BootError`."""
+    own = ["--model", model, "--device", "cpu", "--kv-cache-memory-gb", "0.5", "--speculative", mode]
+    sections: dict[str, Any] = dict(parse_flags([*own, *flags]))
+    return build_config(sections)
+
+
+def all_cases(config: Config, options: argparse.Namespace) -> Iterator[Case]:
+    vocab_size = config.facts.vocab_size
+    tokenizer = Tokenizer.from_file(str(Path(config.facts.tokenizer_dir) / "tokenizer.json"))
+    text_ids = tokenizer.encode(options.text.read_text(encoding="utf-8"), add_special_tokens=False).ids
+
+    def passages(rows: int) -> Prompts:
+        def cut(seed: int) -> list[list[int]]:
+            chance = random.Random(seed)
+            starts = [chance.randrange(len(text_ids) - PROMPT_TOKENS) for _ in range(rows)]
+            return [text_ids[start : start + PROMPT_TOKENS] for start in starts]
+
+        return cut
+
+    def noise(rows: int) -> Prompts:
+        return lambda seed: [
+            random_ids(np.random.default_rng([seed, row]), vocab_size, PROMPT_TOKENS) for row in range(rows)
+        ]
+
+    for rows in options.rows:
+        yield Case("repeats", rows, options.output, 0.0, passages(rows))
+    for rows in options.rows:
+        yield Case("random", rows, 128, 1.0, noise(rows))
+    for name, load in WORKLOADS.items():
+        yield Case(name, load.concurrency, load.num_output, 1.0, partial(workload_prompts, load, vocab_size))
+
+
+def workload_prompts(load: Workload, vocab_size: int, seed: int) -> list[list[int]]:
+    return [[int(token_id) for token_id in one.prompt] for one in load.requests(vocab_size, seed)]
+
+
+def measure(case: Case, engines: dict[str, OfflineEngine], rounds: int) -> dict[str, Any]:
+    """Returns the figures of a case; the first of its rounds, a warm-up, does not count."""
+    turns: dict[str, list[Turn]] = {mode: [] for mode in MODES}
+    for index in range(rounds + 1):
+        for mode in MODES if index % 2 else MODES[::-1]:
+            turn = run(case, engines[mode], index)
+            if index:
+                turns[mode].append(turn)
+    pairs = list(zip(*turns.values(), strict=True))
+    drafting = turns["ngram"]
+    num_tokens = sum(map(len, turns["none"][0].outputs))
+    return {
+        "name": case.name,
+        "rows": case.rows,
+        "num_output": case.num_output,
+        "tok/s": {mode: [num_tokens / turn.wall_s for turn in turns[mode]] for mode in MODES},
+        "tok/cpu_s": {mode: [num_tokens / turn.cpu_s for turn in turns[mode]] for mode in MODES},
+        "wall": statistics.median(off.wall_s / on.wall_s for off, on in pairs),
+        "cpu": statistics.median(off.cpu_s / on.cpu_s for off, on in pairs),
+        "steps": sum(turn.num_steps for turn in drafting) / sum(turn.num_steps for turn in turns["none"]),
+        "draft_tokens": sum(turn.num_draft_tokens for turn in drafting),
+        "accepted_tokens": sum(turn.num_accepted_tokens for turn in drafting),
+        "same": all(off.outputs == on.outputs for off, on in pairs),
+    }
+
+
+def run(case: Case, engine: OfflineEngine, seed: int) -> Turn:
+    """Runs the case's requests, `rows` at a time."""
+    prompts = case.prompts(seed)
+    before = dict(engine.gauges)
+    outputs: list[list[int]] = []
+    begin_s, begin_cpu_s = time.perf_counter(), time.thread_time()
+    for first in range(0, len(prompts), case.rows):
+        some = prompts[first : first + case.rows]
+        params = [
+            SamplingParams(case.num_output, temperature=case.temperature, seed=seed + first + row, ignore_eos=True)
+            for row in range(len(some))
+        ]
+        outputs += [output.token_ids for output in engine.generate(some, params)]
+    wall_s, cpu_s = time.perf_counter() - begin_s, time.thread_time() - begin_cpu_s
+    names = ("steps", "draft_tokens", "accepted_tokens")
+    return Turn(wall_s, cpu_s, outputs, *(engine.gauges[name] - before.get(name, 0.0) for name in names))
+
+
+def show(line: dict[str, Any]) -> bool:
+    tokens = {mode: statistics.median(values) for mode, values in line["tok/s"].items()}
+    print(
+        f"{line['name']:8} {line['rows']:3} rows  {tokens['none']:7,.0f} -> {tokens['ngram']:7,.0f} tok/s  "
+        f"x{line['wall']:.2f} wall  x{line['cpu']:.2f} cpu  steps x{line['steps']:.2f}  "
+        f"accepted {line['accepted_tokens']:.0f} of {line['draft_tokens']:.0f}  same {line['same']}",
+        flush=True,
+    )
+    return True
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,127 @@
+"""How many draft tokens are worth their time: from what was accepted of a row, and from what steps take."""
+
+from math import log
+
+DECAY = 0.9
+"""Weight of what is known of a row after each further run of draft tokens."""
+
+IDLE_DECAY = 0.99
+"""The same after each step for which it was not worth it: in time the row is tried again."""
+
+COST_DECAY = 0.97
+"""Weight of what is known of steps after each further step."""
+
+LEAST_COST = 0.02
+"""A token more costs at least this part of what a token of the step costs on average, and so much where nothing is
+known of it: it is tried."""
+
+PRIOR_VARIANCE = 0.02
+"""In tokens²: how much of a variance that assumption outweighs. So the line flattens as steps stay the same."""
+
+OUTLIER, SLOW_WEIGHT = 1.5, 0.1
+"""A step that takes longer than it should says little, for something else may have had the cores: it has this weight,
+and counts as no longer than so many times what it should take. So the line lies near the quickest steps."""
+
+NO_LIMIT = 1 << 30
+
+
+class AcceptanceRate:
+    """How likely a row's next draft token is right, by its latest ones: without any, one third."""
+
+    __slots__ = ("_accepted", "_tried", "value")
+
+    def __init__(self) -> None:
+        self._accepted = self._tried = 0.0
+        self._update()
+
+    def add(self, num_drafts: int, num_accepted: int) -> None:
+        """Counts the draft tokens of one step: the right ones and the first wrong one, for nothing is known of others.
+
+        The first is a wrong one where fewer than all were accepted.
+        """
+        self._accepted = DECAY * self._accepted + num_accepted
+        self._tried = DECAY * self._tried + num_accepted + (num_accepted < num_drafts)
+        self._update()
+
+    def fade(self) -> None:
+        """Forgets a little."""
+        if not self._tried:
+            return
+        self._accepted *= IDLE_DECAY
+        self._tried *= IDLE_DECAY
+        self._update()
+
+    def _update(self) -> None:
+        self.value = (self._accepted + 1) / (self._tried + 3)
+
+
+class StepCost:
+    """What steps take by their tokens: a line through the latest steps (an expectile, by weighted least squares)."""
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._tokens = 0.0
+        self._seconds = 0.0
+        self._variance = 0.0
+        self._covariance = 0.0
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Of one more token in a step; 0 before the first step. The line meets 0 tokens at 0 s or above."""
+        if not self._weight:
+            return 0.0
+        average, prior = self._seconds / self._tokens, PRIOR_VARIANCE * self._weight
+        slope = (self._covariance + LEAST_COST * average * prior) / (self._variance + prior)
+        return min(max(slope, LEAST_COST * average), average)
+
+    def predict(self, num_tokens: int) -> float:
+        """Returns seconds; 0 before the first step."""
+        return max(0.0, self._seconds + self.seconds_per_token * (num_tokens - self._tokens))
+
+    def add(self, num_tokens: int, seconds: float) -> None:
+        """Takes a step into account; the sums are Welford's, with weights that fade (West, 1979)."""
+        weight = 1.0
+        if self._weight and seconds > (expected := self.predict(num_tokens)):
+            seconds, weight = min(seconds, OUTLIER * expected), SLOW_WEIGHT
+        self._weight = COST_DECAY * self._weight + weight
+        deviation = num_tokens - self._tokens
+        self._tokens += deviation * weight / self._weight
+        self._seconds += (seconds - self._seconds) * weight / self._weight
+        self._variance = COST_DECAY * self._variance + weight * deviation * (num_tokens - self._tokens)
+        self._covariance = COST_DECAY * self._covariance + weight * deviation * (seconds - self._seconds)
+
+
+class DraftLengths:
+    """Gives draft tokens to rows as long as each makes the step yield more tokens a second, all rows together.
+
+    A row's j-th draft token is accepted with probability p^j, where p is its `AcceptanceRate`. It is worth its time
+    where p^j / (seconds of a token) is above the (expected tokens) / (seconds) of the step without it.
+    """
+
+    def __init__(self) -> None:
+        self.cost = StepCost()
+        self._num_expected = 0.0
+        self._seconds = 0.0
+        self._seconds_per_token = 0.0
+
+    def begin_step(self, num_rows: int, num_tokens: int) -> None:
+        """From now on `choose` is asked about this step: rows that get a token, and all tokens but draft tokens."""
+        self._num_expected = float(num_rows)
+        self._seconds = self.cost.predict(num_tokens)
+        self._seconds_per_token = self.cost.seconds_per_token
+
+    def choose(self, rate: AcceptanceRate) -> int:
+        """Returns the most draft tokens that are worth their time for a row; for one that gets none, time goes on."""
+        cost = self._num_expected * self._seconds_per_token
+        if not cost:
+            return NO_LIMIT
+        if rate.value * self._seconds <= cost:
+            rate.fade()
+            return 0
+        return max(1, int(log(cost / self._seconds) / log(rate.value)))
+
+    def add(self, rate: AcceptanceRate, num_drafts: int) -> None:
+        """Counts what a row of the step has got."""
+        self._seconds += num_drafts * self._seconds_per_token
+        p = rate.value
+        self._num_expected += p * (1 - p**num_drafts) / (1 - p)

@@ -1,0 +1,58 @@
+"""Speculation as clients see it: the same text, ids and logprobs as without it, also where the scheduler is killed."""
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.ring.client import RingClient, body
+from tests.ring.test_restart import Killer, check_same, disturb, mixed_requests
+
+pytestmark = pytest.mark.ring
+
+FLAGS = ("--dtype", "float32", "--speculative", "ngram", "--max-restarts-per-min", "100")
+
+
+@pytest.fixture(scope="module")
+def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
+    return start_ring(tiny_checkpoint, *FLAGS)
+
+
+@pytest.fixture(scope="module")
+def requests(plain_ring: RingClient) -> list[dict[str, Any]]:
+    """Some of any kind, and some whose text soon repeats."""
+    repeating = [body([50 + uid, 9, 70] * 12, max_tokens=150, ignore_eos=True) for uid in range(4)]
+    return [*mixed_requests(plain_ring), *repeating]
+
+
+def counter(ring: RingClient, name: str) -> float:
+    found = re.search(rf"^{re.escape(name)}\{{.*\}} (\S+)$", httpx.get(f"{ring.url}/metrics").text, re.MULTILINE)
+    assert found, f"there is no {name}"
+    return float(found[1])
+
+
+def test_the_same_with_and_without_and_where_the_scheduler_dies(
+    ring: RingClient, plain_ring: RingClient, requests: list[dict[str, Any]]
+):
+    expected = plain_ring.generate_all(requests)
+    check_same(ring.generate_all(requests), expected)
+    ring.wait_until_empty()
+    gauges = ring.gauges("scheduler")
+    assert gauges["draft_tokens"] >= gauges["accepted_tokens"] > 0
+    disturb(Killer(ring, "scheduler", (200, 900), signal.SIGKILL), ring, requests, expected)
+    assert counter(ring, "vllm:spec_decode_num_accepted_tokens_total") >= gauges["accepted_tokens"]
+    assert counter(plain_ring, "vllm:spec_decode_num_draft_tokens_total") == 0
+
+
+def test_logprobs_are_the_same(ring: RingClient, plain_ring: RingClient):
+    request = body([60, 9, 70] * 12, max_tokens=40, ignore_eos=True, logprobs=2, presence_penalty=0.1, stream=False)
+    (plain, drafted) = (
+        httpx.post(f"{one.url}/generate", json=request, timeout=60).json() for one in (plain_ring, ring)
+    )
+    assert drafted["token_ids"] == plain["token_ids"]
+    pairs = list(zip(drafted["logprobs"], plain["logprobs"], strict=True))
+    assert len(pairs) == 40
+    assert all(now["logprob"] == pytest.approx(before["logprob"], abs=1e-3) for now, before in pairs)
