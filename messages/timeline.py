@@ -87,8 +87,9 @@ class QueueFacts(msgspec.Struct, frozen=True, array_like=True):
 class ScheduleReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """scheduler → detokenizer → every frontend: what the plan of a step means for requests that do not decode.
 
-    It leaves before the step runs. Decode rows are not in it, and a step that has nothing else sends none. `waiting`
-    are requests that have just begun to wait and, at most once a second, all that do.
+    It leaves before a step that may be long, else with its result. Decode rows are not in it, and a step that has
+    nothing else sends none. `waiting` are requests that have just begun to wait and, at most once a second, all that
+    do.
     """
 
     planned_ns: int

@@ -75,7 +75,8 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
         send_replies(scheduler, sender)
         start_s = time.monotonic()
         batch = scheduler.schedule()
-        send_replies(scheduler, sender)  # the plan is known before its step has run
+        if batch is not None and step_times.may_be_long(batch):
+            send_replies(scheduler, sender)  # what timelines are told of the plan; else it leaves with the result
         is_busy = batch is not None or stepper.has_step
         link.beat(scheduler.gauges, is_busy=is_busy, histograms=step_times.counts)
         if is_busy:

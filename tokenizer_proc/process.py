@@ -37,6 +37,9 @@ from tokenizer_proc.prompts import PromptReader
 LONG_PROMPT_CHARS = 100_000
 """A text from which on the launcher is told before it is tokenized: it takes about a tenth of a second."""
 
+TELL_INTERVAL_S = 0.9
+"""Frontends are told of prompts that have gone on about once a second: a message for each would cost more than it."""
+
 log = logging.getLogger("sluice.tokenizer")
 
 
@@ -83,6 +86,8 @@ def serve(link: ProcessLink) -> None:
     grammars = GrammarChecks(link.config, link.wake)
     chars_in_hand = 0
     num_tokenized = 0
+    passed_on: list[TokenizedRow] = []
+    told_s = 0.0
 
     def gauges() -> dict[str, float]:
         return {"chars_in_hand": chars_in_hand, "num_tokenized": num_tokenized}
@@ -92,14 +97,13 @@ def serve(link: ProcessLink) -> None:
     while not link.is_stopping:
         link.wait()
         link.receive_control()
-        passed_on: list[UserMsg] = []
         for message in grammars.pop_done():
             if isinstance(message, UserReply):
                 to_frontends.send(message)
-                continue
-            to_scheduler.send_or_drop(message)
+            else:
+                to_scheduler.send_or_drop(message)
             if isinstance(message, UserMsg):
-                passed_on.append(message)
+                passed_on.append(tokenized_row(message))
         for message in inbox.receive():
             if isinstance(message, AbortMsg) and grammars.keep(message):
                 continue
@@ -119,13 +123,14 @@ def serve(link: ProcessLink) -> None:
                 grammars.start(answer)
             elif isinstance(answer, UserMsg):
                 to_scheduler.send_or_drop(answer)
-                passed_on.append(answer)
+                passed_on.append(tokenized_row(answer))
             else:
                 to_frontends.send(answer)
             chars_in_hand = 0
             num_tokenized += 1
-        if passed_on:
-            to_frontends.send(Tokenized(tuple([tokenized_row(prompt) for prompt in passed_on])))
+        if passed_on and time.monotonic() - told_s >= TELL_INTERVAL_S:
+            to_frontends.send(Tokenized(tuple(passed_on)))
+            passed_on, told_s = [], time.monotonic()
         link.beat(gauges)
     for channel in (inbox, to_scheduler, to_frontends):
         channel.close()

@@ -112,7 +112,7 @@ class Scheduler:
         """Returns the next step, or `None` where there is no request, or none that may have a row.
 
         With a step in flight, `None` also means that it has to be committed first. What timelines must know of the plan
-        is among the replies then, and should leave before the step runs.
+        is among the replies then, and should leave before a long step runs.
         """
         if self._grammars is not None:
             self._release_compiled(self._grammars)

@@ -198,7 +198,7 @@ def test_bans_that_leave_nothing_end_the_request_alone() -> None:
 
 def test_a_scheduler_without_compiler_refuses_grammars() -> None:
     bench = Bench()
-    bench.scheduler = Scheduler(bench.cache, bench.limits, bench.scheduler._policy._budget)
+    bench.scheduler = Scheduler(bench.cache, bench.limits, bench.scheduler._policy.budget)
     bench.send(user_msg(1, [1], grammar=grammar_of(3)))
     error = bench.end(1).error
     assert error is not None

@@ -105,7 +105,7 @@ def test_drafts_of_ngram_lookup_lose_nothing(adapts):
     bench = Bench(num_pages=40, page_size=4, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=48)
     lengths = DraftLengths() if adapts else None
     budget = Budget(8, 48)
-    bench.scheduler = Scheduler(bench.cache, bench.limits, budget, NgramDrafter(5), lengths)
+    bench.scheduler = Scheduler(bench.cache, bench.limits, budget, NgramDrafter(5), draft_lengths=lengths)
     soak = Soak(21, 300, bench)
     soak.run()
     soak.check()
