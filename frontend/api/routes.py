@@ -21,7 +21,7 @@ from frontend.http.endpoint import Endpoint, Parameter
 
 PROMPT = "Once upon a time"
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
-TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}
 
 REQUEST_ID = Parameter(
     name="X-Request-Id",
