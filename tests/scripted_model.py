@@ -17,7 +17,7 @@ from detokenizer_proc.vocabulary import byte_level_alphabet
 
 END = "<|im_end|>"
 WIDTH = 256
-CONTEXT = 4096
+CONTEXT = 16384
 
 
 def build_scripted_model(path: Path, scripts: Mapping[str, str], chat_template: str) -> None:
