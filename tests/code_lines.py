@@ -27,15 +27,15 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 6_990,
-    "tokenizer and detokenizer": 1_730,
-    "scheduler": 4_270,
-    "CPU backend": 2_960,
-    "GPU backend": 2_280,
-    "operations and references": 1_160,
-    "messages": 1_500,
-    "process runtime": 1_060,
-    "launcher": 2_650,
+    "frontend": 8_120,
+    "tokenizer and detokenizer": 1_660,
+    "scheduler": 4_740,
+    "CPU backend": 2_935,
+    "GPU backend": 2_325,
+    "operations and references": 1_145,
+    "messages": 1_515,
+    "process runtime": 1_125,
+    "launcher": 2_620,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

@@ -106,7 +106,7 @@ class Client:
             Limits(CONTEXT, vocab_size, (0,)),
             Budget(MAX_ROWS, STEP_TOKENS),
             drafter,
-            DraftLengths() if adapts else None,
+            draft_lengths=DraftLengths() if adapts else None,
         )
         self._stepper = Stepper(self.scheduler, runner.launch, runner.can_overlap, StepTimes())
         self._messages = {message.uid: message for message in messages}

@@ -21,7 +21,7 @@ def test_two_thousand_mixed_requests_lose_nothing():
     soak.run()
     soak.check()
     assert soak.bench.gauge("preemptions") > 12
-    assert soak.bench.gauge("prefix_hit_tokens") > 1_000
+    assert soak.bench.gauge("prefix_hit_tokens") > 500
     reasons = {end.finish_reason for end in soak.bench.inbox.finished.values()}
     assert reasons == {"stop", "length", "abort", "timeout"}
 
@@ -105,7 +105,7 @@ def test_drafts_of_ngram_lookup_lose_nothing(adapts):
     bench = Bench(num_pages=40, page_size=4, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=48)
     lengths = DraftLengths() if adapts else None
     budget = Budget(8, 48)
-    bench.scheduler = Scheduler(bench.cache, bench.limits, budget, NgramDrafter(5), draft_lengths=lengths)
+    bench.scheduler = Scheduler(bench.cache, bench.limits, budget, NgramDrafter(5), bench.grammars, lengths)
     soak = Soak(21, 300, bench)
     soak.run()
     soak.check()
