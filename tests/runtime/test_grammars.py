@@ -5,7 +5,7 @@ import pytest
 from llguidance import LLMatcher
 
 from runtime.grammars import NUM_KEPT, GrammarCompiler, GrammarError
-from tests.checkpoints import write_tokenizer
+from tests.tiny_llama import write_tokenizer
 
 MODEL_DIR = Path(__file__).resolve().parents[2] / "assets" / "shakespeare-gpt2"
 VOCAB_SIZE, EOS = 3072, 0

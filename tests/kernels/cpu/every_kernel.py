@@ -79,7 +79,7 @@ def compute(size: int, dtype: torch.dtype) -> None:
     assert greedy(x).tolist() == x.max(dim=-1).indices.tolist()
     tokens = sample(x.float(), torch.tensor([1, -2, 3]), torch.arange(3))
     assert bool(((tokens >= 0) & (tokens < size)).all())
-    logits = x.float()
+    logits = x.float().clone()
     apply_bitmask(logits, torch.tensor([2, 0]), torch.full((2, -(-size // 32)), 0x55555555, dtype=torch.int32))
     assert bool((logits[::2].isfinite() == (torch.arange(size) % 2 == 0)).all())
     drawn = draw(x, torch.tensor([0.0, 0.5, 2.0]), torch.tensor([1, -2, 3]), torch.arange(3))
