@@ -4,7 +4,7 @@ Every message about one request carries `uid` (chosen by the frontend, unique in
 a continuation after a process died has the next number, and messages of an older attempt are dropped).
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,16 +14,26 @@ AbortReason = Literal["abort", "timeout"]
 TruncationSide = Literal["left", "right"]
 
 
-GrammarKind = Literal["json_schema", "regex", "choice", "lark", "structural_tag", "llguidance"]
+GrammarKind = Literal["json_schema", "regex", "choice", "lark", "structural_tag", "calls", "llguidance"]
+
+
+class CallGrammar(msgspec.Struct, frozen=True):
+    """The calls of tools that an answer must be, one of `calls`: each is (begin, JSON schema, end).
+
+    Where there is a `separator`, more of them may follow, each after it.
+    """
+
+    calls: tuple[tuple[str, dict[str, Any], str], ...]
+    separator: str = ""
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """What the whole output must be, in one of the forms that clients use; `param` is the field that asked for it.
 
     `text` is a JSON schema, a regular expression, a JSON list of strings of which the output is one, a grammar in
-    Lark's or GBNF's syntax, or the JSON object of a structural tag. The tokenizer makes of all of them what the
-    scheduler gets: "llguidance", that library's own form. `whitespace` is a regular expression for what may stand
-    between the tokens of JSON: empty for nothing, `None` for any.
+    Lark's or GBNF's syntax, or the JSON object of a structural tag or a `CallGrammar`. The tokenizer makes of all of
+    them what the scheduler gets: "llguidance", that library's own form. `whitespace` is a regular expression for what
+    may stand between the tokens of JSON: empty for nothing, `None` for any.
     """
 
     kind: GrammarKind

@@ -28,7 +28,7 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 BUDGETS = {
     "frontend": 8_120,
-    "tokenizer and detokenizer": 1_660,
+    "tokenizer and detokenizer": 1_690,
     "scheduler": 4_740,
     "CPU backend": 2_935,
     "GPU backend": 2_325,

@@ -14,6 +14,7 @@ from messages.replies import UserReply
 from messages.requests import AbortMsg, Grammar, UserMsg
 from runtime.background import BackgroundCalls
 from runtime.grammars import GrammarCompiler, GrammarError, shortened
+from tokenizer_proc.call_grammars import call_grammar
 from tokenizer_proc.schema_faults import find_fault
 from tokenizer_proc.structural_tags import structural_tag_grammar
 
@@ -86,6 +87,8 @@ class GrammarChecks:
                 return library.LLMatcher.grammar_from_lark(f"start: {choices}")
             case "lark":
                 return _lark_grammar(grammar.text)
+            case "calls":
+                return call_grammar(grammar.text, self._compiler.tokenizer())
             case "structural_tag":
                 return structural_tag_grammar(grammar.text, self._compiler.tokenizer())
             case "llguidance":

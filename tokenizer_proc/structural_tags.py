@@ -37,7 +37,7 @@ def structural_tag_grammar(text: str, tokenizer: "LLTokenizer") -> str:
             f"{error}: it has a list of structures (begin, schema, end) and a list of triggers"
         ) from None
     library: Any = import_module("llguidance")
-    are_special = [_is_special(trigger, tokenizer) for trigger in tag.triggers]
+    are_special = [is_special(trigger, tokenizer) for trigger in tag.triggers]
     if any(are_special) and not all(are_special):
         raise GrammarError("of its triggers either all or none may be special tokens")
     tags = [
@@ -59,6 +59,7 @@ def _trigger_of(structure: Structure, triggers: list[str]) -> str:
     raise GrammarError(f"no trigger begins the structure {json.dumps(structure.begin[:60])}")
 
 
-def _is_special(trigger: str, tokenizer: "LLTokenizer") -> bool:
-    ids = tokenizer.tokenize_str(trigger, parse_special=True)
+def is_special(text: str, tokenizer: "LLTokenizer") -> bool:
+    """Tells whether a text is one special token, which no characters spell."""
+    ids = tokenizer.tokenize_str(text, parse_special=True)
     return len(ids) == 1 and tokenizer.is_special_token(ids[0])

@@ -80,7 +80,8 @@ class ChatApi:
     async def create(self, request: Request) -> EventStream | WholeReply:
         """Opens the choices. Raises `RequestError`; refusals by other processes come out of the response."""
         body = await self._reader.read(request)
-        tools = choose_tools(body.tools, body.tool_choice, self._model_format)
+        allows_several = body.parallel_tool_calls is not False
+        tools = choose_tools(body.tools, body.tool_choice, self._model_format, allows_several=allows_several)
         rules = self._rules(body, tools)
         prompt_request = self._make_request(body, tools, rules)
         trace = trace_of(request.scope)
@@ -125,8 +126,11 @@ class ChatApi:
         num_choices = body.n or 1
         check_num_choices(self._service, num_choices, "n")
         check_choices_differ(params, num_choices, "n")
+        if tools.forced is not None and params.grammar is not None:
+            raise bad_request(f"{params.grammar.param} cannot be with a tool_choice that forces a call", "tool_choice")
         params = msgspec.structs.replace(
             params,
+            grammar=tools.forced or params.grammar,
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             echo=bool(body.return_token_ids),
             skip_special_tokens=params.skip_special_tokens

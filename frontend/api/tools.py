@@ -1,12 +1,16 @@
 """The tools of a chat: checked, told to the chat template, and whether the model may or must call one."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
+from frontend.api.grammar import MAX_GRAMMAR_BYTES
+from frontend.parsing.forced_calls import force_calls
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import bad_request
+from messages.requests import CallGrammar, Grammar
 
 MAX_TOOLS = 1024
 MAX_SHOWN_CHARS = 60
@@ -22,7 +26,7 @@ Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 
 
 class ToolFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`strict` is taken; arguments are not held to the schema."""
+    """`strict` is taken; arguments are held to the schema where a call is forced, and only there."""
 
     name: Name
     description: str | None = None
@@ -47,10 +51,14 @@ class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolUse(NamedTuple):
-    """What a chat may call: `listed` as the template gets it, `schemas` of parameters by name; they may be empty."""
+    """What a chat may call: `listed` as the template gets it, `schemas` of parameters by name; they may be empty.
+
+    `forced`: the calls of which the answer must consist, `None` where the model chooses.
+    """
 
     listed: list[dict[str, Any]]
     schemas: dict[str, Any]
+    forced: Grammar | None = None
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -80,16 +88,14 @@ def check_tools(given: list[Any] | None) -> ToolUse:
     return ToolUse(listed, schemas)
 
 
-def choose_tools(given: list[Any] | None, choice: str | dict[str, Any] | None, model_format: ModelFormat) -> ToolUse:
-    """Returns the tools that the model may call, none where `choice` is "none". Raises `RequestError` (400)."""
+def choose_tools(
+    given: list[Any] | None, choice: str | dict[str, Any] | None, model_format: ModelFormat, *, allows_several: bool
+) -> ToolUse:
+    """Returns the tools that the model may or must call, none where `choice` is "none". Raises `RequestError` (400)."""
     tools = check_tools(given)
     chosen = _checked_choice(choice, tools)
     if chosen == "none" or not tools.listed:
         return NO_TOOLS
-    if chosen != "auto":
-        raise bad_request(
-            'tool_choice must be "auto" or "none": a call cannot be forced', "tool_choice", "not_supported"
-        )
     if not model_format.has_calls:
         raise bad_request(
             "tools cannot be used: the model's chat template shows no known format of calls; name one with "
@@ -97,7 +103,30 @@ def choose_tools(given: list[Any] | None, choice: str | dict[str, Any] | None, m
             "tools",
             "not_supported",
         )
-    return tools
+    if chosen == "auto":
+        return tools
+    schemas = tools.schemas
+    if isinstance(chosen, ToolChoice):
+        schemas, allows_several = {chosen.function.name: schemas[chosen.function.name]}, False
+    return tools._replace(forced=_force(schemas, model_format, allows_several))
+
+
+def _force(schemas: Mapping[str, Any], model_format: ModelFormat, allows_several: bool) -> Grammar:
+    """Returns the grammar of an answer that calls one of the tools, or several. Raises `RequestError` (400)."""
+    forced = model_format.forced
+    why = "the arguments are not JSON in the model's format of calls" if forced is None else ""
+    if model_format.without_tools is not None:
+        why = "the model's answers begin with reasoning (--reasoning-parser none rules it out)"
+    if forced is None or why:
+        text = f'tool_choice must be "auto" or "none", for a call cannot be forced: {why}'
+        raise bad_request(text, "tool_choice", "not_supported")
+    calls = CallGrammar(
+        force_calls(forced, schemas, allows_several=allows_several), forced.separator if allows_several else ""
+    )
+    text = msgspec.json.encode(calls).decode()
+    if len(text) > MAX_GRAMMAR_BYTES:
+        raise bad_request(f"tools may have at most {MAX_GRAMMAR_BYTES} characters with this tool_choice", "tools")
+    return Grammar("calls", text, "tools")
 
 
 def _checked_choice(choice: str | dict[str, Any] | None, tools: ToolUse) -> str | ToolChoice:

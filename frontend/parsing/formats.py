@@ -32,6 +32,8 @@ class Forced(NamedTuple):
     end: str = ""
     is_list: bool = False
     arguments_key: str = "arguments"
+    separator: str = ""
+    """Between calls; without it, and where they are no list, there is one."""
 
 
 class ToolFormat(NamedTuple):
@@ -86,7 +88,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         found_by=(("<tool_call>",),),
         needs_special_tokens=True,
         content_close={"close": END_MARKS},
-        forced=Forced("<tool_call>\n", "\n</tool_call>"),
+        forced=Forced("<tool_call>\n", "\n</tool_call>", separator="\n"),
     ),
     "mistral": ToolFormat(
         (

@@ -243,7 +243,7 @@ def of_chat() -> list[Bad]:
         *field(CHAT, "tool_choice", "required", tool("f"), "f", 5, fragment="tool_choice"),
         *field(CHAT, "tool_choice", "f", {}, {"type": "function"}, tool("f", x=1), tools=[tool("f")]),
         *field(CHAT, "tool_choice", tool("g"), tools=[tool("f")], fragment="one of the tools, got 'g'"),
-        *field(CHAT, "tool_choice", "required", tool("f"), tools=[tool("f")], fragment="cannot be forced"),
+        *field(CHAT, "tools", [tool("f")], tool_choice="required", fragment="--tool-call-parser"),
         *field(CHAT, "parallel_tool_calls", 1, "no"),
         *field(CHAT, "functions", [{"name": "f"}], fragment="send tools"),
         *field(CHAT, "include_reasoning", 1, "no"),

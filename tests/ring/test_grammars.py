@@ -17,7 +17,7 @@ from tests.ring.client import TIMEOUT_S, Generated, RingClient, body
 pytestmark = pytest.mark.ring
 
 MODEL_DIR = Path(__file__).resolve().parents[2] / "assets" / "shakespeare-gpt2"
-FLAGS = ("--dtype", "float32", "--max-restarts-per-min", "100")
+FLAGS = ("--dtype", "float32", "--max-restarts-per-min", "100", "--tool-call-parser", "hermes")
 PERSON = {
     "type": "object",
     "properties": {
@@ -37,6 +37,16 @@ LONG = {
     }
 }
 NUM_TOKENS_BEFORE = 25
+
+
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "meet", "parameters": PERSON}},
+    {
+        "type": "function",
+        "function": {"name": "exit", "parameters": {"type": "object", "additionalProperties": False}},
+    },
+]
+SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
 
 
 class Verse(BaseModel):
@@ -236,3 +246,28 @@ def test_bad_grammars_do_not_end_the_streams_beside_them(ring: RingClient) -> No
 def chain_of_references(length: int) -> dict[str, Any]:
     links: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(length)}
     return {**links, f"d{length}": {"type": "string", "maxLength": 3}}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "meet"}}])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_call_of_a_tool_is_forced(openai_client: OpenAI, choice: Any, is_streamed: bool) -> None:
+    asked: Any = {
+        "model": str(MODEL_DIR),
+        "messages": [{"role": "user", "content": "Enter a king."}],
+        "tools": TOOLS,
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "max_tokens": 600,
+        "temperature": 1.0,
+        "seed": 11,
+    }
+    if is_streamed:
+        with openai_client.chat.completions.stream(**asked) as stream:
+            (answer,) = stream.get_final_completion().choices
+    else:
+        (answer,) = openai_client.chat.completions.create(**asked).choices
+    calls: Any = answer.message.tool_calls
+    (call,) = calls
+    assert (answer.finish_reason, answer.message.content or "") == ("tool_calls", "")
+    assert choice == "required" or call.function.name == "meet"
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])

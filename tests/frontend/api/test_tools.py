@@ -3,11 +3,15 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
-from frontend.api.tools import MAX_TOOLS
+from frontend.api.grammar import MAX_GRAMMAR_BYTES
+from frontend.api.tools import MAX_TOOLS, choose_tools
+from frontend.parsing.model_format import choose_format
+from messages.errors import RequestError
 from messages.replies import PromptReply
-from messages.requests import TokenizeMsg
+from messages.requests import CallGrammar, TokenizeMsg
 from tests.frontend.frontend_run import Call, FrontendRun, final, position_logprobs, step
 
 PATH = "/v1/chat/completions"
@@ -223,7 +227,7 @@ CHOSEN = {"type": "function", "function": {"name": "now"}}
             "tool_choice.function.name must be the name of one of the tools, got 'f'",
         ),
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "cannot be forced"),
-        ({"tools": TOOLS, "tool_choice": CHOSEN}, "tool_choice", "cannot be forced"),
+        ({"tools": TOOLS, "tool_choice": CHOSEN}, "tool_choice", "--reasoning-parser none"),
         ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
         ({"include_reasoning": "no"}, "include_reasoning", "true or false"),
         ({"reasoning_effort": 5}, "reasoning_effort", "a string"),
@@ -236,3 +240,30 @@ def test_what_is_refused(reader: FrontendRun, body: dict[str, Any], param: str, 
     error = response.json()["error"]
     assert error["param"] == param
     assert fragment in error["message"]
+
+
+HERMES = choose_format("hermes", "none", "")
+CHOICES = [("required", True, 2, "\n"), ("required", False, 2, ""), (CHOSEN, True, 1, "")]
+
+
+@pytest.mark.parametrize(("choice", "allows_several", "num_calls", "separator"), CHOICES)
+def test_a_call_that_must_be_made_is_a_grammar(choice: Any, allows_several: bool, num_calls: int, separator: str):
+    use = choose_tools(TOOLS, choice, HERMES, allows_several=allows_several)
+    assert use.listed == TOOLS
+    assert use.forced is not None
+    assert (use.forced.kind, use.forced.param) == ("calls", "tools")
+    grammar = msgspec.json.decode(use.forced.text, type=CallGrammar)
+    ((begin, schema, end),) = grammar.calls
+    assert (begin, end, grammar.separator) == ("<tool_call>\n", "\n</tool_call>", separator)
+    assert len(schema.get("anyOf", [schema])) == num_calls
+    if num_calls == 1:
+        assert schema["properties"]["name"] == {"const": "now"}
+
+
+def test_calls_that_are_not_json_and_tools_that_are_too_long_cannot_be_forced():
+    for model_format, tools, fragment in (
+        (choose_format("pythonic", "none", ""), TOOLS, "not JSON"),
+        (HERMES, [tool(parameters={"description": "x" * MAX_GRAMMAR_BYTES})], "at most"),
+    ):
+        with pytest.raises(RequestError, match=fragment):
+            choose_tools(tools, "required", model_format, allows_several=True)
