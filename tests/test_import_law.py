@@ -45,6 +45,7 @@ RULES = {
     "runtime/profiling.py": rule("runtime messages", "msgspec pyinstrument"),
     "runtime/grammars.py": rule("runtime messages", "msgspec llguidance"),
     "tokenizer_proc/grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
+    "tokenizer_proc/call_grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/structural_tags.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "kernels": rule("kernels", "torch triton numpy"),
 }
@@ -91,6 +92,7 @@ FUNCTION_LEVEL_IMPORTS = {
     ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
     ("runtime/grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/grammars.py", "llguidance"): "is needed from the first grammar on",
+    ("tokenizer_proc/call_grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/structural_tags.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/encoding.py", "transformers"): "60 MB that a process with tokenizer.json saves",
     ("detokenizer_proc/vocabulary.py", "transformers"): "60 MB that a process with tokenizer.json saves",
