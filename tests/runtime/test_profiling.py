@@ -109,7 +109,7 @@ def test_notes_and_samples_are_on_one_clock(loop: Loop):
     for (began, ended), (true_began, true_ended) in zip(works, loop.spans_ns, strict=True):
         assert began <= true_began <= true_ended <= ended
         late_ns += [true_began - began, ended - true_ended]
-    assert statistics.median(late_ns) < 1_000_000, "most, for the machine may be busy between two looks at the clock"
+    assert statistics.median(late_ns) < 50_000_000, "most, for the machine may be busy between two looks at the clock"
     distances_ns: list[int] = []
     at_ns = profile.samples_began_ns
     for stack, span_ns in profile.samples:
@@ -117,7 +117,7 @@ def test_notes_and_samples_are_on_one_clock(loop: Loop):
         if any(frame.startswith("work\0") for frame in stack):
             distances_ns.append(min(max(0, began - at_ns, at_ns - ended) for began, ended in loop.spans_ns))
     assert len(distances_ns) >= 10
-    assert statistics.median(distances_ns) < 1_000_000, "a busy machine may stop the process between sample and clock"
+    assert statistics.median(distances_ns) < 50_000_000, "a busy machine may stop the process between sample and clock"
 
 
 def test_one_profile_at_a_time(loop: Loop):

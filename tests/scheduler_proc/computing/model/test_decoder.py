@@ -20,7 +20,7 @@ from tests.checkpoints import VARIANTS, VOCAB_SIZE, build_checkpoint, make_confi
 from tests.scheduler_proc.computing.drive import Row, plan_batch
 
 # Largest difference of a logit from transformers' in float32, as a part of the standard deviation of the row's logits.
-TOLERANCES = {"float32": 1e-5, "float16": 0.05, "bfloat16": 0.4}
+TOLERANCES = {"float32": 2e-5, "float16": 0.05, "bfloat16": 0.4}
 # The mean difference, as a multiple of what transformers itself loses in that dtype.
 MEAN_TOLERANCE = 1.3
 
