@@ -37,6 +37,8 @@ class BackgroundCalls(Generic[K, R]):
         self._waiting: deque[_Job[K, R]] = deque()
         self._has_job = threading.Condition()
         self._num_threads = 0
+        self._num_idle = 0
+        """Threads without a call; one whose call was given up is not among them."""
 
     def __len__(self) -> int:
         """Returns how many calls have not been popped."""
@@ -49,7 +51,8 @@ class BackgroundCalls(Generic[K, R]):
         with self._has_job:
             self._waiting.append(job)
             self._has_job.notify()
-        if self._num_threads < min(NUM_THREADS, len(self._open)):
+            needs_thread = self._num_idle < len(self._waiting) and self._num_threads < NUM_THREADS
+        if needs_thread:
             self._start_thread()
 
     def pop_done(self) -> list[tuple[K, R | Exception]]:
@@ -83,8 +86,10 @@ class BackgroundCalls(Generic[K, R]):
     def _run(self) -> None:
         while True:
             with self._has_job:
+                self._num_idle += 1
                 while not self._waiting:
                     self._has_job.wait()
+                self._num_idle -= 1
                 job = self._waiting.popleft()
             if time.monotonic() < job.deadline_s:
                 try:
