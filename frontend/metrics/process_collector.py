@@ -103,14 +103,14 @@ class ProcessCollector(Collector):
         cpu = CounterMetricFamily("sluice_process_cpu_seconds", "CPU time, user and system.", labels=[PROCESS_LABEL])
         memory = GaugeMetricFamily("sluice_process_resident_bytes", "Resident memory.", labels=[PROCESS_LABEL])
         for status in statuses:
-            cost = _find_cost(status.pid)
+            cost = find_cost(status.pid)
             if cost is not None:
                 cpu.add_metric([status.name], cost[0])
                 memory.add_metric([status.name], cost[1])
         yield from (cpu, memory)
 
 
-def _find_cost(pid: int) -> tuple[float, int] | None:
+def find_cost(pid: int) -> tuple[float, int] | None:
     """Returns CPU seconds and resident bytes of process `pid`; `None` where it cannot be looked at."""
     if not pid:
         return None
