@@ -8,14 +8,19 @@ export class Requests {
   constructor() {
     this.rows = new Map();
     this.chosen = null;
+    this.isWhole = false; // what is shown of the chosen one is all that will be
+    this.live = null;
   }
 
   show(live) {
+    this.live = live;
     const order = ([, a], [, b]) => (a.end_ns ? 1 : 0) - (b.end_ns ? 1 : 0) || (a.end_ns ? b.end_ns - a.end_ns : a.begin_ns - b.begin_ns);
     const requests = Object.entries(live.requests).sort(order);
     keep(find("requests").tBodies[0], this.rows, requests.map(([uid]) => uid), uid => this.makeRow(uid));
     find("requests-empty").hidden = requests.length > 0;
     for (const [uid, request] of requests) this.fill(this.rows.get(uid), request, live);
+    const hasEnded = Boolean(live.requests[this.chosen]?.end_ns);
+    if (hasEnded && !this.isWhole) this.choose(this.chosen);
   }
 
   makeRow(uid) {
@@ -41,6 +46,7 @@ export class Requests {
 
   async choose(uid) {
     this.chosen = uid;
+    this.isWhole = Boolean(this.live.requests[uid]?.end_ns);
     const place = find("waterfall");
     try {
       place.replaceChildren(await loadWaterfall(uid));

@@ -11,8 +11,8 @@ const NARROW = {width: 350, height: 268, box: [132, 92], gap: [78, 72]};
 
 /** What each kind has in hand, by its gauges. */
 const HAS = {
-  frontend: gauges => [`${gauges.requests ?? 0} open`, `${gauges.connections ?? 0} connections`],
-  tokenizer: gauges => [`${gauges.chars_in_hand ?? 0} characters in hand`],
+  frontend: gauges => [`${gauges.requests ?? 0} requests`],
+  tokenizer: gauges => [`${gauges.chars_in_hand ?? 0} characters`],
   scheduler: gauges => [`${gauges.running ?? 0} running`, `${gauges.waiting ?? 0} waiting`],
   detokenizer: gauges => [`${gauges.streams ?? 0} streams`],
 };
