@@ -80,11 +80,11 @@ export class Playground {
     let last;
     for await (const event of events(reply)) {
       if (event.error) throw new Error(event.error.message);
-      for (const token of event.logprobs ?? [{token: event.text, logprob: null, top: []}]) {
-        this.output.add({text: token.token, logprob: token.logprob, top: token.top.map(other => ({text: other.token, logprob: other.logprob}))});
-      }
+      for (const token of event.logprobs ?? []) this.output.add(token, token.top);
+      if (!event.logprobs) this.output.addText(event.text);
       last = event;
     }
+    this.output.finish();
     showPrompt(await tokens, last.usage.cached_tokens);
     const {ttft_ms: ttft, tokens_per_s: speed, seed} = last.timing;
     return describe(last.usage, last.finish_reason, ttft, speed) + `, seed ${seed}`;
@@ -107,10 +107,11 @@ export class Playground {
       usage = event.usage ?? usage;
       for (const token of choice?.logprobs?.content ?? []) {
         first ??= performance.now();
-        this.output.add({text: token.token, logprob: token.logprob, top: token.top_logprobs.map(other => ({text: other.token, logprob: other.logprob}))});
+        this.output.add(token, token.top_logprobs);
       }
-      if (logprobs === undefined && choice?.delta?.content) this.output.add({text: choice.delta.content, logprob: null, top: []});
+      if (logprobs === undefined && choice?.delta?.content) this.output.addText(choice.delta.content);
     }
+    this.output.finish();
     this.addTurn({role: "user", content: text}, {role: "assistant", content: answer});
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     showPrompt(await tokens, cached);

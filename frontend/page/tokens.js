@@ -14,23 +14,34 @@ export class TokenView {
   }
 
   clear() {
+    this.decoder = new TextDecoder(); // a character may take the bytes of several tokens
     this.tokens = [];
     this.chosen = -1;
     this.place.replaceChildren();
     find("alternatives").replaceChildren();
   }
 
-  /** Adds a token: `{text, logprob, top: [{text, logprob}]}`; without a logprob it has no colour. */
-  add(token) {
-    const span = make("span", {class: "token"}, token.text);
-    if (token.logprob !== null) span.style.backgroundColor = colour(token.logprob);
-    this.tokens.push(token);
-    this.place.append(span);
-    this.place.scrollTop = this.place.scrollHeight;
+  /** Adds a token with what the reply tells of it, of which `top` are the likeliest. */
+  add(token, top) {
+    const span = make("span", {class: "token"}, this.decoder.decode(Uint8Array.from(token.bytes), {stream: true}));
+    span.style.backgroundColor = colour(token.logprob);
+    this.tokens.push({...token, top});
+    this.append(span);
   }
 
-  get text() {
-    return this.place.textContent;
+  /** Adds text of which no more is known. */
+  addText(text) {
+    this.append(make("span", {}, text));
+  }
+
+  /** Shows what is left of a character that has not become whole. */
+  finish() {
+    this.addText(this.decoder.decode());
+  }
+
+  append(span) {
+    this.place.append(span);
+    this.place.scrollTop = this.place.scrollHeight;
   }
 
   move(event) {
@@ -41,7 +52,7 @@ export class TokenView {
   }
 
   choose(place) {
-    if (place < 0 || place === this.chosen) return;
+    if (!this.tokens[place] || place === this.chosen) return;
     this.place.children[this.chosen]?.classList.remove("chosen");
     this.chosen = place;
     this.place.children[place].classList.add("chosen");
@@ -58,13 +69,13 @@ function colour(logprob) {
 }
 
 function describe(token) {
-  if (token.logprob === null) return [];
-  const others = token.top.some(other => other.text === token.text) ? token.top : [...token.top, token];
-  const rows = others.map(({text, logprob}) => make("tr", text === token.text ? {class: "sampled"} : {},
-    make("th", {scope: "row", class: "mono"}, JSON.stringify(text)), make("td", {class: "num"}, percent(Math.exp(logprob))),
+  const isSampled = other => other.token === token.token && other.logprob === token.logprob;
+  const others = token.top.some(isSampled) ? token.top : [...token.top, token];
+  const rows = others.map(other => make("tr", isSampled(other) ? {class: "sampled"} : {},
+    make("th", {scope: "row", class: "mono"}, JSON.stringify(other.token)), make("td", {class: "num"}, percent(Math.exp(other.logprob))),
     make("td", {}, draw("svg", {viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true"},
-      draw("rect", {class: text === token.text ? "decode" : "time", width: 100 * Math.exp(logprob), height: 8})))));
-  return [make("table", {}, make("caption", {class: "hidden"}, `The token ${JSON.stringify(token.text)} and its alternatives`),
+      draw("rect", {class: isSampled(other) ? "decode" : "time", width: 100 * Math.exp(other.logprob), height: 8})))));
+  return [make("table", {}, make("caption", {class: "hidden"}, `The token ${JSON.stringify(token.token)} and its alternatives`),
     make("tbody", {}, ...rows))];
 }
 

@@ -1,6 +1,7 @@
 """A page in a headless Chromium, driven by its DevTools protocol over two pipes: no driver and no socket is needed."""
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -19,6 +20,9 @@ POLL_S = 0.1
 COMMANDS_FD, EVENTS_FD = 3, 4
 """Where Chromium reads and writes with --remote-debugging-pipe."""
 
+MIN_FD = 10
+"""Descriptors from here on are neither of these two."""
+
 
 class BrowserPage:
     """One tab. `problems` are its console's errors and warnings, and exceptions that nobody caught."""
@@ -34,19 +38,13 @@ class BrowserPage:
         command = [browser, *own, "--remote-debugging-pipe", size, f"--user-data-dir={self._profile.name}", *flags]
         commands, self._writer = os.pipe()
         self._reader, events = os.pipe()
-
-        def give_pipes() -> None:
-            kept = os.dup(commands), os.dup(events)
-            os.dup2(kept[0], COMMANDS_FD)
-            os.dup2(kept[1], EVENTS_FD)
-
+        given = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, MIN_FD) for descriptor in (commands, events)]
+        redirect = f'exec "$0" "$@" {COMMANDS_FD}<&{given[0]} {EVENTS_FD}>&{given[1]}'
         self._process = subprocess.Popen(
-            command,
-            preexec_fn=give_pipes,
-            pass_fds=(COMMANDS_FD, EVENTS_FD),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            ["bash", "-c", redirect, *command], pass_fds=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
+        for descriptor in given:
+            os.close(descriptor)
         os.close(commands)
         os.close(events)
 
@@ -94,13 +92,12 @@ class BrowserPage:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    def wait_for(self, script: str) -> Any:
-        """Returns the value of the expression as soon as it is true."""
+    def wait_for(self, script: str) -> None:
+        """Returns as soon as the expression is true."""
         deadline = time.monotonic() + TIMEOUT_S
-        while not (value := self.run(script)):
+        while not self.run(f"Boolean({script})"):
             assert time.monotonic() < deadline, f"never true: {script}\n{self.problems}\n{self.run(PAGE_TEXT)}"
             time.sleep(POLL_S)
-        return value
 
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]))
