@@ -46,19 +46,19 @@ class RecentSteps:
         return tuple(self._plans), tuple(self._ends)
 
     def note_plan(self, report: ScheduleReport) -> None:
-        if self._is_watched():
+        if self._until_ns and self._is_watched():
             num_prompt_tokens = sum(chunk.end - chunk.start for chunk in report.chunks)
             plan = StepPlan(report.planned_ns, report.step_id, num_prompt_tokens, report.facts.num_step_tokens)
             self._plans.append(plan)
 
     def note_end(self, step: StepReplies) -> None:
-        if step.committed_ns and self._is_watched():
+        if self._until_ns and step.committed_ns and self._is_watched():
             num_tokens = num_int32(step.token_ids) + sum(num_int32(final.token_ids) for final in step.finals)
             self._ends.append(StepEnd(step.committed_ns, step.step_id, num_tokens))
 
     def _is_watched(self) -> bool:
-        """Nobody asks: nothing is noted, and what has been is forgotten."""
-        if self._until_ns and time.monotonic_ns() > self._until_ns:
+        """Tells whether somebody still asks; where nobody does, what has been noted is forgotten."""
+        if time.monotonic_ns() > self._until_ns:
             self._until_ns = 0
             self._plans.clear()
             self._ends.clear()
