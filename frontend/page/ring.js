@@ -7,7 +7,7 @@ import {kindOf} from "./live.js";
 const KINDS = ["frontend", "tokenizer", "scheduler", "detokenizer"];
 const WORST = ["dead", "hung", "restarting", "starting", "busy", "ready", "standby"];
 const WIDE = {width: 660, height: 250, box: [200, 84], gap: [248, 74]};
-const NARROW = {width: 350, height: 268, box: [132, 92], gap: [78, 72]};
+const NARROW = {width: 350, height: 262, box: [142, 92], gap: [62, 70]};
 
 /** What each kind has in hand, by its gauges. */
 const HAS = {
@@ -21,8 +21,12 @@ export class Ring {
   constructor() {
     this.svg = find("ring");
     const narrow = matchMedia("(max-width: 560px)");
-    narrow.addEventListener("change", () => this.build(narrow.matches ? NARROW : WIDE));
-    this.build(narrow.matches ? NARROW : WIDE);
+    const build = () => this.build(narrow.matches ? NARROW : WIDE);
+    narrow.addEventListener("change", () => {
+      build();
+      if (this.live) this.show(this.live);
+    });
+    build();
   }
 
   build({width, height, box: [w, h], gap: [x, y]}) {
@@ -58,6 +62,7 @@ export class Ring {
   }
 
   show(live) {
+    this.live = live;
     const texts = KINDS.map(kind => this.showKind(live, kind));
     for (const [edge, {flow, text}] of Object.entries(this.edges)) {
       const value = live.edges[edge] ?? 0;
