@@ -156,7 +156,9 @@ class Service:
             message = generation.message
             prompt = message.chat or message.prompt_text or unpack_int32(message.prompt_ids).tolist()
             log.info(
-                "uid=%d id=%s prompt=%r params=%r", generation.uid, trace.request_id, prompt, message.sampling_params
+                "uid=%d id=%s prompt=%r params=%r",
+                *(generation.uid, trace.request_id, prompt, message.sampling_params),
+                extra=generation.log_extra,
             )
 
     def abort(self, generation: Generation, reason: AbortReason = "abort") -> None:
@@ -169,7 +171,7 @@ class Service:
         try:
             self.ring.send(AbortMsg(generation.uid, generation.attempt, reason))
         except ChannelFullError as error:
-            log.error("uid %d could not be aborted: %s", generation.uid, error)
+            log.error("uid %d could not be aborted: %s", generation.uid, error, extra=generation.log_extra)
 
     def leave(self, generation: Generation) -> None:
         """The client of `generation` is gone: aborts it unless it has ended. May be called again."""

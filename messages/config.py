@@ -309,6 +309,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["debug", "info", "warning", "error"], Meta(description="least severe log line that is shown")
     ] = "info"
     log_requests: Annotated[bool, Meta(description="log prompts and sampling parameters")] = False
+    log_format: Annotated[
+        Literal["text", "json"], Meta(description="how log lines are written; json: one object a line")
+    ] = "text"
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):

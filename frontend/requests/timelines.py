@@ -61,7 +61,7 @@ class Timelines:
         self._ended.append(timeline)
         total_s = (timeline.end_ns - timeline.received_ns) / 1e9
         if self._slow_request_s is not None and total_s >= self._slow_request_s:
-            log.warning("slow request: %s", describe(timeline, timeline.end_ns))
+            log.warning("slow request: %s", describe(timeline, timeline.end_ns), extra=generation.log_extra)
 
     def note_step(self, committed_ns: int, now_ns: int) -> None:
         """Tokens of a step that ended at `committed_ns` have come."""
