@@ -76,9 +76,9 @@ def set_up_logging(process: str, run: RunConfig) -> None:
     if run.log_format == "json":
         logging.getLogger().handlers[0].setFormatter(JsonFormatter(process))
         logging.captureWarnings(True)
-        sys.excepthook = lambda *error: _log_uncaught(error)
-        threading.excepthook = lambda args: _log_uncaught(args[:3])
+        sys.excepthook = _log_uncaught
+        threading.excepthook = lambda args: _log_uncaught(*args[:3])
 
 
-def _log_uncaught(error: Any) -> None:
+def _log_uncaught(*error: Any) -> None:
     logging.getLogger("sluice.process").critical("uncaught exception", exc_info=error)

@@ -64,6 +64,8 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
     _check_names("--external", run.external)
     if FRONTEND in run.external and run.frontend_workers > 1:
         raise UsageError("--frontend-workers: a frontend that is started by hand binds the port alone; leave it at 1")
+    if run.otlp_endpoint and not run.otlp_endpoint.startswith(("http://", "https://")):
+        raise UsageError(f"--otlp-endpoint: {run.otlp_endpoint} is not a URL, as http://localhost:4318 is")
     check_rules(run.restart)
     _check_names("--restart", [split_rule(rule)[0] for rule in run.restart])
     model_dir = find_model(model, console)

@@ -37,7 +37,8 @@ class RequestTrace:
     def __init__(self, scope: Mapping[str, Any]):
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.request_id = _given_id(scope["headers"]) or secrets.token_hex(12)
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.request_id = _given_id(self.headers) or secrets.token_hex(12)
         self.status = 0
         self.generations: list[Generation] = []
         """The choices of the request, in their order."""
