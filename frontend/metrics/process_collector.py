@@ -20,7 +20,7 @@ from runtime.histograms import Histogram
 MODEL_LABEL, PROCESS_LABEL = "model_name", "process"
 
 HISTOGRAMS = {
-    "step_seconds": ("sluice_step_seconds", "Time of a step."),
+    "step_seconds": ("sluice_step_seconds", "Time of a step, from its plan to its result."),
     "step_rows": ("sluice_step_rows", "Rows of a step."),
     "step_tokens": ("vllm:iteration_tokens_total", "Tokens of a step, prefill and decode together."),
     "grammar_seconds": (
@@ -69,7 +69,11 @@ class ProcessCollector(Collector):
         processes, gauges = self._processes, self._processes.gauges("scheduler")
         for name, text, value in (
             ("vllm:num_requests_running", "Requests that have a row.", gauges.get("running", 0.0)),
-            ("vllm:num_requests_waiting", "Requests that wait for a row.", processes.num_waiting),
+            (
+                "vllm:num_requests_waiting",
+                "Requests that wait for a row, or on hold for a process.",
+                processes.num_waiting,
+            ),
             (
                 "vllm:kv_cache_usage_perc",
                 "Part of the pages that requests hold, 0 to 1.",
@@ -117,11 +121,15 @@ class ProcessCollector(Collector):
             "1 where a process serves without something; /health says what.",
             labels=[PROCESS_LABEL],
         )
-        age = GaugeMetricFamily("sluice_process_beat_age_seconds", "Since the last beat.", labels=[PROCESS_LABEL])
+        age = GaugeMetricFamily(
+            "sluice_process_beat_age_seconds",
+            "Since the last heartbeat that the launcher has heard.",
+            labels=[PROCESS_LABEL],
+        )
         incarnation = GaugeMetricFamily("sluice_process_incarnation", "Starts of a process.", labels=[PROCESS_LABEL])
         restarts = CounterMetricFamily(
             "sluice_process_restarts",
-            "How often a process was replaced.",
+            "How often a process was replaced after it had died or hung, or by command.",
             labels=[PROCESS_LABEL],
         )
         for status in statuses:
@@ -137,12 +145,16 @@ class ProcessCollector(Collector):
     def _costs(self, statuses: list[ProcessStatus]) -> Iterator[Metric]:
         """They are of the process that has the place now, and missing where nothing runs."""
         families = (
-            CounterMetricFamily("sluice_process_cpu_seconds", "CPU time, user and system.", labels=[PROCESS_LABEL]),
-            GaugeMetricFamily("sluice_process_resident_bytes", "Resident memory.", labels=[PROCESS_LABEL]),
-            GaugeMetricFamily("sluice_process_threads", "Threads.", labels=[PROCESS_LABEL]),
-            GaugeMetricFamily("sluice_process_open_fds", "Open file descriptors.", labels=[PROCESS_LABEL]),
+            CounterMetricFamily(
+                "sluice_process_cpu_seconds", "CPU time of a process, user and system.", labels=[PROCESS_LABEL]
+            ),
+            GaugeMetricFamily("sluice_process_resident_bytes", "Resident memory of a process.", labels=[PROCESS_LABEL]),
+            GaugeMetricFamily("sluice_process_threads", "Threads of a process.", labels=[PROCESS_LABEL]),
+            GaugeMetricFamily("sluice_process_open_fds", "Open file descriptors of a process.", labels=[PROCESS_LABEL]),
             GaugeMetricFamily(
-                "sluice_process_start_time_seconds", "When it was started, since 1970.", labels=[PROCESS_LABEL]
+                "sluice_process_start_time_seconds",
+                "When the process was started, in seconds since 1970.",
+                labels=[PROCESS_LABEL],
             ),
         )
         for status in statuses:

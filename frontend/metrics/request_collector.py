@@ -53,17 +53,23 @@ class RequestCollector(Collector):
         metrics = self._metrics
         prompt_tokens = metrics.prompt_tokens.total
         yield self._counter("vllm:prompt_tokens", "Prompt tokens of requests that have ended.", prompt_tokens)
-        yield self._counter("vllm:generation_tokens", "Tokens generated.", metrics.num_output_tokens)
+        yield self._counter("vllm:generation_tokens", "Tokens generated, as they come.", metrics.num_output_tokens)
         yield self._counter(
             "sluice_cached_prompt_tokens",
             "Prompt tokens of ended requests that were found in the prefix cache.",
             metrics.num_cached_tokens,
         )
-        ended = self._by("vllm:request_success", "Requests that have ended.", "finished_reason")
+        ended = self._by(
+            "vllm:request_success",
+            "Requests that have ended; those that were refused after admission are errors.",
+            "finished_reason",
+        )
         for reason in get_args(FinishReason):
             ended.add_metric([*self._labels, reason], metrics.num_ended[reason])
         yield ended
-        refused = self._by("sluice_requests_refused", "Requests answered 503 before they were sent.", "code")
+        refused = self._by(
+            "sluice_requests_refused", "Requests answered 503, at admission or after they were on hold.", "code"
+        )
         for code in ("queue_full", "not_ready", "draining"):
             refused.add_metric([*self._labels, code], self._admission.num_refused[code])
         yield refused
@@ -72,7 +78,11 @@ class RequestCollector(Collector):
             spans.add_metric([*self._labels, outcome], self._num_spans.get(outcome, 0))
         yield spans
         yield self._counter("sluice_clients_gone", "Requests whose client left early.", metrics.num_clients_gone)
-        yield self._counter("sluice_continuations", "Attempts begun because a process had died.", self._num_continued())
+        yield self._counter(
+            "sluice_continuations",
+            "Attempts begun because a process had died or frames were lost.",
+            self._num_continued(),
+        )
 
     def _spans(self) -> Iterator[Metric]:
         metrics = self._metrics
