@@ -139,10 +139,14 @@ def test_a_process_is_shown_with_what_it_costs():
         assert seen("sluice_process_cpu_seconds_total", process="tokenizer") >= 0
 
 
-def test_open_metrics_where_they_are_asked_for(server: FrontendRun):
-    response = server.client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+@pytest.mark.parametrize("escaping", ["", ";escaping=allow-utf-8", ";escaping=underscores"])  # Prometheus 2 and 3
+def test_open_metrics_where_they_are_asked_for(server: FrontendRun, escaping: str):
+    accepted = f"application/openmetrics-text;version=1.0.0{escaping},text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+    response = server.client.get("/metrics", headers={"Accept": accepted})
     assert response.headers["content-type"].startswith("application/openmetrics-text")
     assert response.text.endswith("# EOF\n")
+    assert "\nvllm:generation_tokens_total{" in response.text
+    assert "vllm_" not in response.text
     assert 'model_name="org/m"' in response.text
 
 
