@@ -7,6 +7,7 @@ OTEL_EXPORTER_OTLP_HEADERS, …).
 
 import logging
 import os
+import sys
 import threading
 from collections import Counter, deque
 
@@ -31,6 +32,9 @@ TIMEOUT_S = 10.0
 
 FLUSH_TIMEOUT_S = 1.5
 """Of what a frontend gets to stop."""
+
+SWITCH_INTERVAL_S = 0.0005
+"""Of Python's threads: how long the event loop may wait for the one that makes spans."""
 
 TRACES_PATH = "/v1/traces"
 
@@ -66,6 +70,7 @@ class SpanExport:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it would tell of each batch
         self._endpoint = traces_url(endpoint)
         self._exporter = OTLPSpanExporter(self._endpoint, timeout=TIMEOUT_S)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
         self._thread.start()
 
