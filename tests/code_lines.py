@@ -28,16 +28,16 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 8_575,
-    "live page": 1_015,
+    "frontend": 9_040,
+    "live page": 1_020,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_750,
-    "CPU backend": 2_935,
-    "GPU backend": 2_325,
-    "operations and references": 1_145,
-    "messages": 1_530,
-    "process runtime": 1_125,
-    "launcher": 2_810,
+    "scheduler": 4_780,
+    "CPU backend": 2_940,
+    "GPU backend": 2_320,
+    "operations and references": 1_175,
+    "messages": 1_560,
+    "process runtime": 1_180,
+    "launcher": 2_840,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

@@ -73,9 +73,10 @@ class ProcessCosts:
         if span_s >= COST_SPAN_S:
             found = {status.pid: cost for status in statuses if (cost := find_cost(status.pid)) is not None}
             self._costs = {
-                pid: Cost(_percent(self._cpu_s.get(pid), cpu_s, span_s), rss) for pid, (cpu_s, rss) in found.items()
+                pid: Cost(_percent(self._cpu_s.get(pid), cost.cpu_s, span_s), cost.resident_bytes)
+                for pid, cost in found.items()
             }
-            self._cpu_s = {pid: cpu_s for pid, (cpu_s, _) in found.items()}
+            self._cpu_s = {pid: cost.cpu_s for pid, cost in found.items()}
             self._measured_s = now_s
         return self._costs
 

@@ -1,11 +1,13 @@
 """Rates of edges and costs of processes, from what changes between two tables."""
 
 import os
+from collections.abc import Callable
 
 import pytest
 
 from frontend.api.live import traffic
 from frontend.api.live.traffic import EdgeRates, ProcessCosts
+from frontend.metrics.process_collector import ProcessCost
 from messages.control import ProcessState, ProcessStatus
 
 SECOND = 1_000_000_000
@@ -50,7 +52,8 @@ def test_one_that_is_gone_sends_nothing():
 def test_costs_are_measured_once_a_second(monkeypatch: pytest.MonkeyPatch):
     clock = [100.0]
     monkeypatch.setattr(traffic.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(traffic, "find_cost", lambda pid: ((clock[0] - 100) / 4, 5000) if pid == os.getpid() else None)
+    own: Callable[[], ProcessCost] = lambda: ProcessCost((clock[0] - 100) / 4, 5000, 1, 1, 0.0)  # noqa: E731
+    monkeypatch.setattr(traffic, "find_cost", lambda pid: own() if pid == os.getpid() else None)
     costs = ProcessCosts()
     statuses = [ProcessStatus("scheduler", "ready", pid=os.getpid()), ProcessStatus("gone", "dead", pid=2**22 + 1)]
     first = costs.update(statuses)
