@@ -55,10 +55,10 @@ class Service:
         self.metrics = RequestMetrics(config.facts.max_model_len)
         self.http_requests = HttpRequests()
         self.registry = Registry(link.uid_block, self._note_end, self._note_step)
-        self.recent_steps = RecentSteps()
         self._finished = finished
         on_end = self.metrics.note_timeline if finished is None else self._note_timeline
         self.timelines = Timelines(self.registry.find, config.http.slow_request_s, on_end)
+        self.recent_steps = RecentSteps()
         self.ring = Ring(link, self._deliver)
         self.queries = Queries(self.ring, self.processes, self.registry.next_uid, hold_s)
         self.hold = RestartHold(hold_s, self.processes, self._send, self._refuse)

@@ -1,7 +1,6 @@
 """Rates of edges and costs of processes, from what changes between two tables."""
 
 import os
-from collections.abc import Callable
 
 import pytest
 
@@ -52,8 +51,11 @@ def test_one_that_is_gone_sends_nothing():
 def test_costs_are_measured_once_a_second(monkeypatch: pytest.MonkeyPatch):
     clock = [100.0]
     monkeypatch.setattr(traffic.time, "monotonic", lambda: clock[0])
-    own: Callable[[], ProcessCost] = lambda: ProcessCost((clock[0] - 100) / 4, 5000, 1, 1, 0.0)  # noqa: E731
-    monkeypatch.setattr(traffic, "find_cost", lambda pid: own() if pid == os.getpid() else None)
+
+    def find_cost(pid: int) -> ProcessCost | None:
+        return ProcessCost((clock[0] - 100) / 4, 5000, 1, 9, 0.0) if pid == os.getpid() else None
+
+    monkeypatch.setattr(traffic, "find_cost", find_cost)
     costs = ProcessCosts()
     statuses = [ProcessStatus("scheduler", "ready", pid=os.getpid()), ProcessStatus("gone", "dead", pid=2**22 + 1)]
     first = costs.update(statuses)
