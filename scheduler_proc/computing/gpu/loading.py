@@ -9,6 +9,7 @@ from kernels.decode_work import DecodeShape
 from kernels.gpu.triton_kernels import load_triton_kernels
 from messages.config import Config
 from messages.errors import BootError
+from scheduler_proc.computing.gpu.attention_backend import AttentionBackend
 from scheduler_proc.computing.gpu.attention_plans import AttentionPlans
 from scheduler_proc.computing.gpu.captured_steps import Report
 from scheduler_proc.computing.gpu.device import GpuDevice
@@ -33,13 +34,13 @@ class GpuBackend:
         self._device = device
         self._limits = limits
         self._report = report
-        self._plans = _make_plans(config, decoder, device)
-        self._degraded = "" if self._plans else "Triton cannot be loaded, so plain torch computes"
+        self._attention = _make_attention(config, decoder, device)
+        self._degraded = "" if self._attention else "Triton cannot be loaded, so plain torch computes"
         self._can_capture = not config.model.enforce_eager
 
     def make_runner(self, cache: KVTensors) -> Runner:
         may_overlap = self._config.scheduling.overlap
-        passes = GpuForwardPasses(self._decoder, cache, self._device, self._limits, self._plans, may_overlap)
+        passes = GpuForwardPasses(self._decoder, cache, self._device, self._limits, self._attention, may_overlap)
         return Runner(self._decoder, self._device, passes, self._limits, cache.num_pages)
 
     def measure_cache_bytes(self, make_runner: MakeRunner, bytes_per_page: int) -> int:
@@ -114,7 +115,7 @@ def _reason_of(error: Exception) -> str:
     return ": ".join([type(error).__name__, *lines[-1:]])[:MAX_REASON_CHARS]
 
 
-def _make_plans(config: Config, decoder: Decoder, device: GpuDevice) -> AttentionPlans | None:
+def _make_attention(config: Config, decoder: Decoder, device: GpuDevice) -> AttentionBackend | None:
     """Loads the Triton kernels; `None` where there are none, which is logged: torch computes then."""
     try:
         load_triton_kernels(device.torch_device.type)

@@ -139,6 +139,9 @@ class Decoder:
         heads_TAD = heads_TA.view(num_tokens, -1, config.head_dim)
         layer_cache = cache.layers[index]
         query_THD = rotate_store(heads_TAD, layer_cache, self._rope_tables, step.positions, step.slots, layer.qk_norms)
+        if step.attend is not None:
+            step.attend(query_THD, layer_cache, out_THD)
+            return out_THD.view(num_tokens, -1)
         if num_decode:
             has_others = num_decode < num_tokens
             paged_decode(
