@@ -13,6 +13,7 @@ from scheduler_proc.computing.gpu.attention_backend import AttentionBackend
 from scheduler_proc.computing.gpu.attention_plans import AttentionPlans
 from scheduler_proc.computing.gpu.captured_steps import Report
 from scheduler_proc.computing.gpu.device import GpuDevice
+from scheduler_proc.computing.gpu.flashinfer_attention import FlashInferAttention
 from scheduler_proc.computing.gpu.forward_passes import GpuForwardPasses
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.kv_tensors import GIB, KVTensors, pages_per_context
@@ -116,10 +117,18 @@ def _reason_of(error: Exception) -> str:
 
 
 def _make_attention(config: Config, decoder: Decoder, device: GpuDevice) -> AttentionBackend | None:
-    """Loads the Triton kernels; `None` where there are none, which is logged: torch computes then."""
+    """Loads the Triton kernels; `None` where there are none, which is logged: torch computes then.
+
+    Raises `BootError` for an `--attention-backend` that is asked for and cannot be had.
+    """
+    wanted = config.model.attention_backend
     try:
         load_triton_kernels(device.torch_device.type)
     except ImportError as error:
+        if wanted != "auto":
+            raise BootError(
+                f"--attention-backend {wanted}: Triton cannot be loaded ({error}); pip install triton"
+            ) from None
         log.warning(
             "Triton cannot be loaded (%s), so plain torch computes, without CUDA graphs and without overlapped steps: "
             "many times slower. `pip install triton` brings it to Linux",
@@ -131,4 +140,6 @@ def _make_attention(config: Config, decoder: Decoder, device: GpuDevice) -> Atte
     shape = DecodeShape(
         model.num_heads, model.num_kv_heads, model.head_dim, config.cache.block_size, decoder.activation_dtype
     )
+    if wanted == "flashinfer":
+        return FlashInferAttention(shape, model.attention_scale, device)
     return AttentionPlans(shape, max_rows, shares_prefixes, device.torch_device)
