@@ -26,6 +26,8 @@ OFFLINE_VARIANTS: dict[str, tuple[str, ...]] = {
     "_shared_prefix": ("--shared-prefix", "400"),
     "_shared_prefix_read_by_each": ("--shared-prefix", "400", "--no-shared-prefix-attention"),
 }
+FEW_ROWS = ("--rows", "1", "8", "16")
+"""Steps in which norms can be fused."""
 FLASHINFER = ("--attention-backend", "flashinfer")
 QUICK = ("--attention-backend", "auto")
 """The last one counts: a trial has no GPU."""
@@ -51,6 +53,12 @@ def list_parts() -> list[Part]:
         step("gpt2-124m"),
         offline("gpt2-124m"),
         *(step(shape, "_eager", ("--enforce-eager",)) for shape in (MAIN, "gpt2-124m", "llama-3-8b")),
+        Part("fuse_norms_golden", "check_golden", ("--fuse-norms",), ("--quick", "--cpu-threads", "1")),
+        *(
+            step(shape, suffix, (*FEW_ROWS, *flags))
+            for shape in (MAIN, "llama-3-8b")
+            for suffix, flags in (("_few_rows", ()), ("_few_rows_fuse_norms", ("--fuse-norms",)))
+        ),
         step(MAIN, "_flashinfer", FLASHINFER),
         offline(MAIN, "_flashinfer", FLASHINFER),
         *(Part(f"transformers_{shape}", "bench_transformers", ("--shape", shape)) for shape in (MAIN, "llama-3-8b")),

@@ -71,4 +71,5 @@ def _load_decoder(config: Config, hf_config: HfConfig, placement: Placement, rep
         checkpoint = open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
         is_cached = config.model.weight_cache
         weights = load_through_cache(decoder_config, family, checkpoint, placement, report, is_cached)
-    return Decoder(decoder_config, weights, config.facts.max_model_len)
+    fuses_norms = placement.is_cuda and config.model.fuse_norms
+    return Decoder(decoder_config, weights, config.facts.max_model_len, fuses_norms)
