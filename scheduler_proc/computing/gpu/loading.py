@@ -141,5 +141,6 @@ def _make_attention(config: Config, decoder: Decoder, device: GpuDevice) -> Atte
         model.num_heads, model.num_kv_heads, model.head_dim, config.cache.block_size, decoder.activation_dtype
     )
     if wanted == "flashinfer":
+        log.info("FlashInfer computes attention; steps with prompts are launched operation by operation for it")
         return FlashInferAttention(shape, model.attention_scale, device)
     return AttentionPlans(shape, max_rows, shares_prefixes, device.torch_device)

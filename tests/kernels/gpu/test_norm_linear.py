@@ -16,6 +16,7 @@ from tests.kernels.norm_linear_cases import make_arguments
         (16, 128, 34, True, True, False),
         (3, 200, 66, True, True, True),
         (2, 300, 20, False, False, True),
+        (0, 16, 16, True, False, False),
     ],
 )
 def test_equals_its_reference(
