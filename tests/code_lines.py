@@ -29,11 +29,11 @@ PLACES: dict[str, tuple[str, ...]] = {
 BUDGETS = {
     "frontend": 8_120,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_785,
+    "scheduler": 4_800,
     "CPU backend": 2_935,
     "GPU backend": 2_610,
-    "operations and references": 1_185,
-    "messages": 1_530,
+    "operations and references": 1_215,
+    "messages": 1_540,
     "process runtime": 1_125,
     "launcher": 2_620,
 }
