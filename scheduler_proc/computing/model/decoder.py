@@ -74,7 +74,9 @@ class Decoder:
         def linear(name: str, activation: GeluKind | None = None) -> Linear:
             return make_linear(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None), activation)
 
-        def normed_linear(norm_name: str, name: str, is_gated: bool = False, activation: GeluKind | None = None):
+        def normed_linear(
+            norm_name: str, name: str, is_gated: bool = False, activation: GeluKind | None = None
+        ) -> NormedLinear:
             weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
             can_fuse = fuses_norms and config.norm == "rms" and activation is None and weight.dtype in DTYPES
             return NormedLinear(
