@@ -27,15 +27,15 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 8_120,
+    "frontend": 8_570,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_800,
-    "CPU backend": 2_935,
+    "scheduler": 4_820,
+    "CPU backend": 2_940,
     "GPU backend": 2_610,
     "operations and references": 1_215,
-    "messages": 1_540,
-    "process runtime": 1_125,
-    "launcher": 2_620,
+    "messages": 1_560,
+    "process runtime": 1_180,
+    "launcher": 2_655,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 
