@@ -21,8 +21,12 @@ COLUMNS = ("PROCESS", "PID", "STATE", "BEAT", "INC", "RESTARTS", "CPU%", "RSS", 
 
 def process_table(processes: Sequence[ProcessInfo]) -> str:
     """Returns one line a process under a line of headings."""
-    rows = [COLUMNS, *map(_row, processes)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    return align([COLUMNS, *map(_row, processes)])
+
+
+def align(rows: Sequence[Sequence[str]]) -> str:
+    """Returns the rows as lines, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
