@@ -30,14 +30,14 @@ PLACES: dict[str, tuple[str, ...]] = {
 BUDGETS = {
     "frontend": 8_120,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_750,
+    "scheduler": 4_755,
     "CPU backend": 2_935,
     "GPU backend": 2_325,
     "operations and references": 1_145,
     "messages": 1_515,
     "process runtime": 1_125,
-    "launcher": 2_620,
-    "what-if": 100,
+    "launcher": 2_630,
+    "what-if": 805,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

@@ -23,7 +23,7 @@ from whatif.capacity import Capacity, find_capacity
 from whatif.cost_model import CostModel, fit
 from whatif.outcome import Outcome, simulate
 from whatif.recommendation import recommend
-from whatif.settings import VOCAB_SIZE, Setting, check_possible, describe_extrapolation
+from whatif.settings import VOCAB_SIZE, Setting, check_possible
 from whatif.show import capacity_table, outcome_table
 from whatif.traces import Arrival, fit_scale, num_cut, read_trace, replay
 
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> None:
             rate = len(arrivals) / arrivals[-1].at_s if arrivals[-1].at_s else 0.0
             capacities[setting] = find_capacity(p99_ms, rate, options.ttft_slo * 1e3)
     advice = recommend(outcomes, capacities, options.ttft_slo)
-    notes += describe_extrapolation(settings, calibration)
+    notes += [f"extrapolated: {one.setting}: {one.extrapolated}" for one in outcomes if one.extrapolated]
     if options.json:
         fields = {"notes": notes, "cost_model": model, "outcomes": outcomes, "recommendation": advice}
         shown = [{"setting": setting, "capacity": capacity} for setting, capacity in capacities.items()]

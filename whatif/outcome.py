@@ -14,6 +14,9 @@ from whatif.settings import Setting, make_config
 from whatif.simulation import SimulatedRunner
 from whatif.traces import Arrival
 
+EXTRAPOLATED = 1.25
+"""Steps of more than so many times the largest measured one are told."""
+
 
 class Quantiles(msgspec.Struct, frozen=True):
     """Of one latency over all requests, or over all gaps between tokens, in milliseconds; 0 where there are none."""
@@ -38,6 +41,8 @@ class Outcome(msgspec.Struct, frozen=True):
     prefix_hit_rate: float
     """Prompt tokens found in the prefix cache, of all."""
     waits: dict[str, int]
+    extrapolated: str = ""
+    """Which steps were larger than any that was measured; empty where none was."""
 
 
 def simulate(arrivals: Sequence[Arrival], calibration: Calibration, model: CostModel, setting: Setting) -> Outcome:
@@ -45,7 +50,8 @@ def simulate(arrivals: Sequence[Arrival], calibration: Calibration, model: CostM
     runner = SimulatedRunner(model, setting.num_pages, setting.max_num_batched_tokens, calibration.can_overlap)
     served = serve(arrivals, make_config(setting, calibration), runner, runner.clock, StepTimes())
     assert not np.isnan(served.last_s).any(), "a request got no token"
-    return summarize(served, setting, calibration.pipeline_s)
+    outcome = summarize(served, setting, calibration.pipeline_s)
+    return msgspec.structs.replace(outcome, extrapolated=_describe_extrapolation(runner, calibration))
 
 
 def summarize(served: Served, setting: Setting, pipeline_s: float) -> Outcome:
@@ -64,6 +70,16 @@ def summarize(served: Served, setting: Setting, pipeline_s: float) -> Outcome:
         num_preemptions=int(gauges["preemptions"]),
         prefix_hit_rate=gauges["prefix_hit_tokens"] / gauges["prompt_tokens"],
         waits=dict(served.waits),
+    )
+
+
+def _describe_extrapolation(runner: SimulatedRunner, calibration: Calibration) -> str:
+    sizes = [step.size for step in calibration.steps]
+    measured = max(size.decode_rows for size in sizes), max(size.decode_rows + size.prefill_tokens for size in sizes)
+    return ", ".join(
+        f"steps of {most} {what}, measured are up to {known}"
+        for what, most, known in zip(("rows", "tokens"), (runner.most_rows, runner.most_tokens), measured, strict=True)
+        if most > EXTRAPOLATED * known
     )
 
 

@@ -1,7 +1,5 @@
 """The settings of a server that are tried out, and the configuration of the scheduler under each."""
 
-from collections.abc import Sequence
-
 import msgspec
 
 from messages.config import CacheConfig, Config, ModelFacts, SchedulingConfig
@@ -10,8 +8,6 @@ from whatif.calibration import Calibration
 
 VOCAB_SIZE = 2**31 - 1
 """Prompts are of made-up tokens: among so many, two are equal only where they are meant to be."""
-EXTRAPOLATED = 1.25
-"""Settings beyond so many times the largest measured step are told."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -38,19 +34,6 @@ def check_possible(setting: Setting, calibration: Calibration) -> None:
             f"--num-pages {setting.num_pages} holds {setting.num_pages * calibration.block_size} tokens, but a request "
             f"may have {calibration.max_model_len} (--max-model-len): at least {needed_pages} pages are needed"
         )
-
-
-def describe_extrapolation(settings: Sequence[Setting], calibration: Calibration) -> list[str]:
-    """Returns a line for each value that is well beyond all measured steps."""
-    most_rows = max(step.size.decode_rows for step in calibration.steps)
-    most_tokens = max(step.size.decode_rows + step.size.prefill_tokens for step in calibration.steps)
-    values = {("--max-num-seqs", setting.max_num_seqs, most_rows): None for setting in settings}
-    values |= {("--max-num-batched-tokens", setting.max_num_batched_tokens, most_tokens): None for setting in settings}
-    return [
-        f"{flag} {value} is extrapolated: measured steps have up to {most}"
-        for flag, value, most in values
-        if value > EXTRAPOLATED * most
-    ]
 
 
 def make_config(setting: Setting, calibration: Calibration) -> Config:

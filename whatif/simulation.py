@@ -42,9 +42,15 @@ class SimulatedRunner:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.can_overlap = can_overlap
         self.clock = SimulatedClock()
+        self.most_rows = 0
+        self.most_tokens = 0
+        """Of one step so far."""
         self._model = model
         self._free_s = 0.0
 
     def launch(self, batch: Batch) -> SimulatedStep:
-        self._free_s = max(self._free_s, self.clock()) + self._model.predict(size_of_step(batch))
+        size = size_of_step(batch)
+        self.most_rows = max(self.most_rows, size.decode_rows)
+        self.most_tokens = max(self.most_tokens, size.decode_rows + size.prefill_tokens)
+        self._free_s = max(self._free_s, self.clock()) + self._model.predict(size)
         return SimulatedStep(batch, self._free_s, self.clock)

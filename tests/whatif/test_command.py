@@ -62,10 +62,15 @@ def test_capacities_are_shown_with_their_curve(command: Command):
     assert "with a p99 TTFT of at most 0.2 s" in out
 
 
-def test_what_no_step_was_measured_for_is_said(command: Command):
-    code, out, _ = command("--max-num-seqs", "8")
+def test_steps_larger_than_any_that_was_measured_are_told(command: Command):
+    code, out, _ = command("--max-num-seqs", "4,8", "--trace-speed", "50", "--max-num-batched-tokens", "16,32")
     assert code == 0
-    assert "--max-num-seqs 8 is extrapolated: measured steps have up to 4" in out
+    lines = [line for line in out.splitlines() if line.startswith("extrapolated: ")]
+    tokens = "--num-pages 64 --max-num-batched-tokens 32: steps of"
+    assert lines == [
+        f"extrapolated: --max-num-seqs 4 {tokens} 32 tokens, measured are up to 14",
+        f"extrapolated: --max-num-seqs 8 {tokens} 6 rows, measured are up to 4, steps of 32 tokens, measured are up to 14",
+    ]
 
 
 def test_the_pipeline_is_added(command: Command):
