@@ -66,10 +66,10 @@ def test_steps_larger_than_any_that_was_measured_are_told(command: Command):
     code, out, _ = command("--max-num-seqs", "4,8", "--trace-speed", "50", "--max-num-batched-tokens", "16,32")
     assert code == 0
     lines = [line for line in out.splitlines() if line.startswith("extrapolated: ")]
-    tokens = "--num-pages 64 --max-num-batched-tokens 32: steps of"
+    rows, tokens = "steps of 6 rows, measured are up to 4", "steps of 32 tokens, measured are up to 14"
     assert lines == [
-        f"extrapolated: --max-num-seqs 4 {tokens} 32 tokens, measured are up to 14",
-        f"extrapolated: --max-num-seqs 8 {tokens} 6 rows, measured are up to 4, steps of 32 tokens, measured are up to 14",
+        f"extrapolated: --max-num-seqs 4 --num-pages 64 --max-num-batched-tokens 32: {tokens}",
+        f"extrapolated: --max-num-seqs 8 --num-pages 64 --max-num-batched-tokens 32: {rows}, {tokens}",
     ]
 
 
