@@ -34,7 +34,7 @@ from whatif.calibration import Calibration
 from whatif.cost_model import CostModel, MeasuredStep, fit
 from whatif.drive import SkippingClock, serve
 from whatif.outcome import Outcome, simulate, summarize
-from whatif.settings import Setting
+from whatif.settings import VOCAB_SIZE, Setting
 from whatif.traces import Arrival, fit_scale, read_trace, replay
 
 LARGEST = ["--max-num-seqs", "32", "--max-num-batched-tokens", "512", "--num-pages", "2048"]
@@ -73,6 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--num-requests", type=int, default=40, help="of each load (default: %(default)s)")
     add("--rounds", type=int, default=3, help="default: %(default)s")
     add("--seconds", type=float, default=16.0, help="of calibration in each round (default: %(default)g)")
+    add("--speed", action="store_true", help="measure how fast the trace is simulated, and nothing else")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options, flags = parser.parse_known_args(arguments)
     try:
@@ -83,6 +84,13 @@ def main(arguments: list[str] | None = None) -> int:
     except SluiceError as error:
         print(f"bench_whatif: {error}", file=sys.stderr)
         return 1
+    if options.speed:
+        found = calibrate(config, runner, options.seconds, time.process_time)
+        result = measure_speed(options, config, found)
+        print(f"{result['simulated_s'] / result['cpu_s']:,.0f} times as fast as the trace was recorded: {result}")
+        if options.json:
+            write_result(options.json, "whatif_speed", result)
+        return 0
     predicted: dict[Case, list[Outcome]] = {(load, setting): [] for load in loads for setting in SETTINGS}
     measured: dict[Case, list[Outcome]] = {case: [] for case in predicted}
     models: list[CostModel] = []
@@ -117,6 +125,19 @@ def make_loads(options: argparse.Namespace, config: Config) -> dict[str, list[Ar
     trace = read_trace(options.trace, options.num_requests)
     scale = fit_scale(trace, context // 2, speed=5.0)
     return {"poisson, 6 a second": poisson, "trace, 5 times as fast": list(replay(trace, scale, vocab_size, seed=7))}
+
+
+def measure_speed(options: argparse.Namespace, config: Config, found: Calibration) -> dict[str, Any]:
+    """Returns what simulating the trace at its recorded speed takes, by CPU time."""
+    trace = read_trace(options.trace, options.num_requests)
+    scale = fit_scale(trace, config.facts.max_model_len, speed=1.0)
+    arrivals = list(replay(trace, scale, VOCAB_SIZE, seed=7))
+    model = fit(found.steps)
+    begin_s = time.process_time()
+    outcome = simulate(arrivals, found, model, SETTINGS[0])
+    cpu_s = time.process_time() - begin_s
+    facts = {"trace": options.trace.name, "num_requests": len(arrivals), "setting": str(SETTINGS[0])}
+    return {**facts, "simulated_s": outcome.seconds, "cpu_s": cpu_s, "cpu_us_per_step": 1e6 * cpu_s / outcome.num_steps}
 
 
 def measure(arrivals: Sequence[Arrival], config: Config, runner: Runner, setting: Setting) -> Outcome:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 PLACES: dict[str, tuple[str, ...]] = {
     "frontend": ("frontend",),
+    "live page": ("frontend/page",),
     "tokenizer and detokenizer": ("tokenizer_proc", "detokenizer_proc"),
     "scheduler": ("scheduler_proc",),
     "CPU backend": ("kernels/cpu", "scheduler_proc/computing/cpu"),
@@ -28,20 +29,20 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 8_120,
+    "frontend": 9_035,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_775,
-    "CPU backend": 2_935,
-    "GPU backend": 2_325,
+    "scheduler": 4_790,
+    "CPU backend": 2_940,
+    "GPU backend": 2_320,
     "operations and references": 1_175,
-    "messages": 1_525,
-    "process runtime": 1_125,
-    "launcher": 2_630,
-    "what-if": 805,
+    "messages": 1_560,
+    "process runtime": 1_180,
+    "launcher": 2_855,
+    "what-if": 810,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 
-SUFFIXES = {".py", ".c", ".h"}
+SUFFIXES = {".py", ".c", ".h", ".js", ".css", ".html"}
 
 NO_CODE = {
     tokenize.COMMENT,
@@ -56,7 +57,7 @@ C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
 def count_lines(path: Path) -> int:
-    """Returns the lines of code of a Python or C file."""
+    """Returns the lines of code of a file of Python or of a language with C's comments."""
     text = path.read_text(encoding="utf-8")
     return _count_python(text) if path.suffix == ".py" else _count_c(text)
 

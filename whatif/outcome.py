@@ -31,6 +31,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     setting: Setting
     num_requests: int
+    num_steps: int
     seconds: float
     ttft: Quantiles
     inter_token: Quantiles
@@ -61,6 +62,7 @@ def summarize(served: Served, setting: Setting, pipeline_s: float) -> Outcome:
     return Outcome(
         setting=setting,
         num_requests=num_requests,
+        num_steps=int(gauges["steps"]),
         seconds=seconds,
         ttft=quantiles(served.first_s - served.arrived_s + pipeline_s),
         inter_token=quantiles(served.gaps_s),

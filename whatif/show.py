@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from supervisor.cli.show import align
+from supervisor.cli.show import join_columns
 from whatif.capacity import Capacity
 from whatif.outcome import Outcome, Quantiles
 from whatif.settings import Setting
@@ -26,16 +26,20 @@ HEADINGS = (
 
 def outcome_table(outcomes: Sequence[Outcome]) -> str:
     """Returns a line for each outcome under its headings."""
-    return align([*HEADINGS, *map(_line, outcomes)])
+    return "\n".join(join_columns(HEADINGS[0], [HEADINGS[1], *map(_line, outcomes)]))
 
 
 def capacity_table(capacities: Mapping[Setting, Capacity], slo_s: float) -> str:
     """Returns for each setting its capacity and, rate by rate, the p99 of the time to first token."""
-    lines = [(f"requests a second until p99 TTFT is more than {slo_s:g} s", "p99 TTFT ms at so many requests a second")]
+    headings = (
+        f"requests a second until p99 TTFT is more than {slo_s:g} s",
+        "p99 TTFT ms at so many requests a second",
+    )
+    lines: list[tuple[str, str]] = []
     for setting, capacity in capacities.items():
         rate = f"{'at least ' if capacity.is_open else ''}{capacity.requests_per_s:.2f}  {setting}"
         lines.append((rate, "  ".join(f"{p99_ms:.0f} at {at:.2f}" for at, p99_ms in capacity.curve)))
-    return align(lines)
+    return "\n".join(join_columns(headings, lines))
 
 
 def _line(outcome: Outcome) -> tuple[str, ...]:

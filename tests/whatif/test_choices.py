@@ -15,6 +15,7 @@ def outcome(num_seqs: int, num_pages: int, p99_ms: float, waits: dict[str, int] 
     return Outcome(
         setting=Setting(num_seqs, num_pages, 512),
         num_requests=100,
+        num_steps=200,
         seconds=10.0,
         ttft=LATENCY,
         inter_token=LATENCY,
