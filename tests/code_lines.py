@@ -30,6 +30,7 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 BUDGETS = {
     "frontend": 9_035,
+    "live page": 1_020,
     "tokenizer and detokenizer": 1_690,
     "scheduler": 4_790,
     "CPU backend": 2_940,
