@@ -50,7 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="launch.py",
         description="Serves a language model over HTTP from separate processes.",
         epilog="Commands for a server that runs: launch.py ps, top, logs, restart, scale, profile, drain, "
-        "log-level, inject (with --help).",
+        "log-level, inject (with --help). Without a server: launch.py calibrate, whatif.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),

@@ -24,6 +24,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "messages": ("messages",),
     "process runtime": ("runtime",),
     "launcher": ("launch.py", "supervisor"),
+    "what-if": ("whatif",),
 }
 """Where each begins; the longest prefix of a file's path decides."""
 
@@ -31,13 +32,14 @@ BUDGETS = {
     "frontend": 9_040,
     "live page": 1_020,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_820,
+    "scheduler": 4_825,
     "CPU backend": 2_940,
     "GPU backend": 2_610,
     "operations and references": 1_215,
     "messages": 1_575,
     "process runtime": 1_180,
-    "launcher": 2_840,
+    "launcher": 2_850,
+    "what-if": 810,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

@@ -53,6 +53,7 @@ RULES = {
     "tokenizer_proc/call_grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/structural_tags.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "kernels": rule("kernels", "torch triton numpy"),
+    "whatif": rule("whatif scheduler_proc supervisor messages", "msgspec numpy"),
 }
 """The longest prefix of a file's path decides. A missing place is no error: the file that appears there has a rule."""
 
@@ -259,6 +260,8 @@ def test_an_import_by_name_is_seen():
         ("supervisor/run.py", "huggingface_hub"),
         ("supervisor/run.py", "frontend"),
         ("kernels/norm.py", "messages"),
+        ("whatif/outcome.py", "torch"),
+        ("scheduler_proc/stepper.py", "whatif.cost_model"),
     ],
 )
 def test_the_law_forbids(name: str, module: str):
