@@ -33,9 +33,9 @@ BUDGETS = {
     "CPU backend": 2_940,
     "GPU backend": 2_320,
     "operations and references": 1_175,
-    "messages": 1_545,
-    "process runtime": 1_180,
-    "launcher": 2_655,
+    "messages": 1_740,
+    "process runtime": 1_425,
+    "launcher": 3_505,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 
