@@ -20,8 +20,8 @@ from supervisor.replay.stand_in import ServerEndedError, StandIn
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2
 
 EPILOG = """
-DIR is what --record was given, or the directory black-box of a run (also in a snapshot), of which the requests that it
-holds from their beginning are replayed. Flags after -- are the server's, in place of the recorded ones:
+DIR is what --record was given, or a run directory or a copy of it with the directory black-box in it, of which the
+requests are replayed whose beginning it holds. Flags after -- are the server's, in place of the recorded ones:
 
     launch.py replay DIR --only scheduler -- --speculative ngram
 

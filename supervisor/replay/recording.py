@@ -14,6 +14,7 @@ from messages.frame_files import Record, find_readers
 from messages.frames import Arrivals
 from messages.replies import OpenStream
 from messages.requests import AbortMsg, FramesLost, StopSeen, TokenizeMsg, UserMsg
+from runtime.run_dir import RunDir
 from supervisor.manifest import Manifest, read_manifest
 from supervisor.replay.outcomes import BY_REQUEST, Key, Outcome, Outcomes
 
@@ -52,13 +53,15 @@ class Attempt:
 
 
 class Recording:
-    """What `directory` holds of the processes that are replayed: one kind, or (empty) all of them together.
+    """What `directory`, or the black box in it, holds of the replayed processes: one kind, or (empty) all together.
 
     `inputs` are all messages that went in, in their order. Raises `SluiceError` where the directory holds nothing that
     can be replayed. Frames that do not decode are counted, not replayed. With `uids` only these requests count.
     """
 
     def __init__(self, directory: Path, only: str = "", uids: Collection[int] = ()):
+        black_box = RunDir(directory).black_box
+        directory = black_box if black_box.is_dir() else directory
         self.manifest: Manifest = read_manifest(directory)
         self.config: Config = self.manifest.config
         self.inputs: list[tuple[int, Any]] = []

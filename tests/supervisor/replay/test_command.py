@@ -54,6 +54,13 @@ def test_the_same(folder: Path, play: Callable[..., list[Any]], capsys: pytest.C
     assert calls == [config_of(folder), ["--dtype", "float32"], ("scheduler",), ["detokenizer"]]
 
 
+def test_a_directory_with_a_black_box_in_it(tmp_path: Path, play: Callable[..., list[Any]]):
+    (tmp_path / "black-box").mkdir()
+    record(tmp_path / "black-box", "scheduler", SchedulerAlone(), REQUESTS)
+    play(SchedulerAlone())
+    assert operate(["replay", str(tmp_path), "--only", "scheduler"]) == 0
+
+
 def test_a_request_that_kills_is_named_again(
     folder: Path, play: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str]
 ):
