@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from frontend.api.admin import AdminApi
 from frontend.api.admin_routes import administering
 from frontend.api.assembly import make_app, make_endpoints, make_metrics
+from frontend.api.live.feed import LiveFeed
 from frontend.api.profile import ProfileApi
 from frontend.drain import DrainWatch
 from frontend.http.access import AccessRules
@@ -64,11 +65,12 @@ class Frontend:
         )
         self._launcher = Launcher(self._ask)
         self._streams = OpenStreams(link.config.http.sse_keepalive_s)
+        self._live = LiveFeed(self._service, self._streams)
         self._service.on_part = self._continuations.replace
         num_spans = Counter[str]() if span_export is None else span_export.num_spans
         metrics = make_metrics(self._service, self._continuations, num_spans, self.gauges)
         endpoints = [
-            *make_endpoints(self._service, self._streams, metrics, self.gauges),
+            *make_endpoints(self._service, self._streams, self._live, metrics, self.gauges),
             *administering(AdminApi(self._launcher), ProfileApi(self._launcher, link.config.http.port)),
         ]
         app = make_app(self._service, endpoints, rules)
@@ -111,6 +113,7 @@ class Frontend:
             **self._service.gauges(),
             **self._continuations.gauges(),
             "streams": len(self._streams),
+            "viewers": len(self._live),
             "connections": self._server.num_connections,
         }
 
@@ -155,6 +158,7 @@ class Frontend:
                 case Leave(timeout_s):
                     self._begin_leaving(timeout_s)
         if self._link.is_stopping:
+            self._live.end()
             self._service.shut_down()
             self._server.stop()
 
@@ -165,6 +169,7 @@ class Frontend:
     def _begin_drain(self, timeout_s: float) -> None:
         log.info("draining: %d requests are open, %g s left", len(self._service.registry), timeout_s)
         self._service.admission.is_draining = True
+        self._live.end()
         self._server.close_idle()
         self._drain.begin(timeout_s)
 
@@ -176,6 +181,7 @@ class Frontend:
         log.info(
             "another frontend takes over: %d connections are open, %g s left", self._server.num_connections, timeout_s
         )
+        self._live.end()
         self._server.leave()
         self._drain.begin(timeout_s)
 

@@ -13,8 +13,11 @@ from frontend.api.completions import CompletionApi
 from frontend.api.generate import GenerateApi
 from frontend.api.health import HealthApi
 from frontend.api.info import InfoApi, find_version
+from frontend.api.live.feed import LiveFeed
+from frontend.api.live.stream import LiveApi
 from frontend.api.load import LoadApi
 from frontend.api.metrics import MetricsApi
+from frontend.api.page import PageApi
 from frontend.api.requests import RequestsApi
 from frontend.api.tokens import TokensApi
 from frontend.http.access import AccessRules
@@ -47,7 +50,11 @@ def make_app(service: Service, endpoints: list[Endpoint], rules: AccessRules) ->
 
 
 def make_endpoints(
-    service: Service, streams: OpenStreams, metrics: MetricsApi, gauges: Callable[[], dict[str, float]]
+    service: Service,
+    streams: OpenStreams,
+    feed: LiveFeed,
+    metrics: MetricsApi,
+    gauges: Callable[[], dict[str, float]],
 ) -> list[Endpoint]:
     """Returns the route table; `gauges` are those of this process, for `/health`."""
     unknown = UnknownFields(is_strict=service.config.http.strict_fields)
@@ -62,6 +69,7 @@ def make_endpoints(
         *routes.tokens(TokensApi(service, unknown)),
         *routes.watching(HealthApi(service, gauges), LoadApi(service), metrics),
         *routes.tracing(requests),
+        *routes.showing(LiveApi(feed), PageApi()),
         *routes.caching(CacheViewApi(service, requests, unknown)),
         *routes.steering(AbortApi(service, unknown), CacheApi(service, unknown)),
     ]
