@@ -29,6 +29,7 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 BUDGETS = {
     "frontend": 9_035,
+    "live page": 1_015,
     "tokenizer and detokenizer": 1_690,
     "scheduler": 4_780,
     "CPU backend": 2_940,
