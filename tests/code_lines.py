@@ -32,7 +32,7 @@ BUDGETS = {
     "frontend": 9_040,
     "live page": 1_020,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_825,
+    "scheduler": 4_835,
     "CPU backend": 2_940,
     "GPU backend": 2_610,
     "operations and references": 1_215,
