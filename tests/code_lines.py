@@ -36,9 +36,9 @@ BUDGETS = {
     "CPU backend": 2_940,
     "GPU backend": 2_610,
     "operations and references": 1_215,
-    "messages": 1_575,
-    "process runtime": 1_180,
-    "launcher": 2_855,
+    "messages": 1_770,
+    "process runtime": 1_420,
+    "launcher": 3_705,
     "what-if": 810,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

@@ -72,7 +72,7 @@ LAYERS = {
     ),
     "supervisor": (
         "supervisor/cli",
-        "supervisor/profiles",
+        "supervisor/profiles supervisor/replay",
         "supervisor/client",
         "supervisor/run.py",
         "supervisor/supervisor.py",
@@ -81,7 +81,7 @@ LAYERS = {
         "supervisor/lifecycle.py",
         "supervisor/process_group.py",
         "supervisor/control_plane.py supervisor/status_board.py supervisor/restarts.py supervisor/admission.py "
-        "supervisor/endings.py supervisor/model supervisor/listener.py supervisor/flags.py",
+        "supervisor/endings.py supervisor/model supervisor/listener.py supervisor/flags.py supervisor/manifest.py",
         "supervisor/child.py supervisor/console.py supervisor/signals.py",
         "supervisor/log_ring.py",
     ),
