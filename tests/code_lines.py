@@ -39,7 +39,7 @@ BUDGETS = {
     "messages": 1_770,
     "process runtime": 1_420,
     "launcher": 3_705,
-    "what-if": 810,
+    "what-if": 1_015,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 
