@@ -40,7 +40,7 @@ typedef struct {
 
 /* Tokens in the order in which they are read, some heads of each. */
 typedef struct {
-  const element *from;
+  const kv_element *from;
   const int64_t *offsets;
   int num_tokens;
 } NAME(stretch);
@@ -141,25 +141,25 @@ INLINE void NAME(put_in_order)(float *sums, const int head_dim) {
   }
 }
 #else
-INLINE void NAME(score_keys)(const element *query, int64_t num_queries, const element *keys, const int64_t *offsets,
+INLINE void NAME(score_keys)(const element *query, int64_t num_queries, const kv_element *keys, const int64_t *offsets,
                              int num_keys, const int head_dim, float scale, float *scores) {
   for (int64_t q = 0; q < num_queries; q++, query += head_dim, scores += BLOCK)
     for (int k = 0; k < num_keys; k++) {
-      const element *key = keys + offsets[k];
+      const kv_element *key = keys + offsets[k];
       float sum = 0.0f;
-      SIMD_SUM(sum) for (int i = 0; i < head_dim; i++) sum += WIDEN(query[i]) * WIDEN(key[i]);
+      SIMD_SUM(sum) for (int i = 0; i < head_dim; i++) sum += WIDEN(query[i]) * WIDEN_KV(key[i]);
       scores[k] = sum * scale;
     }
 }
 
 INLINE void NAME(round_weights)(float *weights) { (void)weights; }
 
-INLINE void NAME(add_values)(const float *weights, int j, int64_t num_queries, const element *values,
+INLINE void NAME(add_values)(const float *weights, int j, int64_t num_queries, const kv_element *values,
                              const int64_t *offsets, int num_keys, const int head_dim, float *sums) {
   for (int64_t q = 0; q < num_queries; q++, weights += BLOCK, sums += SUMS_SIZE(head_dim))
     for (int k = 0; k < num_keys; k++) {
-      const element *value = values + offsets[k];
-      SIMD for (int i = 0; i < head_dim; i++) sums[i] += weights[j + k] * WIDEN(value[i]);
+      const kv_element *value = values + offsets[k];
+      SIMD for (int i = 0; i < head_dim; i++) sums[i] += weights[j + k] * WIDEN_KV(value[i]);
     }
 }
 
@@ -222,7 +222,7 @@ static void NAME(paged_decode_item)(const void *data, int64_t item) {
   const int64_t count = rest < call->heads_an_item ? rest : call->heads_an_item, size = count * head_dim;
   const int64_t begin = item / parts * call->groups_an_item, beyond = begin + call->groups_an_item;
   const int64_t end = beyond < plan->num_groups ? beyond : plan->num_groups;
-  const int tokens_ahead = (int)(AHEAD_BYTES / (size * (int64_t)sizeof(element))) + 1;
+  const int tokens_ahead = (int)(AHEAD_BYTES / (size * (int64_t)sizeof(kv_element))) + 1;
   int64_t offsets[2][BLOCK];
   NAME(stretch) keys = NAME(find_keys)(call, begin, head, offsets[0]), next = keys;
   NAME(ask_beyond)(keys, (NAME(stretch)){call->cache.values, offsets[0], keys.num_tokens}, 0, tokens_ahead, size);
@@ -274,7 +274,7 @@ static void NAME(paged_decode_row)(const void *data, int64_t row) {
 
 /* query: [rows, num_heads * queries_a_head, head_dim], rows `query_stride` elements apart; out: the same, contiguous.
    page_tables: rows `table_stride` apart. Returns 0, or -1 without memory. */
-PUBLIC int NAME(paged_decode)(const element *query, int64_t query_stride, const element *keys, const element *values,
+PUBLIC int NAME(paged_decode)(const element *query, int64_t query_stride, const kv_element *keys, const kv_element *values,
                               const int32_t *page_tables, int64_t table_stride, const int32_t *num_keys, element *out,
                               int64_t num_rows, int64_t num_heads, int64_t queries_a_head, int64_t head_dim,
                               int64_t page_size, float scale) {

@@ -109,7 +109,7 @@ static void NAME(paged_prefill_item)(const void *data, int64_t item) {
 
 /* query: [tokens of all rows, heads, head_dim], tokens `query_stride` elements apart; out: the same, contiguous.
    Returns 0, or -1 without memory. */
-PUBLIC int NAME(paged_prefill)(const element *query, int64_t query_stride, const element *keys, const element *values,
+PUBLIC int NAME(paged_prefill)(const element *query, int64_t query_stride, const kv_element *keys, const kv_element *values,
                                const int32_t *page_tables, int64_t table_stride, const int32_t *query_lens,
                                const int32_t *context_lens, element *out, int64_t num_rows, int64_t num_heads,
                                int64_t queries_a_head, int64_t head_dim, int64_t page_size, float scale) {

@@ -22,9 +22,9 @@ static void NAME(pack_block)(const NAME(paged_kv) *cache, int num_keys, int padd
     memset(s->values, 0, sizeof(float) * BLOCK * (size_t)padded_dim);
   }
   for (int j = 0; j < num_keys; j++) {
-    const element *key = cache->keys + s->offsets[j], *value = cache->values + s->offsets[j];
-    SIMD for (int d = 0; d < head_dim; d++) s->keys[j * padded_dim + d] = WIDEN(key[d]);
-    SIMD for (int d = 0; d < head_dim; d++) s->values[j * padded_dim + d] = WIDEN(value[d]);
+    const kv_element *key = cache->keys + s->offsets[j], *value = cache->values + s->offsets[j];
+    SIMD for (int d = 0; d < head_dim; d++) s->keys[j * padded_dim + d] = WIDEN_KV(key[d]);
+    SIMD for (int d = 0; d < head_dim; d++) s->values[j * padded_dim + d] = WIDEN_KV(value[d]);
   }
 }
 

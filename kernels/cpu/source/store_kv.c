@@ -6,7 +6,7 @@ typedef struct {
   const float *cosines, *sines;
   const int32_t *positions;
   const int64_t *slots;
-  element *keys, *values;
+  kv_element *keys, *values;
   int64_t token_stride, num_heads, num_kv_heads, head_dim;
 } NAME(store_kv_call);
 
