@@ -74,7 +74,7 @@ def run(options: argparse.Namespace, server_flags: list[str]) -> dict:
         raise UsageError("--num-sequences and --max-tokens must be at least 1, --shared-prefix less than --max-tokens")
     prompts, params = make_workload(options.num_sequences, longest, options.shared_prefix)
     with configured_shape(shape, ["--max-model-len", str(2 * longest), *server_flags]) as config:
-        placement = find_placement(config.model, HfConfig(shape))
+        placement = find_placement(config.model, config.cache, HfConfig(shape))
         if not placement.is_cuda:
             set_cpu_threads(config.model.cpu_threads)
         limits = measure_limits(placement.device)

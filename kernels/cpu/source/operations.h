@@ -5,12 +5,12 @@
 #include "qk_norm.c"
 #include "silu_mul.c"
 #include "gelu.c"
-/* The KV cache is in the number format of the tensors. */
-#define kv_element element
-#define WIDEN_KV WIDEN
-#include "cache_operations.h"
-#undef kv_element
-#undef WIDEN_KV
+#include "paged_kv.h"
+#include "store_kv.c"
+#include "decode_splits.h"
+#include "paged_decode.c"
+#include "tile_product.h"
+#include "paged_prefill.c"
 #include "pack_linear.c"
 #include "packed_linear.c"
 #include "quantized_dot.h"

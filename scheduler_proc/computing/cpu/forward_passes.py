@@ -54,7 +54,7 @@ class CpuForwardPasses:
         self._device = device
         self._max_rows = max(limits.max_num_seqs, MIN_CAPTURED_TOKENS)
         max_tokens = max(limits.max_num_batched_tokens, self._max_rows)
-        self._workspace = Workspace(decoder.config, cache.layers[0].keys.dtype, max_tokens, self._max_rows)
+        self._workspace = Workspace(decoder.config, decoder.activation_dtype, max_tokens, self._max_rows)
         shape = StepShape(self._max_rows, 0, 0, limits.num_pages, num_head_tokens=0)
         columns = shape.columns()
         memory = torch.empty(columns.num_bytes, dtype=torch.uint8)
