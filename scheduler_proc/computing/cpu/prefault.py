@@ -32,8 +32,8 @@ log = logging.getLogger("sluice.prefault")
 class Prefault:
     """Stays ahead of the highest page in use, in a thread that works while no step runs. Pages are used in order.
 
-    `tensors` are those of each layer's cache, whose first dimension is slots. The thread ends with this object, and with
-    the program.
+    `tensors` are those of each layer's cache, whose first dimension is slots. The thread ends with this object, and
+    with the program.
     """
 
     def __init__(self, tensors: Sequence[Tensor], num_pages: int):

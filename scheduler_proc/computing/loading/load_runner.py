@@ -41,7 +41,7 @@ def load_runner(config: Config, report: Report) -> Runner:
     num_tokens = scheduling.max_num_batched_tokens or (STEP_TOKENS_CUDA if placement.is_cuda else STEP_TOKENS_CPU)
     limits = StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
     if placement.is_cuda:
-        backend = GpuBackend(config, decoder, CudaDevice(placement.device), limits, report)
+        backend = GpuBackend(config, decoder, CudaDevice(placement.device), limits, report, placement.kv_codes)
     else:
         backend = CpuBackend(config, decoder, limits)
 
