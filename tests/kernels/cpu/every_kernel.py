@@ -24,7 +24,7 @@ from kernels.rms_norm import rms_norm
 from kernels.rotate_store import rotate_store
 from kernels.sample import draw, greedy, sample
 from kernels.silu_mul import silu_mul
-from tests.kernels.cases import Shape, assert_close, make_paged_case
+from tests.kernels.cases import Shape, assert_close, make_paged_case, with_codes
 
 SHAPES = [Shape(6, 2, 64, 16), Shape(7, 1, 80, 1), Shape(4, 4, 96, 64), Shape(5, 1, 128, 16), Shape(3, 3, 10, 4)]
 
@@ -35,10 +35,16 @@ def attend(shape: Shape, dtype: torch.dtype) -> None:
     rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
     paged_prefill(case.query, case.cache, rows, case.scale, out)
     assert_close(out, case.expected, dtype)
+    coded = with_codes(case, torch.int8)
+    paged_prefill(case.query, coded.cache, rows, case.scale, out)
+    assert_close(out, coded.expected, dtype)
     case = make_paged_case(shape, [1, 1, 1, 1], [0, 63, 299, 299], dtype, "cpu")
     out = torch.full_like(case.query, float("nan"))
     paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
     assert_close(out, case.expected, dtype)
+    coded = with_codes(case, torch.int8)
+    paged_decode(case.query, coded.cache, case.page_tables, case.context_lens + 1, case.scale, out)
+    assert_close(out, coded.expected, dtype)
     case.page_tables[3, : 256 // shape.page_size] = case.page_tables[2, : 256 // shape.page_size].clone()
     paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
     assert_close(out[:3], case.expected[:3], dtype)
@@ -51,7 +57,8 @@ def store(shape: Shape, dtype: torch.dtype) -> None:
     positions, slots = torch.tensor([7, 0, 1], dtype=torch.int32), torch.tensor([len(case.cache.keys) - 1, -1, 0])
     weight = torch.ones(shape.head_dim, dtype=dtype)
     for rope, norms in ((tables, None), (None, None), (tables, HeadNorms(weight, weight, 1e-6))):
-        assert bool(rotate_store(heads, case.cache, rope, positions, slots, norms).isfinite().all())
+        for cache in (case.cache, with_codes(case, torch.int8).cache):
+            assert bool(rotate_store(heads, cache, rope, positions, slots, norms).isfinite().all())
 
 
 def replay(size: int, dtype: torch.dtype) -> None:

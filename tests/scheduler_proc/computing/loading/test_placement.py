@@ -72,6 +72,23 @@ def test_quantization_where_it_is_not_supported_is_refused(monkeypatch: pytest.M
     assert find_placement(ModelConfig(quantization="int4", device="cpu"), CacheConfig(), HfConfig({})).weight_bits == 4
 
 
+def test_codes_of_the_kv_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    fp8, int8 = CacheConfig(kv_cache_dtype="fp8"), CacheConfig(kv_cache_dtype="int8")
+    cpu = ModelConfig(device="cpu", dtype="bfloat16")
+    assert find_placement(ModelConfig(), fp8, HfConfig({})).kv_dtype == torch.float8_e4m3fn
+    assert find_placement(cpu, int8, HfConfig({})).kv_dtype == torch.int8
+    assert find_placement(cpu, CacheConfig(), HfConfig({})).kv_dtype == torch.bfloat16
+    with pytest.raises(BootError, match="--kv-cache-dtype int8: not supported on cuda, which has auto and fp8"):
+        find_placement(ModelConfig(), int8, HfConfig({}))
+    with pytest.raises(BootError, match="--kv-cache-dtype fp8: not supported on cpu, which has auto and int8"):
+        find_placement(cpu, fp8, HfConfig({}))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    with pytest.raises(BootError, match="this GPU has no fp8"):
+        find_placement(ModelConfig(), fp8, HfConfig({}))
+
+
 def test_threads() -> None:
     before = torch.get_num_threads()
     try:
