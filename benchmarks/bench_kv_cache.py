@@ -4,7 +4,8 @@
 
 Perplexity is that of the end of a text, asked of a server in each format. The shape has random weights and a cache of
 random numbers; runners of both formats take turns in one process, round by round. `attention_ms` is what the calls of
-decode attention take of a step. Either part is left out where its flags are.
+decode attention take of a step, `cpu_ms` the CPU time of this thread: with `--cpu-threads 1` it tells what a step costs
+on a machine that others use too. Either part is left out where its flags are.
 """
 
 import argparse
@@ -41,6 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--layers", type=int, help="of the shape (default: its own)")
     add("--rows", type=int, nargs="+", default=[1, 8], help="of a step (default: 1 8)")
     add("--contexts", type=int, nargs="+", default=[2048, 4096], help="tokens of each row (default: 2048 4096)")
+    add("--cpu-threads", type=int, default=0, help="of the steps; 0: one for each core (default)")
     add("--rounds", type=int, default=15, help="steps of each kind (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     return parser
@@ -76,25 +78,35 @@ def measure_steps(options: argparse.Namespace, formats: dict[str, list[str]]) ->
     longest, most_rows = max(options.contexts), max(options.rows)
     shape = make_shape(options.shape, options.layers) | {"max_position_embeddings": longest + PAGE_SIZE}
     num_pages = most_rows * (longest // PAGE_SIZE + 1)
-    own = ["--device", "cpu", "--block-size", str(PAGE_SIZE), "--num-pages", str(num_pages)]
+    own = [
+        "--device",
+        "cpu",
+        "--cpu-threads",
+        str(options.cpu_threads),
+        "--block-size",
+        str(PAGE_SIZE),
+        "--num-pages",
+        str(num_pages),
+    ]
     runners = {name: load_shape(shape, [*own, *flags]) for name, flags in formats.items()}
     cache_mib = {name: fill_cache(runner) / 2**20 for name, runner in runners.items()}
     print(", ".join(f"{name}: a cache of {size:,.0f} MiB" for name, size in cache_mib.items()))
     lines: list[dict] = []
     for num_rows, context in [(rows, tokens) for rows in options.rows for tokens in options.contexts]:
         batch = plan_decode(num_rows, context)
-        times: dict[str, Times] = {name: {"step_ms": [], "attention_ms": []} for name in formats}
+        times: dict[str, Times] = {name: new_times() for name in formats}
         for round_index in range(WARM_UP_STEPS + options.rounds):
             for name, runner in runners.items():
                 run_step(runner, batch, times[name])
                 if round_index < WARM_UP_STEPS:
-                    times[name] = {"step_ms": [], "attention_ms": []}
+                    times[name] = new_times()
         medians = {name: {key: statistics.median(values) for key, values in own.items()} for name, own in times.items()}
         lines.append({"rows": num_rows, "context": context, "median": medians, "rounds": times})
         figures = ", ".join(
-            f"{name} {own['step_ms']:,.1f} ({own['attention_ms']:,.1f})" for name, own in medians.items()
+            f"{name} {own['step_ms']:,.1f} ({own['attention_ms']:,.1f}; {own['cpu_ms']:,.1f})"
+            for name, own in medians.items()
         )
-        print(f"{num_rows} rows of {context}: {figures} ms a step (its attention)", flush=True)
+        print(f"{num_rows} rows of {context}: {figures} ms a step (its attention; CPU)", flush=True)
     threads = torch.get_num_threads()
     return {
         "shape": options.shape,
@@ -117,6 +129,10 @@ def fill_cache(runner: Runner) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
+def new_times() -> Times:
+    return {"step_ms": [], "attention_ms": [], "cpu_ms": []}
+
+
 def run_step(runner: Runner, batch: Batch, times: Times) -> None:
     """Runs it and appends what it took."""
     attention_ns: list[int] = []
@@ -126,9 +142,10 @@ def run_step(runner: Runner, batch: Batch, times: Times) -> None:
             attention_ns.append(ended_ns - began_ns)
 
     with timed_kernels(note):
-        begin_s = time.perf_counter()
+        begin_s, begin_cpu_s = time.perf_counter(), time.thread_time()
         runner.run(batch)
         times["step_ms"].append((time.perf_counter() - begin_s) * 1e3)
+        times["cpu_ms"].append((time.thread_time() - begin_cpu_s) * 1e3)
     times["attention_ms"].append(sum(attention_ns) / 1e6)
 
 

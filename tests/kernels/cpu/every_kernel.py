@@ -35,19 +35,25 @@ def attend(shape: Shape, dtype: torch.dtype) -> None:
     rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
     paged_prefill(case.query, case.cache, rows, case.scale, out)
     assert_close(out, case.expected, dtype)
-    coded = with_codes(case, torch.int8)
-    paged_prefill(case.query, coded.cache, rows, case.scale, out)
-    assert_close(out, coded.expected, dtype)
     case = make_paged_case(shape, [1, 1, 1, 1], [0, 63, 299, 299], dtype, "cpu")
     out = torch.full_like(case.query, float("nan"))
     paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
     assert_close(out, case.expected, dtype)
-    coded = with_codes(case, torch.int8)
-    paged_decode(case.query, coded.cache, case.page_tables, case.context_lens + 1, case.scale, out)
-    assert_close(out, coded.expected, dtype)
     case.page_tables[3, : 256 // shape.page_size] = case.page_tables[2, : 256 // shape.page_size].clone()
     paged_decode(case.query, case.cache, case.page_tables, case.context_lens + 1, case.scale, out)
     assert_close(out[:3], case.expected[:3], dtype)
+
+
+def attend_codes(shape: Shape, dtype: torch.dtype) -> None:
+    case = with_codes(make_paged_case(shape, [1, 66], [0, 61], dtype, "cpu"), torch.int8)
+    out = torch.full_like(case.query, float("nan"))
+    rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
+    paged_prefill(case.query, case.cache, rows, case.scale, out)
+    assert_close(out, case.expected, dtype)
+    last = torch.tensor([0, 66])
+    decoded, num_keys = out[last].clone(), case.context_lens + case.query_lens
+    paged_decode(case.query[last], case.cache, case.page_tables, num_keys, case.scale, decoded)
+    assert_close(decoded, case.expected[last], dtype)
 
 
 def store(shape: Shape, dtype: torch.dtype) -> None:
@@ -112,6 +118,8 @@ def main(library: Path) -> None:
             for shape in SHAPES:
                 attend(shape, dtype)
                 store(shape, dtype)
+            for shape in (SHAPES[0], SHAPES[4]):
+                attend_codes(shape, dtype)
             for size in (1, 7, 33, 4097):
                 compute(size, dtype)
                 replay(size, dtype)
