@@ -1,6 +1,6 @@
 /* Decode attention of some splits and heads over elements, or over codes of int8 with scales: a template of both.
 
-   KV(x) is the name of x for a cache of `kv_element`, of which WIDEN_KV makes floats. */
+   KV(x) is the name of x for a cache of `kv_element`; WIDEN_KV makes floats of `kv_wide`. */
 
 /* Asks for `size` elements from each of the places on, in the order of memory, so that they are near when they are read.
    They come as far as the second cache: into the first one, fewer can be on their way. */
@@ -55,16 +55,29 @@ INLINE void KV(take_queries)(const element *query, int64_t num_queries, const in
 #elif IS_BFLOAT16 && defined(__AVX512BF16__)
 #include "decode_pairs.h"
 #else
+/* A head of K or V for all of its queries: codes become floats once. */
+INLINE const kv_wide *KV(widen)(const kv_element *from, const int head_dim, kv_wide *room) {
+#if IS_CODES
+  SIMD for (int i = 0; i < head_dim; i++) room[i] = (float)from[i];
+  return room;
+#else
+  (void)head_dim, (void)room;
+  return from;
+#endif
+}
+
 INLINE void KV(score_keys)(const KV(decode_queries) *queries, int64_t first, int64_t num_queries, const kv_element *keys,
                            const int64_t *offsets, int num_keys, const int head_dim, float *scores) {
-  const element *query = queries->rows + first * head_dim;
-  for (int64_t q = 0; q < num_queries; q++, query += head_dim, scores += BLOCK)
-    for (int k = 0; k < num_keys; k++) {
-      const kv_element *key = keys + offsets[k];
+  for (int k = 0; k < num_keys; k++) {
+    const element *query = queries->rows + first * head_dim;
+    kv_wide room[MAX_HEAD_DIM];
+    const kv_wide *key = KV(widen)(keys + offsets[k], head_dim, room);
+    for (int64_t q = 0; q < num_queries; q++, query += head_dim) {
       float sum = 0.0f;
       SIMD_SUM(sum) for (int i = 0; i < head_dim; i++) sum += WIDEN(query[i]) * WIDEN_KV(key[i]);
-      scores[k] = sum * queries->scale;
+      scores[q * BLOCK + k] = sum * queries->scale;
     }
+  }
 }
 
 INLINE float KV(round_weights)(float *weights) {
@@ -74,11 +87,14 @@ INLINE float KV(round_weights)(float *weights) {
 
 INLINE void KV(add_values)(const float *weights, int j, int64_t num_queries, const kv_element *values,
                            const int64_t *offsets, int num_keys, const int head_dim, float *sums) {
-  for (int64_t q = 0; q < num_queries; q++, weights += BLOCK, sums += SUMS_SIZE(head_dim))
-    for (int k = 0; k < num_keys; k++) {
-      const kv_element *value = values + offsets[k];
-      SIMD for (int i = 0; i < head_dim; i++) sums[i] += weights[j + k] * WIDEN_KV(value[i]);
+  for (int k = 0; k < num_keys; k++) {
+    kv_wide room[MAX_HEAD_DIM];
+    const kv_wide *value = KV(widen)(values + offsets[k], head_dim, room);
+    for (int64_t q = 0; q < num_queries; q++) {
+      float *mine = sums + q * SUMS_SIZE(head_dim), weight = weights[q * BLOCK + j + k];
+      SIMD for (int i = 0; i < head_dim; i++) mine[i] += weight * WIDEN_KV(value[i]);
     }
+  }
 }
 
 INLINE void KV(put_in_order)(float *sums, const int head_dim, float unit) {
@@ -196,5 +212,6 @@ static void KV(paged_decode_item)(const void *data, int64_t item) {
 
 #undef KV
 #undef kv_element
+#undef kv_wide
 #undef WIDEN_KV
 #undef IS_CODES

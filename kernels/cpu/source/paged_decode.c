@@ -40,13 +40,15 @@ typedef struct {
 
 #define KV(x) NAME(x)
 #define kv_element element
+#define kv_wide element
 #define WIDEN_KV WIDEN
 #define IS_CODES 0
 #include "attend_split.h"
 
 #define KV(x) NAME(x##_int8)
 #define kv_element int8_t
-#define WIDEN_KV (float)
+#define kv_wide float
+#define WIDEN_KV widen_float32
 #define IS_CODES 1
 #include "attend_split.h"
 
