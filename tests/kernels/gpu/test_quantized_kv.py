@@ -68,7 +68,7 @@ def test_storing(shape: tuple[int, int, int], has_rope: bool, dtype: torch.dtype
     slots = torch.tensor([19, -1, 0, 6, 3], device=device)
     codes = torch.full((2, 2, 20, num_kv_heads, head_dim), 7.0).to(FP8).to(device)
     scales = torch.full((2, 2, 20, num_kv_heads), 5.0, dtype=SCALE_DTYPE, device=device)
-    cache, expected = (PagedKV(*codes[index], 4, *scales[index]) for index in range(2))
+    cache, expected = (PagedKV(codes[i, 0], codes[i, 1], 4, scales[i, 0], scales[i, 1]) for i in range(2))
     arguments = (rope if has_rope else None, positions, slots, norms if has_rope else None)
     rotate_store_reference(heads.clone(), expected, *arguments)
     rotate_store(heads, cache, *arguments)
