@@ -11,6 +11,9 @@ from msgspec import Meta
 
 Positive = Meta(ge=1)
 
+KEY_FIELDS = ("api_key", "admin_key")
+"""Of `HttpConfig`: what must not be shown."""
+
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Model"""
@@ -242,6 +245,11 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     ssl_ca_certs: Annotated[
         str, Meta(description="file of authorities (PEM) that clients' certificates must come from")
     ] = ""
+
+    def without_keys(self) -> "HttpConfig":
+        """Returns the same with asterisks for each key, to be shown."""
+        hidden = {name: ("***",) * len(getattr(self, name)) for name in KEY_FIELDS}
+        return msgspec.structs.replace(self, **hidden)
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
