@@ -8,8 +8,9 @@ import time
 
 from frontend.api.admin import AdminApi
 from frontend.api.admin_routes import administering
-from frontend.api.assembly import make_app, make_endpoints, make_metrics
+from frontend.api.assembly import make_app, make_endpoints, make_watching
 from frontend.api.profile import ProfileApi
+from frontend.api.state_files import StateFiles
 from frontend.drain import DrainWatch
 from frontend.http.access import AccessRules
 from frontend.http.keys import load_keys
@@ -25,7 +26,7 @@ from frontend.http.stream import OpenStreams
 from frontend.links.launcher import Launcher
 from frontend.recovery.continuation import Continuations
 from frontend.service import Service
-from messages.admin import AdminCommand, Answer
+from messages.admin import AdminCommand, Answer, WriteState
 from messages.control import Drain, Leave, ProcessTable
 from messages.requests import FramesLost
 from runtime.process import ProcessLink, run_process
@@ -54,9 +55,10 @@ class Frontend:
         self._launcher = Launcher(self._ask)
         self._streams = OpenStreams(link.config.http.sse_keepalive_s)
         self._service.on_part = self._continuations.replace
-        metrics = make_metrics(self._service, self._continuations)
+        watching = make_watching(self._service, self._streams, self._continuations, self.gauges)
+        link.register(WriteState, StateFiles(*watching).write)
         endpoints = [
-            *make_endpoints(self._service, self._streams, metrics, self.gauges),
+            *make_endpoints(self._service, self._streams, watching),
             *administering(AdminApi(self._launcher), ProfileApi(self._launcher, link.config.http.port)),
         ]
         app = make_app(self._service, endpoints, rules)
@@ -105,7 +107,8 @@ class Frontend:
         self._receive_replies()
 
     def _tick(self) -> None:
-        self._link.beat(self.gauges, frontend=self._continuations.report(len(self._service.hold)))
+        quiet = self._service.find_quiet()
+        self._link.beat(self.gauges, frontend=self._continuations.report(len(self._service.hold), quiet))
         self._streams.tick()
         self._service.ring.tidy(self._service.registry.is_open)
         self._drain.check()

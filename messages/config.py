@@ -310,6 +310,29 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             description="seconds that a new request may wait while a process is replaced, before it gets 503; 0: none",
         ),
     ] = 15.0
+    stall_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="seconds without progress, where nothing is known that requests would have to wait for, after "
+            "which the launcher tells of a stall; 0: never",
+        ),
+    ] = 15.0
+    on_stall: Annotated[
+        Literal["report", "restart"],
+        Meta(description="after a stall only tell of it, or also replace the process at fault"),
+    ] = "report"
+    snapshot_dir: Annotated[
+        str,
+        Meta(
+            description="directory of the snapshots taken after a crash, a hang or a stall (default: sluice/snapshots "
+            "under $XDG_STATE_HOME or ~/.local/state)"
+        ),
+    ] = ""
+    max_snapshots: Annotated[
+        int,
+        Meta(ge=0, description="snapshots kept there, older ones are deleted; 0: none is taken but on command"),
+    ] = 8
     enable_fault_injection: Annotated[
         bool, Meta(description="obey `launch.py inject`: processes die, frames are lost, on purpose")
     ] = False

@@ -33,10 +33,13 @@ from messages.admin import (
     SetLogLevel,
     SignalSelf,
     StartProfile,
+    Starve,
     StopProfile,
+    StopReading,
 )
 from messages.channels import ControlClient, Receiver, Sender, Waiter
 from messages.control import (
+    FRONTEND,
     SUCCESSOR,
     Beat,
     BootFailed,
@@ -54,6 +57,7 @@ from messages.control import (
     TakeOver,
     ToProcess,
     Welcome,
+    kind_of,
 )
 from messages.errors import BootError, SluiceError
 from messages.histograms import HistogramCounts
@@ -62,6 +66,7 @@ from runtime.faults import Faults
 from runtime.lifeline import GRACE_S, ask_for_death_signal, has_launcher, leave_abandoned_run, watch_lifeline
 from runtime.profiling import ProcessProfiler
 from runtime.run_dir import RunDir
+from runtime.stacks import write_stacks_on_signal
 
 P = TypeVar("P")
 
@@ -142,6 +147,8 @@ class ProcessLink:
         """Lets `wait` return when something arrives for `receiver`, and beats say what it has taken."""
         self._waiter.add_channel(receiver)
         self.profiler.receivers.append(receiver)
+        if self.faults is not None:
+            self.faults.receivers.append(receiver)
 
     def open_sender(self, receiver: str) -> Sender[Any]:
         """Returns a new sender to the process `receiver`; beats say what it has sent."""
@@ -227,12 +234,15 @@ class ProcessLink:
 
     def _register_faults(self) -> None:
         faults = self.faults
-        for kind in (SignalSelf, EdgeFault, Poison, ClearFaults):
+        for kind in (SignalSelf, EdgeFault, Poison, Starve, StopReading, ClearFaults):
             self.register(kind, refuse_fault)
         if faults is not None:
             self.register(SignalSelf, faults.signal_self)
             self.register(EdgeFault, faults.fault_edge)
             self.register(Poison, faults.poison)
+            self.register(Starve, faults.starve)
+            if kind_of(self.name) != FRONTEND:  # whose event loop would never hear of what it has left unread
+                self.register(StopReading, faults.stop_reading)
             self.register(ClearFaults, faults.clear)
 
     def ask(self, ask_id: int, command: AdminCommand) -> None:
@@ -348,7 +358,7 @@ def set_log_level(command: SetLogLevel) -> ProcessResult:
 
 
 def refuse_fault(command: Fault) -> ProcessResult:
-    return Failed("impossible", "the server was started without --enable-fault-injection")
+    return Failed("impossible", "not for this process, or the server was started without --enable-fault-injection")
 
 
 def run_process(name: str, serve: Callable[[ProcessLink], None]) -> int:
@@ -371,6 +381,7 @@ def run_process(name: str, serve: Callable[[ProcessLink], None]) -> int:
     logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     link.register(SetLogLevel, set_log_level)
     link.stop_on_signal()
+    write_stacks_on_signal(link.run_dir)
     if arguments.parent_pid:
         ask_for_death_signal(arguments.parent_pid)
     try:

@@ -47,8 +47,17 @@ class RunDir:
         return self.path / "config.json"
 
     @property
+    def black_box(self) -> Path:
+        """A directory of the processes' last frames (`runtime/black_box/`), if they are kept."""
+        return self.path / "black-box"
+
+    @property
     def lock_file(self) -> Path:
         return self.path / "lock"
+
+    def stacks_file(self, pid: int) -> Path:
+        """Where process `pid` writes the stacks of its threads when it is asked to, from the moment that it may be."""
+        return self.path / "stacks" / f"{pid}"
 
     def write_config(self, config: Config) -> None:
         self.config_file.write_bytes(msgspec.json.format(msgspec.json.encode(config)))

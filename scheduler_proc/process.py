@@ -59,7 +59,10 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
     sender: Sender[ToDetokenizer] = link.open_sender("detokenizer")
     link.add_receiver(receiver)
     step_times = StepTimes()
-    launch = link.faults.poisoned(runner.launch) if link.faults else runner.launch
+    launch = runner.launch
+    if link.faults is not None:
+        launch = link.faults.poisoned(launch)
+        scheduler.starve(link.faults.starved)
     stepper = Stepper(scheduler, launch, runner.can_overlap, step_times)
     add_profile(link, scheduler, stepper)
     # What start-up made lives as long as the process: without this, every full collection walks all of it in mid-step.

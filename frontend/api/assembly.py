@@ -1,6 +1,7 @@
 """How the parts of the HTTP side fit together: the endpoints on their APIs, behind keys and the rules for web pages."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from starlette.types import ASGIApp
 
@@ -46,12 +47,24 @@ def make_app(service: Service, endpoints: list[Endpoint], rules: AccessRules) ->
     return rules.with_cors(app)
 
 
-def make_endpoints(
-    service: Service, streams: OpenStreams, metrics: MetricsApi, gauges: Callable[[], dict[str, float]]
-) -> list[Endpoint]:
-    """Returns the route table; `gauges` are those of this process, for `/health`."""
+class Watching(NamedTuple):
+    """What tells of the server, over HTTP and in snapshots."""
+
+    health: HealthApi
+    requests: RequestsApi
+    metrics: MetricsApi
+
+
+def make_watching(
+    service: Service, streams: OpenStreams, continuations: Continuations, gauges: Callable[[], dict[str, float]]
+) -> Watching:
+    """`gauges` are those of this process, for `/health`."""
+    return Watching(HealthApi(service, gauges), RequestsApi(service, streams), make_metrics(service, continuations))
+
+
+def make_endpoints(service: Service, streams: OpenStreams, watching: Watching) -> list[Endpoint]:
+    """Returns the route table."""
     unknown = UnknownFields(is_strict=service.config.http.strict_fields)
-    requests = RequestsApi(service, streams)
     return [
         *routes.generating(
             GenerateApi(service, streams, unknown),
@@ -60,9 +73,9 @@ def make_endpoints(
         ),
         *routes.models(InfoApi(service.config)),
         *routes.tokens(TokensApi(service, unknown)),
-        *routes.watching(HealthApi(service, gauges), LoadApi(service), metrics),
-        *routes.tracing(requests),
-        *routes.caching(CacheViewApi(service, requests, unknown)),
+        *routes.watching(watching.health, LoadApi(service), watching.metrics),
+        *routes.tracing(watching.requests),
+        *routes.caching(CacheViewApi(service, watching.requests, unknown)),
         *routes.steering(AbortApi(service, unknown), CacheApi(service, unknown)),
     ]
 

@@ -94,6 +94,11 @@ class RequestsApi:
         lines = [msgspec.json.decode(each.shown, type=RequestLine) for each in found.requests]
         return {line.uid: line.request_id for line in lines}
 
+    def find_open(self) -> FoundRequests:
+        """Returns the whole timelines of the requests that are open here, of very many those of the oldest."""
+        num_open = self._service.timelines.num_live
+        return self.find(FindRequests(limit=min(num_open, MAX_LIMIT), is_whole=True))
+
     def find(self, query: FindRequests) -> FoundRequests:
         """Returns what this frontend has."""
         reasons, frontend = WaitReasons(self._service, self._streams), self._service.name

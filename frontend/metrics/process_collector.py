@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from frontend.links.processes import ProcessView
 from frontend.metrics.distribution import make_buckets
-from messages.control import ProcessState, ProcessStatus
+from messages.control import ProcessState, ProcessStatus, StallKind
 from messages.histograms import BOUNDS, HistogramCounts
 from runtime.histograms import Histogram
 
@@ -38,6 +38,7 @@ class ProcessCollector(Collector):
         yield from self._histograms(counted.histograms)
         statuses = self._processes.statuses()
         yield from self._states(statuses)
+        yield self._stalls()
         yield from self._costs(statuses)
 
     def _scheduler_gauges(self) -> Iterator[Metric]:
@@ -97,6 +98,12 @@ class ProcessCollector(Collector):
             incarnation.add_metric([status.name], status.incarnation)
             restarts.add_metric([status.name], status.num_restarts)
         yield from (state, age, incarnation, restarts)
+
+    def _stalls(self) -> Metric:
+        family = CounterMetricFamily("sluice_stalls", "Stalls that the launcher has told of.", labels=["kind"])
+        for kind in get_args(StallKind):
+            family.add_metric([kind], self._processes.num_stalls.get(kind, 0))
+        return family
 
     def _costs(self, statuses: list[ProcessStatus]) -> Iterator[Metric]:
         """Both are of the process that has the place now, and missing where nothing runs."""

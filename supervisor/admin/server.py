@@ -13,6 +13,7 @@ from messages.admin import (
     ReadLog,
     RestartProcess,
     ScaleProcess,
+    TakeSnapshot,
 )
 from messages.channels import AskServer
 from runtime.run_dir import RunDir
@@ -20,6 +21,7 @@ from supervisor.admin.drain import drain_server
 from supervisor.admin.handover import restart_process
 from supervisor.admin.inquiries import instruct, list_processes, read_log
 from supervisor.admin.scaling import scale_process
+from supervisor.admin.snapshots import Snapshots
 from supervisor.admin.tasks import OpenCommand, Reply, Task
 from supervisor.lifecycle import Lifecycle
 from supervisor.shutdown import Shutdown
@@ -31,10 +33,18 @@ MAX_OPEN_COMMANDS = 64
 class AdminServer:
     """All commands that are being carried out. `drain_timeout_s`: what a command that gives no time may take."""
 
-    def __init__(self, run_dir: RunDir, lifecycle: Lifecycle, shutdown: Shutdown, drain_timeout_s: float):
+    def __init__(
+        self,
+        run_dir: RunDir,
+        lifecycle: Lifecycle,
+        shutdown: Shutdown,
+        snapshots: Snapshots,
+        drain_timeout_s: float,
+    ):
         self._lifecycle = lifecycle
         self._group = lifecycle.group
         self._shutdown = shutdown
+        self._snapshots = snapshots
         self._drain_timeout_s = drain_timeout_s
         self.channel: AskServer[Ask] = AskServer(run_dir.socket("operator"), Ask)
         self._open: list[OpenCommand] = []
@@ -84,3 +94,5 @@ class AdminServer:
                 return restart_process(self._lifecycle, command, self._drain_timeout_s)
             case ScaleProcess():
                 return scale_process(self._lifecycle, command)
+            case TakeSnapshot():
+                return self._snapshots.take_on_command(command)
