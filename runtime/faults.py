@@ -12,12 +12,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from messages.admin import (
     Acknowledged,
     ClearFaults,
     EdgeFault,
+    Fault,
     Poison,
     ProcessResult,
     SignalSelf,
@@ -26,7 +27,7 @@ from messages.admin import (
 )
 from messages.channels import Receiver, Sender
 from messages.columns import num_int32, unpack_int64
-from messages.control import kind_of
+from messages.control import FRONTEND, kind_of
 from messages.errors import SluiceError
 from messages.frames import HEADER
 from messages.steps import Batch
@@ -48,6 +49,9 @@ UNREAD_TURN_S = 0.05
 log = logging.getLogger("sluice.faults")
 
 
+FAULTS: tuple[type[Fault], ...] = get_args(Fault)
+
+
 class PoisonedStepError(Exception):
     """A step that was told to fail."""
 
@@ -63,6 +67,20 @@ class Faults:
         self.starved: set[int] = set()
         """By the scheduler: the requests that it leaves out of its steps; 0 stands for the queue."""
         self._poisons: list[dict[str, Any]] = json.loads(self._file.read_text()) if self._file.exists() else []
+
+    def executors(self, process_kind: str) -> dict[type[Any], Callable[[Any], ProcessResult]]:
+        """Returns what carries out each fault that can be asked of this kind of process."""
+        executors: dict[type[Any], Callable[[Any], ProcessResult]] = {
+            SignalSelf: self.signal_self,
+            EdgeFault: self.fault_edge,
+            Poison: self.poison,
+            Starve: self.starve,
+            StopReading: self.stop_reading,
+            ClearFaults: self.clear,
+        }
+        if process_kind == FRONTEND:  # whose event loop would never hear of what it has left unread
+            del executors[StopReading]
+        return executors
 
     def open_sender(self, run_dir: RunDir, receiver: str) -> "FaultySender":
         sender = FaultySender(run_dir.socket(receiver))

@@ -21,25 +21,18 @@ from messages.admin import (
     AdminCommand,
     Answer,
     Ask,
-    ClearFaults,
-    EdgeFault,
     Failed,
     Fault,
     Instruction,
     InstructionDone,
-    Poison,
     ProcessCommand,
     ProcessResult,
     SetLogLevel,
-    SignalSelf,
     StartProfile,
-    Starve,
     StopProfile,
-    StopReading,
 )
 from messages.channels import ControlClient, Receiver, Sender, Waiter
 from messages.control import (
-    FRONTEND,
     SUCCESSOR,
     Beat,
     BootFailed,
@@ -62,7 +55,7 @@ from messages.control import (
 from messages.errors import BootError, SluiceError
 from messages.histograms import HistogramCounts
 from messages.schema import SCHEMA_VERSION
-from runtime.faults import Faults
+from runtime.faults import FAULTS, Faults
 from runtime.lifeline import GRACE_S, ask_for_death_signal, has_launcher, leave_abandoned_run, watch_lifeline
 from runtime.profiling import ProcessProfiler
 from runtime.run_dir import RunDir
@@ -233,17 +226,9 @@ class ProcessLink:
         self._executors[kind] = execute
 
     def _register_faults(self) -> None:
-        faults = self.faults
-        for kind in (SignalSelf, EdgeFault, Poison, Starve, StopReading, ClearFaults):
-            self.register(kind, refuse_fault)
-        if faults is not None:
-            self.register(SignalSelf, faults.signal_self)
-            self.register(EdgeFault, faults.fault_edge)
-            self.register(Poison, faults.poison)
-            self.register(Starve, faults.starve)
-            if kind_of(self.name) != FRONTEND:  # whose event loop would never hear of what it has left unread
-                self.register(StopReading, faults.stop_reading)
-            self.register(ClearFaults, faults.clear)
+        executors = {} if self.faults is None else self.faults.executors(kind_of(self.name))
+        for kind in FAULTS:
+            self.register(kind, executors.get(kind, refuse_fault))
 
     def ask(self, ask_id: int, command: AdminCommand) -> None:
         """Asks the launcher for something; `receive_control` brings each `Answer`."""
