@@ -64,11 +64,11 @@ class BootFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class QuietRequest(msgspec.Struct, frozen=True, array_like=True):
-    """An open request of which nothing has been heard for some time.
+    """An open request that has had no token for some time.
 
-    `since_ns`: when its latest token came or, where it does not decode, its stage began. Of one that decodes:
-    `interval_ns` is the median time between its tokens (0: unknown), `num_steps` how many steps of the scheduler the
-    frontend has heard of since its latest token.
+    `since_ns`: when its latest token came or, before the first, it itself. Of one that decodes: `interval_ns` is the
+    median time between its tokens (0: unknown), `num_steps` how many steps of the scheduler the frontend has heard of
+    since its latest token.
     """
 
     uid: int
@@ -82,7 +82,7 @@ class QuietRequest(msgspec.Struct, frozen=True, array_like=True):
 class FrontendReport(msgspec.Struct, frozen=True, array_like=True):
     """What frontends must know of each other, and the launcher of their requests.
 
-    `quiet`: some of the open requests of which nothing has been heard for long, those that decode first.
+    `quiet`: some of the open requests that have had no token for long, those that decode first.
     `scheduler_seen` is the incarnation of the scheduler up to which this one has counted deaths. Suspects come with a
     death only, so `num_suspects` is all that can be for as long as that is the scheduler of now.
     """

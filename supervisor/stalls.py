@@ -27,6 +27,9 @@ NUM_INTERVALS = 20
 DELIVERY_NS = 2_000_000_000
 """What a frame gets to arrive in, and to be told of in a beat."""
 
+TO_NAME_STREAM_NS = 3 * DELIVERY_NS
+"""A stream among the rows of a scheduler that runs no step is told of before the scheduler is."""
+
 SILENCE_NS = 5_000_000_000
 """Beats are up to two seconds apart, and on a busy machine a process may have to wait for a core."""
 
@@ -133,7 +136,7 @@ class StallDetector:
         gauges, beat_ns = scheduler.gauges, scheduler.beat_ns
         num_running, num_waiting = int(gauges.get("running", 0)), int(gauges.get("waiting", 0))
         still_ns = self._steps.note((scheduler.pid, gauges.get("steps"), num_running > 0), beat_ns)
-        if num_running and still_ns >= self._limit_ns:
+        if num_running and still_ns >= self._limit_ns + TO_NAME_STREAM_NS:
             what = f"turns its loop and runs no step, with {num_running} requests in rows"
             yield Found("queue", scheduler.name, self._steps.since_ns, what)
         has_room = bool(gauges.get("has_room"))
@@ -204,4 +207,4 @@ def _describe(found: Found, statuses: Iterable[ProcessStatus], now_ns: int) -> S
 
 def _name(request: QuietRequest, now_ns: int) -> str:
     age_s = (now_ns - request.since_ns) / 1e9
-    return f"uid {request.uid} id {request.request_id} ({request.stage}, nothing new for {age_s:.1f} s)"
+    return f"uid {request.uid} id {request.request_id} ({request.stage}, no token for {age_s:.1f} s)"

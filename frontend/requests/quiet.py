@@ -13,26 +13,26 @@ MAX_QUIET = 8
 def find_quiet(
     generations: Iterable[Generation], steps: StepLog, now_ns: int, quiet_s: float
 ) -> tuple[QuietRequest, ...]:
-    """Returns the first of those of which nothing has been heard for `quiet_s`, those that decode before the others.
+    """Returns the first of those that have had no token for `quiet_s`, those that decode before the others.
 
-    `now_ns` is `time.monotonic_ns()`. What is on hold or sent again after a process died is not among them: it waits
-    for that process.
+    `now_ns` is `time.monotonic_ns()`.
     """
     before_ns = now_ns - round(quiet_s * 1e9)
     decoding: list[QuietRequest] = []
     others: list[QuietRequest] = []
     for generation in generations:
         timeline = generation.timeline
-        stage, since_ns = timeline.stage, timeline.stage_begin_ns
-        if stage in ("hold", "restart") or since_ns > before_ns or generation.last_token_ns > before_ns:
+        last_ns = generation.last_token_ns or timeline.received_ns
+        if last_ns > before_ns:
             continue
-        name = generation.uid, generation.request_id, stage
-        if stage == "decode" and not timeline.is_full:
-            last_ns = max(since_ns, generation.last_token_ns)
-            interval_ns = steps.median_interval_ns(since_ns, last_ns)
+        name = generation.uid, generation.request_id, timeline.stage
+        begin_ns = timeline.stage_begin_ns
+        if timeline.stage == "decode" and not timeline.is_full and begin_ns <= before_ns:
+            last_ns = max(begin_ns, last_ns)
+            interval_ns = steps.median_interval_ns(begin_ns, last_ns)
             decoding.append(QuietRequest(*name, last_ns, interval_ns, steps.count_after(last_ns)))
             if len(decoding) >= MAX_QUIET:
                 break
         elif len(others) < MAX_QUIET:
-            others.append(QuietRequest(*name, since_ns))
+            others.append(QuietRequest(*name, last_ns))
     return tuple((decoding + others)[:MAX_QUIET])
