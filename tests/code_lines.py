@@ -27,15 +27,15 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 8_120,
+    "frontend": 8_235,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_740,
+    "scheduler": 4_760,
     "CPU backend": 2_935,
     "GPU backend": 2_325,
     "operations and references": 1_145,
-    "messages": 1_515,
-    "process runtime": 1_125,
-    "launcher": 2_620,
+    "messages": 1_570,
+    "process runtime": 1_190,
+    "launcher": 3_115,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 
