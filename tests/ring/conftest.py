@@ -83,6 +83,6 @@ def faulty_ring(tiny_checkpoint: Path, snapshot_dir: Path) -> Iterator[RingClien
     """A server into which modules inject faults, which they clear again; what stalls is replaced."""
     snapshots = ("--snapshot-dir", str(snapshot_dir), "--max-snapshots", "3")
     stalls = ("--stall-s", "6", "--on-stall", "restart", "--max-restarts-per-min", "100")
-    faults = ("--enable-fault-injection", "--sse-keepalive-s", "5")
+    faults = ("--enable-fault-injection", "--sse-keepalive-s", "5", "--admin-key", ADMIN_KEY)
     with starting() as start:
         yield start(tiny_checkpoint, "--dtype", "float32", *faults, *stalls, *snapshots)

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.server_process import LAUNCH
 from messages.admin import Acknowledged, Starve, StopReading
-from tests.ring.client import Generated, RingClient, body
+from tests.ring.client import ADMIN_KEY, OPERATOR, Generated, RingClient, body
 from tests.supervisor.fake_run import wait_until
 
 pytestmark = pytest.mark.ring
@@ -78,6 +78,9 @@ def test_a_process_that_does_not_receive(ring: RingClient, expected: list[Genera
         assert "State:" in (files / "status").read_text()
         assert all((files / file).stat().st_size for file in ("maps", "limits", "threads"))
     assert "faults.py" in (snapshot / "processes/tokenizer/stacks").read_text()  # what it was doing
+    assert snapshot.stat().st_mode & 0o77 == 0
+    assert manifest["config"]["http"]["admin_key"] == ["***"]
+    assert not any(ADMIN_KEY in path.read_text(errors="replace") for path in snapshot.rglob("*") if path.is_file())
     front = snapshot / "processes/frontend"
     shown = json.loads((front / "requests.json").read_text())
     assert {line["request_id"] for line in shown} == {"r0", "r1", "r2"}
@@ -123,12 +126,13 @@ def test_a_crash_and_a_command_leave_snapshots_too_and_only_the_latest_stay(
     manifest = read_manifest(latest(snapshot_dir, "crash-tokenizer"))
     assert "SIGKILL" in manifest["text"]
     out = tmp_path / "mine"
-    for directory in ([], ["--out", str(out)], ["--out", str(out)]):
+    reply = httpx.post(f"{ring.url}/admin/snapshot", headers=OPERATOR, timeout=60.0).json()
+    assert (Path(reply["directory"]) / "processes/scheduler/stacks").exists()
+    for directory in (["--out", str(out)], ["--out", str(out)]):
         command = [*LAUNCH, "snapshot", "--run-dir", str(ring.run_dir.path), *directory]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
     assert (done.returncode, "exists already" in done.stderr) == (2, True)
     assert json.loads((out / "manifest.json").read_text())["cause"] == "command"
-    assert (latest(snapshot_dir, "command") / "processes/scheduler/stacks").exists()
     wait_until(lambda: len(list(snapshot_dir.iterdir())) == 3)
 
 
