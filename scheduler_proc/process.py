@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from messages.requests import ToScheduler
 from messages.steps import Batch
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Observer, Part
-from scheduler_proc.computing.cpu.openmp import limit_spinning
+from scheduler_proc.computing.torch_import import import_torch
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding_half import make_scheduler
 from scheduler_proc.grammar_builder import GrammarBuilder
@@ -34,20 +33,18 @@ FindLoader = Callable[[Report], LoadRunner]
 """Does what takes time but neither device nor much memory, so that it can be done beside a predecessor."""
 
 
-def import_torch(report: Report) -> LoadRunner:
+def import_runner(report: Report) -> LoadRunner:
     """Returns the loader of the real runner."""
     report("importing torch", None)
-    limit_spinning(os.environ)
-    gc.disable()  # it would walk the modules' objects again and again while they come
-    # Imported here and not above: it takes seconds, and the operator should see what is being waited for.
+    import_torch()
+    # Imported here and not above: it needs torch, and the operator should see what is being waited for.
     from scheduler_proc.computing.loading.load_runner import load_runner
 
     gc.freeze()
-    gc.enable()
     return load_runner
 
 
-def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
+def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     """Runs steps until the launcher says stop. Raises `BootError` where it cannot start."""
     prefetch(link.config.model, Path(link.config.facts.model_dir))
     load_runner = find_loader(link.phase)
