@@ -59,9 +59,7 @@ class RequestsApi:
         """Raises `RequestError` (400) for a query that asks for what cannot be."""
         query = _read_query(dict(request.query_params))
         found, num_missing = await self.find_everywhere(query)
-        lines = [
-            msgspec.Raw(each.shown) for each in found.requests
-        ]  # as they were encoded: a thousand take milliseconds
+        lines = [msgspec.Raw(each.shown) for each in found.requests]  # as they were encoded
         return JsonReply(RequestsReply(cast("list[RequestLine]", lines), found.num_found, _heard_s(found), num_missing))
 
     async def show(self, request: Request) -> JsonReply:

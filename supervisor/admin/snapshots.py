@@ -110,8 +110,7 @@ class Snapshots:
 
 def default_root() -> Path:
     """Returns the directory of the user's snapshots."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "sluice" / "snapshots"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "sluice" / "snapshots"
 
 
 def _do_nothing() -> None:
