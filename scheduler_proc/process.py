@@ -9,6 +9,7 @@ from pathlib import Path
 from messages.channels import Receiver, Sender
 from messages.config import Config
 from messages.control import Drain
+from messages.histograms import HistogramCounts
 from messages.replies import ToDetokenizer
 from messages.requests import ToScheduler
 from messages.steps import Batch
@@ -51,11 +52,16 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     if not link.stand_by():
         return
     runner = load_runner(link.config, link.phase)
-    scheduler = make_scheduler(link.config, runner, GrammarBuilder(link.config, link.wake))
+    grammars = GrammarBuilder(link.config, link.wake)
+    scheduler = make_scheduler(link.config, runner, grammars)
     receiver: Receiver[ToScheduler] = Receiver(link.run_dir.socket("scheduler"), ToScheduler)
     sender: Sender[ToDetokenizer] = link.open_sender("detokenizer")
     link.add_receiver(receiver)
     step_times = StepTimes()
+
+    def histograms() -> dict[str, HistogramCounts]:
+        return {**step_times.counts(), "grammar_seconds": grammars.seconds.counts()}
+
     launch = runner.launch
     if link.faults is not None:
         launch = link.faults.poisoned(launch)
@@ -78,7 +84,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
         if batch is not None and step_times.may_be_long(batch):
             send_replies(scheduler, sender)  # what timelines are told of the plan; else it leaves with the result
         is_busy = batch is not None or stepper.has_step
-        link.beat(scheduler.gauges, is_busy=is_busy, histograms=step_times.counts)
+        link.beat(scheduler.gauges, is_busy=is_busy, histograms=histograms)
         if is_busy:
             num_idle_turns = 0
             stepper.step(batch, start_s)

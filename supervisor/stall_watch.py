@@ -45,4 +45,4 @@ class StallWatch:
         path = self._take_snapshot("stall", stall.process, stall.text, replace)
         snapshot = f"; snapshot: {path}" if path else ""
         end = "; it is replaced (--on-stall restart)" if is_replaced else ""
-        self._console.say_of(stall.process, f"STALL ({stall.kind}): {stall.text}{end}{snapshot}")
+        self._console.say_of(stall.process, f"STALL ({stall.kind}): {stall.text}{end}{snapshot}", "error")

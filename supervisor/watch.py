@@ -54,7 +54,7 @@ class Watch:
         text = f"hangs: no heartbeat for {age_s:.0f} s, {what}"
         replace = self._lifecycle.killer(child, "hung and was killed") if is_replaced else None
         path = self._take_snapshot("hang", child.name, text, replace)
-        self._console.say_of(child.name, f"{text}{end}{f'; snapshot: {path}' if path else ''}")
+        self._console.say_of(child.name, f"{text}{end}{f'; snapshot: {path}' if path else ''}", "error")
 
     def _end_stuck_start(self, child: Child, stuck_s: float) -> None:
         phase = self._group.status(child).phase

@@ -27,15 +27,15 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 8_235,
+    "frontend": 8_695,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_770,
-    "CPU backend": 2_935,
+    "scheduler": 4_800,
+    "CPU backend": 2_940,
     "GPU backend": 2_325,
-    "operations and references": 1_145,
-    "messages": 1_570,
-    "process runtime": 1_190,
-    "launcher": 3_115,
+    "operations and references": 1_175,
+    "messages": 1_600,
+    "process runtime": 1_245,
+    "launcher": 3_150,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

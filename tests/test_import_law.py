@@ -32,6 +32,7 @@ RULES = {
         "frontend runtime messages", "msgspec starlette uvicorn httptools uvloop prometheus_client psutil"
     ),
     "frontend/parsing": rule("frontend.parsing runtime messages", "msgspec regex"),
+    "frontend/tracing": rule("frontend messages", "opentelemetry"),
     "tokenizer_proc": rule("tokenizer_proc runtime messages", "msgspec tokenizers transformers jinja2"),
     "detokenizer_proc": rule("detokenizer_proc runtime messages", "msgspec tokenizers"),
     "detokenizer_proc/vocabulary.py": rule("detokenizer_proc runtime messages", "msgspec tokenizers transformers"),
@@ -59,7 +60,7 @@ LAYERS = {
         "frontend/api",
         "frontend/http",
         "frontend/service.py",
-        "frontend/recovery frontend/metrics",
+        "frontend/recovery frontend/metrics frontend/tracing",
         "frontend/requests",
         "frontend/links",
         "frontend/parsing",
@@ -87,6 +88,7 @@ LAYERS = {
 LOADING = "scheduler_proc/computing/loading"
 FUNCTION_LEVEL_IMPORTS = {
     ("frontend/http/server.py", "uvloop"): "does not exist on every platform",
+    ("frontend/process.py", "frontend.tracing.export"): "needs an extra, and memory",
     ("scheduler_proc/process.py", "scheduler_proc.computing.loading.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/process.py", "scheduler_proc.computing.torch_observer"): "imports torch",
     ("scheduler_proc/computing/torch_import.py", "torch"): "the process imports this file long before",

@@ -1,6 +1,6 @@
 """How the parts of the HTTP side fit together: the endpoints on their APIs, behind keys and the rules for web pages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from starlette.types import ASGIApp
@@ -56,10 +56,10 @@ class Watching(NamedTuple):
 
 
 def make_watching(
-    service: Service, streams: OpenStreams, continuations: Continuations, gauges: Callable[[], dict[str, float]]
+    service: Service, streams: OpenStreams, metrics: MetricsApi, gauges: Callable[[], dict[str, float]]
 ) -> Watching:
     """`gauges` are those of this process, for `/health`."""
-    return Watching(HealthApi(service, gauges), RequestsApi(service, streams), make_metrics(service, continuations))
+    return Watching(HealthApi(service, gauges), RequestsApi(service, streams), metrics)
 
 
 def make_endpoints(service: Service, streams: OpenStreams, watching: Watching) -> list[Endpoint]:
@@ -80,19 +80,25 @@ def make_endpoints(service: Service, streams: OpenStreams, watching: Watching) -
     ]
 
 
-def make_metrics(service: Service, continuations: Continuations) -> MetricsApi:
-    """Returns the metrics of requests and processes under the first name of the model."""
+def make_metrics(
+    service: Service, continuations: Continuations, num_spans: Mapping[str, int], gauges: Callable[[], dict[str, float]]
+) -> MetricsApi:
+    """Returns the metrics of requests and processes under the first name of the model.
+
+    `num_spans` are those of traces by what became of them, `gauges` those of this process.
+    """
     model_name = service.config.facts.served_names[0]
     requests = RequestCollector(
         model_name,
         service.metrics,
         service.admission,
-        num_open=lambda: len(service.registry),
+        num_spans,
+        gauges,
         num_continued=lambda: continuations.num_resubmitted,
     )
     return MetricsApi(
         own=(requests, service.http_requests),
-        shared=(ProcessCollector(model_name, service.processes),),
+        shared=(ProcessCollector(service.config, service.processes),),
         peers=service.peers if service.config.run.frontend_workers > 1 else None,
         own_name=lambda: service.name,
     )

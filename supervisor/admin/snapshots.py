@@ -105,7 +105,7 @@ class Snapshots:
 
     def _tell_failure(self, answer: Answer) -> None:
         if isinstance(answer.result, Failed):
-            self._console.say(answer.result.message)
+            self._console.say(answer.result.message, "error")
 
 
 def default_root() -> Path:

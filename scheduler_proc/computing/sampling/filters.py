@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from kernels.filter_scores import filter_min_p, filter_top
+from kernels.filter_unusual import filter_top_n_sigma, filter_typical_p, filter_xtc
 from messages.axes import columns_of
 from messages.steps import Batch
 
@@ -44,10 +45,20 @@ class Filter(NamedTuple):
 
 
 FILTERS = (
+    Filter(
+        "top_n_sigma", ("top_n_sigmas",), lambda numbers, vocab_size: numbers["top_n_sigmas"] > 0, filter_top_n_sigma
+    ),
     Filter("top", ("top_ks", "top_ps"), has_top, filter_top, top_numbers),
     Filter("min_p", ("min_ps",), lambda numbers, vocab_size: numbers["min_ps"] > 0, filter_min_p),
+    Filter("typical_p", ("typical_ps",), lambda numbers, vocab_size: numbers["typical_ps"] < 1, filter_typical_p),
+    Filter(
+        "xtc",
+        ("xtc_probabilities", "xtc_thresholds", "seeds", "sample_positions"),
+        lambda numbers, vocab_size: (numbers["xtc_probabilities"] > 0) & (numbers["xtc_thresholds"] <= 0.5),
+        filter_xtc,
+    ),
 )
-"""In the order in which they are applied, that of transformers."""
+"""In the order in which they are applied: that of transformers, and of llama.cpp for those that transformers lacks."""
 
 
 def read_numbers(batch: Batch) -> Numbers:
@@ -65,16 +76,16 @@ def plan_filters(numbers: Numbers, used: Mapping[str, np.ndarray], rows: np.ndar
     columns: dict[str, np.ndarray] = {}
     for each in FILTERS:
         places = np.flatnonzero(used[each.name][rows])
-        columns[f"special_{each.name}_places"] = places
+        columns[f"{each.name}_places"] = places
         of_rows = each.prepare(*(numbers[name][rows[places]] for name in each.columns))
-        columns |= {f"special_{name}": values for name, values in zip(each.columns, of_rows, strict=True)}
+        columns |= {f"{each.name}_{name}": values for name, values in zip(each.columns, of_rows, strict=True)}
     return columns
 
 
 def filter_scores(scores_NV: Tensor, columns: Mapping[str, Tensor]) -> None:
     """Takes tokens out of the rows, in place; `columns` are those of `plan_filters`."""
     for each in FILTERS:
-        places, numbers = columns[f"special_{each.name}_places"], [columns[f"special_{name}"] for name in each.columns]
+        places, numbers = columns[f"{each.name}_places"], [columns[f"{each.name}_{name}"] for name in each.columns]
         if len(places) == len(scores_NV):
             each.change(scores_NV, *numbers)
         elif len(places):

@@ -24,8 +24,7 @@ def choose_tokens(
 
     A row's token is a function of its logits, its logits processing, its parameters and (seed, position): not of the
     other rows. A row that logits processing (`logits_processing.py`) leaves without a token of finite logit has none,
-    -1. Filters are those of transformers in its order: temperature, top-k, top-p, min-p. Rows without one do not pay
-    for it.
+    -1. Filters come after temperature, in the order of `FILTERS`. Rows without one do not pay for it.
     """
     if "temperatures" in columns:
         tokens_S = draw(logits_SV, columns["temperatures"], columns["seeds"], columns["positions"])

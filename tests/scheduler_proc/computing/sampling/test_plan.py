@@ -52,8 +52,8 @@ def test_special_rows_are_ordered_and_drawn_once() -> None:
     assert (made.num_special, made.num_unprocessed, made.num_drawn) == (3, 1, 2)
     np.testing.assert_array_equal(columns["temperatures"], np.float32([0, 0, 0.7, 0, 0.7, 0]))
     assert columns["special_seeds"].tolist() == [7, 6]
-    assert (columns["special_top_places"].tolist(), columns["special_top_ks"].tolist()) == ([1], [9])
-    assert columns["special_min_p_places"].tolist() == [0]
+    assert (columns["top_places"].tolist(), columns["top_top_ks"].tolist()) == ([1], [9])
+    assert columns["min_p_places"].tolist() == [0]
     # The biases of rows 0 and 1, whose copies are the third and the second.
     assert columns["bias_rows"].tolist() == [2, 1]
 
