@@ -27,9 +27,6 @@ NUM_INTERVALS = 20
 DELIVERY_NS = 2_000_000_000
 """What a frame gets to arrive in, and to be told of in a beat."""
 
-TO_NAME_STREAM_NS = 3 * DELIVERY_NS
-"""A stream among the rows of a scheduler that runs no step is told of before the scheduler is."""
-
 SILENCE_NS = 5_000_000_000
 """Beats are up to two seconds apart, and on a busy machine a process may have to wait for a core."""
 
@@ -102,7 +99,7 @@ class StallDetector:
         yield from self._find_edges(statuses)
         scheduler = next((status for status in statuses if status.name == SCHEDULER), None)
         if scheduler is not None:
-            yield from self._find_queue(scheduler)
+            yield from self._find_queue(scheduler, [status for status in statuses if status.frontend])
             yield from self._find_streams(scheduler, statuses)
 
     def _find_silence(self, status: ProcessStatus, now_ns: int) -> Iterator[Found]:
@@ -132,11 +129,12 @@ class StallDetector:
                     )
                     yield Found("edge", receiver.name, edge.since_ns, what)
 
-    def _find_queue(self, scheduler: ProcessStatus) -> Iterator[Found]:
+    def _find_queue(self, scheduler: ProcessStatus, fronts: Iterable[ProcessStatus]) -> Iterator[Found]:
+        """A scheduler that runs no step is told of where no stream is that can be told of in its place."""
         gauges, beat_ns = scheduler.gauges, scheduler.beat_ns
         num_running, num_waiting = int(gauges.get("running", 0)), int(gauges.get("waiting", 0))
         still_ns = self._steps.note((scheduler.pid, gauges.get("steps"), num_running > 0), beat_ns)
-        if num_running and still_ns >= self._limit_ns + TO_NAME_STREAM_NS:
+        if num_running and still_ns >= self._limit_ns and self._have_no_stream(fronts):
             what = f"turns its loop and runs no step, with {num_running} requests in rows"
             yield Found("queue", scheduler.name, self._steps.since_ns, what)
         has_room = bool(gauges.get("has_room"))
@@ -147,6 +145,14 @@ class StallDetector:
                 f"lets none of {num_waiting} waiting requests in, with {num_running} rows taken, {num_pages} pages free"
             )
             yield Found("queue", scheduler.name, self._admitted.since_ns, what)
+
+    def _have_no_stream(self, fronts: Iterable[ProcessStatus]) -> bool:
+        """Tells whether the frontends have said, since the scheduler was overdue, that no stream waits for a token."""
+        return all(
+            front.beat_ns >= self._steps.since_ns + self._limit_ns
+            and not any(request.stage == "decode" for request in (front.frontend.quiet if front.frontend else ()))
+            for front in fronts
+        )
 
     def _find_streams(self, scheduler: ProcessStatus, statuses: Iterable[ProcessStatus]) -> Iterator[Found]:
         """A stream gets no token although the scheduler has ended its steps: its loop has turned since, and then the

@@ -199,7 +199,7 @@ def test_a_scheduler_that_runs_no_step_for_its_rows_is_told_once():
     ring.runs_steps = False
     stalls = ring.play(200)
     assert kinds(stalls) == [("queue", SCHEDULER)]
-    assert stalls[0].text.startswith("turns its loop and runs no step, with 1 requests in rows, for 21.")
+    assert stalls[0].text.startswith("turns its loop and runs no step, with 1 requests in rows, for 15.")
 
 
 def test_a_queue_that_nobody_leaves_although_there_is_room_is_told_once():
