@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from frontend.api.admin import AdminApi
 from frontend.api.admin_routes import administering
 from frontend.api.assembly import make_app, make_endpoints, make_metrics, make_watching
+from frontend.api.live.feed import LiveFeed
 from frontend.api.profile import ProfileApi
 from frontend.api.state_files import StateFiles
 from frontend.drain import DrainWatch
@@ -65,13 +66,14 @@ class Frontend:
         )
         self._launcher = Launcher(self._ask)
         self._streams = OpenStreams(link.config.http.sse_keepalive_s)
+        self._live = LiveFeed(self._service, self._streams)
         self._service.on_part = self._continuations.replace
         num_spans = Counter[str]() if span_export is None else span_export.num_spans
         metrics = make_metrics(self._service, self._continuations, num_spans, self.gauges)
         watching = make_watching(self._service, self._streams, metrics, self.gauges)
         link.register(WriteState, StateFiles(*watching).write)
         endpoints = [
-            *make_endpoints(self._service, self._streams, watching),
+            *make_endpoints(self._service, self._streams, self._live, watching),
             *administering(AdminApi(self._launcher), ProfileApi(self._launcher, link.config.http.port)),
         ]
         app = make_app(self._service, endpoints, rules)
@@ -114,6 +116,7 @@ class Frontend:
             **self._service.gauges(),
             **self._continuations.gauges(),
             "streams": len(self._streams),
+            "viewers": len(self._live),
             "connections": self._server.num_connections,
         }
 
@@ -159,6 +162,7 @@ class Frontend:
                 case Leave(timeout_s):
                     self._begin_leaving(timeout_s)
         if self._link.is_stopping:
+            self._live.end()
             self._service.shut_down()
             self._server.stop()
 
@@ -169,6 +173,7 @@ class Frontend:
     def _begin_drain(self, timeout_s: float) -> None:
         log.info("draining: %d requests are open, %g s left", len(self._service.registry), timeout_s)
         self._service.admission.is_draining = True
+        self._live.end()
         self._server.close_idle()
         self._drain.begin(timeout_s)
 
@@ -180,6 +185,7 @@ class Frontend:
         log.info(
             "another frontend takes over: %d connections are open, %g s left", self._server.num_connections, timeout_s
         )
+        self._live.end()
         self._server.leave()
         self._drain.begin(timeout_s)
 

@@ -21,6 +21,7 @@ from frontend.requests.generation import Generation
 from frontend.requests.hold import RestartHold
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.quiet import find_quiet
+from frontend.requests.recent_steps import RecentSteps
 from frontend.requests.registry import Registry
 from frontend.requests.timeline import Timeline
 from frontend.requests.timelines import Timelines
@@ -59,6 +60,7 @@ class Service:
         self._finished = finished
         on_end = self.metrics.note_timeline if finished is None else self._note_timeline
         self.timelines = Timelines(self.registry.find, config.http.slow_request_s, on_end)
+        self.recent_steps = RecentSteps()
         self.ring = Ring(link, self._deliver)
         self.queries = Queries(self.ring, self.processes, self.registry.next_uid, hold_s)
         self.hold = RestartHold(hold_s, self.processes, self._send, self._refuse)
@@ -208,11 +210,14 @@ class Service:
                 self.peers.accept(message)
             case ScheduleReport():
                 self.timelines.note_schedule(message)
+                self.recent_steps.note_plan(message)
             case Tokenized():
                 self.timelines.note_tokenized(message)
             case FramesLost():
                 raise AssertionError("the ring tells of losses by another way")
             case _:
+                if isinstance(message, StepReplies):
+                    self.recent_steps.note_end(message)
                 self.registry.receive(message)
 
     def _note_step(self, step: StepReplies, now_ns: int, num_rows_after: dict[int, int]) -> None:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 PLACES: dict[str, tuple[str, ...]] = {
     "frontend": ("frontend",),
+    "live page": ("frontend/page",),
     "tokenizer and detokenizer": ("tokenizer_proc", "detokenizer_proc"),
     "scheduler": ("scheduler_proc",),
     "CPU backend": ("kernels/cpu", "scheduler_proc/computing/cpu"),
@@ -23,23 +24,26 @@ PLACES: dict[str, tuple[str, ...]] = {
     "messages": ("messages",),
     "process runtime": ("runtime",),
     "launcher": ("launch.py", "supervisor"),
+    "what-if": ("whatif",),
 }
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 8_695,
+    "frontend": 9_165,
+    "live page": 1_020,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_800,
+    "scheduler": 4_855,
     "CPU backend": 2_940,
-    "GPU backend": 2_325,
-    "operations and references": 1_175,
-    "messages": 1_600,
-    "process runtime": 1_245,
-    "launcher": 3_150,
+    "GPU backend": 2_610,
+    "operations and references": 1_215,
+    "messages": 1_825,
+    "process runtime": 1_485,
+    "launcher": 4_200,
+    "what-if": 810,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 
-SUFFIXES = {".py", ".c", ".h"}
+SUFFIXES = {".py", ".c", ".h", ".js", ".css", ".html"}
 
 NO_CODE = {
     tokenize.COMMENT,
@@ -54,7 +58,7 @@ C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
 def count_lines(path: Path) -> int:
-    """Returns the lines of code of a Python or C file."""
+    """Returns the lines of code of a file of Python or of a language with C's comments."""
     text = path.read_text(encoding="utf-8")
     return _count_python(text) if path.suffix == ".py" else _count_c(text)
 

@@ -14,8 +14,11 @@ from frontend.api.completions import CompletionApi
 from frontend.api.generate import GenerateApi
 from frontend.api.health import HealthApi
 from frontend.api.info import InfoApi, find_version
+from frontend.api.live.feed import LiveFeed
+from frontend.api.live.stream import LiveApi
 from frontend.api.load import LoadApi
 from frontend.api.metrics import MetricsApi
+from frontend.api.page import PageApi
 from frontend.api.requests import RequestsApi
 from frontend.api.tokens import TokensApi
 from frontend.http.access import AccessRules
@@ -62,7 +65,7 @@ def make_watching(
     return Watching(HealthApi(service, gauges), RequestsApi(service, streams), metrics)
 
 
-def make_endpoints(service: Service, streams: OpenStreams, watching: Watching) -> list[Endpoint]:
+def make_endpoints(service: Service, streams: OpenStreams, feed: LiveFeed, watching: Watching) -> list[Endpoint]:
     """Returns the route table."""
     unknown = UnknownFields(is_strict=service.config.http.strict_fields)
     return [
@@ -75,6 +78,7 @@ def make_endpoints(service: Service, streams: OpenStreams, watching: Watching) -
         *routes.tokens(TokensApi(service, unknown)),
         *routes.watching(watching.health, LoadApi(service), watching.metrics),
         *routes.tracing(watching.requests),
+        *routes.showing(LiveApi(feed), PageApi()),
         *routes.caching(CacheViewApi(service, watching.requests, unknown)),
         *routes.steering(AbortApi(service, unknown), CacheApi(service, unknown)),
     ]

@@ -165,14 +165,14 @@ class ProcessCollector(Collector):
             ),
         )
         for status in statuses:
-            cost = _find_cost(status.pid)
+            cost = find_cost(status.pid)
             if cost is not None:
                 for family, value in zip(families, cost, strict=True):
                     family.add_metric([status.name], value)
         yield from families
 
 
-class _Cost(NamedTuple):
+class ProcessCost(NamedTuple):
     cpu_s: float
     resident_bytes: int
     num_threads: int
@@ -180,7 +180,7 @@ class _Cost(NamedTuple):
     started_s: float
 
 
-def _find_cost(pid: int) -> _Cost | None:
+def find_cost(pid: int) -> ProcessCost | None:
     """Returns what the system says of process `pid`; `None` where it cannot be looked at."""
     if not pid:
         return None
@@ -189,6 +189,6 @@ def _find_cost(pid: int) -> _Cost | None:
         with process.oneshot():
             times, memory = process.cpu_times(), process.memory_info()
             cpu_s = times.user + times.system
-            return _Cost(cpu_s, memory.rss, process.num_threads(), process.num_fds(), process.create_time())
+            return ProcessCost(cpu_s, memory.rss, process.num_threads(), process.num_fds(), process.create_time())
     except psutil.Error:
         return None

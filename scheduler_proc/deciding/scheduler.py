@@ -134,7 +134,7 @@ class Scheduler:
         self._num_steps += 1
         self._num_steps_ahead += before is not None
         self._in_flight.append(StepInFlight(rows.reqs, chunks, self._stages))
-        report = self._reports.make(chunks)
+        report = self._reports.make(self._num_steps, chunks)
         if report is not None:
             self._replies.append(report)
         return self._builder.build(self._num_steps, rows, chunks)

@@ -1,7 +1,6 @@
 """A snapshot: a directory with all that can be known of a run at one moment, for somebody who looks later."""
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -22,6 +21,7 @@ from runtime.stacks import ask_for_stacks
 from supervisor.admin.inquiries import instruct
 from supervisor.child import Child
 from supervisor.log_ring import MAX_LINES
+from supervisor.manifest import library_versions
 from supervisor.process_files import copy_proc_files, run_state_of
 from supervisor.process_group import ProcessGroup
 
@@ -30,7 +30,6 @@ STACKS_S = 2.0
 
 LOOK_S = 0.02
 STATE_TIMEOUT_S = 5.0
-PACKAGES = ("torch", "triton", "msgspec", "pyzmq", "tokenizers", "transformers", "starlette", "uvicorn", "uvloop")
 MANIFEST = "manifest.json"
 
 
@@ -157,11 +156,7 @@ def _collected(group: ProcessGroup, front: Child, command: WriteState) -> Genera
 
 
 def _versions() -> dict[str, str]:
-    versions = {"sluice": VERSION, "python": sys.version, "system": platform.platform()}
-    for package in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return versions
+    return {"sluice": VERSION, "python": sys.version, "system": platform.platform(), **library_versions()}
 
 
 def _host() -> dict[str, Any]:
