@@ -81,6 +81,20 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="launch each operation of a step by itself, without CUDA graphs (on a CPU there are none)"),
     ] = False
+    attention_backend: Annotated[
+        Literal["auto", "triton", "flashinfer"],
+        Meta(
+            description="whose kernels compute attention on a GPU; auto: triton, our own; flashinfer: the library's "
+            "(pip install flashinfer-python)"
+        ),
+    ] = "auto"
+    fuse_norms: Annotated[
+        bool,
+        Meta(
+            description="compute RMS norm, linear layer and activation of up to 16 tokens in one kernel on a GPU: not "
+            "measured yet (on a CPU it is never done)"
+        ),
+    ] = False
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):

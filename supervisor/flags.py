@@ -65,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="launch.py",
         description="Serves a language model over HTTP from separate processes.",
         epilog="Commands for a server that runs: launch.py ps, top, logs, restart, scale, profile, drain, "
-        "log-level, inject, tail; for recordings decode, diff, replay (with --help).",
+        "log-level, inject, tail (with --help). Without one: launch.py decode, diff, replay, calibrate, whatif.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),

@@ -24,20 +24,22 @@ PLACES: dict[str, tuple[str, ...]] = {
     "messages": ("messages",),
     "process runtime": ("runtime",),
     "launcher": ("launch.py", "supervisor"),
+    "what-if": ("whatif",),
 }
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 9_035,
-    "live page": 1_015,
+    "frontend": 9_040,
+    "live page": 1_020,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_780,
+    "scheduler": 4_825,
     "CPU backend": 2_940,
-    "GPU backend": 2_320,
-    "operations and references": 1_175,
-    "messages": 1_755,
-    "process runtime": 1_425,
-    "launcher": 3_695,
+    "GPU backend": 2_610,
+    "operations and references": 1_215,
+    "messages": 1_770,
+    "process runtime": 1_420,
+    "launcher": 3_705,
+    "what-if": 810,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 
