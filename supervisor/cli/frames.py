@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from messages.errors import SluiceError
-from messages.frame_files import FrameFileError, FrameReader, Record, find_readers
+from messages.frame_files import SUFFIX, FrameFileError, FrameReader, Record, find_readers
 from messages.plain import to_plain
 from messages.timeline import ScheduleReport, Tokenized
-from runtime.black_box.redaction import redact
+from runtime.black_box.redaction import redact, redact_file
 from supervisor.client.running import RunningServer
 
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2
@@ -182,6 +182,16 @@ def _as_json(record: Record, options: argparse.Namespace) -> str:
         "message": to_plain(message),
     }
     return msgspec.json.encode(fields).decode()
+
+
+def redact_snapshot(directory: Path) -> None:
+    """Takes out of a snapshot what requests say: from its frames, and with the logs, which may hold prompts."""
+    for path in directory.rglob(f"*{SUFFIX}"):
+        redacted = path.with_suffix(".redacted")
+        redact_file(path, redacted)
+        redacted.replace(path)
+    for path in directory.glob("processes/*/log"):
+        path.unlink()
 
 
 def _add_redact(parser: argparse.ArgumentParser) -> None:

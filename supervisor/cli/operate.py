@@ -103,6 +103,9 @@ def make_parser() -> argparse.ArgumentParser:
     scale.add_argument("num", type=_count, metavar="N", help="how many there shall be")
     snapshot = _add(commands, "snapshot", "write all that can be known of the server into a directory", take_snapshot)
     snapshot.add_argument("--out", type=Path, metavar="DIR", help="a new directory (default: one in --snapshot-dir)")
+    snapshot.add_argument(
+        "--redact", action="store_true", help="without the texts and tokens of requests, and without the logs"
+    )
     level = _add(commands, "log-level", "show more or less of the log of all or some processes", set_log_level)
     level.add_argument("level", choices=("debug", "info", "warning", "error"))
     level.add_argument("processes", nargs="*", metavar="NAME", help="the processes (default: all)")
@@ -165,7 +168,10 @@ def scale_process(options: argparse.Namespace, server: RunningServer, line: Admi
 
 def take_snapshot(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     directory = str(options.out.absolute()) if options.out else ""
-    return _end(options, line.give(TakeSnapshot(directory), MARGIN_S))
+    result = line.give(TakeSnapshot(directory), MARGIN_S)
+    if options.redact and isinstance(result, Done):
+        frames.redact_snapshot(Path(result.text))
+    return _end(options, result)
 
 
 def set_log_level(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:

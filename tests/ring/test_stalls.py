@@ -13,6 +13,8 @@ import pytest
 
 from benchmarks.server_process import LAUNCH
 from messages.admin import Acknowledged, Starve, StopReading
+from messages.frame_files import find_readers
+from messages.requests import TokenizeMsg
 from tests.ring.client import ADMIN_KEY, OPERATOR, Generated, RingClient, body
 from tests.supervisor.fake_run import wait_until
 
@@ -119,7 +121,7 @@ def test_a_stream_that_is_left_out(ring: RingClient, expected: list[Generated]):
 
 
 def test_a_crash_and_a_command_leave_snapshots_too_and_only_the_latest_stay(
-    ring: RingClient, snapshot_dir: Path, tmp_path: Path
+    ring: RingClient, expected: list[Generated], snapshot_dir: Path, tmp_path: Path
 ):
     num_restarts = ring.kill("tokenizer")
     ring.wait_for_restart("tokenizer", num_restarts)
@@ -128,12 +130,24 @@ def test_a_crash_and_a_command_leave_snapshots_too_and_only_the_latest_stay(
     out = tmp_path / "mine"
     reply = httpx.post(f"{ring.url}/admin/snapshot", headers=OPERATOR, timeout=60.0).json()
     assert (Path(reply["directory"]) / "processes/scheduler/stacks").exists()
-    for directory in (["--out", str(out)], ["--out", str(out)]):
-        command = [*LAUNCH, "snapshot", "--run-dir", str(ring.run_dir.path), *directory]
+    for _ in range(2):
+        command = [*LAUNCH, "snapshot", "--run-dir", str(ring.run_dir.path), "--out", str(out), "--redact"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
     assert (done.returncode, "exists already" in done.stderr) == (2, True)
     assert json.loads((out / "manifest.json").read_text())["cause"] == "command"
+    prompts, redacted = read_prompts(Path(reply["directory"])), read_prompts(out)
+    assert any(prompts.values())
+    assert {uid: len(ids) for uid, ids in prompts.items()} == {uid: len(ids) for uid, ids in redacted.items()}
+    assert not any(redacted[uid] == ids for uid, ids in prompts.items() if any(ids))
+    assert not list(out.rglob("log"))
     wait_until(lambda: len(list(snapshot_dir.iterdir())) == 3)
+
+
+def read_prompts(snapshot: Path) -> dict[int, bytes]:
+    """Returns the token ids of prompts that the frontend has sent, by uid."""
+    records = [record for reader in find_readers(snapshot / "black-box") for record in reader.read()]
+    sent = [record.decode() for record in records if record.is_sent and record.receiver == "tokenizer"]
+    return {message.uid: message.prompt_ids for message in sent if isinstance(message, TokenizeMsg)}
 
 
 def last_uid(ring: RingClient) -> int:
