@@ -32,14 +32,14 @@ BUDGETS = {
     "frontend": 9_040,
     "live page": 1_020,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_855,
+    "scheduler": 4_865,
     "CPU backend": 3_175,
     "GPU backend": 2_740,
     "operations and references": 1_265,
     "messages": 1_775,
     "process runtime": 1_420,
     "launcher": 3_705,
-    "what-if": 810,
+    "what-if": 1_015,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 
