@@ -24,14 +24,17 @@ NUM_LINES_SHOWN = 40
 
 
 class ServerProcess:
-    """A running launcher. `log` holds its last lines, each with the seconds since the start."""
+    """A running launcher. `log` holds its last lines, each with the seconds since the start.
+
+    It takes no snapshots unless the arguments ask for them.
+    """
 
     def __init__(self, arguments: Sequence[str]):
         self.run_dir = RunDir(Path(tempfile.mkdtemp(prefix="sluice-bench-", dir="/tmp")))
         self.log: collections.deque[tuple[float, str]] = collections.deque(maxlen=1000)
         self.begin_s = time.monotonic()
         self._process = subprocess.Popen(
-            [*LAUNCH, "--port", "0", "--run-dir", str(self.run_dir.path), *arguments],
+            [*LAUNCH, "--port", "0", "--run-dir", str(self.run_dir.path), "--max-snapshots", "0", *arguments],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from frontend.api.admin import AdminApi
 from frontend.api.admin_routes import administering
-from frontend.api.assembly import make_app, make_endpoints, make_metrics
+from frontend.api.assembly import make_app, make_endpoints, make_metrics, make_watching
 from frontend.api.live.feed import LiveFeed
 from frontend.api.profile import ProfileApi
+from frontend.api.state_files import StateFiles
 from frontend.drain import DrainWatch
 from frontend.http.access import AccessRules
 from frontend.http.keys import load_keys
@@ -29,7 +30,7 @@ from frontend.links.launcher import Launcher
 from frontend.recovery.continuation import Continuations
 from frontend.service import Service
 from frontend.tracing.finished import FinishedRequests
-from messages.admin import AdminCommand, Answer
+from messages.admin import AdminCommand, Answer, WriteState
 from messages.config import Config
 from messages.control import Drain, Leave, ProcessTable
 from messages.errors import BootError
@@ -69,8 +70,10 @@ class Frontend:
         self._service.on_part = self._continuations.replace
         num_spans = Counter[str]() if span_export is None else span_export.num_spans
         metrics = make_metrics(self._service, self._continuations, num_spans, self.gauges)
+        watching = make_watching(self._service, self._streams, metrics, self.gauges)
+        link.register(WriteState, StateFiles(*watching).write)
         endpoints = [
-            *make_endpoints(self._service, self._streams, self._live, metrics, self.gauges),
+            *make_endpoints(self._service, self._streams, self._live, watching),
             *administering(AdminApi(self._launcher), ProfileApi(self._launcher, link.config.http.port)),
         ]
         app = make_app(self._service, endpoints, rules)
@@ -122,7 +125,8 @@ class Frontend:
         self._receive_replies()
 
     def _tick(self) -> None:
-        self._link.beat(self.gauges, frontend=self._continuations.report(len(self._service.hold)))
+        quiet = self._service.find_quiet()
+        self._link.beat(self.gauges, frontend=self._continuations.report(len(self._service.hold), quiet))
         self._streams.tick()
         self._service.ring.tidy(self._service.registry.is_open)
         self._drain.check()

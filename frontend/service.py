@@ -20,6 +20,7 @@ from frontend.requests.deadlines import Deadlines
 from frontend.requests.generation import Generation
 from frontend.requests.hold import RestartHold
 from frontend.requests.prompt_request import PromptRequest
+from frontend.requests.quiet import find_quiet
 from frontend.requests.recent_steps import RecentSteps
 from frontend.requests.registry import Registry
 from frontend.requests.timeline import Timeline
@@ -29,6 +30,7 @@ from frontend.tracing.finished import FinishedRequests
 from messages.cache import CacheExplained, CacheListed
 from messages.channels import Sender
 from messages.columns import num_int32, unpack_int32
+from messages.control import QuietRequest
 from messages.errors import ChannelFullError, ErrorInfo
 from messages.peers import PeerAnswer, PeerAsk
 from messages.replies import CacheFlushed, DecodeReply, EncodeReply, StepReplies, ToFrontend, Usage, UserReply
@@ -240,6 +242,13 @@ class Service:
         self.metrics.note_end(generation)
         if not generation.has_listener:
             self.timelines.close(generation)
+
+    def find_quiet(self) -> tuple[QuietRequest, ...]:
+        """Returns what the launcher must know to tell a stall of a request."""
+        stall_s = self.config.run.stall_s
+        if not stall_s:
+            return ()
+        return find_quiet(self.registry.all_sent(), self.timelines.steps, time.monotonic_ns(), stall_s / 2)
 
     def shut_down(self) -> None:
         """Ends every open request with an error, without waiting for the ring."""

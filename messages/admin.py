@@ -78,6 +78,15 @@ class ScaleProcess(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num: int
 
 
+class TakeSnapshot(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Write a snapshot into the new directory `directory` (empty: one of its own in --snapshot-dir).
+
+    Answered with `Done`, whose text is the directory.
+    """
+
+    directory: str = ""
+
+
 class SetLogLevel(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """To a process: show log lines from `level` on. Answered with `Acknowledged`."""
 
@@ -117,6 +126,19 @@ class Poison(msgspec.Struct, frozen=True, array_like=True, tag=True):
     token_ids: bytes = b""
 
 
+class Starve(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """To the scheduler: leave request `uid` out of every step once it decodes, or (0) let nothing out of the queue.
+
+    Answered with `Acknowledged`.
+    """
+
+    uid: int = 0
+
+
+class StopReading(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """To a process: receive nothing of what other processes send, and go on otherwise. Answered with `Acknowledged`."""
+
+
 class ClearFaults(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """To a process: forget all faults that were asked for. Answered with `Acknowledged`."""
 
@@ -129,8 +151,17 @@ class StopProfile(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """To a process: take no more notes. Answered with `Acknowledged`, whose text is the file that they soon are in."""
 
 
-Fault = SignalSelf | EdgeFault | Poison | ClearFaults
-ProcessCommand = SetLogLevel | Fault | StartProfile | StopProfile
+class WriteState(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """To a frontend: write what you would answer about yourself, for a snapshot, into files in `directory`.
+
+    Answered with `Acknowledged`.
+    """
+
+    directory: str
+
+
+Fault = SignalSelf | EdgeFault | Poison | Starve | StopReading | ClearFaults
+ProcessCommand = SetLogLevel | Fault | StartProfile | StopProfile | WriteState
 """What a process can be told to do; `ProcessLink.register` gives each kind its function."""
 
 
@@ -161,7 +192,7 @@ class InstructProcesses(msgspec.Struct, frozen=True, array_like=True, tag=True):
     timeout_s: float = DEFAULT_INSTRUCTION_TIMEOUT_S
 
 
-AdminCommand = ListProcesses | ReadLog | DrainServer | InstructProcesses | RestartProcess | ScaleProcess
+AdminCommand = ListProcesses | ReadLog | DrainServer | InstructProcesses | RestartProcess | ScaleProcess | TakeSnapshot
 
 
 class ProcessList(msgspec.Struct, frozen=True, array_like=True, tag=True):

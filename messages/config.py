@@ -11,6 +11,9 @@ from msgspec import Meta
 
 Positive = Meta(ge=1)
 
+KEY_FIELDS = ("api_key", "admin_key")
+"""Of `HttpConfig`: what must not be shown."""
+
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Model"""
@@ -264,6 +267,11 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="file of authorities (PEM) that clients' certificates must come from")
     ] = ""
 
+    def without_keys(self) -> "HttpConfig":
+        """Returns the same with asterisks for each key, to be shown."""
+        hidden = {name: ("***",) * len(getattr(self, name)) for name in KEY_FIELDS}
+        return msgspec.structs.replace(self, **hidden)
+
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Processes"""
@@ -323,6 +331,26 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             description="seconds that a new request may wait while a process is replaced, before it gets 503; 0: none",
         ),
     ] = 15.0
+    stall_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="seconds without progress, where nothing is known that requests would have to wait for, after "
+            "which the launcher tells of a stall; 0: never",
+        ),
+    ] = 15.0
+    on_stall: Annotated[
+        Literal["report", "restart"],
+        Meta(description="after a stall only tell of it, or also replace the process at fault"),
+    ] = "report"
+    snapshot_dir: Annotated[
+        str,
+        Meta(description="directory of snapshots (default: sluice/snapshots under $XDG_STATE_HOME or ~/.local/state)"),
+    ] = ""
+    max_snapshots: Annotated[
+        int,
+        Meta(ge=0, description="snapshots kept there, older ones are deleted; 0: none is taken but on command"),
+    ] = 8
     enable_fault_injection: Annotated[
         bool, Meta(description="obey `launch.py inject`: processes die, frames are lost, on purpose")
     ] = False

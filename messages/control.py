@@ -63,9 +63,26 @@ class BootFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     message: str
 
 
-class FrontendReport(msgspec.Struct, frozen=True, array_like=True):
-    """What frontends must know of each other.
+class QuietRequest(msgspec.Struct, frozen=True, array_like=True):
+    """An open request that has had no token for some time.
 
+    `since_ns`: when its latest token came or, before the first, it itself. Of one that decodes: `interval_ns` is the
+    median time between its tokens (0: unknown), `num_steps` how many steps of the scheduler the frontend has heard of
+    since its latest token.
+    """
+
+    uid: int
+    request_id: str
+    stage: str
+    since_ns: int
+    interval_ns: int = 0
+    num_steps: int = 0
+
+
+class FrontendReport(msgspec.Struct, frozen=True, array_like=True):
+    """What frontends must know of each other, and the launcher of their requests.
+
+    `quiet`: some of the open requests that have had no token for long, those that decode first.
     `scheduler_seen` is the incarnation of the scheduler up to which this one has counted deaths. Suspects come with a
     death only, so `num_suspects` is all that can be for as long as that is the scheduler of now.
     """
@@ -73,6 +90,7 @@ class FrontendReport(msgspec.Struct, frozen=True, array_like=True):
     num_on_hold: int = 0
     num_suspects: int = 0
     scheduler_seen: int = 0
+    quiet: tuple[QuietRequest, ...] = ()
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -201,10 +219,29 @@ class ProcessStatus(msgspec.Struct, frozen=True):
         return self.counted_before.plus(self.gauges, self.histograms)
 
 
+StallKind = Literal["process", "edge", "queue", "stream"]
+"""A process gives no sign; it does not receive what it is sent; it runs no step, or lets nothing out of the queue,
+although it could; a stream gets no tokens."""
+
+
+class Stall(msgspec.Struct, frozen=True, array_like=True):
+    """Process `process` keeps requests waiting, for no reason that is known, since `since_ns`; `text` says how."""
+
+    kind: StallKind
+    process: str
+    since_ns: int
+    text: str
+
+
 class ProcessTable(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """launcher → frontend: every process, at each change of a state and with each beat."""
+    """launcher → frontend: every process, at each change of a state and with each beat.
+
+    `stalls` are those that go on, `num_stalls` counts those of the run by kind.
+    """
 
     processes: tuple[ProcessStatus, ...]
+    stalls: tuple[Stall, ...] = ()
+    num_stalls: dict[str, int] = {}
 
 
 ToLauncher = Hello | PhaseReport | StandingBy | Ready | BootFailed | Beat | Drained | InstructionDone | Ask

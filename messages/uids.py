@@ -6,6 +6,7 @@ So every uid of a run is given once, whichever frontends live side by side or af
 
 from collections.abc import Iterable
 
+from messages.control import FRONTEND, ProcessStatus, kind_of
 from messages.requests import DropBefore
 
 UIDS_PER_BLOCK = 2**32
@@ -25,6 +26,11 @@ def first_uid_of(block: int) -> int:
 def frontend_socket(block: int) -> str:
     """Returns the name of the socket that the frontend with this block binds: `frontend`, then `frontend.2` …"""
     return "frontend" if block <= 1 else f"frontend.{block}"
+
+
+def socket_of(status: ProcessStatus) -> str:
+    """Returns the name of the socket that a process binds; frontends that live side by side have one each."""
+    return frontend_socket(status.uid_block) if kind_of(status.name) == FRONTEND else status.name
 
 
 def find_gone(known_blocks: Iterable[int], living_blocks: Iterable[int]) -> DropBefore | None:

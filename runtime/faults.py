@@ -11,13 +11,23 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, get_args
 
-from messages.admin import Acknowledged, ClearFaults, EdgeFault, Poison, ProcessResult, SignalSelf
-from messages.channels import Sender
+from messages.admin import (
+    Acknowledged,
+    ClearFaults,
+    EdgeFault,
+    Fault,
+    Poison,
+    ProcessResult,
+    SignalSelf,
+    Starve,
+    StopReading,
+)
+from messages.channels import Receiver, Sender
 from messages.columns import num_int32, unpack_int64
-from messages.control import kind_of
+from messages.control import FRONTEND, kind_of
 from messages.errors import SluiceError
 from messages.frames import HEADER
 from messages.steps import Batch
@@ -33,8 +43,13 @@ NEVER_USED = b"\xc1"
 """The one byte that begins no msgpack value."""
 
 INT32_BYTES = 4
+UNREAD_TURN_S = 0.05
+"""What a main loop waits in each turn in place of receiving: while messages are there its own wait returns at once."""
 
 log = logging.getLogger("sluice.faults")
+
+
+FAULTS: tuple[type[Fault], ...] = get_args(Fault)
 
 
 class PoisonedStepError(Exception):
@@ -48,7 +63,24 @@ class Faults:
         self._file = run_dir.path / "poison.json"
         self._has_steps = False
         self._senders: dict[str, FaultySender] = {}
+        self.receivers: list[Receiver[Any]] = []
+        self.starved: set[int] = set()
+        """By the scheduler: the requests that it leaves out of its steps; 0 stands for the queue."""
         self._poisons: list[dict[str, Any]] = json.loads(self._file.read_text()) if self._file.exists() else []
+
+    def executors(self, process_kind: str) -> dict[type[Any], Callable[[Any], ProcessResult]]:
+        """Returns what carries out each fault that can be asked of this kind of process."""
+        executors: dict[type[Any], Callable[[Any], ProcessResult]] = {
+            SignalSelf: self.signal_self,
+            EdgeFault: self.fault_edge,
+            Poison: self.poison,
+            Starve: self.starve,
+            StopReading: self.stop_reading,
+            ClearFaults: self.clear,
+        }
+        if process_kind == FRONTEND:  # whose event loop would never hear of what it has left unread
+            del executors[StopReading]
+        return executors
 
     def open_sender(self, run_dir: RunDir, receiver: str) -> "FaultySender":
         sender = FaultySender(run_dir.socket(receiver))
@@ -85,10 +117,26 @@ class Faults:
         self._keep_poisons([*self._poisons, {"kind": command.kind, "uid": command.uid, "ids": command.token_ids.hex()}])
         return Acknowledged(f"{len(self._poisons)} poisons")
 
+    def starve(self, command: Starve) -> ProcessResult:
+        """From now on a request, or the queue, gets nothing of any step."""
+        if not self._has_steps:
+            raise SluiceError("it runs no steps; starve is for the scheduler")
+        self.starved.add(command.uid)
+        return Acknowledged(f"no step has request {command.uid}" if command.uid else "nothing leaves the queue")
+
+    def stop_reading(self, command: StopReading) -> ProcessResult:
+        """From now on the main loop finds nothing that other processes have sent."""
+        for receiver in self.receivers:
+            receiver.receive = _receive_nothing
+        return Acknowledged("it receives nothing")
+
     def clear(self, command: ClearFaults) -> ProcessResult:
         """Takes back every fault that has not happened yet."""
         for sender in self._senders.values():
             sender.rules.clear()
+        for receiver in self.receivers:
+            vars(receiver).pop("receive", None)  # and the method of its class is back
+        self.starved.clear()
         if self._has_steps:  # the file is that process's alone
             self._keep_poisons([])
         return Acknowledged("no faults are left")
@@ -196,6 +244,11 @@ class _SlowWay:
                 self._put(frame)
             except Exception:
                 log.exception("a delayed frame was not sent")
+
+
+def _receive_nothing(limit: int = 0) -> Iterator[Any]:
+    time.sleep(UNREAD_TURN_S)
+    return iter(())
 
 
 def _has_poison(batch: Batch, uid: int, token_ids: bytes) -> bool:

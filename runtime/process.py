@@ -21,17 +21,13 @@ from messages.admin import (
     AdminCommand,
     Answer,
     Ask,
-    ClearFaults,
-    EdgeFault,
     Failed,
     Fault,
     Instruction,
     InstructionDone,
-    Poison,
     ProcessCommand,
     ProcessResult,
     SetLogLevel,
-    SignalSelf,
     StartProfile,
     StopProfile,
 )
@@ -54,16 +50,18 @@ from messages.control import (
     TakeOver,
     ToProcess,
     Welcome,
+    kind_of,
 )
 from messages.errors import BootError, SluiceError
 from messages.histograms import HistogramCounts
 from messages.schema import SCHEMA_VERSION
 from runtime.black_box.frame_recorder import FrameRecorder
-from runtime.faults import Faults
+from runtime.faults import FAULTS, Faults
 from runtime.lifeline import GRACE_S, ask_for_death_signal, has_launcher, leave_abandoned_run, watch_lifeline
 from runtime.logs import set_up_logging
 from runtime.profiling import ProcessProfiler
 from runtime.run_dir import RunDir
+from runtime.stacks import write_stacks_on_signal
 
 P = TypeVar("P")
 
@@ -146,6 +144,8 @@ class ProcessLink:
         receiver.on_frame = self._recorder.received_as(receiver.path.stem)
         self._waiter.add_channel(receiver)
         self.profiler.receivers.append(receiver)
+        if self.faults is not None:
+            self.faults.receivers.append(receiver)
 
     def open_sender(self, receiver: str) -> Sender[Any]:
         """Returns a new sender to the process `receiver`; beats say what it has sent."""
@@ -231,14 +231,9 @@ class ProcessLink:
         self._executors[kind] = execute
 
     def _register_faults(self) -> None:
-        faults = self.faults
-        for kind in (SignalSelf, EdgeFault, Poison, ClearFaults):
-            self.register(kind, refuse_fault)
-        if faults is not None:
-            self.register(SignalSelf, faults.signal_self)
-            self.register(EdgeFault, faults.fault_edge)
-            self.register(Poison, faults.poison)
-            self.register(ClearFaults, faults.clear)
+        executors = {} if self.faults is None else self.faults.executors(kind_of(self.name))
+        for kind in FAULTS:
+            self.register(kind, executors.get(kind, refuse_fault))
 
     def ask(self, ask_id: int, command: AdminCommand) -> None:
         """Asks the launcher for something; `receive_control` brings each `Answer`."""
@@ -354,7 +349,7 @@ def set_log_level(command: SetLogLevel) -> ProcessResult:
 
 
 def refuse_fault(command: Fault) -> ProcessResult:
-    return Failed("impossible", "the server was started without --enable-fault-injection")
+    return Failed("impossible", "not for this process, or the server was started without --enable-fault-injection")
 
 
 def run_process(name: str, serve: Callable[[ProcessLink], None]) -> int:
@@ -376,6 +371,7 @@ def run_process(name: str, serve: Callable[[ProcessLink], None]) -> int:
     set_up_logging(link.name, link.config.run)
     link.register(SetLogLevel, set_log_level)
     link.stop_on_signal()
+    write_stacks_on_signal(link.run_dir)
     if arguments.parent_pid:
         ask_for_death_signal(arguments.parent_pid)
     try:

@@ -55,6 +55,10 @@ class RunDir:
     def lock_file(self) -> Path:
         return self.path / "lock"
 
+    def stacks_file(self, pid: int) -> Path:
+        """Where process `pid` writes the stacks of its threads when it is asked to, from the moment that it may be."""
+        return self.path / "stacks" / f"{pid}"
+
     def write_config(self, config: Config) -> None:
         self.config_file.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
 

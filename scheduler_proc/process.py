@@ -62,7 +62,10 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     def histograms() -> dict[str, HistogramCounts]:
         return {**step_times.counts(), "grammar_seconds": grammars.seconds.counts()}
 
-    launch = link.faults.poisoned(runner.launch) if link.faults else runner.launch
+    launch = runner.launch
+    if link.faults is not None:
+        launch = link.faults.poisoned(launch)
+        scheduler.starve(link.faults.starved)
     stepper = Stepper(scheduler, launch, runner.can_overlap, step_times)
     add_profile(link, scheduler, stepper)
     # What start-up made lives as long as the process: without this, every full collection walks all of it in mid-step.

@@ -64,7 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="launch.py",
         description="Serves a language model over HTTP from separate processes.",
-        epilog="Commands for a server that runs: launch.py ps, top, logs, restart, scale, profile, drain, "
+        epilog="Commands for a server that runs: launch.py ps, top, logs, restart, scale, profile, snapshot, drain, "
         "log-level, inject, tail (with --help). Without one: launch.py decode, diff, replay, calibrate, whatif.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,

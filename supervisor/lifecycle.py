@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from messages.admin import Ask, InstructionDone
@@ -29,6 +30,9 @@ from supervisor.restarts import NoRestartError, Restarts
 LAST_WORDS_S = 0.2
 """How long the loop collects what a dead process has still written and reported."""
 
+TakeSnapshot = Callable[[str, str, str, Callable[[], None] | None], object]
+"""Takes cause, process, text and what is to follow; returns where the snapshot will be, if one is taken."""
+
 Report = PhaseReport | StandingBy | Ready | BootFailed | Beat | Drained | InstructionDone | Ask
 
 
@@ -39,9 +43,10 @@ class RunFailedError(SluiceError):
 class Lifecycle:
     """Starts the processes of `group`, follows what becomes of them, and replaces those that die."""
 
-    def __init__(self, settings: RunConfig, group: ProcessGroup, console: Console):
+    def __init__(self, settings: RunConfig, group: ProcessGroup, console: Console, take_snapshot: TakeSnapshot):
         self.group = group
         self._console = console
+        self._take_snapshot = take_snapshot
         self._restarts = Restarts(settings)
 
     def start_all(self) -> None:
@@ -169,11 +174,27 @@ class Lifecycle:
         """Tells whether the launcher starts this process again when it dies."""
         return self._restarts.is_wanted(child.name) and not child.is_external
 
+    def killer(self, child: Child, why: str) -> Callable[[], None]:
+        """Returns what kills this incarnation, whose end brings the next one; from now on that is sure to come."""
+        pid = child.pid
+        self.group.board.killed(child.name)
+
+        def kill() -> None:
+            if child.pid == pid:
+                child.kill(why)
+
+        return kill
+
     def cancel_restarts(self) -> None:
         self._restarts.cancel()
 
     def _on_end(self, child: Child) -> None:
         group = self.group
+        status = group.status(child)
+        if status.is_up and not (child.has_been_told or status.is_killed or group.is_stopping):
+            path = self._take_snapshot("crash", child.name, child.ending, None)
+            if path:
+                self._console.say_of(child.name, f"has ended; snapshot: {path}", "error")
         group.remove_files(child)
         if group.is_stopping:
             group.board.ended(child.name)

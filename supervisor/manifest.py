@@ -45,6 +45,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     libraries: dict[str, str]
 
 
+def library_versions() -> dict[str, str]:
+    """Returns the versions of those of `LIBRARIES` that are installed."""
+    return {name: version for name in LIBRARIES if (version := _version_of(name))}
+
+
 def make_manifest(config: Config) -> Manifest:
     """Returns the manifest of a server that starts now."""
     http = msgspec.structs.replace(config.http, api_key=(), admin_key=())
@@ -57,7 +62,7 @@ def make_manifest(config: Config) -> Manifest:
         python=platform.python_version(),
         machine=platform.platform(),
         num_cpus=os.cpu_count() or 0,
-        libraries={name: version for name in LIBRARIES if (version := _version_of(name))},
+        libraries=library_versions(),
     )
 
 

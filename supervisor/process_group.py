@@ -176,6 +176,7 @@ class ProcessGroup:
     def remove_files(self, child: Child) -> None:
         """Removes what a process that has ended leaves in the run directory."""
         self._site.run_dir.pid_file(child.name).unlink(missing_ok=True)
+        self._site.run_dir.stacks_file(self.status(child).pid).unlink(missing_ok=True)
         if child.is_front:
             self._site.run_dir.socket(frontend_socket(child.uid_block)).unlink(missing_ok=True)
 

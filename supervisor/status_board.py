@@ -1,10 +1,11 @@
 """What is known of each process (state, phase, beats), and when the frontend has to hear of it."""
 
 import time
+from collections.abc import Iterable
 
 import msgspec
 
-from messages.control import Beat, ProcessState, ProcessStatus, ProcessTable, kind_of, place_of
+from messages.control import Beat, ProcessState, ProcessStatus, ProcessTable, Stall, kind_of, place_of
 
 CHANGE_INTERVAL_S = 0.1
 """Shortest time between two tables: a change waits for it only where changes come fast (rows that begin and end)."""
@@ -21,6 +22,8 @@ class StatusBoard:
         self._statuses = {name: ProcessStatus(name, "starting", phase="not started") for name in names}
         self._hang_timeout_s = hang_timeout_s
         self._progress_ns = dict.fromkeys(names, time.monotonic_ns())
+        self._stalls: tuple[Stall, ...] = ()
+        self._num_stalls: dict[str, int] = {}
         self._published_ns = 0
         self._has_changed = True
         self._has_beats = False
@@ -153,6 +156,14 @@ class StatusBoard:
             self._replace(status.name, state="hung")
         return hung
 
+    def note_stalls(self, new: Iterable[Stall], ongoing: Iterable[Stall]) -> None:
+        """Counts the new ones, and notes which go on."""
+        stalls = tuple(ongoing)
+        for stall in new:
+            self._num_stalls[stall.kind] = self._num_stalls.get(stall.kind, 0) + 1
+        self._has_changed = self._has_changed or stalls != self._stalls
+        self._stalls = stalls
+
     def seconds_without_progress(self, name: str, now_ns: int) -> float:
         """Returns for how long process `name` has been in its present phase, or 0 where it is not starting."""
         is_starting = self._statuses[name].state == "starting"
@@ -169,7 +180,7 @@ class StatusBoard:
         """Returns the table for the frontend, and counts it as told."""
         self._published_ns = now_ns
         self._has_changed = self._has_beats = False
-        return ProcessTable(self.statuses())
+        return ProcessTable(self.statuses(), self._stalls, self._num_stalls)
 
     def _note_progress(self, name: str) -> None:
         self._progress_ns[name] = time.monotonic_ns()

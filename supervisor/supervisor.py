@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from messages.channels import Waiter
 from messages.config import RunConfig
 from supervisor.admin.server import AdminServer
+from supervisor.admin.snapshots import Snapshots
 from supervisor.child import Command
 from supervisor.console import Console
 from supervisor.lifecycle import Lifecycle, RunFailedError
@@ -34,10 +35,13 @@ class Supervisor:
         self._waiter = Waiter()
         self._waiter.add_descriptor(site.signals.fileno())
         self._group = ProcessGroup(commands, site, self._waiter, settings.hang_timeout_s)
-        self._lifecycle = Lifecycle(settings, self._group, console)
-        self._watch = Watch(settings, self._lifecycle, console)
+        self._snapshots = Snapshots(site.run_dir, self._group, console)
+        self._lifecycle = Lifecycle(settings, self._group, console, self._snapshots.take)
+        self._watch = Watch(settings, self._lifecycle, console, self._snapshots.take)
         self._shutdown = Shutdown(self._lifecycle, console, self)
-        self._admin = AdminServer(site.run_dir, self._lifecycle, self._shutdown, settings.drain_timeout_s)
+        self._admin = AdminServer(
+            site.run_dir, self._lifecycle, self._shutdown, self._snapshots, settings.drain_timeout_s
+        )
         self._waiter.add_channel(self._admin.channel)
         self._num_stop_signals = 0
         self._last_stop_signal_s = float("-inf")
@@ -68,6 +72,7 @@ class Supervisor:
         finally:
             self._site.listener.close()
             self._admin.fail_open()
+            self._snapshots.close()
             self._shutdown.stop()
             self._admin.close()
         return 1 if has_failed else 130 if self.is_hurried else 0
@@ -83,10 +88,12 @@ class Supervisor:
 
     def _turn(self, timeout_s: float) -> None:
         """Waits for whatever comes first, and deals with all that has come."""
-        readable = self._waiter.wait(min(timeout_s, TURN_S, self._lifecycle.due_in_s(), self._admin.due_in_s()))
+        due_in_s = min(self._lifecycle.due_in_s(), self._admin.due_in_s(), self._snapshots.due_in_s())
+        readable = self._waiter.wait(min(timeout_s, TURN_S, due_in_s))
         self._count_stop_signals()
         self._lifecycle.follow(readable)
         self._watch.look()
+        self._snapshots.follow()
         self._admin.follow()
         self._group.publish()
         self._console.flush()

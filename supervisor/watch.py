@@ -7,7 +7,8 @@ from messages.control import ProcessStatus
 from supervisor.child import Child
 from supervisor.console import Console
 from supervisor.endings import quote
-from supervisor.lifecycle import Lifecycle, RunFailedError
+from supervisor.lifecycle import Lifecycle, RunFailedError, TakeSnapshot
+from supervisor.stall_watch import StallWatch
 
 MAX_GAP_S = 3.0
 """Between two looks. After a longer one the launcher itself was stopped (Ctrl-Z), and everybody looks hung."""
@@ -16,11 +17,13 @@ MAX_GAP_S = 3.0
 class Watch:
     """Looks at the age of beats and phases, as often as the loop turns."""
 
-    def __init__(self, settings: RunConfig, lifecycle: Lifecycle, console: Console):
+    def __init__(self, settings: RunConfig, lifecycle: Lifecycle, console: Console, take_snapshot: TakeSnapshot):
         self._settings = settings
         self._lifecycle = lifecycle
         self._group = lifecycle.group
         self._console = console
+        self._take_snapshot = take_snapshot
+        self._stalls = StallWatch(settings, lifecycle, console, take_snapshot)
         self._last_look_ns = time.monotonic_ns()
 
     def look(self) -> None:
@@ -28,6 +31,8 @@ class Watch:
         now_ns = time.monotonic_ns()
         is_fresh = now_ns - self._last_look_ns < MAX_GAP_S * 1e9
         self._last_look_ns = now_ns
+        if not is_fresh:
+            self._stalls.forget()
         if self._group.is_stopping or not is_fresh:
             return
         for status in self._group.board.find_newly_hung(now_ns):
@@ -36,6 +41,7 @@ class Watch:
             stuck_s = self._group.board.seconds_without_progress(child.name, now_ns)
             if stuck_s > self._settings.boot_timeout_s and not child.is_external:
                 self._end_stuck_start(child, stuck_s)
+        self._stalls.look(now_ns)
 
     def _deal_with_hang(self, status: ProcessStatus, now_ns: int) -> None:
         """Kills a hung process where it can be replaced; its end brings the replacement."""
@@ -45,10 +51,10 @@ class Watch:
         what = "in one step" if status.busy_since_ns else "idle"
         is_replaced = self._lifecycle.is_replaced(child)
         end = ", so it is killed" if is_replaced else ""
-        self._console.say_of(child.name, f"hangs: no heartbeat for {age_s:.0f} s, {what}{end}", "error")
-        if is_replaced:
-            child.kill(why="hung and was killed")
-            self._group.board.killed(child.name)
+        text = f"hangs: no heartbeat for {age_s:.0f} s, {what}"
+        replace = self._lifecycle.killer(child, "hung and was killed") if is_replaced else None
+        path = self._take_snapshot("hang", child.name, text, replace)
+        self._console.say_of(child.name, f"{text}{end}{f'; snapshot: {path}' if path else ''}", "error")
 
     def _end_stuck_start(self, child: Child, stuck_s: float) -> None:
         phase = self._group.status(child).phase

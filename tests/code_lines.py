@@ -29,16 +29,16 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 9_040,
+    "frontend": 9_160,
     "live page": 1_020,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_865,
+    "scheduler": 4_890,
     "CPU backend": 3_175,
     "GPU backend": 2_740,
     "operations and references": 1_265,
-    "messages": 1_775,
-    "process runtime": 1_420,
-    "launcher": 3_705,
+    "messages": 1_825,
+    "process runtime": 1_480,
+    "launcher": 4_195,
     "what-if": 1_015,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

@@ -78,12 +78,14 @@ LAYERS = {
         "supervisor/supervisor.py",
         "supervisor/admin",
         "supervisor/shutdown.py supervisor/watch.py",
+        "supervisor/stall_watch.py",
         "supervisor/lifecycle.py",
         "supervisor/process_group.py",
         "supervisor/control_plane.py supervisor/status_board.py supervisor/restarts.py supervisor/admission.py "
-        "supervisor/endings.py supervisor/model supervisor/listener.py supervisor/flags.py supervisor/manifest.py",
+        "supervisor/endings.py supervisor/model supervisor/listener.py supervisor/flags.py supervisor/manifest.py "
+        "supervisor/stalls.py",
         "supervisor/child.py supervisor/console.py supervisor/signals.py",
-        "supervisor/log_ring.py",
+        "supervisor/log_ring.py supervisor/process_files.py",
     ),
 }
 """Of a package, its rooms from the top down: each imports from itself and from lines below it, and from no other."""

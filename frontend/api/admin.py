@@ -5,7 +5,7 @@ from starlette.requests import Request
 
 from frontend.http.responses import JsonReply
 from frontend.links.launcher import Launcher
-from messages.admin import Done, Failed, ListProcesses, ProcessInfo, ProcessList, Progress, RestartProcess
+from messages.admin import Done, Failed, ListProcesses, ProcessInfo, ProcessList, Progress, RestartProcess, TakeSnapshot
 from messages.control import kind_of
 from messages.errors import ErrorInfo, RequestError, bad_request
 
@@ -13,6 +13,7 @@ STATUSES = {"unknown": 404, "busy": 409, "impossible": 400, "failed": 500, "time
 """HTTP status by the reason of a failure."""
 
 ANSWER_TIMEOUT_S = 15.0
+SNAPSHOT_TIMEOUT_S = 30.0
 RESTART_TIMEOUT_S = 3600.0
 """The launcher has limits of its own for each part of it."""
 
@@ -26,6 +27,10 @@ class RestartReply(msgspec.Struct, frozen=True, omit_defaults=True):
 
     done: str | None = None
     begun: str | None = None
+
+
+class SnapshotReply(msgspec.Struct, frozen=True):
+    directory: str
 
 
 class AdminApi:
@@ -55,6 +60,14 @@ class AdminApi:
         return JsonReply(
             RestartReply(done=result.text) if isinstance(result, Done) else RestartReply(begun=result.text)
         )
+
+    async def snapshot(self, request: Request) -> JsonReply:
+        """Writes all that can be known of the server now into a directory on its machine."""
+        result = await self._launcher.ask(TakeSnapshot(), SNAPSHOT_TIMEOUT_S)
+        if isinstance(result, Failed):
+            raise command_error(result)
+        assert isinstance(result, Done)
+        return JsonReply(SnapshotReply(result.text))
 
 
 def _timeout_s(text: str | None) -> float | None:

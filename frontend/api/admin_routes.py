@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from frontend.api.admin import AdminApi, ProcessesReply, RestartReply
+from frontend.api.admin import AdminApi, ProcessesReply, RestartReply, SnapshotReply
 from frontend.api.profile import ProfileApi, ProfileBegun, ProfileFile
 from frontend.http.endpoint import Endpoint, Parameter
 
@@ -42,6 +42,13 @@ def administering(admin: AdminApi, profile: ProfileApi) -> list[Endpoint]:
             summary="Replace a process by a new one; running requests go on",
             reply=RestartReply,
             parameters=(PROCESS, TIMEOUT),
+        ),
+        _OPERATOR(
+            method="POST",
+            path="/admin/snapshot",
+            run=admin.snapshot,
+            summary="Write all that can be known of the server into a directory on its machine",
+            reply=SnapshotReply,
         ),
         _OPERATOR(
             method="POST",

@@ -1,6 +1,7 @@
 """How the parts of the HTTP side fit together: the endpoints on their APIs, behind keys and the rules for web pages."""
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from starlette.types import ASGIApp
 
@@ -49,16 +50,24 @@ def make_app(service: Service, endpoints: list[Endpoint], rules: AccessRules) ->
     return rules.with_cors(app)
 
 
-def make_endpoints(
-    service: Service,
-    streams: OpenStreams,
-    feed: LiveFeed,
-    metrics: MetricsApi,
-    gauges: Callable[[], dict[str, float]],
-) -> list[Endpoint]:
-    """Returns the route table; `gauges` are those of this process, for `/health`."""
+class Watching(NamedTuple):
+    """What tells of the server, over HTTP and in snapshots."""
+
+    health: HealthApi
+    requests: RequestsApi
+    metrics: MetricsApi
+
+
+def make_watching(
+    service: Service, streams: OpenStreams, metrics: MetricsApi, gauges: Callable[[], dict[str, float]]
+) -> Watching:
+    """`gauges` are those of this process, for `/health`."""
+    return Watching(HealthApi(service, gauges), RequestsApi(service, streams), metrics)
+
+
+def make_endpoints(service: Service, streams: OpenStreams, feed: LiveFeed, watching: Watching) -> list[Endpoint]:
+    """Returns the route table."""
     unknown = UnknownFields(is_strict=service.config.http.strict_fields)
-    requests = RequestsApi(service, streams)
     return [
         *routes.generating(
             GenerateApi(service, streams, unknown),
@@ -67,10 +76,10 @@ def make_endpoints(
         ),
         *routes.models(InfoApi(service.config)),
         *routes.tokens(TokensApi(service, unknown)),
-        *routes.watching(HealthApi(service, gauges), LoadApi(service), metrics),
-        *routes.tracing(requests),
+        *routes.watching(watching.health, LoadApi(service), watching.metrics),
+        *routes.tracing(watching.requests),
         *routes.showing(LiveApi(feed), PageApi()),
-        *routes.caching(CacheViewApi(service, requests, unknown)),
+        *routes.caching(CacheViewApi(service, watching.requests, unknown)),
         *routes.steering(AbortApi(service, unknown), CacheApi(service, unknown)),
     ]
 

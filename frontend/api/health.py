@@ -10,7 +10,7 @@ from starlette.requests import Request
 from frontend.api.timing import Timing, make_timing
 from frontend.errors import UnavailableError
 from frontend.http.responses import JsonReply
-from frontend.links.processes import ProcessHealth, ServerState
+from frontend.links.processes import ProcessHealth, ServerState, StallHealth
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import trace_of
 from frontend.service import Service
@@ -24,9 +24,11 @@ PROBE_TIMEOUT_S = 10.0
 MAX_PROBE_TIMEOUT_S = 300.0
 
 
-class Health(msgspec.Struct, frozen=True):
+class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     status: ServerState
     processes: dict[str, ProcessHealth]
+    stalls: list[StallHealth] = []
+    """Those that go on; nothing is done about them but what `--on-stall` says."""
 
 
 class ProbeReply(msgspec.Struct, frozen=True):
@@ -44,6 +46,11 @@ class HealthApi:
 
     async def health(self, request: Request) -> JsonReply:
         """200 where requests can be served at once, else 503. Answers from what is known here and waits for nobody."""
+        health = self.find_health()
+        return JsonReply(health, 200 if health.status == "ready" else 503)
+
+    def find_health(self) -> Health:
+        """Returns how every process is, as far as is known here."""
         processes = self._service.processes.health()
         name = self._service.name
         processes[name] = ProcessHealth(
@@ -54,8 +61,7 @@ class HealthApi:
             gauges=self._gauges(),
             num_restarts=self._service.processes.num_restarts(name),
         )
-        status = self._status()
-        return JsonReply(Health(status, processes), 200 if status == "ready" else 503)
+        return Health(self._status(), processes, self._service.processes.stalls())
 
     def _status(self) -> ServerState:
         if self._service.admission.is_draining:

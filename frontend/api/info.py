@@ -11,8 +11,6 @@ from frontend.http.responses import JsonReply
 from messages.config import CacheConfig, Config, HttpConfig, ModelConfig, ModelFacts, RunConfig, SchedulingConfig
 from messages.errors import ErrorInfo, RequestError
 
-KEY_FIELDS = ("api_key", "admin_key")
-
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
@@ -78,13 +76,8 @@ class InfoApi:
     async def server_info(self, request: Request) -> JsonReply:
         """The configuration as all processes read it (but no keys), and what the launcher found out about the model."""
         config = self._config
-        shown = ShownConfig(config.model, config.cache, config.scheduling, _without_keys(config.http), config.run)
+        shown = ShownConfig(config.model, config.cache, config.scheduling, config.http.without_keys(), config.run)
         return JsonReply(ServerInfo(self._version, shown, config.facts))
-
-
-def _without_keys(http: HttpConfig) -> HttpConfig:
-    hidden = {name: ("***",) * len(getattr(http, name)) for name in KEY_FIELDS}
-    return msgspec.structs.replace(http, **hidden)
 
 
 def find_version() -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
@@ -43,6 +43,13 @@ class MetricsApi:
         trace.status = 200
         id_header = {REQUEST_ID_HEADER.decode(): trace.request_id}
         return Response(content, headers={**id_header, "content-type": content_type})
+
+    def own_text(self) -> bytes:
+        """Returns what this frontend alone knows, without asking the others."""
+        registry = CollectorRegistry(auto_describe=False)
+        for collector in (*self._own, *self._shared):
+            registry.register(collector)
+        return generate_latest(registry)
 
     async def _collect(self) -> CollectorRegistry:
         registry = CollectorRegistry(auto_describe=False)

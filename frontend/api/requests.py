@@ -5,7 +5,7 @@ The answer comes from what the frontends have heard: no process of the ring is a
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import get_args
+from typing import cast, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -59,8 +59,8 @@ class RequestsApi:
         """Raises `RequestError` (400) for a query that asks for what cannot be."""
         query = _read_query(dict(request.query_params))
         found, num_missing = await self.find_everywhere(query)
-        lines = [msgspec.json.decode(each.shown, type=RequestLine) for each in found.requests]
-        return JsonReply(RequestsReply(lines, found.num_found, _heard_s(found), num_missing))
+        lines = [msgspec.Raw(each.shown) for each in found.requests]  # as they were encoded
+        return JsonReply(RequestsReply(cast("list[RequestLine]", lines), found.num_found, _heard_s(found), num_missing))
 
     async def show(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404) for a request that is neither open nor among the latest that have ended."""
@@ -93,6 +93,11 @@ class RequestsApi:
         found, _ = await self.find_everywhere(FindRequests(uids=wanted, limit=len(wanted)))
         lines = [msgspec.json.decode(each.shown, type=RequestLine) for each in found.requests]
         return {line.uid: line.request_id for line in lines}
+
+    def find_open(self) -> FoundRequests:
+        """Returns the whole timelines of the requests that are open here, of very many those of the oldest."""
+        num_open = self._service.timelines.num_live
+        return self.find(FindRequests(limit=min(num_open, MAX_LIMIT), is_whole=True))
 
     def find(self, query: FindRequests) -> FoundRequests:
         """Returns what this frontend has."""

@@ -6,7 +6,17 @@ from typing import Literal
 import msgspec
 
 from frontend.errors import UnavailableError
-from messages.control import FRONTEND, RING, ProcessState, ProcessStatus, ProcessTable, kind_of, place_of
+from messages.control import (
+    FRONTEND,
+    RING,
+    ProcessState,
+    ProcessStatus,
+    ProcessTable,
+    Stall,
+    StallKind,
+    kind_of,
+    place_of,
+)
 from messages.histograms import Counted
 from messages.requests import DropBefore
 from messages.uids import find_gone
@@ -38,11 +48,23 @@ class ProcessHealth(msgspec.Struct, frozen=True, omit_defaults=True):
     degraded: str = ""
 
 
+class StallHealth(msgspec.Struct, frozen=True):
+    """A stall in `/health`: the process that seems to be at fault, since when, and what is known."""
+
+    kind: StallKind
+    process: str
+    age_s: float
+    text: str
+
+
 class ProcessView:
     """The latest table."""
 
     def __init__(self, *, has_started: bool = False) -> None:
         self._processes: dict[str, ProcessStatus] = {}
+        self._stalls: tuple[Stall, ...] = ()
+        self.num_stalls: dict[str, int] = {}
+        """Of the run, by kind."""
         self.has_started = has_started
         """True from the first moment at which every process of the ring was ready, whichever frontend was there."""
 
@@ -53,6 +75,7 @@ class ProcessView:
 
     def update(self, table: ProcessTable) -> None:
         self._processes = {status.name: status for status in table.processes}
+        self._stalls, self.num_stalls = table.stalls, table.num_stalls
         self.has_started = self.has_started or self.is_ready
 
     @property
@@ -155,6 +178,13 @@ class ProcessView:
         now_ns = time.monotonic_ns()
         found = [_find_trouble(status, now_ns) for kind in RING for status in self._of_kind(kind)]
         return ", ".join(text for text in found if text)
+
+    def stalls(self) -> list[StallHealth]:
+        """Returns the stalls that go on."""
+        now_ns = time.monotonic_ns()
+        return [
+            StallHealth(one.kind, one.process, _age_s(one.since_ns, now_ns) or 0.0, one.text) for one in self._stalls
+        ]
 
     def health(self) -> dict[str, ProcessHealth]:
         """Returns each process by name, with ages as of now."""

@@ -13,7 +13,7 @@ from frontend.links.processes import ProcessView
 from frontend.metrics.distribution import make_buckets
 from messages import VERSION
 from messages.config import Config
-from messages.control import ProcessState, ProcessStatus
+from messages.control import ProcessState, ProcessStatus, StallKind
 from messages.histograms import BOUNDS, HistogramCounts
 from runtime.histograms import Histogram
 
@@ -46,6 +46,7 @@ class ProcessCollector(Collector):
         yield from self._histograms(counted.histograms)
         statuses = self._processes.statuses()
         yield from self._states(statuses)
+        yield self._stalls()
         yield from self._costs(statuses)
 
     def _info(self) -> Metric:
@@ -141,6 +142,12 @@ class ProcessCollector(Collector):
             incarnation.add_metric([status.name], status.incarnation)
             restarts.add_metric([status.name], status.num_restarts)
         yield from (state, degraded, age, incarnation, restarts)
+
+    def _stalls(self) -> Metric:
+        family = CounterMetricFamily("sluice_stalls", "Stalls that the launcher has told of.", labels=["kind"])
+        for kind in get_args(StallKind):
+            family.add_metric([kind], self._processes.num_stalls.get(kind, 0))
+        return family
 
     def _costs(self, statuses: list[ProcessStatus]) -> Iterator[Metric]:
         """They are of the process that has the place now, and missing where nothing runs."""

@@ -15,7 +15,7 @@ from frontend.recovery.release import may_release_suspect
 from frontend.recovery.sequence_tracker import SequenceTracker
 from frontend.requests.generation import Generation
 from frontend.requests.registry import Registry
-from messages.control import FrontendReport, kind_of
+from messages.control import FrontendReport, QuietRequest, kind_of
 from messages.errors import ChannelFullError
 from messages.requests import AbortMsg, DropBefore, FramesLost, TokenizeMsg
 
@@ -105,9 +105,9 @@ class Continuations:
     def gauges(self) -> dict[str, float]:
         return {"held_requests": len(self._quarantine), "suspects": self._quarantine.num_suspects}
 
-    def report(self, num_on_hold: int) -> FrontendReport:
-        """Returns what other frontends must know of this one."""
-        return FrontendReport(num_on_hold, self._quarantine.num_suspects, self._known.get("scheduler", 0))
+    def report(self, num_on_hold: int, quiet: tuple[QuietRequest, ...] = ()) -> FrontendReport:
+        """Returns what other frontends and the launcher must know of this one."""
+        return FrontendReport(num_on_hold, self._quarantine.num_suspects, self._known.get("scheduler", 0), quiet)
 
     def _answer_loss(self) -> None:
         self._has_unanswered_loss = False

@@ -7,9 +7,9 @@ frame of a sender, and of those before the first that it has ever had from it.
 from collections.abc import Collection
 from typing import NamedTuple
 
-from messages.control import ProcessStatus, kind_of
+from messages.control import ProcessStatus
 from messages.requests import FramesLost
-from messages.uids import frontend_socket
+from messages.uids import socket_of
 
 PATIENCE_NS = 1_500_000_000
 """How long a receiver's main loop turns without a frame that has left its sender, until that frame is lost."""
@@ -34,7 +34,7 @@ class SequenceTracker:
 
     def follow(self, statuses: Collection[ProcessStatus]) -> Losses:
         """Returns what is newly known to be lost. What was so before the first table is no news."""
-        receivers = {_socket_of(status): status for status in statuses if status.is_serving}
+        receivers = {socket_of(status): status for status in statuses if status.is_serving}
         known, self._edges = self._edges, {}
         losses = Losses([], [])
         for status in statuses:
@@ -55,11 +55,6 @@ class SequenceTracker:
         """Tells whether `follow` has returned these frames already: their receiver notices only with the next one."""
         edge = self._edges.get(lost.sender)
         return edge is not None and lost.last <= edge.told
-
-
-def _socket_of(status: ProcessStatus) -> str:
-    """Frontends that live side by side are told apart by their sockets, others by their names."""
-    return frontend_socket(status.uid_block) if kind_of(status.name) == "frontend" else status.name
 
 
 class _Edge:

@@ -2,6 +2,8 @@
 
 from array import array
 from bisect import bisect_left, bisect_right
+from itertools import pairwise
+from statistics import median
 
 NUM_STEPS = 65_536
 MAX_POINTS = 256
@@ -23,6 +25,17 @@ class StepLog:
         if len(ends_ns) >= 2 * NUM_STEPS:
             del ends_ns[:NUM_STEPS]
         ends_ns.append(end_ns)
+
+    def median_interval_ns(self, begin_ns: int, end_ns: int) -> int:
+        """Returns the median time between the latest steps that ended in this time; 0 where there are not two."""
+        ends_ns = self._ends_ns
+        stop = bisect_right(ends_ns, end_ns)
+        latest = ends_ns[max(bisect_left(ends_ns, begin_ns), stop - MAX_POINTS) : stop]
+        return round(median(after - before for before, after in pairwise(latest))) if len(latest) > 1 else 0
+
+    def count_after(self, begin_ns: int) -> int:
+        """Returns how many steps have ended later than that."""
+        return len(self._ends_ns) - bisect_right(self._ends_ns, begin_ns)
 
     def between(self, begin_ns: int, end_ns: int, max_points: int = MAX_POINTS) -> tuple[int, ...]:
         """Returns when steps ended from `begin_ns` to `end_ns`, both inclusive: all or, of more than `max_points`, the

@@ -130,10 +130,15 @@ class Timeline:
     def stage_begin_ns(self) -> int:
         return self._marks[-1][0]
 
+    @property
+    def is_full(self) -> bool:
+        """Tells whether its latest stage may not be known, because there are too many marks."""
+        return len(self._marks) >= MAX_MARKS
+
     def mark(self, begin_ns: int, stage: Stage) -> None:
         """`stage` began at `begin_ns`."""
         marks = self._marks
-        if len(marks) >= MAX_MARKS and stage not in LAST_STAGES:
+        if self.is_full and stage not in LAST_STAGES:
             return
         if begin_ns >= marks[-1][0]:
             marks.append((begin_ns, stage))

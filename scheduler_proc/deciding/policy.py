@@ -1,5 +1,7 @@
 """The policy: which rows run in the next step, who waits, and who gives way."""
 
+from collections.abc import Collection
+
 import msgspec
 
 from messages.timeline import DelayedRow, PreemptedRow
@@ -12,6 +14,9 @@ from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.plan_notes import AdmissionRate, PlanNotes
 from scheduler_proc.deciding.requests import Req, State
 from scheduler_proc.deciding.stages import Stages
+
+QUEUE = 0
+"""No request has this uid."""
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -60,6 +65,9 @@ class Policy:
         self.admission_rate = AdmissionRate()
         self.is_closed = False
         """Nothing gets out of the queue any more."""
+        self.starved: Collection[int] = ()
+        """By fault injection: the uids that no step has once they decode; 0 stands for the queue."""
+        self.num_admitted = 0
         self.num_preemptions = 0
         self.num_prompt_tokens = 0
         self.num_hit_tokens = 0
@@ -81,16 +89,28 @@ class Policy:
         plan.pages_in_work.update((self._page_key(chunk.req), chunk.req.uid) for chunk in plan.before)
         for req in tuple(stages.prefilling):
             self._add_chunk(req, plan, may_preempt)
-        if not self.is_closed:
+        if not (self.is_closed or QUEUE in self.starved):
             self._admit(plan, may_preempt)
-        elif stages.waiting:
+        elif self.is_closed and stages.waiting:
             self.notes.waits_for = "drain"
         self.admission_rate.note_plan(len(stages.waiting), self.notes.planned_ns)
         rows.enter_pages()
+        if self.starved:
+            rows = rows.kept([req.uid not in self.starved for req in rows.reqs])
         if self._drafter is not None:
             rows = self._add_drafts(self._drafter, rows, plan)
         self.notes.num_step_tokens = self.budget.max_num_batched_tokens - plan.num_tokens_left
         return rows, plan.chunks
+
+    def has_room(self) -> bool:
+        """Tells whether the first of the queue could have a row now, even if nothing of its prompt is cached."""
+        stages, budget = self._stages, self.budget
+        if self.is_closed or not stages.waiting or stages.prefilling:
+            return False
+        num_running = len(stages.running)
+        num_pages = -(-(len(stages.waiting.first.token_ids) + 1) // self._cache.page_size)
+        has_pages = num_pages + num_running <= self._cache.num_available
+        return has_pages and num_running < min(budget.max_num_seqs, budget.max_num_batched_tokens)
 
     def _add_drafts(self, drafter: Drafter, rows: DecodeRows, plan: _Plan) -> DecodeRows:
         """Adds a chunk for each row that has draft tokens, as far as tokens and pages are left; returns the others."""
@@ -173,6 +193,7 @@ class Policy:
                 notes.num_promised_pages = num_promised + len(stages.running)
                 return
             stages.admit(req)
+            self.num_admitted += 1
             self.admission_rate.note(notes.planned_ns)
             self._add_chunk(req, plan, may_preempt)
             num_promised += cache.num_missing(req, _num_next_tokens(req))

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from messages.cache import ExplainCache, ListCache
@@ -128,7 +128,8 @@ class Scheduler:
         except MustCommitError:
             return None
         if not rows.reqs and not chunks:
-            assert before is not None or self._stages.compiling, "there are requests and none can run"
+            is_held = self._stages.compiling or self._policy.starved
+            assert before is not None or is_held, "there are requests and none can run"
             return None
         self._num_steps += 1
         self._num_steps_ahead += before is not None
@@ -137,6 +138,10 @@ class Scheduler:
         if report is not None:
             self._replies.append(report)
         return self._builder.build(self._num_steps, rows, chunks)
+
+    def starve(self, uids: Collection[int]) -> None:
+        """From now on leaves out of its steps what is in `uids` at the time, on purpose; 0 stands for the queue."""
+        self._policy.starved = uids
 
     def close_queue(self) -> None:
         """Gives no row to what waits from now on: rows that run go on, and then the process will be replaced."""
@@ -198,6 +203,8 @@ class Scheduler:
             "cache_nodes": cache.num_nodes,
             "steps": self._num_steps,
             "steps_ahead": self._num_steps_ahead,
+            "has_room": float(policy.has_room()),
+            "admitted": policy.num_admitted,
             "preemptions": policy.num_preemptions,
             "prompt_tokens": policy.num_prompt_tokens,
             "prefix_hit_tokens": policy.num_hit_tokens,

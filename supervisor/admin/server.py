@@ -1,7 +1,6 @@
 """Where commands arrive, the operator's socket and the frontend, and how they are carried out beside the loop."""
 
 import time
-from collections.abc import Callable
 
 from messages.admin import (
     AdminCommand,
@@ -11,11 +10,10 @@ from messages.admin import (
     Failed,
     InstructProcesses,
     ListProcesses,
-    Progress,
     ReadLog,
     RestartProcess,
-    Result,
     ScaleProcess,
+    TakeSnapshot,
 )
 from messages.channels import AskServer
 from runtime.run_dir import RunDir
@@ -23,54 +21,30 @@ from supervisor.admin.drain import drain_server
 from supervisor.admin.handover import restart_process
 from supervisor.admin.inquiries import instruct, list_processes, read_log
 from supervisor.admin.scaling import scale_process
-from supervisor.admin.tasks import CommandFailedError, Task
+from supervisor.admin.snapshots import Snapshots
+from supervisor.admin.tasks import OpenCommand, Reply, Task
 from supervisor.lifecycle import Lifecycle
 from supervisor.shutdown import Shutdown
 
 MAX_OPEN_COMMANDS = 64
 """Each is a few objects; the bound is against a caller gone wild."""
 
-Reply = Callable[[Answer], None]
-
-
-class OpenCommand:
-    """A task, to whom its result goes, and until when it has nothing to do."""
-
-    def __init__(self, ask_id: int, task: Task, reply: Reply):
-        self._ask_id = ask_id
-        self._task = task
-        self._reply = reply
-        self.due_s = 0.0
-
-    def resume(self) -> bool:
-        """Goes on for as far as it can; returns whether the command is open still."""
-        try:
-            while isinstance(step := next(self._task), Progress):
-                self.answer(step)
-        except StopIteration as end:
-            self.answer(end.value)
-        except CommandFailedError as error:
-            self.answer(error.failed)
-        else:
-            self.due_s = step
-            return True
-        return False
-
-    def answer(self, result: Result) -> None:
-        self._reply(Answer(self._ask_id, result))
-
-    def close(self) -> None:
-        """Ends the task where it is."""
-        self._task.close()
-
 
 class AdminServer:
     """All commands that are being carried out. `drain_timeout_s`: what a command that gives no time may take."""
 
-    def __init__(self, run_dir: RunDir, lifecycle: Lifecycle, shutdown: Shutdown, drain_timeout_s: float):
+    def __init__(
+        self,
+        run_dir: RunDir,
+        lifecycle: Lifecycle,
+        shutdown: Shutdown,
+        snapshots: Snapshots,
+        drain_timeout_s: float,
+    ):
         self._lifecycle = lifecycle
         self._group = lifecycle.group
         self._shutdown = shutdown
+        self._snapshots = snapshots
         self._drain_timeout_s = drain_timeout_s
         self.channel: AskServer[Ask] = AskServer(run_dir.socket("operator"), Ask)
         self._open: list[OpenCommand] = []
@@ -120,3 +94,5 @@ class AdminServer:
                 return restart_process(self._lifecycle, command, self._drain_timeout_s)
             case ScaleProcess():
                 return scale_process(self._lifecycle, command)
+            case TakeSnapshot():
+                return self._snapshots.take_on_command(command)

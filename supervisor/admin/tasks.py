@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import TypeAlias
 
-from messages.admin import Failed, Progress, Reason, Result
+from messages.admin import Answer, Failed, Progress, Reason, Result
 from messages.errors import SluiceError
 
 Task: TypeAlias = Generator[float | Progress, None, Result]
@@ -22,6 +22,40 @@ class CommandFailedError(SluiceError):
     def __init__(self, reason: Reason, message: str):
         super().__init__(message)
         self.failed = Failed(reason, message)
+
+
+Reply = Callable[[Answer], None]
+
+
+class OpenCommand:
+    """A task, to whom its result goes, and until when it has nothing to do."""
+
+    def __init__(self, ask_id: int, task: Task, reply: Reply):
+        self._ask_id = ask_id
+        self._task = task
+        self._reply = reply
+        self.due_s = 0.0
+
+    def resume(self) -> bool:
+        """Goes on for as far as it can; returns whether the command is open still."""
+        try:
+            while isinstance(step := next(self._task), Progress):
+                self.answer(step)
+        except StopIteration as end:
+            self.answer(end.value)
+        except CommandFailedError as error:
+            self.answer(error.failed)
+        else:
+            self.due_s = step
+            return True
+        return False
+
+    def answer(self, result: Result) -> None:
+        self._reply(Answer(self._ask_id, result))
+
+    def close(self) -> None:
+        """Ends the task where it is."""
+        self._task.close()
 
 
 def until(is_over: Callable[[], bool], deadline_s: float) -> Generator[float, None, bool]:

@@ -14,21 +14,25 @@ from messages.admin import (
     Poison,
     ProcessList,
     SignalSelf,
+    Starve,
+    StopReading,
 )
 from messages.columns import pack_int32
 from supervisor.client.admin_client import AdminClient
 
 SIGNAL_FAULTS = ("kill", "stop")
 EDGE_FAULTS = ("drop", "duplicate", "corrupt", "delay")
-FAULTS = (*SIGNAL_FAULTS, *EDGE_FAULTS, "poison", "clear")
+FAULTS = (*SIGNAL_FAULTS, "stop-reading", *EDGE_FAULTS, "poison", "starve", "clear")
 ANSWER_TIMEOUT_S = 15.0
 
 EPILOG = """
 kill, stop TARGET       SIGKILL or SIGSTOP for a process; with --seconds a stopped one goes on after that time
+stop-reading TARGET     a process receives nothing of what others send it, and goes on otherwise
 drop, duplicate, corrupt, delay TARGET
                         of an edge, as 'scheduler>detokenizer' or scheduler:detokenizer: the next --frames frames, or
                         each one with --probability; delay needs --seconds
 poison                  the step that computes --uid, or --token-ids side by side, kills the scheduler (--fail: raises)
+starve                  the scheduler lets nothing out of its queue, or leaves --uid out of its steps
 clear                   forgets all that
 """
 
@@ -41,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frames", type=int, default=1, metavar="N", help="frames that are met (default: 1)")
     parser.add_argument("--probability", type=float, default=0.0, metavar="P", help="of each frame to be met")
     parser.add_argument("--seconds", type=float, default=0.0, metavar="X", help="of a stop or a delay")
-    parser.add_argument("--uid", type=int, default=0, metavar="N", help="the poisoned request")
+    parser.add_argument("--uid", type=int, default=0, metavar="N", help="the request that is poisoned or starved")
     parser.add_argument("--token-ids", default="", metavar="N,N,…", help="the poison in a prompt")
     parser.add_argument("--fail", action="store_true", help="the poisoned step raises in place of dying")
 
@@ -53,10 +57,13 @@ def read_command(options: argparse.Namespace) -> InstructProcesses:
         return InstructProcesses((), ClearFaults())
     if fault == "poison":
         return InstructProcesses(("scheduler",), _poison(options))
-    if fault in SIGNAL_FAULTS:
+    if fault == "starve":
+        return InstructProcesses(("scheduler",), Starve(options.uid))
+    if fault in SIGNAL_FAULTS or fault == "stop-reading":
         if not options.target:
             raise ValueError(f"{fault} needs the name of a process")
-        return InstructProcesses((options.target,), SignalSelf(options.fault))
+        command = StopReading() if fault == "stop-reading" else SignalSelf(options.fault)
+        return InstructProcesses((options.target,), command)
     sender, arrow, receiver = options.target.replace(">", ":").partition(":")
     if not (sender and arrow and receiver):
         raise ValueError(f"{fault} needs an edge as FROM:TO, for example scheduler:detokenizer")

@@ -27,6 +27,7 @@ from messages.admin import (
     Result,
     ScaleProcess,
     SetLogLevel,
+    TakeSnapshot,
 )
 from supervisor.admin.tasks import CommandFailedError
 from supervisor.cli import frames, inject
@@ -100,6 +101,8 @@ def make_parser() -> argparse.ArgumentParser:
     scale = _add(commands, "scale", "run more or fewer processes of a kind (the tokenizer)", scale_process)
     scale.add_argument("process", metavar="NAME")
     scale.add_argument("num", type=_count, metavar="N", help="how many there shall be")
+    snapshot = _add(commands, "snapshot", "write all that can be known of the server into a directory", take_snapshot)
+    snapshot.add_argument("--out", type=Path, metavar="DIR", help="a new directory (default: one in --snapshot-dir)")
     level = _add(commands, "log-level", "show more or less of the log of all or some processes", set_log_level)
     level.add_argument("level", choices=("debug", "info", "warning", "error"))
     level.add_argument("processes", nargs="*", metavar="NAME", help="the processes (default: all)")
@@ -158,6 +161,11 @@ def restart_process(options: argparse.Namespace, server: RunningServer, line: Ad
 def scale_process(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     timeout_s = server.config.run.boot_timeout_s + MARGIN_S
     return give(options, line, ScaleProcess(options.process, options.num), timeout_s)
+
+
+def take_snapshot(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
+    directory = str(options.out.absolute()) if options.out else ""
+    return _end(options, line.give(TakeSnapshot(directory), MARGIN_S))
 
 
 def set_log_level(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:

@@ -6,7 +6,7 @@ Each request of a fixed set is first run undisturbed. Then 32 clients take reque
 the middle, and every few seconds the tokenizer, the scheduler or the detokenizer is killed (SIGKILL) or stopped
 (SIGSTOP, which ends as a hang), or frames on its way in or out are dropped, doubled or corrupted. Who stays to the end
 must have the text, the ids and the end of the undisturbed run. No request may be refused: those that arrive while a
-process is away wait for it.
+process is away wait for it. And nothing of this is a stall: the launcher must tell of none.
 """
 
 import argparse
@@ -57,7 +57,7 @@ EDGES = (
 PROCESSES = ("tokenizer", "scheduler", "detokenizer")
 FLAGS = (
     *("--dtype", "float32", "--enable-fault-injection", "--max-restarts-per-min", "1000"),
-    *("--hang-timeout-s", "3", "--sse-keepalive-s", "5"),
+    *("--hang-timeout-s", "3", "--stall-s", "6", "--sse-keepalive-s", "5"),
 )
 
 QUESTIONS = Path(__file__).resolve().parents[3] / "shared" / "prompts" / "gsm8k" / "test.jsonl"
@@ -74,6 +74,8 @@ class Counts(msgspec.Struct):
     refused: int = 0
     """Answered 503: must stay 0 unless a process was away for longer than the hold, `--restart-hold-s`."""
     continuations: int = 0
+    stalls: list[str] = msgspec.field(default_factory=list[str])
+    """That the metrics tell of: must stay empty."""
     tokens: int = 0
     lost: int = 0
     doubled: int = 0
@@ -287,7 +289,7 @@ def report(counts: Counts) -> str:
         f"kills: {sum(counts.kills.values())} ({', '.join(f'{k} {n}' for k, n in sorted(counts.kills.items()))})",
         f"frames: {sum(counts.frames.values())} ({', '.join(f'{k} {n}' for k, n in sorted(counts.frames.items()))})",
         f"streams: {counts.streams} to the end, {counts.left} left by their client, {counts.refused} refusals (503)",
-        f"continuations: {counts.continuations}",
+        f"continuations: {counts.continuations}; stalls: {len(counts.stalls)} {counts.stalls or ''}",
         f"tokens: {counts.tokens}, lost {counts.lost}, doubled {counts.doubled}; wrong streams: {len(counts.wrong)}",
     ]
     for kind, pauses_s in sorted(counts.pauses_s.items()):
@@ -306,6 +308,7 @@ def run_chaos(ring: RingClient, seconds: float, seed: int, pause_s: tuple[float,
         ring.wait_for_restart(process, 0)
         ring.instruct(process, ClearFaults())
     ring.wait_until_empty()
+    chaos.counts.stalls = ring.stalls()
     return chaos.counts
 
 
@@ -332,7 +335,7 @@ def main() -> int:
             raise
         exit_code = server.stop()
     print(report(counts))
-    return 1 if counts.wrong or exit_code else 0
+    return 1 if counts.wrong or counts.stalls or exit_code else 0
 
 
 if __name__ == "__main__":

@@ -114,6 +114,15 @@ class RingClient:
             time.sleep(0.05)
         raise AssertionError(f"{process} was not replaced within {timeout_s} s: {health}")
 
+    def stalls(self) -> list[str]:
+        """Returns the counters of stalls in the metrics that are not 0, as `{kind="edge"} 1.0`."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=TIMEOUT_S).text.splitlines()
+        counters = [
+            line.removeprefix("sluice_stalls_total") for line in lines if line.startswith("sluice_stalls_total")
+        ]
+        assert counters
+        return [counter for counter in counters if not counter.endswith(" 0.0")]
+
     def gauges(self, process: str) -> dict[str, float]:
         return self.health()["processes"][process]["gauges"]
 

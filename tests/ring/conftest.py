@@ -73,7 +73,16 @@ def plain_ring(tiny_checkpoint: Path) -> Iterator[RingClient]:
 
 
 @pytest.fixture(scope="session")
-def faulty_ring(tiny_checkpoint: Path) -> Iterator[RingClient]:
-    """A server into which modules inject faults, which they clear again."""
+def snapshot_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `faulty_ring` has its snapshots."""
+    return tmp_path_factory.mktemp("snapshots")
+
+
+@pytest.fixture(scope="session")
+def faulty_ring(tiny_checkpoint: Path, snapshot_dir: Path) -> Iterator[RingClient]:
+    """A server into which modules inject faults, which they clear again; what stalls is replaced."""
+    snapshots = ("--snapshot-dir", str(snapshot_dir), "--max-snapshots", "3")
+    stalls = ("--stall-s", "6", "--on-stall", "restart", "--max-restarts-per-min", "100")
+    faults = ("--enable-fault-injection", "--sse-keepalive-s", "5", "--admin-key", ADMIN_KEY)
     with starting() as start:
-        yield start(tiny_checkpoint, "--dtype", "float32", "--enable-fault-injection", "--sse-keepalive-s", "5")
+        yield start(tiny_checkpoint, "--dtype", "float32", *faults, *stalls, *snapshots)

@@ -24,6 +24,7 @@ def test_every_stream_is_exact(ring: RingClient):
     counts = run_chaos(ring, SECONDS, seed=3, pause_s=(1.0, 2.5))
     print(report(counts))
     assert counts.wrong == []
+    assert counts.stalls == []
     assert (counts.lost, counts.doubled, counts.refused) == (0, 0, 0)
     assert counts.kills.total() >= 2
     assert counts.frames.total() >= 2

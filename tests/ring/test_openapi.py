@@ -30,7 +30,8 @@ OPERATIONS = (
     *("GET /requests", "GET /requests/{id}"),
 )
 ADMINISTRATION = (
-    *("GET /admin/processes", "POST /admin/restart/{process}", "POST /start_profile", "POST /stop_profile"),
+    *("GET /admin/processes", "POST /admin/restart/{process}", "POST /admin/snapshot"),
+    *("POST /start_profile", "POST /stop_profile"),
     *("POST /cache/explain", "GET /cache/tree", "GET /live"),
 )
 """Described, and tested where they are: here they would restart what is being tested, or never end."""

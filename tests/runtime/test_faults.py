@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from messages.admin import ClearFaults, EdgeFault, Poison
+from messages.admin import ClearFaults, EdgeFault, Poison, Starve, StopReading
 from messages.channels import Receiver, Waiter
 from messages.columns import pack_int32, pack_int64
 from messages.errors import SluiceError
@@ -141,3 +141,29 @@ def test_only_a_process_with_steps_writes_what_is_poison(run_dir: RunDir):
     before = {file: file.read_bytes() for file in run_dir.path.iterdir()}
     Faults(run_dir).clear(ClearFaults())
     assert {file: file.read_bytes() for file in run_dir.path.iterdir()} == before
+
+
+def test_a_process_that_does_not_receive_finds_its_messages_when_it_does_again(edge: Edge):
+    edge.faults.receivers.append(edge.receiver)
+    edge.faults.stop_reading(StopReading())
+    edge.send(1, 2)
+    edge._waiter.wait(TIMEOUT_S)
+    assert list(edge.receiver.receive()) == []
+    edge.faults.clear(ClearFaults())
+    assert edge.take_until(2) == [1, 2]
+
+
+def test_starvation_is_for_the_scheduler_and_can_be_taken_back(run_dir: RunDir):
+    faults = Faults(run_dir)
+    with pytest.raises(SluiceError, match="for the scheduler"):
+        faults.starve(Starve())
+    faults.poisoned(lambda batch: None)
+    faults.starve(Starve(7))
+    assert faults.starved == {7}
+    faults.clear(ClearFaults())
+    assert faults.starved == set()
+
+
+def test_a_frontend_cannot_stop_receiving(run_dir: RunDir):
+    assert StopReading not in Faults(run_dir).executors("frontend")
+    assert StopReading in Faults(run_dir).executors("scheduler")

@@ -50,7 +50,7 @@ class FakeRun:
     def __init__(self, behaviours: dict[str, str], run_dir: RunDir | None = None, **run: Any):
         self._tmp = tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp")
         self.run_dir = run_dir or RunDir(Path(self._tmp.name) / "run")
-        settings = {"behaviours": behaviours, "run": {"run_dir": str(self.run_dir.path), **run}}
+        settings = {"behaviours": behaviours, "run": {"run_dir": str(self.run_dir.path), "max_snapshots": 0, **run}}
         self.launcher = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("fake_launch.py")), json.dumps(settings)],
             stdin=subprocess.DEVNULL,

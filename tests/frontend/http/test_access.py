@@ -10,7 +10,7 @@ from tests.frontend.frontend_run import FrontendRun, make_config
 
 KEY, ADMIN_KEY = "sk-client", "sk-operator"
 PUBLIC = {"/health", "/ping", "/version"}
-OPERATORS = {"/admin/processes", "/admin/restart/{process}", "/start_profile", "/stop_profile"}
+OPERATORS = {"/admin/processes", "/admin/restart/{process}", "/admin/snapshot", "/start_profile", "/stop_profile"}
 OPERATORS |= {"/cache/explain", "/cache/tree"}
 
 

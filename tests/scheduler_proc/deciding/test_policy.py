@@ -244,3 +244,45 @@ def test_a_budget_smaller_than_the_rows_is_kept():
     while rows := bench.step():
         assert len(rows) <= 3
     assert len(bench.inbox.finished) == 6
+
+
+def test_a_starved_row_is_in_no_step_and_goes_on_exactly_when_it_is_not_starved_any_more():
+    """Also at the borders of pages, and when others have run meanwhile."""
+    bench, starved = Bench(num_pages=64), set[int]()
+    bench.scheduler.starve(starved)
+    messages = [user_msg(uid, prompt(6, uid), max_tokens=20, ignore_eos=True) for uid in (1, 2)]
+    bench.send(*messages)
+    for _ in range(3):
+        bench.step()
+    starved.add(1)
+    while rows := bench.step():
+        assert set(rows) == {2}
+    assert bench.output(2) == expected_output(prompt(6, 2), messages[1].sampling_params, VOCAB_SIZE, 64)
+    assert bench.scheduler.gauges()["running"] == 1
+    starved.clear()
+    bench.run()
+    assert bench.output(1) == expected_output(prompt(6, 1), messages[0].sampling_params, VOCAB_SIZE, 64)
+
+
+def test_a_starved_queue_has_room_and_nothing_else_ever_has():
+    """What the scheduler says of itself by itself, after each plan, is that whoever could have a row has one."""
+    bench, starved = Bench(num_pages=16, max_num_seqs=3, max_num_batched_tokens=24), set[int]()
+    bench.scheduler.starve(starved)
+    rng = random.Random(5)
+    bench.send(*(user_msg(uid, prompt(rng.randrange(3, 40), uid), max_tokens=9, ignore_eos=True) for uid in range(20)))
+    rooms: list[float] = []
+    run = bench.runner.run
+    bench.runner.run = lambda batch: rooms.append(bench.scheduler.gauges()["has_room"]) or run(batch)
+    bench.run()
+    assert len(rooms) > 20
+    assert not any(rooms)
+    num_admitted = bench.scheduler.gauges()["admitted"]
+    assert num_admitted >= 20
+    starved.add(0)
+    bench.send(user_msg(50, prompt(4, 50), max_tokens=9))
+    assert bench.step() == {}
+    gauges = bench.scheduler.gauges()
+    assert (gauges["has_room"], gauges["waiting"], gauges["admitted"]) == (1, 1, num_admitted)
+    starved.clear()
+    bench.run()
+    assert bench.scheduler.gauges()["admitted"] == num_admitted + 1

@@ -2,7 +2,7 @@ import argparse
 
 import pytest
 
-from messages.admin import ClearFaults, EdgeFault, InstructProcesses, Poison, SignalSelf
+from messages.admin import ClearFaults, EdgeFault, InstructProcesses, Poison, SignalSelf, Starve, StopReading
 from messages.columns import pack_int32
 from supervisor.cli.inject import add_options, read_command
 
@@ -33,6 +33,9 @@ def read(*arguments: str) -> InstructProcesses:
             "poison --token-ids 1,2 --fail",
             InstructProcesses(("scheduler",), Poison("fail", token_ids=pack_int32([1, 2]))),
         ),
+        ("starve", InstructProcesses(("scheduler",), Starve())),
+        ("starve --uid 7", InstructProcesses(("scheduler",), Starve(7))),
+        ("stop-reading tokenizer", InstructProcesses(("tokenizer",), StopReading())),
         ("clear", InstructProcesses((), ClearFaults())),
     ],
 )
@@ -44,6 +47,7 @@ def test_a_command_becomes_an_instruction(arguments: str, command: InstructProce
     ("arguments", "text"),
     [
         ("kill", "name of a process"),
+        ("stop-reading", "name of a process"),
         ("drop scheduler", "FROM:TO"),
         ("drop :scheduler", "FROM:TO"),
         ("drop a:b --frames 0", "at least 1"),

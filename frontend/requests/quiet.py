@@ -1,0 +1,38 @@
+"""Which open requests have brought nothing for long: what a frontend knows of a stall, told to the launcher."""
+
+from collections.abc import Iterable
+
+from frontend.requests.generation import Generation
+from frontend.requests.step_log import StepLog
+from messages.control import QuietRequest
+
+MAX_QUIET = 8
+"""Enough to name what stalls; the launcher counts processes, not requests."""
+
+
+def find_quiet(
+    generations: Iterable[Generation], steps: StepLog, now_ns: int, quiet_s: float
+) -> tuple[QuietRequest, ...]:
+    """Returns the first of those that have had no token for `quiet_s`, those that decode before the others.
+
+    `now_ns` is `time.monotonic_ns()`.
+    """
+    before_ns = now_ns - round(quiet_s * 1e9)
+    decoding: list[QuietRequest] = []
+    others: list[QuietRequest] = []
+    for generation in generations:
+        timeline = generation.timeline
+        last_ns = generation.last_token_ns or timeline.received_ns
+        if last_ns > before_ns:
+            continue
+        name = generation.uid, generation.request_id, timeline.stage
+        begin_ns = timeline.stage_begin_ns
+        if timeline.stage == "decode" and not timeline.is_full and begin_ns <= before_ns:
+            last_ns = max(begin_ns, last_ns)
+            interval_ns = steps.median_interval_ns(begin_ns, last_ns)
+            decoding.append(QuietRequest(*name, last_ns, interval_ns, steps.count_after(last_ns)))
+            if len(decoding) >= MAX_QUIET:
+                break
+        elif len(others) < MAX_QUIET:
+            others.append(QuietRequest(*name, last_ns))
+    return tuple((decoding + others)[:MAX_QUIET])

@@ -1,0 +1,40 @@
+"""The stacks of a process's Python threads on request, also where its main loop hangs.
+
+The signal's handler writes them itself, in C (`faulthandler`), so neither the interpreter's lock nor a call into a
+library is in its way. What kills the process in native code writes them into the same file. A process that is stopped
+writes nothing.
+"""
+
+import contextlib
+import faulthandler
+import os
+import signal
+
+from runtime.run_dir import RunDir
+
+SIGNAL = signal.SIGUSR1
+
+
+def write_stacks_on_signal(run_dir: RunDir) -> None:
+    """Has this process append its stacks to its file in the run directory at each signal, and at a fatal one.
+
+    The file is there when the signal may be sent: before, it would end the process.
+    """
+    path = run_dir.stacks_file(os.getpid())
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    new = path.with_suffix(".new")
+    file = new.open("ab", buffering=0)  # stays open for good: both calls keep it
+    faulthandler.enable(file)
+    faulthandler.register(SIGNAL, file)
+    new.rename(path)
+
+
+def ask_for_stacks(run_dir: RunDir, pid: int) -> bool:
+    """Has process `pid` write its stacks into its file, which is emptied before; returns whether it could be asked."""
+    path = run_dir.stacks_file(pid)
+    with contextlib.suppress(OSError):
+        if path.exists():
+            os.truncate(path, 0)
+            os.kill(pid, SIGNAL)
+            return True
+    return False

@@ -1,0 +1,117 @@
+"""The snapshots of a run: when one is taken, where they are, and that they stay few."""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from messages.admin import Answer, Done, Failed, TakeSnapshot
+from runtime.run_dir import RunDir
+from supervisor.admin.snapshot import MANIFEST, Snapshot
+from supervisor.admin.tasks import CommandFailedError, OpenCommand, Task
+from supervisor.console import Console
+from supervisor.process_group import ProcessGroup
+
+SAME_CAUSE_S = 60.0
+"""Of the same process in the same trouble again within this time no snapshot is taken: the first one tells most."""
+
+NAME_PATTERN = re.compile(r"\d{8}-\d{6}-\d+-")
+"""How the name of a snapshot begins, so that nothing else is ever deleted: time and port."""
+
+
+class Snapshots:
+    """Takes snapshots beside the launcher's loop, of what goes wrong and on command."""
+
+    def __init__(self, run_dir: RunDir, group: ProcessGroup, console: Console):
+        self._config = run_dir.read_config()
+        self._run_dir = run_dir
+        self._group = group
+        self._console = console
+        self._root = Path(self._config.run.snapshot_dir or default_root())
+        self._open: list[OpenCommand] = []
+        self._taken_s: dict[tuple[str, str], float] = {}
+
+    def take(self, cause: str, process: str, text: str, then: Callable[[], None] | None = None) -> Path | None:
+        """Begins a snapshot of trouble with `process`, and returns where; `None` where none is wanted.
+
+        What will soon be gone is in it at once. `then` is called when the process is needed no longer.
+        """
+        now_s = time.monotonic()
+        is_repeated = now_s - self._taken_s.get((cause, process), float("-inf")) < SAME_CAUSE_S
+        then = then or _do_nothing
+        if not self._config.run.max_snapshots or is_repeated:
+            then()
+            return None
+        self._taken_s[cause, process] = now_s
+        why = {"cause": cause, "process": process, "text": text}
+        path = self._new_path(f"{cause}-{process}")
+        command = OpenCommand(0, self._write(path, why, then), self._tell_failure)
+        if command.resume():
+            self._open.append(command)
+        return path
+
+    def take_on_command(self, command: TakeSnapshot) -> Task:
+        """Returns `Done` with the directory."""
+        path = Path(command.directory) if command.directory else self._new_path("command")
+        return self._write(path, {"cause": "command", "process": "", "text": "it was asked for"}, _do_nothing)
+
+    def follow(self) -> None:
+        """Goes on with those that are open; call it in each turn."""
+        self._open = [command for command in self._open if command.resume()]
+
+    def due_in_s(self) -> float:
+        """Returns when an open one has something to do."""
+        return max(0.0, min((command.due_s for command in self._open), default=float("inf")) - time.monotonic())
+
+    def close(self) -> None:
+        """Ends those that are open with what they have."""
+        for command in self._open:
+            command.close()
+
+    def _write(self, path: Path, why: dict[str, Any], then: Callable[[], None]) -> Task:
+        has_gone_on = False
+
+        def go_on() -> None:
+            nonlocal has_gone_on
+            if not has_gone_on:
+                has_gone_on = True
+                then()
+
+        try:
+            snapshot = Snapshot(path, why, self._run_dir, self._group)
+            yield from snapshot.collect(go_on)
+        except FileExistsError:
+            raise CommandFailedError("impossible", f"{path} exists already; a snapshot is a new directory") from None
+        except OSError as error:
+            raise CommandFailedError("failed", f"the snapshot {path} is not whole: {error}") from None
+        finally:
+            go_on()
+        self._delete_old()
+        return Done(str(path))
+
+    def _new_path(self, ending: str) -> Path:
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{self._config.http.port}-{ending}"
+        paths = (self._root / (name if number == 1 else f"{name}-{number}") for number in range(1, 1000))
+        return next(path for path in paths if not path.exists())
+
+    def _delete_old(self) -> None:
+        """Keeps the latest in the directory, of whichever server they are."""
+        found = sorted(path for path in self._root.glob(f"*/{MANIFEST}") if NAME_PATTERN.match(path.parent.name))
+        for manifest in found[: -max(1, self._config.run.max_snapshots)]:
+            shutil.rmtree(manifest.parent, ignore_errors=True)
+
+    def _tell_failure(self, answer: Answer) -> None:
+        if isinstance(answer.result, Failed):
+            self._console.say(answer.result.message, "error")
+
+
+def default_root() -> Path:
+    """Returns the directory of the user's snapshots."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "sluice" / "snapshots"
+
+
+def _do_nothing() -> None:
+    pass
