@@ -100,7 +100,8 @@ def _cached_step_table(found: Result) -> str:
     caches = ", ".join(f"{size:,.0f} MiB in {name}" for name, size in speed["cache_mib"].items())
     intro = (
         f"Decode steps of {speed['layers']} layers of {speed['shape']} that compute in {dtype} with {speed['threads']} "
-        f"thread: the CPU time of a step, and how long its attention took beside other programs. The cache: {caches}.\n\n"
+        f"thread: the CPU time of a step, and how long its attention took beside other programs. The cache: "
+        f"{caches}.\n\n"
     )
     header = "rows", "context", *(f"{what}, {name}, ms" for what in ("step's CPU", "attention") for name in formats)
     return intro + make_table(header, rows)
