@@ -38,7 +38,7 @@ BUDGETS = {
     "operations and references": 1_265,
     "messages": 1_825,
     "process runtime": 1_480,
-    "launcher": 4_195,
+    "launcher": 4_210,
     "what-if": 1_015,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
