@@ -32,14 +32,14 @@ BUDGETS = {
     "frontend": 9_165,
     "live page": 1_020,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_855,
-    "CPU backend": 2_940,
-    "GPU backend": 2_610,
-    "operations and references": 1_215,
-    "messages": 1_825,
+    "scheduler": 4_895,
+    "CPU backend": 3_175,
+    "GPU backend": 2_740,
+    "operations and references": 1_265,
+    "messages": 1_830,
     "process runtime": 1_485,
     "launcher": 4_200,
-    "what-if": 810,
+    "what-if": 1_015,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

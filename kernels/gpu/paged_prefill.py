@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase, in_float32
-from kernels.gpu.key_blocks import LOG2_E, PRECISION, choose_launch, fold, load_block
+from kernels.gpu.compile_case import CompileCase, in_float32, with_codes
+from kernels.gpu.key_blocks import LOG2_E, choose_launch, fold, load_block, scales_of, score
 from kernels.gpu.model_shapes import MODEL_SHAPES
 from kernels.paged_kv import PagedKV
 from kernels.paged_prefill import PrefillRows
@@ -32,6 +32,7 @@ def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: f
         query_THD,
         cache.keys,
         cache.values,
+        *scales_of(cache),
         rows.page_tables,
         rows.context_lens,
         tiles,
@@ -43,6 +44,7 @@ def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: f
         NUM_KV_HEADS=cache.num_heads,
         HEAD_DIM=head_dim,
         PAGE_SIZE=cache.page_size,
+        HAS_SCALES=cache.key_scales is not None,
         BLOCK_M=TILE_TOKENS,
         **choose_launch(head_dim, query_THD.dtype),
     )
@@ -60,6 +62,8 @@ def attend(
     query,
     keys,
     values,
+    key_scales,
+    value_scales,
     page_tables,
     context_lens,
     tiles,
@@ -71,6 +75,7 @@ def attend(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -96,6 +101,8 @@ def attend(
     kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
+    key_scales += kv_head
+    value_scales += kv_head
     max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
     acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -104,27 +111,53 @@ def attend(
     first_masked = num_before // BLOCK_N * BLOCK_N
     for start in range(0, first_masked, BLOCK_N):
         key_N = start + tl.arange(0, BLOCK_N)
-        key_DN, value_ND = load_block(
-            keys, values, page_table, key_N, end_key, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, BLOCK_D, False
+        key_DN, value_ND, key_scale_N, value_scale_N = load_block(
+            keys,
+            values,
+            key_scales,
+            value_scales,
+            page_table,
+            key_N,
+            end_key,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            PAGE_SIZE,
+            BLOCK_D,
+            HAS_SCALES,
+            query.dtype.element_ty,
+            False,
         )
-        score_MN = tl.dot(query_MD, key_DN, input_precision=PRECISION) * scale_log2
-        max_M, sum_M, acc_MD = fold(score_MN, value_ND, max_M, sum_M, acc_MD)
+        score_MN = score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES)
+        max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
     for start in range(first_masked, end_key, BLOCK_N):
         key_N = start + tl.arange(0, BLOCK_N)
-        key_DN, value_ND = load_block(
-            keys, values, page_table, key_N, end_key, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, BLOCK_D, True
+        key_DN, value_ND, key_scale_N, value_scale_N = load_block(
+            keys,
+            values,
+            key_scales,
+            value_scales,
+            page_table,
+            key_N,
+            end_key,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            PAGE_SIZE,
+            BLOCK_D,
+            HAS_SCALES,
+            query.dtype.element_ty,
+            True,
         )
-        score_MN = tl.dot(query_MD, key_DN, input_precision=PRECISION) * scale_log2
+        score_MN = score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES)
         is_seen_MN = (key_N < end_key)[None, :] & (key_N[None, :] <= num_before + query_M[:, None])
         score_MN = tl.where(is_seen_MN, score_MN, float("-inf"))
-        max_M, sum_M, acc_MD = fold(score_MN, value_ND, max_M, sum_M, acc_MD)
+        max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
     out_MD = (acc_MD / sum_M[:, None]).to(out.dtype.element_ty)
     out_M = ((first_token + query_M) * NUM_HEADS + head) * HEAD_DIM
     tl.store(out + out_M[:, None] + dim_D[None, :], out_MD, mask=is_used_MD)
 
 
 _SIGNATURE = (
-    dict.fromkeys(("query", "keys", "values", "out"), "*bf16:16")
+    dict.fromkeys(("query", "keys", "values", "key_scales", "value_scales", "out"), "*bf16:16")
     | dict.fromkeys(("page_tables", "context_lens", "tiles"), "*i32:16")
     | {"scale_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
 )
@@ -138,6 +171,7 @@ _CASES = {
             "NUM_KV_HEADS": shape.num_kv_heads,
             "HEAD_DIM": shape.head_dim,
             "PAGE_SIZE": 16,
+            "HAS_SCALES": False,
             "BLOCK_M": TILE_TOKENS,
         },
         launch=choose_launch(shape.head_dim, torch.bfloat16),
@@ -148,6 +182,7 @@ _CASES = {
 }
 COMPILE_CASES = (
     *_CASES.values(),
+    with_codes(_CASES["Qwen3-0.6B"], {"HAS_SCALES": True}, max_registers=255),
     *(
         in_float32(_CASES[model], launch=choose_launch(MODEL_SHAPES[model].head_dim, torch.float32), max_registers=255)
         for model in ("GPT-2 124M", "Qwen3-0.6B")
