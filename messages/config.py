@@ -338,7 +338,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["report", "restart"], Meta(description="after a stall, also replace the process at fault (restart)")
     ] = "report"
     snapshot_dir: Annotated[
-        str, Meta(description="directory of snapshots (default: sluice/snapshots in XDG_STATE_HOME or ~/.local/state)")
+        str, Meta(description="directory of snapshots (default: sluice/snapshots in $XDG_STATE_HOME or ~/.local/state)")
     ] = ""
     max_snapshots: Annotated[
         int, Meta(ge=0, description="snapshots after crashes, hangs and stalls that are kept; 0: none is taken")
