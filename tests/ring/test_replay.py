@@ -1,6 +1,5 @@
 """The frames of real requests are kept, with the death of a scheduler among them, and a new ring gives the same."""
 
-import itertools
 import signal
 import subprocess
 import sys
@@ -18,10 +17,11 @@ from tests.ring.client import TIMEOUT_S, RingClient, body
 pytestmark = pytest.mark.ring
 
 ROOT = Path(__file__).resolve().parents[2]
-TOKENS_BEFORE_DEATH = 60
+TOKENS_BEFORE_DEATH = 20
+MAX_TRIES = 5
 
-GREEDY = body("greedy", max_tokens=100, ignore_eos=True)
-SAMPLED = body("sampled", max_tokens=150, temperature=1.0, ignore_eos=True)
+GREEDY = body("greedy", max_tokens=200, ignore_eos=True)
+SAMPLED = body("sampled", max_tokens=200, temperature=1.0, ignore_eos=True)
 STOPPED = body("with stop strings", max_tokens=200, temperature=1.0, seed=5, stop=["a", "!!"], ignore_eos=True)
 CHOICES = {"prompt": "three of it", "n": 3, "max_tokens": 20, "logprobs": 2, "echo": True, "temperature": 1.0}
 REFUSED = {"prompt": "x" * 1000, "max_tokens": 5}
@@ -35,22 +35,34 @@ def launch(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def killed_pid(faulty_ring: RingClient) -> int:
     """The scheduler that was killed in the middle of `SAMPLED` and the others."""
-    pids: list[int] = []
+    pid = 0
+    for _ in range(MAX_TRIES):  # a slow client may see its first tokens when all is over
+        pid, num_attempts = kill_in_the_middle(faulty_ring)
+        if num_attempts > 1:
+            break
+    else:
+        pytest.fail(f"in {MAX_TRIES} tries the scheduler was killed when it had nothing more to do")
+    reply = httpx.post(f"{faulty_ring.url}/v1/completions", json=CHOICES, timeout=TIMEOUT_S)
+    assert len(reply.json()["choices"]) == 3, reply.text
+    assert httpx.post(f"{faulty_ring.url}/v1/completions", json=REFUSED, timeout=TIMEOUT_S).status_code == 400
+    return pid
+
+
+def kill_in_the_middle(faulty_ring: RingClient) -> tuple[int, int]:
+    """Returns the pid of the scheduler that was killed at the first tokens, and the most attempts of a request."""
+    pid = faulty_ring.status("scheduler")["pid"]
+    num_tokens = 0
     restarts: list[int] = []
-    num_tokens = itertools.accumulate(itertools.repeat(1))
 
     def kill_once(num_new: int) -> None:
-        if not pids and any(next(num_tokens) >= TOKENS_BEFORE_DEATH for _ in range(num_new)):
-            pids.append(faulty_ring.status("scheduler")["pid"])
+        nonlocal num_tokens
+        num_tokens += num_new
+        if num_tokens >= TOKENS_BEFORE_DEATH and not restarts:
             restarts.append(faulty_ring.kill("scheduler", signal.SIGKILL))
 
     got = faulty_ring.generate_all([GREEDY, SAMPLED, STOPPED], kill_once)
     faulty_ring.wait_for_restart("scheduler", restarts[0])
-    assert max(one.attempts for one in got) > 1
-    reply = httpx.post(f"{faulty_ring.url}/v1/completions", json=CHOICES, timeout=TIMEOUT_S)
-    assert len(reply.json()["choices"]) == 3, reply.text
-    assert httpx.post(f"{faulty_ring.url}/v1/completions", json=REFUSED, timeout=TIMEOUT_S).status_code == 400
-    return pids[0]
+    return pid, max(one.attempts for one in got)
 
 
 def test_the_last_frames_of_a_killed_process_are_kept(faulty_ring: RingClient, killed_pid: int):
@@ -64,7 +76,7 @@ def test_the_last_frames_of_a_killed_process_are_kept(faulty_ring: RingClient, k
     # What came last to the one behind it is there, and nothing of it was lost before that.
     first = min(number for _, number in sent)
     assert all(sent[sender_id, one.number] == one.frame for one in arrived if one.number >= first)
-    assert max(number for _, number in sent) >= arrived[-1].number > TOKENS_BEFORE_DEATH / 3
+    assert max(number for _, number in sent) >= arrived[-1].number > TOKENS_BEFORE_DEATH / 4
 
 
 def uids_of_prompts(faulty_ring: RingClient, *requests: dict[str, Any]) -> list[str]:
@@ -79,9 +91,9 @@ def test_recorded_requests_come_again_in_a_new_ring(faulty_ring: RingClient, kil
     uids = uids_of_prompts(faulty_ring, GREEDY, SAMPLED, STOPPED, CHOICES, REFUSED)
     result = launch("replay", str(faulty_ring.run_dir.black_box), "--uid", *uids)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.startswith("the same: 7 requests, "), result.stdout
-    num_attempts = int(result.stdout.split(", ")[1].split()[0])
-    assert num_attempts > 7
+    assert len(uids) >= 7
+    assert result.stdout.startswith(f"the same: {len(uids)} requests, "), result.stdout
+    assert int(result.stdout.split(", ")[1].split()[0]) > len(uids)  # attempts
 
 
 def test_frames_are_shown_as_they_are_sent(faulty_ring: RingClient, killed_pid: int):
