@@ -332,24 +332,16 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 15.0
     stall_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="seconds without progress, where nothing is known that requests would have to wait for, after "
-            "which the launcher tells of a stall; 0: never",
-        ),
+        float, Meta(ge=0, description="seconds without progress, for no known reason, that are a stall; 0: none is")
     ] = 15.0
     on_stall: Annotated[
-        Literal["report", "restart"],
-        Meta(description="after a stall only tell of it, or also replace the process at fault"),
+        Literal["report", "restart"], Meta(description="after a stall, also replace the process at fault (restart)")
     ] = "report"
     snapshot_dir: Annotated[
-        str,
-        Meta(description="directory of snapshots (default: sluice/snapshots under $XDG_STATE_HOME or ~/.local/state)"),
+        str, Meta(description="directory of snapshots (default: sluice/snapshots in $XDG_STATE_HOME or ~/.local/state)")
     ] = ""
     max_snapshots: Annotated[
-        int,
-        Meta(ge=0, description="snapshots kept there, older ones are deleted; 0: none is taken but on command"),
+        int, Meta(ge=0, description="snapshots after crashes, hangs and stalls that are kept; 0: none is taken")
     ] = 8
     enable_fault_injection: Annotated[
         bool, Meta(description="obey `launch.py inject`: processes die, frames are lost, on purpose")

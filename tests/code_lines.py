@@ -36,7 +36,7 @@ BUDGETS = {
     "CPU backend": 3_175,
     "GPU backend": 2_740,
     "operations and references": 1_265,
-    "messages": 1_825,
+    "messages": 1_815,
     "process runtime": 1_480,
     "launcher": 4_210,
     "what-if": 1_015,
