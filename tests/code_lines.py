@@ -31,7 +31,7 @@ BUDGETS = {
     "tokenizer and detokenizer": 1_690,
     "scheduler": 4_740,
     "CPU backend": 2_935,
-    "GPU backend": 2_325,
+    "GPU backend": 2_350,
     "operations and references": 1_145,
     "messages": 1_515,
     "process runtime": 1_125,
