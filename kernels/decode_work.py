@@ -42,6 +42,11 @@ class DecodeShape:
     page_size: int
     dtype: torch.dtype
 
+    @property
+    def launch_shape(self) -> tuple[int, int, int]:
+        """The launch table knows attention by it: query heads a key/value head, head dimension, bytes of an element."""
+        return self.num_heads // self.num_kv_heads, self.head_dim, self.dtype.itemsize
+
 
 @dataclass(frozen=True)
 class DecodeLayout:

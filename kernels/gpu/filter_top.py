@@ -15,16 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
 from kernels.gpu.model_shapes import MODEL_SHAPES
 
-MAX_BLOCK = 8192
 INF = tl.constexpr(float("inf"))
-
-
-def row_lanes(vocab_size: int) -> dict[str, int]:
-    """Returns how many tokens a program looks at together."""
-    block = min(MAX_BLOCK, max(128, triton.next_power_of_2(vocab_size)))
-    return {"BLOCK": block, "num_warps": max(1, block // 512)}
 
 
 def filter_top(scores_SV: Tensor, top_ks_S: Tensor, top_ps_S: Tensor) -> None:
@@ -32,7 +26,9 @@ def filter_top(scores_SV: Tensor, top_ks_S: Tensor, top_ps_S: Tensor) -> None:
     assert scores_SV.is_contiguous()
     assert top_ks_S.is_contiguous()
     assert top_ps_S.is_contiguous()
-    filter_top_kernel[(num_rows,)](scores_SV, top_ks_S, top_ps_S, VOCAB=vocab_size, **row_lanes(vocab_size))
+    filter_top_kernel[(num_rows,)](
+        scores_SV, top_ks_S, top_ps_S, VOCAB=vocab_size, **find_launch("filter_top", vocab_size)
+    )
 
 
 @triton.jit
@@ -138,7 +134,7 @@ COMPILE_CASES = tuple(
         kernel=filter_top_kernel,
         signature={"scores_ptr": "*fp32:16", "top_ks_ptr": "*i64:16", "top_ps_ptr": "*fp32:16"},
         constants={"VOCAB": vocab_size},
-        launch=row_lanes(vocab_size),
+        launch=launch_on(HOPPER, "filter_top", vocab_size),
         max_registers=128,
     )
     for vocab_size in sorted({shape.vocab_size for shape in MODEL_SHAPES.values()})

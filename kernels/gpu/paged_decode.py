@@ -27,17 +27,15 @@ from kernels.decode_work import (
     plan_decode_work,
 )
 from kernels.gpu.compile_case import CompileCase, in_float32
-from kernels.gpu.key_blocks import LOG2_E, PRECISION, choose_launch, fold, load_block
-from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.gpu.key_blocks import LOG2_E, PRECISION, fold, load_block
+from kernels.gpu.launch_table import HOPPER, Launch, find_launch, launch_on
+from kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
 from kernels.gpu.occupancy import count_side_by_side, processor_of
 from kernels.paged_decode import count_programs
 from kernels.paged_kv import PagedKV
 
 _HEADER, _ITEM, _ENTRY = tl.constexpr(HEADER_WORDS), tl.constexpr(ITEM_WORDS), tl.constexpr(ENTRY_WORDS)
 _ENTRIES_PLACE, _PARTS_PLACE = tl.constexpr(ENTRIES_PLACE), tl.constexpr(PARTS_PLACE)
-
-MERGE_PARTS = 32
-"""Parts that a program of the second kernel reads at a time."""
 
 
 def paged_decode(
@@ -61,7 +59,6 @@ def paged_decode(
     assert scratch.partials.shape[0] >= layout.max_entries
     assert scratch.partials.shape[1:] == query_RHD.shape[1:]
     assert scratch.counters.shape[0] >= layout.max_rows
-    launch = choose_launch(head_dim, query_RHD.dtype)
     attend[(layout.max_items * layout.num_kv_heads,)](
         query_RHD,
         cache.keys,
@@ -78,7 +75,7 @@ def paged_decode(
         HEAD_DIM=head_dim,
         PAGE_SIZE=cache.page_size,
         **_constants_of(layout),
-        **launch,
+        **find_launch("paged_decode", layout.queries_a_head, head_dim, query_RHD.dtype.itemsize),
     )
     if layout.merges_in_kernel:
         return
@@ -89,9 +86,7 @@ def paged_decode(
         out_RHD,
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
-        BLOCK_P=MERGE_PARTS,
-        BLOCK_D=launch["BLOCK_D"],
-        num_warps=launch["num_warps"],
+        **find_launch("paged_decode_merge", head_dim),
     )
 
 
@@ -105,10 +100,13 @@ def _constants_of(layout: DecodeLayout) -> dict[str, int]:
 
 
 def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
-    """Returns how many programs a processor of the current device, which has these properties, runs side by side.
+    """Returns how many programs of a processor of the current device, which has these properties, get an item.
 
-    The kernel is compiled, and not launched, as it will be for tensors of this shape.
+    If the table does not say, as many as it runs side by side: the kernel is compiled, and not launched, as it will be
+    for tensors of this shape.
     """
+    if num_programs := find_launch("decode_work", *shape.launch_shape)["programs"]:
+        return num_programs
     floats, indices, sums = shape.dtype, torch.int32, torch.float32
     layout = DecodeLayout(1, shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shares_prefixes=False)
     compiled = attend.warmup(
@@ -119,7 +117,7 @@ def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
         HEAD_DIM=shape.head_dim,
         PAGE_SIZE=shape.page_size,
         **_constants_of(layout),
-        **choose_launch(shape.head_dim, shape.dtype),
+        **find_launch("paged_decode", *shape.launch_shape),
         grid=(1,),
     )
     compiled._init_handles()  # its registers are known once it is loaded
@@ -290,6 +288,10 @@ def _merge_row(
         tl.store(out + out_head + dim_D, (acc_D / total).to(out.dtype.element_ty), mask=is_dim_D)
 
 
+def _launch_of(shape: ModelShape, dtype: torch.dtype) -> Launch:
+    return launch_on(HOPPER, "paged_decode", shape.queries_a_head, shape.head_dim, dtype.itemsize)
+
+
 _SIGNATURE = (
     dict.fromkeys(("query", "keys", "values", "out"), "*bf16:16")
     | dict.fromkeys(("page_tables", "plan", "counters"), "*i32:16")
@@ -307,7 +309,7 @@ _CASES = {
         signature=_SIGNATURE,
         constants={"HEAD_DIM": shape.head_dim, "PAGE_SIZE": 16}
         | _constants_of(DecodeLayout(256, shape.num_heads, shape.num_kv_heads, 528, True, merges)),
-        launch=choose_launch(shape.head_dim, torch.bfloat16),
+        launch=_launch_of(shape, torch.bfloat16),
         max_registers=max(registers, _MORE_REGISTERS.get(model, 0)),
     )
     for model, shape in MODEL_SHAPES.items()
@@ -318,8 +320,8 @@ _MERGE_CASES = tuple(
         label=f"{model}, second kernel",
         kernel=merge,
         signature={name: _SIGNATURE[name] for name in ("plan", "partials", "lses", "out")},
-        constants={"NUM_HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim, "BLOCK_P": MERGE_PARTS},
-        launch={"BLOCK_D": choose_launch(shape.head_dim, torch.bfloat16)["BLOCK_D"], "num_warps": 4},
+        constants={"NUM_HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim},
+        launch=launch_on(HOPPER, "paged_decode_merge", shape.head_dim),
         max_registers=64,
     )
     for model, shape in MODEL_SHAPES.items()
@@ -328,7 +330,7 @@ COMPILE_CASES = (
     *_CASES.values(),
     *_MERGE_CASES,
     *(
-        in_float32(_CASES[model], launch=choose_launch(MODEL_SHAPES[model].head_dim, torch.float32), max_registers=168)
+        in_float32(_CASES[model], launch=_launch_of(MODEL_SHAPES[model], torch.float32), max_registers=168)
         for model in ("GPT-2 124M", "Qwen3-0.6B", "Llama-3-8B")
     ),
     in_float32(_MERGE_CASES[0]),

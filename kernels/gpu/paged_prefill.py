@@ -9,11 +9,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase, in_float32
-from kernels.gpu.key_blocks import LOG2_E, PRECISION, choose_launch, fold, load_block
-from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.gpu.key_blocks import LOG2_E, PRECISION, fold, load_block
+from kernels.gpu.launch_table import HOPPER, Launch, find_launch, launch_on
+from kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
 from kernels.paged_kv import PagedKV
 from kernels.paged_prefill import PrefillRows
-from kernels.prefill_tiles import TILE_TOKENS, TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
+from kernels.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 
 _TILE = tl.constexpr(TILE_WORDS)
 
@@ -43,8 +44,7 @@ def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: f
         NUM_KV_HEADS=cache.num_heads,
         HEAD_DIM=head_dim,
         PAGE_SIZE=cache.page_size,
-        BLOCK_M=TILE_TOKENS,
-        **choose_launch(head_dim, query_THD.dtype),
+        **find_launch("paged_prefill", num_heads // cache.num_heads, head_dim, query_THD.dtype.itemsize),
     )
 
 
@@ -123,6 +123,10 @@ def attend(
     tl.store(out + out_M[:, None] + dim_D[None, :], out_MD, mask=is_used_MD)
 
 
+def _launch_of(shape: ModelShape, dtype: torch.dtype) -> Launch:
+    return launch_on(HOPPER, "paged_prefill", shape.queries_a_head, shape.head_dim, dtype.itemsize)
+
+
 _SIGNATURE = (
     dict.fromkeys(("query", "keys", "values", "out"), "*bf16:16")
     | dict.fromkeys(("page_tables", "context_lens", "tiles"), "*i32:16")
@@ -138,9 +142,8 @@ _CASES = {
             "NUM_KV_HEADS": shape.num_kv_heads,
             "HEAD_DIM": shape.head_dim,
             "PAGE_SIZE": 16,
-            "BLOCK_M": TILE_TOKENS,
         },
-        launch=choose_launch(shape.head_dim, torch.bfloat16),
+        launch=_launch_of(shape, torch.bfloat16),
         max_registers=168 if shape.head_dim == 64 else 224,
         has_wgmma=True,
     )
@@ -149,7 +152,7 @@ _CASES = {
 COMPILE_CASES = (
     *_CASES.values(),
     *(
-        in_float32(_CASES[model], launch=choose_launch(MODEL_SHAPES[model].head_dim, torch.float32), max_registers=255)
+        in_float32(_CASES[model], launch=_launch_of(MODEL_SHAPES[model], torch.float32), max_registers=255)
         for model in ("GPT-2 124M", "Qwen3-0.6B")
     ),
 )

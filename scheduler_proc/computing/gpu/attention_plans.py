@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
+from kernels.gpu.launch_table import find_launch
 from kernels.paged_decode import count_programs
 from kernels.prefill_tiles import max_prefill_tiles, plan_prefill_tiles
 from messages.steps import Batch
@@ -22,6 +23,7 @@ class AttentionPlans:
         self._shape = shape
         self._shares_prefixes = shares_prefixes
         self._num_programs = count_programs(shape, device)
+        self._merges_in_kernel = bool(find_launch("decode_work", *shape.launch_shape)["merges"])
         self._scratch = make_decode_scratch(self._layout(max_rows), shape.head_dim, device)
 
     def planned(self, shape: StepShape, max_rows: int) -> StepShape:
@@ -52,4 +54,5 @@ class AttentionPlans:
         shape = self._shape
         # One row alone has nobody to share with, and what can share has larger products.
         shares_prefixes = self._shares_prefixes and max_rows > 1
-        return DecodeLayout(max_rows, shape.num_heads, shape.num_kv_heads, self._num_programs, shares_prefixes)
+        heads = shape.num_heads, shape.num_kv_heads
+        return DecodeLayout(max_rows, *heads, self._num_programs, shares_prefixes, self._merges_in_kernel)
