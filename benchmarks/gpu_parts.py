@@ -54,7 +54,7 @@ def list_parts() -> list[Part]:
 
 def list_kernel_parts() -> list[Part]:
     """Returns the device's limits, attention, and then every other kernel's benchmark, and that of planning it."""
-    first = ("bench_limits", "bench_paged_decode", "bench_paged_prefill", "bench_draw", "bench_filter_top")
+    first = ("bench_limits", "bench_paged_decode", "bench_paged_prefill", "bench_draw", "bench_draw_filtered")
     files = sorted(path.stem for path in (ROOT / "benchmarks" / "kernels").glob("bench_*.py"))
     names = [*first, *(name for name in files if name not in (*first, *HOST_ONLY))]
     quick = ("--quick", "--threads", "1")

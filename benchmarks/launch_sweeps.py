@@ -53,7 +53,7 @@ class Sweep:
             return {**find_launch(kernel, *shape), **pick(candidate, self.entries.get(kernel, ()))}
 
         def form() -> None:
-            self.module.find_launch = find
+            vars(self.module)["find_launch"] = find
             call()
 
         return form
@@ -64,7 +64,7 @@ class Sweep:
         try:
             yield
         finally:
-            self.module.find_launch = find_launch
+            vars(self.module)["find_launch"] = find_launch
 
 
 def pick(candidate: Candidate, names: Sequence[str]) -> dict[str, int]:

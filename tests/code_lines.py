@@ -29,10 +29,10 @@ PLACES: dict[str, tuple[str, ...]] = {
 BUDGETS = {
     "frontend": 8_120,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_740,
+    "scheduler": 4_760,
     "CPU backend": 2_935,
-    "GPU backend": 2_420,
-    "operations and references": 1_150,
+    "GPU backend": 2_600,
+    "operations and references": 1_180,
     "messages": 1_515,
     "process runtime": 1_125,
     "launcher": 2_620,

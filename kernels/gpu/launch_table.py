@@ -84,9 +84,15 @@ def _keys_of_parts(num_keys: int) -> Launch:
     return {"BLOCK": block, "num_warps": max(1, min(8, block // 256))}
 
 
-def _lanes(vocab_size: int) -> Launch:
-    """The tokens that a program which reads a whole row looks at together."""
-    block = min(8192, max(128, _power_of_2(vocab_size)))
+def _candidates(vocab_size: int) -> Launch:
+    """A part, and how many of its tokens are listed at most; numbering them takes registers."""
+    part = _part(vocab_size)
+    return {**part, "CANDIDATES": 128, "num_warps": max(4, part["BLOCK"] // 256)}
+
+
+def _lanes(num_tokens: int) -> Launch:
+    """The tokens of a row, or what is left of them, that a program looks at together."""
+    block = min(8192, max(128, _power_of_2(num_tokens)))
     return {"BLOCK": block, "num_warps": max(1, block // 512)}
 
 
@@ -123,6 +129,8 @@ RULES: dict[str, Callable[..., Launch]] = {
     "best_of_row": _best_of_parts,
     "decode_work": _decode_work,
     "draw": _drawn_part,
+    "draw_filtered": _candidates,
+    "draw_filtered_row": _lanes,
     "filter_min_p": _lanes,
     "filter_top": _lanes,
     "gelu": _blocks(1024),  # 16 bytes a thread and operand

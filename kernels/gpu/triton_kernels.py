@@ -17,6 +17,7 @@ NAMES: tuple[str, ...] = (
     "allow_tokens",
     "apply_bitmask",
     "draw",
+    "draw_filtered",
     "filter_min_p",
     "filter_top",
     "gelu",

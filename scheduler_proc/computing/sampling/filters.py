@@ -60,24 +60,26 @@ def read_numbers(batch: Batch) -> Numbers:
 
 
 def plan_filters(numbers: Numbers, used: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the columns of the filters for `rows` (indices into S): for each the places of its rows in `rows`, and
-    their numbers. `used` is what `is_used` says, by filter."""
+    """Returns the columns of the filters for `rows` (indices into S): for each filter the numbers of all of them, and
+    the places of those it is used for. `used` is what `is_used` says, by filter."""
     columns: dict[str, np.ndarray] = {}
     for each in FILTERS:
-        places = np.flatnonzero(used[each.name][rows])
-        columns[f"special_{each.name}_places"] = places
-        of_rows = each.prepare(*(numbers[name][rows[places]] for name in each.columns))
+        columns[f"special_{each.name}_places"] = np.flatnonzero(used[each.name][rows])
+        of_rows = each.prepare(*(numbers[name][rows] for name in each.columns))
         columns |= {f"special_{name}": values for name, values in zip(each.columns, of_rows, strict=True)}
     return columns
 
 
-def filter_scores(scores_NV: Tensor, columns: Mapping[str, Tensor]) -> None:
-    """Takes tokens out of the rows, in place; `columns` are those of `plan_filters`."""
+def filter_scores(scores_NV: Tensor, columns: Mapping[str, Tensor], first: int = 0) -> None:
+    """Takes tokens out of the rows, in place; `columns` are those of `plan_filters` for them and `first` rows before.
+
+    With rows before, which they do not say the places without, every filter gets all rows.
+    """
     for each in FILTERS:
         places, numbers = columns[f"special_{each.name}_places"], [columns[f"special_{name}"] for name in each.columns]
-        if len(places) == len(scores_NV):
-            each.change(scores_NV, *numbers)
+        if len(places) == len(scores_NV) or first:
+            each.change(scores_NV, *(column[first:] for column in numbers))
         elif len(places):
             some_NV = scores_NV.index_select(0, places)
-            each.change(some_NV, *numbers)
+            each.change(some_NV, *(column.index_select(0, places) for column in numbers))
             scores_NV.index_copy_(0, places, some_NV)

@@ -63,7 +63,7 @@ def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
     rows, num_drawn = np.concatenate(groups), len(groups[0]) + len(groups[1])
     if len(rows):
         columns["special_rows"] = rows
-        columns |= _plan_logits_processing(batch, rows, vocab_size)
+        columns |= _plan_logits_processing(batch, rows[len(groups[0]) :], vocab_size)
     if num_drawn:
         columns |= _plan_draws(batch, rows[:num_drawn])
         columns |= plan_filters(numbers, used, rows[:num_drawn])
@@ -88,6 +88,7 @@ def _plan_logprobs(batch: Batch, vocab_size: int, columns: dict[str, np.ndarray]
 
 
 def _plan_logits_processing(batch: Batch, rows: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
+    """`rows` are the special rows that are processed, one after another from the first copy on."""
     if batch.logits_processing is None:
         return {}
     places, sources = np.full(batch.num_sampled, -1, np.int64), np.full(batch.num_sampled, -1, np.int32)

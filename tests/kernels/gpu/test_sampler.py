@@ -39,7 +39,7 @@ ROWS = [
     (SamplingParams(1, seed=7), RowProcessing(frequency=0.5, presence=1.0, history=HISTORY, num_prompt=9)),
 ]
 EVERY_OPERATION = {
-    *("greedy", "draw", "sample", "filter_top", "filter_min_p", "top_logprobs"),
+    *("greedy", "draw", "sample", "draw_filtered", "filter_top", "filter_min_p", "top_logprobs"),
     *("penalize_repetition", "penalize_occurrence", "add_biases", "allow_tokens", "apply_bitmask"),
 }
 
@@ -130,8 +130,9 @@ def test_never_asks_the_device_for_a_value(name: str, launched: list[str]) -> No
     tokens, logprobs = run(logits, plan, send(plan, "meta"))
     assert (tokens.shape, tokens.dtype) == ((num_rows,), torch.int32)
     assert (logprobs is None) == (name in ("greedy", "filtered"))
-    assert "best_of_part_kernel" in launched
-    assert ("filter_top_kernel" in launched) == (name in ("all", "filtered"))
+    assert ("best_of_part_kernel" in launched) == (name != "filtered"), "rows that are filtered are read once"
+    assert ("draw_row_kernel" in launched) == (name in ("all", "filtered"))
+    assert ("filter_top_kernel" in launched) == (name == "all")
 
 
 READS = {

@@ -7,6 +7,7 @@ import pytest
 from messages.columns import pack_int32
 from messages.requests import SamplingParams
 from messages.steps import PromptLogprobTargets
+from scheduler_proc.computing.sampling.filters import ALL_TOKENS
 from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
 from tests.scheduler_proc.computing.sampling.row_processing import RowProcessing, plan_logits_processing
 from tests.scheduler_proc.computing.sampling.sampling_batch import make_batch
@@ -52,10 +53,10 @@ def test_special_rows_are_ordered_and_drawn_once() -> None:
     assert (made.num_special, made.num_unprocessed, made.num_drawn) == (3, 1, 2)
     np.testing.assert_array_equal(columns["temperatures"], np.float32([0, 0, 0.7, 0, 0.7, 0]))
     assert columns["special_seeds"].tolist() == [7, 6]
-    assert (columns["special_top_places"].tolist(), columns["special_top_ks"].tolist()) == ([1], [9])
+    assert (columns["special_top_places"].tolist(), columns["special_top_ks"].tolist()) == ([1], [ALL_TOKENS, 9])
     assert columns["special_min_p_places"].tolist() == [0]
-    # The biases of rows 0 and 1, whose copies are the third and the second.
-    assert columns["bias_rows"].tolist() == [2, 1]
+    # The biases of rows 0 and 1, whose copies are the second and the first of those that are processed.
+    assert columns["bias_rows"].tolist() == [1, 0]
 
 
 def test_rows_and_prompt_tokens_with_logprobs() -> None:
