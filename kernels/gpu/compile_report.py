@@ -55,7 +55,7 @@ DEFAULT_NUM_WARPS = 4
 class Compiled:
     """What a kernel needs of the GPU; `spilled_bytes` are stored and loaded again, and the stack's.
 
-    `num_instructions` are the machine instructions of a warp, `loop_instructions` those of its longest innermost loop.
+    `num_instructions` are the machine instructions of a warp, `loop_instructions` those of its first innermost loop.
     """
 
     registers: int
@@ -176,7 +176,7 @@ def _compile_at(place: tuple[str, int]) -> None:
 
 
 def count_instructions(sass: str) -> tuple[int, int]:
-    """Returns how many instructions a listing of machine code has, and how many its longest innermost loop.
+    """Returns how many instructions a listing of machine code has, and how many its first innermost loop.
 
     A loop is what lies between a branch and its target before it.
     """
@@ -185,7 +185,8 @@ def count_instructions(sass: str) -> tuple[int, int]:
     branches = ((place, re.search(r"\bBRA\b.*?0x([0-9a-f]+)", lines[index][1])) for place, index in places.items())
     loops = [(int(found[1], 16), place) for place, found in branches if found and int(found[1], 16) < place]
     innermost = [(first, last) for first, last in loops if not any(first <= a and b < last for a, b in loops)]
-    return len(places), max((sum(first <= place <= last for place in places) for first, last in innermost), default=0)
+    first, last = min(innermost, default=(0, -1))
+    return len(places), sum(first <= place <= last for place in places)
 
 
 def _assemble(ptx: str) -> tuple[int, int, str]:
