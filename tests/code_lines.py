@@ -31,7 +31,7 @@ BUDGETS = {
     "tokenizer and detokenizer": 1_690,
     "scheduler": 4_760,
     "CPU backend": 2_935,
-    "GPU backend": 2_600,
+    "GPU backend": 2_690,
     "operations and references": 1_180,
     "messages": 1_515,
     "process runtime": 1_125,
