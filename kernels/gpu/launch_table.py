@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from kernels.decode_work import BLOCK_KEYS
-from kernels.prefill_tiles import TILE_TOKENS
 
 Launch = Mapping[str, int]
 """Constexpr parameters of a kernel by name, `num_warps` and `num_stages`."""
@@ -119,8 +118,9 @@ def _decode_merge(head_dim: int) -> Launch:
 
 
 def _prefill(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
-    """As decode, with `BLOCK_M` rows of products: 64 are the fewest that a warp group's (wgmma) take."""
-    return {**_decode(queries_a_head, head_dim, itemsize), "BLOCK_M": TILE_TOKENS}
+    """As decode, with `BLOCK_M` rows of products, the query heads of a key/value head side by side: 64 are the fewest
+    rows that a warp group's products (wgmma) take."""
+    return {**_decode(queries_a_head, head_dim, itemsize), "BLOCK_M": max(64, _power_of_2(queries_a_head))}
 
 
 RULES: dict[str, Callable[..., Launch]] = {
@@ -149,5 +149,10 @@ RULES: dict[str, Callable[..., Launch]] = {
 }
 """By kernel, or by operation where it has one kernel."""
 
-TUNED: dict[tuple[Any, ...], Launch] = {}
-"""By (compute capability, kernel, *shape); no entry is from a run on a GPU yet."""
+TUNED: dict[tuple[Any, ...], Launch] = {
+    (HOPPER, "paged_prefill", 1, 64, 2): {"BLOCK_M": 128, "num_warps": 8},
+    (HOPPER, "paged_prefill", 2, 128, 2): {"BLOCK_M": 128, "num_warps": 8},
+    (HOPPER, "paged_prefill", 4, 128, 2): {"BLOCK_M": 128, "num_warps": 8},
+    (HOPPER, "paged_prefill", 5, 128, 2): {"BLOCK_M": 128, "num_warps": 8},
+}
+"""By (compute capability, kernel, *shape). These are by the compile report; none is from a run on a GPU yet."""
