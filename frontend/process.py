@@ -5,10 +5,13 @@ import logging
 import os
 import socket
 import time
+from collections import Counter
+from typing import TYPE_CHECKING
 
 from frontend.api.admin import AdminApi
 from frontend.api.admin_routes import administering
 from frontend.api.assembly import make_app, make_endpoints, make_metrics
+from frontend.api.live.feed import LiveFeed
 from frontend.api.profile import ProfileApi
 from frontend.drain import DrainWatch
 from frontend.http.access import AccessRules
@@ -25,11 +28,17 @@ from frontend.http.stream import OpenStreams
 from frontend.links.launcher import Launcher
 from frontend.recovery.continuation import Continuations
 from frontend.service import Service
+from frontend.tracing.finished import FinishedRequests
 from messages.admin import AdminCommand, Answer
+from messages.config import Config
 from messages.control import Drain, Leave, ProcessTable
+from messages.errors import BootError
 from messages.requests import FramesLost
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Part
+
+if TYPE_CHECKING:
+    from frontend.tracing.export import SpanExport
 
 TABLE_TIMEOUT_S = 1.0
 """The launcher sends the table right behind the welcome."""
@@ -40,10 +49,13 @@ log = logging.getLogger("sluice.frontend")
 class Frontend:
     """All parts of the process, and what wakes them."""
 
-    def __init__(self, link: ProcessLink, listener: socket.socket, rules: AccessRules):
+    def __init__(
+        self, link: ProcessLink, listener: socket.socket, rules: AccessRules, span_export: "SpanExport | None" = None
+    ):
         self._link = link
         self._listener = listener
-        self._service = Service(link)
+        self._span_export = span_export
+        self._service = Service(link, None if span_export is None else FinishedRequests(span_export.add))
         self._continuations = Continuations(
             self._service.registry,
             self._service.ring,
@@ -53,10 +65,12 @@ class Frontend:
         )
         self._launcher = Launcher(self._ask)
         self._streams = OpenStreams(link.config.http.sse_keepalive_s)
+        self._live = LiveFeed(self._service, self._streams)
         self._service.on_part = self._continuations.replace
-        metrics = make_metrics(self._service, self._continuations)
+        num_spans = Counter[str]() if span_export is None else span_export.num_spans
+        metrics = make_metrics(self._service, self._continuations, num_spans, self.gauges)
         endpoints = [
-            *make_endpoints(self._service, self._streams, metrics, self.gauges),
+            *make_endpoints(self._service, self._streams, self._live, metrics, self.gauges),
             *administering(AdminApi(self._launcher), ProfileApi(self._launcher, link.config.http.port)),
         ]
         app = make_app(self._service, endpoints, rules)
@@ -81,6 +95,8 @@ class Frontend:
                 loop.remove_reader(descriptor)
             self._service.ring.close()
             self._service.peers.close()
+            if self._span_export is not None:
+                self._span_export.close()
 
     def _wait_for_table(self) -> None:
         """A frontend that replaces another serves at once, so it must know the others before its first connection."""
@@ -97,6 +113,7 @@ class Frontend:
             **self._service.gauges(),
             **self._continuations.gauges(),
             "streams": len(self._streams),
+            "viewers": len(self._live),
             "connections": self._server.num_connections,
         }
 
@@ -141,6 +158,7 @@ class Frontend:
                 case Leave(timeout_s):
                     self._begin_leaving(timeout_s)
         if self._link.is_stopping:
+            self._live.end()
             self._service.shut_down()
             self._server.stop()
 
@@ -151,6 +169,7 @@ class Frontend:
     def _begin_drain(self, timeout_s: float) -> None:
         log.info("draining: %d requests are open, %g s left", len(self._service.registry), timeout_s)
         self._service.admission.is_draining = True
+        self._live.end()
         self._server.close_idle()
         self._drain.begin(timeout_s)
 
@@ -162,6 +181,7 @@ class Frontend:
         log.info(
             "another frontend takes over: %d connections are open, %g s left", self._server.num_connections, timeout_s
         )
+        self._live.end()
         self._server.leave()
         self._drain.begin(timeout_s)
 
@@ -187,11 +207,25 @@ def serve(link: ProcessLink) -> None:
         link.run_dir.address_file.write_text(address, encoding="utf-8")
     log.info("listening on %s", address)
 
+    span_export = open_span_export(link.config)
+
     async def run() -> None:
-        await Frontend(link, listener, rules).run()
+        await Frontend(link, listener, rules, span_export).run()
 
     with asyncio.Runner(loop_factory=make_event_loop) as runner:
         runner.run(run())
+
+
+def open_span_export(config: Config) -> "SpanExport | None":
+    """Returns what sends spans, `None` where nobody wants any. Raises `BootError` where its library is missing."""
+    if not config.run.otlp_endpoint:
+        return None
+    try:
+        # Imported here and not above: it is an extra, and takes memory that a server without it saves.
+        from frontend.tracing.export import SpanExport
+    except ImportError as error:
+        raise BootError(f"--otlp-endpoint needs more: pip install 'sluice[otlp]' ({error})") from None
+    return SpanExport(config.run.otlp_endpoint, config.facts.served_names[0])
 
 
 def main() -> int:

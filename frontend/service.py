@@ -20,9 +20,12 @@ from frontend.requests.deadlines import Deadlines
 from frontend.requests.generation import Generation
 from frontend.requests.hold import RestartHold
 from frontend.requests.prompt_request import PromptRequest
+from frontend.requests.recent_steps import RecentSteps
 from frontend.requests.registry import Registry
+from frontend.requests.timeline import Timeline
 from frontend.requests.timelines import Timelines
 from frontend.requests.trace import RequestTrace
+from frontend.tracing.finished import FinishedRequests
 from messages.cache import CacheExplained, CacheListed
 from messages.channels import Sender
 from messages.columns import num_int32, unpack_int32
@@ -42,7 +45,7 @@ log = logging.getLogger("sluice.frontend")
 class Service:
     """Owns the registry, admission, and the frontend's end of the ring."""
 
-    def __init__(self, link: ProcessLink):
+    def __init__(self, link: ProcessLink, finished: FinishedRequests | None = None):
         self.config = config = link.config
         self._link = link
         self.incarnation = link.incarnation
@@ -52,7 +55,10 @@ class Service:
         self.metrics = RequestMetrics(config.facts.max_model_len)
         self.http_requests = HttpRequests()
         self.registry = Registry(link.uid_block, self._note_end, self._note_step)
-        self.timelines = Timelines(self.registry.find, config.http.slow_request_s)
+        self._finished = finished
+        on_end = self.metrics.note_timeline if finished is None else self._note_timeline
+        self.timelines = Timelines(self.registry.find, config.http.slow_request_s, on_end)
+        self.recent_steps = RecentSteps()
         self.ring = Ring(link, self._deliver)
         self.queries = Queries(self.ring, self.processes, self.registry.next_uid, hold_s)
         self.hold = RestartHold(hold_s, self.processes, self._send, self._refuse)
@@ -156,7 +162,9 @@ class Service:
             message = generation.message
             prompt = message.chat or message.prompt_text or unpack_int32(message.prompt_ids).tolist()
             log.info(
-                "uid=%d id=%s prompt=%r params=%r", generation.uid, trace.request_id, prompt, message.sampling_params
+                "uid=%d id=%s prompt=%r params=%r",
+                *(generation.uid, trace.request_id, prompt, message.sampling_params),
+                extra=generation.log_extra,
             )
 
     def abort(self, generation: Generation, reason: AbortReason = "abort") -> None:
@@ -169,7 +177,7 @@ class Service:
         try:
             self.ring.send(AbortMsg(generation.uid, generation.attempt, reason))
         except ChannelFullError as error:
-            log.error("uid %d could not be aborted: %s", generation.uid, error)
+            log.error("uid %d could not be aborted: %s", generation.uid, error, extra=generation.log_extra)
 
     def leave(self, generation: Generation) -> None:
         """The client of `generation` is gone: aborts it unless it has ended. May be called again."""
@@ -184,6 +192,13 @@ class Service:
             self.leave(generation)
             if generation.final is not None:
                 self.timelines.close(generation)
+        if self._finished is not None:
+            self._finished.note_response(trace)
+
+    def _note_timeline(self, timeline: Timeline) -> None:
+        assert self._finished is not None
+        self.metrics.note_timeline(timeline)
+        self._finished.note_end(timeline)
 
     def _deliver(self, message: ToFrontend) -> None:
         match message:
@@ -193,11 +208,14 @@ class Service:
                 self.peers.accept(message)
             case ScheduleReport():
                 self.timelines.note_schedule(message)
+                self.recent_steps.note_plan(message)
             case Tokenized():
                 self.timelines.note_tokenized(message)
             case FramesLost():
                 raise AssertionError("the ring tells of losses by another way")
             case _:
+                if isinstance(message, StepReplies):
+                    self.recent_steps.note_end(message)
                 self.registry.receive(message)
 
     def _note_step(self, step: StepReplies, now_ns: int, num_rows_after: dict[int, int]) -> None:
@@ -239,6 +257,7 @@ class Service:
             "deadlines": len(self.deadlines),
             "timelines": self.timelines.num_live,
             "is_draining": float(self.admission.is_draining),
+            "unfinished_traces": 0 if self._finished is None else len(self._finished),
         }
 
 

@@ -26,14 +26,24 @@ def exponential_noise(seeds_S: Tensor, positions_S: Tensor, vocab_size: int) -> 
     """
     assert seeds_S.dtype == positions_S.dtype == torch.int64
     assert seeds_S.shape == positions_S.shape
-    hash_SV = _hash_tokens(_mix64(_mix64(seeds_S) + positions_S), vocab_size)
-    uniform_SV = hash_SV.bitwise_and_(0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)
+    tokens_V = torch.arange(vocab_size, dtype=torch.int32, device=seeds_S.device)
+    uniform_SV = _uniform(seeds_S, positions_S, tokens_V)
     return uniform_SV.clamp_(max=LARGEST_BELOW_ONE).neg_().log1p_().neg_()
 
 
-def _hash_tokens(keys_S: Tensor, vocab_size: int) -> Tensor:
+def row_noise(seeds_S: Tensor, positions_S: Tensor) -> Tensor:
+    """Returns float32 [S], uniform in (0, 1]: for choices of a whole row, independent of the noise of its tokens."""
+    no_token = torch.full((1,), -1, dtype=torch.int32, device=seeds_S.device)
+    return _uniform(seeds_S, positions_S, no_token)[:, 0]
+
+
+def _uniform(seeds_S: Tensor, positions_S: Tensor, tokens_V: Tensor) -> Tensor:
+    hash_SV = _hash_tokens(_mix64(_mix64(seeds_S) + positions_S), tokens_V)
+    return hash_SV.bitwise_and_(0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)
+
+
+def _hash_tokens(keys_S: Tensor, tokens_V: Tensor) -> Tensor:
     low_S, high_S = keys_S.to(torch.int32), (keys_S >> 32).to(torch.int32)
-    tokens_V = torch.arange(vocab_size, dtype=torch.int32, device=keys_S.device)
     hash_SV = _lowbias32_(tokens_V ^ low_S[:, None])
     return _lowbias32_(hash_SV.bitwise_xor_(high_S[:, None]))
 

@@ -309,6 +309,16 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["debug", "info", "warning", "error"], Meta(description="least severe log line that is shown")
     ] = "info"
     log_requests: Annotated[bool, Meta(description="log prompts and sampling parameters")] = False
+    otlp_endpoint: Annotated[
+        str,
+        Meta(
+            description="collector that gets a trace of each request (OTLP over HTTP), as http://localhost:4318; needs "
+            "sluice[otlp]"
+        ),
+    ] = ""
+    log_format: Annotated[
+        Literal["text", "json"], Meta(description="how log lines are written; json: one object a line")
+    ] = "text"
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):

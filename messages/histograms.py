@@ -8,11 +8,21 @@ BOUNDS: dict[str, tuple[float, ...]] = {
     "step_seconds": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
     "step_rows": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
     "step_tokens": (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+    "grammar_seconds": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 }
 """Upper bounds of the buckets by name, inclusive; above the last there is one more bucket."""
 
 
-COUNTERS = ("steps", "preemptions", "prompt_tokens", "prefix_hit_tokens", "draft_tokens", "accepted_tokens")
+COUNTERS = (
+    "steps",
+    "preemptions",
+    "prompt_tokens",
+    "prefix_hit_tokens",
+    "pages_evicted",
+    "drafts",
+    "draft_tokens",
+    "accepted_tokens",
+)
 """The scheduler's gauges that only grow."""
 
 

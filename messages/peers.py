@@ -88,8 +88,38 @@ class FoundRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
     heard_ns: int = 0
 
 
-PeerQuestion = ReportMetrics | CountOpen | AbortOpen | FindRequests
-PeerReply = MetricsReport | OpenCount | AbortedOpen | FoundRequests
+class StepPlan(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
+    """A step with prompt chunks or news of the queue, as a `ScheduleReport` told of it; it has `num_tokens` in all."""
+
+    planned_ns: int
+    step_id: int
+    num_prompt_tokens: int
+    num_tokens: int
+
+
+class StepEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A step that gave requests of one frontend `num_tokens` output tokens."""
+
+    committed_ns: int
+    step_id: int
+    num_tokens: int
+
+
+class ReportLive(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What the live page shows. Answered with `LiveReport`; whoever is asked notes steps for some seconds more."""
+
+
+class LiveReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`requests`: JSON, by uid, of the oldest of `num_open` requests and the latest that have ended."""
+
+    num_open: int
+    requests: bytes
+    plans: tuple[StepPlan, ...] = ()
+    ends: tuple[StepEnd, ...] = ()
+
+
+PeerQuestion = ReportMetrics | CountOpen | AbortOpen | FindRequests | ReportLive
+PeerReply = MetricsReport | OpenCount | AbortedOpen | FoundRequests | LiveReport
 
 
 class PeerAsk(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -86,6 +86,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     priority: int = 0
     grammar: Grammar | None = None
     wants_prompt_end: bool = False
+    top_n_sigma: float = 0.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
 
     @property
     def is_greedy(self) -> bool:

@@ -145,6 +145,11 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """How many of the row's tokens, the last ones, are draft tokens: proposed, and right only where they are what is
     sampled after the token before."""
 
+    top_n_sigmas: Annotated[bytes, Column(FLOAT32, SAMPLED, dummy=1.0, is_optional=True)] = b""
+    typical_ps: Annotated[bytes, Column(FLOAT32, SAMPLED, fill=1.0, dummy=0.9, is_optional=True)] = b""
+    xtc_probabilities: Annotated[bytes, Column(FLOAT32, SAMPLED, dummy=0.5, is_optional=True)] = b""
+    xtc_thresholds: Annotated[bytes, Column(FLOAT32, SAMPLED, fill=0.1, dummy=0.1, is_optional=True)] = b""
+
     @property
     def num_rows(self) -> int:
         return size_of(self, "query_lens")

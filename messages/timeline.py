@@ -98,3 +98,4 @@ class ScheduleReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
     waiting: tuple[WaitingRow, ...] = ()
     delayed: tuple[DelayedRow, ...] = ()
     preempted: tuple[PreemptedRow, ...] = ()
+    step_id: int = 0

@@ -60,6 +60,7 @@ from messages.histograms import HistogramCounts
 from messages.schema import SCHEMA_VERSION
 from runtime.faults import Faults
 from runtime.lifeline import GRACE_S, ask_for_death_signal, has_launcher, leave_abandoned_run, watch_lifeline
+from runtime.logs import set_up_logging
 from runtime.profiling import ProcessProfiler
 from runtime.run_dir import RunDir
 
@@ -367,8 +368,7 @@ def run_process(name: str, serve: Callable[[ProcessLink], None]) -> int:
     except SluiceError as error:
         sys.stderr.write(f"{name}: {error}\n")
         return 1
-    level = link.config.run.log_level.upper()
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    set_up_logging(link.name, link.config.run)
     link.register(SetLogLevel, set_log_level)
     link.stop_on_signal()
     if arguments.parent_pid:

@@ -1,11 +1,13 @@
 """Compiles the grammars of waiting requests beside the main loop."""
 
+import time
 from collections.abc import Callable
 
 from messages.config import Config
 from messages.errors import ErrorInfo, RequestError
 from runtime.background import BackgroundCalls
 from runtime.grammars import GrammarCompiler, GrammarError
+from runtime.histograms import Histogram
 from scheduler_proc.deciding.grammars import RequestGrammar, make_grammar
 from scheduler_proc.deciding.requests import PendingReq
 
@@ -20,6 +22,8 @@ class GrammarBuilder:
         self._timeout_s = config.scheduling.grammar_timeout_s
         self._compiler = GrammarCompiler(facts.tokenizer_dir, facts.vocab_size, facts.eos_token_ids)
         self._calls: BackgroundCalls[PendingReq, RequestGrammar] = BackgroundCalls(wake, self._timeout_s)
+        self.seconds = Histogram("grammar_seconds")
+        """What requests have waited for a grammar to compile."""
 
     def start(self, pending: PendingReq) -> None:
         """Has the grammar of a request made, with its output consumed; `pop_built` returns it."""
@@ -35,9 +39,12 @@ class GrammarBuilder:
 
     def pop_built(self) -> list[tuple[PendingReq, RequestGrammar | ErrorInfo]]:
         """Returns the requests whose grammars are there, or why they cannot be."""
+        done = self._calls.pop_done()
+        for pending, _ in done:
+            self.seconds.add((time.monotonic_ns() - pending.queued_ns) / 1e9)
         return [
             (pending, outcome if isinstance(outcome, RequestGrammar) else self._explain(outcome))
-            for pending, outcome in self._calls.pop_done()
+            for pending, outcome in done
         ]
 
     def _build(self, pending: PendingReq) -> RequestGrammar:

@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +9,13 @@ from pathlib import Path
 from messages.channels import Receiver, Sender
 from messages.config import Config
 from messages.control import Drain
+from messages.histograms import HistogramCounts
 from messages.replies import ToDetokenizer
 from messages.requests import ToScheduler
 from messages.steps import Batch
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Observer, Part
-from scheduler_proc.computing.cpu.openmp import limit_spinning
+from scheduler_proc.computing.torch_import import import_torch
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding_half import make_scheduler
 from scheduler_proc.grammar_builder import GrammarBuilder
@@ -34,31 +34,34 @@ FindLoader = Callable[[Report], LoadRunner]
 """Does what takes time but neither device nor much memory, so that it can be done beside a predecessor."""
 
 
-def import_torch(report: Report) -> LoadRunner:
+def import_runner(report: Report) -> LoadRunner:
     """Returns the loader of the real runner."""
     report("importing torch", None)
-    limit_spinning(os.environ)
-    gc.disable()  # it would walk the modules' objects again and again while they come
-    # Imported here and not above: it takes seconds, and the operator should see what is being waited for.
+    import_torch()
+    # Imported here and not above: it needs torch, and the operator should see what is being waited for.
     from scheduler_proc.computing.loading.load_runner import load_runner
 
     gc.freeze()
-    gc.enable()
     return load_runner
 
 
-def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
+def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     """Runs steps until the launcher says stop. Raises `BootError` where it cannot start."""
     prefetch(link.config.model, Path(link.config.facts.model_dir))
     load_runner = find_loader(link.phase)
     if not link.stand_by():
         return
     runner = load_runner(link.config, link.phase)
-    scheduler = make_scheduler(link.config, runner, GrammarBuilder(link.config, link.wake))
+    grammars = GrammarBuilder(link.config, link.wake)
+    scheduler = make_scheduler(link.config, runner, grammars)
     receiver: Receiver[ToScheduler] = Receiver(link.run_dir.socket("scheduler"), ToScheduler)
     sender: Sender[ToDetokenizer] = link.open_sender("detokenizer")
     link.add_receiver(receiver)
     step_times = StepTimes()
+
+    def histograms() -> dict[str, HistogramCounts]:
+        return {**step_times.counts(), "grammar_seconds": grammars.seconds.counts()}
+
     launch = link.faults.poisoned(runner.launch) if link.faults else runner.launch
     stepper = Stepper(scheduler, launch, runner.can_overlap, step_times)
     add_profile(link, scheduler, stepper)
@@ -78,7 +81,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_torch) -> None:
         if batch is not None and step_times.may_be_long(batch):
             send_replies(scheduler, sender)  # what timelines are told of the plan; else it leaves with the result
         is_busy = batch is not None or stepper.has_step
-        link.beat(scheduler.gauges, is_busy=is_busy, histograms=step_times.counts)
+        link.beat(scheduler.gauges, is_busy=is_busy, histograms=histograms)
         if is_busy:
             num_idle_turns = 0
             stepper.step(batch, start_s)

@@ -53,6 +53,8 @@ class Child:
         self.command = command
         self.is_external = command.is_external
         self.pid = 0
+        self.latest_pid = 0
+        """Of the latest incarnation, also when it has ended."""
         self.incarnation = 0
         self.uid_block = 0
         """Of a frontend, the block of uids that its latest incarnation gives."""
@@ -138,7 +140,7 @@ class Child:
         self._begin(pid, descriptor)
 
     def _begin(self, pid: int, descriptor: int) -> None:
-        self.pid = pid
+        self.pid = self.latest_pid = pid
         self.descriptor = descriptor
         self.incarnation += 1
         self.started_s = time.monotonic()

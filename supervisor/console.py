@@ -4,6 +4,9 @@ import os
 import select
 import time
 from collections import deque
+from collections.abc import Iterable
+
+from runtime.logs import LogLine, is_json_line, json_line, shown_time
 
 MAX_HELD_LINES = 1000
 """Lines kept while nobody reads (a stopped terminal, a stuck pipe); older ones are dropped, and their number told."""
@@ -28,18 +31,31 @@ class Console:
         self._num_dropped = 0
         self._bar = ""
         self._told_percents: dict[tuple[str, str], int] = {}
+        self.is_json = False
+        """Each line is an object, as processes write them, and there is no progress."""
 
-    def say(self, text: str) -> None:
-        """Shows `text`, one line or several."""
-        erase, redraw = ("\r\x1b[K", self._bar) if self._bar else ("", "")
-        self._write(f"{erase}{text}\n{redraw}")
+    def say(self, text: str, level: str = "info") -> None:
+        """Shows `text`, one line or several; JSON lines have the level."""
+        self._write(self._line(text, level))
 
-    def say_of(self, name: str, text: str) -> None:
-        """Shows a line about process `name`, or one that it has written."""
-        self.say(f"{name:<{NAME_WIDTH}} {text}")
+    def say_of(self, name: str, text: str, level: str = "info") -> None:
+        """Shows a line about process `name`."""
+        self.say(f"{name:<{NAME_WIDTH}} {text}" if not self.is_json else f"{name}: {text}", level)
+
+    def relay(self, name: str, pid: int, lines: Iterable[str]) -> None:
+        """Shows lines that process `name` has written."""
+        for line in lines:
+            if not self.is_json:
+                self.say_of(name, line)
+            elif is_json_line(line):
+                self._write(f"{line}\n")
+            else:
+                self._write(_make_json("info", name, pid, "stderr", line))
 
     def progress(self, name: str, phase: str, fraction: float) -> None:
         """Shows how far `phase` of process `name` is; `fraction` in [0, 1]."""
+        if self.is_json:
+            return
         percent = int(100 * min(1.0, max(0.0, fraction)))
         if not self._is_terminal:
             last = self._told_percents.get((name, phase), 0)
@@ -86,12 +102,18 @@ class Console:
             self._is_writable(deadline - time.monotonic())
             self.flush()
 
+    def _line(self, text: str, level: str) -> str:
+        if self.is_json:
+            return _make_json(level, "launcher", os.getpid(), "sluice.launcher", text.strip())
+        erase, redraw = ("\r\x1b[K", self._bar) if self._bar else ("", "")
+        return f"{erase}{text}\n{redraw}"
+
     def _write(self, text: str) -> None:
         if len(self._held) >= MAX_HELD_LINES:
             self._held.popleft()
             self._num_dropped += 1
         elif self._num_dropped and not self._held:
-            text = f"({self._num_dropped} lines were dropped: nobody read them)\n{text}"
+            text = self._line(f"({self._num_dropped} lines were dropped: nobody read them)", "warning") + text
             self._num_dropped = 0
         self._held.append(text.encode(errors="replace"))
         self.flush()
@@ -99,3 +121,8 @@ class Console:
     def _is_writable(self, timeout_s: float) -> bool:
         _, writable, _ = select.select([], [self._descriptor], [], max(0.0, timeout_s))
         return bool(writable)
+
+
+def _make_json(level: str, process: str, pid: int, logger: str, message: str) -> str:
+    line = LogLine(time=shown_time(time.time()), level=level, process=process, pid=pid, logger=logger, message=message)
+    return f"{json_line(line)}\n"

@@ -49,7 +49,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="launch.py",
         description="Serves a language model over HTTP from separate processes.",
-        epilog="Commands for a server that runs: launch.py ps, logs, restart, scale, profile, drain, "
+        epilog="Commands for a server that runs: launch.py ps, top, logs, restart, scale, profile, drain, "
         "log-level, inject (with --help).",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,

@@ -97,8 +97,7 @@ class Lifecycle:
         return min(self.group.table_due_in_s(), self._restarts.due_in_s(time.monotonic()))
 
     def show_output(self, child: Child) -> None:
-        for line in child.read_output():
-            self._console.say_of(child.name, line)
+        self._console.relay(child.name, child.latest_pid, child.read_output())
         if child.is_silent:
             self.group.close_output(child)
 
@@ -117,7 +116,7 @@ class Lifecycle:
         if group.is_stopping:
             reason = reason or "the server is stopping"
         if reason or child is None:
-            self._console.say(f"refused a process (pid {hello.pid}) that called itself {name}: {reason}")
+            self._console.say(f"refused a process (pid {hello.pid}) that called itself {name}: {reason}", "warning")
             group.control.refuse(name, hello.pid, reason or "")
             return
         if child.pid == 0:
@@ -158,7 +157,8 @@ class Lifecycle:
         if child.is_front and self.group.is_draining:
             self.group.control.send(child.name, Drain(0.0))
         without = f", degraded: {degraded}" if degraded else ""
-        self._console.say_of(child.name, f"ready in {time.monotonic() - child.started_s:.1f} s{without}")
+        text = f"ready in {time.monotonic() - child.started_s:.1f} s{without}"
+        self._console.say_of(child.name, text, "warning" if degraded else "info")
 
     def is_first_start(self, child: Child) -> bool:
         """Tells whether a failure of this start is the run's failure. One that was started by hand may try again."""
@@ -228,7 +228,7 @@ class Lifecycle:
     def _tell_restart(self, child: Child, text: str) -> None:
         self.group.board.restarting(child.name)
         self.group.publish(at_once=True)
-        self._console.say_of(child.name, text)
+        self._console.say_of(child.name, text, "error")
 
     def _give_up(self, child: Child, was_starting: bool, why: str = "") -> NoReturn:
         self.group.publish(at_once=True)

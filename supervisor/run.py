@@ -41,13 +41,15 @@ def launch(arguments: list[str]) -> int:
     console = Console()
     began_s = time.monotonic()
     try:
-        config = build_config(parse_flags(arguments))
+        sections: dict[str, Any] = parse_flags(arguments)
+        console.is_json = sections["run"].log_format == "json"
+        config = build_config(sections, console)
         run = config.run
         return serve(
             config, server_commands(run.external, run.tokenizer_workers, run.frontend_workers), console, began_s
         )
     except (UsageError, BootError) as error:
-        console.say(f"launch.py: {error}")
+        console.say(f"launch.py: {error}", "error")
         return USAGE_EXIT_CODE if isinstance(error, UsageError) else FAILURE_EXIT_CODE
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT_CODE
@@ -55,17 +57,19 @@ def launch(arguments: list[str]) -> int:
         console.close()
 
 
-def build_config(sections: dict[str, Any]) -> Config:
+def build_config(sections: dict[str, Any], console: Console | None = None) -> Config:
     """Returns the whole configuration, with the facts about the model; this may fetch the model from the hub."""
     model = sections["model"]
     run = sections["run"]
     _check_names("--external", run.external)
     if FRONTEND in run.external and run.frontend_workers > 1:
         raise UsageError("--frontend-workers: a frontend that is started by hand binds the port alone; leave it at 1")
+    if run.otlp_endpoint and not run.otlp_endpoint.startswith(("http://", "https://")):
+        raise UsageError(f"--otlp-endpoint: {run.otlp_endpoint} is not a URL, as http://localhost:4318 is")
     check_rules(run.restart)
     _check_names("--restart", [split_rule(rule)[0] for rule in run.restart])
-    model_dir = find_model(model)
-    facts = read_model_facts(model, model_dir, find_tokenizer(model, model_dir), model_name(model))
+    model_dir = find_model(model, console)
+    facts = read_model_facts(model, model_dir, find_tokenizer(model, model_dir, console), model_name(model))
     return Config(**sections, facts=facts)
 
 

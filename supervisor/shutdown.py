@@ -47,7 +47,7 @@ class Shutdown:
         self._loop.turn_until(self._group.has_drained, time.monotonic() + timeout_s + DRAIN_MARGIN_S)
         num_unfinished = self._group.num_unfinished()
         if num_unfinished:
-            self._console.say(f"{num_unfinished} requests did not finish in time")
+            self._console.say(f"{num_unfinished} requests did not finish in time", "warning")
 
     def begin_drain(self, timeout_s: float) -> None:
         """Tells the frontends to take nothing new; the group's `has_drained` turns true when they have answered."""
@@ -65,7 +65,7 @@ class Shutdown:
             if child.pid and child.is_external:
                 self._console.say_of(child.name, "still runs; it ends when it notices that the launcher is gone")
             elif child.pid:
-                self._console.say_of(child.name, "does not stop, so it is killed")
+                self._console.say_of(child.name, "does not stop, so it is killed", "warning")
                 child.kill()
                 child.wait(STOP_TIMEOUT_S)
             self._lifecycle.show_output(child)

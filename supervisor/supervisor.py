@@ -64,7 +64,7 @@ class Supervisor:
         except RunFailedError as failure:
             has_failed = True
             self._console.end_progress()
-            self._console.say(f"\n{failure}")
+            self._console.say(f"\n{failure}", "error")
         finally:
             self._site.listener.close()
             self._admin.fail_open()

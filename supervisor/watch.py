@@ -45,7 +45,7 @@ class Watch:
         what = "in one step" if status.busy_since_ns else "idle"
         is_replaced = self._lifecycle.is_replaced(child)
         end = ", so it is killed" if is_replaced else ""
-        self._console.say_of(child.name, f"hangs: no heartbeat for {age_s:.0f} s, {what}{end}")
+        self._console.say_of(child.name, f"hangs: no heartbeat for {age_s:.0f} s, {what}{end}", "error")
         if is_replaced:
             child.kill(why="hung and was killed")
             self._group.board.killed(child.name)

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 PLACES: dict[str, tuple[str, ...]] = {
     "frontend": ("frontend",),
+    "live page": ("frontend/page",),
     "tokenizer and detokenizer": ("tokenizer_proc", "detokenizer_proc"),
     "scheduler": ("scheduler_proc",),
     "CPU backend": ("kernels/cpu", "scheduler_proc/computing/cpu"),
@@ -27,19 +28,19 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 8_120,
+    "frontend": 9_035,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_760,
-    "CPU backend": 2_935,
+    "scheduler": 4_815,
+    "CPU backend": 2_940,
     "GPU backend": 2_690,
-    "operations and references": 1_180,
-    "messages": 1_515,
-    "process runtime": 1_125,
-    "launcher": 2_620,
+    "operations and references": 1_210,
+    "messages": 1_560,
+    "process runtime": 1_180,
+    "launcher": 2_840,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 
-SUFFIXES = {".py", ".c", ".h"}
+SUFFIXES = {".py", ".c", ".h", ".js", ".css", ".html"}
 
 NO_CODE = {
     tokenize.COMMENT,
@@ -54,7 +55,7 @@ C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
 def count_lines(path: Path) -> int:
-    """Returns the lines of code of a Python or C file."""
+    """Returns the lines of code of a file of Python or of a language with C's comments."""
     text = path.read_text(encoding="utf-8")
     return _count_python(text) if path.suffix == ".py" else _count_c(text)
 

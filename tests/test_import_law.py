@@ -1,6 +1,7 @@
 """Who may import what: the table of packages in docs/ARCHITECTURE.md as a test."""
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ RULES = {
         "frontend runtime messages", "msgspec starlette uvicorn httptools uvloop prometheus_client psutil"
     ),
     "frontend/parsing": rule("frontend.parsing runtime messages", "msgspec regex"),
+    "frontend/tracing": rule("frontend messages", "opentelemetry"),
     "tokenizer_proc": rule("tokenizer_proc runtime messages", "msgspec tokenizers transformers jinja2"),
     "detokenizer_proc": rule("detokenizer_proc runtime messages", "msgspec tokenizers"),
     "detokenizer_proc/vocabulary.py": rule("detokenizer_proc runtime messages", "msgspec tokenizers transformers"),
@@ -58,7 +60,7 @@ LAYERS = {
         "frontend/api",
         "frontend/http",
         "frontend/service.py",
-        "frontend/recovery frontend/metrics",
+        "frontend/recovery frontend/metrics frontend/tracing",
         "frontend/requests",
         "frontend/links",
         "frontend/parsing",
@@ -85,8 +87,10 @@ LAYERS = {
 LOADING = "scheduler_proc/computing/loading"
 FUNCTION_LEVEL_IMPORTS = {
     ("frontend/http/server.py", "uvloop"): "does not exist on every platform",
+    ("frontend/process.py", "frontend.tracing.export"): "needs an extra, and memory",
     ("scheduler_proc/process.py", "scheduler_proc.computing.loading.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/process.py", "scheduler_proc.computing.torch_observer"): "imports torch",
+    ("scheduler_proc/computing/torch_import.py", "torch"): "the process imports this file long before",
     (f"{LOADING}/load_runner.py", "scheduler_proc.computing.loading.checkpoint"): "random weights need no safetensors",
     (f"{LOADING}/load_runner.py", "scheduler_proc.computing.loading.weight_cache"): "likewise",
     ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
@@ -141,7 +145,12 @@ def imports_of(tree: ast.AST) -> Iterator[tuple[str, ast.Import | ast.ImportFrom
 
 
 def _name_of_call(call: ast.Call) -> str:
-    return ast.unparse(call.func).rpartition(".")[2]
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+@functools.cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
 
 
 def is_allowed(module: str, allowed: Rule) -> bool:
@@ -161,13 +170,13 @@ def is_for_types_alone(node: ast.AST, tree: ast.AST) -> bool:
 @pytest.mark.parametrize("file", FILES, ids=name_of)
 def test_a_file_imports_only_what_its_place_allows(file: Path):
     allowed = rule_for(name_of(file))
-    for module, node in imports_of(ast.parse(file.read_text())):
+    for module, node in imports_of(parsed(file)):
         assert is_allowed(module, allowed), f"{name_of(file)}:{node.lineno} must not import {module}"
 
 
 @pytest.mark.parametrize("file", FILES, ids=name_of)
 def test_imports_are_at_the_top_of_a_file(file: Path):
-    tree = ast.parse(file.read_text())
+    tree = parsed(file)
     for module, node in imports_of(tree):
         if node.col_offset and not is_for_types_alone(node, tree):
             where = f"{name_of(file)}:{node.lineno}"
@@ -197,7 +206,7 @@ LAYERED = [file for package in LAYERS for file in FILES if name_of(file).startsw
 @pytest.mark.parametrize("file", LAYERED, ids=name_of)
 def test_layers_import_downward(file: Path):
     package = name_of(file).split("/")[0]
-    for module, node in imports_of(ast.parse(file.read_text())):
+    for module, node in imports_of(parsed(file)):
         if module.split(".")[0] == package:
             where = f"{name_of(file)}:{node.lineno}"
             assert is_downward(package, name_of(file), module), f"{where} must not import {module}"

@@ -1,6 +1,6 @@
 """How the parts of the HTTP side fit together: the endpoints on their APIs, behind keys and the rules for web pages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp
 
@@ -13,8 +13,11 @@ from frontend.api.completions import CompletionApi
 from frontend.api.generate import GenerateApi
 from frontend.api.health import HealthApi
 from frontend.api.info import InfoApi, find_version
+from frontend.api.live.feed import LiveFeed
+from frontend.api.live.stream import LiveApi
 from frontend.api.load import LoadApi
 from frontend.api.metrics import MetricsApi
+from frontend.api.page import PageApi
 from frontend.api.requests import RequestsApi
 from frontend.api.tokens import TokensApi
 from frontend.http.access import AccessRules
@@ -47,7 +50,11 @@ def make_app(service: Service, endpoints: list[Endpoint], rules: AccessRules) ->
 
 
 def make_endpoints(
-    service: Service, streams: OpenStreams, metrics: MetricsApi, gauges: Callable[[], dict[str, float]]
+    service: Service,
+    streams: OpenStreams,
+    feed: LiveFeed,
+    metrics: MetricsApi,
+    gauges: Callable[[], dict[str, float]],
 ) -> list[Endpoint]:
     """Returns the route table; `gauges` are those of this process, for `/health`."""
     unknown = UnknownFields(is_strict=service.config.http.strict_fields)
@@ -62,24 +69,31 @@ def make_endpoints(
         *routes.tokens(TokensApi(service, unknown)),
         *routes.watching(HealthApi(service, gauges), LoadApi(service), metrics),
         *routes.tracing(requests),
+        *routes.showing(LiveApi(feed), PageApi()),
         *routes.caching(CacheViewApi(service, requests, unknown)),
         *routes.steering(AbortApi(service, unknown), CacheApi(service, unknown)),
     ]
 
 
-def make_metrics(service: Service, continuations: Continuations) -> MetricsApi:
-    """Returns the metrics of requests and processes under the first name of the model."""
+def make_metrics(
+    service: Service, continuations: Continuations, num_spans: Mapping[str, int], gauges: Callable[[], dict[str, float]]
+) -> MetricsApi:
+    """Returns the metrics of requests and processes under the first name of the model.
+
+    `num_spans` are those of traces by what became of them, `gauges` those of this process.
+    """
     model_name = service.config.facts.served_names[0]
     requests = RequestCollector(
         model_name,
         service.metrics,
         service.admission,
-        num_open=lambda: len(service.registry),
+        num_spans,
+        gauges,
         num_continued=lambda: continuations.num_resubmitted,
     )
     return MetricsApi(
         own=(requests, service.http_requests),
-        shared=(ProcessCollector(model_name, service.processes),),
+        shared=(ProcessCollector(service.config, service.processes),),
         peers=service.peers if service.config.run.frontend_workers > 1 else None,
         own_name=lambda: service.name,
     )

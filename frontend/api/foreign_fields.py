@@ -4,17 +4,19 @@ RENAMED = {
     "max_new_tokens": "max_tokens",  # TGI, SGLang, transformers
     "min_new_tokens": "min_tokens",  # SGLang, transformers
     "random_seed": "seed",  # Mistral
+    "nsigma": "top_n_sigma",  # Aphrodite
     "rep_pen": "repetition_penalty",  # KoboldCpp
     "repeat_penalty": "repetition_penalty",  # llama.cpp, Ollama
     "sampling_seed": "seed",  # SGLang
+    "typical": "typical_p",  # KoboldCpp
 }
 """Other names for fields of ours that mean exactly the same."""
 
 _OF_SERVERS = {
     "llama.cpp": """
-        n_predict n_keep n_discard n_indent n_probs cache_prompt id_slot slot_id samplers typical_p tfs_z
+        n_predict n_keep n_discard n_indent n_probs cache_prompt id_slot slot_id samplers tfs_z
         mirostat mirostat_tau mirostat_eta dynatemp_range dynatemp_exponent dry_multiplier dry_base
-        dry_allowed_length dry_penalty_last_n dry_sequence_breakers xtc_probability xtc_threshold top_n_sigma
+        dry_allowed_length dry_penalty_last_n dry_sequence_breakers
         repeat_last_n penalize_nl min_keep return_tokens post_sampling_probs response_fields t_max_predict_ms
         timings_per_token return_progress reasoning_format thinking_forced_open
     """,
@@ -32,11 +34,11 @@ _OF_SERVERS = {
     """,
     "KoboldCpp": """
         max_context_length max_length rep_pen_range rep_pen_slope sampler_order sampler_seed stop_sequence top_a
-        tfs typical smoothing_factor dynatemp use_default_badwordsids memory trim_stop render_special bypass_eos
+        tfs smoothing_factor dynatemp use_default_badwordsids memory trim_stop render_special bypass_eos
         banned_tokens genkey quiet
     """,
     "Aphrodite, text-generation-webui": """
-        temperature_last dynatemp_min dynatemp_max smoothing_curve nsigma skew eta_cutoff epsilon_cutoff
+        temperature_last dynatemp_min dynatemp_max smoothing_curve skew eta_cutoff epsilon_cutoff
         mirostat_mode custom_token_bans token_ban_ranges no_repeat_ngram_size dry_range repetition_penalty_range
         encoder_repetition_penalty penalty_alpha guidance_scale negative_prompt truncation_length ban_eos_token
         add_bos_token auto_max_new_tokens preset mode character instruction_template prompt_lookup_num_tokens

@@ -1,11 +1,13 @@
 """`GET /metrics`: what is counted, in the text format of Prometheus. It waits for other frontends alone, a moment."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,6 +37,9 @@ class MetricsApi:
     async def metrics(self, request: Request) -> Response:
         """In OpenMetrics where the client asks for it, else in the older text format."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        if content_type.startswith("application/openmetrics-text"):
+            # All names are valid as they are; escaped, the library's samples have `vllm_` in place of `vllm:`.
+            encode = partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8)
         trace = trace_of(request.scope)
         content = encode(await self._collect())
         trace.status = 200

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,8 +14,8 @@ from messages.replies import FinishReason
 RequestState = Literal["waiting", "running", "finished"]
 
 
-class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
-    """`age_s`: from its arrival to now or to its end, `stage_s`: since its stage began. Counts are null until known.
+class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a request, apart from how long it has been so. Counts are null until known.
 
     `waits`: for what, while it is not worked on. `choice` is its place among the choices of its HTTP request.
     """
@@ -28,8 +28,6 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     state: RequestState
     stage: Stage | None
     """Null once it has ended."""
-    age_s: float
-    stage_s: float | None
     prompt_tokens: int | None
     cached_tokens: int | None
     output_tokens: int
@@ -37,6 +35,13 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     finish_reason: FinishReason | None
     waits: Waiting | None
+
+
+class RequestLine(RequestFacts, frozen=True, kw_only=True):
+    """`age_s`: from its arrival to now or to its end, `stage_s`: since its stage began."""
+
+    age_s: float
+    stage_s: float | None
 
 
 class StageView(msgspec.Struct, frozen=True):
@@ -73,32 +78,42 @@ def state_of(timeline: Timeline) -> RequestState:
     return "waiting" if timeline.stage in WAITING_STAGES else "running"
 
 
-def make_line(
-    timeline: Timeline, generation: Generation | None, waits: Waiting | None, *, frontend: str
-) -> RequestLine:
-    """Returns the line of an open request, or of one that has ended (`generation` is None)."""
-    now_ns, outcome = time.monotonic_ns(), timeline.outcome
+def find_facts(
+    timeline: Timeline, generation: Generation | None, waits: Waiting | None, frontend: str
+) -> dict[str, Any]:
+    """Returns the `RequestFacts` of an open request, or of one that has ended (`generation` is None), by name."""
+    outcome = timeline.outcome
     if generation is not None:
         num_output_tokens = len(generation.output_ids)
     else:
         num_output_tokens = outcome.num_output_tokens if outcome is not None else 0
+    return {
+        "uid": timeline.uid,
+        "request_id": timeline.request_id,
+        "choice": timeline.index,
+        "path": timeline.path,
+        "frontend": frontend,
+        "state": state_of(timeline),
+        "stage": None if outcome is not None else timeline.stage,
+        "prompt_tokens": timeline.prompt_tokens,
+        "cached_tokens": timeline.cached_tokens,
+        "output_tokens": num_output_tokens,
+        "priority": timeline.priority,
+        "attempts": timeline.attempt + 1,
+        "finish_reason": None if outcome is None else outcome.finish_reason,
+        "waits": waits,
+    }
+
+
+def make_line(
+    timeline: Timeline, generation: Generation | None, waits: Waiting | None, *, frontend: str
+) -> RequestLine:
+    """Returns the line of an open request, or of one that has ended (`generation` is None)."""
+    now_ns = time.monotonic_ns()
     return RequestLine(
-        uid=timeline.uid,
-        request_id=timeline.request_id,
-        choice=timeline.index,
-        path=timeline.path,
-        frontend=frontend,
-        state=state_of(timeline),
-        stage=None if outcome is not None else timeline.stage,
+        **find_facts(timeline, generation, waits, frontend),
         age_s=_seconds(timeline.received_ns, timeline.end_ns or now_ns),
-        stage_s=None if outcome is not None else _seconds(timeline.stage_begin_ns, now_ns),
-        prompt_tokens=timeline.prompt_tokens,
-        cached_tokens=timeline.cached_tokens,
-        output_tokens=num_output_tokens,
-        priority=timeline.priority,
-        attempts=timeline.attempt + 1,
-        finish_reason=None if outcome is None else outcome.finish_reason,
-        waits=waits,
+        stage_s=None if timeline.outcome is not None else _seconds(timeline.stage_begin_ns, now_ns),
     )
 
 

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
 from frontend.api.aborts import AbortApi, AbortBody, AbortReply
@@ -15,8 +16,11 @@ from frontend.api.generate import GenerateApi, GenerateBody
 from frontend.api.generate_events import EndEvent, TokensEvent
 from frontend.api.health import MAX_PROBE_TIMEOUT_S, Health, HealthApi, ProbeReply
 from frontend.api.info import InfoApi, ModelCard, ModelList, ServerInfo, VersionReply
+from frontend.api.live.stream import LiveApi
+from frontend.api.live.view import LiveEvent
 from frontend.api.load import LoadApi, LoadReply
 from frontend.api.metrics import MetricsApi
+from frontend.api.page import PageApi
 from frontend.api.request_view import RequestState
 from frontend.api.requests import MAX_LIMIT, RequestReply, RequestsApi, RequestsReply
 from frontend.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply, TokensApi
@@ -211,6 +215,33 @@ def watching(health: HealthApi, load: LoadApi, metrics: MetricsApi) -> list[Endp
         ),
         _get("/load", load.load, "operation", "How much there is to do", LoadReply),
         _get("/metrics", metrics.metrics, "operation", "Metrics for Prometheus", None, is_polled=True),
+    ]
+
+
+def showing(live: LiveApi, page: PageApi) -> list[Endpoint]:
+    """Returns the endpoints that show the server as it runs: the page for people, and the stream that it reads."""
+    file = Endpoint(
+        method="GET",
+        path="/",
+        run=page.index,
+        tag="operation",
+        summary="The live page",
+        access="public",
+        is_early=True,
+        is_described=False,
+    )
+    return [
+        file,
+        msgspec.structs.replace(file, path="/page/{name}", run=page.file, is_polled=True),
+        Endpoint(
+            method="GET",
+            path="/live",
+            run=live.watch,
+            tag="operation",
+            summary="Processes, edges, steps and requests: all at first, then what changes, until the server drains",
+            events=(LiveEvent,),
+            is_early=True,
+        ),
     ]
 
 

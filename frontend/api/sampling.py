@@ -25,9 +25,10 @@ MAX_REPETITION_PENALTY = 1e6
 Count = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
-TopP = Annotated[float, Meta(gt=0, le=1)]
+PositiveProbability = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
-MinP = Annotated[float, Meta(ge=0, le=1)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
+TopNSigma = Annotated[float, Meta(ge=-1, le=100)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(gt=0)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
@@ -56,11 +57,17 @@ class SamplingFields(GrammarFields, frozen=True, kw_only=True):
     max_tokens: Annotated[Count | None, Meta(description=AT_LEAST_ONE_TEXT)] = None
     min_tokens: Annotated[Count | None, Meta(description=f"a whole number from 0 to {MAX_INT32}")] = None
     temperature: Annotated[Temperature | None, Meta(description="a number in [0, 2]")] = None
-    top_p: Annotated[TopP | None, Meta(description="a number in (0, 1]")] = None
+    top_p: Annotated[PositiveProbability | None, Meta(description="a number in (0, 1]")] = None
     top_k: Annotated[
         TopK | None, Meta(description=f"a whole number from 1 to {MAX_INT32}, or 0 or -1 for all tokens")
     ] = None
-    min_p: Annotated[MinP | None, Meta(description="a number in [0, 1]")] = None
+    min_p: Annotated[Probability | None, Meta(description="a number in [0, 1]")] = None
+    top_n_sigma: Annotated[
+        TopNSigma | None, Meta(description="a number from 0 to 100, or -1; 0 and -1 for all tokens")
+    ] = None
+    typical_p: Annotated[PositiveProbability | None, Meta(description="a number in (0, 1]")] = None
+    xtc_probability: Annotated[Probability | None, Meta(description="a number in [0, 1]")] = None
+    xtc_threshold: Annotated[Probability | None, Meta(description="a number in [0, 1]")] = None
     presence_penalty: Annotated[Penalty | None, Meta(description="a number in [-2, 2]")] = None
     frequency_penalty: Annotated[Penalty | None, Meta(description="a number in [-2, 2]")] = None
     repetition_penalty: Annotated[RepetitionPenalty | None, Meta(description="a number above 0")] = None
@@ -95,9 +102,9 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """What holds where a request says nothing."""
 
     temperature: Temperature = 1.0
-    top_p: TopP = 1.0
+    top_p: PositiveProbability = 1.0
     top_k: TopK = 0
-    min_p: MinP = 0.0
+    min_p: Probability = 0.0
     repetition_penalty: RepetitionPenalty = 1.0
 
 
@@ -147,6 +154,10 @@ class Sampling:
             top_p=_given(fields.top_p, defaults.top_p),
             top_k=max(0, _given(fields.top_k, defaults.top_k)),
             min_p=_given(fields.min_p, defaults.min_p),
+            top_n_sigma=max(0.0, _given(fields.top_n_sigma, 0.0)),
+            typical_p=_given(fields.typical_p, 1.0),
+            xtc_probability=_given(fields.xtc_probability, 0.0),
+            xtc_threshold=_given(fields.xtc_threshold, 0.1),
             seed=_given(fields.seed, seed),
             stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
             stop_token_ids=tuple(fields.stop_token_ids or ()),

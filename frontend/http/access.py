@@ -1,13 +1,13 @@
 """Who may use an endpoint: hosts, origins, keys, and for the operator's endpoints the machine that asks."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from starlette.types import ASGIApp, Scope
 
 from frontend.http.endpoint import Access
 from frontend.http.hosts import AllowedHosts, is_loopback
 from frontend.http.keys import Keys
-from frontend.http.origins import AllowedOrigins
+from frontend.http.origins import AllowedOrigins, find_foreign
 from messages.config import HttpConfig
 from messages.errors import ErrorInfo, RequestError
 
@@ -31,7 +31,7 @@ class AccessRules:
         self._hosts.check(headers)
         self._origins.check(scope["method"], scope["scheme"], headers)
         if access == "operator":
-            check_is_local(scope["client"], headers)
+            check_is_local(scope["client"], scope["scheme"], headers)
         self.keys.check(access, headers)
 
     def with_cors(self, app: ASGIApp) -> ASGIApp:
@@ -39,11 +39,11 @@ class AccessRules:
         return self._origins.with_cors(app)
 
 
-def check_is_local(client: tuple[str, int] | None, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Raises `RequestError` (403) for a client on another machine, one behind a proxy, and any web page."""
-    is_local = client is not None and is_loopback(client[0])
+def check_is_local(client: tuple[str, int] | None, scheme: str, headers: Collection[tuple[bytes, bytes]]) -> None:
+    """Raises `RequestError` (403) for a client on another machine, one behind a proxy, and a web page of others."""
+    is_local = client is not None and is_loopback(client[0]) and not find_foreign(scheme, headers)
     for name, _ in headers:
-        if name == b"origin" or name in FORWARDED or name.startswith(FORWARDED_PREFIX):
+        if name in FORWARDED or name.startswith(FORWARDED_PREFIX):
             is_local = False
     if not is_local:
         raise RequestError(

@@ -1,6 +1,7 @@
 """The ASGI application: routes, who may use them, what exceptions become, and one access line for each request."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from starlette.requests import ClientDisconnect
@@ -61,7 +62,8 @@ class App:
                 raise
             await error_reply(error, trace.method, trace.path)(scope, receive, send)
         finally:
-            self._requests.note(endpoint and endpoint.template, trace.method, trace.shown_status)
+            seconds = (time.monotonic_ns() - trace.received_ns) / 1e9
+            self._requests.note(endpoint and endpoint.template, trace.method, trace.shown_status, seconds)
             self._on_response(trace)
             trace.write_line(is_quiet=endpoint is not None and endpoint.is_polled)
 

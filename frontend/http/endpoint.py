@@ -40,7 +40,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     body: type[msgspec.Struct] | None = None
     reply: Any = None
-    """`None` for a reply of plain text."""
+    """`None` for a reply of plain text or, with `events`, one that is always a stream."""
     events: tuple[type[msgspec.Struct], ...] = ()
     errors: tuple[int, ...] = ()
     other_replies: dict[int, Any] = {}
@@ -52,6 +52,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Machines ask all the time: in the access log only at level debug."""
     is_early: bool = False
     """It answers also before every process has been ready once."""
+    is_described: bool = True
+    """It is in the description: not so what is for people alone."""
 
     @property
     def template(self) -> str:

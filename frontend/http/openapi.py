@@ -39,7 +39,8 @@ class OpenApiApi:
             reply=dict[str, Any],
         )
         self.endpoints = [*endpoints, own]
-        self._reply = JsonReply(make_document(self.endpoints, version, root_path, keys))
+        described = [endpoint for endpoint in self.endpoints if endpoint.is_described]
+        self._reply = JsonReply(make_document(described, version, root_path, keys))
 
     async def describe(self, request: Request) -> JsonReply:
         return self._reply
@@ -112,7 +113,7 @@ def _operation(endpoint: Endpoint, schemas: _Schemas, *, needs_key: bool) -> Jso
 
 
 def _responses(endpoint: Endpoint, schemas: _Schemas, *, needs_key: bool) -> Iterator[tuple[int, Json]]:
-    headers = {**_ID_HEADER, **_TIMING_HEADER} if endpoint.events else _ID_HEADER
+    headers = {**_ID_HEADER, **_TIMING_HEADER} if endpoint.events and endpoint.reply else _ID_HEADER
     yield 200, {"description": _success_text(endpoint), "headers": headers, "content": _content(endpoint, schemas)}
     for status, kind in endpoint.other_replies.items():
         content = {"application/json": {"schema": schemas.of(kind)}}
@@ -127,9 +128,11 @@ def _responses(endpoint: Endpoint, schemas: _Schemas, *, needs_key: bool) -> Ite
 
 
 def _content(endpoint: Endpoint, schemas: _Schemas) -> Json:
-    if endpoint.reply is None:
+    if endpoint.reply is None and not endpoint.events:
         return {kind: {"schema": {"type": "string"}} for kind in ("text/plain", "application/openmetrics-text")}
-    content: Json = {"application/json": {"schema": schemas.of(endpoint.reply)}}
+    content: Json = {}
+    if endpoint.reply is not None:
+        content["application/json"] = {"schema": schemas.of(endpoint.reply)}
     if endpoint.events:
         events = {"anyOf": [schemas.of(event) for event in (*endpoint.events, ErrorBody)]}
         json_data = {"type": "string", "contentMediaType": "application/json", "contentSchema": events}
@@ -163,7 +166,7 @@ def _error(status: int, schemas: _Schemas) -> Json:
 
 
 def _success_text(endpoint: Endpoint) -> str:
-    return "The whole reply or, with `stream`, its events." if endpoint.events else endpoint.summary
+    return "The whole reply or, with `stream`, its events." if endpoint.events and endpoint.reply else endpoint.summary
 
 
 def _operation_id(endpoint: Endpoint) -> str:

@@ -36,13 +36,8 @@ class AllowedOrigins:
         """
         if method in SAFE_METHODS or "*" in self._listed:
             return
-        headers = list(headers)
-        origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
-        if not origins:
-            return
-        own = {_own_origin(scheme, value.decode("latin-1")) for name, value in headers if name == b"host"}
-        for origin in origins:
-            if origin.lower() not in self._listed and origin.lower() not in own:
+        for origin in find_foreign(scheme, headers):
+            if origin.lower() not in self._listed:
                 raise RequestError(
                     ErrorInfo(
                         403,
@@ -65,6 +60,14 @@ class AllowedOrigins:
             expose_headers=EXPOSED_HEADERS,
             max_age=CORS_MAX_AGE_S,
         )
+
+
+def find_foreign(scheme: str, headers: Iterable[tuple[bytes, bytes]]) -> list[str]:
+    """Returns each `Origin` of a request that is not the server's own; programs send none."""
+    headers = list(headers)
+    own = {_own_origin(scheme, value.decode("latin-1")) for name, value in headers if name == b"host"}
+    origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
+    return [origin for origin in origins if origin.lower() not in own]
 
 
 def _own_origin(scheme: str, host: str) -> str | None:

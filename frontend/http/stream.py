@@ -108,7 +108,7 @@ class EventStream:
             except Exception as error:
                 if not trace.status:
                     raise
-                await _write(send, sse.error_frame(internal_error(log_internal(error))) + sse.DONE, is_last=True)
+                await write_body(send, sse.error_frame(internal_error(log_internal(error))) + sse.DONE, is_last=True)
 
     async def _write_all(self, send: Send, trace: RequestTrace) -> None:
         changed = self._choices[0].changed
@@ -132,10 +132,10 @@ class EventStream:
             if not frames:
                 continue
             if not trace.status:
-                await _write_head(send, trace)
+                await write_head(send, trace)
             self.wrote_s = time.monotonic()
             self.is_writing = True
-            await _write(send, frames, is_last=is_last)
+            await write_body(send, frames, is_last=is_last)
             self.is_writing = False
 
     def _next_frames(self) -> bytes:
@@ -210,9 +210,14 @@ def watched(service: Service, choices: Iterable[Generation], receive: Receive) -
         leave()
 
 
-async def _watch(leave: Callable[[], None], receive: Receive) -> None:
+async def wait_until_gone(receive: Receive) -> None:
+    """Returns when the client has left; drops what it still sends."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _watch(leave: Callable[[], None], receive: Receive) -> None:
+    await wait_until_gone(receive)
     leave()
 
 
@@ -230,7 +235,7 @@ def _are_heard(choices: Iterable[Generation]) -> bool:
     return True
 
 
-async def _write_head(send: Send, trace: RequestTrace) -> None:
+async def write_head(send: Send, trace: RequestTrace) -> None:
     trace.status = 200
     headers = [
         (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -241,5 +246,5 @@ async def _write_head(send: Send, trace: RequestTrace) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-async def _write(send: Send, body: bytes, *, is_last: bool) -> None:
+async def write_body(send: Send, body: bytes, *, is_last: bool) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": not is_last})

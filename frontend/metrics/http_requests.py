@@ -3,9 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from frontend.metrics.distribution import Distribution
+from frontend.metrics.request_metrics import SPAN_BOUNDS_S
 
 UNKNOWN_HANDLER = "none"
 """In place of the path where it is no endpoint's: clients may not make series."""
@@ -20,18 +23,32 @@ class HttpRequests(Collector):
     def __init__(self) -> None:
         self._num_answered: Counter[tuple[str, str, str]] = Counter()
         """By handler, method and class of status."""
+        self._seconds: dict[tuple[str, str], Distribution] = {}
+        """By handler and method."""
 
-    def note(self, handler: str | None, method: str, status: int) -> None:
+    def note(self, handler: str | None, method: str, status: int, seconds: float) -> None:
         """Counts a response. `handler` is the template of the endpoint's path, `None` for a path that is unknown."""
-        known_method = method if method in METHODS else OTHER_METHOD
-        self._num_answered[handler or UNKNOWN_HANDLER, known_method, f"{status // 100}xx"] += 1
+        key = handler or UNKNOWN_HANDLER, method if method in METHODS else OTHER_METHOD
+        self._num_answered[*key, f"{status // 100}xx"] += 1
+        if key not in self._seconds:
+            self._seconds[key] = Distribution(SPAN_BOUNDS_S)
+        self._seconds[key].add(seconds)
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
             "http_requests",
-            "Total number of requests by method, status and handler.",
+            "Responses. `handler` is the path with {id} for what varies, `none` where no endpoint has it; `status` is "
+            "2xx, 4xx (also for a client that left before its response) or 5xx.",
             labels=["handler", "method", "status"],
         )
         for labels, count in self._num_answered.items():
             family.add_metric(labels, count)
         yield family
+        durations = HistogramMetricFamily(
+            "http_request_duration_seconds",
+            "From the head of a request to the end of its response, streams included.",
+            labels=["handler", "method"],
+        )
+        for key, seconds in self._seconds.items():
+            durations.add_metric(key, seconds.buckets(), seconds.total)
+        yield durations

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import psutil
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -11,6 +11,8 @@ from prometheus_client.registry import Collector
 
 from frontend.links.processes import ProcessView
 from frontend.metrics.distribution import make_buckets
+from messages import VERSION
+from messages.config import Config
 from messages.control import ProcessState, ProcessStatus
 from messages.histograms import BOUNDS, HistogramCounts
 from runtime.histograms import Histogram
@@ -18,20 +20,26 @@ from runtime.histograms import Histogram
 MODEL_LABEL, PROCESS_LABEL = "model_name", "process"
 
 HISTOGRAMS = {
-    "step_seconds": ("sluice_step_seconds", "Time of a step."),
+    "step_seconds": ("sluice_step_seconds", "Time of a step, from its plan to its result."),
     "step_rows": ("sluice_step_rows", "Rows of a step."),
     "step_tokens": ("vllm:iteration_tokens_total", "Tokens of a step, prefill and decode together."),
+    "grammar_seconds": (
+        "sluice_grammar_compile_seconds",
+        "What a request has waited for its grammar to compile, where it was not known.",
+    ),
 }
 
 
 class ProcessCollector(Collector):
     """Shows the launcher's latest table (at most about a second old), which all frontends get at the same time."""
 
-    def __init__(self, model_name: str, processes: ProcessView):
-        self._model = [model_name]
+    def __init__(self, config: Config, processes: ProcessView):
+        self._config = config
+        self._model = [config.facts.served_names[0]]
         self._processes = processes
 
     def collect(self) -> Iterator[Metric]:
+        yield self._info()
         yield from self._scheduler_gauges()
         counted = self._processes.counted("scheduler")
         yield from self._counters(counted.counters)
@@ -40,11 +48,32 @@ class ProcessCollector(Collector):
         yield from self._states(statuses)
         yield from self._costs(statuses)
 
+    def _info(self) -> Metric:
+        config = self._config
+        labels = {
+            MODEL_LABEL: self._model[0],
+            "version": VERSION,
+            "device": config.model.device,
+            "dtype": config.model.dtype,
+            "quantization": config.model.quantization,
+            "max_model_len": str(config.facts.max_model_len),
+            "block_size": str(config.cache.block_size),
+            "max_num_seqs": str(config.scheduling.max_num_seqs),
+            "speculative": config.scheduling.speculative,
+        }
+        family = GaugeMetricFamily("sluice_info", "Always 1; the labels are flags of this server.", labels=list(labels))
+        family.add_metric(list(labels.values()), 1)
+        return family
+
     def _scheduler_gauges(self) -> Iterator[Metric]:
         processes, gauges = self._processes, self._processes.gauges("scheduler")
         for name, text, value in (
             ("vllm:num_requests_running", "Requests that have a row.", gauges.get("running", 0.0)),
-            ("vllm:num_requests_waiting", "Requests that wait for a row.", processes.num_waiting),
+            (
+                "vllm:num_requests_waiting",
+                "Requests that wait for a row, or on hold for a process.",
+                processes.num_waiting,
+            ),
             (
                 "vllm:kv_cache_usage_perc",
                 "Part of the pages that requests hold, 0 to 1.",
@@ -52,6 +81,9 @@ class ProcessCollector(Collector):
             ),
             ("sluice_pages", "Pages of the KV cache.", gauges.get("pages_all", 0.0)),
             ("sluice_pages_cached", "Pages kept for prompts to come.", gauges.get("pages_cached", 0.0)),
+            ("sluice_requests_prefilling", "Requests whose prompt is being computed.", gauges.get("prefilling", 0.0)),
+            ("sluice_requests_decoding", "Requests that get tokens.", gauges.get("decoding", 0.0)),
+            ("sluice_requests_compiling", "Requests that wait for their grammar.", gauges.get("compiling", 0.0)),
         ):
             family = GaugeMetricFamily(name, text, labels=[MODEL_LABEL])
             family.add_metric(self._model, value)
@@ -62,8 +94,10 @@ class ProcessCollector(Collector):
             ("vllm:prefix_cache_queries", "Prompt tokens looked for in the prefix cache.", "prompt_tokens"),
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
             ("vllm:num_preemptions", "Rows that gave way because pages were short.", "preemptions"),
+            ("vllm:spec_decode_num_drafts", "Rows of steps that had draft tokens.", "drafts"),
             ("vllm:spec_decode_num_draft_tokens", "Draft tokens that were verified.", "draft_tokens"),
             ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right.", "accepted_tokens"),
+            ("sluice_pages_evicted", "Cached pages that made room for others.", "pages_evicted"),
             ("sluice_steps", "Forward passes.", "steps"),
         ):
             family = CounterMetricFamily(name, text, labels=[MODEL_LABEL])
@@ -82,41 +116,72 @@ class ProcessCollector(Collector):
         state = GaugeMetricFamily(
             "sluice_process_state", "1 for the state that a process is in.", labels=[PROCESS_LABEL, "state"]
         )
-        age = GaugeMetricFamily("sluice_process_beat_age_seconds", "Since the last beat.", labels=[PROCESS_LABEL])
+        degraded = GaugeMetricFamily(
+            "sluice_process_degraded",
+            "1 where a process serves without something; /health says what.",
+            labels=[PROCESS_LABEL],
+        )
+        age = GaugeMetricFamily(
+            "sluice_process_beat_age_seconds",
+            "Since the last heartbeat that the launcher has heard.",
+            labels=[PROCESS_LABEL],
+        )
         incarnation = GaugeMetricFamily("sluice_process_incarnation", "Starts of a process.", labels=[PROCESS_LABEL])
         restarts = CounterMetricFamily(
             "sluice_process_restarts",
-            "How often a process was replaced.",
+            "How often a process was replaced after it had died or hung, or by command.",
             labels=[PROCESS_LABEL],
         )
         for status in statuses:
             for name in get_args(ProcessState):
                 state.add_metric([status.name, name], float(status.state == name))
+            degraded.add_metric([status.name], float(bool(status.degraded)))
             if status.beat_ns:
                 age.add_metric([status.name], max(0, now_ns - status.beat_ns) / 1e9)
             incarnation.add_metric([status.name], status.incarnation)
             restarts.add_metric([status.name], status.num_restarts)
-        yield from (state, age, incarnation, restarts)
+        yield from (state, degraded, age, incarnation, restarts)
 
     def _costs(self, statuses: list[ProcessStatus]) -> Iterator[Metric]:
-        """Both are of the process that has the place now, and missing where nothing runs."""
-        cpu = CounterMetricFamily("sluice_process_cpu_seconds", "CPU time, user and system.", labels=[PROCESS_LABEL])
-        memory = GaugeMetricFamily("sluice_process_resident_bytes", "Resident memory.", labels=[PROCESS_LABEL])
+        """They are of the process that has the place now, and missing where nothing runs."""
+        families = (
+            CounterMetricFamily(
+                "sluice_process_cpu_seconds", "CPU time of a process, user and system.", labels=[PROCESS_LABEL]
+            ),
+            GaugeMetricFamily("sluice_process_resident_bytes", "Resident memory of a process.", labels=[PROCESS_LABEL]),
+            GaugeMetricFamily("sluice_process_threads", "Threads of a process.", labels=[PROCESS_LABEL]),
+            GaugeMetricFamily("sluice_process_open_fds", "Open file descriptors of a process.", labels=[PROCESS_LABEL]),
+            GaugeMetricFamily(
+                "sluice_process_start_time_seconds",
+                "When the process was started, in seconds since 1970.",
+                labels=[PROCESS_LABEL],
+            ),
+        )
         for status in statuses:
-            cost = _find_cost(status.pid)
+            cost = find_cost(status.pid)
             if cost is not None:
-                cpu.add_metric([status.name], cost[0])
-                memory.add_metric([status.name], cost[1])
-        yield from (cpu, memory)
+                for family, value in zip(families, cost, strict=True):
+                    family.add_metric([status.name], value)
+        yield from families
 
 
-def _find_cost(pid: int) -> tuple[float, int] | None:
-    """Returns CPU seconds and resident bytes of process `pid`; `None` where it cannot be looked at."""
+class ProcessCost(NamedTuple):
+    cpu_s: float
+    resident_bytes: int
+    num_threads: int
+    num_open_files: int
+    started_s: float
+
+
+def find_cost(pid: int) -> ProcessCost | None:
+    """Returns what the system says of process `pid`; `None` where it cannot be looked at."""
     if not pid:
         return None
     try:
         process = psutil.Process(pid)
-        times = process.cpu_times()
-        return times.user + times.system, process.memory_info().rss
+        with process.oneshot():
+            times, memory = process.cpu_times(), process.memory_info()
+            cpu_s = times.user + times.system
+            return ProcessCost(cpu_s, memory.rss, process.num_threads(), process.num_fds(), process.create_time())
     except psutil.Error:
         return None

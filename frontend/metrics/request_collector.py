@@ -1,6 +1,6 @@
 """The request metrics by their public names: vLLM's where the meaning is the same, so that its dashboards work."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -16,49 +16,73 @@ LABEL = "model_name"
 
 
 class RequestCollector(Collector):
-    """Shows `metrics` and refusals under `model_name`; the two callables return numbers as of now."""
+    """Shows `metrics`, refusals and spans under `model_name`; `gauges` are those of the process, as of now."""
 
     def __init__(
         self,
         model_name: str,
         metrics: RequestMetrics,
         admission: Admission,
-        num_open: Callable[[], int],
+        num_spans: Mapping[str, int],
+        gauges: Callable[[], dict[str, float]],
         num_continued: Callable[[], int],
     ):
         self._names = [LABEL]
         self._labels = [model_name]
         self._metrics = metrics
         self._admission = admission
-        self._num_open = num_open
+        self._num_spans = num_spans
+        self._gauges = gauges
         self._num_continued = num_continued
 
     def collect(self) -> Iterator[Metric]:
         yield from self._counters()
         yield from self._spans()
         yield from self._sizes()
-        yield self._gauge("sluice_requests_open", "Requests between their arrival and their end.", self._num_open())
+        yield self._stages()
+        gauges = self._gauges()
+        for name, text, key in (
+            ("sluice_requests_open", "Requests between their arrival and their end.", "requests"),
+            ("sluice_requests_on_hold", "New requests that wait for a process to be replaced.", "requests_on_hold"),
+            ("sluice_streams", "Responses that are being streamed.", "streams"),
+            ("sluice_connections", "Open connections of clients.", "connections"),
+        ):
+            yield self._gauge(name, text, gauges[key])
 
     def _counters(self) -> Iterator[Metric]:
         metrics = self._metrics
         prompt_tokens = metrics.prompt_tokens.total
         yield self._counter("vllm:prompt_tokens", "Prompt tokens of requests that have ended.", prompt_tokens)
-        yield self._counter("vllm:generation_tokens", "Tokens generated.", metrics.num_output_tokens)
+        yield self._counter("vllm:generation_tokens", "Tokens generated, as they come.", metrics.num_output_tokens)
         yield self._counter(
             "sluice_cached_prompt_tokens",
             "Prompt tokens of ended requests that were found in the prefix cache.",
             metrics.num_cached_tokens,
         )
-        ended = self._by("vllm:request_success", "Requests that have ended.", "finished_reason")
+        ended = self._by(
+            "vllm:request_success",
+            "Requests that have ended; those that were refused after admission are errors.",
+            "finished_reason",
+        )
         for reason in get_args(FinishReason):
             ended.add_metric([*self._labels, reason], metrics.num_ended[reason])
         yield ended
-        refused = self._by("sluice_requests_refused", "Requests answered 503 before they were sent.", "code")
+        refused = self._by(
+            "sluice_requests_refused", "Requests answered 503, at admission or after they were on hold.", "code"
+        )
         for code in ("queue_full", "not_ready", "draining"):
             refused.add_metric([*self._labels, code], self._admission.num_refused[code])
         yield refused
+        spans = self._by("sluice_otlp_spans", "Spans for --otlp-endpoint: sent, or lost and why.", "outcome")
+        for outcome in ("exported", "queue_full", "export_failed"):
+            spans.add_metric([*self._labels, outcome], self._num_spans.get(outcome, 0))
+        yield spans
         yield self._counter("sluice_clients_gone", "Requests whose client left early.", metrics.num_clients_gone)
-        yield self._counter("sluice_continuations", "Attempts begun because a process had died.", self._num_continued())
+        yield self._counter(
+            "sluice_continuations",
+            "Attempts begun because a process had died or frames were lost.",
+            self._num_continued(),
+        )
 
     def _spans(self) -> Iterator[Metric]:
         metrics = self._metrics
@@ -80,8 +104,23 @@ class RequestCollector(Collector):
             ("request_prompt_tokens", "Prompt tokens of a request.", metrics.prompt_tokens),
             ("request_generation_tokens", "Tokens generated for a request.", metrics.output_tokens),
             ("request_params_max_tokens", "max_tokens of a request.", metrics.max_tokens),
+            (
+                "request_prefill_kv_computed_tokens",
+                "Prompt tokens of a request that were not in the prefix cache.",
+                metrics.computed_tokens,
+            ),
         ):
             yield self._histogram(f"vllm:{name}", text, counts)
+
+    def _stages(self) -> Metric:
+        family = HistogramMetricFamily(
+            "sluice_request_stage_seconds",
+            "Time of a request in each stage that it has been in, as /requests shows them.",
+            labels=[*self._names, "stage"],
+        )
+        for stage, spans in self._metrics.stage_s.items():
+            family.add_metric([*self._labels, stage], spans.buckets(), spans.total)
+        return family
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(name, text, labels=self._names)

@@ -2,9 +2,12 @@
 
 import time
 from collections import Counter
+from typing import get_args
 
 from frontend.metrics.distribution import Distribution, one_two_five
 from frontend.requests.generation import Generation
+from frontend.requests.timeline import Stage, Timeline
+from frontend.requests.timelines import sum_stages
 from messages.columns import num_int32
 from messages.replies import UserReply
 
@@ -19,6 +22,10 @@ TOKEN_GAP_BOUNDS_S = (
 SPAN_BOUNDS_S = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0),
     *(60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+STAGE_BOUNDS_S = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
 
 
@@ -42,6 +49,10 @@ class RequestMetrics:
         self.prompt_tokens = Distribution(token_bounds)
         self.output_tokens = Distribution(token_bounds)
         self.max_tokens = Distribution(token_bounds)
+        self.computed_tokens = Distribution(token_bounds)
+        """Of prompts, without those that were in the prefix cache."""
+        self.stage_s = {stage: Distribution(STAGE_BOUNDS_S) for stage in get_args(Stage)}
+        """Of timelines: a stage that a request has been in several times counts once, with the sum."""
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.num_ended: Counter[str] = Counter()
@@ -68,11 +79,17 @@ class RequestMetrics:
             self._note_usage(generation, final)
             self._note_spans(generation, final, now_ns)
 
+    def note_timeline(self, timeline: Timeline) -> None:
+        """Counts the stages of a request whose response is over."""
+        for stage, ms in sum_stages(timeline.spans(timeline.end_ns)).items():
+            self.stage_s[stage].add(ms / 1000)
+
     def _note_usage(self, generation: Generation, final: UserReply) -> None:
         usage = final.usage
         self.prompt_tokens.add(usage.prompt_tokens)
         self.output_tokens.add(usage.completion_tokens)
         self.max_tokens.add(generation.message.sampling_params.max_tokens)
+        self.computed_tokens.add(usage.prompt_tokens - usage.cached_tokens)
         self.num_cached_tokens += usage.cached_tokens
 
     def _note_spans(self, generation: Generation, final: UserReply, now_ns: int) -> None:

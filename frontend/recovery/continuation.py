@@ -154,7 +154,11 @@ class Continuations:
             return
         suspect = self._quarantine.next_suspect()
         if suspect is not None:
-            log.warning("uid %d may have killed the scheduler twice: no other suspect runs beside it", suspect.uid)
+            log.warning(
+                "uid %d may have killed the scheduler twice: no other suspect runs beside it",
+                suspect.uid,
+                extra=suspect.log_extra,
+            )
             self._resubmit(suspect)
 
     def _resubmit(self, generation: Generation) -> None:
@@ -177,6 +181,7 @@ class Continuations:
                 generation.request_id,
                 NUM_DEATHS_REFUSED,
                 reference,
+                extra=generation.log_extra,
             )
             self._send(generation.next_attempt(ends_at_once=True))
             self._registry.fail(generation, internal_error(reference))

@@ -49,5 +49,9 @@ class Deadlines:
 
     def _give_up(self, generation: Generation) -> None:
         self.forget(generation)
-        log.warning("uid %d id=%s: ended at its deadline, no answer came", generation.uid, generation.request_id)
+        log.warning(
+            "uid %d id=%s: ended at its deadline, no answer came",
+            *(generation.uid, generation.request_id),
+            extra=generation.log_extra,
+        )
         self._end_here(generation)

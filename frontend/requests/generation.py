@@ -5,7 +5,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,6 +13,7 @@ from frontend.requests.timeline import Timeline
 from messages.columns import INT32, unpack_int32
 from messages.replies import PositionLogprobs, PromptReply, Usage, UserReply
 from messages.requests import AbortReason, TokenizeMsg
+from runtime.logs import FIELDS
 
 
 class Increment(NamedTuple):
@@ -108,6 +109,11 @@ class Generation:
         """Those of the tokens that have not been taken; empty where none are wanted."""
         self._num_ids_taken = 0
         self._num_ids_before = 0
+
+    @property
+    def log_extra(self) -> dict[str, Any]:
+        """The `extra` of a log line about this request."""
+        return {FIELDS: {"uid": self.uid, "request_id": self.request_id}}
 
     @property
     def has_step(self) -> bool:

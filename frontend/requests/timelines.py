@@ -8,7 +8,7 @@ from itertools import chain
 
 from frontend.requests.generation import Generation
 from frontend.requests.step_log import MAX_POINTS, StepLog
-from frontend.requests.timeline import ChunkSpan, Outcome, Span, Timeline, Told
+from frontend.requests.timeline import ChunkSpan, Outcome, Span, Stage, Timeline, Told
 from messages.timeline import ChunkRow, DelayedRow, PreemptedRow, ScheduleReport, Tokenized, TokenizedRow, WaitingRow
 
 NUM_ENDED = 1000
@@ -21,11 +21,18 @@ log = logging.getLogger("sluice.frontend")
 class Timelines:
     """A request is here from its admission until its response is over, and then among the latest `NUM_ENDED`.
 
-    Those that took `slow_request_s` or longer are logged. `find_open` returns what waits for a final reply.
+    Those that took `slow_request_s` or longer are logged. `find_open` returns what waits for a final reply. `on_end` is
+    called with each timeline that has ended.
     """
 
-    def __init__(self, find_open: Callable[[int], Generation | None], slow_request_s: float | None = None):
+    def __init__(
+        self,
+        find_open: Callable[[int], Generation | None],
+        slow_request_s: float | None = None,
+        on_end: Callable[[Timeline], None] = lambda timeline: None,
+    ):
         self._find_open = find_open
+        self._on_end = on_end
         self._slow_request_s = slow_request_s
         self._live: dict[int, Generation] = {}
         self._ended: deque[Timeline] = deque(maxlen=NUM_ENDED)
@@ -59,9 +66,10 @@ class Timelines:
         timeline.end_ns = time.monotonic_ns()
         timeline.outcome = Outcome(final.finish_reason, len(generation.output_ids), self.step_ends(timeline))
         self._ended.append(timeline)
+        self._on_end(timeline)
         total_s = (timeline.end_ns - timeline.received_ns) / 1e9
         if self._slow_request_s is not None and total_s >= self._slow_request_s:
-            log.warning("slow request: %s", describe(timeline, timeline.end_ns))
+            log.warning("slow request: %s", describe(timeline, timeline.end_ns), extra=generation.log_extra)
 
     def note_step(self, committed_ns: int, now_ns: int) -> None:
         """Tokens of a step that ended at `committed_ns` have come."""
@@ -126,9 +134,9 @@ def describe(timeline: Timeline, now_ns: int) -> str:
     )
 
 
-def sum_stages(spans: list[Span]) -> dict[str, float]:
+def sum_stages(spans: list[Span]) -> dict[Stage, float]:
     """Returns the milliseconds of each stage, in the order of their first times."""
-    sums_ms: dict[str, float] = {}
+    sums_ms: dict[Stage, float] = {}
     for span in spans:
         sums_ms[span.stage] = sums_ms.get(span.stage, 0.0) + (span.end_ns - span.begin_ns) / 1e6
     return sums_ms

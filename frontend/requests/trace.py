@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from frontend.requests.generation import Generation
+from runtime.logs import FIELDS
 
 REQUEST_ID_HEADER = b"x-request-id"
 REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:/+=-]{1,128}\Z"
@@ -18,6 +19,15 @@ _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 CLIENT_LEFT = 499
 """Logged and counted (never sent) as the status of a request whose client left before the response began."""
 
+SHORT_NAMES = {
+    "prompt_tokens": "prompt",
+    "cached_tokens": "cached",
+    "completion_tokens": "completion",
+    "finish_reason": "finish",
+    "ttft_ms": "ttft",
+}
+"""In the text of the line, of the fields that a JSON line has."""
+
 log = logging.getLogger("sluice.frontend")
 
 
@@ -27,7 +37,8 @@ class RequestTrace:
     def __init__(self, scope: Mapping[str, Any]):
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.request_id = _given_id(scope["headers"]) or secrets.token_hex(12)
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.request_id = _given_id(self.headers) or secrets.token_hex(12)
         self.status = 0
         self.generations: list[Generation] = []
         """The choices of the request, in their order."""
@@ -46,27 +57,34 @@ class RequestTrace:
         level = logging.DEBUG if is_quiet else logging.INFO
         if not log.isEnabledFor(level):
             return
-        tokens = f" {_counts(self.generations)}" if self.generations else ""
-        elapsed_ms = (time.monotonic_ns() - self.received_ns) / 1e6
-        what = f"{self.method} {_printable(self.path)} {self.shown_status}{tokens}"
-        log.log(level, "%s total=%.1f ms id=%s", what, elapsed_ms, self.request_id)
+        counts = _counts(self.generations) if self.generations else {}
+        tokens = "".join(f" {SHORT_NAMES.get(name, name)}={value}" for name, value in counts.items())
+        total_ms = round((time.monotonic_ns() - self.received_ns) / 1e6, 1)
+        path, status = _printable(self.path), self.shown_status
+        what = {"method": self.method, "path": path, "status": status, **counts, "total_ms": total_ms}
+        log.log(
+            level,
+            "%s %s %d%s total=%.1f ms id=%s",
+            *(self.method, path, status, tokens, total_ms, self.request_id),
+            extra={FIELDS: {**what, "request_id": self.request_id}},
+        )
 
 
-def _counts(generations: list[Generation]) -> str:
+def _counts(generations: list[Generation]) -> dict[str, Any]:
     """Returns the counts of the choices together; prompt, cached tokens and reason are those of the first one."""
     first, final = generations[0], generations[0].final
-    parts = [f"uid={first.uid}"]
+    counts: dict[str, Any] = {"uid": first.uid}
     if len(generations) > 1:
-        parts.append(f"choices={len(generations)}")
+        counts["choices"] = len(generations)
     if final is not None:
-        parts.append(f"prompt={final.usage.prompt_tokens} cached={final.usage.cached_tokens}")
-    parts.append(f"completion={sum(len(generation.output_ids) for generation in generations)}")
+        counts |= {"prompt_tokens": final.usage.prompt_tokens, "cached_tokens": final.usage.cached_tokens}
+    counts["completion_tokens"] = sum(len(generation.output_ids) for generation in generations)
     if final is not None:
-        parts.append(f"finish={final.finish_reason}")
+        counts["finish_reason"] = final.finish_reason
     first_token_ns = min((entry.first_token_ns for entry in generations if entry.first_token_ns), default=0)
     if first_token_ns:
-        parts.append(f"ttft={(first_token_ns - first.message.stamps.received_ns) / 1e6:.1f}")
-    return " ".join(parts)
+        counts["ttft_ms"] = round((first_token_ns - first.message.stamps.received_ns) / 1e6, 1)
+    return counts
 
 
 def trace_of(scope: Mapping[str, Any]) -> RequestTrace:

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "source"
@@ -84,12 +84,20 @@ def library_path(compiler: Sequence[str], extra_flags: Sequence[str] = ()) -> Pa
     return cache_dir() / f"kernels-{key.hexdigest()[:24]}.so"
 
 
-def build(compiler: Sequence[str], target: Path, extra_flags: Sequence[str] = ()) -> None:
-    """`target` is the library afterwards, whole: it appears under its name in one move. Raises `BuildError`."""
+def build(
+    compiler: Sequence[str],
+    target: Path,
+    extra_flags: Sequence[str] = (),
+    tell: Callable[[float], None] = lambda fraction: None,
+) -> None:
+    """`target` is the library afterwards, whole: it appears under its name in one move. Raises `BuildError`.
+
+    `tell` hears which part of the compiling is done, up to 1.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
-            objects = _compile(compiler, Path(scratch), extra_flags)
+            objects = _compile(compiler, Path(scratch), extra_flags, tell)
             library = Path(scratch) / "kernels.so"
             _run([*compiler, "-shared", *extra_flags, "-o", str(library), *objects, "-lm"])
             library.replace(target)
@@ -104,7 +112,9 @@ def _source_key() -> "hashlib._Hash":
     return key
 
 
-def _compile(compiler: Sequence[str], scratch: Path, extra_flags: Sequence[str]) -> list[str]:
+def _compile(
+    compiler: Sequence[str], scratch: Path, extra_flags: Sequence[str], tell: Callable[[float], None]
+) -> list[str]:
     """Compiles for the instruction sets that the compiler knows, in parallel; returns the object files."""
     units = [(name, ["-c", str(SOURCE / f"{name}.c")]) for name in RUNTIME_UNITS]
     units += [
@@ -121,10 +131,11 @@ def _compile(compiler: Sequence[str], scratch: Path, extra_flags: Sequence[str])
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands
     ]
     try:
-        for command, compiling in zip(commands, running, strict=True):
+        for num_done, (command, compiling) in enumerate(zip(commands, running, strict=True), start=1):
             _, messages = compiling.communicate(timeout=COMPILE_TIMEOUT_S)
             if compiling.returncode != 0:
                 raise BuildError(f"{command[0]} failed: {_first_lines(messages)}")
+            tell(num_done / len(commands))
     except subprocess.TimeoutExpired:
         raise BuildError(f"{compiler[0]} took more than {COMPILE_TIMEOUT_S:g} s") from None
     finally:

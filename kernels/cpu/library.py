@@ -33,6 +33,8 @@ Kernel = Callable[..., None]
 
 Report = Callable[[str, float | None], None]
 
+BUILDING = "building the C kernels"
+
 ISA_VARIABLE = "SLUICE_CPU_ISA"
 ISA_NUMBERS = {"portable": 0, "avx2": 1, "avx512": 2, "amx": 3}
 FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -101,14 +103,14 @@ def load_kernels(report: Report) -> str | None:
         path = library_path(compiler)
         if path.exists():
             return use_library(path, wanted)
-        report("building the C kernels", None)
+        report(BUILDING, None)
         if can_keep():
             log.info("building the C kernels with %s: once, and kept as %s", compiler[0], path)
-            build(compiler, path)
+            build(compiler, path, tell=lambda fraction: report(BUILDING, fraction))
             return use_library(path, wanted)
         log.warning("building the C kernels with %s: %s cannot be written, so at each start", compiler[0], path.parent)
         with tempfile.TemporaryDirectory(prefix="sluice-kernels-") as scratch:
-            build(compiler, Path(scratch) / path.name)
+            build(compiler, Path(scratch) / path.name, tell=lambda fraction: report(BUILDING, fraction))
             return use_library(Path(scratch) / path.name, wanted)
     except (BuildError, OSError) as error:
         unload_kernels()

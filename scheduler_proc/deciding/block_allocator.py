@@ -27,6 +27,8 @@ class BlockAllocator:
         self.page_size = page_size
         self.is_sharing = is_sharing
         self.num_held = 0
+        self.num_evicted = 0
+        """Pages that were cached and made room for others, since the start."""
         self._pool = PagePool(num_pages)
         self._tree = RadixTree(page_size)
 
@@ -94,7 +96,9 @@ class BlockAllocator:
         if missing > self._pool.num_free:
             if missing > self.num_available:
                 return False
-            self._pool.free(self._tree.evict(missing - self._pool.num_free))
+            evicted = self._tree.evict(missing - self._pool.num_free)
+            self.num_evicted += len(evicted)
+            self._pool.free(evicted)
         req.pages += self._pool.allocate(missing)
         self.num_held += missing
         return True

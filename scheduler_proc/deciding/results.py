@@ -31,6 +31,8 @@ class Results:
         self._stages = stages
         self._cache = cache
         self.num_output_tokens = 0
+        self.num_drafts = 0
+        """Rows of steps that had draft tokens."""
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.num_finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
@@ -101,6 +103,7 @@ class Results:
         return Ending("error", error=no_token(pending)) if ending is FAULT else ending
 
     def _count_drafts(self, pending: PendingReq, num_drafts: int, num_accepted: int) -> None:
+        self.num_drafts += 1
         self.num_draft_tokens += num_drafts
         self.num_accepted_tokens += num_accepted
         pending.draft_rate.add(num_drafts, num_accepted)

@@ -16,6 +16,10 @@ VALUES: dict[str, Callable[[PendingReq], float]] = {
     "min_ps": lambda pending: pending.sampling_params.min_p,
     "seeds": lambda pending: pending.sampling_params.seed,
     "num_logprobs": lambda pending: pending.num_logprobs,
+    "top_n_sigmas": lambda pending: pending.sampling_params.top_n_sigma,
+    "typical_ps": lambda pending: pending.sampling_params.typical_p,
+    "xtc_probabilities": lambda pending: pending.sampling_params.xtc_probability,
+    "xtc_thresholds": lambda pending: pending.sampling_params.xtc_threshold,
 }
 """What a request has in the columns of `Batch` that say how tokens are sampled."""
 

@@ -22,8 +22,8 @@ class ScheduleReports:
         self._policy = policy
         self._told_all_ns = 0
 
-    def make(self, chunks: Sequence[Chunk]) -> ScheduleReport | None:
-        """Returns what to tell of the latest plan, whose rows other than decode rows are `chunks`."""
+    def make(self, step_id: int, chunks: Sequence[Chunk]) -> ScheduleReport | None:
+        """Returns what to tell of the latest plan, of step `step_id`: rows other than decode rows are `chunks`."""
         notes, waiting = self._policy.notes, self._stages.waiting
         is_refresh = bool(waiting or notes.delayed) and notes.planned_ns - self._told_all_ns >= REFRESH_NS
         new = waiting.pop_new()
@@ -42,6 +42,7 @@ class ScheduleReports:
             waiting=tuple([self._waiting_row(num_before, pending) for num_before, pending in ranked]),
             delayed=tuple(notes.delayed),
             preempted=tuple(notes.preempted),
+            step_id=step_id,
         )
 
     def _facts(self) -> QueueFacts:

@@ -133,7 +133,7 @@ class Scheduler:
         self._num_steps += 1
         self._num_steps_ahead += before is not None
         self._in_flight.append(StepInFlight(rows.reqs, chunks, self._stages))
-        report = self._reports.make(chunks)
+        report = self._reports.make(self._num_steps, chunks)
         if report is not None:
             self._replies.append(report)
         return self._builder.build(self._num_steps, rows, chunks)
@@ -187,12 +187,14 @@ class Scheduler:
             "running": len(stages.running),
             "prefilling": len(stages.prefilling),
             "decoding": len(stages.decode),
+            "compiling": len(stages.compiling),
             "replies": len(self._replies),
             "pages_free": cache.num_free,
             "pages_cached": cache.num_cached,
             "pages_held": cache.num_held,
             "pages_in_use": cache.num_pages - cache.num_available,
             "pages_all": cache.num_pages,
+            "pages_evicted": cache.num_evicted,
             "cache_nodes": cache.num_nodes,
             "steps": self._num_steps,
             "steps_ahead": self._num_steps_ahead,
@@ -200,6 +202,7 @@ class Scheduler:
             "prompt_tokens": policy.num_prompt_tokens,
             "prefix_hit_tokens": policy.num_hit_tokens,
             "output_tokens": results.num_output_tokens,
+            "drafts": results.num_drafts,
             "draft_tokens": results.num_draft_tokens,
             "accepted_tokens": results.num_accepted_tokens,
         }

@@ -31,6 +31,7 @@ from messages.admin import (
 from supervisor.admin.tasks import CommandFailedError
 from supervisor.cli import inject
 from supervisor.cli.show import process_table
+from supervisor.cli.top import show_top
 from supervisor.client.admin_client import AdminClient
 from supervisor.client.running import NoServerError, RunningServer, WhichServerError, choose_server
 from supervisor.profiles import record
@@ -70,6 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="launch.py", description="Commands for a running server.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add(commands, "ps", "list the processes", list_processes)
+    _add(commands, "top", "watch processes, steps, cache and requests as they change", show_top)
     logs = _add(commands, "logs", "show what a process has written last", show_logs)
     logs.add_argument("process", metavar="NAME")
     logs.add_argument("-n", "--lines", type=_count, default=50, metavar="N", help="lines to show (default: 50)")

@@ -1,6 +1,6 @@
 """Results of commands as people read them: tables and lines."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from messages.admin import ProcessInfo
 
@@ -21,11 +21,14 @@ COLUMNS = ("PROCESS", "PID", "STATE", "BEAT", "INC", "RESTARTS", "CPU%", "RSS", 
 
 def process_table(processes: Sequence[ProcessInfo]) -> str:
     """Returns one line a process under a line of headings."""
-    rows = [COLUMNS, *map(_row, processes)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return "\n".join(join_columns(COLUMNS, map(_row, processes)))
+
+
+def join_columns(headings: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
+    """Returns a line for the headings and one for each row of `cells`, as wide as they have to be."""
+    rows = [headings, *cells]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _row(process: ProcessInfo) -> tuple[str, ...]:

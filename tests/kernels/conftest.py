@@ -12,11 +12,24 @@ from tests.kernels.c_library import built_library, library_with_software_tiles
 
 MODULES_WITH_TILES = ("test_packed_linear", "test_paged_prefill")
 
+WITHOUT_C_KERNELS = (
+    *("test_add_biases", "test_allow_tokens", "test_decode_work", "test_filter_scores", "test_filter_unusual"),
+    *("test_noise", "test_penalize_occurrence", "test_penalize_repetition", "test_rope", "test_take_tokens"),
+    "test_top_logprobs",
+)
+"""Modules whose operations have none, so that one backend is enough."""
+
 # One thread computes: the tensors are small, and other processes want the cores.
 torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True, params=["torch", *built_isas()])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.path.parent == Path(__file__).parent:
+        has_c_kernels = metafunc.definition.path.stem not in WITHOUT_C_KERNELS
+        metafunc.parametrize("backend", ["torch", *built_isas()] if has_c_kernels else ["torch"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """What the launchers use in this test: "torch", or the instruction set of the C kernels."""
     if request.param == "torch":

@@ -148,6 +148,7 @@ GAUGES_OF_REQUESTS = {
     "running",
     "streams",
     "timelines",
+    "unfinished_traces",
     "pages_held",
 }
 

@@ -31,9 +31,9 @@ OPERATIONS = (
 )
 ADMINISTRATION = (
     *("GET /admin/processes", "POST /admin/restart/{process}", "POST /start_profile", "POST /stop_profile"),
-    *("POST /cache/explain", "GET /cache/tree"),
+    *("POST /cache/explain", "GET /cache/tree", "GET /live"),
 )
-"""Described, and tested where they are: here they would restart what is being tested."""
+"""Described, and tested where they are: here they would restart what is being tested, or never end."""
 
 ANSWERED = frozenset(OPERATIONS[:5])
 """Where some of what fits the description must be served."""

@@ -32,6 +32,14 @@ def next_value(before: int, token_id: int, position: int) -> int:
     return zlib.crc32(b"%d,%d,%d" % (before, token_id, position))
 
 
+OPTIONAL = "top_n_sigmas", "typical_ps", "xtc_probabilities", "xtc_thresholds"
+
+
+def _optional(batch: Batch, name: str) -> "array[float]":
+    column = columns_of(Batch)[name]
+    return array("f", getattr(batch, name) or column.filled(batch.num_sampled, column.fill))
+
+
 def choose(
     values: Sequence[int], params: tuple[float, ...], position: int, vocab_size: int, edits: Edits = NOTHING
 ) -> int:
@@ -181,6 +189,7 @@ class SimulatedRunner:
             unpack_int32(batch.top_ks),
             array("f", batch.min_ps),
             unpack_int64(batch.seeds),
+            *(_optional(batch, name) for name in OPTIONAL),
         )
         sampled: list[Sampled] = []
         edits = read_edits(batch.logits_processing)
@@ -254,8 +263,9 @@ def expected_output(
         value = next_value(value, token_id, position)
         values.append(value)
     temperature = 0.0 if params.is_greedy else params.temperature
-    floats = array("f", (temperature, params.top_p, params.min_p))
-    columns = (floats[0], floats[1], params.top_k, floats[2], params.seed)
+    optional = params.top_n_sigma, params.typical_p, params.xtc_probability, params.xtc_threshold
+    floats = array("f", (temperature, params.top_p, params.min_p, *optional))
+    columns = (floats[0], floats[1], params.top_k, floats[2], params.seed, *floats[3:])
     output: list[int] = []
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
     tokens = list(prompt)

@@ -55,6 +55,8 @@ class Soak:
             max_tokens=chance.choice((0, 1, 2, 5, 9, 30, 200)),
             temperature=chance.choice((0.0, 0.6, 1.0)),
             top_p=chance.choice((1.0, 0.9)),
+            typical_p=chance.choice((1.0, 1.0, 1.0, 0.5)),
+            xtc_probability=chance.choice((0.0, 0.0, 0.0, 0.25)),
             top_k=chance.choice((0, 20)),
             seed=chance.randrange(-(2**63), 2**63),
             ignore_eos=chance.random() < 0.3,

@@ -1,3 +1,4 @@
+import json
 import os
 import pty
 import time
@@ -113,3 +114,37 @@ def test_close_waits_for_a_reader_only_so_long(pipe: tuple[int, int]):
     began_s = time.monotonic()
     console.close()
     assert 0.5 < time.monotonic() - began_s < 30
+
+
+def test_as_json_every_line_is_an_object_and_there_is_no_progress(terminal: tuple[int, int]):
+    console = Console(terminal[1])
+    console.is_json = True
+    console.say("\nready in 1.0 s\n")
+    console.say_of("scheduler", "died", "error")
+    console.progress("scheduler", "loading", 0.5)
+    own = '{"time":"t","level":"debug","process":"scheduler","pid":7,"logger":"l","message":"own","uid":3}'
+    console.relay("scheduler", 7, [own, "Segmentation fault"])
+    lines = [json.loads(line) for line in read_all(terminal[0]).splitlines()]
+    assert [(line["process"], line["level"], line["message"]) for line in lines] == [
+        ("launcher", "info", "ready in 1.0 s"),
+        ("launcher", "error", "scheduler: died"),
+        ("scheduler", "debug", "own"),
+        ("scheduler", "info", "Segmentation fault"),
+    ]
+    assert lines[2] == json.loads(own)
+    assert (lines[3]["pid"], lines[3]["logger"]) == (7, "stderr")
+
+
+def test_as_json_the_notice_of_dropped_lines_is_an_object_too(pipe: tuple[int, int]):
+    console = Console(pipe[1])
+    console.is_json = True
+    for number in range(3 * MAX_HELD_LINES):
+        console.say(f"line {number:<100}")
+    text = ""
+    while part := read_all(pipe[0]):
+        text += part
+        console.flush()
+    console.say("now somebody reads")
+    lines = [json.loads(line) for line in (text + read_all(pipe[0])).splitlines()]
+    assert "lines were dropped" in lines[-2]["message"]
+    assert lines[-1]["message"] == "now somebody reads"

@@ -35,6 +35,11 @@ def test_a_rule_of_restart_is_checked(rule: str, message: str):
         build_config(parse_flags(["--restart", rule]))
 
 
+def test_the_address_of_a_collector_is_checked():
+    with pytest.raises(UsageError, match="--otlp-endpoint: localhost:4318 is not a URL, as http://localhost:4318 is"):
+        build_config(parse_flags(["--otlp-endpoint", "localhost:4318"]))
+
+
 def test_each_process_is_a_package_of_its_own():
     commands = {command.name: command for command in server_commands(["scheduler"])}
     assert list(commands) == ["frontend", "tokenizer", "scheduler", "detokenizer"]

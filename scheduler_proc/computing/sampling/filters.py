@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from kernels.filter_scores import filter_min_p, filter_top
+from kernels.filter_unusual import filter_top_n_sigma, filter_typical_p, filter_xtc
 from messages.axes import columns_of
 from messages.steps import Batch
 
@@ -44,10 +45,24 @@ class Filter(NamedTuple):
 
 
 FILTERS = (
+    Filter(
+        "top_n_sigma", ("top_n_sigmas",), lambda numbers, vocab_size: numbers["top_n_sigmas"] > 0, filter_top_n_sigma
+    ),
     Filter("top", ("top_ks", "top_ps"), has_top, filter_top, top_numbers),
     Filter("min_p", ("min_ps",), lambda numbers, vocab_size: numbers["min_ps"] > 0, filter_min_p),
+    Filter("typical_p", ("typical_ps",), lambda numbers, vocab_size: numbers["typical_ps"] < 1, filter_typical_p),
+    Filter(
+        "xtc",
+        ("xtc_probabilities", "xtc_thresholds", "seeds", "sample_positions"),
+        lambda numbers, vocab_size: (numbers["xtc_probabilities"] > 0) & (numbers["xtc_thresholds"] <= 0.5),
+        filter_xtc,
+    ),
 )
-"""In the order in which they are applied, that of transformers."""
+"""In the order in which they are applied: that of transformers, and of llama.cpp for those that transformers lacks."""
+
+
+ONE_READ = ("top", "min_p")
+"""The filters that `draw_filtered` applies while it draws: rows with these alone are not copied on a GPU."""
 
 
 def read_numbers(batch: Batch) -> Numbers:
@@ -60,26 +75,41 @@ def read_numbers(batch: Batch) -> Numbers:
 
 
 def plan_filters(numbers: Numbers, used: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the columns of the filters for `rows` (indices into S): for each filter the numbers of all of them, and
-    the places of those it is used for. `used` is what `is_used` says, by filter."""
+    """Returns the columns of the filters for `rows` (indices into S): for each the places of its rows in `rows`, and
+    their numbers. `used` is what `is_used` says, by filter."""
     columns: dict[str, np.ndarray] = {}
     for each in FILTERS:
-        columns[f"special_{each.name}_places"] = np.flatnonzero(used[each.name][rows])
-        of_rows = each.prepare(*(numbers[name][rows] for name in each.columns))
-        columns |= {f"special_{name}": values for name, values in zip(each.columns, of_rows, strict=True)}
+        places = np.flatnonzero(used[each.name][rows])
+        columns[f"{each.name}_places"] = places
+        of_rows = each.prepare(*(numbers[name][rows[places]] for name in each.columns))
+        columns |= {f"{each.name}_{name}": values for name, values in zip(each.columns, of_rows, strict=True)}
     return columns
 
 
-def filter_scores(scores_NV: Tensor, columns: Mapping[str, Tensor], first: int = 0) -> None:
-    """Takes tokens out of the rows, in place; `columns` are those of `plan_filters` for them and `first` rows before.
+def plan_one_read(numbers: Numbers, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the numbers of the filters of `draw_filtered` for each of `rows`."""
+    columns: dict[str, np.ndarray] = {}
+    for each in (each for each in FILTERS if each.name in ONE_READ):
+        of_rows = each.prepare(*(numbers[name][rows] for name in each.columns))
+        columns |= {f"one_read_{name}": values for name, values in zip(each.columns, of_rows, strict=True)}
+    return columns
 
-    With rows before, which they do not say the places without, every filter gets all rows.
+
+def filter_scores(
+    scores_NV: Tensor, columns: Mapping[str, Tensor], planned: Mapping[str, np.ndarray] | None = None, first: int = 0
+) -> None:
+    """Takes tokens out of the rows, in place; `columns` are those of `plan_filters`.
+
+    With `first` the rows are those from this one on, and `planned` has the columns on the host.
     """
     for each in FILTERS:
-        places, numbers = columns[f"special_{each.name}_places"], [columns[f"special_{name}"] for name in each.columns]
-        if len(places) == len(scores_NV) or first:
-            each.change(scores_NV, *(column[first:] for column in numbers))
+        places, numbers = columns[f"{each.name}_places"], [columns[f"{each.name}_{name}"] for name in each.columns]
+        if first and planned is not None:
+            num_before = int(np.searchsorted(planned[f"{each.name}_places"], first))
+            places, numbers = places[num_before:] - first, [column[num_before:] for column in numbers]
+        if len(places) == len(scores_NV):
+            each.change(scores_NV, *numbers)
         elif len(places):
             some_NV = scores_NV.index_select(0, places)
-            each.change(some_NV, *(column.index_select(0, places) for column in numbers))
+            each.change(some_NV, *numbers)
             scores_NV.index_copy_(0, places, some_NV)

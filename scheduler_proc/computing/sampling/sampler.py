@@ -26,17 +26,17 @@ def choose_tokens(
 
     A row's token is a function of its logits, its logits processing, its parameters and (seed, position): not of the
     other rows. A row that logits processing (`logits_processing.py`) leaves without a token of finite logit has none,
-    -1. Filters are those of transformers in its order: temperature, top-k, top-p, min-p. Rows without one do not pay
-    for it. With a Triton kernel, rows that are only filtered are read once and not copied.
+    -1. Filters come after temperature, in the order of `FILTERS`. Rows without one do not pay for it.
+    With a Triton kernel, rows that are filtered by `ONE_READ` alone are read once and not copied.
     """
     draws_once = find_triton_kernel("draw_filtered", logits_SV) is not None
-    if draws_once and plan.num_unprocessed == len(logits_SV):
+    if draws_once and plan.num_one_read == len(logits_SV):
         tokens_S = torch.empty(len(logits_SV), dtype=torch.int32, device=logits_SV.device)
     elif "temperatures" in columns:
         tokens_S = draw(logits_SV, columns["temperatures"], columns["seeds"], columns["positions"])
     else:
         tokens_S = greedy(logits_SV) if likeliest_S is None else likeliest_S.clone()
-    first = plan.num_unprocessed if draws_once else 0
+    first = plan.num_one_read if draws_once else 0
     if first:
         rows_N = columns["special_rows"][:first]
         tokens_S.index_copy_(0, rows_N, draw_filtered(logits_SV, rows_N, _row_draws(columns, first)))
@@ -62,17 +62,18 @@ def _choose_special(
     if num_drawn < len(rows_N):
         chosen_N[num_drawn:].copy_(scores_NV[num_drawn:].max(dim=-1).indices)
     if num_drawn:
-        chosen_N[:num_drawn].copy_(_draw_special(scores_NV[:num_drawn], columns, first))
+        chosen_N[:num_drawn].copy_(_draw_special(scores_NV[:num_drawn], plan, columns, first))
     tokens_S.index_copy_(0, rows_N, chosen_N.where(is_possible_N, NO_TOKEN))
 
 
-def _draw_special(scores_NV: Tensor, columns: Mapping[str, Tensor], first: int) -> Tensor:
+def _draw_special(scores_NV: Tensor, plan: SamplingPlan, columns: Mapping[str, Tensor], first: int) -> Tensor:
     """Returns a token for each row (int64 [N]), drawn from its logits, which are overwritten."""
     scores_NV.div_(columns["special_temperatures"][first:, None])
-    filter_scores(scores_NV, columns, first)
+    filter_scores(scores_NV, columns, plan.columns, first)
     return sample(scores_NV, columns["special_seeds"][first:], columns["special_positions"][first:])
 
 
 def _row_draws(columns: Mapping[str, Tensor], num_rows: int) -> RowDraws:
     """Of the first special rows."""
-    return RowDraws(*(columns[f"special_{name}"][:num_rows] for name in RowDraws._fields))
+    draws = [columns[f"special_{name}"][:num_rows] for name in ("temperatures", "seeds", "positions")]
+    return RowDraws(*draws, *(columns[f"one_read_{name}"] for name in ("top_ks", "top_ps", "min_ps")))

@@ -72,6 +72,14 @@ def test_requests_are_counted_as_they_end():
         assert seen("vllm:request_generation_tokens_bucket", le="5.0") == 1
         assert seen("vllm:request_params_max_tokens_sum") == 5
         assert seen("sluice_requests_open") == 0
+        assert seen("vllm:request_prefill_kv_computed_tokens_sum") == 7 - 4
+        assert seen("sluice_request_stage_seconds_count", stage="accept") == 2
+        assert seen("sluice_request_stage_seconds_count", stage="preempted") == 0
+        assert seen("sluice_request_stage_seconds_sum", stage="send") > 0
+        assert seen("http_request_duration_seconds_count", handler="/generate", method="POST") == 2
+        assert seen("sluice_connections") >= 1
+        assert seen("sluice_streams") == seen("sluice_requests_on_hold") == 0
+        assert seen("sluice_otlp_spans_total", outcome="exported") == 0
         first_token_s = seen("vllm:time_to_first_token_seconds_sum")
         assert 0 < first_token_s < seen("vllm:e2e_request_latency_seconds_sum")
 
@@ -95,11 +103,14 @@ def test_the_scheduler_is_shown_from_its_beats_and_counters_never_fall():
     with FrontendRun() as run:
         gauges = {"running": 3.0, "waiting": 4.0, "pages_in_use": 1.0, "pages_all": 4.0, "steps": 10.0}
         gauges |= {"prompt_tokens": 100.0, "prefix_hit_tokens": 40.0, "preemptions": 2.0}
-        gauges |= {"draft_tokens": 30.0, "accepted_tokens": 20.0}
+        gauges |= {"drafts": 10.0, "draft_tokens": 30.0, "accepted_tokens": 20.0, "pages_evicted": 5.0}
+        gauges |= {"prefilling": 1.0, "decoding": 2.0, "compiling": 3.0}
         counts = [0] * (len(BOUNDS["step_seconds"]) + 1)
         counts[2] = 10
-        histograms = {"step_seconds": HistogramCounts(tuple(counts), 0.04)}
-        run.show(with_scheduler(table(scheduler="busy"), gauges=gauges, histograms=histograms))
+        grammars = HistogramCounts((0,) * len(BOUNDS["grammar_seconds"]) + (1,), 40.0)
+        histograms = {"step_seconds": HistogramCounts(tuple(counts), 0.04), "grammar_seconds": grammars}
+        busy = with_scheduler(table(scheduler="busy"), gauges=gauges, histograms=histograms, degraded="no graphs")
+        run.show(busy)
         seen = Metrics(run)
         assert seen("vllm:num_requests_running") == 3
         assert seen("vllm:num_requests_waiting") == 4
@@ -107,8 +118,16 @@ def test_the_scheduler_is_shown_from_its_beats_and_counters_never_fall():
         assert seen("vllm:prefix_cache_queries_total") == 100
         assert seen("vllm:prefix_cache_hits_total") == 40
         assert seen("vllm:num_preemptions_total") == 2
+        assert seen("vllm:spec_decode_num_drafts_total") == 10
         assert seen("vllm:spec_decode_num_draft_tokens_total") == 30
         assert seen("vllm:spec_decode_num_accepted_tokens_total") == 20
+        assert seen("sluice_pages_evicted_total") == 5
+        assert seen("sluice_requests_prefilling") == 1
+        assert seen("sluice_requests_decoding") == 2
+        assert seen("sluice_requests_compiling") == 3
+        assert seen("sluice_grammar_compile_seconds_sum") == 40
+        assert seen("sluice_process_degraded", process="scheduler") == 1
+        assert seen("sluice_process_degraded", process="tokenizer") == 0
         assert seen("sluice_step_seconds_count") == 10
         assert seen("sluice_step_seconds_bucket", le="0.0025") == 0
         assert seen("sluice_step_seconds_bucket", le="0.005") == 10
@@ -135,14 +154,21 @@ def test_a_process_is_shown_with_what_it_costs():
         seen = Metrics(run)
         assert seen("sluice_process_resident_bytes", process="scheduler") == pytest.approx(own.memory_info().rss, rel=1)
         assert seen("sluice_process_cpu_seconds_total", process="scheduler") > 0
+        assert seen("sluice_process_start_time_seconds", process="scheduler") == pytest.approx(own.create_time())
+        assert seen("sluice_process_open_fds", process="scheduler") > 0
+        assert seen("sluice_process_threads", process="scheduler") >= 1
         assert seen("sluice_process_beat_age_seconds", process="scheduler") >= 0
         assert seen("sluice_process_cpu_seconds_total", process="tokenizer") >= 0
 
 
-def test_open_metrics_where_they_are_asked_for(server: FrontendRun):
-    response = server.client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+@pytest.mark.parametrize("escaping", ["", ";escaping=allow-utf-8", ";escaping=underscores"])  # Prometheus 2 and 3
+def test_open_metrics_where_they_are_asked_for(server: FrontendRun, escaping: str):
+    accepted = f"application/openmetrics-text;version=1.0.0{escaping},text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+    response = server.client.get("/metrics", headers={"Accept": accepted})
     assert response.headers["content-type"].startswith("application/openmetrics-text")
     assert response.text.endswith("# EOF\n")
+    assert "\nvllm:generation_tokens_total{" in response.text
+    assert "vllm_" not in response.text
     assert 'model_name="org/m"' in response.text
 
 

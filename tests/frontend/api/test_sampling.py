@@ -38,7 +38,8 @@ def test_every_parameter_arrives():
         "stop": ["a", "bc"], "stop_token_ids": [1, 2], "ignore_eos": true, "include_stop_str_in_output": true,
         "skip_special_tokens": false, "cache_salt": "tenant", "min_tokens": 2, "presence_penalty": -1,
         "frequency_penalty": 2, "repetition_penalty": 1.5, "logit_bias": {"7": -100, "999": 2.5},
-        "allowed_token_ids": [3, 7], "bad_words": ["no", "never"], "prompt_logprobs": 4, "priority": -3}"""
+        "allowed_token_ids": [3, 7], "bad_words": ["no", "never"], "prompt_logprobs": 4, "priority": -3,
+        "top_n_sigma": 1.5, "typical_p": 0.7, "xtc_probability": 0.5, "xtc_threshold": 0.2}"""
     )
     assert params == SamplingParams(
         *(5, 0.5, 0.9, 40, 0.1, -7, ("a", "bc"), (1, 2), True, True, False, "tenant"),
@@ -52,12 +53,17 @@ def test_every_parameter_arrives():
         bad_words=("no", "never"),
         num_prompt_logprobs=4,
         priority=-3,
+        top_n_sigma=1.5,
+        typical_p=0.7,
+        xtc_probability=0.5,
+        xtc_threshold=0.2,
     )
 
 
 def test_edges_of_the_ranges_are_taken():
     assert decode('{"top_k": -1}').top_k == 0
     assert decode('{"top_k": 0}').top_k == 0
+    assert decode('{"top_n_sigma": -1}') == decode("{}")
     assert decode('{"temperature": 0}').is_greedy
     assert decode('{"temperature": 2, "top_p": 1, "min_p": 1, "max_tokens": 1}').temperature == 2.0
     assert decode('{"seed": 9223372036854775807}').seed == 2**63 - 1

@@ -16,13 +16,13 @@ OPERATORS |= {"/cache/explain", "/cache/tree"}
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"])
 def test_a_program_on_this_machine_is_local(host: str):
-    check_is_local((host, 5), [(b"host", b"localhost"), (b"user-agent", b"curl")])
+    check_is_local((host, 5), "http", [(b"host", b"localhost"), (b"user-agent", b"curl")])
 
 
 @pytest.mark.parametrize("client", [("10.0.0.1", 5), ("::ffff:10.0.0.1", 5), ("fe80::1%lo", 5), ("", 5), None])
 def test_another_machine_is_not(client: tuple[str, int] | None):
     with pytest.raises(RequestError) as error:
-        check_is_local(client, [])
+        check_is_local(client, "http", [])
     assert error.value.info.status == 403
 
 
@@ -32,7 +32,17 @@ def test_another_machine_is_not(client: tuple[str, int] | None):
 )
 def test_who_asks_through_a_proxy_or_for_a_web_page_is_not(header: bytes):
     with pytest.raises(RequestError):
-        check_is_local(("127.0.0.1", 5), [(header, b"")])
+        check_is_local(("127.0.0.1", 5), "http", [(header, b"")])
+
+
+@pytest.mark.parametrize("host", [b"localhost:8000", b"127.0.0.1:8000"])
+def test_the_servers_own_page_is_and_no_other(host: bytes):
+    own = [(b"host", host), (b"origin", b"http://" + host)]
+    check_is_local(("127.0.0.1", 5), "http", own)
+    foreign = [(b"host", host), (b"origin", b"https://page.example")]
+    for scheme, headers in (("http", foreign), ("http", [*own, *foreign]), ("https", own)):
+        with pytest.raises(RequestError):
+            check_is_local(("127.0.0.1", 5), scheme, headers)
 
 
 def test_an_operator_elsewhere_is_refused_before_the_key_is_looked_at():

@@ -38,7 +38,7 @@ def test_all_paths_are_described_and_exist(server: FrontendRun, document: dict[s
     wanted = {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{id}", "/tokenize"}
     wanted |= {"/detokenize", "/health", "/health/generate", "/metrics", "/version", "/server_info", "/openapi.json"}
     wanted |= {"/load", "/ping", "/abort_request", "/flush_cache", "/requests", "/requests/{id}"}
-    wanted |= {"/cache/explain", "/cache/tree"}
+    wanted |= {"/cache/explain", "/cache/tree", "/live"}
     wanted |= {"/admin/processes", "/admin/restart/{process}", "/start_profile", "/stop_profile"}
     assert set(document["paths"]) == wanted
     for path, operations in document["paths"].items():

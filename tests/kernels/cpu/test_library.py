@@ -68,8 +68,13 @@ def kept(compiler: list[str], own_cache: Path) -> None:
 
 
 def load() -> tuple[str | None, list[str]]:
-    reports: list[str] = []
-    return load_kernels(lambda text, fraction: reports.append(text)), reports
+    """Loads them; returns the instruction set and the phases that were told. A phase that ends well has been whole."""
+    reports: list[tuple[str, float | None]] = []
+    isa = load_kernels(lambda text, fraction: reports.append((text, fraction)))
+    fractions = [fraction for _, fraction in reports if fraction is not None]
+    assert fractions == sorted(fractions)
+    assert not (isa and reports) or fractions[-1] == 1.0
+    return isa, [text for text, fraction in reports if fraction is None]
 
 
 @pytest.mark.usefixtures("quick_compiler")

@@ -132,6 +132,7 @@ def plan_batch(step_id: int, planned: list[tuple[Row, int]], page_size: int) -> 
         top_ps=pack_float32(p.top_p for p in params),
         top_ks=pack_int32(p.top_k for p in params),
         min_ps=pack_float32(p.min_p for p in params),
+        typical_ps=pack_float32(p.typical_p for p in params),
         seeds=pack_int64(p.seed for p in params),
         sample_positions=pack_int64(len(planned[i][0].ids) for i in sampling),
         logits_processing=plan_logits_processing([row_processing(planned[i][0]) for i in sampling], VOCAB_SIZE),

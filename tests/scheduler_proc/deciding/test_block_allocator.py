@@ -89,6 +89,19 @@ def test_too_little_room_changes_nothing():
     assert cache.grow(req, 8)
 
 
+def test_pages_that_make_room_are_counted_and_flushed_ones_are_not():
+    cache = BlockAllocator(4, 4)
+    first = start(cache, 1, IDS)
+    compute(cache, first, 12)
+    cache.close(first)
+    assert counts(cache) == (1, 3, 0)
+    second = start(cache, 2, [30] * 12)
+    assert cache.grow(second, 12)
+    assert cache.num_evicted == 2
+    cache.flush()
+    assert cache.num_evicted == 2
+
+
 def test_what_cannot_be_trusted_is_not_found_again():
     cache = BlockAllocator(10, 4)
     req = start(cache, 1, IDS)

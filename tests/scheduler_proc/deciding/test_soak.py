@@ -110,6 +110,7 @@ def test_drafts_of_ngram_lookup_lose_nothing(adapts):
     soak.run()
     soak.check()
     assert bench.gauge("draft_tokens") > 20
+    assert bench.gauge("draft_tokens") / 5 <= bench.gauge("drafts") <= bench.gauge("draft_tokens")
     assert bench.gauge("preemptions") > 0
 
 

@@ -1,3 +1,5 @@
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -5,6 +7,7 @@ import pytest
 import supervisor.model.lookup
 from messages.config import ModelConfig
 from messages.errors import BootError, UsageError
+from supervisor.console import Console
 from supervisor.model.lookup import BUNDLED_MODEL, find_model, find_tokenizer, model_name
 
 
@@ -56,7 +59,15 @@ def test_a_hub_name_is_looked_up_by_a_process_whose_message_is_the_error(
     (snapshot / "config.json").write_text("{}")
     with pytest.raises(BootError, match="it has no complete copy"):
         find_model(ModelConfig(model="owner/tiny"))
-    assert find_model(ModelConfig(model="owner/tiny", load_format="dummy")) == snapshot
+    told, written = os.pipe()
+    console = Console(written)
+    console.is_json = True
+    assert find_model(ModelConfig(model="owner/tiny", load_format="dummy"), console) == snapshot
+    os.close(written)
+    with os.fdopen(told, encoding="utf-8") as lines:
+        messages = [json.loads(line)["message"] for line in lines]
+    assert messages[0].startswith("fetching owner/tiny")
+    assert "cannot be reached; using the copy" in messages[-1]
 
 
 def test_the_name_for_clients_is_what_was_typed():

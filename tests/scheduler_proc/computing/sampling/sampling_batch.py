@@ -27,6 +27,10 @@ def make_batch(params: Sequence[SamplingParams], positions: Sequence[int]) -> Ba
         top_ps=pack_float32(p.top_p for p in params),
         top_ks=pack_int32(p.top_k for p in params),
         min_ps=pack_float32(p.min_p for p in params),
+        top_n_sigmas=pack_float32(p.top_n_sigma for p in params),
+        typical_ps=pack_float32(p.typical_p for p in params),
+        xtc_probabilities=pack_float32(p.xtc_probability for p in params),
+        xtc_thresholds=pack_float32(p.xtc_threshold for p in params),
         seeds=pack_int64(p.seed for p in params),
         sample_positions=pack_int64(positions),
     )

@@ -19,12 +19,12 @@ def test_rows_without_a_filter_have_no_part_in_it():
     used = {each.name: each.is_used(numbers, VOCAB_SIZE) for each in FILTERS}
     assert (list(np.flatnonzero(used["top"])), list(np.flatnonzero(used["min_p"]))) == ([1, 3, 4], [1])
     columns = plan_filters(numbers, used, np.array([4, 0, 1]))
-    assert list(columns["special_top_places"]) == [0, 2]
-    assert list(columns["special_top_ks"]) == [2, ALL_TOKENS, 3]
-    assert list(columns["special_top_ps"]) == [0.25, 1.0, 1.0]
-    assert (list(columns["special_min_p_places"]), list(columns["special_min_ps"])) == ([2], [0.0, 0.0, 0.5])
+    assert list(columns["top_places"]) == [0, 2]
+    assert list(columns["top_top_ks"]) == [2, 3]
+    assert list(columns["top_top_ps"]) == [0.25, 1.0]
+    assert (list(columns["min_p_places"]), list(columns["min_p_min_ps"])) == ([2], [0.5])
     only_top_p = plan_filters(numbers, used, np.array([3]))
-    assert list(only_top_p["special_top_ks"]) == [ALL_TOKENS]
+    assert list(only_top_p["top_top_ks"]) == [ALL_TOKENS]
 
 
 def test_only_the_rows_of_a_filter_change():

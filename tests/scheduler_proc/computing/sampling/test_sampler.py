@@ -1,5 +1,6 @@
 """Sampling against transformers: its logits warpers give the probabilities that the draws must follow."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformers import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from messages.requests import SamplingParams
@@ -21,7 +23,7 @@ NUM_DRAWS = 4000
 
 
 def with_seed(params: SamplingParams, seed: int) -> SamplingParams:
-    return SamplingParams(1, params.temperature, params.top_p, params.top_k, params.min_p, seed)
+    return msgspec.structs.replace(params, seed=seed)
 
 
 def make_logits(dtype: torch.dtype = torch.float32) -> Tensor:
@@ -36,6 +38,8 @@ def warped_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
         warpers.append(TopPLogitsWarper(params.top_p))
     if params.min_p:
         warpers.append(MinPLogitsWarper(params.min_p))
+    if params.typical_p < 1:
+        warpers.append(TypicalLogitsWarper(params.typical_p))
     return warpers(torch.zeros(1, 1, dtype=torch.long), logits.float()).softmax(-1)[0].double()
 
 
@@ -66,8 +70,9 @@ def chi_square_p_value(tokens: Tensor, probabilities: Tensor) -> float:
         SamplingParams(1, top_p=0.8),
         SamplingParams(1, min_p=0.05),
         SamplingParams(1, temperature=1.4, top_k=60, top_p=0.9, min_p=0.02),
+        SamplingParams(1, temperature=0.8, top_k=100, typical_p=0.6),
     ],
-    ids=lambda p: f"t{p.temperature}-k{p.top_k}-p{p.top_p}-m{p.min_p}",
+    ids=lambda p: f"t{p.temperature}-k{p.top_k}-p{p.top_p}-m{p.min_p}-y{p.typical_p}",
 )
 def test_draws_follow_the_probabilities_of_transformers(
     params: SamplingParams, dtype: torch.dtype, varied: str

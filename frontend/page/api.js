@@ -1,0 +1,54 @@
+// Calls to the server, with the key that was typed in. It is kept for this tab only, and sent nowhere else.
+
+const KEY = "sluice-key";
+
+export const getKey = () => sessionStorage.getItem(KEY) ?? "";
+
+export function setKey(key) {
+  if (key) sessionStorage.setItem(KEY, key);
+  else sessionStorage.removeItem(KEY);
+}
+
+/** A refusal; `status` is 0 where the server could not be reached. */
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** Returns the response of a call that was answered well; throws `Refused` with the server's own words. */
+export async function call(path, options = {}) {
+  const headers = {...options.headers};
+  if (getKey()) headers.Authorization = `Bearer ${getKey()}`;
+  if (options.json !== undefined) headers["Content-Type"] = "application/json";
+  const body = options.json === undefined ? undefined : JSON.stringify(options.json);
+  let reply;
+  try {
+    reply = await fetch(path, {method: options.method ?? (body ? "POST" : "GET"), headers, body, signal: options.signal});
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused(0, "the server cannot be reached");
+  }
+  if (reply.ok) return reply;
+  const content = await reply.json().catch(() => null);
+  throw new Refused(reply.status, content?.error?.message ?? `the server answered ${reply.status}`);
+}
+
+export const getJson = async (path, options) => (await call(path, options)).json();
+
+/** Yields the data of each event of a stream, as JSON. */
+export async function* events(reply) {
+  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const {value, done} = await reader.read();
+    if (done) return;
+    const frames = (rest + value).split("\n\n");
+    rest = frames.pop();
+    for (const frame of frames) {
+      if (frame === "data: [DONE]") return;
+      if (frame.startsWith("data: ")) yield JSON.parse(frame.slice(6));
+    }
+  }
+}

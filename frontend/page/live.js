@@ -1,0 +1,80 @@
+// The stream of what changes, and the server as it is when all changes are put together.
+
+import {call, events} from "./api.js";
+
+const MAX_STEPS = 160;
+const RETRY_MS = 1500;
+
+/** The server as it was told last. Stamps are nanoseconds of its clock. */
+export class Live {
+  constructor(onChange, onState) {
+    this.onChange = onChange;
+    this.onState = onState;
+    this.isOn = false;
+    this.clear();
+  }
+
+  clear() {
+    Object.assign(this, {processes: {}, edges: {}, requests: {}, steps: new Map(), numOpen: 0, missing: 0, now: 0});
+  }
+
+  /** Seconds from a stamp to the latest event. */
+  age(ns) {
+    return Math.max(0, (this.now - ns) / 1e9);
+  }
+
+  /** Reads the stream for as long as the page can be seen: one that nobody looks at costs the server nothing. */
+  start() {
+    document.addEventListener("visibilitychange", () => this.restart());
+    this.restart();
+  }
+
+  /** Begins anew, for example with another key. */
+  restart() {
+    this.abort?.abort();
+    clearTimeout(this.retry);
+    if (!document.hidden) this.read(this.abort = new AbortController());
+  }
+
+  async read(abort) {
+    try {
+      const reply = await call("live", {signal: abort.signal});
+      this.clear();
+      for await (const event of events(reply)) {
+        this.merge(event);
+        this.isOn = true;
+        this.onState("on", "");
+        this.onChange(this);
+      }
+      this.onState("lost", "the server drains or this frontend is replaced");
+    } catch (error) {
+      if (abort.signal.aborted) return;
+      this.onState(error.status === 401 ? "key" : "lost", error.message);
+    }
+    this.isOn = false;
+    if (!abort.signal.aborted) this.retry = setTimeout(() => this.restart(), RETRY_MS);
+  }
+
+  merge(event) {
+    this.now = event.now_ns;
+    this.numOpen = event.num_open;
+    this.missing = event.frontends_missing ?? 0;
+    for (const part of ["processes", "edges", "requests"]) {
+      for (const [key, value] of Object.entries(event[part] ?? {})) {
+        if (value === null) delete this[part][key];
+        else this[part][key] = value;
+      }
+    }
+    for (const [key, [begin, end, prefill, decode]] of Object.entries(event.steps ?? {})) {
+      this.steps.set(key, {begin, end, prefill, decode});
+    }
+    while (this.steps.size > MAX_STEPS) this.steps.delete(this.steps.keys().next().value);
+  }
+
+  gauges(name) {
+    return this.processes[name]?.gauges ?? {};
+  }
+}
+
+/** `tokenizer-2.next` → `tokenizer`. */
+export const kindOf = name => name.split(".")[0].split("-")[0];

@@ -1,0 +1,81 @@
+// The table of processes, and what the operator can do to them.
+
+import {call, getJson, getKey} from "./api.js";
+import {find, keep, make, set, write} from "./dom.js";
+import {bytes, seconds} from "./format.js";
+
+export class Processes {
+  constructor() {
+    this.rows = new Map();
+    this.isOperator = false;
+    this.note = find("action-note");
+    find("profile").addEventListener("click", () => this.profile());
+    find("snapshot").addEventListener("click", () => this.act("Taking a snapshot", "admin/snapshot"));
+  }
+
+  /** Finds out what the key allows. */
+  async setKey() {
+    this.isOperator = false;
+    let text = getKey() ? "" : "restart, profile and cache need an admin key";
+    try {
+      if (getKey()) {
+        await call("admin/processes");
+        this.isOperator = true;
+      }
+    } catch (error) {
+      text = error.message;
+    }
+    write(find("key-note"), text);
+    find("actions").hidden = !this.isOperator;
+    if (this.isOperator) {
+      const {paths} = await getJson("openapi.json");
+      find("snapshot").hidden = !("/admin/snapshot" in paths);
+    }
+  }
+
+  show(live) {
+    keep(find("processes").tBodies[0], this.rows, Object.keys(live.processes), name => this.makeRow(name));
+    for (const [name, row] of this.rows) {
+      const process = live.processes[name];
+      const [, state, cpu, memory, beat, restarts, act] = row.cells;
+      set(state.firstChild, "data-state", process.state);
+      const busy = process.busy_since_ns ? ` ${seconds(live.age(process.busy_since_ns))}` : "";
+      const phase = process.phase && `: ${process.phase}`;
+      write(state.firstChild, `${process.state}${busy}${phase}`);
+      set(state, "title", process.degraded || null);
+      write(cpu, process.cpu_percent === null ? "–" : `${process.cpu_percent.toFixed(0)} %`);
+      write(memory, process.rss_bytes === null ? "–" : bytes(process.rss_bytes));
+      write(beat, process.beat_ns ? seconds(live.age(process.beat_ns)) : "–");
+      write(restarts, String(process.num_restarts));
+      act.firstChild.hidden = !this.isOperator;
+    }
+  }
+
+  makeRow(name) {
+    const restart = make("button", {type: "button", class: "link", "aria-label": `Restart ${name}`}, "restart");
+    restart.addEventListener("click", () => this.act(`Restarting the ${name}`, `admin/restart/${name}`));
+    const cells = ["num", "num", "num", "num"].map(kind => make("td", {class: kind}));
+    return make("tr", {}, make("th", {scope: "row"}, name), make("td", {}, make("span", {class: "state"})), ...cells, make("td", {}, restart));
+  }
+
+  async profile() {
+    const button = find("profile"), runs = button.getAttribute("aria-pressed") === "true";
+    if (await this.act(runs ? "Merging the profile" : "Starting the profile", runs ? "stop_profile" : "start_profile")) {
+      set(button, "aria-pressed", String(!runs));
+      write(button, runs ? "Record a profile" : "Stop the profile");
+    }
+  }
+
+  /** Gives a command and shows its result; tells whether it was carried out. */
+  async act(text, path) {
+    write(this.note, `${text} …`);
+    try {
+      const reply = await getJson(path, {method: "POST"});
+      write(this.note, reply.done ?? reply.begun ?? (reply.file ? `Written: ${reply.file}` : JSON.stringify(reply).slice(0, 300)));
+      return true;
+    } catch (error) {
+      write(this.note, error.message);
+      return false;
+    }
+  }
+}

@@ -1,0 +1,111 @@
+"""The latest steps as this frontend hears of them, noted only while somebody looks at them."""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from itertools import zip_longest
+from typing import NamedTuple
+
+import msgspec
+
+from messages.columns import num_int32
+from messages.peers import StepEnd, StepPlan
+from messages.replies import StepReplies
+from messages.timeline import ScheduleReport
+
+MAX_STEPS = 1024
+WINDOW_NS = 2_000_000_000
+"""Steps are told for this long, and noted for this long after somebody has asked for them."""
+
+
+class StepSpan(msgspec.Struct, frozen=True, array_like=True):
+    """A step of so many tokens of prompts and of decode rows. `end_ns` is null while it runs."""
+
+    begin_ns: int
+    end_ns: int | None
+    num_prompt_tokens: int
+    num_decode_tokens: int
+
+
+class RecentSteps:
+    """What was told of the latest steps: of plans, and of the ends of steps that gave tokens to requests of here."""
+
+    def __init__(self) -> None:
+        self._until_ns = 0
+        self._plans: deque[StepPlan] = deque(maxlen=MAX_STEPS)
+        self._ends: deque[StepEnd] = deque(maxlen=MAX_STEPS)
+
+    def watch(self) -> tuple[tuple[StepPlan, ...], tuple[StepEnd, ...]]:
+        """Returns what has been noted, the latest plan however old it is, and has steps noted from now on."""
+        now_ns = time.monotonic_ns()
+        self._until_ns = now_ns + WINDOW_NS
+        while len(self._plans) > 1 and self._plans[0].planned_ns < now_ns - WINDOW_NS:
+            self._plans.popleft()
+        while self._ends and self._ends[0].committed_ns < now_ns - WINDOW_NS:
+            self._ends.popleft()
+        return tuple(self._plans), tuple(self._ends)
+
+    def note_plan(self, report: ScheduleReport) -> None:
+        if self._until_ns and self._is_watched():
+            num_prompt_tokens = sum(chunk.end - chunk.start for chunk in report.chunks)
+            plan = StepPlan(report.planned_ns, report.step_id, num_prompt_tokens, report.facts.num_step_tokens)
+            self._plans.append(plan)
+
+    def note_end(self, step: StepReplies) -> None:
+        if self._until_ns and step.committed_ns and self._is_watched():
+            num_tokens = num_int32(step.token_ids) + sum(num_int32(final.token_ids) for final in step.finals)
+            self._ends.append(StepEnd(step.committed_ns, step.step_id, num_tokens))
+
+    def _is_watched(self) -> bool:
+        """Tells whether somebody still asks; where nobody does, what has been noted is forgotten."""
+        if time.monotonic_ns() > self._until_ns:
+            self._until_ns = 0
+            self._plans.clear()
+            self._ends.clear()
+        return bool(self._until_ns)
+
+
+def join_steps(plans: Iterable[StepPlan], ends: Iterable[StepEnd]) -> dict[str, StepSpan]:
+    """Returns the steps, the oldest first, by keys that stay; `plans` and `ends` are those that all frontends noted.
+
+    A step begins when it is planned or, where that was not told or another ran then, when the one before it ends. One
+    that gave nobody a token ends when the next one is planned: it has chunks of prompts that go on in the next.
+    """
+    num_tokens: dict[tuple[int, int], int] = {}
+    for end in ends:
+        key = end.committed_ns, end.step_id
+        num_tokens[key] = num_tokens.get(key, 0) + end.num_tokens
+    by_id = {plan.step_id: plan for plan in sorted(set(plans))}  # ids begin anew with each scheduler
+    found: list[_Told] = []
+    for (committed_ns, step_id), num in num_tokens.items():
+        plan = by_id.get(step_id)
+        if plan is not None and plan.planned_ns <= committed_ns:
+            found.append(_Told(plan.planned_ns, committed_ns, by_id.pop(step_id), plan.num_tokens))
+        else:
+            found.append(_Told(committed_ns, committed_ns, None, num))
+    found += [_Told(plan.planned_ns, None, plan, plan.num_tokens) for plan in by_id.values()]
+    return _lay_out(sorted(found, key=lambda told: told.known_ns))
+
+
+class _Told(NamedTuple):
+    """A step: `known_ns` is when it was planned or, without a plan, committed."""
+
+    known_ns: int
+    committed_ns: int | None
+    plan: StepPlan | None
+    num_tokens: int
+
+
+def _lay_out(found: list[_Told]) -> dict[str, StepSpan]:
+    spans: dict[str, StepSpan] = {}
+    last_ns = 0
+    for told, after in zip_longest(found, found[1:]):
+        if told.committed_ns is None and after is not None and after.plan is None:
+            continue  # its end was noted, and is too old to be told
+        begin_ns = last_ns if told.plan is None else max(told.known_ns, last_ns)
+        end_ns = told.committed_ns or (after and after.known_ns)
+        num_prompt = told.plan.num_prompt_tokens if told.plan else 0
+        if begin_ns:  # of the first of all it may not be known
+            spans[str(told.known_ns)] = StepSpan(begin_ns, end_ns, num_prompt, told.num_tokens - num_prompt)
+        last_ns = max(begin_ns, end_ns or 0)
+    return spans

@@ -1,0 +1,1 @@
+"""A trace of each request for an OpenTelemetry collector (`--otlp-endpoint`)."""

@@ -1,0 +1,84 @@
+"""Log lines, alike in every process: text, or with `--log-format json` one JSON object a line."""
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from messages.config import RunConfig
+
+TEXT_FORMAT = "%(levelname)s %(name)s: %(message)s"
+
+FIELDS = "fields"
+"""`log.info(…, extra={FIELDS: {"uid": 7}})`: what a JSON line has beside its message, which says it too."""
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What every JSON line has; `time` is UTC. A line may have an `exception` (a traceback) and fields of its own."""
+
+    time: str
+    level: str
+    process: str
+    pid: int
+    logger: str
+    message: str
+
+
+class JsonFormatter(logging.Formatter):
+    """Makes a record of process `process` a line of JSON."""
+
+    def __init__(self, process: str):
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = dict(getattr(record, FIELDS, {}))
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        line = LogLine(
+            time=shown_time(record.created),
+            level=record.levelname.lower(),
+            process=self._process,
+            pid=os.getpid(),
+            logger=record.name,
+            message=record.getMessage(),
+        )
+        return json_line(line, fields)
+
+
+def json_line(line: LogLine, fields: Mapping[str, Any] | None = None) -> str:
+    """Returns the line without a line end."""
+    return msgspec.json.encode({**msgspec.structs.asdict(line), **(fields or {})}, enc_hook=repr).decode()
+
+
+def is_json_line(text: str) -> bool:
+    """Tells whether `text` is a line that a process of ours has made, and not what a library has printed."""
+    try:
+        msgspec.json.decode(text, type=LogLine)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def shown_time(unix_s: float) -> str:
+    """`2026-01-31T12:00:00.123Z`."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def set_up_logging(process: str, run: RunConfig) -> None:
+    """Has this process log to standard error; as JSON also warnings and uncaught exceptions, on one line each."""
+    logging.basicConfig(level=run.log_level.upper(), stream=sys.stderr, format=TEXT_FORMAT)
+    if run.log_format == "json":
+        logging.getLogger().handlers[0].setFormatter(JsonFormatter(process))
+        logging.captureWarnings(True)
+        sys.excepthook = _log_uncaught
+        threading.excepthook = lambda args: _log_uncaught(*args[:3])
+
+
+def _log_uncaught(*error: Any) -> None:
+    logging.getLogger("sluice.process").critical("uncaught exception", exc_info=error)
