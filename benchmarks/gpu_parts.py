@@ -39,6 +39,7 @@ def list_parts() -> list[Part]:
         step(MAIN),
         *(offline(MAIN, suffix, flags) for suffix, flags in OFFLINE_VARIANTS.items()),
         tuning("decode", "Qwen3-0.6B"),
+        tuning("prefill", "Qwen3-0.6B"),
         *list_kernel_parts(),
         step("llama-3-8b"),
         offline("llama-3-8b"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from types import ModuleType
@@ -14,9 +14,12 @@ from benchmarks.kernels.cases import PAGE_SIZE, Case, MadeCase, make_case
 from benchmarks.kernels.measure import Form
 from kernels.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
 from kernels.gpu import paged_decode as triton_decode
+from kernels.gpu import paged_prefill as triton_prefill
 from kernels.gpu.launch_table import Launch, find_launch
 from kernels.gpu.model_shapes import ModelShape
 from kernels.paged_decode import count_programs, paged_decode, paged_decode_reference
+from kernels.paged_prefill import PrefillRows, paged_prefill, paged_prefill_reference
+from kernels.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 
 Candidate = Mapping[str, int]
 """Parameters of an operation's entries in the launch table, by name."""
@@ -155,5 +158,48 @@ DECODE = Sweep(
     make_trial=_decode_trial,
 )
 
-SWEEPS = {"decode": DECODE}
+PREFILL_LAUNCHES = tuple(product((64, 128), (32, 64, 128), (4, 8), (2, 3)))
+"""Rows of products, keys of a block, warps, stages."""
+
+
+def _prefill_in_use(shape: ModelShape, device: torch.device) -> Candidate:
+    return pick(find_launch("paged_prefill", *launch_shape(shape)), PREFILL.entries["paged_prefill"])
+
+
+def _prefill_candidates(in_use: Candidate) -> list[Candidate]:
+    every = [dict(zip(PREFILL.entries["paged_prefill"], values, strict=True)) for values in PREFILL_LAUNCHES]
+    return [candidate for candidate in every if candidate != in_use]
+
+
+def _prefill_trial(shape: ModelShape, size: tuple[int, int], device: torch.device) -> Trial:
+    num_rows, num_new = size
+    made = _random_case(shape, num_rows, num_new, 0, device)
+    lens = torch.tensor([[num_new] * num_rows, [0] * num_rows], dtype=torch.int32)
+    rows = PrefillRows(made.page_tables, lens[0].to(device), lens[1].to(device))
+    scale = shape.head_dim**-0.5
+    paged_prefill_reference(made.query, made.cache, rows, scale, made.out)
+
+    def call(candidate: Candidate) -> Form:
+        tile_tokens = candidate["BLOCK_M"] // shape.queries_a_head
+        tiles = torch.empty(max_prefill_tiles(len(made.query), num_rows, tile_tokens), TILE_WORDS, dtype=torch.int32)
+        plan_prefill_tiles(lens[0].numpy(), lens[1].numpy(), tiles.numpy(), tile_tokens)
+        planned = replace(rows, tiles=tiles.to(device))
+        attend = partial(paged_prefill, made.query, made.cache, planned, scale, made.out)
+        return PREFILL.with_parameters(candidate, attend)
+
+    num_bytes = 2 * made.query.nbytes + 2 * num_rows * num_new * shape.num_kv_heads * shape.head_dim * 2
+    return Trial(f"{num_rows} x {num_new} new", num_bytes, made.out, made.out.float().clone(), call)
+
+
+PREFILL = Sweep(
+    module=triton_prefill,
+    entries={"paged_prefill": ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")},
+    sizes=((16, 512), (1, 128), (1, 8192), (64, 32)),
+    quick_size=(1, 40),
+    list_candidates=_prefill_candidates,
+    find_in_use=_prefill_in_use,
+    make_trial=_prefill_trial,
+)
+
+SWEEPS = {"decode": DECODE, "prefill": PREFILL}
 """By what to call them."""
