@@ -1,16 +1,20 @@
 """The command that people type: `python launch.py [--model DIR] [flags]` runs the server and returns its exit code.
 
-`python launch.py COMMAND` controls a running server: `launch.py ps --help`.
+`python launch.py COMMAND` controls a running server: `launch.py ps --help`; some commands need none:
+`launch.py whatif --help`.
 """
 
 import sys
 
 from supervisor.cli.operate import operate
+from supervisor.cli.programs import PROGRAMS, run_program
 from supervisor.run import launch
 
 
 def main() -> int:
     arguments = sys.argv[1:]
+    if arguments and arguments[0] in PROGRAMS:
+        run_program(arguments)
     is_command = bool(arguments) and not arguments[0].startswith("-")
     return operate(arguments) if is_command else launch(arguments)
 

@@ -2,9 +2,10 @@
 
     python -m benchmarks.bench_before_after --before DIR --rounds 8 --json FILE
 
-DIR is a checkout of the code before, with the same environment. The turns alternate, and so does which side begins, so
-that what else runs on the machine falls on both. Throughput is of streams whose steps take `--step-ms`; CPU time is
-that of all processes of the server for each output token, and is the steadier of the two on a busy machine.
+DIR is a checkout of the code before, with the same environment. Without it both sides are this one, and differ in
+flags: `--before-flags "--black-box-mb 0"`. The turns alternate, and so does which side begins, so that what else runs
+on the machine falls on both. Throughput is of streams whose steps take `--step-ms`; CPU time is that of all processes
+of the server for each output token, and is the steadier of the two on a busy machine.
 """
 
 import argparse
@@ -40,6 +41,7 @@ class Comparison(msgspec.Struct, frozen=True):
     num_streams: int
     step_ms: float
     seconds: float
+    flags: dict[str, str]
     turns: dict[str, list[Turn]]
     tokens_per_s: dict[str, float]
     cpu_us_per_token: dict[str, float]
@@ -50,7 +52,9 @@ class Comparison(msgspec.Struct, frozen=True):
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark; returns 0, or 1 where a turn fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, required=True, metavar="DIR", help="checkout of the code before")
+    parser.add_argument("--before", type=Path, default=ROOT, metavar="DIR", help="checkout of the code before")
+    for side in SIDES:
+        parser.add_argument(f"--{side}-flags", default="", help=f"flags of the server {side}, in one word")
     parser.add_argument("--streams", type=int, default=64, help="streams at a time (default: 64)")
     parser.add_argument("--step-ms", type=float, default=1.0, help="time of a step (default: 1)")
     parser.add_argument("--seconds", type=float, default=6.0, help="length of each turn (default: 6)")
@@ -63,14 +67,16 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         for number in range(options.rounds):
             for side in SIDES if number % 2 else SIDES[::-1]:
-                turns[side].append(run_turn(places[side], load))
+                flags = vars(options)[f"{side}_flags"]
+                turns[side].append(run_turn(places[side], [*load, f"--flags={flags}"] if flags else load))
                 print(
                     f"{side}: {turns[side][-1].output_tokens_per_s:.0f} tok/s, {turns[side][-1].cpu_us:.1f} us a token"
                 )
     except (subprocess.SubprocessError, OSError) as error:
         print(f"bench_before_after: {error}", file=sys.stderr)
         return 1
-    result = compare(options.streams, options.step_ms, options.seconds, turns)
+    flags = {side: vars(options)[f"{side}_flags"] for side in SIDES}
+    result = compare(options.streams, options.step_ms, options.seconds, flags, turns)
     print(f"after / before: throughput {result.tokens_per_s_ratio:.4f}, CPU per token {result.cpu_ratio:.4f}")
     if options.json:
         write_result(options.json, "before_after", result)
@@ -87,13 +93,16 @@ def run_turn(place: Path, load: list[str]) -> Turn:
     return Turn(cost["output_tokens_per_s"], cost["cpu_us_per_token"])
 
 
-def compare(num_streams: int, step_ms: float, seconds: float, turns: dict[str, list[Turn]]) -> Comparison:
+def compare(
+    num_streams: int, step_ms: float, seconds: float, flags: dict[str, str], turns: dict[str, list[Turn]]
+) -> Comparison:
     """Returns medians; ratios are of turns that ran right after each other."""
     pairs = list(zip(turns["before"], turns["after"], strict=True))
     return Comparison(
         num_streams=num_streams,
         step_ms=step_ms,
         seconds=seconds,
+        flags=flags,
         turns=turns,
         tokens_per_s={side: median(turn.output_tokens_per_s for turn in turns[side]) for side in SIDES},
         cpu_us_per_token={side: round(median(turn.cpu_us for turn in turns[side]), 2) for side in SIDES},

@@ -26,10 +26,11 @@ from benchmarks.load.connection import Target, parse_url
 from benchmarks.load.drive import Limits, Load
 from benchmarks.load.report import Quantiles, latency_table, quantiles
 from benchmarks.load.server_facts import ServerFacts, ServerUnavailableError, ask_server
-from benchmarks.load.workloads import LengthRange, Lengths, PlannedRequest, SamplingFields, random_ids, random_prompts
+from benchmarks.load.workloads import LengthRange, Lengths, PlannedRequest, SamplingFields, random_prompts
 from benchmarks.result_file import write_result
 from benchmarks.server_process import started_server
 from messages.errors import SluiceError
+from whatif.traces import random_ids
 
 LONG_PROMPT_TOKENS = 1000
 STREAM_PROMPT_TOKENS = 16

@@ -9,6 +9,7 @@ them is HTTP, tokenizing, detokenizing, the messages between, and the load gener
 import argparse
 import itertools
 import random
+import shlex
 import sys
 from pathlib import Path
 
@@ -56,10 +57,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 256], help="streams at a time")
     parser.add_argument("--step-ms", type=float, default=10.0, help="time of a step (default: 10)")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each load (default: 10)")
+    parser.add_argument("--flags", default="", help="further flags of the server, in one word")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args(arguments)
     try:
-        flags = ["--model", options.model] if options.model else []
+        flags = [*(["--model", options.model] if options.model else []), *shlex.split(options.flags)]
         steps = "benchmarks.paced_scheduler", flags, START_TIMEOUT_S, ["--step-ms", str(options.step_ms)]
         with server_with_scheduler(*steps) as (server, target):
             costs = [measure(server, target, count, options.step_ms, options.seconds) for count in options.streams]

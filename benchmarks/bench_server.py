@@ -19,7 +19,7 @@ from pathlib import Path
 import uvloop
 from tqdm import tqdm
 
-from benchmarks.load import real_prompts, traces
+from benchmarks.load import real_prompts
 from benchmarks.load.answer import OK
 from benchmarks.load.connection import Target, parse_url
 from benchmarks.load.drive import Limits, Load, run_interruptible
@@ -37,6 +37,7 @@ from benchmarks.load.workloads import (
 )
 from benchmarks.result_file import write_result
 from messages.errors import SluiceError, UsageError
+from whatif import traces
 
 DEFAULT_TOKENS = 128
 WARMUP_SEED_OFFSET = 1_000_003
@@ -140,7 +141,8 @@ def _plan_trace(options: argparse.Namespace, facts: ServerFacts) -> tuple[Iterat
         f"{len(trace)} requests of {options.trace.name}, {scale.speed:g}x as fast, one token is {scale.tokens:.4g}; "
         f"{traces.num_cut(trace, scale)} are longer than the context and are cut"
     )
-    return traces.replay(trace, scale, facts.vocab_size, options.seed), len(trace)
+    arrivals = traces.replay(trace, scale, facts.vocab_size, options.seed)
+    return (PlannedRequest(one.prompt_ids, one.num_output, one.at_s) for one in arrivals), len(trace)
 
 
 def _settings(options: argparse.Namespace) -> dict[str, object]:

@@ -23,7 +23,6 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.http_workloads import WORKLOADS, Workload
-from benchmarks.load.workloads import random_ids
 from benchmarks.result_file import write_result
 from messages.config import Config
 from messages.errors import SluiceError
@@ -31,6 +30,7 @@ from messages.requests import SamplingParams
 from scheduler_proc.offline import OfflineEngine
 from supervisor.flags import parse_flags
 from supervisor.run import build_config
+from whatif.traces import random_ids
 
 MODES = ("none", "ngram")
 PROMPT_TOKENS = 64

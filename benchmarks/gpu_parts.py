@@ -26,7 +26,12 @@ OFFLINE_VARIANTS: dict[str, tuple[str, ...]] = {
     "_shared_prefix": ("--shared-prefix", "400"),
     "_shared_prefix_read_by_each": ("--shared-prefix", "400", "--no-shared-prefix-attention"),
 }
-QUICK_OFFLINE = ("--num-sequences", "2", "--max-tokens", "16", "--shared-prefix", "8")
+FEW_ROWS = ("--rows", "1", "8", "16")
+"""Steps in which norms can be fused."""
+FLASHINFER = ("--attention-backend", "flashinfer")
+QUICK = ("--attention-backend", "auto")
+"""The last one counts: a trial has no GPU."""
+QUICK_OFFLINE = (*QUICK, "--num-sequences", "2", "--max-tokens", "16", "--shared-prefix", "8")
 
 HOST_ONLY = ("bench_quantized_linear",)
 """Benchmarks of operations that have no form on a GPU."""
@@ -49,6 +54,14 @@ def list_parts() -> list[Part]:
         step("gpt2-124m"),
         offline("gpt2-124m"),
         *(step(shape, "_eager", ("--enforce-eager",)) for shape in (MAIN, "gpt2-124m", "llama-3-8b")),
+        Part("fuse_norms_golden", "check_golden", ("--fuse-norms",), ("--quick", "--cpu-threads", "1")),
+        *(
+            step(shape, suffix, (*FEW_ROWS, *flags))
+            for shape in (MAIN, "llama-3-8b")
+            for suffix, flags in (("_few_rows", ()), ("_few_rows_fuse_norms", ("--fuse-norms",)))
+        ),
+        step(MAIN, "_flashinfer", FLASHINFER),
+        offline(MAIN, "_flashinfer", FLASHINFER),
         *(Part(f"transformers_{shape}", "bench_transformers", ("--shape", shape)) for shape in (MAIN, "llama-3-8b")),
     ]
 
@@ -65,7 +78,9 @@ def list_kernel_parts() -> list[Part]:
 
 def step(shape: str, suffix: str = "", flags: tuple[str, ...] = ()) -> Part:
     """A step's own time."""
-    return Part(f"step_{shape}{suffix}", "bench_step", ("--shape", shape, *flags), ("--quick", "--cpu-threads", "1"))
+    return Part(
+        f"step_{shape}{suffix}", "bench_step", ("--shape", shape, *flags), ("--quick", *QUICK, "--cpu-threads", "1")
+    )
 
 
 def offline(shape: str, suffix: str = "", flags: tuple[str, ...] = ()) -> Part:

@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from messages.columns import Int32s
+
 MatchEnd = Literal["page_not_full", "different_token", "not_cached", "evicted", "salt", "disabled"]
 """Why no more of a prompt is in the cache: what is left fills no page beside the token that must be computed; another
 token stands there in what is cached; nothing cached goes on from there; it was cached and has been evicted; it is
@@ -14,7 +16,7 @@ class ExplainCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """frontend → tokenizer → scheduler: how much of int32 `input_ids` is cached. Answered with `CacheExplained`."""
 
     uid: int
-    input_ids: bytes
+    input_ids: Int32s
     cache_salt: str = ""
 
 

@@ -8,7 +8,7 @@ the place of lost ones the receiver takes a `FramesLost`.
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -50,6 +50,8 @@ class Receiver(Generic[T]):
     def __init__(self, path: Path, union: Any):
         self.path = path
         self.arrivals = Arrivals(path.stem)
+        self.on_frame: Callable[[bytes], None] | None = None
+        """Called with each frame that arrives, before it is looked at."""
         self._behind_gap: T | None = None
         """What came after lost frames, while word of those is being taken."""
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
@@ -80,6 +82,8 @@ class Receiver(Generic[T]):
         if len(frame) < HEADER.size:
             log.error("%s: dropped a frame of %d bytes, which has no number", self.path, len(frame))
             return None
+        if self.on_frame is not None:
+            self.on_frame(frame)
         sender, number = HEADER.unpack_from(frame)
         news = self.arrivals.note(sender, number)
         if news is False:
@@ -107,6 +111,8 @@ class Sender(Generic[T]):
         self.path = path
         self.sender_id = new_sender_id()
         self.num_sent = 0
+        self.on_frame: Callable[[bytes], None] | None = None
+        """Called with each frame before it is sent."""
         self._num_dropped = 0
         """Since the channel was found full."""
         self._encoder = msgspec.msgpack.Encoder()
@@ -116,8 +122,11 @@ class Sender(Generic[T]):
     def send(self, message: T) -> None:
         """Queues `message` and returns at once. Raises `ChannelFullError` where the receiver has stopped reading."""
         self.num_sent += 1  # also where there is no room, so that the receiver can notice what is missing
+        frame = HEADER.pack(self.sender_id, self.num_sent) + self._encoder.encode(message)
+        if self.on_frame is not None:
+            self.on_frame(frame)
         try:
-            self._put(HEADER.pack(self.sender_id, self.num_sent) + self._encoder.encode(message))
+            self._put(frame)
         except zmq.Again:
             raise ChannelFullError(f"{self.path}: {MAX_QUEUED_FRAMES} messages are waiting to be read") from None
 

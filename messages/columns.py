@@ -6,8 +6,14 @@ Native byte order: all processes of a run live on one host.
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
+from typing import Annotated
 
 INT32, INT64, FLOAT32 = "i", "q", "f"
+
+Int32s = Annotated[bytes, INT32]
+Int64s = Annotated[bytes, INT64]
+Float32s = Annotated[bytes, FLOAT32]
+"""Columns in the fields of messages."""
 
 
 def pack_int32(values: Iterable[int]) -> bytes:

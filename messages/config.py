@@ -81,6 +81,20 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="launch each operation of a step by itself, without CUDA graphs (on a CPU there are none)"),
     ] = False
+    attention_backend: Annotated[
+        Literal["auto", "triton", "flashinfer"],
+        Meta(
+            description="whose kernels compute attention on a GPU; auto: triton, our own; flashinfer: the library's "
+            "(pip install flashinfer-python)"
+        ),
+    ] = "auto"
+    fuse_norms: Annotated[
+        bool,
+        Meta(
+            description="compute RMS norm, linear layer and activation of up to 16 tokens in one kernel on a GPU: not "
+            "measured yet (on a CPU it is never done)"
+        ),
+    ] = False
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,6 +323,19 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["debug", "info", "warning", "error"], Meta(description="least severe log line that is shown")
     ] = "info"
     log_requests: Annotated[bool, Meta(description="log prompts and sampling parameters")] = False
+    black_box_mb: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65536,
+            description="MiB for the last frames of all processes, in the run directory, which outlive a process that "
+            "is killed (launch.py tail, decode, replay); 0: none",
+        ),
+    ] = 64
+    record: Annotated[str, Meta(description="new directory in which all frames are kept (launch.py replay)")] = ""
+    record_gb: Annotated[
+        float, Meta(ge=0.01, le=65536, description="GiB of frames that --record keeps; then the oldest go")
+    ] = 1.0
     otlp_endpoint: Annotated[
         str,
         Meta(

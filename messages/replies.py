@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from messages.cache import CacheAnswer
+from messages.columns import Int32s, Int64s
 from messages.errors import ErrorInfo
 from messages.peers import PeerAnswer, PeerAsk
 from messages.requests import DropBefore, FramesLost, Stamps
@@ -45,9 +46,9 @@ class OpenStream(msgspec.Struct, frozen=True, array_like=True, tag=True):
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    output_ids: bytes = b""
+    output_ids: Int32s = b""
     num_chars_sent: int = 0
-    prompt_ids: bytes = b""
+    prompt_ids: Int32s = b""
     echo: bool = False
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
@@ -97,16 +98,16 @@ class DetokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """
 
     step_id: int
-    uids: bytes
-    attempts: bytes
-    token_ids: bytes
+    uids: Int64s
+    attempts: Int32s
+    token_ids: Int32s
     finished: tuple[FinishedRow, ...] = ()
-    logprob_entries: bytes = b""
+    logprob_entries: Int32s = b""
     """int32, ascending: which of `token_ids` have logprobs."""
     logprobs: LogprobColumns | None = None
     prefilled: tuple[PrefilledRow, ...] = ()
     """Of rows whose first token comes after a prompt; after a preemption it is told again."""
-    num_tokens: bytes = b""
+    num_tokens: Int32s = b""
     """int32: how many tokens each row got, at least 1; empty where each got one."""
     committed_ns: int = 0
     """When the result of the step was there; 0 where there is none."""
@@ -147,7 +148,7 @@ class PromptReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     attempt: int
     text: str
     tokens: tuple[PositionLogprobs, ...] = ()
-    token_ids: bytes = b""
+    token_ids: Int32s = b""
 
 
 class UserReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -161,7 +162,7 @@ class UserReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     attempt: int
     finish_reason: FinishReason
     incremental_output: str = ""
-    token_ids: bytes = b""
+    token_ids: Int32s = b""
     usage: Usage = Usage()
     stamps: Stamps = Stamps()
     stop_reason: str | int | None = None
@@ -178,17 +179,17 @@ class StepReplies(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """
 
     step_id: int
-    uids: bytes
-    attempts: bytes
-    token_ids: bytes
+    uids: Int64s
+    attempts: Int32s
+    token_ids: Int32s
     texts: tuple[str, ...]
     finals: tuple[UserReply, ...] = ()
-    logprob_entries: bytes = b""
+    logprob_entries: Int32s = b""
     """int32, ascending: which of `token_ids` have logprobs."""
     logprobs: tuple[PositionLogprobs, ...] = ()
     prefilled: tuple[PrefilledRow, ...] = ()
     """Of rows that go on: a final has its own usage."""
-    num_tokens: bytes = b""
+    num_tokens: Int32s = b""
     """int32: how many tokens each row has, at least 1; empty where each has one."""
     committed_ns: int = 0
     """As in `DetokenizeMsg`."""
@@ -209,7 +210,7 @@ class EncodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """tokenizer → frontend: int32 `token_ids` of an `EncodeMsg` and, if wanted, each token as the vocabulary has it."""
 
     uid: int
-    token_ids: bytes = b""
+    token_ids: Int32s = b""
     token_strs: tuple[str, ...] = ()
     error: ErrorInfo | None = None
 

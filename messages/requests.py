@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from messages.cache import CacheQuestion
+from messages.columns import Float32s, Int32s
 
 AbortReason = Literal["abort", "timeout"]
 TruncationSide = Literal["left", "right"]
@@ -75,11 +76,11 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    bias_ids: bytes = b""
-    bias_values: bytes = b""
-    allowed_token_ids: bytes = b""
+    bias_ids: Int32s = b""
+    bias_values: Float32s = b""
+    allowed_token_ids: Int32s = b""
     bad_words: tuple[str, ...] = ()
-    bad_word_ids: tuple[bytes, ...] = ()
+    bad_word_ids: tuple[Int32s, ...] = ()
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     echo: bool = False
@@ -146,10 +147,10 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     uid: int
     attempt: int
     prompt_text: str | None
-    prompt_ids: bytes
+    prompt_ids: Int32s
     sampling_params: SamplingParams
     stamps: Stamps
-    output_ids: bytes = b""
+    output_ids: Int32s = b""
     num_chars_sent: int = 0
     chat: ChatPrompt | None = None
     add_special_tokens: bool = True
@@ -162,10 +163,10 @@ class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     uid: int
     attempt: int
-    input_ids: bytes
+    input_ids: Int32s
     sampling_params: SamplingParams
     stamps: Stamps
-    output_ids: bytes = b""
+    output_ids: Int32s = b""
     num_chars_sent: int = 0
 
 
@@ -223,7 +224,7 @@ class DecodeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """frontend → tokenizer: int32 `token_ids` whose text the client wants to see, answered with `DecodeReply`."""
 
     uid: int
-    token_ids: bytes
+    token_ids: Int32s
 
 
 class FramesLost(msgspec.Struct, frozen=True, array_like=True, tag=True):

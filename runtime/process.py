@@ -58,6 +58,7 @@ from messages.control import (
 from messages.errors import BootError, SluiceError
 from messages.histograms import HistogramCounts
 from messages.schema import SCHEMA_VERSION
+from runtime.black_box.frame_recorder import FrameRecorder
 from runtime.faults import Faults
 from runtime.lifeline import GRACE_S, ask_for_death_signal, has_launcher, leave_abandoned_run, watch_lifeline
 from runtime.logs import set_up_logging
@@ -116,6 +117,7 @@ class ProcessLink:
         self._waiter.add_channel(self._control)
         self._waiter.add_descriptor(self._wakeup_reader)
         self._say_hello()
+        self._recorder = FrameRecorder(name, self.config, run_dir)
 
     def _say_hello(self) -> None:
         self._control.send(Hello(self._seat, os.getpid(), SCHEMA_VERSION))
@@ -141,6 +143,7 @@ class ProcessLink:
 
     def add_receiver(self, receiver: Receiver[Any]) -> None:
         """Lets `wait` return when something arrives for `receiver`, and beats say what it has taken."""
+        receiver.on_frame = self._recorder.received_as(receiver.path.stem)
         self._waiter.add_channel(receiver)
         self.profiler.receivers.append(receiver)
 
@@ -149,6 +152,7 @@ class ProcessLink:
         sender: Sender[Any] = (
             self.faults.open_sender(self.run_dir, receiver) if self.faults else Sender(self.run_dir.socket(receiver))
         )
+        sender.on_frame = self._recorder.sent_to(receiver)
         self.profiler.senders.append(sender)
         return sender
 
@@ -310,6 +314,7 @@ class ProcessLink:
         The signal of a launcher's death comes some milliseconds before its lifeline ends (it has several threads), so
         after a signal this waits for the end, for at most the grace.
         """
+        self._recorder.close()
         self._control.close()
         if self._has_pid_file():
             self.run_dir.pid_file(self.name).unlink(missing_ok=True)

@@ -47,6 +47,11 @@ class RunDir:
         return self.path / "config.json"
 
     @property
+    def black_box(self) -> Path:
+        """A directory of the processes' last frames (`runtime/black_box/`), if they are kept."""
+        return self.path / "black-box"
+
+    @property
     def lock_file(self) -> Path:
         return self.path / "lock"
 

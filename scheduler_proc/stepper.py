@@ -63,11 +63,19 @@ class Running(NamedTuple):
 class Stepper:
     """Gives the scheduler the results of its steps, in order; with `can_overlap` one step later than it plans them.
 
-    `launch` and `result` are the two halves of a step as a profile shows them.
+    `launch` and `result` are the two halves of a step as a profile shows them. `clock` tells seconds.
     """
 
-    def __init__(self, scheduler: Scheduler, launch: Launch, can_overlap: bool, times: StepTimes):
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        launch: Launch,
+        can_overlap: bool,
+        times: StepTimes,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.launch = launch
+        self._clock = clock
         self._scheduler = scheduler
         self._can_overlap = can_overlap
         self._times = times
@@ -101,7 +109,7 @@ class Stepper:
             self._forget_all()
             batch = self._scheduler.schedule()
             if batch is not None:
-                self._run_alone(batch, time.monotonic())
+                self._run_alone(batch, self._clock())
             return
         self._scheduler.commit(output)
         self._note_time(ended.batch, ended.start_s)
@@ -121,7 +129,7 @@ class Stepper:
 
     def _note_time(self, batch: Batch, start_s: float) -> None:
         """Counts the step; as long as the one before it ran, it did not."""
-        end_s = time.monotonic()
+        end_s = self._clock()
         seconds = end_s - max(start_s, self._last_end_s)
         self._times.add(batch, seconds)
         self._scheduler.note_time(batch, seconds)

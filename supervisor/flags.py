@@ -6,7 +6,7 @@ import math
 import re
 import types
 import typing
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import msgspec
 from msgspec import Meta
@@ -44,13 +44,28 @@ def parse_flags(arguments: list[str]) -> dict[str, msgspec.Struct]:
     }
 
 
+def flags_of(section: msgspec.Struct) -> list[str]:
+    """Returns the flags from which `parse_flags` makes this section again."""
+    flags: list[str] = []
+    for field in msgspec.structs.fields(section):
+        value: Any = getattr(section, field.name)
+        if value == field.default:
+            continue
+        if isinstance(value, bool):
+            flags.append(flag_name(field.name if value else f"no_{field.name}"))
+        else:
+            values = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)
+            flags += [flag_name(field.name), *map(str, values)]
+    return flags
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser with one group a section and one flag a field; absent flags stay out of the result."""
     parser = _Parser(
         prog="launch.py",
         description="Serves a language model over HTTP from separate processes.",
         epilog="Commands for a server that runs: launch.py ps, top, logs, restart, scale, profile, drain, "
-        "log-level, inject (with --help).",
+        "log-level, inject, tail (with --help). Without one: launch.py decode, diff, replay, calibrate, whatif.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),

@@ -15,12 +15,13 @@ from messages.config import Config
 from messages.control import FRONTEND, RING
 from messages.errors import BootError, UsageError
 from runtime.lifeline import make_lifeline
-from runtime.run_dir import claim, default_path
+from runtime.run_dir import RunDir, claim, default_path
 from supervisor.admin.scaling import SCALABLE
 from supervisor.child import Command, command_of_worker, python_command
 from supervisor.console import Console
 from supervisor.flags import parse_flags
 from supervisor.listener import base_url, open_listener
+from supervisor.manifest import claim_recording, make_manifest, write_manifest
 from supervisor.model.facts import read_model_facts
 from supervisor.model.lookup import find_model, find_tokenizer, model_name
 from supervisor.process_group import Site
@@ -88,6 +89,9 @@ def serve(config: Config, commands: list[Command], console: Console, began_s: fl
     """Opens the socket and the run directory, runs the processes, and returns the exit code when nothing is left."""
     http, wanted_dir = config.http, config.run.run_dir
     run_path = Path(wanted_dir) if wanted_dir else default_path(http.port)
+    if config.run.record:
+        run = msgspec.structs.replace(config.run, record=str(claim_recording(config.run.record)))
+        config = msgspec.structs.replace(config, run=run)
     with SignalPipe() as signals, open_listener(http.host, http.port, run_path) as listener:
         port = listener.getsockname()[1]
         config = msgspec.structs.replace(config, http=msgspec.structs.replace(http, port=port))
@@ -98,6 +102,7 @@ def serve(config: Config, commands: list[Command], console: Console, began_s: fl
         lifeline = make_lifeline(run_dir)
         try:
             run_dir.write_config(config)
+            _write_manifest(config, run_dir)
             run_dir.address_file.write_text(f"{url}\n", encoding="ascii")
             supervisor = Supervisor(config.run, commands, Site(run_dir, listener, signals), console)
             return supervisor.run(lambda: console.say(ready_text(config, url, time.monotonic() - began_s)))
@@ -105,6 +110,16 @@ def serve(config: Config, commands: list[Command], console: Console, began_s: fl
             run_dir.remove()
             os.close(lifeline)
             os.close(lock)
+
+
+def _write_manifest(config: Config, run_dir: RunDir) -> None:
+    """Writes what this server is beside the frames that its processes keep, if they do."""
+    run = config.run
+    folders = [run_dir.black_box] * bool(run.black_box_mb) + [Path(run.record)] * bool(run.record)
+    if folders:
+        manifest = make_manifest(config)
+        for folder in folders:
+            write_manifest(folder, manifest)
 
 
 def ready_text(config: Config, url: str, seconds: float) -> str:

@@ -24,19 +24,22 @@ PLACES: dict[str, tuple[str, ...]] = {
     "messages": ("messages",),
     "process runtime": ("runtime",),
     "launcher": ("launch.py", "supervisor"),
+    "what-if": ("whatif",),
 }
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 9_035,
+    "frontend": 9_040,
+    "live page": 1_020,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_815,
+    "scheduler": 4_860,
     "CPU backend": 2_940,
-    "GPU backend": 2_690,
-    "operations and references": 1_210,
-    "messages": 1_560,
-    "process runtime": 1_180,
-    "launcher": 2_840,
+    "GPU backend": 2_975,
+    "operations and references": 1_245,
+    "messages": 1_770,
+    "process runtime": 1_420,
+    "launcher": 3_705,
+    "what-if": 810,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

@@ -41,6 +41,9 @@ RULES = {
     "scheduler_proc/computing": rule(
         "scheduler_proc.computing runtime messages kernels", "msgspec torch numpy safetensors huggingface_hub"
     ),
+    "scheduler_proc/computing/gpu/flashinfer_attention.py": rule(
+        "scheduler_proc.computing messages kernels", "torch numpy flashinfer"
+    ),
     "messages": rule("messages", "msgspec"),
     "messages/channels.py": rule("messages", "msgspec zmq"),
     "runtime": rule("runtime messages", "msgspec"),
@@ -50,6 +53,7 @@ RULES = {
     "tokenizer_proc/call_grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/structural_tags.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "kernels": rule("kernels", "torch triton numpy"),
+    "whatif": rule("whatif scheduler_proc supervisor messages", "msgspec numpy"),
 }
 """The longest prefix of a file's path decides. A missing place is no error: the file that appears there has a rule."""
 
@@ -68,7 +72,7 @@ LAYERS = {
     ),
     "supervisor": (
         "supervisor/cli",
-        "supervisor/profiles",
+        "supervisor/profiles supervisor/replay",
         "supervisor/client",
         "supervisor/run.py",
         "supervisor/supervisor.py",
@@ -77,7 +81,7 @@ LAYERS = {
         "supervisor/lifecycle.py",
         "supervisor/process_group.py",
         "supervisor/control_plane.py supervisor/status_board.py supervisor/restarts.py supervisor/admission.py "
-        "supervisor/endings.py supervisor/model supervisor/listener.py supervisor/flags.py",
+        "supervisor/endings.py supervisor/model supervisor/listener.py supervisor/flags.py supervisor/manifest.py",
         "supervisor/child.py supervisor/console.py supervisor/signals.py",
         "supervisor/log_ring.py",
     ),
@@ -93,6 +97,7 @@ FUNCTION_LEVEL_IMPORTS = {
     ("scheduler_proc/computing/torch_import.py", "torch"): "the process imports this file long before",
     (f"{LOADING}/load_runner.py", "scheduler_proc.computing.loading.checkpoint"): "random weights need no safetensors",
     (f"{LOADING}/load_runner.py", "scheduler_proc.computing.loading.weight_cache"): "likewise",
+    ("scheduler_proc/computing/gpu/flashinfer_attention.py", "flashinfer"): "is there for those who ask for it",
     ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
     ("runtime/grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/grammars.py", "llguidance"): "is needed from the first grammar on",
@@ -255,6 +260,8 @@ def test_an_import_by_name_is_seen():
         ("supervisor/run.py", "huggingface_hub"),
         ("supervisor/run.py", "frontend"),
         ("kernels/norm.py", "messages"),
+        ("whatif/outcome.py", "torch"),
+        ("scheduler_proc/stepper.py", "whatif.cost_model"),
     ],
 )
 def test_the_law_forbids(name: str, module: str):

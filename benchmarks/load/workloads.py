@@ -7,9 +7,7 @@ import msgspec
 import numpy as np
 
 from messages.errors import UsageError
-
-SPECIAL_IDS = 16
-"""Token ids below this are left out of random prompts: that is where vocabularies keep their special tokens."""
+from whatif.traces import random_ids
 
 Prompt = str | list[int]
 
@@ -90,12 +88,6 @@ def random_prompts(vocab_size: int, lengths: Lengths, num_shared: int, seed: int
         num_input, num_output = lengths.input.draw(rng), lengths.output.draw(rng)
         prompt = shared[:num_input] + random_ids(rng, vocab_size, num_input - num_shared)
         yield PlannedRequest(prompt, num_output)
-
-
-def random_ids(rng: np.random.Generator, vocab_size: int, num_tokens: int) -> list[int]:
-    """Returns random ordinary token ids; none for a count below 1."""
-    low = min(SPECIAL_IDS, vocab_size - 1)
-    return rng.integers(low, vocab_size, size=max(0, num_tokens)).tolist()
 
 
 def with_poisson_arrivals(requests: Iterator[PlannedRequest], rate: float, seed: int) -> Iterator[PlannedRequest]:

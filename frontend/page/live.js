@@ -71,10 +71,15 @@ export class Live {
     while (this.steps.size > MAX_STEPS) this.steps.delete(this.steps.keys().next().value);
   }
 
+  /** The processes that have a place of their own: not those that wait for one (`tokenizer.next`) or have left theirs. */
+  placed() {
+    return Object.entries(this.processes).filter(([name]) => !name.includes("."));
+  }
+
   gauges(name) {
     return this.processes[name]?.gauges ?? {};
   }
 }
 
-/** `tokenizer-2.next` → `tokenizer`. */
-export const kindOf = name => name.split(".")[0].split("-")[0];
+/** `tokenizer-2` → `tokenizer`. */
+export const kindOf = name => name.split("-")[0];

@@ -23,7 +23,7 @@ function show(live) {
   showSteps(live);
   showPages(live);
   requests.show(live);
-  const bad = Object.entries(live.processes).filter(([, {state}]) => !["ready", "busy", "standby"].includes(state));
+  const bad = live.placed().filter(([, {state}]) => !["ready", "busy", "standby"].includes(state));
   const isStarting = bad.some(([, {state}]) => state === "starting");
   if (!bad.length && !isNamed) nameModel();
   setStatus(bad.length ? (isStarting ? "starting" : "lost") : "ready", bad.map(([name, {state}]) => `${name} ${state}`).join(", ") || "ready");

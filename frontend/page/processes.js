@@ -60,10 +60,12 @@ export class Processes {
 
   async profile() {
     const button = find("profile"), runs = button.getAttribute("aria-pressed") === "true";
+    button.disabled = true;
     if (await this.act(runs ? "Merging the profile" : "Starting the profile", runs ? "stop_profile" : "start_profile")) {
       set(button, "aria-pressed", String(!runs));
       write(button, runs ? "Record a profile" : "Stop the profile");
     }
+    button.disabled = false;
   }
 
   /** Gives a command and shows its result; tells whether it was carried out. */
@@ -71,11 +73,18 @@ export class Processes {
     write(this.note, `${text} …`);
     try {
       const reply = await getJson(path, {method: "POST"});
-      write(this.note, reply.done ?? reply.begun ?? (reply.file ? `Written: ${reply.file}` : JSON.stringify(reply).slice(0, 300)));
+      write(this.note, describe(reply));
       return true;
     } catch (error) {
       write(this.note, error.message);
       return false;
     }
   }
+}
+
+/** What a command answers with: words, a file on the server's machine, or the processes that take part. */
+function describe({done, begun, file, processes, ...rest}) {
+  if (done ?? begun) return done ?? begun;
+  if (file) return `Written on the server's machine: ${file}`;
+  return processes ? `Runs in ${processes.join(", ")}` : JSON.stringify(rest);
 }

@@ -73,7 +73,7 @@ export class Ring {
   }
 
   showKind(live, kind) {
-    const workers = Object.entries(live.processes).filter(([name]) => kindOf(name) === kind).map(([, process]) => process);
+    const workers = live.placed().filter(([name]) => kindOf(name) === kind).map(([, process]) => process);
     const {group, lines: [name, what, more, most]} = this.nodes[kind];
     const worst = workers.map(({state}) => state).sort((a, b) => WORST.indexOf(a) - WORST.indexOf(b))[0] ?? "standby";
     const sum = read => workers.reduce((total, process) => total + (read(process) ?? 0), 0);

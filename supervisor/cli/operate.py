@@ -29,12 +29,13 @@ from messages.admin import (
     SetLogLevel,
 )
 from supervisor.admin.tasks import CommandFailedError
-from supervisor.cli import inject
+from supervisor.cli import frames, inject
 from supervisor.cli.show import process_table
 from supervisor.cli.top import show_top
 from supervisor.client.admin_client import AdminClient
 from supervisor.client.running import NoServerError, RunningServer, WhichServerError, choose_server
 from supervisor.profiles import record
+from supervisor.replay import command as replay
 
 DONE, FAILED, USAGE, NO_SERVER = 0, 1, 2, 3
 EXIT_CODES = {"unknown": USAGE, "impossible": USAGE}
@@ -45,13 +46,23 @@ FOLLOW_WAIT_S = 20.0
 MARGIN_S = 30.0
 """What a command may take beyond the time that it gives to requests."""
 
+FILE_COMMANDS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = (
+    ("decode", "show recorded frames as JSON lines", frames.add_decode_options),
+    ("diff", "show the first frame that differs between two recordings", frames.add_diff_options),
+    ("replay", "send recorded requests through a new server and compare what comes", replay.add_options),
+)
+"""Commands that need no running server."""
+
 Execute = Callable[[argparse.Namespace, RunningServer, AdminClient], int]
 
 
 def operate(arguments: Sequence[str]) -> int:
     """Runs one command and returns its exit code, after its result on standard output or one message on error."""
-    options = make_parser().parse_args(arguments)
+    own, flags = _split(arguments)
+    options = make_parser().parse_args(own, argparse.Namespace(server_flags=flags))
     try:
+        if not options.needs_server:
+            return options.execute(options)
         server = choose_server(options.run_dir, options.port)
         with AdminClient(server.run_dir) as line:
             execute: Execute = options.execute
@@ -95,6 +106,12 @@ def make_parser() -> argparse.ArgumentParser:
     inject.add_options(_add(commands, "inject", "do something wrong on purpose, to see what follows", inject_fault))
     text = "note what processes do, as one file for a trace viewer"
     record.add_options(_add(commands, "profile", text, profile_processes))
+    text = "show frames between the processes as they come"
+    frames.add_tail_options(_add(commands, "tail", text, lambda options, server, _: frames.tail(options, server)))
+    for name, text, add_options in FILE_COMMANDS:
+        file_command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        file_command.set_defaults(needs_server=False)
+        add_options(file_command)
     return parser
 
 
@@ -202,6 +219,14 @@ def _end(options: argparse.Namespace, result: Result) -> int:
             return FAILED
 
 
+def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Returns what comes before and after a `--`: flags of the command, and of the server that `replay` starts."""
+    if arguments[:1] != ["replay"] or "--" not in arguments:
+        return arguments, ()
+    end = arguments.index("--")
+    return arguments[:end], arguments[end + 1 :]
+
+
 def _complain(options: argparse.Namespace, reason: str, message: str) -> None:
     if options.json:
         _print_json({"error": {"reason": reason, "message": message}})
@@ -214,7 +239,7 @@ def _add(commands: Any, name: str, text: str, execute: Execute) -> argparse.Argu
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the run directory of the server that is meant")
     parser.add_argument("--port", type=int, metavar="N", help="its port (default: the only server that runs)")
-    parser.set_defaults(execute=execute)
+    parser.set_defaults(execute=execute, needs_server=True)
     return parser
 
 

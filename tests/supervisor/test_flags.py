@@ -8,7 +8,7 @@ import pytest
 from messages import VERSION
 from messages.config import CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
 from messages.errors import UsageError
-from supervisor.flags import SECTIONS, flag_name, make_parser, parse_flags
+from supervisor.flags import SECTIONS, flag_name, flags_of, make_parser, parse_flags
 
 
 def test_no_flags_give_the_defaults():
@@ -103,3 +103,19 @@ def test_no_name_is_in_two_sections():
     names = [name for struct in SECTIONS.values() for name in struct.__struct_fields__]
     assert len(names) == len(set(names))
     assert typing.get_type_hints(RunConfig, include_extras=True).keys() <= set(names)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        "--max-num-seqs 3 --max-num-batched-tokens 77",
+        "--no-enable-prefix-caching --enforce-eager --no-weight-cache",
+        "--served-model-name a b --restart scheduler=never --drain-timeout-s 0.5",
+    ],
+)
+def test_a_section_becomes_its_flags_again(given: str):
+    sections = parse_flags(given.split())
+    again = [flag for section in sections.values() for flag in flags_of(section)]
+    assert sorted(again) == sorted(given.split())
+    assert parse_flags(again) == sections

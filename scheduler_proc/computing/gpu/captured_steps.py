@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from messages.steps import Batch
-from scheduler_proc.computing.gpu.attention_plans import AttentionPlans
+from scheduler_proc.computing.gpu.attention_backend import AttentionBackend
 from scheduler_proc.computing.gpu.device import GpuDevice, Work
 from scheduler_proc.computing.step.inputs import NO_ROWS, StepInputs, StepShape, pack_step, view_step
 from scheduler_proc.computing.step.packed_columns import PackedColumns
@@ -52,10 +52,10 @@ class CapturedStep:
 class CapturedSteps:
     """The graphs; none until `capture`. `like_NE` gives the number format and E of what a forward pass returns."""
 
-    def __init__(self, device: GpuDevice, shapes: StepShapes, plans: AttentionPlans, like_NE: Tensor):
+    def __init__(self, device: GpuDevice, shapes: StepShapes, attention: AttentionBackend, like_NE: Tensor):
         self._device = device
         self._shapes = shapes
-        self._plans = plans
+        self._attention = attention
         self._pool = device.new_pool()
         self._captured: dict[StepShape, CapturedStep] = {}
         planned = [self._planned(shape) for shape in shapes.all()]
@@ -100,10 +100,10 @@ class CapturedSteps:
         host = torch.empty(columns.num_bytes, dtype=torch.uint8)
         arrays = columns.arrays(host)
         pack_step(NO_ROWS, shape, arrays)
-        self._plans.pack(NO_ROWS, shape, arrays)
+        plan = self._attention.pack(NO_ROWS, shape, arrays)
         inputs.copy_(host)
         tensors = columns.tensors(inputs)
-        step = self._plans.add(view_step(shape, tensors), shape, tensors)
+        step = self._attention.add(view_step(shape, tensors), shape, tensors, plan)
 
         def work() -> None:
             hidden_NE.copy_(forward(step))
@@ -112,4 +112,4 @@ class CapturedSteps:
         return CapturedStep(shape, columns, inputs, hidden_NE, self._device.capture(work, self._pool))
 
     def _planned(self, shape: StepShape) -> StepShape:
-        return self._plans.planned(shape, shape.num_decode_rows)
+        return self._attention.planned(shape, shape.num_decode_rows)

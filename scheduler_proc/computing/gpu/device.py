@@ -34,6 +34,10 @@ class GpuDevice(Device, Protocol):
         """Returns a copy of the buffer on the device for the work that is being launched; does not wait for it."""
         ...
 
+    def mark(self) -> Callable[[], None]:
+        """Returns what waits until all that has been launched before this call has been done."""
+        ...
+
     def new_pool(self) -> Pool:
         """Returns a pool for graphs that never run side by side; its memory is freed with the last of them."""
         ...
@@ -91,6 +95,11 @@ class CudaDevice:
             done.record()
         result.record_stream(self._fetching)
         return _OnItsWay(host, tensors, done)
+
+    def mark(self) -> Callable[[], None]:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.torch_device))
+        return event.synchronize
 
     def new_pool(self) -> Pool:
         return torch.cuda.graph_pool_handle()

@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.take_tokens import take_tokens
 from messages.steps import Batch
 from scheduler_proc.computing.device import Forward
-from scheduler_proc.computing.gpu.attention_plans import AttentionPlans
+from scheduler_proc.computing.gpu.attention_backend import AttentionBackend, Plan
 from scheduler_proc.computing.gpu.captured_steps import CapturedSteps, Report
 from scheduler_proc.computing.gpu.device import GpuDevice
 from scheduler_proc.computing.model.decoder import Decoder
@@ -33,7 +33,7 @@ MORE_GRAPH_BYTES = 4 << 20
 class GpuForwardPasses:
     """Those of `decoder` over `cache`.
 
-    `plans` tell the kernels what each of their programs does. Without them the kernels look into a step's columns
+    `attention` tells its kernels what each of their programs does. Without it the kernels look into a step's columns
     themselves, and wait for them: nothing can be captured then, and nothing launched ahead.
     """
 
@@ -43,21 +43,21 @@ class GpuForwardPasses:
         cache: KVTensors,
         device: GpuDevice,
         limits: StepLimits,
-        plans: AttentionPlans | None,
+        attention: AttentionBackend | None,
         may_overlap: bool,
     ):
         self._decoder = decoder
         self._cache = cache
         self._device = device
-        self._plans = plans
-        self._shapes = StepShapes(limits)
+        self._attention = attention
+        self._shapes = StepShapes(limits, attention is None or attention.captures_prefills)
         self.last_tokens: Tensor | None = None
         self.captured: CapturedSteps | None = None
-        if plans is not None:
+        if attention is not None:
             if may_overlap:
                 self.last_tokens = torch.zeros(limits.max_num_seqs, dtype=torch.int32, device=device.torch_device)
             like_NE = cache.layers[0].keys.new_empty(0, decoder.config.hidden_size)
-            self.captured = CapturedSteps(device, self._shapes, plans, like_NE)
+            self.captured = CapturedSteps(device, self._shapes, attention, like_NE)
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
         """Packs the step's columns, and behind them those of its sampling plan, into one buffer of the host."""
@@ -68,16 +68,17 @@ class GpuForwardPasses:
         host = self._device.allocate_host(inputs.num_bytes + sampling.num_bytes)
         arrays = inputs.arrays(host)
         pack_step(batch, shape, arrays)
-        if self._plans is not None:
-            self._plans.pack(batch, shape, arrays)
+        plan = None if self._attention is None else self._attention.pack(batch, shape, arrays)
         sampling.write(columns, host[inputs.num_bytes :])
 
         @torch.inference_mode()
         def forward() -> Forwarded:
             data = self._device.send(host)
             if captured is None:
-                hidden_NE = self._forward(self._view(shape, inputs.tensors(data)))
+                hidden_NE = self._forward(self._view(shape, inputs.tensors(data), plan))
             else:
+                assert self._attention is not None
+                self._attention.launch(shape, plan)
                 hidden_NE = captured.run(data)
             num_sampled, sampling_columns = batch.num_sampled, sampling.tensors(data[inputs.num_bytes :])
             if self.last_tokens is not None:
@@ -91,7 +92,7 @@ class GpuForwardPasses:
         """Captures the graphs, in a rehearsal only those that take most memory; returns the bytes that all of them
         take.
 
-        Raises where that cannot be done; steps are launched operation by operation then. Without `plans` there is
+        Raises where that cannot be done; steps are launched operation by operation then. Without `attention` there is
         nothing to capture.
         """
         if self.captured is None:
@@ -103,13 +104,13 @@ class GpuForwardPasses:
 
     def _exact_shape(self, batch: Batch) -> StepShape:
         shape = shape_of(batch)
-        if self._plans is None:
+        if self._attention is None:
             return shape
-        return self._plans.planned(shape, self._shapes.places(max(1, shape.num_decode_rows)))
+        return self._attention.planned(shape, self._shapes.places(max(1, shape.num_decode_rows)))
 
-    def _view(self, shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
+    def _view(self, shape: StepShape, tensors: dict[str, Tensor], plan: Plan) -> StepInputs:
         inputs = view_step(shape, tensors)
-        return inputs if self._plans is None else self._plans.add(inputs, shape, tensors)
+        return inputs if self._attention is None else self._attention.add(inputs, shape, tensors, plan)
 
     def _forward(self, step: StepInputs) -> Tensor:
         """Returns what the head reads, [N, E]."""

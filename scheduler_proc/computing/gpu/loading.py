@@ -12,9 +12,11 @@ from kernels.decode_work import DecodeShape
 from kernels.gpu.triton_kernels import leave_out_failed, load_triton_kernels
 from messages.config import Config
 from messages.errors import BootError
+from scheduler_proc.computing.gpu.attention_backend import AttentionBackend
 from scheduler_proc.computing.gpu.attention_plans import AttentionPlans
 from scheduler_proc.computing.gpu.captured_steps import Report
 from scheduler_proc.computing.gpu.device import GpuDevice
+from scheduler_proc.computing.gpu.flashinfer_attention import FlashInferAttention
 from scheduler_proc.computing.gpu.forward_passes import GpuForwardPasses
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.kv_tensors import GIB, KVTensors, pages_per_context
@@ -39,14 +41,14 @@ class GpuBackend:
         self._limits = limits
         self._report = report
         self._degraded: list[str] = []
-        self._plans = self._try(partial(_make_plans, config, decoder, device))
-        if self._plans is None:
+        self._attention = self._try(partial(_make_attention, config, decoder, device))
+        if self._attention is None:
             self._degraded.append("Triton cannot be loaded, so plain torch computes")
         self._can_capture = not config.model.enforce_eager
 
     def make_runner(self, cache: KVTensors) -> Runner:
         may_overlap = self._config.scheduling.overlap
-        passes = GpuForwardPasses(self._decoder, cache, self._device, self._limits, self._plans, may_overlap)
+        passes = GpuForwardPasses(self._decoder, cache, self._device, self._limits, self._attention, may_overlap)
         return Runner(self._decoder, self._device, passes, self._limits, cache.num_pages)
 
     def measure_cache_bytes(self, make_runner: MakeRunner, bytes_per_page: int) -> int:
@@ -144,11 +146,19 @@ def _reason_of(error: Exception) -> str:
     return ": ".join([type(error).__name__, *lines[-1:]])[:MAX_REASON_CHARS]
 
 
-def _make_plans(config: Config, decoder: Decoder, device: GpuDevice) -> AttentionPlans | None:
-    """Loads the Triton kernels; `None` where there are none, which is logged: torch computes then."""
+def _make_attention(config: Config, decoder: Decoder, device: GpuDevice) -> AttentionBackend | None:
+    """Loads the Triton kernels; `None` where there are none, which is logged: torch computes then.
+
+    Raises `BootError` for an `--attention-backend` that is asked for and cannot be had.
+    """
+    wanted = config.model.attention_backend
     try:
         load_triton_kernels(device.torch_device.type)
     except ImportError as error:
+        if wanted != "auto":
+            raise BootError(
+                f"--attention-backend {wanted}: Triton cannot be loaded ({error}); pip install triton"
+            ) from None
         log.warning(
             "Triton cannot be loaded (%s), so plain torch computes, without CUDA graphs and without overlapped steps: "
             "many times slower. `pip install triton` brings it to Linux",
@@ -160,4 +170,7 @@ def _make_plans(config: Config, decoder: Decoder, device: GpuDevice) -> Attentio
     shape = DecodeShape(
         model.num_heads, model.num_kv_heads, model.head_dim, config.cache.block_size, decoder.activation_dtype
     )
+    if wanted == "flashinfer":
+        log.info("FlashInfer computes attention; steps with prompts are launched operation by operation for it")
+        return FlashInferAttention(shape, model.attention_scale, device)
     return AttentionPlans(shape, max_rows, shares_prefixes, device.torch_device)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from kernels.cpu.library import load_kernels
 from messages.config import Config
+from messages.errors import BootError
 from scheduler_proc.computing.cpu.loading import CpuBackend
 from scheduler_proc.computing.gpu.device import CudaDevice
 from scheduler_proc.computing.gpu.loading import GpuBackend
@@ -27,6 +28,12 @@ def load_runner(config: Config, report: Report) -> Runner:
     report("reading the model's configuration", None)
     hf_config = read_hf_config(Path(config.facts.model_dir))
     placement = find_placement(config.model, hf_config)
+    attention = config.model.attention_backend
+    if attention != "auto" and not placement.is_cuda:
+        raise BootError(
+            f"--attention-backend {attention}: the model runs on {placement.device}, and only a GPU has a choice; "
+            "leave it out"
+        )
     decoder = _load_decoder(config, hf_config, placement, report)
     scheduling, page_size = config.scheduling, config.cache.block_size
     num_tokens = scheduling.max_num_batched_tokens or (STEP_TOKENS_CUDA if placement.is_cuda else STEP_TOKENS_CPU)
@@ -64,4 +71,5 @@ def _load_decoder(config: Config, hf_config: HfConfig, placement: Placement, rep
         checkpoint = open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
         is_cached = config.model.weight_cache
         weights = load_through_cache(decoder_config, family, checkpoint, placement, report, is_cached)
-    return Decoder(decoder_config, weights, config.facts.max_model_len)
+    fuses_norms = placement.is_cuda and config.model.fuse_norms
+    return Decoder(decoder_config, weights, config.facts.max_model_len, fuses_norms)

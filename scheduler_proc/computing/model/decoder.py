@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.embed import embed
 from kernels.gelu import GeluKind
 from kernels.layer_norm import layer_norm
+from kernels.norm_linear import DTYPES, MAX_TOKENS, norm_linear
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import PrefillRows, paged_prefill
 from kernels.qk_norm import HeadNorms
@@ -39,13 +40,22 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class NormedLinear:
+    """A norm, the linear layer that reads it, and the gated activation of that where `is_gated`."""
+
+    norm: Norm
+    linear: Linear
+    is_gated: bool
+    fused: tuple[Tensor, Tensor | None] | None
+    """The layer's weight and bias, where all of it is one operation in steps of few tokens."""
+
+
+@dataclass(frozen=True)
 class Layer:
-    attention_norm: Norm
-    qkv: Linear
+    qkv: NormedLinear
     qk_norms: HeadNorms | None
     attention_out: Linear
-    mlp_norm: Norm
-    mlp_in: Linear
+    mlp_in: NormedLinear
     mlp_out: Linear
 
 
@@ -53,15 +63,25 @@ class Decoder:
     """A model with its weights, which it takes out of `weights`; `max_model_len` positions are served.
 
     A weight of a linear layer, the head included, may be a `QuantizedWeight` or a `PackedWeight`. A tied head is the
-    embedding unless there is a "head".
+    embedding unless there is a "head". With `fuses_norms` an RMS norm and the linear layer behind it are one operation
+    where they can be (`norm_linear`).
     """
 
-    def __init__(self, config: DecoderConfig, weights: dict[str, Any], max_model_len: int):
+    def __init__(self, config: DecoderConfig, weights: dict[str, Any], max_model_len: int, fuses_norms: bool = False):
         def norm(name: str) -> Norm:
             return Norm(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None))
 
         def linear(name: str, activation: GeluKind | None = None) -> Linear:
             return make_linear(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None), activation)
+
+        def normed_linear(
+            norm_name: str, name: str, is_gated: bool = False, activation: GeluKind | None = None
+        ) -> NormedLinear:
+            weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
+            can_fuse = fuses_norms and config.norm == "rms" and activation is None and weight.dtype in DTYPES
+            return NormedLinear(
+                norm(norm_name), linear(name, activation), is_gated, (weight, bias) if can_fuse else None
+            )
 
         def qk_norms(name: str) -> HeadNorms | None:
             if not config.has_qk_norm:
@@ -76,12 +96,15 @@ class Decoder:
         self._final_norm = norm("final_norm")
         self._layers = [
             Layer(
-                attention_norm=norm(f"layers.{index}.attention_norm"),
-                qkv=linear(f"layers.{index}.qkv"),
+                qkv=normed_linear(f"layers.{index}.attention_norm", f"layers.{index}.qkv"),
                 qk_norms=qk_norms(f"layers.{index}"),
                 attention_out=linear(f"layers.{index}.attention_out"),
-                mlp_norm=norm(f"layers.{index}.mlp_norm"),
-                mlp_in=linear(f"layers.{index}.mlp_in", MLP_GELUS.get(config.activation)),
+                mlp_in=normed_linear(
+                    f"layers.{index}.mlp_norm",
+                    f"layers.{index}.mlp_in",
+                    config.activation == "silu_gated",
+                    MLP_GELUS.get(config.activation),
+                ),
                 mlp_out=linear(f"layers.{index}.mlp_out"),
             )
             for index in range(config.num_layers)
@@ -108,20 +131,29 @@ class Decoder:
             heads = residual_TE.shape[0], self.config.num_heads, self.config.head_dim
             attended_THD = torch.empty(heads, dtype=residual_TE.dtype, device=residual_TE.device)
         for index, layer in enumerate(self._layers):
-            normed_TE = self._norm(layer.attention_norm, residual_TE, update_TE, room)
-            heads_TA = layer.qkv(normed_TE, room.heads)
+            residual_TE, heads_TA = self._normed_linear(layer.qkv, residual_TE, update_TE, room, room.heads)
             update_TE = layer.attention_out(self._attend(index, heads_TA, step, cache, attended_THD), room.update)
             if index == len(self._layers) - 1 and not step.all_go_to_head:
                 # No token attends to what follows, so only those whose logits are wanted go on.
                 update_TE, residual_TE = update_TE[step.head_tokens], residual_TE[step.head_tokens]
                 room = room.take(len(update_TE))
-            normed_TE = self._norm(layer.mlp_norm, residual_TE, update_TE, room)
-            update_TE = self._mlp(layer, normed_TE, room)
+            residual_TE, inner_TF = self._normed_linear(layer.mlp_in, residual_TE, update_TE, room, room.inner)
+            update_TE = layer.mlp_out(inner_TF, room.update)
         return self._norm(self._final_norm, residual_TE, update_TE, room)
 
     def logits(self, hidden_NE: Tensor, out_NV: Tensor | None = None) -> Tensor:
         """Returns the logits [N, V] of what `forward` returned, or of a part of it, maybe in `out_NV`."""
         return self._head(hidden_NE, out_NV)
+
+    def _normed_linear(
+        self, part: NormedLinear, residual_TE: Tensor, update_TE: Tensor | None, room: Activations, out: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the residual stream with the update, and what `part` makes of it, maybe in `out`."""
+        if part.fused is not None and len(residual_TE) <= MAX_TOKENS:
+            norm_weight, eps = part.norm.weight, self.config.norm_eps
+            return norm_linear(residual_TE, update_TE, norm_weight, eps, *part.fused, part.is_gated)
+        result = part.linear(self._norm(part.norm, residual_TE, update_TE, room), out)
+        return residual_TE, silu_mul(result, room.gated) if part.is_gated else result
 
     def _norm(self, norm: Norm, residual_TE: Tensor, update_TE: Tensor | None, room: Activations) -> Tensor:
         """Adds the update to the residual stream and returns the norm of it."""
@@ -139,6 +171,9 @@ class Decoder:
         heads_TAD = heads_TA.view(num_tokens, -1, config.head_dim)
         layer_cache = cache.layers[index]
         query_THD = rotate_store(heads_TAD, layer_cache, self._rope_tables, step.positions, step.slots, layer.qk_norms)
+        if step.attend is not None:
+            step.attend(query_THD, layer_cache, out_THD)
+            return out_THD.view(num_tokens, -1)
         if num_decode:
             has_others = num_decode < num_tokens
             paged_decode(
@@ -161,9 +196,3 @@ class Decoder:
                 out_THD[num_decode:],
             )
         return out_THD.view(num_tokens, -1)
-
-    def _mlp(self, layer: Layer, normed_TE: Tensor, room: Activations) -> Tensor:
-        inner = layer.mlp_in(normed_TE, room.inner)
-        if self.config.activation == "silu_gated":
-            inner = silu_mul(inner, room.gated)
-        return layer.mlp_out(inner, room.update)

@@ -8,7 +8,7 @@ those of its prefill rows after *all* places for decode rows. What is left over 
 and V are stored nowhere), no keys, no query tokens, no source.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from kernels.decode_work import DecodeLayout, DecodeWork
+from kernels.paged_kv import PagedKV
 from kernels.prefill_tiles import TILE_WORDS
 from messages.axes import fill_columns
 from messages.columns import num_int32
@@ -88,11 +89,14 @@ class StepInputs:
     """Which program computes what, for kernels that are told; `None`: they see for themselves."""
     prefill_tiles: Tensor | None = None
     """int32 [L, 4], the same for prefill rows."""
+    attend: Callable[[Tensor, PagedKV, Tensor], None] | None = None
+    """What computes the attention of all tokens in place of our kernels: takes the queries, a layer's cache and where
+    to put the result, which is like the queries."""
 
 
 @dataclass(frozen=True)
 class StepShape:
-    """The sizes of a step, padding included, and of its plans of attention (`attention_plans.py`), if it has any."""
+    """The sizes of a step, padding included, and of what its attention is planned by, if it is."""
 
     num_decode_rows: int
     num_prefill_tokens: int
@@ -101,6 +105,10 @@ class StepShape:
     num_head_tokens: int
     decode_layout: DecodeLayout | None = None
     num_tiles: int = 0
+    num_page_ids: int = 0
+    """Page ids of all rows, one row's behind another's, for an attention that does without page tables."""
+    is_captured: bool = False
+    """It is one of the fixed shapes (`shapes.py`)."""
 
     @property
     def num_tokens(self) -> int:
@@ -123,6 +131,8 @@ class StepShape:
             layout["decode_plan"] = (torch.int32, (self.decode_layout.num_words,))
         if self.num_tiles:
             layout["prefill_tiles"] = (torch.int32, (self.num_tiles, TILE_WORDS))
+        if self.num_page_ids:
+            layout["page_ids"] = (torch.int32, (self.num_page_ids,))
         return PackedColumns(layout)
 
 

@@ -26,12 +26,13 @@ class StepLimits:
 
 
 class StepShapes:
-    """The shapes that have room for any step within the limits, but for the largest prefills."""
+    """The shapes that have room for any step within the limits, but for the largest prefills, or for all prefills
+    where `has_prefills` is false."""
 
-    def __init__(self, limits: StepLimits):
+    def __init__(self, limits: StepLimits, has_prefills: bool = True):
         self._limits = limits
         self._decode_rows = decode_row_counts(limits.max_num_seqs)
-        self._prefill_tokens = prefill_token_counts(limits.max_num_batched_tokens)
+        self._prefill_tokens = prefill_token_counts(limits.max_num_batched_tokens) if has_prefills else []
 
     def all(self) -> list[StepShape]:
         """Returns the shapes, the largest first: memory that the first one takes, the others take again."""
@@ -41,14 +42,15 @@ class StepShapes:
 
     def largest(self) -> list[StepShape]:
         """Returns the largest shape for mixed steps, for prefills and for decode rows alone."""
-        rows, tokens = self._limits.max_num_seqs, self._prefill_tokens[-1]
-        return [self._shape(rows, tokens), self._shape(0, tokens), self._shape(rows, 0)]
+        rows, most_tokens = self._limits.max_num_seqs, self._prefill_tokens[-1:]
+        prefills = [self._shape(size, tokens) for tokens in most_tokens for size in (rows, 0)]
+        return [*prefills, self._shape(rows, 0)]
 
     def find(self, batch: Batch) -> StepShape | None:
         """Returns the smallest shape with room for `batch`; `None` where it is too large, or wants prompt logprobs."""
         rows = batch.num_decode_rows
         tokens = batch.num_tokens - rows
-        is_too_large = tokens > self._prefill_tokens[-1] or batch.num_sampled > self._limits.max_num_seqs
+        is_too_large = tokens > max(self._prefill_tokens, default=0) or batch.num_sampled > self._limits.max_num_seqs
         if is_too_large or batch.prompt_logprobs is not None:
             return None
         if tokens == 0:
@@ -63,7 +65,9 @@ class StepShapes:
         max_rows = self._limits.max_num_seqs
         num_prefill_rows = min(num_prefill_tokens, max_rows)
         num_head_tokens = min(num_decode_rows + num_prefill_rows, max_rows)
-        return StepShape(num_decode_rows, num_prefill_tokens, num_prefill_rows, self._limits.num_pages, num_head_tokens)
+        num_pages = self._limits.num_pages
+        sizes = num_decode_rows, num_prefill_tokens, num_prefill_rows, num_pages, num_head_tokens
+        return StepShape(*sizes, is_captured=True)
 
 
 def decode_row_counts(max_num_seqs: int) -> list[int]:

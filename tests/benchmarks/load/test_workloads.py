@@ -7,17 +7,16 @@ import numpy as np
 import pytest
 
 from benchmarks.load.workloads import (
-    SPECIAL_IDS,
     LengthRange,
     Lengths,
     PlannedRequest,
     SamplingFields,
     parse_range,
-    random_ids,
     random_prompts,
     with_poisson_arrivals,
 )
 from messages.errors import UsageError
+from whatif.traces import SPECIAL_IDS
 
 LENGTHS = Lengths(LengthRange(20, 60), LengthRange(3, 9))
 
@@ -79,12 +78,6 @@ def test_lengths_beyond_the_context_are_refused_with_both_numbers() -> None:
     LENGTHS.check(69)
     with pytest.raises(UsageError, match=r"60 and .* 9 make 69 tokens; the server's context is 68"):
         LENGTHS.check(68)
-
-
-def test_random_ids_of_a_tiny_vocabulary_and_of_no_tokens() -> None:
-    rng = np.random.default_rng(0)
-    assert set(random_ids(rng, 3, 50)) == {2}
-    assert random_ids(rng, 100, 0) == random_ids(rng, 100, -5) == []
 
 
 def test_the_body_of_a_request() -> None:

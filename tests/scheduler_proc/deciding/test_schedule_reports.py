@@ -52,6 +52,7 @@ def test_chunks_are_told_before_they_run_and_decode_steps_tell_nothing():
         (16, 20, 20),
     ]
     assert all(row.queued_ns <= report.planned_ns for report in bench.reports for row in report.chunks)
+    assert [report.step_id for report in bench.reports] == [1, 2, 3]
     num_reports = len(bench.reports)
     bench.step()
     bench.step()

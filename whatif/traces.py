@@ -1,4 +1,4 @@
-"""Recorded traffic replayed: arrival times, lengths and shared prefixes of real services, scaled to a server."""
+"""Traces of real services as arrivals: their times, lengths and shared prefixes, scaled to a server."""
 
 import csv
 import datetime
@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.load.workloads import PlannedRequest, random_ids
 from messages.errors import UsageError
 
 MOONCAKE_BLOCK_TOKENS = 512
+SPECIAL_IDS = 16
+"""Token ids below this are left out of random prompts: that is where vocabularies keep their special tokens."""
 FITTING_SHARE = 0.95
 """By default a trace is scaled so that this share of its requests fits the context; longer prompts lose their end."""
 
@@ -26,6 +27,15 @@ class TraceRequest:
     num_input: int
     num_output: int
     block_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request for a server: it arrives `at_s` seconds after the start and gets `num_output` tokens."""
+
+    prompt_ids: list[int]
+    num_output: int
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +54,15 @@ def read_trace(path: Path, num_requests: int) -> list[TraceRequest]:
     """
     readers = {".jsonl": _read_mooncake, ".csv": _read_azure}
     if path.suffix not in readers:
-        raise UsageError(f"--trace: {path} is neither .jsonl (Mooncake) nor .csv (Azure 2023)")
+        raise UsageError(f"{path} is neither .jsonl (Mooncake) nor .csv (Azure 2023)")
     try:
         found = list(itertools.islice(readers[path.suffix](path), num_requests))
     except FileNotFoundError:
-        raise UsageError(f"--trace: {path} does not exist") from None
+        raise UsageError(f"{path} does not exist") from None
     except (KeyError, ValueError) as error:
-        raise UsageError(f"--trace: {path} does not have the fields of such a trace: {error}") from None
+        raise UsageError(f"{path} does not have the fields of such a trace: {error}") from None
     if not found:
-        raise UsageError(f"--trace: {path} holds no requests")
+        raise UsageError(f"{path} holds no requests")
     return found
 
 
@@ -62,7 +72,7 @@ def fit_scale(trace: list[TraceRequest], max_model_len: int, speed: float) -> Tr
     return TraceScale(min(1.0, max_model_len / longest), speed, max_model_len)
 
 
-def replay(trace: list[TraceRequest], scale: TraceScale, vocab_size: int, seed: int) -> Iterator[PlannedRequest]:
+def replay(trace: list[TraceRequest], scale: TraceScale, vocab_size: int, seed: int) -> Iterator[Arrival]:
     """Yields the requests of the trace, scaled; prompts are random ids in which equal blocks are equal.
 
     A prompt that is still too long loses its end, so what it shares with others stays.
@@ -75,7 +85,7 @@ def replay(trace: list[TraceRequest], scale: TraceScale, vocab_size: int, seed: 
             prompt = _block_prompt(request.block_ids, num_input, scale.tokens, vocab_size, seed)
         else:
             prompt = random_ids(np.random.default_rng([seed, 3, index]), vocab_size, num_input)
-        yield PlannedRequest(prompt, num_output, (request.at_s - begin_s) / scale.speed)
+        yield Arrival(prompt, num_output, (request.at_s - begin_s) / scale.speed)
 
 
 def num_cut(trace: list[TraceRequest], scale: TraceScale) -> int:
@@ -83,6 +93,12 @@ def num_cut(trace: list[TraceRequest], scale: TraceScale) -> int:
     return sum(
         round((request.num_input + request.num_output) * scale.tokens) > scale.max_model_len for request in trace
     )
+
+
+def random_ids(rng: np.random.Generator, vocab_size: int, num_tokens: int) -> list[int]:
+    """Returns random ordinary token ids; none for a count below 1."""
+    low = min(SPECIAL_IDS, vocab_size - 1)
+    return rng.integers(low, vocab_size, size=max(0, num_tokens)).tolist()
 
 
 def _block_prompt(block_ids: tuple[int, ...], num_input: int, scale: float, vocab_size: int, seed: int) -> list[int]:

@@ -1,0 +1,184 @@
+"""What `launch.py whatif` predicts beside what is measured, for settings and loads that its steps were not measured on.
+
+    python -m benchmarks.bench_whatif --cpu-threads 1 [--rounds 3] [--json FILE] [FLAGS]
+
+In each round the real model, in this process, serves the loads under each setting; between these runs its steps are
+measured as `launch.py calibrate` does, with larger settings, and all steps of a round make its prediction. Time is the
+CPU time of the process, which with one thread is what the clock would show on a machine of its own; times in which
+nothing was to be done are skipped. Figures are medians of the rounds.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.load.workloads import LengthRange, Lengths, random_prompts, with_poisson_arrivals
+from benchmarks.result_file import write_result
+from messages.config import Config
+from messages.errors import SluiceError
+from messages.steps import Batch
+from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.step_times import StepTimes
+from scheduler_proc.stepper import Launched, Runner
+from supervisor.flags import parse_flags
+from supervisor.run import build_config
+from whatif.calibrate import calibrate
+from whatif.calibration import Calibration
+from whatif.cost_model import CostModel, MeasuredStep, fit
+from whatif.drive import SkippingClock, serve
+from whatif.outcome import Outcome, simulate, summarize
+from whatif.settings import VOCAB_SIZE, Setting
+from whatif.traces import Arrival, fit_scale, read_trace, replay
+
+LARGEST = ["--max-num-seqs", "32", "--max-num-batched-tokens", "512", "--num-pages", "2048"]
+SETTINGS = [Setting(8, 2000, 384), Setting(16, 2000, 256), Setting(24, 2000, 128), Setting(32, 80, 256)]
+LATENCIES, QUANTILES = ("ttft", "inter_token", "e2e"), ("p50_ms", "p90_ms")
+GOAL = 0.15
+
+Case = tuple[str, Setting]
+"""The name of a load, and what it runs under."""
+
+
+class LimitedRunner:
+    """The real runner with fewer pages and tokens."""
+
+    can_overlap = False
+    degraded = ""
+    drafter = None
+
+    def __init__(self, runner: Runner, setting: Setting):
+        self.num_pages = setting.num_pages
+        self.max_num_batched_tokens = setting.max_num_batched_tokens
+        self._runner = runner
+
+    def launch(self, batch: Batch) -> Launched:
+        return self._runner.launch(batch)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 0, or 1 where the model or the trace cannot be read."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    trace = Path("../shared/traces/mooncake/conversation_trace.jsonl")
+    add("--trace", type=Path, default=trace, help="the second load (default: %(default)s)")
+    add("--num-requests", type=int, default=40, help="of each load (default: %(default)s)")
+    add("--rounds", type=int, default=3, help="default: %(default)s")
+    add("--seconds", type=float, default=16.0, help="of calibration in each round (default: %(default)g)")
+    add("--speed", action="store_true", help="measure how fast the trace is simulated, and nothing else")
+    add("--json", type=Path, metavar="FILE", help="write the result to FILE")
+    options, flags = parser.parse_known_args(arguments)
+    try:
+        sections: dict[str, Any] = dict(parse_flags(["--device", "cpu", *LARGEST, *flags]))
+        config = build_config(sections)
+        loads = make_loads(options, config)
+        runner = load_runner(config, lambda *_: None)
+    except SluiceError as error:
+        print(f"bench_whatif: {error}", file=sys.stderr)
+        return 1
+    if options.speed:
+        found = calibrate(config, runner, options.seconds, time.process_time)
+        result = measure_speed(options, config, found)
+        print(f"{result['simulated_s'] / result['cpu_s']:,.0f} times as fast as the trace was recorded: {result}")
+        if options.json:
+            write_result(options.json, "whatif_speed", result)
+        return 0
+    predicted: dict[Case, list[Outcome]] = {(load, setting): [] for load in loads for setting in SETTINGS}
+    measured: dict[Case, list[Outcome]] = {case: [] for case in predicted}
+    models: list[CostModel] = []
+    for _ in range(options.rounds):
+        steps: list[MeasuredStep] = []
+        for (load, setting), outcomes in measured.items():
+            steps += calibrate(config, runner, options.seconds / len(measured), time.process_time).steps
+            outcomes.append(measure(loads[load], config, runner, setting))
+        found = Calibration.of(config, runner, steps)
+        models.append(fit(steps))
+        for (load, setting), outcomes in predicted.items():
+            outcomes.append(simulate(loads[load], found, models[-1], setting))
+        if options.json:  # after each round, for the machine may be wanted for something else
+            settings = {name: getattr(options, name) for name in ("num_requests", "seconds")}
+            facts = {**settings, "trace": options.trace.name, "flags": flags, "cost_models": models}
+            lines = [compare(case, predicted[case], measured[case]) for case in predicted]
+            write_result(options.json, "whatif", {**facts, "cases": lines})
+    for case in predicted:
+        show(compare(case, predicted[case], measured[case]))
+    return 0
+
+
+def make_loads(options: argparse.Namespace, config: Config) -> dict[str, list[Arrival]]:
+    """Returns the arrivals of each load, by what it is. Raises `UsageError`."""
+    vocab_size, context = config.facts.vocab_size, config.facts.max_model_len
+    lengths = Lengths(LengthRange(16, 256), LengthRange(16, 96))
+    planned = with_poisson_arrivals(random_prompts(vocab_size, lengths, 0, seed=7), rate=6.0, seed=7)
+    poisson = [
+        Arrival(msgspec.convert(one.prompt, list[int]), one.max_tokens, one.at_s)
+        for one in islice(planned, options.num_requests)
+    ]
+    trace = read_trace(options.trace, options.num_requests)
+    scale = fit_scale(trace, context // 2, speed=5.0)
+    return {"poisson, 6 a second": poisson, "trace, 5 times as fast": list(replay(trace, scale, vocab_size, seed=7))}
+
+
+def measure_speed(options: argparse.Namespace, config: Config, found: Calibration) -> dict[str, Any]:
+    """Returns what simulating the trace at its recorded speed takes, by CPU time."""
+    trace = read_trace(options.trace, options.num_requests)
+    scale = fit_scale(trace, config.facts.max_model_len, speed=1.0)
+    arrivals = list(replay(trace, scale, VOCAB_SIZE, seed=7))
+    model = fit(found.steps)
+    begin_s = time.process_time()
+    outcome = simulate(arrivals, found, model, SETTINGS[0])
+    cpu_s = time.process_time() - begin_s
+    facts = {"trace": options.trace.name, "num_requests": len(arrivals), "setting": str(SETTINGS[0])}
+    return {**facts, "simulated_s": outcome.seconds, "cpu_s": cpu_s, "cpu_us_per_step": 1e6 * cpu_s / outcome.num_steps}
+
+
+def measure(arrivals: Sequence[Arrival], config: Config, runner: Runner, setting: Setting) -> Outcome:
+    """Returns the figures of the real model under a setting, by CPU time."""
+    scheduling = msgspec.structs.replace(config.scheduling, max_num_seqs=setting.max_num_seqs)
+    config = msgspec.structs.replace(config, scheduling=scheduling)
+    clock = SkippingClock(time.process_time)
+    served = serve(arrivals, config, LimitedRunner(runner, setting), clock, StepTimes())
+    return summarize(served, setting, 0.0)
+
+
+def compare(case: Case, predicted: list[Outcome], measured: list[Outcome]) -> dict[str, Any]:
+    """Returns the medians of both, and by how much the prediction is off, for one load and setting."""
+    line: dict[str, Any] = {"load": case[0], "setting": case[1], "latencies": {}}
+    for latency in LATENCIES:
+        for quantile in QUANTILES:
+            values = [
+                [getattr(getattr(outcome, latency), quantile) for outcome in some] for some in (predicted, measured)
+            ]
+            medians = [statistics.median(some) for some in values]
+            error = round(medians[0] / medians[1] - 1, 3)
+            line["latencies"][f"{latency} {quantile}"] = {
+                "predicted": medians[0],
+                "measured": medians[1],
+                "error": error,
+                "rounds": values,
+            }
+    for name in ("requests_per_s", "num_preemptions", "prefix_hit_rate"):
+        line[name] = {
+            side: statistics.median(getattr(outcome, name) for outcome in some)
+            for side, some in (("predicted", predicted), ("measured", measured))
+        }
+    return line
+
+
+def show(line: dict[str, Any]) -> None:
+    print(f"{line['load']}: {line['setting']}")
+    for name, values in line["latencies"].items():
+        mark = "" if abs(values["error"]) <= GOAL else f"  more than {GOAL:.0%}"
+        print(f"  {name:18} {values['predicted']:9.1f} {values['measured']:9.1f} {values['error']:+7.1%}{mark}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,186 @@
+"""Files of frames: what one process has sent and received, with stamps; a ring of bytes, or all from a beginning.
+
+A file is a header, then `capacity` bytes of records. Positions count all bytes that were ever written, so a record is
+at its position modulo `capacity`. Bytes from `tail` to `head` are whole records: the writer moves `tail` before it
+writes over old records, and `head` after it has written new ones, so a process may die at any instruction. A reader of
+a living process reads `tail` again after the bytes, and drops what lies before it.
+"""
+
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from messages.control import kind_of
+from messages.errors import SluiceError
+from messages.frames import HEADER
+from messages.replies import ToDetokenizer, ToFrontend
+from messages.requests import ToScheduler, ToTokenizer
+from messages.schema import SCHEMA_VERSION
+
+SUFFIX = ".frames"
+MAGIC = b"SLUICEFR"
+FORMAT = 1
+"""Of the file. The messages in it have the schema version in its header, and fields are only ever added to them."""
+
+FILE_HEADER = struct.Struct("<8sIIQQQQ48s")
+"""Magic, format, pid, schema version, wall clock and monotonic stamp of the beginning (ns), capacity, process name."""
+
+TAIL, HEAD, DATA = 112, 120, 128
+"""Where two int64 positions and the records are."""
+
+POSITION = struct.Struct("<Q")
+RECORD = struct.Struct("<IBBHQ")
+"""Bytes of the frame here, flags, bytes of the receiver's name, 0, monotonic stamp (ns). Then name, frame, and anything
+up to a multiple of `ALIGNMENT`."""
+
+ALIGNMENT = 8
+IS_SENT, IS_CUT = 1, 2
+"""Flags: this process has sent it, or else received it; it is too large, and only its number is here."""
+
+SKIP = b"\xff" * 4
+"""In place of a size: the next record is at the beginning of the ring."""
+
+UNIONS: dict[str, Any] = {
+    "frontend": ToFrontend,
+    "tokenizer": ToTokenizer,
+    "scheduler": ToScheduler,
+    "detokenizer": ToDetokenizer,
+}
+"""What each kind of process receives."""
+
+DECODERS = {kind: msgspec.msgpack.Decoder(union) for kind, union in UNIONS.items()}
+
+
+class FrameFileError(SluiceError):
+    """A file is no file of frames, or one of another format."""
+
+
+class Record(NamedTuple):
+    """One frame as a process sent or received it; `receiver` is the process at the end of the channel."""
+
+    process: str
+    pid: int
+    is_sent: bool
+    receiver: str
+    monotonic_ns: int
+    wall_ns: int
+    frame: bytes
+
+    @property
+    def is_cut(self) -> bool:
+        """Tells whether the message is missing, because it was too large."""
+        return len(self.frame) <= HEADER.size
+
+    @property
+    def sender_id(self) -> int:
+        return HEADER.unpack_from(self.frame)[0]
+
+    @property
+    def number(self) -> int:
+        return HEADER.unpack_from(self.frame)[1]
+
+    @property
+    def edge(self) -> str:
+        """`scheduler:detokenizer`; of a received frame it is not known here who sent it."""
+        return f"{self.process if self.is_sent else '?'}:{self.receiver}"
+
+    @property
+    def body(self) -> bytes:
+        """The message as it was encoded."""
+        return self.frame[HEADER.size :]
+
+    def decode(self) -> Any:
+        """Returns the message. Raises `msgspec.DecodeError`, also where it is cut."""
+        return DECODERS[kind_of(self.receiver)].decode(self.body)
+
+
+def padded(size: int) -> int:
+    """Returns `size` up to a multiple of `ALIGNMENT`."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+class FrameReader:
+    """Reads one file, also while its process writes. Raises `FrameFileError` for what it cannot read."""
+
+    def __init__(self, path: Path):
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise FrameFileError(f"{path} cannot be read: {error.strerror}") from None
+        header = os.pread(self._descriptor, DATA, 0)
+        if len(header) < DATA or not header.startswith(MAGIC):
+            raise FrameFileError(f"{path} is no file of frames")
+        _, version, self.pid, self.schema_version, self.wall_ns, self.begun_ns, self._capacity, name = (
+            FILE_HEADER.unpack_from(header)
+        )
+        if version != FORMAT:
+            raise FrameFileError(f"{path} has format {version}, this program reads {FORMAT}: use the one that wrote it")
+        self.path = path
+        self.process = name.rstrip(b"\0").decode()
+        self._position = 0
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+    @property
+    def is_of_this_version(self) -> bool:
+        return self.schema_version == SCHEMA_VERSION
+
+    def read(self) -> list[Record]:
+        """Returns the records that are new since the last call, the oldest first."""
+        head = self._read_position(HEAD)
+        begin = max(self._position, self._read_position(TAIL))
+        ring = self._capacity
+        split = min(head, (begin // ring + 1) * ring)
+        data = os.pread(self._descriptor, split - begin, DATA + begin % ring) if head > begin else b""
+        if split < head:
+            data += os.pread(self._descriptor, head - split, DATA)
+        self._position = head
+        kept = max(begin, self._read_position(TAIL))
+        return list(self._parse(data[kept - begin :], kept))
+
+    def _read_position(self, offset: int) -> int:
+        return POSITION.unpack(os.pread(self._descriptor, POSITION.size, offset))[0]
+
+    def _parse(self, data: bytes, begin: int) -> Iterator[Record]:
+        at = 0
+        while at + ALIGNMENT <= len(data):
+            if data[at : at + 4] == SKIP:
+                at += self._capacity - (begin + at) % self._capacity
+                continue
+            size, flags, name_size, _, monotonic_ns = RECORD.unpack_from(data, at)
+            middle = at + RECORD.size + name_size
+            name, frame = data[at + RECORD.size : middle].decode(), data[middle : middle + size]
+            wall_ns = self.wall_ns + monotonic_ns - self.begun_ns
+            yield Record(self.process, self.pid, bool(flags & IS_SENT), name, monotonic_ns, wall_ns, frame)
+            at += padded(RECORD.size + name_size + size)
+
+
+def find_readers(path: Path) -> list[FrameReader]:
+    """Returns the readers of a file, or of all files of frames in a directory, by the time of their beginning.
+
+    Raises `FrameFileError` where there is none.
+    """
+    files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    if not files:
+        raise FrameFileError(f"{path} holds no files of frames (*{SUFFIX})")
+    return sorted(map(FrameReader, files), key=lambda reader: reader.begun_ns)
+
+
+def write_frames(path: Path, reader: FrameReader, frames: Iterable[tuple[Record, bytes]]) -> None:
+    """Writes a file as that of `reader`, in which each record has the frame beside it, of messages of this version."""
+    data = bytearray()
+    for record, frame in frames:
+        name = record.receiver.encode()
+        data += RECORD.pack(len(frame), IS_SENT * record.is_sent, len(name), 0, record.monotonic_ns) + name + frame
+        data += bytes(-len(data) % ALIGNMENT)
+    header = bytearray(DATA)
+    facts = reader.pid, SCHEMA_VERSION, reader.wall_ns, reader.begun_ns, max(len(data), ALIGNMENT)
+    FILE_HEADER.pack_into(header, 0, MAGIC, FORMAT, *facts, reader.process.encode())
+    POSITION.pack_into(header, HEAD, len(data))
+    path.write_bytes(header + data)

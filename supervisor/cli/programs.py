@@ -1,0 +1,16 @@
+"""Commands that need no running server: programs of their own, in packages that the launcher does not import."""
+
+import os
+from collections.abc import Sequence
+from typing import NoReturn
+
+from supervisor.child import python_command, python_path
+
+PROGRAMS = {"calibrate": "whatif.calibrate", "whatif": "whatif"}
+"""The module of each command."""
+
+
+def run_program(arguments: Sequence[str]) -> NoReturn:
+    """Becomes the program of the command `arguments[0]`."""
+    command = (*python_command(PROGRAMS[arguments[0]]), *arguments[1:])
+    os.execve(command[0], command, {**os.environ, "PYTHONPATH": python_path()})

@@ -1,0 +1,113 @@
+"""The manifest beside recorded frames: what the server was, so that `launch.py replay` can start the same again."""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from messages import VERSION
+from messages.config import Config
+from messages.errors import SluiceError, UsageError
+from messages.schema import SCHEMA_VERSION
+
+FILE_NAME = "manifest.json"
+MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
+END_BYTES = 1 << 16
+"""What is read at either end of a model's file: reading all of it would take as long as loading the model."""
+
+LIBRARIES = ("torch", "triton", "numpy", "msgspec", "pyzmq", "tokenizers", "transformers", "llguidance")
+
+
+class ModelFile(msgspec.Struct, frozen=True):
+    """`digest` is of the size and of both ends."""
+
+    name: str
+    num_bytes: int
+    digest: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`config` is that of the run, without keys; its `scheduling.seed` is what seeds of requests without one came from.
+    A recorded request has its seed in its `TokenizeMsg`."""
+
+    version: str
+    schema_version: int
+    begun: str
+    config: Config
+    model_files: tuple[ModelFile, ...]
+    python: str
+    machine: str
+    num_cpus: int
+    libraries: dict[str, str]
+
+
+def make_manifest(config: Config) -> Manifest:
+    """Returns the manifest of a server that starts now."""
+    http = msgspec.structs.replace(config.http, api_key=(), admin_key=())
+    return Manifest(
+        version=VERSION,
+        schema_version=SCHEMA_VERSION,
+        begun=datetime.now(UTC).isoformat(timespec="seconds"),
+        config=msgspec.structs.replace(config, http=http),
+        model_files=identify_model(Path(config.facts.model_dir)),
+        python=platform.python_version(),
+        machine=platform.platform(),
+        num_cpus=os.cpu_count() or 0,
+        libraries={name: version for name in LIBRARIES if (version := _version_of(name))},
+    )
+
+
+def identify_model(model_dir: Path) -> tuple[ModelFile, ...]:
+    """Returns the files of the model, by which another directory can be told to hold the same."""
+    files = sorted({file for pattern in MODEL_FILES for file in model_dir.glob(pattern) if file.is_file()})
+    return tuple(map(_identify, files))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes it into `folder`, which only this user may read."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / FILE_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises `SluiceError` where there is none that can be read."""
+    file = folder / FILE_NAME
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Manifest)
+    except OSError:
+        raise SluiceError(f"{folder} is no recording: there is no {FILE_NAME} in it") from None
+    except msgspec.DecodeError as error:
+        raise SluiceError(f"{file} was written by another version of this program: {error}") from None
+
+
+def claim_recording(folder: str) -> Path:
+    """Returns the absolute path of the directory that is to be recorded into. Raises `UsageError` for a used one."""
+    path = Path(folder).absolute()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_used = any(path.iterdir())
+    except OSError as error:
+        raise UsageError(f"--record: {path} cannot be used: {error.strerror}") from None
+    if is_used:
+        raise UsageError(f"--record: {path} is not empty; choose a new directory")
+    return path
+
+
+def _identify(file: Path) -> ModelFile:
+    num_bytes = file.stat().st_size
+    with file.open("rb") as stream:
+        ends = stream.read(END_BYTES)
+        stream.seek(max(0, num_bytes - END_BYTES))
+        ends += stream.read(END_BYTES)
+    return ModelFile(file.name, num_bytes, hashlib.blake2b(b"%d " % num_bytes + ends, digest_size=16).hexdigest())
+
+
+def _version_of(library: str) -> str:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,159 @@
+"""A server of which some processes are played here: the launcher runs beside this process and starts the others."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from messages.channels import ControlClient, Receiver, Sender, Waiter
+from messages.config import Config
+from messages.control import FRONTEND, RING, Hello, ProcessTable, Ready, ToProcess, kind_of
+from messages.errors import SluiceError
+from messages.frame_files import UNIONS
+from messages.schema import SCHEMA_VERSION
+from runtime.lifeline import ask_for_death_signal
+from runtime.run_dir import RunDir
+from supervisor.child import ROOT
+from supervisor.flags import flags_of
+
+KINDS = (FRONTEND, *RING)
+NEVER_S = "1e9"
+"""A played process sends no beats; what hangs is noticed by who waits for its output."""
+
+SAME_SIGNAL_S = 0.5
+STOP_TIMEOUT_S = 20.0
+NUM_LOG_LINES = 25
+
+
+class ServerEndedError(SluiceError):
+    """The server, or a process of it, has ended before it was told to."""
+
+
+class StandIn:
+    """Plays all processes of a new server but those of the kinds in `real`.
+
+    `flags` are the server's, after those of the recorded configuration. `channels` are the names of the channels that
+    are received from here. Raises `ServerEndedError` where the server does not come to serve.
+    """
+
+    def __init__(self, config: Config, flags: Sequence[str], real: Sequence[str], channels: Sequence[str]):
+        self._folder = tempfile.TemporaryDirectory(prefix="sluice-replay-")
+        self._log = Path(self._folder.name) / "log"
+        self._run_dir = RunDir(Path(self._folder.name) / "run")
+        self._played = [kind for kind in KINDS if kind not in real]
+        command = [sys.executable, str(ROOT / "launch.py"), *server_flags(config), *flags]
+        command += ["--port", "0", "--run-dir", str(self._run_dir.path), "--external", *self._played]
+        own_pid = os.getpid()
+        with self._log.open("wb") as log:
+            self._launcher = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+                preexec_fn=lambda: ask_for_death_signal(own_pid),  # noqa: PLW1509 (one prctl call)
+            )
+        self._waiter = Waiter()
+        self._controls: list[ControlClient[ToProcess]] = []
+        self._receivers: list[Receiver[Any]] = []
+        self._senders: dict[str, Sender[Any]] = {}
+        self._channels = channels
+
+    def __enter__(self) -> Self:
+        try:
+            self._wait_until_serving()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _wait_until_serving(self) -> None:
+        while not self._run_dir.socket("launcher").exists():
+            self._check()
+            time.sleep(0.02)
+        for name in self._channels:
+            receiver: Receiver[Any] = Receiver(self._run_dir.socket(name), UNIONS[kind_of(name)])
+            self._receivers.append(receiver)
+            self._waiter.add_channel(receiver)
+        for name in self._played:
+            control: ControlClient[ToProcess] = ControlClient(self._run_dir.socket("launcher"), name, ToProcess)
+            control.send(Hello(name, os.getpid(), SCHEMA_VERSION))
+            control.send(Ready())
+            self._controls.append(control)
+            self._waiter.add_channel(control)
+        while not self._is_serving():
+            self._check()
+            self._waiter.wait(1.0)
+
+    def _is_serving(self) -> bool:
+        tables = [message for message in self._receive_control() if isinstance(message, ProcessTable)]
+        return bool(tables) and all(process.is_serving for process in tables[-1].processes)
+
+    def _receive_control(self) -> list[ToProcess]:
+        return [message for control in self._controls for message in control.receive()]
+
+    def _check(self) -> None:
+        if self._launcher.poll() is not None:
+            lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-NUM_LOG_LINES:]
+            raise ServerEndedError("the server has ended:\n" + "\n".join(lines))
+
+    def send(self, receiver: str, message: Any) -> None:
+        """Sends to a process that is not played."""
+        if receiver not in self._senders:
+            self._senders[receiver] = Sender(self._run_dir.socket(receiver))
+        self._senders[receiver].send(message)
+
+    def receive(self, timeout_s: float) -> list[Any]:
+        """Returns what has arrived for the played processes, after at most `timeout_s`.
+
+        Raises `ServerEndedError` when the server has ended and nothing more comes.
+        """
+        self._waiter.wait(timeout_s)
+        self._receive_control()
+        messages = [message for receiver in self._receivers for message in receiver.receive()]
+        if not messages:
+            self._check()
+        return messages
+
+    def _stop(self) -> None:
+        """Stops the server at once: nobody waits for its processes, so the launcher is told twice."""
+        for _ in range(2):
+            if self._launcher.poll() is None:
+                self._launcher.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._launcher.wait(SAME_SIGNAL_S)
+        try:
+            self._launcher.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._launcher.kill()
+            self._launcher.wait()
+        for channel in (*self._receivers, *self._senders.values(), *self._controls):
+            channel.close()
+        self._folder.cleanup()
+
+
+def server_flags(config: Config) -> list[str]:
+    """Returns the flags of a server that computes what a server with `config` does.
+
+    Of its processes each has one, none is replaced, and none keeps frames; nothing of its HTTP side matters.
+    """
+    sections = (config.model, config.cache, config.scheduling)
+    return [
+        *(flag for section in sections for flag in flags_of(section)),
+        *("--model", config.facts.model_dir, "--tokenizer", config.facts.tokenizer_dir),
+        *("--served-model-name", config.facts.served_names[0]),
+        *("--restart", *(f"{kind}=never" for kind in RING)),
+        *("--hang-timeout-s", NEVER_S, "--drain-timeout-s", "0", "--black-box-mb", "0"),
+    ]

@@ -1,0 +1,35 @@
+"""Calibration finds the cost of steps on a device whose steps take known times."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.whatif.known_server import MODEL, calibration
+from whatif.calibrate import calibrate
+from whatif.calibration import read_calibration
+from whatif.cost_model import StepSize, fit
+from whatif.settings import Setting, make_config
+from whatif.simulation import SimulatedRunner
+
+SETTING = Setting(max_num_seqs=4, num_pages=64, max_num_batched_tokens=16)
+
+
+@pytest.mark.parametrize("can_overlap", [False, True])
+def test_the_cost_of_steps_is_found_from_their_times_alone(can_overlap: bool):
+    runner = SimulatedRunner(MODEL, SETTING.num_pages, SETTING.max_num_batched_tokens, can_overlap)
+    found = calibrate(make_config(SETTING, calibration()), runner, 60.0, runner.clock)
+    assert runner.clock() == pytest.approx(60.0, abs=2.0)
+    assert {step.size.decode_rows for step in found.steps} == {0, 1, 2, 3, 4}
+    assert max(step.size.prefill_tokens for step in found.steps) == 16
+    model = fit(found.steps)
+    for size in (StepSize(1, 20), StepSize(4, 90), StepSize(0, 0, 1, 16, 200), StepSize(3, 50, 1, 8, 90)):
+        assert model.predict(size) == pytest.approx(MODEL.predict(size), rel=0.02)
+
+
+def test_what_is_measured_is_kept_with_the_settings(tmp_path: Path):
+    runner = SimulatedRunner(MODEL, SETTING.num_pages, SETTING.max_num_batched_tokens, can_overlap=False)
+    found = calibrate(make_config(SETTING, calibration()), runner, 1.0, runner.clock)
+    expected = calibration(steps=found.steps)
+    (tmp_path / "steps.json").write_bytes(msgspec.json.encode(found))
+    assert read_calibration(tmp_path / "steps.json") == found == expected

@@ -1,0 +1,175 @@
+"""Tries settings of a server on recorded arrivals, without the server.
+
+    launch.py calibrate --out steps.json --model DIR
+    launch.py whatif TRACE --steps steps.json --max-num-seqs 64,128,256 --num-pages 2000,8000 --ttft-slo 0.5
+
+TRACE is a Mooncake .jsonl or an Azure 2023 .csv. Every combination of the settings runs through the real scheduler on a
+simulated clock, on which a step takes what the steps in steps.json took. Not simulated: speculation, grammars, and
+what other processes take from the scheduler's cores.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import msgspec
+
+from messages.errors import UsageError
+from whatif.calibration import Calibration, read_calibration
+from whatif.capacity import Capacity, find_capacity
+from whatif.cost_model import CostModel, fit
+from whatif.outcome import Outcome, simulate
+from whatif.recommendation import recommend
+from whatif.settings import VOCAB_SIZE, Setting, check_possible
+from whatif.show import capacity_table, outcome_table
+from whatif.traces import Arrival, fit_scale, num_cut, read_trace, replay
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0, or 2 where the command line or a file is wrong."""
+    options = make_parser().parse_args(arguments)
+    try:
+        run(options)
+    except UsageError as error:
+        print(f"launch.py whatif: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="launch.py whatif",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("trace", type=Path, metavar="TRACE", help="arrivals, prompt and output lengths")
+    add("--steps", type=Path, default=Path("steps.json"), metavar="FILE", help="measured steps (default: %(default)s)")
+    for name in ("max-num-seqs", "num-pages", "max-num-batched-tokens"):
+        add(f"--{name}", type=_counts, metavar="N,N,…", help="values to try (default: the calibrated one)")
+    add("--prefix-caching", type=_switches, metavar="on,off", help="likewise")
+    add("--ttft-slo", type=_positive, metavar="X", help="seconds; finds how many requests a second keep p99 TTFT below")
+    add("--num-requests", type=_count, default=1000, metavar="N", help="of the trace (default: %(default)s)")
+    add("--trace-speed", type=_positive, default=1.0, metavar="X", help="how much faster requests arrive (default: 1)")
+    add(
+        "--trace-scale",
+        type=_positive,
+        metavar="X",
+        help="tokens for one of the trace (default: 95 %% fit the context)",
+    )
+    add("--pipeline-ms", type=_positive, metavar="X", help="what HTTP, tokenizer and detokenizer add to a TTFT")
+    add("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prints what each setting would give. Raises `UsageError`."""
+    calibration = read_calibration(options.steps)
+    if options.pipeline_ms is not None:
+        calibration = msgspec.structs.replace(calibration, pipeline_s=options.pipeline_ms / 1e3)
+    settings = choose_settings(options, calibration)
+    model = fit(calibration.steps)
+    arrivals, notes = plan_arrivals(options, calibration)
+    outcomes: list[Outcome] = []
+    capacities: dict[Setting, Capacity] = {}
+    for number, setting in enumerate(settings, 1):
+        if sys.stderr.isatty():
+            print(f"{number} of {len(settings)}: {setting}", file=sys.stderr)
+        outcomes.append(simulate(arrivals, calibration, model, setting))
+        if options.ttft_slo:
+            p99_ms = _p99_ttft(arrivals, calibration, model, setting)
+            rate = len(arrivals) / arrivals[-1].at_s if arrivals[-1].at_s else 0.0
+            capacities[setting] = find_capacity(p99_ms, rate, options.ttft_slo * 1e3)
+    advice = recommend(outcomes, capacities, options.ttft_slo)
+    notes += [f"extrapolated: {one.setting}: {one.extrapolated}" for one in outcomes if one.extrapolated]
+    if options.json:
+        fields = {"notes": notes, "cost_model": model, "outcomes": outcomes, "recommendation": advice}
+        shown = [{"setting": setting, "capacity": capacity} for setting, capacity in capacities.items()]
+        print(msgspec.json.encode({**fields, "capacities": shown}).decode())
+        return
+    print(f"{describe(calibration, model)}\n" + "\n".join(notes))
+    print(f"\n{outcome_table(outcomes)}\n")
+    if capacities:
+        print(f"{capacity_table(capacities, options.ttft_slo)}\n")
+    print(f"recommended: {advice}")
+
+
+def choose_settings(options: argparse.Namespace, calibration: Calibration) -> list[Setting]:
+    """Returns every combination of what was asked for. Raises `UsageError` for one that no server would start with."""
+    settings = [
+        Setting(*values)
+        for values in product(
+            options.max_num_seqs or [calibration.max_num_seqs],
+            options.num_pages or [calibration.num_pages],
+            options.max_num_batched_tokens or [calibration.max_num_batched_tokens],
+            options.prefix_caching or [calibration.enable_prefix_caching],
+        )
+    ]
+    for setting in settings:
+        check_possible(setting, calibration)
+    return settings
+
+
+def plan_arrivals(options: argparse.Namespace, calibration: Calibration) -> tuple[list[Arrival], list[str]]:
+    """Returns the requests, and what is to be said about them. Raises `UsageError`."""
+    trace = read_trace(options.trace, options.num_requests)
+    scale = fit_scale(trace, calibration.max_model_len, options.trace_speed)
+    if options.trace_scale:
+        scale = replace(scale, tokens=options.trace_scale)
+    arrivals = list(replay(trace, scale, VOCAB_SIZE, seed=0))
+    note = (
+        f"{len(arrivals)} requests over {arrivals[-1].at_s:,.0f} s; a token of the trace is {scale.tokens:.4g}, and "
+        f"{num_cut(trace, scale)} requests are cut to the context of {calibration.max_model_len}"
+    )
+    return arrivals, [note]
+
+
+def describe(calibration: Calibration, model: CostModel) -> str:
+    """Returns what the predictions rest on."""
+    return (
+        f"{calibration.model}: {len(calibration.steps):,} measured steps; half of them are within "
+        f"{model.median_error:.0%} of the cost model, nine of ten within {model.p90_error:.0%}"
+    )
+
+
+def _p99_ttft(
+    arrivals: Sequence[Arrival], calibration: Calibration, model: CostModel, setting: Setting
+) -> Callable[[float], float]:
+    """Returns the function from requests a second to the p99 TTFT in ms."""
+
+    def at_rate(rate: float) -> float:
+        factor = len(arrivals) / arrivals[-1].at_s / rate
+        moved = [replace(arrival, at_s=arrival.at_s * factor) for arrival in arrivals]
+        return simulate(moved, calibration, model, setting).ttft.p99_ms
+
+    return at_rate
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
+
+
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return int(text)
+
+
+def _switches(text: str) -> list[bool]:
+    if not set(text.split(",")) <= {"on", "off"}:
+        raise argparse.ArgumentTypeError(f"{text!r} is not on, off, or both with a comma")
+    return [part == "on" for part in text.split(",")]
+
+
+def _positive(text: str) -> float:
+    if not 0 < float(text) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return float(text)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

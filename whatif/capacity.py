@@ -1,0 +1,53 @@
+"""How many requests a second a setting serves until the p99 of the time to first token is more than a limit."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from messages.errors import UsageError
+
+MOST_DOUBLINGS = 10
+NUM_BISECTIONS = 5
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """`curve` holds (requests a second, p99 of TTFT in ms), by rate. `requests_per_s` is the largest within the limit.
+
+    It is 0 where even the lowest rate that was tried is beyond it; with `is_open` the highest was still within it.
+    """
+
+    requests_per_s: float
+    curve: tuple[tuple[float, float], ...]
+    is_open: bool = False
+
+
+def find_capacity(p99_ttft_ms: Callable[[float], float], rate: float, limit_ms: float) -> Capacity:
+    """Returns the capacity; `p99_ttft_ms` says what it is at so many requests a second, `rate` is where to begin.
+
+    The rate is doubled or halved until the limit lies between two, and then bisected.
+    """
+    if rate <= 0:
+        raise UsageError("--ttft-slo needs requests that arrive over some time: all of these arrive at once")
+    curve: dict[float, float] = {}
+
+    def is_within(at: float) -> bool:
+        curve[at] = p99_ttft_ms(at)
+        return curve[at] <= limit_ms
+
+    factor = 2.0 if is_within(rate) else 0.5
+    inside, outside = (rate, 0.0) if factor > 1 else (0.0, rate)
+    for _ in range(MOST_DOUBLINGS):
+        rate *= factor
+        if is_within(rate):
+            inside = rate
+        else:
+            outside = rate
+        if inside and outside:
+            break
+    for _ in range(NUM_BISECTIONS if inside and outside else 0):
+        middle = (inside + outside) / 2
+        if is_within(middle):
+            inside = middle
+        else:
+            outside = middle
+    return Capacity(inside, tuple(sorted(curve.items())), is_open=not outside)

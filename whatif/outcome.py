@@ -1,0 +1,90 @@
+"""What a setting would give: latencies, throughput, preemptions and prefix-cache hits of one simulated run."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_proc.step_times import StepTimes
+from whatif.calibration import Calibration
+from whatif.cost_model import CostModel
+from whatif.drive import Served, serve
+from whatif.settings import Setting, make_config
+from whatif.simulation import SimulatedRunner
+from whatif.traces import Arrival
+
+EXTRAPOLATED = 1.25
+"""Steps of more than so many times the largest measured one are told."""
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """Of one latency over all requests, or over all gaps between tokens, in milliseconds; 0 where there are none."""
+
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Of one setting. `waits` counts requests that waited for a row, by what the first of the queue lacked."""
+
+    setting: Setting
+    num_requests: int
+    num_steps: int
+    seconds: float
+    ttft: Quantiles
+    inter_token: Quantiles
+    e2e: Quantiles
+    requests_per_s: float
+    output_tokens_per_s: float
+    num_preemptions: int
+    prefix_hit_rate: float
+    """Prompt tokens found in the prefix cache, of all."""
+    waits: dict[str, int]
+    extrapolated: str = ""
+    """Which steps were larger than any that was measured; empty where none was."""
+
+
+def simulate(arrivals: Sequence[Arrival], calibration: Calibration, model: CostModel, setting: Setting) -> Outcome:
+    """Runs the arrivals under a setting on a simulated clock. The same input gives the same outcome."""
+    runner = SimulatedRunner(model, setting.num_pages, setting.max_num_batched_tokens, calibration.can_overlap)
+    served = serve(arrivals, make_config(setting, calibration), runner, runner.clock, StepTimes())
+    assert not np.isnan(served.last_s).any(), "a request got no token"
+    outcome = summarize(served, setting, calibration.pipeline_s)
+    return msgspec.structs.replace(outcome, extrapolated=_describe_extrapolation(runner, calibration))
+
+
+def summarize(served: Served, setting: Setting, pipeline_s: float) -> Outcome:
+    """Returns the figures of a run, with what a request takes outside of the scheduler."""
+    gauges, num_requests = served.gauges, len(served.arrived_s)
+    seconds = float(served.last_s.max() - served.arrived_s[0])
+    return Outcome(
+        setting=setting,
+        num_requests=num_requests,
+        num_steps=int(gauges["steps"]),
+        seconds=seconds,
+        ttft=quantiles(served.first_s - served.arrived_s + pipeline_s),
+        inter_token=quantiles(served.gaps_s),
+        e2e=quantiles(served.last_s - served.arrived_s + pipeline_s),
+        requests_per_s=num_requests / seconds,
+        output_tokens_per_s=gauges["output_tokens"] / seconds,
+        num_preemptions=int(gauges["preemptions"]),
+        prefix_hit_rate=gauges["prefix_hit_tokens"] / gauges["prompt_tokens"],
+        waits=dict(served.waits),
+    )
+
+
+def _describe_extrapolation(runner: SimulatedRunner, calibration: Calibration) -> str:
+    sizes = [step.size for step in calibration.steps]
+    measured = max(size.decode_rows for size in sizes), max(size.decode_rows + size.prefill_tokens for size in sizes)
+    return ", ".join(
+        f"steps of {most} {what}, measured are up to {known}"
+        for what, most, known in zip(("rows", "tokens"), (runner.most_rows, runner.most_tokens), measured, strict=True)
+        if most > EXTRAPOLATED * known
+    )
+
+
+def quantiles(seconds: NDArray[np.float64]) -> Quantiles:
+    values = np.quantile(seconds, (0.5, 0.9, 0.99)) if len(seconds) else np.zeros(3)
+    return Quantiles(*(round(float(value) * 1e3, 3) for value in values))

@@ -1,0 +1,48 @@
+"""Which of the settings to take, and why."""
+
+from collections.abc import Mapping, Sequence
+
+from whatif.capacity import Capacity
+from whatif.outcome import Outcome
+from whatif.settings import Setting
+
+EQUAL = 0.01
+"""Settings whose first figure differs by less than this part count as equal, and the smaller cache goes first."""
+
+LACKS = {
+    "rows": "a row (--max-num-seqs)",
+    "tokens": "tokens of a step (--max-num-batched-tokens)",
+    "pages": "pages (--num-pages)",
+}
+
+
+def recommend(outcomes: Sequence[Outcome], capacities: Mapping[Setting, Capacity], slo_s: float) -> str:
+    """Returns the setting with the largest capacity or, without a `slo_s`, the lowest p99 latency; and the reason."""
+
+    def figure(outcome: Outcome) -> float:
+        """Smaller is better."""
+        return -capacities[outcome.setting].requests_per_s if slo_s else outcome.e2e.p99_ms
+
+    least = min(map(figure, outcomes))
+    equal = [outcome for outcome in outcomes if figure(outcome) <= least + EQUAL * abs(least)]
+    best = min(equal, key=lambda one: (one.setting.num_pages, one.setting.max_num_seqs, figure(one)))
+    others = sorted((figure(outcome), index) for index, outcome in enumerate(outcomes) if outcome not in equal)
+    if slo_s:
+        reason = f"serves {-least:.2f} requests/s with a p99 TTFT of at most {slo_s:g} s"
+        rest = f"the next best {-others[0][0]:.2f}" if others else ""
+    else:
+        reason = f"p99 end to end is {best.e2e.p99_ms:,.0f} ms"
+        rest = f"the next best has {others[0][0]:,.0f} ms" if others else ""
+    same = f"as good within {EQUAL:.0%}, with no smaller cache: {len(equal) - 1} more" if len(equal) > 1 else ""
+    parts = [reason, rest, same, describe_waits(best)]
+    return f"{best.setting}\n  {'; '.join(part for part in parts if part)}"
+
+
+def describe_waits(outcome: Outcome) -> str:
+    """Returns for what requests waited, in words."""
+    waits = [
+        f"{count / outcome.num_requests:.0%} for {LACKS.get(reason, reason)}"
+        for reason, count in sorted(outcome.waits.items(), key=lambda item: -item[1])
+    ]
+    text = f"of the requests waited {', '.join(waits)}" if waits else "no request had to wait for a row"
+    return f"{text}; {outcome.num_preemptions} preemptions" if outcome.num_preemptions else text
