@@ -28,6 +28,7 @@ from messages.errors import SluiceError, UsageError
 from messages.requests import SamplingParams
 from scheduler_proc.computing.loading.hf_config import HfConfig
 from scheduler_proc.computing.loading.placement import find_placement, set_cpu_threads
+from scheduler_proc.computing.model.kv_tensors import page_bytes
 from scheduler_proc.offline import OfflineEngine
 
 LIMIT_ROUNDS = 5
@@ -74,7 +75,7 @@ def run(options: argparse.Namespace, server_flags: list[str]) -> dict:
         raise UsageError("--num-sequences and --max-tokens must be at least 1, --shared-prefix less than --max-tokens")
     prompts, params = make_workload(options.num_sequences, longest, options.shared_prefix)
     with configured_shape(shape, ["--max-model-len", str(2 * longest), *server_flags]) as config:
-        placement = find_placement(config.model, HfConfig(shape))
+        placement = find_placement(config.model, config.cache, HfConfig(shape))
         if not placement.is_cuda:
             set_cpu_threads(config.model.cpu_threads)
         limits = measure_limits(placement.device)
@@ -102,7 +103,8 @@ def run(options: argparse.Namespace, server_flags: list[str]) -> dict:
         "shared_prefix_tokens": options.shared_prefix,
     }
     decoder_config = read_shape(shape, config.facts.max_model_len)
-    parts = floor_s(decoder_config, placement.dtype.itemsize, lengths, limits)
+    token_bytes = page_bytes(decoder_config, 1, placement)
+    parts = floor_s(decoder_config, placement.dtype.itemsize, lengths, limits, token_bytes)
     return facts | summarize(lengths, seconds, engine.gauges["steps"] - num_steps, parts, limits)
 
 

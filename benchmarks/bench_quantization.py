@@ -8,7 +8,7 @@ take turns. Either part is left out where its flags are.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     flags = ["--cpu-threads", str(options.cpu_threads), "--log-level", "warning"]
     try:
         perplexities = [
-            line for model in options.models for line in measure_perplexity(model, read_end(options), flags)
+            line for model in options.models for line in measure_perplexity(model, read_end(options), flags, FORMATS)
         ]
         speed = measure_speed(options, flags) if options.shape else None
     except SluiceError as error:
@@ -81,10 +81,12 @@ def read_end(options: argparse.Namespace) -> str:
     return options.text.read_bytes()[-options.end_bytes :].decode("utf-8", errors="ignore")
 
 
-def measure_perplexity(model: Path, text: str, flags: Sequence[str]) -> list[dict]:
+def measure_perplexity(
+    model: Path, text: str, flags: Sequence[str], formats: Mapping[str, Sequence[str]]
+) -> list[dict]:
     """Returns a line for each format."""
     lines: list[dict] = []
-    for name, format_flags in FORMATS.items():
+    for name, format_flags in formats.items():
         model_flags = ["--model", str(model), "--served-model-name", model.name, *format_flags, *flags]
         with started_server(model_flags, START_TIMEOUT_S) as (_, target):
             passage_tokens = min(PASSAGE_TOKENS, ask_server(target).max_model_len - 1)

@@ -123,7 +123,7 @@ def measure() -> TimelineCost:
 
     def make_long() -> None:
         busy_reports._told_all_ns = 0  # pyright: ignore[reportPrivateUsage]
-        assert busy_reports.make([]) is not None
+        assert busy_reports.make(1, []) is not None
 
     return TimelineCost(
         per_request_us={
@@ -136,7 +136,7 @@ def measure() -> TimelineCost:
             "detokenizer": round(report_encode + report_decode, 2),
             "frontend": report_decode,
         },
-        per_decode_step_us={"scheduler": round(least_us(PlanNotes) + least_us(lambda: reports.make([])), 2)},
+        per_decode_step_us={"scheduler": round(least_us(PlanNotes) + least_us(lambda: reports.make(1, [])), 2)},
         report_of_1024_waiting_us={
             "scheduler": round(least_us(make_long, 1) + long_encode, 1),
             "detokenizer": round(long_encode + long_decode, 1),

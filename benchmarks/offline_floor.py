@@ -37,8 +37,13 @@ class DeviceLimits:
     flop_per_s: float
 
 
-def floor_s(config: DecoderConfig, itemsize: int, lengths: Lengths, limits: DeviceLimits) -> dict[str, float]:
-    """Returns the seconds of each part, and of all as `total`."""
+def floor_s(
+    config: DecoderConfig, itemsize: int, lengths: Lengths, limits: DeviceLimits, token_bytes: int | None = None
+) -> dict[str, float]:
+    """Returns the seconds of each part, and of all as `total`.
+
+    `token_bytes` are those of a token's K and V where they are not of `itemsize`.
+    """
     # Output token i of a request (from 1) is computed from the i - 1 before it and the prompt.
     num_keys = sum(
         (count - 1) * (num_input - lengths.num_shared) + (count - 1) * count // 2
@@ -51,7 +56,7 @@ def floor_s(config: DecoderConfig, itemsize: int, lengths: Lengths, limits: Devi
     prefill_flop = 2 * layer_parameters * lengths.num_new_input_tokens + 2 * head_parameters * len(lengths.inputs)
     parts = {
         "weights": weight_bytes(config, itemsize) * lengths.num_decode_steps / limits.bytes_per_s,
-        "kv": kv_bytes(config, itemsize) * num_keys / limits.bytes_per_s,
+        "kv": (token_bytes or kv_bytes(config, itemsize)) * num_keys / limits.bytes_per_s,
         "logits": 2 * itemsize * config.vocab_size * num_rows / limits.bytes_per_s,
         "prefill": prefill_flop / limits.flop_per_s,
     }

@@ -5,7 +5,7 @@ python -m benchmarks.performance_page
 
 from pathlib import Path
 
-from benchmarks.page.cpu_engine import cpu_parts, quantization_parts, step_kernels_parts
+from benchmarks.page.cpu_engine import cpu_parts, kv_cache_parts, quantization_parts, step_kernels_parts
 from benchmarks.page.gpu import make_gpu_part
 from benchmarks.page.serving import footprint_text, load_table, mixed_table, recovery_table, ring_cost_table
 from benchmarks.page.step_costs import schedule_table, wire_table
@@ -56,6 +56,7 @@ def _make_parts(results: Path) -> str:
         "# Performance of the parts\n\nMade of result files, as `../PERFORMANCE.md` is.\n",
         *step_kernels_parts(results),
         *quantization_parts(results),
+        *kv_cache_parts(results),
         "## What running streams feel when long prompts arrive\n\n" + mixed_table(mixed) + name_source(mixed),
         "## What clients feel of the ring\n\n" + ring_cost_table(ring_cost) + name_source(ring_cost),
         "## What a step costs outside of the model\n\n" + wire_table(wire) + name_source(wire),

@@ -41,6 +41,8 @@ class DecodeShape:
     head_dim: int
     page_size: int
     dtype: torch.dtype
+    kv_codes: torch.dtype | None = None
+    """Of the cache; `None`: it is of `dtype`."""
 
     @property
     def launch_shape(self) -> tuple[int, int, int]:

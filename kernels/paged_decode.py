@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.decode_work import DecodeShape, DecodeWork
 from kernels.gpu.triton_kernels import find_triton_kernel, programs_a_processor
 from kernels.paged_kv import PagedKV, find_attention_kernel
+from kernels.quantized_kv import gather_heads
 
 MAX_GATHERED_ELEMENTS = 1 << 20
 """K elements that the reference gathers at a time: more leaves the processor's caches and is several times slower."""
@@ -39,7 +40,8 @@ def paged_decode(
     """
     num_rows, num_heads, head_dim = query_RHD.shape
     assert out_RHD.shape == query_RHD.shape
-    assert out_RHD.dtype == query_RHD.dtype == cache.keys.dtype
+    assert out_RHD.dtype == query_RHD.dtype
+    assert cache.holds(query_RHD.dtype)
     assert cache.head_dim == head_dim
     assert num_heads % cache.num_heads == 0
     assert page_tables_RP.shape[0] == num_keys_R.shape[0] == num_rows
@@ -55,8 +57,7 @@ def paged_decode(
     kernel(
         query_RHD.data_ptr(),
         query_RHD.stride(0),
-        cache.keys.data_ptr(),
-        cache.values.data_ptr(),
+        *cache.addresses,
         page_tables_RP.data_ptr(),
         page_tables_RP.stride(0),
         num_keys_R.data_ptr(),
@@ -101,7 +102,7 @@ def paged_decode_reference(
         # In place of what lies beyond, which could be NaN, a row reads its last token again, an empty row slot 0.
         last_R1 = (num_keys_R1 - 1).clamp_(min=0)
         slots_RL = cache.find_slots(page_tables_RP[rows], torch.minimum(positions_L, last_R1)).clamp_(min=0)
-        key_BLD, value_BLD = _gather_heads(cache, slots_RL)
+        key_BLD, value_BLD = _gather_heads(cache, slots_RL, query_RHD.dtype)
         query_BQD = query_RHD[rows].reshape(len(key_BLD), num_heads // cache.num_heads, head_dim)
         scores_BQL = torch.bmm(query_BQD, key_BLD.transpose(1, 2)).float().mul_(scale)
         scores_RGQL = scores_BQL.view(len(num_keys_R1), cache.num_heads, -1, longest)
@@ -114,10 +115,14 @@ def _round_up(num_keys: int) -> int:
     return -(-num_keys // KEYS_STEP) * KEYS_STEP
 
 
-def _gather_heads(cache: PagedKV, slots_RL: Tensor) -> tuple[Tensor, Tensor]:
+def _gather_heads(cache: PagedKV, slots_RL: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Returns K and V as [B, L, D]: with the head before the tokens `bmm` needs no further copy."""
     heads_G1 = torch.arange(cache.num_heads, device=slots_RL.device)[:, None]
     index = (slots_RL[:, None] * cache.num_heads + heads_G1).view(-1)
-    shape = (-1, slots_RL.shape[1], cache.head_dim)
-    key_BLD = cache.keys.view(-1, cache.head_dim).index_select(0, index).view(shape)
-    return key_BLD, cache.values.view(-1, cache.head_dim).index_select(0, index).view(shape)
+
+    def gather(values: Tensor, scales: Tensor | None) -> Tensor:
+        flat_scales = None if scales is None else scales.view(-1)
+        heads = gather_heads(values.view(-1, cache.head_dim), flat_scales, index, dtype)
+        return heads.view(-1, slots_RL.shape[1], cache.head_dim)
+
+    return gather(cache.keys, cache.key_scales), gather(cache.values, cache.value_scales)

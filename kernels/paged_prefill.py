@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from kernels.gpu.triton_kernels import find_triton_kernel
 from kernels.paged_kv import PagedKV, find_attention_kernel
+from kernels.quantized_kv import gather_heads
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: f
     computed in float32. What `out_THD` holds of tokens beyond the rows' (the padding of a captured step) is undefined.
     """
     assert out_THD.shape == query_THD.shape
-    assert out_THD.dtype == query_THD.dtype == cache.keys.dtype
+    assert out_THD.dtype == query_THD.dtype
+    assert cache.holds(query_THD.dtype)
     assert cache.head_dim == query_THD.shape[2]
     assert query_THD.shape[1] % cache.num_heads == 0
     num_rows = rows.page_tables.shape[0]
@@ -53,8 +55,7 @@ def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: f
     kernel(
         query_THD.data_ptr(),
         query_THD.stride(0),
-        cache.keys.data_ptr(),
-        cache.values.data_ptr(),
+        *cache.addresses,
         rows.page_tables.data_ptr(),
         rows.page_tables.stride(0),
         rows.query_lens.data_ptr(),
@@ -80,10 +81,12 @@ def paged_prefill_reference(
         positions_L = torch.arange(num_before + num_new, dtype=torch.int32, device=query_THD.device)
         slots_L = cache.find_slots(rows.page_tables[row : row + 1], positions_L[None])[0]
         tokens = slice(first, first + num_new)
+        key_LGD = gather_heads(cache.keys, cache.key_scales, slots_L, query_THD.dtype)
+        value_LGD = gather_heads(cache.values, cache.value_scales, slots_L, query_THD.dtype)
         out_1HND = functional.scaled_dot_product_attention(
             query_THD[tokens].transpose(0, 1)[None],
-            cache.keys.index_select(0, slots_L).transpose(0, 1)[None],
-            cache.values.index_select(0, slots_L).transpose(0, 1)[None],
+            key_LGD.transpose(0, 1)[None],
+            value_LGD.transpose(0, 1)[None],
             attn_mask=None if num_before == 0 else positions_L[num_before:, None] >= positions_L,
             is_causal=num_before == 0,
             scale=scale,

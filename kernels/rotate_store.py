@@ -7,9 +7,8 @@ M positions of the tables, X = D / 2.
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import find_kernel
 from kernels.gpu.triton_kernels import find_triton_kernel
-from kernels.paged_kv import PagedKV
+from kernels.paged_kv import PagedKV, find_cache_kernel
 from kernels.qk_norm import HeadNorms, qk_norm, qk_norm_reference
 from kernels.rope import rope
 from kernels.store_kv import store_kv
@@ -30,21 +29,22 @@ def rotate_store(
 
     `heads_TAD` holds query, key and value heads; returns the query heads, a view of it. With `tables`
     query and key are turned by the angles of `positions_T` (int32) as `rope` says; with `norms` they are normed before,
-    as `qk_norm` says. What `heads_TAD` holds as keys is undefined afterwards.
+    as `qk_norm` says. A cache of codes gets the codes of what another would hold (`kernels/quantized_kv.py`). What
+    `heads_TAD` holds as keys is undefined afterwards.
     """
     num_tokens, num_all_heads, head_dim = heads_TAD.shape
     num_kv_heads = cache.num_heads
     num_heads = num_all_heads - 2 * num_kv_heads
     assert num_heads > 0
     assert head_dim == cache.head_dim
-    assert heads_TAD.dtype == cache.keys.dtype
+    assert cache.holds(heads_TAD.dtype)
     assert slots_T.dtype == torch.int64
     assert positions_T.dtype == torch.int32
     assert slots_T.shape == positions_T.shape == (num_tokens,)
     triton_kernel = find_triton_kernel("rotate_store", heads_TAD)
     if triton_kernel is not None:
         return triton_kernel(heads_TAD, cache, tables, positions_T, slots_T, norms)
-    kernel = find_kernel("store_kv", heads_TAD)
+    kernel = find_cache_kernel("store_kv", heads_TAD, cache)
     if kernel is None:
         return rotate_store_reference(heads_TAD, cache, tables, positions_T, slots_T, norms)
     if norms is not None:
@@ -60,8 +60,7 @@ def rotate_store(
         None if tables is None else tables[1].data_ptr(),
         positions_T.data_ptr(),
         slots_T.data_ptr(),
-        cache.keys.data_ptr(),
-        cache.values.data_ptr(),
+        *cache.addresses,
         num_tokens,
         heads_TAD.stride(0),
         num_heads,

@@ -103,6 +103,13 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: Annotated[
         Literal[1, 2, 4, 8, 16, 32, 64, 128], Meta(description="tokens in a page of the KV cache")
     ] = 16
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp8", "int8"],
+        Meta(
+            description="number format of the KV cache; auto: --dtype; fp8 (e4m3, on a GPU) and int8 (on a CPU) hold "
+            "about twice the tokens in the same memory, slightly other text"
+        ),
+    ] = "auto"
     kv_cache_memory_gb: (
         Annotated[float, Meta(gt=0, description="memory for the KV cache in GiB (default: sized from what is free)")]
         | None

@@ -32,14 +32,14 @@ BUDGETS = {
     "frontend": 9_040,
     "live page": 1_020,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_860,
-    "CPU backend": 2_940,
-    "GPU backend": 2_975,
-    "operations and references": 1_245,
-    "messages": 1_770,
+    "scheduler": 4_900,
+    "CPU backend": 3_175,
+    "GPU backend": 3_120,
+    "operations and references": 1_300,
+    "messages": 1_775,
     "process runtime": 1_420,
     "launcher": 3_705,
-    "what-if": 810,
+    "what-if": 1_015,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

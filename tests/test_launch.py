@@ -70,7 +70,9 @@ def test_a_name_that_is_nowhere_ends_in_time_with_one_message(tmp_path: Path):
     assert time.monotonic() - began_s < 40
     assert result.returncode == 1
     assert result.stdout == ""
-    assert result.stderr.startswith("launch.py: cannot find the model 'gpt2'. Looked for\n")
+    told, message = result.stderr.split("\n", 1)
+    assert told == "fetching gpt2 from the hub, or from its cache"
+    assert message.startswith("launch.py: cannot find the model 'gpt2'. Looked for\n")
     assert "Traceback" not in result.stderr
 
 

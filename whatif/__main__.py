@@ -1,11 +1,14 @@
 """Tries settings of a server on recorded arrivals, without the server.
 
-    launch.py calibrate --out steps.json --model DIR
-    launch.py whatif TRACE --steps steps.json --max-num-seqs 64,128,256 --num-pages 2000,8000 --ttft-slo 0.5
+    launch.py whatif RECORDING --max-num-seqs 64,128,256 --num-pages 2000,8000 --ttft-slo 0.5
 
-TRACE is a Mooncake .jsonl or an Azure 2023 .csv. Every combination of the settings runs through the real scheduler on a
-simulated clock, on which a step takes what the steps in steps.json took. Not simulated: speculation, grammars, and
-what other processes take from the scheduler's cores.
+    launch.py calibrate --out steps.json --model DIR
+    launch.py whatif TRACE --steps steps.json --max-num-seqs 64,128,256
+
+RECORDING is a directory of --record, with requests and the times of steps; TRACE a Mooncake .jsonl or an Azure 2023
+.csv. Every combination of the settings runs through the real scheduler on a simulated clock, on which a step takes what
+measured steps of its size took. Not simulated: speculation, grammars, and clients that wait for a reply before they
+send more.
 """
 
 import argparse
@@ -23,9 +26,12 @@ from whatif.capacity import Capacity, find_capacity
 from whatif.cost_model import CostModel, fit
 from whatif.outcome import Outcome, simulate
 from whatif.recommendation import recommend
+from whatif.recording import read_recording
 from whatif.settings import VOCAB_SIZE, Setting, check_possible
 from whatif.show import capacity_table, outcome_table
 from whatif.traces import Arrival, fit_scale, num_cut, read_trace, replay
+
+DEFAULT_STEPS = Path("steps.json")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,13 +53,13 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("trace", type=Path, metavar="TRACE", help="arrivals, prompt and output lengths")
-    add("--steps", type=Path, default=Path("steps.json"), metavar="FILE", help="measured steps (default: %(default)s)")
+    add("source", type=Path, metavar="RECORDING|TRACE", help="the requests")
+    add("--steps", type=Path, metavar="FILE", help="measured steps (default: those of the recording, or steps.json)")
     for name in ("max-num-seqs", "num-pages", "max-num-batched-tokens"):
         add(f"--{name}", type=_counts, metavar="N,N,…", help="values to try (default: the calibrated one)")
     add("--prefix-caching", type=_switches, metavar="on,off", help="likewise")
     add("--ttft-slo", type=_positive, metavar="X", help="seconds; finds how many requests a second keep p99 TTFT below")
-    add("--num-requests", type=_count, default=1000, metavar="N", help="of the trace (default: %(default)s)")
+    add("--num-requests", type=_count, default=1000, metavar="N", help="the first ones (default: %(default)s)")
     add("--trace-speed", type=_positive, default=1.0, metavar="X", help="how much faster requests arrive (default: 1)")
     add(
         "--trace-scale",
@@ -68,12 +74,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Prints what each setting would give. Raises `UsageError`."""
-    calibration = read_calibration(options.steps)
+    calibration, arrivals, notes = read_source(options)
     if options.pipeline_ms is not None:
         calibration = msgspec.structs.replace(calibration, pipeline_s=options.pipeline_ms / 1e3)
     settings = choose_settings(options, calibration)
     model = fit(calibration.steps)
-    arrivals, notes = plan_arrivals(options, calibration)
     outcomes: list[Outcome] = []
     capacities: dict[Setting, Capacity] = {}
     for number, setting in enumerate(settings, 1):
@@ -114,16 +119,31 @@ def choose_settings(options: argparse.Namespace, calibration: Calibration) -> li
     return settings
 
 
-def plan_arrivals(options: argparse.Namespace, calibration: Calibration) -> tuple[list[Arrival], list[str]]:
-    """Returns the requests, and what is to be said about them. Raises `UsageError`."""
-    trace = read_trace(options.trace, options.num_requests)
-    scale = fit_scale(trace, calibration.max_model_len, options.trace_speed)
+def read_source(options: argparse.Namespace) -> tuple[Calibration, list[Arrival], list[str]]:
+    """Returns measured steps, the requests, and what is to be said about them. Raises `UsageError`."""
+    if not options.source.is_dir():
+        calibration = read_calibration(options.steps or DEFAULT_STEPS)
+        return calibration, *plan_trace(options, calibration.max_model_len)
+    if options.trace_scale:
+        raise UsageError("--trace-scale is for traces: a recording is of the server's own tokens")
+    recording = read_recording(options.source)
+    arrivals = [replace(one, at_s=one.at_s / options.trace_speed) for one in recording.arrivals[: options.num_requests]]
+    notes = [f"{len(arrivals)} requests over {arrivals[-1].at_s:,.0f} s"]
+    if recording.num_left_out:
+        notes.append(f"{recording.num_left_out} requests got no token, or began before the recording: left out")
+    return read_calibration(options.steps) if options.steps else recording.calibration, arrivals, notes
+
+
+def plan_trace(options: argparse.Namespace, max_model_len: int) -> tuple[list[Arrival], list[str]]:
+    """Returns the requests of a trace, scaled, and what was done to them. Raises `UsageError`."""
+    trace = read_trace(options.source, options.num_requests)
+    scale = fit_scale(trace, max_model_len, options.trace_speed)
     if options.trace_scale:
         scale = replace(scale, tokens=options.trace_scale)
     arrivals = list(replay(trace, scale, VOCAB_SIZE, seed=0))
     note = (
         f"{len(arrivals)} requests over {arrivals[-1].at_s:,.0f} s; a token of the trace is {scale.tokens:.4g}, and "
-        f"{num_cut(trace, scale)} requests are cut to the context of {calibration.max_model_len}"
+        f"{num_cut(trace, scale)} requests are cut to the context of {max_model_len}"
     )
     return arrivals, [note]
 

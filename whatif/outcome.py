@@ -48,7 +48,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def simulate(arrivals: Sequence[Arrival], calibration: Calibration, model: CostModel, setting: Setting) -> Outcome:
     """Runs the arrivals under a setting on a simulated clock. The same input gives the same outcome."""
-    runner = SimulatedRunner(model, setting.num_pages, setting.max_num_batched_tokens, calibration.can_overlap)
+    runner = SimulatedRunner(model, setting, calibration.can_overlap, arrivals)
     served = serve(arrivals, make_config(setting, calibration), runner, runner.clock, StepTimes())
     assert not np.isnan(served.last_s).any(), "a request got no token"
     outcome = summarize(served, setting, calibration.pipeline_s)

@@ -40,9 +40,10 @@ def recommend(outcomes: Sequence[Outcome], capacities: Mapping[Setting, Capacity
 
 def describe_waits(outcome: Outcome) -> str:
     """Returns for what requests waited, in words."""
-    waits = [
-        f"{count / outcome.num_requests:.0%} for {LACKS.get(reason, reason)}"
+    shares = [
+        (count / outcome.num_requests, LACKS.get(reason, reason))
         for reason, count in sorted(outcome.waits.items(), key=lambda item: -item[1])
     ]
-    text = f"of the requests waited {', '.join(waits)}" if waits else "no request had to wait for a row"
+    text = "requests that waited: " + ", ".join(f"{share:.0%} for {lack}" for share, lack in shares)
+    text = text if shares else "no request had to wait for a row"
     return f"{text}; {outcome.num_preemptions} preemptions" if outcome.num_preemptions else text

@@ -1,7 +1,15 @@
 """Runs arrivals against the scheduler on a simulated clock: each step takes what the cost model says."""
 
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+from messages.columns import INT32, INT64, unpack_int64
 from messages.steps import Batch, ForwardOutput
 from whatif.cost_model import CostModel, size_of_step
+from whatif.settings import Setting
+from whatif.traces import Arrival
 
 
 class SimulatedClock:
@@ -20,26 +28,29 @@ class SimulatedClock:
 class SimulatedStep:
     """A launched step that ends at `end_s`."""
 
-    def __init__(self, batch: Batch, end_s: float, clock: SimulatedClock):
-        self._batch = batch
+    def __init__(self, output: ForwardOutput, end_s: float, clock: SimulatedClock):
+        self._output = output
         self._end_s = end_s
         self._clock = clock
 
     def result(self) -> ForwardOutput:
-        """Lets time pass until the step has ended; every next token is 0."""
+        """Lets time pass until the step has ended."""
         self._clock.wait_until(self._end_s)
-        return ForwardOutput(self._batch.step_id, bytes(4 * self._batch.num_sampled))
+        return self._output
 
 
 class SimulatedRunner:
-    """A device that runs steps one after another, each as long as the model says."""
+    """A device that runs steps one after another, each as long as the model says.
+
+    The next tokens are those of `arrivals`, whose uids are their indices; 0 where they are not known.
+    """
 
     degraded = ""
     drafter = None
 
-    def __init__(self, model: CostModel, num_pages: int, max_num_batched_tokens: int, can_overlap: bool):
-        self.num_pages = num_pages
-        self.max_num_batched_tokens = max_num_batched_tokens
+    def __init__(self, model: CostModel, setting: Setting, can_overlap: bool, arrivals: Sequence[Arrival] = ()):
+        self.num_pages = setting.num_pages
+        self.max_num_batched_tokens = setting.max_num_batched_tokens
         self.can_overlap = can_overlap
         self.clock = SimulatedClock()
         self.most_rows = 0
@@ -47,10 +58,24 @@ class SimulatedRunner:
         """Of one step so far."""
         self._model = model
         self._free_s = 0.0
+        self._arrivals: Sequence[Arrival] = arrivals
+        self._has_tokens = any(arrival.output_ids for arrival in arrivals)
 
     def launch(self, batch: Batch) -> SimulatedStep:
         size = size_of_step(batch)
         self.most_rows = max(self.most_rows, size.decode_rows)
         self.most_tokens = max(self.most_tokens, size.decode_rows + size.prefill_tokens)
         self._free_s = max(self._free_s, self.clock()) + self._model.predict(size)
-        return SimulatedStep(batch, self._free_s, self.clock)
+        tokens = self._next_tokens(batch) if self._has_tokens else bytes(4 * batch.num_sampled)
+        return SimulatedStep(ForwardOutput(batch.step_id, tokens), self._free_s, self.clock)
+
+    def _next_tokens(self, batch: Batch) -> bytes:
+        ends = np.cumsum(np.frombuffer(batch.query_lens, INT32))
+        rows = np.searchsorted(ends, np.frombuffer(batch.sample_tokens, INT32), side="right")
+        uids: list[int] = np.frombuffer(batch.uids, INT64)[rows].tolist()
+        tokens: array[int] = array(INT32)
+        for uid, position in zip(uids, unpack_int64(batch.sample_positions), strict=True):
+            arrival = self._arrivals[uid]
+            begin = 4 * (position - len(arrival.prompt_ids))
+            tokens.frombytes(arrival.output_ids[begin : begin + 4] or bytes(4))
+        return tokens.tobytes()

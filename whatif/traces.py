@@ -31,11 +31,17 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request for a server: it arrives `at_s` seconds after the start and gets `num_output` tokens."""
+    """One request for a server: it arrives `at_s` seconds after the start and gets `num_output` tokens.
+
+    These are `output_ids` (int32) where they are known: later prompts may go on from them.
+    """
 
     prompt_ids: list[int]
     num_output: int
     at_s: float
+    output_ids: bytes = b""
+    cache_salt: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

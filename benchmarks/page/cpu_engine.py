@@ -72,8 +72,38 @@ def quantization_parts(results: Path) -> list[str]:
     if not (results / "quantization.json").exists():
         return []
     found = read_result(results, "quantization")
-    tables = _perplexity_table(found["results"]["perplexity"]), _quantized_speed_table(found["results"]["speed"])
+    intro = "Perplexity of the end of tiny Shakespeare, asked of a server; int8 and int4 compute in bfloat16.\n\n"
+    perplexity = intro + _perplexity_table(found["results"]["perplexity"])
+    tables = perplexity, _quantized_speed_table(found["results"]["speed"])
     return ["## int8 and int4 weights on a CPU\n\n" + "\n".join(tables) + name_source(found)]
+
+
+def kv_cache_parts(results: Path) -> list[str]:
+    """Returns the section of an int8 KV cache, or none where it has not been measured yet."""
+    names = ("kv_cache", "kv_cache_1_thread")
+    if not all((results / f"{name}.json").exists() for name in names):
+        return []
+    quality, speed = (read_result(results, name) for name in names)
+    intro = "Perplexity of the end of tiny Shakespeare, asked of a server whose cache is in the format.\n\n"
+    table = intro + _perplexity_table(quality["results"]["perplexity"])
+    steps = _cached_step_table(speed["results"])
+    return ["## An int8 KV cache on a CPU\n\n" + table + name_source(quality) + "\n" + steps + name_source(speed)]
+
+
+def _cached_step_table(found: Result) -> str:
+    speed, dtype = found["speed"], found["dtype"]
+    formats = list(speed["cache_mib"])
+    rows: list[Sequence[object]] = []
+    for step in speed["steps"]:
+        figures = (f"{step['median'][name][key]:,.0f}" for key in ("cpu_ms", "attention_ms") for name in formats)
+        rows.append((step["rows"], step["context"], *figures))
+    caches = ", ".join(f"{size:,.0f} MiB in {name}" for name, size in speed["cache_mib"].items())
+    intro = (
+        f"Decode steps of {speed['layers']} layers of {speed['shape']} that compute in {dtype} with {speed['threads']} "
+        f"thread: the CPU time of a step, and how long its attention took beside other programs. The cache: {caches}.\n\n"
+    )
+    header = "rows", "context", *(f"{what}, {name}, ms" for what in ("step's CPU", "attention") for name in formats)
+    return intro + make_table(header, rows)
 
 
 def _perplexity_table(lines: Iterable[Result]) -> str:
@@ -84,8 +114,7 @@ def _perplexity_table(lines: Iterable[Result]) -> str:
         more = 100 * (line["perplexity"] / exact[line["model"]] - 1)
         cells = f"{line['num_tokens']:,}", line["format"], f"{line['perplexity']:.4f}", f"{more:+.3f} %"
         rows.append((line["model"], *cells))
-    intro = "Perplexity of the end of tiny Shakespeare, asked of a server; int8 and int4 compute in bfloat16.\n\n"
-    return intro + make_table(("model", "tokens", "format", "perplexity", "beside float32"), rows)
+    return make_table(("model", "tokens", "format", "perplexity", "beside float32"), rows)
 
 
 def _quantized_speed_table(speed: Result) -> str:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.cpu.library import INTEGER, KINDS, Kernel, LoadedKernel, observed_kernels, replay_function
 
-MAX_ARGUMENTS = 14
+MAX_ARGUMENTS = 16
 """As in source/captured_call.h."""
 
 NEW_MEMORY = {"empty", "empty_like", "new_empty", "empty_strided"}

@@ -33,6 +33,13 @@ class CompileCase:
     max_shared_bytes: int = MAX_SHARED_BYTES
 
 
+def with_codes(case: CompileCase, codes: Mapping[str, Any], **changes: Any) -> CompileCase:
+    """Returns the case for a cache of fp8, of which `codes` are constants; `changes` are those of its other fields."""
+    signature = dict(case.signature) | dict.fromkeys(("keys", "values"), "*fp8e4nv:16")
+    constants = dict(case.constants) | codes
+    return replace(case, label=f"{case.label}, fp8 cache", signature=signature, constants=constants, **changes)
+
+
 def in_float32(case: CompileCase, **changes: Any) -> CompileCase:
     """Returns the case for tensors of float32 in place of bfloat16; `changes` are those of its other fields."""
     signature = {name: kind.replace("bf16", "fp32") for name, kind in case.signature.items()}

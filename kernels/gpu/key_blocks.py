@@ -7,6 +7,9 @@ The softmax is computed as running maximum, sum and output, to base 2 (FlashAtte
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from kernels.paged_kv import PagedKV
 
 LOG2_E = 1.4426950408889634
 """Scores times this are exponents of 2, which the hardware computes."""
@@ -16,47 +19,83 @@ PRECISION = tl.constexpr("tf32x3")
 Those of 16 bits are exact either way. "ieee" has no tensor cores, and spills with heads of 128."""
 
 
+def scales_of(cache: PagedKV) -> tuple[Tensor, Tensor]:
+    """Returns the scales of K and V; where there are none, something that no kernel reads."""
+    if cache.key_scales is None or cache.value_scales is None:
+        return cache.keys, cache.values
+    return cache.key_scales, cache.value_scales
+
+
 @triton.jit
 def load_block(
     keys,
     values,
+    key_scales,
+    value_scales,
     page_table,
     key_N,
     end_key,
-    TOKEN_STRIDE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    WIDE: tl.constexpr,
     REACHES_END: tl.constexpr,
 ):
     """Returns K as [D, N] and V as [N, D] of one head, 0 from `end_key` on, which only a block that REACHES_END has.
 
+    And their scales [N], 1 unless the cache HAS_SCALES. Codes are returned as numbers for products with WIDE ones.
     Pages are widened before they are multiplied: a cache may have more than 2^31 elements.
     """
+    key_scale_N, value_scale_N = 1.0, 1.0
     dim_D = tl.arange(0, BLOCK_D)
     is_dim_D = dim_D < HEAD_DIM
     if REACHES_END:
         is_key_N = key_N < end_key
         page_N = tl.load(page_table + key_N // PAGE_SIZE, mask=is_key_N, other=0).to(tl.int64)
-        token_N = (page_N * PAGE_SIZE + key_N % PAGE_SIZE) * TOKEN_STRIDE
+        slot_N = page_N * PAGE_SIZE + key_N % PAGE_SIZE
+        token_N = slot_N * (NUM_KV_HEADS * HEAD_DIM)
         key_mask, value_mask = is_key_N[None, :] & is_dim_D[:, None], is_key_N[:, None] & is_dim_D[None, :]
         key_DN = tl.load(keys + token_N[None, :] + dim_D[:, None], mask=key_mask, other=0.0)
         value_ND = tl.load(values + token_N[:, None] + dim_D[None, :], mask=value_mask, other=0.0)
+        if HAS_SCALES:
+            key_scale_N = tl.load(key_scales + slot_N * NUM_KV_HEADS, mask=is_key_N, other=0.0).to(tl.float32)
+            value_scale_N = tl.load(value_scales + slot_N * NUM_KV_HEADS, mask=is_key_N, other=0.0).to(tl.float32)
     else:
         page_N = tl.load(page_table + key_N // PAGE_SIZE).to(tl.int64)
-        token_N = (page_N * PAGE_SIZE + key_N % PAGE_SIZE) * TOKEN_STRIDE
+        slot_N = page_N * PAGE_SIZE + key_N % PAGE_SIZE
+        token_N = slot_N * (NUM_KV_HEADS * HEAD_DIM)
         key_DN = tl.load(keys + token_N[None, :] + dim_D[:, None], mask=is_dim_D[:, None], other=0.0)
         value_ND = tl.load(values + token_N[:, None] + dim_D[None, :], mask=is_dim_D[None, :], other=0.0)
-    return key_DN, value_ND
+        if HAS_SCALES:
+            key_scale_N = tl.load(key_scales + slot_N * NUM_KV_HEADS).to(tl.float32)
+            value_scale_N = tl.load(value_scales + slot_N * NUM_KV_HEADS).to(tl.float32)
+    if HAS_SCALES:
+        key_DN = key_DN.to(WIDE)
+        # A weight times a scale may be too small for float16.
+        value_ND = value_ND.to(tl.float32 if tl.float32 == WIDE else tl.bfloat16)
+    return key_DN, value_ND, key_scale_N, value_scale_N
 
 
 @triton.jit
-def fold(score_MN, value_ND, max_M, sum_M, acc_MD):
+def score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES: tl.constexpr):
+    """Returns the scores of a block, times `scale_log2`."""
+    score_MN = tl.dot(query_MD, key_DN, input_precision=PRECISION) * scale_log2
+    if HAS_SCALES:
+        score_MN *= key_scale_N[None, :]
+    return score_MN
+
+
+@triton.jit
+def fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES: tl.constexpr):
     """Returns maximum, sum and output after one more block; a masked score is -inf, and no query has all masked."""
     new_max_M = tl.maximum(max_M, tl.max(score_MN, 1))
     shrink_M = tl.exp2(max_M - new_max_M)
     weight_MN = tl.exp2(score_MN - new_max_M[:, None])
     sum_M = sum_M * shrink_M + tl.sum(weight_MN, 1)
     acc_MD = acc_MD * shrink_M[:, None]
+    if HAS_SCALES:
+        weight_MN *= value_scale_N[None, :]
     acc_MD = tl.dot(weight_MN.to(value_ND.dtype), value_ND, acc_MD, input_precision=PRECISION)
     return new_max_M, sum_M, acc_MD

@@ -26,13 +26,14 @@ from kernels.decode_work import (
     make_decode_scratch,
     plan_decode_work,
 )
-from kernels.gpu.compile_case import CompileCase, in_float32
-from kernels.gpu.key_blocks import LOG2_E, PRECISION, fold, load_block
+from kernels.gpu.compile_case import CompileCase, in_float32, with_codes
+from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score
 from kernels.gpu.launch_table import HOPPER, Launch, find_launch, launch_on
 from kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
 from kernels.gpu.occupancy import count_side_by_side, processor_of
 from kernels.paged_decode import count_programs
 from kernels.paged_kv import PagedKV
+from kernels.quantized_kv import SCALE_DTYPE
 
 _HEADER, _ITEM, _ENTRY = tl.constexpr(HEADER_WORDS), tl.constexpr(ITEM_WORDS), tl.constexpr(ENTRY_WORDS)
 _ENTRIES_PLACE, _PARTS_PLACE = tl.constexpr(ENTRIES_PLACE), tl.constexpr(PARTS_PLACE)
@@ -63,6 +64,7 @@ def paged_decode(
         query_RHD,
         cache.keys,
         cache.values,
+        *scales_of(cache),
         page_tables_RP,
         work.plan,
         scratch.partials,
@@ -74,6 +76,7 @@ def paged_decode(
         page_tables_RP.stride(0),
         HEAD_DIM=head_dim,
         PAGE_SIZE=cache.page_size,
+        HAS_SCALES=cache.key_scales is not None,
         **_constants_of(layout),
         **find_launch("paged_decode", layout.queries_a_head, head_dim, query_RHD.dtype.itemsize),
     )
@@ -108,14 +111,16 @@ def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
     if num_programs := find_launch("decode_work", *shape.launch_shape)["programs"]:
         return num_programs
     floats, indices, sums = shape.dtype, torch.int32, torch.float32
+    cached, scales = (shape.kv_codes, SCALE_DTYPE) if shape.kv_codes else (floats, floats)
     layout = DecodeLayout(1, shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shares_prefixes=False)
     compiled = attend.warmup(
-        *(floats, floats, floats, indices, indices, sums, sums, indices, floats),
+        *(floats, cached, cached, scales, scales, indices, indices, sums, sums, indices, floats),
         1.0,
         (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim,
         1,
         HEAD_DIM=shape.head_dim,
         PAGE_SIZE=shape.page_size,
+        HAS_SCALES=shape.kv_codes is not None,
         **_constants_of(layout),
         **find_launch("paged_decode", *shape.launch_shape),
         grid=(1,),
@@ -128,7 +133,8 @@ def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
 def _plan_here(query_RHD: Tensor, cache: PagedKV, page_tables_RP: Tensor, num_keys_R: Tensor) -> DecodeWork:
     num_rows, num_heads, head_dim = query_RHD.shape
     device = query_RHD.device
-    shape = DecodeShape(num_heads, cache.num_heads, head_dim, cache.page_size, query_RHD.dtype)
+    codes = None if cache.key_scales is None else cache.keys.dtype
+    shape = DecodeShape(num_heads, cache.num_heads, head_dim, cache.page_size, query_RHD.dtype, codes)
     layout = DecodeLayout(num_rows, num_heads, cache.num_heads, count_programs(shape, device), shares_prefixes=False)
     plan = torch.zeros(layout.num_words, dtype=torch.int32)
     plan_decode_work(layout, num_keys_R.cpu().numpy(), page_tables_RP.cpu().numpy(), cache.page_size, plan.numpy())
@@ -140,6 +146,8 @@ def attend(
     query,
     keys,
     values,
+    key_scales,
+    value_scales,
     page_tables,
     plan,
     partials,
@@ -153,6 +161,7 @@ def attend(
     QUERIES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -184,6 +193,8 @@ def attend(
     page_table = page_tables + tl.load(entries).to(tl.int64) * table_stride
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
+    key_scales += kv_head
+    value_scales += kv_head
     max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
     acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -191,19 +202,45 @@ def attend(
     end_whole = end_key - (end_key - first_key) % BLOCK_N
     for start in range(first_key, end_whole, BLOCK_N):
         key_N = start + tl.arange(0, BLOCK_N)
-        key_DN, value_ND = load_block(
-            keys, values, page_table, key_N, end_key, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, BLOCK_D, False
+        key_DN, value_ND, key_scale_N, value_scale_N = load_block(
+            keys,
+            values,
+            key_scales,
+            value_scales,
+            page_table,
+            key_N,
+            end_key,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            PAGE_SIZE,
+            BLOCK_D,
+            HAS_SCALES,
+            query.dtype.element_ty,
+            False,
         )
-        score_MN = tl.dot(query_MD, key_DN, input_precision=PRECISION) * scale_log2
-        max_M, sum_M, acc_MD = fold(score_MN, value_ND, max_M, sum_M, acc_MD)
+        score_MN = score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES)
+        max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
     for start in range(end_whole, end_key, BLOCK_N):
         key_N = start + tl.arange(0, BLOCK_N)
-        key_DN, value_ND = load_block(
-            keys, values, page_table, key_N, end_key, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, BLOCK_D, True
+        key_DN, value_ND, key_scale_N, value_scale_N = load_block(
+            keys,
+            values,
+            key_scales,
+            value_scales,
+            page_table,
+            key_N,
+            end_key,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            PAGE_SIZE,
+            BLOCK_D,
+            HAS_SCALES,
+            query.dtype.element_ty,
+            True,
         )
-        score_MN = tl.dot(query_MD, key_DN, input_precision=PRECISION) * scale_log2
+        score_MN = score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES)
         score_MN = tl.where((key_N < end_key)[None, :], score_MN, float("-inf"))
-        max_M, sum_M, acc_MD = fold(score_MN, value_ND, max_M, sum_M, acc_MD)
+        max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
     acc_MD = acc_MD / sum_M[:, None]
 
     # A row's only entry writes the row, any other writes a part.
@@ -302,7 +339,7 @@ def _launch_of(shape: ModelShape, dtype: torch.dtype) -> Launch:
 
 
 _SIGNATURE = (
-    dict.fromkeys(("query", "keys", "values", "out"), "*bf16:16")
+    dict.fromkeys(("query", "keys", "values", "key_scales", "value_scales", "out"), "*bf16:16")
     | dict.fromkeys(("page_tables", "plan", "counters"), "*i32:16")
     | dict.fromkeys(("partials", "lses"), "*fp32:16")
     | {"scale_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
@@ -316,7 +353,7 @@ _CASES = {
         label=f"{model}{', merges' if merges else ''}",
         kernel=attend,
         signature=_SIGNATURE,
-        constants={"HEAD_DIM": shape.head_dim, "PAGE_SIZE": 16}
+        constants={"HEAD_DIM": shape.head_dim, "PAGE_SIZE": 16, "HAS_SCALES": False}
         | _constants_of(DecodeLayout(256, shape.num_heads, shape.num_kv_heads, 528, True, merges)),
         launch=_launch_of(shape, torch.bfloat16),
         max_registers=max(registers, _MORE_REGISTERS.get(model, 0)),
@@ -338,6 +375,7 @@ _MERGE_CASES = tuple(
 COMPILE_CASES = (
     *_CASES.values(),
     *_MERGE_CASES,
+    *(with_codes(_CASES[model], {"HAS_SCALES": True}, max_registers=168) for model in ("GPT-2 124M", "Qwen3-0.6B")),
     *(
         in_float32(_CASES[model], launch=_launch_of(MODEL_SHAPES[model], torch.float32), max_registers=192)
         for model in ("GPT-2 124M", "Qwen3-0.6B", "Llama-3-8B")

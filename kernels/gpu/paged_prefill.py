@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase, in_float32
-from kernels.gpu.key_blocks import LOG2_E, PRECISION, fold, load_block
+from kernels.gpu.compile_case import CompileCase, in_float32, with_codes
+from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score
 from kernels.gpu.launch_table import HOPPER, Launch, find_launch, launch_on
 from kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
 from kernels.paged_kv import PagedKV
@@ -35,6 +35,7 @@ def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: f
         query_THD,
         cache.keys,
         cache.values,
+        *scales_of(cache),
         rows.page_tables,
         rows.context_lens,
         tiles,
@@ -46,6 +47,7 @@ def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: f
         NUM_KV_HEADS=cache.num_heads,
         HEAD_DIM=head_dim,
         PAGE_SIZE=cache.page_size,
+        HAS_SCALES=cache.key_scales is not None,
         **find_launch("paged_prefill", *launch_shape),
     )
 
@@ -63,6 +65,8 @@ def attend(
     query,
     keys,
     values,
+    key_scales,
+    value_scales,
     page_tables,
     context_lens,
     tiles,
@@ -74,6 +78,7 @@ def attend(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -100,6 +105,8 @@ def attend(
     page_table = page_tables + row.to(tl.int64) * table_stride
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
+    key_scales += kv_head
+    value_scales += kv_head
     max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
     acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -108,20 +115,46 @@ def attend(
     first_masked = num_before // BLOCK_N * BLOCK_N
     for start in range(0, first_masked, BLOCK_N):
         key_N = start + tl.arange(0, BLOCK_N)
-        key_DN, value_ND = load_block(
-            keys, values, page_table, key_N, end_key, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, BLOCK_D, False
+        key_DN, value_ND, key_scale_N, value_scale_N = load_block(
+            keys,
+            values,
+            key_scales,
+            value_scales,
+            page_table,
+            key_N,
+            end_key,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            PAGE_SIZE,
+            BLOCK_D,
+            HAS_SCALES,
+            query.dtype.element_ty,
+            False,
         )
-        score_MN = tl.dot(query_MD, key_DN, input_precision=PRECISION) * scale_log2
-        max_M, sum_M, acc_MD = fold(score_MN, value_ND, max_M, sum_M, acc_MD)
+        score_MN = score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES)
+        max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
     for start in range(first_masked, end_key, BLOCK_N):
         key_N = start + tl.arange(0, BLOCK_N)
-        key_DN, value_ND = load_block(
-            keys, values, page_table, key_N, end_key, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, BLOCK_D, True
+        key_DN, value_ND, key_scale_N, value_scale_N = load_block(
+            keys,
+            values,
+            key_scales,
+            value_scales,
+            page_table,
+            key_N,
+            end_key,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            PAGE_SIZE,
+            BLOCK_D,
+            HAS_SCALES,
+            query.dtype.element_ty,
+            True,
         )
-        score_MN = tl.dot(query_MD, key_DN, input_precision=PRECISION) * scale_log2
+        score_MN = score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES)
         is_seen_MN = (key_N < end_key)[None, :] & (key_N[None, :] <= num_before + query_M[:, None])
         score_MN = tl.where(is_seen_MN, score_MN, float("-inf"))
-        max_M, sum_M, acc_MD = fold(score_MN, value_ND, max_M, sum_M, acc_MD)
+        max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
     out_MD = (acc_MD / sum_M[:, None]).to(out.dtype.element_ty)
     out_M = ((first_token + query_M) * NUM_HEADS + head_M) * HEAD_DIM
     tl.store(out + out_M[:, None] + dim_D[None, :], out_MD, mask=is_used_MD)
@@ -132,7 +165,7 @@ def _launch_of(shape: ModelShape, dtype: torch.dtype) -> Launch:
 
 
 _SIGNATURE = (
-    dict.fromkeys(("query", "keys", "values", "out"), "*bf16:16")
+    dict.fromkeys(("query", "keys", "values", "key_scales", "value_scales", "out"), "*bf16:16")
     | dict.fromkeys(("page_tables", "context_lens", "tiles"), "*i32:16")
     | {"scale_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
 )
@@ -146,6 +179,7 @@ _CASES = {
             "NUM_KV_HEADS": shape.num_kv_heads,
             "HEAD_DIM": shape.head_dim,
             "PAGE_SIZE": 16,
+            "HAS_SCALES": False,
         },
         launch=_launch_of(shape, torch.bfloat16),
         max_registers=168 if shape.head_dim == 64 else 224,
@@ -155,6 +189,7 @@ _CASES = {
 }
 COMPILE_CASES = (
     *_CASES.values(),
+    with_codes(_CASES["Qwen3-0.6B"], {"HAS_SCALES": True}, max_registers=255),
     *(
         in_float32(_CASES[model], launch=_launch_of(MODEL_SHAPES[model], torch.float32), max_registers=255)
         for model in ("GPT-2 124M", "Qwen3-0.6B")

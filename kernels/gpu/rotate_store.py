@@ -5,15 +5,18 @@ Shape legend: T tokens, H query heads, G key/value heads, A = H + 2 G, D head di
 A program takes some heads of one kind (query, key or value) of one token, as two halves of D: the rotation pairs them.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.compile_case import CompileCase, in_float32
+from kernels.gpu.compile_case import CompileCase, in_float32, with_codes
+from kernels.gpu.key_blocks import scales_of
 from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
 from kernels.gpu.model_shapes import MODEL_SHAPES
 from kernels.paged_kv import PagedKV
 from kernels.qk_norm import HeadNorms
+from kernels.quantized_kv import MAX_CODES
 from kernels.rotate_store import RopeTables
 
 
@@ -39,6 +42,7 @@ def rotate_store(
         heads_TAD,
         cache.keys,
         cache.values,
+        *scales_of(cache),
         cos_MX,
         sin_MX,
         positions_T,
@@ -51,6 +55,7 @@ def rotate_store(
         HEAD_DIM=head_dim,
         HAS_ROPE=tables is not None,
         HAS_NORM=norms is not None,
+        MAX_CODE=MAX_CODES[cache.keys.dtype] if cache.key_scales is not None else 0.0,
         **launch,
     )
     return heads_TAD[:, :num_heads]
@@ -59,8 +64,10 @@ def rotate_store(
 @triton.jit
 def rotate_store_kernel(
     heads_ptr,
-    keys_ptr,
-    values_ptr,
+    keys,
+    values,
+    key_scales,
+    value_scales,
     cos_ptr,
     sin_ptr,
     positions_ptr,
@@ -73,6 +80,7 @@ def rotate_store_kernel(
     HEAD_DIM: tl.constexpr,
     HAS_ROPE: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    MAX_CODE: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):
@@ -114,12 +122,32 @@ def rotate_store_kernel(
                 tl.store(source_ptr + offsets, half_1, mask=mask_1)
                 tl.store(source_ptr + offsets + X, half_2, mask=mask_2)
         else:
-            target_ptr = values_ptr
+            target_ptr = values
             if has_angle:
-                target_ptr = keys_ptr
+                target_ptr = keys
+            stored_1, stored_2 = half_1, half_2
+            if MAX_CODE > 0:
+                scales_ptr = value_scales
+                if has_angle:
+                    scales_ptr = key_scales
+                stored_1, stored_2, scale = _quantize(half_1, half_2, MAX_CODE)
+                tl.store(scales_ptr + slot * NUM_KV_HEADS + head, scale, mask=head < num_heads)
             target_ptr += slot * (NUM_KV_HEADS * HEAD_DIM)
-            tl.store(target_ptr + offsets, half_1, mask=mask_1)
-            tl.store(target_ptr + offsets + X, half_2, mask=mask_2)
+            tl.store(target_ptr + offsets, stored_1.to(keys.dtype.element_ty), mask=mask_1)
+            tl.store(target_ptr + offsets + X, stored_2.to(keys.dtype.element_ty), mask=mask_2)
+
+
+@triton.jit
+def _quantize(half_1, half_2, MAX_CODE: tl.constexpr):
+    """Returns what is to become codes, and the heads' scales: `kernels/quantized_kv.py`."""
+    wide_1, wide_2 = half_1.to(tl.float32), half_2.to(tl.float32)
+    # As bits NaN is more than any number, where a maximum of floats may lose it.
+    largest_1 = tl.max(tl.abs(wide_1).to(tl.int32, bitcast=True), 1)
+    largest_2 = tl.max(tl.abs(wide_2).to(tl.int32, bitcast=True), 1)
+    scale = (tl.maximum(largest_1, largest_2).to(tl.float32, bitcast=True) / MAX_CODE).to(tl.bfloat16)
+    unit = scale.to(tl.float32)
+    divisor = tl.where(unit > 0, unit, 1.0)[:, None]
+    return tl.div_rn(wide_1, divisor), tl.div_rn(wide_2, divisor), scale
 
 
 @triton.jit
@@ -135,7 +163,7 @@ def _norm(half_1, half_2, weight_ptr, eps, HEAD_DIM: tl.constexpr, X: tl.constex
     return normed_1.to(half_1.dtype), normed_2.to(half_2.dtype)
 
 
-_POINTERS = ("heads_ptr", "keys_ptr", "values_ptr", "query_weight_ptr", "key_weight_ptr")
+_POINTERS = ("heads_ptr", "keys", "values", "key_scales", "value_scales", "query_weight_ptr", "key_weight_ptr")
 _CASES = tuple(
     CompileCase(
         label=model,
@@ -149,6 +177,7 @@ _CASES = tuple(
             "HEAD_DIM": shape.head_dim,
             "HAS_ROPE": table == "fp32",
             "HAS_NORM": model.startswith("Qwen3"),
+            "MAX_CODE": 0.0,
         },
         launch=launch_on(HOPPER, "rotate_store", shape.num_heads, shape.num_kv_heads, shape.head_dim),
         max_registers=64,
@@ -156,4 +185,8 @@ _CASES = tuple(
     for model, shape in MODEL_SHAPES.items()
     for table in ["bf16" if model.startswith("GPT-2") else "fp32"]
 )
-COMPILE_CASES = _CASES + tuple(in_float32(case) for case in _CASES[:2])
+COMPILE_CASES = (
+    *_CASES,
+    with_codes(_CASES[1], {"MAX_CODE": MAX_CODES[torch.float8_e4m3fn]}),
+    *(in_float32(case) for case in _CASES[:2]),
+)

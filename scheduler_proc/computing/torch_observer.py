@@ -9,12 +9,14 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from kernels.cpu.capture import timed_kernels
 from runtime.profiling import MAX_NOTES, Sample, Slice
+from scheduler_proc.computing.torch_import import import_fake_tensors
 
 
 class TorchObserver:
     """Observes the thread that calls `start`, and all of the GPU's work; `stop` belongs to the same thread."""
 
     def __init__(self) -> None:
+        import_fake_tensors()
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from benchmarks import bench_quantization
 from benchmarks.bench_quantization import FORMATS, main, measure_perplexity
 from benchmarks.load.connection import Target
 from benchmarks.load.server_facts import ServerUnavailableError
@@ -33,7 +32,7 @@ def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.ring
-def test_perplexity_is_that_of_the_served_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_perplexity_is_that_of_the_served_model(tmp_path: Path) -> None:
     # Imported here and not above: every worker of `-m ring` imports this module, and only this test needs torch.
     import torch
     from torch.nn.functional import cross_entropy
@@ -43,8 +42,7 @@ def test_perplexity_is_that_of_the_served_model(tmp_path: Path, monkeypatch: pyt
     model = build_checkpoint(tmp_path, "gpt2")
     write_tokenizer(tmp_path)
     formats = {name: FORMATS[name] for name in ("float32", "int8")}
-    monkeypatch.setattr(bench_quantization, "FORMATS", formats)
-    exact, near = measure_perplexity(tmp_path, TEXT, THIN)
+    exact, near = measure_perplexity(tmp_path, TEXT, THIN, formats)
     assert (exact["passage_tokens"], exact["num_tokens"]) == (95, 3 * 94)
     ids = torch.tensor(Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(TEXT).ids[: 3 * 95]).view(3, 95)
     with torch.no_grad():

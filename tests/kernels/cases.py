@@ -4,12 +4,13 @@ Shape legend: T tokens, H query heads, G key/value heads, D head dimension, S sl
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kernels.paged_kv import PagedKV
+from kernels.quantized_kv import SCALE_DTYPE, gather_heads, quantize_heads
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -68,6 +69,31 @@ def make_paged_case(
         scale,
         torch.cat(expected).to(device),
     )
+
+
+def with_codes(case: PagedCase, code_dtype: torch.dtype) -> PagedCase:
+    """Returns the case over a cache of codes, where tokens and heads differ in size by up to a hundred times.
+
+    What is expected is the attention over what the codes stand for. The scales of slots of no token are NaN.
+    """
+    cache, parts, expected, first = case.cache, [], [], 0
+    is_used_S = cache.keys[:, 0, 0].isfinite()
+    sizes = 10 ** (2 * torch.rand(2, *cache.keys.shape[:2], 1, generator=torch.Generator().manual_seed(3)) - 1.5)
+    for values, size in zip((cache.keys, cache.values), sizes.to(cache.keys.device), strict=True):
+        codes, scales = quantize_heads((values * size).to(values.dtype), code_dtype)
+        assert codes.dtype == code_dtype
+        assert scales.dtype == SCALE_DTYPE
+        assert bool((scales.isfinite() == is_used_S[:, None]).all())
+        parts.append((codes, scales))
+    (keys, key_scales), (values, value_scales) = parts
+    coded = PagedKV(keys, values, cache.page_size, key_scales, value_scales)
+    for row, num_new in enumerate(case.query_lens.tolist()):
+        positions = torch.arange(int(case.context_lens[row]) + num_new, device=keys.device)
+        slots = cache.find_slots(case.page_tables[row : row + 1], positions[None])[0]
+        kv = [gather_heads(codes, scales, slots, torch.float64).cpu() for codes, scales in parts]
+        expected.append(dense_attention(case.query[first : first + num_new].cpu(), kv[0], kv[1], case.scale))
+        first += num_new
+    return replace(case, cache=coded, expected=torch.cat(expected).to(keys.device))
 
 
 def dense_attention(query_THD: Tensor, key_LGD: Tensor, value_LGD: Tensor, scale: float) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.drafts import Drafter
@@ -214,6 +215,25 @@ def test_alone_and_again_from_the_cache(model: Model):
             assert attempt_uid % 2 == 0 or cached == (len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE
         assert outputs[0] == outputs[1]
         model.check(prompt, outputs[0])
+
+
+def test_a_cache_of_codes_goes_through_all_that_moves_pages(tmp_path: Path):
+    """Chunks, cached prefixes, preemption and wrong drafts beside a run with none of them.
+
+    What was added up in another order may round to another code, which may change the text where tokens lie close.
+    """
+    build_checkpoint(tmp_path, "llama-gqa-tied")
+    config = make_config(tmp_path, block_size=PAGE_SIZE, num_pages=PLENTY, kv_cache_dtype="int8")
+    runner, prompts = load_runner(config, lambda text, fraction: None), some_prompts()
+    assert isinstance(runner.forward_passes, CpuForwardPasses)
+    assert runner.forward_passes.cache.layers[0].keys.dtype == torch.int8
+    expected, _ = run(runner, prompts, PLENTY, 4096)
+    drafter = Recalled(expected)
+    outputs, scheduler = run(runner, prompts, SCARCE, 64, drafter)
+    gauges = scheduler.gauges()
+    assert min(gauges["preemptions"], gauges["prefix_hit_tokens"], drafter.num_wrong) > 0
+    num_same = sum(mine == theirs for mine, theirs in zip(outputs, expected, strict=True))
+    assert num_same >= 28, f"{num_same} of {len(prompts)}"
 
 
 @pytest.mark.parametrize("model", ["gpt2"], indirect=True)

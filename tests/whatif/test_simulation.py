@@ -38,7 +38,7 @@ def run(
     model: CostModel = MODEL,
 ) -> tuple[Served, list[Batch]]:
     server = server or calibration()
-    runner = NotingRunner(model, setting.num_pages, setting.max_num_batched_tokens, server.can_overlap)
+    runner = NotingRunner(model, setting, server.can_overlap, arrivals)
     runner.batches = []
     served = serve(arrivals, make_config(setting, server), runner, runner.clock, StepTimes())
     return served, runner.batches

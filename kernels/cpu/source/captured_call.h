@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-enum { MAX_ARGUMENTS = 14 };
+enum { MAX_ARGUMENTS = 16 };
 
 typedef union {
   void *pointer;

@@ -87,8 +87,23 @@ INLINE __m512 rough_powers_of_2(__m512 x) {
 /* Which of 16 elements there are where `left` are left. */
 INLINE __mmask16 lanes_of(int64_t left) { return left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0; }
 
+/* Which of 32 elements there are from the d-th on. */
+INLINE __mmask32 lanes_from(int64_t d, int64_t num_elements) {
+  return num_elements - d >= 32 ? 0xffffffffu : (__mmask32)((1ull << (num_elements - d)) - 1);
+}
+
 INLINE __m512 widen_vector(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 INLINE __m256i narrow_vector(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+
+/* The sums of four vectors; each in the same order of additions. */
+INLINE __m128 sum_lanes(__m512 a, __m512 b, __m512 c, __m512 d) {
+  __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))),
+                             _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))));
+  __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
 
 /* 0 where there is none. */
 INLINE __m512 load_vector(const uint16_t *x, __mmask16 lanes) { return widen_vector(_mm256_maskz_loadu_epi16(lanes, x)); }

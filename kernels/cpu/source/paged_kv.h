@@ -23,7 +23,8 @@ INLINE float take_block(float *scores, int num_keys, float *highest, float *tota
 #endif
 
 typedef struct {
-  const element *keys, *values; /* [slots, num_heads, head_dim] */
+  const void *keys, *values;                 /* [slots, num_heads, head_dim]: elements, or codes of int8 */
+  const uint16_t *key_scales, *value_scales; /* bfloat16 [slots, num_heads]; null where there are no codes */
   int64_t num_heads, head_dim, page_size;
 } NAME(paged_kv);
 
@@ -38,9 +39,7 @@ INLINE void NAME(find_tokens)(const NAME(paged_kv) *cache, const int32_t *pages,
   }
 }
 
-/* Asks for `size` elements from each of the places on, in the order of memory, so that they are near when they are read.
-   They come as far as the second cache: into the first one, fewer can be on their way. */
-INLINE void NAME(ask_for)(const element *values, const int64_t *offsets, int num_keys, int64_t size) {
-  for (int j = 0; j < num_keys; j++)
-    for (int64_t i = 0; i < size; i += LINE_BYTES / (int)sizeof(element)) __builtin_prefetch(values + offsets[j] + i, 0, 2);
+/* The scale of K or V of the head whose codes begin at `offset`. */
+INLINE float NAME(scale_at)(const uint16_t *scales, int64_t offset, int64_t head_dim) {
+  return widen_bfloat16(scales[offset / head_dim]);
 }

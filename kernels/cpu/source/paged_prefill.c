@@ -97,7 +97,8 @@ static void NAME(paged_prefill_item)(const void *data, int64_t item) {
   for (int64_t first = 0; first < num_keys; first += BLOCK) {
     const int here = num_keys - first < BLOCK ? (int)(num_keys - first) : BLOCK;
     NAME(find_tokens)(&call->cache, pages, head, first, here, s->offsets);
-    NAME(pack_block)(&call->cache, here, padded_dim, s);
+    if (call->cache.key_scales) NAME(pack_block)(&call->cache, here, padded_dim, 1, s);
+    else NAME(pack_block)(&call->cache, here, padded_dim, 0, s);
     NAME(attend_block)(call->scale * LOG2_E, num_queries, first, padded_dim, s);
   }
 #if STEP == 2 && defined(__AMX_BF16__)
@@ -109,7 +110,8 @@ static void NAME(paged_prefill_item)(const void *data, int64_t item) {
 
 /* query: [tokens of all rows, heads, head_dim], tokens `query_stride` elements apart; out: the same, contiguous.
    Returns 0, or -1 without memory. */
-PUBLIC int NAME(paged_prefill)(const element *query, int64_t query_stride, const element *keys, const element *values,
+PUBLIC int NAME(paged_prefill)(const element *query, int64_t query_stride, const void *keys,
+                               const void *values, const uint16_t *key_scales, const uint16_t *value_scales,
                                const int32_t *page_tables, int64_t table_stride, const int32_t *query_lens,
                                const int32_t *context_lens, element *out, int64_t num_rows, int64_t num_heads,
                                int64_t queries_a_head, int64_t head_dim, int64_t page_size, float scale) {
@@ -125,8 +127,8 @@ PUBLIC int NAME(paged_prefill)(const element *query, int64_t query_stride, const
     num_scores += (int64_t)query_lens[row] * (context_lens[row] + query_lens[row]);
   }
   NAME(paged_prefill_call)
-  call = {{keys, values, num_heads, head_dim, page_size}, query, out, page_tables, query_lens, context_lens,
-          query_stride, table_stride, queries_a_head, tokens_a_tile, scale, first_tile, first_token, num_rows};
+  call = {{keys, values, key_scales, value_scales, num_heads, head_dim, page_size}, query, out, page_tables,
+          query_lens, context_lens, query_stride, table_stride, queries_a_head, tokens_a_tile, scale, first_tile, first_token, num_rows};
   run_items(first_tile[num_rows] * num_heads, num_scores * num_heads * head_dim / 16, NAME(paged_prefill_item), &call);
   free(firsts);
   return 0;

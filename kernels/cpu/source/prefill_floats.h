@@ -14,17 +14,29 @@ static void NAME(pack_queries)(const element *query, int64_t stride, int queries
   }
 }
 
+INLINE void NAME(widen_codes)(const int8_t *codes, const uint16_t *scales, int64_t at, int head_dim, float *out) {
+  const float scale = NAME(scale_at)(scales, at, head_dim);
+  SIMD for (int d = 0; d < head_dim; d++) out[d] = (float)codes[at + d] * scale;
+}
+
 /* keys and values: [BLOCK, padded_dim]; 0 beyond `num_keys` and beyond head_dim. */
-static void NAME(pack_block)(const NAME(paged_kv) *cache, int num_keys, int padded_dim, NAME(prefill_scratch) *s) {
+INLINE void NAME(pack_block)(const NAME(paged_kv) *cache, int num_keys, int padded_dim, const int is_codes,
+                             NAME(prefill_scratch) *s) {
   const int head_dim = (int)cache->head_dim;
   if (num_keys < BLOCK || padded_dim != head_dim) {
     memset(s->keys, 0, sizeof(float) * BLOCK * (size_t)padded_dim);
     memset(s->values, 0, sizeof(float) * BLOCK * (size_t)padded_dim);
   }
   for (int j = 0; j < num_keys; j++) {
-    const element *key = cache->keys + s->offsets[j], *value = cache->values + s->offsets[j];
-    SIMD for (int d = 0; d < head_dim; d++) s->keys[j * padded_dim + d] = WIDEN(key[d]);
-    SIMD for (int d = 0; d < head_dim; d++) s->values[j * padded_dim + d] = WIDEN(value[d]);
+    const int64_t at = s->offsets[j];
+    float *key = s->keys + j * padded_dim, *value = s->values + j * padded_dim;
+    if (is_codes) {
+      NAME(widen_codes)(cache->keys, cache->key_scales, at, head_dim, key);
+      NAME(widen_codes)(cache->values, cache->value_scales, at, head_dim, value);
+      continue;
+    }
+    SIMD for (int d = 0; d < head_dim; d++) key[d] = WIDEN(((const element *)cache->keys)[at + d]);
+    SIMD for (int d = 0; d < head_dim; d++) value[d] = WIDEN(((const element *)cache->values)[at + d]);
   }
 }
 

@@ -11,9 +11,14 @@
 #define VALUES_STEP(padded_dim) (2 * (padded_dim))
 #endif
 
-/* 32 elements from the d-th on. */
-INLINE __mmask32 lanes_from(int d, int head_dim) {
-  return head_dim - d >= 32 ? 0xffffffffu : (__mmask32)((1ull << (head_dim - d)) - 1);
+/* 32 elements of the cache; 0 where there is none. */
+INLINE __m512i NAME(load_cached)(const void *from, int64_t at, __mmask32 lanes, const int is_codes, float scale) {
+  if (!is_codes) return _mm512_maskz_loadu_epi16(lanes, (const element *)from + at);
+  const __m256i bytes = _mm256_maskz_loadu_epi8(lanes, (const int8_t *)from + at);
+  const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
+  const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
+  const __m512 unit = _mm512_set1_ps(scale);
+  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(high, unit), _mm512_mul_ps(low, unit));
 }
 
 /* query: [padded_dim / 2, MAX_QUERIES] pairs; 0 beyond the last query of its vector and beyond head_dim. */
@@ -48,25 +53,35 @@ static void NAME(turn_values)(int padded_dim, NAME(prefill_scratch) *s) {
 
 /* keys: [BLOCK, padded_dim]; values: [BLOCK / 2, padded_dim] pairs, or [padded_dim, BLOCK / 2] for tiles; 0 beyond
    `num_keys` and beyond head_dim. */
-static void NAME(pack_block)(const NAME(paged_kv) *cache, int num_keys, int padded_dim, NAME(prefill_scratch) *s) {
+INLINE void NAME(pack_block)(const NAME(paged_kv) *cache, int num_keys, int padded_dim, const int is_codes,
+                             NAME(prefill_scratch) *s) {
   const int head_dim = (int)cache->head_dim;
   const __m512i neighbours = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
                                               37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
   const __m512i further = _mm512_add_epi16(neighbours, _mm512_set1_epi16(16));
   uint32_t *pairs = (uint32_t *)s->values;
-  for (int j = 0; j < BLOCK; j += 2)
+  for (int j = 0; j < BLOCK; j += 2) {
+    int64_t at[2] = {0};
+    float key_scales[2] = {0}, value_scales[2] = {0};
+    for (int i = 0; i < 2 && j + i < num_keys; i++) {
+      at[i] = s->offsets[j + i];
+      if (!is_codes) continue;
+      key_scales[i] = NAME(scale_at)(cache->key_scales, at[i], head_dim);
+      value_scales[i] = NAME(scale_at)(cache->value_scales, at[i], head_dim);
+    }
     for (int d = 0; d < padded_dim; d += 32) {
       const __mmask32 first = j < num_keys ? lanes_from(d, head_dim) : 0;
       const __mmask32 second = j + 1 < num_keys ? lanes_from(d, head_dim) : 0;
-      const int64_t at = first ? s->offsets[j] + d : 0, next = second ? s->offsets[j + 1] + d : 0;
-      _mm512_store_si512(s->keys + j * padded_dim + d, _mm512_maskz_loadu_epi16(first, cache->keys + at));
-      _mm512_store_si512(s->keys + (j + 1) * padded_dim + d, _mm512_maskz_loadu_epi16(second, cache->keys + next));
-      const __m512i even = _mm512_maskz_loadu_epi16(first, cache->values + at);
-      const __m512i odd = _mm512_maskz_loadu_epi16(second, cache->values + next);
+      _mm512_store_si512(s->keys + j * padded_dim + d, NAME(load_cached)(cache->keys, at[0] + d, first, is_codes, key_scales[0]));
+      _mm512_store_si512(s->keys + (j + 1) * padded_dim + d,
+                         NAME(load_cached)(cache->keys, at[1] + d, second, is_codes, key_scales[1]));
+      const __m512i even = NAME(load_cached)(cache->values, at[0] + d, first, is_codes, value_scales[0]);
+      const __m512i odd = NAME(load_cached)(cache->values, at[1] + d, second, is_codes, value_scales[1]);
       uint32_t *out = pairs + j / 2 * padded_dim + d;
       _mm512_store_si512(out, _mm512_permutex2var_epi16(even, neighbours, odd));
       _mm512_store_si512(out + 16, _mm512_permutex2var_epi16(even, further, odd));
     }
+  }
 #if defined(__AMX_BF16__)
   NAME(turn_values)(padded_dim, s);
 #endif

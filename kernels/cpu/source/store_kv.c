@@ -1,12 +1,13 @@
 /* Rotary positions and the writing of K and V in one pass: kernels/rotate_store.py says what it does. */
 
 typedef struct {
-  element *query;
-  const element *key, *value;
+  element *query, *key;
+  const element *value;
   const float *cosines, *sines;
   const int32_t *positions;
   const int64_t *slots;
-  element *keys, *values;
+  void *keys, *values;
+  uint16_t *key_scales, *value_scales;
   int64_t token_stride, num_heads, num_kv_heads, head_dim;
 } NAME(store_kv_call);
 
@@ -18,11 +19,36 @@ INLINE void NAME(rotate_head)(const element *in, element *out, const float *cosi
   }
 }
 
+/* Writes a head as codes of -127 to 127; returns their scale. What is not finite makes a scale that is not. */
+INLINE uint16_t NAME(quantize_head)(const element *in, int8_t *codes, int64_t head_dim) {
+  uint32_t largest = 0; /* as bits: NaN is more than any number */
+  _Pragma("omp simd reduction(max : largest)") for (int64_t i = 0; i < head_dim; i++) {
+    const uint32_t magnitude = bits_of(WIDEN(in[i])) & 0x7fffffffu;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  const uint16_t scale = narrow_bfloat16(float_of(largest) / 127.0f);
+  const float to_integer = 12582912.0f, unit = widen_bfloat16(scale), divisor = unit > 0.0f ? unit : 1.0f;
+  SIMD for (int64_t i = 0; i < head_dim; i++) {
+    float code = WIDEN(in[i]) / divisor;
+    code = code < -127.0f ? -127.0f : code > 127.0f ? 127.0f : code;
+    codes[i] = (int8_t)bits_of(code + to_integer);
+  }
+  return scale;
+}
+
+INLINE void NAME(store_codes)(const NAME(store_kv_call) *call, const element *key, const element *value, int64_t slot) {
+  for (int64_t head = 0; head < call->num_kv_heads; head++, key += call->head_dim, value += call->head_dim) {
+    const int64_t place = slot * call->num_kv_heads + head, at = place * call->head_dim;
+    call->key_scales[place] = NAME(quantize_head)(key, (int8_t *)call->keys + at, call->head_dim);
+    call->value_scales[place] = NAME(quantize_head)(value, (int8_t *)call->values + at, call->head_dim);
+  }
+}
+
 static void NAME(store_kv_token)(const void *data, int64_t token) {
   const NAME(store_kv_call) *call = data;
   const int64_t head_dim = call->head_dim, half = head_dim / 2, kv_size = call->num_kv_heads * head_dim;
   const int64_t slot = call->slots[token];
-  const element *key = call->key + token * call->token_stride;
+  element *key = call->key + token * call->token_stride;
   const float *cosines = 0, *sines = 0;
   if (call->cosines) {
     cosines = call->cosines + call->positions[token] * half;
@@ -32,8 +58,15 @@ static void NAME(store_kv_token)(const void *data, int64_t token) {
       NAME(rotate_head)(query + head * head_dim, query + head * head_dim, cosines, sines, half);
   }
   if (slot < 0) return;
-  memcpy(call->values + slot * kv_size, call->value + token * call->token_stride, kv_size * sizeof(element));
-  element *out = call->keys + slot * kv_size;
+  const element *value = call->value + token * call->token_stride;
+  if (call->key_scales) {
+    for (int64_t head = 0; cosines && head < call->num_kv_heads; head++)
+      NAME(rotate_head)(key + head * head_dim, key + head * head_dim, cosines, sines, half);
+    NAME(store_codes)(call, key, value, slot);
+    return;
+  }
+  element *out = (element *)call->keys + slot * kv_size;
+  memcpy((element *)call->values + slot * kv_size, value, kv_size * sizeof(element));
   if (!cosines) {
     memcpy(out, key, kv_size * sizeof(element));
     return;
@@ -43,12 +76,14 @@ static void NAME(store_kv_token)(const void *data, int64_t token) {
 }
 
 /* query, key, value: the first head of the first token; tokens are `token_stride` elements apart, heads `head_dim`.
-   cosines and sines: [positions, head_dim / 2], or null for no rotation. keys, values: [slots, num_kv_heads, head_dim]. */
-PUBLIC void NAME(store_kv)(element *query, const element *key, const element *value, const float *cosines,
-                           const float *sines, const int32_t *positions, const int64_t *slots, element *keys,
-                           element *values, int64_t num_tokens, int64_t token_stride, int64_t num_heads,
-                           int64_t num_kv_heads, int64_t head_dim) {
+   cosines and sines: [positions, head_dim / 2], or null for no rotation. keys, values: [slots, num_kv_heads, head_dim],
+   of codes where there are scales: [slots, num_kv_heads]. */
+PUBLIC void NAME(store_kv)(element *query, element *key, const element *value, const float *cosines,
+                           const float *sines, const int32_t *positions, const int64_t *slots, void *keys,
+                           void *values, uint16_t *key_scales, uint16_t *value_scales, int64_t num_tokens,
+                           int64_t token_stride, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim) {
   NAME(store_kv_call)
-  call = {query, key, value, cosines, sines, positions, slots, keys, values, token_stride, num_heads, num_kv_heads, head_dim};
+  call = {query, key, value, cosines, sines, positions, slots, keys, values, key_scales, value_scales, token_stride,
+          num_heads, num_kv_heads, head_dim};
   run_items(num_tokens, num_tokens * token_stride, NAME(store_kv_token), &call);
 }

@@ -50,11 +50,11 @@ class CpuForwardPasses:
     def __init__(self, decoder: Decoder, cache: KVTensors, device: CpuDevice, limits: StepLimits):
         self.last_tokens: Tensor | None = None
         self._decoder = decoder
-        self._cache = cache
+        self.cache = cache
         self._device = device
         self._max_rows = max(limits.max_num_seqs, MIN_CAPTURED_TOKENS)
         max_tokens = max(limits.max_num_batched_tokens, self._max_rows)
-        self._workspace = Workspace(decoder.config, cache.layers[0].keys.dtype, max_tokens, self._max_rows)
+        self._workspace = Workspace(decoder.config, decoder.activation_dtype, max_tokens, self._max_rows)
         shape = StepShape(self._max_rows, 0, 0, limits.num_pages, num_head_tokens=0)
         columns = shape.columns()
         memory = torch.empty(columns.num_bytes, dtype=torch.uint8)
@@ -88,8 +88,8 @@ class CpuForwardPasses:
     def _forward(self, step: StepInputs, num_sampled: int, columns: Mapping[str, Tensor]) -> Forwarded:
         """Runs it call by call."""
         if self._device.prefault is not None:
-            self._device.prefault.use(int(step.slots.max()) // self._cache.layers[0].page_size)
-        hidden_NE = self._decoder.forward(step, self._cache, self._workspace.activations(len(step.token_ids)))
+            self._device.prefault.use(int(step.slots.max()) // self.cache.layers[0].page_size)
+        hidden_NE = self._decoder.forward(step, self.cache, self._workspace.activations(len(step.token_ids)))
         logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled))
         return Forwarded(logits_SV, hidden_NE[num_sampled:], columns)
 
@@ -114,7 +114,7 @@ class CpuForwardPasses:
         assert room_RV is not None
 
         def compute() -> tuple[Forwarded, Tensor]:
-            hidden_RE = self._decoder.forward(step, self._cache, activations)
+            hidden_RE = self._decoder.forward(step, self.cache, activations)
             logits_RV = self._decoder.logits(hidden_RE, room_RV)
             return Forwarded(logits_RV, hidden_RE[num_rows:], sampling), greedy(logits_RV)
 

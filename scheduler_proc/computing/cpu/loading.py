@@ -31,5 +31,5 @@ class CpuBackend:
     def warm_up(self, runner: Runner) -> None:
         """From now on memory for pages is asked for before they are used."""
         runner.run(plan_warm_up(self._config, self._limits.max_num_batched_tokens))
-        tensors = [part for layer in self._cache.layers for part in (layer.keys, layer.values)]
+        tensors = [part for layer in self._cache.layers for part in layer.tensors]
         self._device.prefault = Prefault(tensors, self._cache.num_pages)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 CHUNK_BYTES = 2 << 20
 AHEAD_BYTES = 384 << 20
-"""K and V of all layers together."""
+"""All tensors together."""
 
 POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE, of Linux 5.14: what the memory holds stays as it is."""
@@ -32,16 +32,15 @@ log = logging.getLogger("sluice.prefault")
 class Prefault:
     """Stays ahead of the highest page in use, in a thread that works while no step runs. Pages are used in order.
 
-    `tensors` are K and V of each layer, whose first dimension is slots. The thread ends with this object, and with the
-    program.
+    `tensors` are those of each layer's cache, whose first dimension is slots. The thread ends with this object, and
+    with the program.
     """
 
     def __init__(self, tensors: Sequence[Tensor], num_pages: int):
         self._tensors = tensors
         self._num_pages = num_pages
-        page_bytes = tensors[0].nbytes // num_pages
-        self._chunk_pages = max(1, CHUNK_BYTES // page_bytes)
-        self._ahead_pages = max(1, AHEAD_BYTES // (page_bytes * len(tensors)))
+        self._chunk_pages = max(1, CHUNK_BYTES * num_pages // tensors[0].nbytes)
+        self._ahead_pages = max(1, AHEAD_BYTES * num_pages // sum(tensor.nbytes for tensor in tensors))
         self._num_used = 0
         self._num_ready = 0
         self._num_tensors_ahead = 0

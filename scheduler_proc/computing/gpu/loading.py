@@ -34,14 +34,22 @@ log = logging.getLogger("sluice.gpu_loading")
 class GpuBackend:
     """Makes runners of a loaded model, and one of them ready. Raises `BootError` where memory does not suffice."""
 
-    def __init__(self, config: Config, decoder: Decoder, device: GpuDevice, limits: StepLimits, report: Report):
+    def __init__(
+        self,
+        config: Config,
+        decoder: Decoder,
+        device: GpuDevice,
+        limits: StepLimits,
+        report: Report,
+        kv_codes: torch.dtype | None = None,
+    ):
         self._config = config
         self._decoder = decoder
         self._device = device
         self._limits = limits
         self._report = report
         self._degraded: list[str] = []
-        self._attention = self._try(partial(_make_attention, config, decoder, device))
+        self._attention = self._try(partial(_make_attention, config, decoder, device, kv_codes))
         if self._attention is None:
             self._degraded.append("Triton cannot be loaded, so plain torch computes")
         self._can_capture = not config.model.enforce_eager
@@ -146,7 +154,9 @@ def _reason_of(error: Exception) -> str:
     return ": ".join([type(error).__name__, *lines[-1:]])[:MAX_REASON_CHARS]
 
 
-def _make_attention(config: Config, decoder: Decoder, device: GpuDevice) -> AttentionBackend | None:
+def _make_attention(
+    config: Config, decoder: Decoder, device: GpuDevice, kv_codes: torch.dtype | None
+) -> AttentionBackend | None:
     """Loads the Triton kernels; `None` where there are none, which is logged: torch computes then.
 
     Raises `BootError` for an `--attention-backend` that is asked for and cannot be had.
@@ -166,11 +176,12 @@ def _make_attention(config: Config, decoder: Decoder, device: GpuDevice) -> Atte
         )
         return None
     max_rows, shares_prefixes = config.scheduling.max_num_seqs, config.cache.shared_prefix_attention
-    model = decoder.config
-    shape = DecodeShape(
-        model.num_heads, model.num_kv_heads, model.head_dim, config.cache.block_size, decoder.activation_dtype
-    )
+    model, page_size = decoder.config, config.cache.block_size
+    heads = model.num_heads, model.num_kv_heads, model.head_dim
+    shape = DecodeShape(*heads, page_size, decoder.activation_dtype, kv_codes)
     if wanted == "flashinfer":
+        if kv_codes is not None:
+            raise BootError("--attention-backend flashinfer: it does not read a KV cache of fp8; leave it at auto")
         log.info("FlashInfer computes attention; steps with prompts are launched operation by operation for it")
         return FlashInferAttention(shape, model.attention_scale, device)
     return AttentionPlans(shape, max_rows, shares_prefixes, device.torch_device)

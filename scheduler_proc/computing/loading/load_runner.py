@@ -1,5 +1,6 @@
 """Loads a model and returns its runner, ready for the first step."""
 
+import logging
 from pathlib import Path
 
 from kernels.cpu.library import load_kernels
@@ -13,9 +14,17 @@ from scheduler_proc.computing.loading.placement import Placement, find_placement
 from scheduler_proc.computing.loading.weights import Report, make_dummy_weights
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.families.registry import find_family
-from scheduler_proc.computing.model.kv_tensors import allocate_cache, choose_num_pages, page_bytes, pages_per_context
+from scheduler_proc.computing.model.kv_tensors import (
+    GIB,
+    allocate_cache,
+    choose_num_pages,
+    page_bytes,
+    pages_per_context,
+)
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.step.shapes import StepLimits
+
+log = logging.getLogger("sluice.load_runner")
 
 STEP_TOKENS_CUDA, STEP_TOKENS_CPU = 8192, 512
 
@@ -27,7 +36,7 @@ def load_runner(config: Config, report: Report) -> Runner:
     """
     report("reading the model's configuration", None)
     hf_config = read_hf_config(Path(config.facts.model_dir))
-    placement = find_placement(config.model, hf_config)
+    placement = find_placement(config.model, config.cache, hf_config)
     attention = config.model.attention_backend
     if attention != "auto" and not placement.is_cuda:
         raise BootError(
@@ -39,7 +48,7 @@ def load_runner(config: Config, report: Report) -> Runner:
     num_tokens = scheduling.max_num_batched_tokens or (STEP_TOKENS_CUDA if placement.is_cuda else STEP_TOKENS_CPU)
     limits = StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
     if placement.is_cuda:
-        backend = GpuBackend(config, decoder, CudaDevice(placement.device), limits, report)
+        backend = GpuBackend(config, decoder, CudaDevice(placement.device), limits, report, placement.kv_codes)
     else:
         backend = CpuBackend(config, decoder, limits)
 
@@ -49,6 +58,8 @@ def load_runner(config: Config, report: Report) -> Runner:
     bytes_per_page = page_bytes(decoder.config, page_size, placement)
     num_pages = choose_num_pages(config, bytes_per_page, backend.measure_cache_bytes(make_runner, bytes_per_page))
     report("allocating the KV cache", None)
+    dtype_name, cache_gib = str(placement.kv_dtype).removeprefix("torch."), num_pages * bytes_per_page / GIB
+    log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype_name, cache_gib)
     runner = make_runner(num_pages)
     report("warming up", None)
     backend.warm_up(runner)

@@ -7,11 +7,14 @@ from pathlib import Path
 import torch
 
 from kernels.quantized_linear import Bits
-from messages.config import ModelConfig
+from messages.config import CacheConfig, ModelConfig
 from messages.errors import BootError
 from scheduler_proc.computing.loading.hf_config import HfConfig
 
 WEIGHT_BITS: dict[str, Bits | None] = {"none": None, "int8": 8, "int4": 4}
+KV_CODES = {"cuda": ("fp8", torch.float8_e4m3fn), "cpu": ("int8", torch.int8)}
+"""By device: the value of --kv-cache-dtype beside auto, and what it means."""
+FP8_CAPABILITY = (8, 9)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BFLOAT16_CPU_FLAGS = {"avx512_bf16", "amx_bf16"}
 CPU_INFO = Path("/proc/cpuinfo")
@@ -19,11 +22,17 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True)
 class Placement:
-    """The device, the dtype of weights and KV cache, and the bits of linear layers' weights if they are quantized."""
+    """The device, the dtype of weights, the bits of linear layers' weights if they are quantized, and the KV cache's
+    codes (`kernels/quantized_kv.py`) if it is."""
 
     device: torch.device
     dtype: torch.dtype
     weight_bits: Bits | None = None
+    kv_codes: torch.dtype | None = None
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        return self.kv_codes or self.dtype
 
     @property
     def is_cuda(self) -> bool:
@@ -34,8 +43,8 @@ class Placement:
         return str(self.dtype).removeprefix("torch.")
 
 
-def find_placement(model: ModelConfig, hf_config: HfConfig) -> Placement:
-    """Resolves `--device auto` and `--dtype auto`. Raises `BootError` for what is not there or not supported."""
+def find_placement(model: ModelConfig, cache: CacheConfig, hf_config: HfConfig) -> Placement:
+    """Resolves `--device`, `--dtype` and `--kv-cache-dtype`. Raises `BootError` for what cannot be had."""
     if model.device == "cuda" and not torch.cuda.is_available():
         raise BootError("--device cuda: torch finds no CUDA device; --device cpu runs without one")
     is_cuda = model.device == "cuda" or (model.device == "auto" and torch.cuda.is_available())
@@ -46,13 +55,30 @@ def find_placement(model: ModelConfig, hf_config: HfConfig) -> Placement:
             f"--quantization {model.quantization}: not supported {where} yet; it needs --device cpu and --dtype "
             "bfloat16 or float32"
         )
-    weight_bits = WEIGHT_BITS[model.quantization]
     if model.dtype != "auto":
-        return Placement(device, DTYPES[model.dtype], weight_bits)
-    if is_cuda:
+        dtype = DTYPES[model.dtype]
+    elif is_cuda:
         stored = hf_config.text("dtype", hf_config.text("torch_dtype", "bfloat16"))
-        return Placement(device, torch.float16 if stored == "float16" else torch.bfloat16)
-    return Placement(device, torch.bfloat16 if computes_bfloat16(CPU_INFO) else torch.float32, weight_bits)
+        dtype = torch.float16 if stored == "float16" else torch.bfloat16
+    else:
+        dtype = torch.bfloat16 if computes_bfloat16(CPU_INFO) else torch.float32
+    return Placement(device, dtype, WEIGHT_BITS[model.quantization], find_kv_codes(cache, device))
+
+
+def find_kv_codes(cache: CacheConfig, device: torch.device) -> torch.dtype | None:
+    """Returns the codes of the KV cache, `None` with `--kv-cache-dtype auto`.
+
+    Raises `BootError` for those that the device does not have.
+    """
+    asked = cache.kv_cache_dtype
+    known, dtype = KV_CODES[device.type]
+    if asked == "auto":
+        return None
+    if asked != known:
+        raise BootError(f"--kv-cache-dtype {asked}: not supported on {device.type}, which has auto and {known}")
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        raise BootError("--kv-cache-dtype fp8: this GPU has no fp8, which came with Ada and Hopper; leave it at auto")
+    return dtype
 
 
 def computes_bfloat16(cpu_info: Path) -> bool:

@@ -5,6 +5,7 @@ Shape legend: L layers, S slots (pages * page size), G key/value heads, D head d
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from kernels.cpu.huge_pages import empty_huge
 from kernels.paged_kv import PagedKV
+from kernels.quantized_kv import SCALE_DTYPE
 from messages.config import Config
 from messages.errors import BootError
 from scheduler_proc.computing.loading.placement import Placement
@@ -26,36 +28,42 @@ log = logging.getLogger("sluice.kv_cache")
 
 
 class KVTensors:
-    """K and V of all layers, each [L, S, G, D]. A slot that no step has written is uninitialised and may hold NaN."""
+    """K and V of all layers, each [L, S, G, D], and their scales [L, S, G] if they are codes.
 
-    def __init__(self, key_LSGD: Tensor, value_LSGD: Tensor, page_size: int):
+    A slot that no step has written is uninitialised and may hold NaN.
+    """
+
+    def __init__(self, key_LSGD: Tensor, value_LSGD: Tensor, page_size: int, scales: Sequence[Tensor] = ()):
         self.num_pages = key_LSGD.shape[1] // page_size
-        self.layers = [
-            PagedKV(key_SGD, value_SGD, page_size) for key_SGD, value_SGD in zip(key_LSGD, value_LSGD, strict=True)
-        ]
+        parts = zip(key_LSGD, value_LSGD, *scales, strict=True)
+        self.layers = [PagedKV(key_SGD, value_SGD, page_size, *scales_SG) for key_SGD, value_SGD, *scales_SG in parts]
 
 
 def allocate_cache(config: DecoderConfig, num_pages: int, page_size: int, placement: Placement) -> KVTensors:
     """Returns an uninitialised cache; a CPU gives the memory only when it is written. Raises `BootError`."""
     shape = (config.num_layers, num_pages * page_size, config.num_kv_heads, config.head_dim)
-    try:
+
+    def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if placement.is_cuda:
-            key, value = (torch.empty(shape, dtype=placement.dtype, device=placement.device) for _ in range(2))
-        else:
-            key, value = (empty_huge(shape, placement.dtype) for _ in range(2))
+            return torch.empty(shape, dtype=dtype, device=placement.device)
+        return empty_huge(shape, dtype)
+
+    try:
+        key, value = (empty(shape, placement.kv_dtype) for _ in range(2))
+        scales = [empty(shape[:-1], SCALE_DTYPE) for _ in range(2)] if placement.kv_codes else []
     except (RuntimeError, OSError) as error:
         needed = num_pages * page_bytes(config, page_size, placement) / GIB
         raise BootError(
             f"the KV cache of {num_pages:,} pages needs {needed:.2f} GiB, which {placement.device} does not give: "
             f"{str(error).splitlines()[0]}; lower --num-pages or --kv-cache-memory-gb"
         ) from None
-    return KVTensors(key, value, page_size)
+    return KVTensors(key, value, page_size, scales)
 
 
 def page_bytes(config: DecoderConfig, page_size: int, placement: Placement) -> int:
     """Returns the bytes of one page: K and V of `page_size` tokens in all layers."""
-    elements = config.num_layers * page_size * config.num_kv_heads * config.head_dim
-    return 2 * elements * placement.dtype.itemsize
+    head_bytes = config.head_dim * placement.kv_dtype.itemsize + (SCALE_DTYPE.itemsize if placement.kv_codes else 0)
+    return 2 * config.num_layers * page_size * config.num_kv_heads * head_bytes
 
 
 def pages_per_context(config: Config) -> int:
@@ -91,7 +99,7 @@ def _too_small(config: Config, num_pages: int, bytes_per_page: int, origin: str)
         f"{num_pages * bytes_per_page / GIB:.4f} GiB ({num_pages:,} pages, {num_pages * page_size:,} tokens), but "
         f"--max-model-len {config.facts.max_model_len} needs {needed_pages * bytes_per_page / GIB:.4f} GiB "
         f"({needed_pages:,} pages of {page_size} tokens). Lower --max-model-len, raise --kv-cache-memory-gb, "
-        "or take a 16-bit --dtype"
+        "or take a 16-bit --dtype or an 8-bit --kv-cache-dtype"
     )
 
 

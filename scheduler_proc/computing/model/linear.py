@@ -41,11 +41,16 @@ def make_linear(
         return _on_kernel(weight_OI, bias_O, activation)
     if has_packed_kernel(weight_OI):
         return _on_kernel(PackedWeight(pack(weight_OI), len(weight_OI)), bias_O, activation)
-    if weight_OI.device.type == "cpu" and weight_OI.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available():
+    if weight_OI.device.type == "cpu" and weight_OI.dtype == torch.bfloat16 and onednn_has_bfloat16():
         return _on_onednn(weight_OI, bias_O, activation)
     if activation is None:
         return lambda x_TI, _=None: functional.linear(x_TI, weight_OI, bias_O)
     return lambda x_TI, _=None: gelu(functional.linear(x_TI, weight_OI, bias_O), activation)
+
+
+def onednn_has_bfloat16() -> bool:
+    """Tells whether oneDNN multiplies bfloat16 on this processor: it needs AVX-512, or AVX-NE-CONVERT."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def _quantized(weight: QuantizedWeight, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:

@@ -24,7 +24,7 @@ from kernels.rms_norm import rms_norm
 from kernels.rotate_store import rotate_store
 from kernels.sample import draw, greedy, sample
 from kernels.silu_mul import silu_mul
-from tests.kernels.cases import Shape, assert_close, make_paged_case
+from tests.kernels.cases import Shape, assert_close, make_paged_case, with_codes
 
 SHAPES = [Shape(6, 2, 64, 16), Shape(7, 1, 80, 1), Shape(4, 4, 96, 64), Shape(5, 1, 128, 16), Shape(3, 3, 10, 4)]
 
@@ -44,6 +44,18 @@ def attend(shape: Shape, dtype: torch.dtype) -> None:
     assert_close(out[:3], case.expected[:3], dtype)
 
 
+def attend_codes(shape: Shape, dtype: torch.dtype) -> None:
+    case = with_codes(make_paged_case(shape, [1, 66], [0, 61], dtype, "cpu"), torch.int8)
+    out = torch.full_like(case.query, float("nan"))
+    rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
+    paged_prefill(case.query, case.cache, rows, case.scale, out)
+    assert_close(out, case.expected, dtype)
+    last = torch.tensor([0, 66])
+    decoded, num_keys = out[last].clone(), case.context_lens + case.query_lens
+    paged_decode(case.query[last], case.cache, case.page_tables, num_keys, case.scale, decoded)
+    assert_close(decoded, case.expected[last], dtype)
+
+
 def store(shape: Shape, dtype: torch.dtype) -> None:
     case = make_paged_case(shape, [3], [0], dtype, "cpu")
     heads = torch.randn(3, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim).to(dtype)
@@ -51,7 +63,8 @@ def store(shape: Shape, dtype: torch.dtype) -> None:
     positions, slots = torch.tensor([7, 0, 1], dtype=torch.int32), torch.tensor([len(case.cache.keys) - 1, -1, 0])
     weight = torch.ones(shape.head_dim, dtype=dtype)
     for rope, norms in ((tables, None), (None, None), (tables, HeadNorms(weight, weight, 1e-6))):
-        assert bool(rotate_store(heads, case.cache, rope, positions, slots, norms).isfinite().all())
+        for cache in (case.cache, with_codes(case, torch.int8).cache):
+            assert bool(rotate_store(heads, cache, rope, positions, slots, norms).isfinite().all())
 
 
 def replay(size: int, dtype: torch.dtype) -> None:
@@ -105,6 +118,8 @@ def main(library: Path) -> None:
             for shape in SHAPES:
                 attend(shape, dtype)
                 store(shape, dtype)
+            for shape in (SHAPES[0], SHAPES[4]):
+                attend_codes(shape, dtype)
             for size in (1, 7, 33, 4097):
                 compute(size, dtype)
                 replay(size, dtype)

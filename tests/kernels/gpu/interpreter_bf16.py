@@ -1,4 +1,4 @@
-"""Makes Triton's interpreter right for bfloat16.
+"""Makes Triton's interpreter right for bfloat16, and for casts to fp8.
 
 The interpreter holds bfloat16 as numpy's uint16. Loads, stores, moves and selections of it are right; arithmetic,
 comparisons and products work on the bit patterns without a word, and a cast to it cuts bits off. Here operands are
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -49,6 +50,12 @@ def round_to_bf16(handle: TensorHandle) -> TensorHandle:
     return TensorHandle(np.where(np.isnan(values), np.uint16(QUIET_NAN), rounded), tl.bfloat16)
 
 
+def round_to_fp8(handle: TensorHandle) -> TensorHandle:
+    """To nearest, ties to even: the interpreter forgets the carry from the digits to the exponent."""
+    codes = torch.from_numpy(np.array(handle.data, dtype=np.float32)).to(torch.float8_e4m3fn)
+    return TensorHandle(codes.view(torch.uint8).numpy(), tl.float8e4nv)
+
+
 def _in_float32(method: Callable[..., TensorHandle]) -> Callable[..., TensorHandle]:
     def apply(self: InterpreterBuilder, *arguments: Any) -> TensorHandle:
         if not any(map(is_bf16, arguments)):
@@ -69,11 +76,15 @@ def _dot_in_float32(method: Callable[..., TensorHandle]) -> Callable[..., Tensor
 
 def _cast_through_float32(method: Callable[..., TensorHandle]) -> Callable[..., TensorHandle]:
     def apply(self: InterpreterBuilder, source: TensorHandle, to: Any, *rest: Any) -> TensorHandle:
+        if to.scalar == tl.float8e4nv:
+            return round_to_fp8(widen(source) if is_bf16(source) else source)
         if is_bf16(source) == (to.scalar == tl.bfloat16):
             return method(self, source, to, *rest)
         if is_bf16(source):
             wide = widen(source)
             return wide if to.scalar == tl.float32 else method(self, wide, to, *rest)
+        if source.dtype.scalar.is_fp8():
+            source = method(self, source, tl.float32, *rest)
         return round_to_bf16(TensorHandle(source.data.astype(np.float32), tl.float32))
 
     return apply

@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 import torch
 
-from messages.config import ModelConfig
+from messages.config import CacheConfig, ModelConfig
 from messages.errors import BootError
 from scheduler_proc.computing.loading import placement
 from scheduler_proc.computing.loading.hf_config import HfConfig
@@ -28,8 +28,8 @@ def test_the_dtype_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fla
     (tmp_path / "cpuinfo").write_text(f"flags\t: {flags}\n", encoding="utf-8")
     monkeypatch.setattr(placement, "CPU_INFO", tmp_path / "cpuinfo")
     stored = HfConfig({"torch_dtype": "float16"})
-    assert find_placement(ModelConfig(device="cpu"), stored).dtype == dtype
-    assert find_placement(ModelConfig(device="cpu", dtype="float16"), stored).dtype == torch.float16
+    assert find_placement(ModelConfig(device="cpu"), CacheConfig(), stored).dtype == dtype
+    assert find_placement(ModelConfig(device="cpu", dtype="float16"), CacheConfig(), stored).dtype == torch.float16
 
 
 @pytest.mark.parametrize(
@@ -43,33 +43,50 @@ def test_the_dtype_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fla
 )
 def test_the_dtype_on_a_gpu(monkeypatch: pytest.MonkeyPatch, fields: dict[str, str], dtype: torch.dtype) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    found = find_placement(ModelConfig(), HfConfig(fields))
+    found = find_placement(ModelConfig(), CacheConfig(), HfConfig(fields))
     assert (found.device.type, found.dtype) == ("cuda", dtype)
-    assert find_placement(ModelConfig(dtype="float32"), HfConfig(fields)).dtype == torch.float32
-    assert find_placement(ModelConfig(device="cpu"), HfConfig(fields)).device.type == "cpu"
+    assert find_placement(ModelConfig(dtype="float32"), CacheConfig(), HfConfig(fields)).dtype == torch.float32
+    assert find_placement(ModelConfig(device="cpu"), CacheConfig(), HfConfig(fields)).device.type == "cpu"
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert find_placement(ModelConfig(), HfConfig({})).device.type == "cpu"
+    assert find_placement(ModelConfig(), CacheConfig(), HfConfig({})).device.type == "cpu"
     with pytest.raises(BootError, match="--device cuda: torch finds no CUDA device"):
-        find_placement(ModelConfig(device="cuda"), HfConfig({}))
+        find_placement(ModelConfig(device="cuda"), CacheConfig(), HfConfig({}))
 
 
 @pytest.mark.parametrize(("quantization", "bits"), [("none", None), ("int8", 8), ("int4", 4)])
 def test_bits_of_weights(quantization: Literal["none", "int8", "int4"], bits: int | None) -> None:
     for dtype in ("auto", "float32", "bfloat16"):
         model = ModelConfig(device="cpu", dtype=dtype, quantization=quantization)
-        assert find_placement(model, HfConfig({})).weight_bits == bits
+        assert find_placement(model, CacheConfig(), HfConfig({})).weight_bits == bits
 
 
 def test_quantization_where_it_is_not_supported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(BootError, match="--quantization int8: not supported on CUDA yet; it needs --device cpu"):
-        find_placement(ModelConfig(quantization="int8"), HfConfig({}))
+        find_placement(ModelConfig(quantization="int8"), CacheConfig(), HfConfig({}))
     with pytest.raises(BootError, match="--quantization int4: not supported with --dtype float16 yet"):
-        find_placement(ModelConfig(quantization="int4", device="cpu", dtype="float16"), HfConfig({}))
-    assert find_placement(ModelConfig(quantization="int4", device="cpu"), HfConfig({})).weight_bits == 4
+        find_placement(ModelConfig(quantization="int4", device="cpu", dtype="float16"), CacheConfig(), HfConfig({}))
+    assert find_placement(ModelConfig(quantization="int4", device="cpu"), CacheConfig(), HfConfig({})).weight_bits == 4
+
+
+def test_codes_of_the_kv_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    fp8, int8 = CacheConfig(kv_cache_dtype="fp8"), CacheConfig(kv_cache_dtype="int8")
+    cpu = ModelConfig(device="cpu", dtype="bfloat16")
+    assert find_placement(ModelConfig(), fp8, HfConfig({})).kv_dtype == torch.float8_e4m3fn
+    assert find_placement(cpu, int8, HfConfig({})).kv_dtype == torch.int8
+    assert find_placement(cpu, CacheConfig(), HfConfig({})).kv_dtype == torch.bfloat16
+    with pytest.raises(BootError, match="--kv-cache-dtype int8: not supported on cuda, which has auto and fp8"):
+        find_placement(ModelConfig(), int8, HfConfig({}))
+    with pytest.raises(BootError, match="--kv-cache-dtype fp8: not supported on cpu, which has auto and int8"):
+        find_placement(cpu, fp8, HfConfig({}))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    with pytest.raises(BootError, match="this GPU has no fp8"):
+        find_placement(ModelConfig(), fp8, HfConfig({}))
 
 
 def test_threads() -> None:

@@ -28,7 +28,7 @@ MEAN_TOLERANCE = 1.3
 def our_logits(config: Config, prompts: list[list[int]]) -> Tensor:
     path = Path(config.facts.model_dir)
     hf_config = read_hf_config(path)
-    family, placement = find_family(hf_config), find_placement(config.model, hf_config)
+    family, placement = find_family(hf_config), find_placement(config.model, config.cache, hf_config)
     decoder_config = family.read_config(hf_config, config.facts.max_model_len)
     weights = load_weights(decoder_config, family, open_checkpoint(path, "auto"), placement, lambda text, part: None)
     cache = allocate_cache(decoder_config, 16, 16, placement)

@@ -47,6 +47,18 @@ def test_page_bytes_are_those_of_the_tensors(decoder_config: DecoderConfig) -> N
     assert cache.num_pages == 5
 
 
+def test_a_cache_of_codes_has_about_twice_the_pages(model_dir: Path, decoder_config: DecoderConfig) -> None:
+    placement = Placement(torch.device("cpu"), torch.bfloat16, kv_codes=torch.int8)
+    code_bytes = page_bytes(decoder_config, 16, placement)
+    assert code_bytes == PAGE_BYTES // 2 + 2 * 3 * 16 * 2 * 2
+    cache = allocate_cache(decoder_config, 5, 16, placement)
+    assert sum(tensor.nbytes for layer in cache.layers for tensor in layer.tensors) == 5 * code_bytes
+    assert {layer.keys.dtype for layer in cache.layers} == {torch.int8}
+    config = make_config(model_dir, num_pages=None, kv_cache_memory_gb=90 * PAGE_BYTES / GIB)
+    assert choose_num_pages(config, PAGE_BYTES, GIB) == 90
+    assert choose_num_pages(config, code_bytes, GIB) == 160
+
+
 @pytest.mark.parametrize(
     ("flags", "free_pages", "num_pages"),
     [
@@ -82,7 +94,7 @@ def test_a_cache_too_small_for_one_full_request_is_refused(
     held = max(0, min(5, free_pages))
     for part in (origin, f"({held} pages, {held * 16} tokens)", "--max-model-len 96 needs", "(6 pages of 16 tokens)"):
         assert part in str(caught.value)
-    for flag in ("--max-model-len", "--kv-cache-memory-gb", "--dtype"):
+    for flag in ("--max-model-len", "--kv-cache-memory-gb", "--dtype", "--kv-cache-dtype"):
         assert flag in str(caught.value)
 
 

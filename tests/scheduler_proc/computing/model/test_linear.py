@@ -4,6 +4,7 @@ from torch.nn import functional
 
 from kernels.gelu import GeluKind
 from kernels.quantized_linear import Bits, dequantize, quantize
+from scheduler_proc.computing.model import linear
 from scheduler_proc.computing.model.linear import make_linear
 
 
@@ -26,6 +27,13 @@ def test_it_is_the_product_whatever_computes_it(
         got = make_linear(weight.to(dtype), bias.to(dtype) if has_bias else None, activation)(x.to(dtype))
     assert got.dtype == dtype
     assert float((got.double() - expected).norm() / expected.norm()) < {4: 1e-6, 2: 4e-3}[dtype.itemsize]
+
+
+def test_bfloat16_on_a_processor_where_onednn_does_not_multiply_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "onednn_has_bfloat16", lambda: False)
+    monkeypatch.setattr(linear, "has_packed_kernel", lambda weight: False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
+    test_it_is_the_product_whatever_computes_it(torch.bfloat16, True, 3, "tanh")
 
 
 @pytest.mark.parametrize("bits", [8, 4])

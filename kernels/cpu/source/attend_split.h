@@ -1,0 +1,217 @@
+/* Decode attention of some splits and heads over elements, or over codes of int8 with scales: a template of both.
+
+   KV(x) is the name of x for a cache of `kv_element`; WIDEN_KV makes floats of `kv_wide`. */
+
+/* Asks for `size` elements from each of the places on, in the order of memory, so that they are near when they are read.
+   They come as far as the second cache: into the first one, fewer can be on their way. */
+INLINE void KV(ask_for)(const kv_element *values, const int64_t *offsets, int num_keys, int64_t size) {
+  for (int j = 0; j < num_keys; j++)
+    for (int64_t i = 0; i < size; i += LINE_BYTES / (int)sizeof(kv_element)) __builtin_prefetch(values + offsets[j] + i, 0, 2);
+}
+
+/* Tokens in the order in which they are read, some heads of each. */
+typedef struct {
+  const kv_element *from;
+  const int64_t *offsets;
+  int num_tokens;
+} KV(stretch);
+
+/* Asks for tokens [j, j + num_tokens) of `here` and what comes after it. */
+INLINE void KV(ask_beyond)(KV(stretch) here, KV(stretch) next, int j, int num_tokens, int64_t size) {
+  const int left = here.num_tokens - j, from_here = left < 0 ? 0 : left < num_tokens ? left : num_tokens;
+  if (from_here) KV(ask_for)(here.from, here.offsets + j, from_here, size);
+  const int skip = left < 0 ? -left : 0, rest = num_tokens - from_here, most = next.num_tokens - skip;
+  if (rest && most > 0) KV(ask_for)(next.from, next.offsets + skip, rest < most ? rest : most, size);
+}
+
+/* Asks for head `h`'s share of these tokens, whole ones: asked for all at once, they would wait for one another. */
+INLINE void KV(ask_share)(KV(stretch) here, KV(stretch) next, int j, int num_tokens, int64_t h, int64_t num_heads,
+                          int64_t head_dim) {
+  const int begin = (int)(h * num_tokens / num_heads), end = (int)((h + 1) * num_tokens / num_heads);
+  if (begin < end) KV(ask_beyond)(here, next, j + begin, end - begin, num_heads * head_dim);
+}
+
+/* Queries of an item, and what their products with K are multiplied by. */
+#if IS_BFLOAT16 && defined(__AVX512BF16__) && IS_CODES
+typedef struct {
+  int16_t rows[MAX_ITEM_QUERIES * SUMS_SIZE(MAX_HEAD_DIM)];
+  float scales[MAX_ITEM_QUERIES];
+} KV(decode_queries);
+#else
+typedef struct {
+  const element *rows;
+  float scale;
+} KV(decode_queries);
+
+INLINE void KV(take_queries)(const element *query, int64_t num_queries, const int head_dim, float scale,
+                             KV(decode_queries) *queries) {
+  (void)num_queries, (void)head_dim;
+  *queries = (KV(decode_queries)){query, scale};
+}
+#endif
+
+#if IS_BFLOAT16 && defined(__AVX512BF16__) && IS_CODES
+#include "decode_codes.h"
+#elif IS_BFLOAT16 && defined(__AVX512BF16__)
+#include "decode_pairs.h"
+#else
+/* A head of K or V for all of its queries: codes become floats once. */
+INLINE const kv_wide *KV(widen)(const kv_element *from, const int head_dim, kv_wide *room) {
+#if IS_CODES
+  SIMD for (int i = 0; i < head_dim; i++) room[i] = (float)from[i];
+  return room;
+#else
+  (void)head_dim, (void)room;
+  return from;
+#endif
+}
+
+INLINE void KV(score_keys)(const KV(decode_queries) *queries, int64_t first, int64_t num_queries, const kv_element *keys,
+                           const int64_t *offsets, int num_keys, const int head_dim, float *scores) {
+  for (int k = 0; k < num_keys; k++) {
+    const element *query = queries->rows + first * head_dim;
+    kv_wide room[MAX_HEAD_DIM];
+    const kv_wide *key = KV(widen)(keys + offsets[k], head_dim, room);
+    for (int64_t q = 0; q < num_queries; q++, query += head_dim) {
+      float sum = 0.0f;
+      SIMD_SUM(sum) for (int i = 0; i < head_dim; i++) sum += WIDEN(query[i]) * WIDEN_KV(key[i]);
+      scores[q * BLOCK + k] = sum * queries->scale;
+    }
+  }
+}
+
+INLINE float KV(round_weights)(float *weights) {
+  (void)weights;
+  return 1.0f;
+}
+
+INLINE void KV(add_values)(const float *weights, int j, int64_t num_queries, const kv_element *values,
+                           const int64_t *offsets, int num_keys, const int head_dim, float *sums) {
+  for (int k = 0; k < num_keys; k++) {
+    kv_wide room[MAX_HEAD_DIM];
+    const kv_wide *value = KV(widen)(values + offsets[k], head_dim, room);
+    for (int64_t q = 0; q < num_queries; q++) {
+      float *mine = sums + q * SUMS_SIZE(head_dim), weight = weights[q * BLOCK + j + k];
+      SIMD for (int i = 0; i < head_dim; i++) mine[i] += weight * WIDEN_KV(value[i]);
+    }
+  }
+}
+
+INLINE void KV(put_in_order)(float *sums, const int head_dim, float unit) {
+  (void)sums, (void)head_dim, (void)unit;
+}
+#endif
+
+/* Multiplies what each key has with the queries of each head by the key's scale for that head. */
+INLINE void KV(apply_scales)(const uint16_t *scales, KV(stretch) keys, int64_t num_heads, int64_t queries_a_head,
+                             const int head_dim, float *scores) {
+#if IS_CODES
+  for (int64_t h = 0; h < num_heads; h++) {
+    float mine[BLOCK];
+    for (int j = 0; j < keys.num_tokens; j++) mine[j] = NAME(scale_at)(scales + h, keys.offsets[j], head_dim);
+    for (int64_t q = 0; q < queries_a_head; q++, scores += BLOCK)
+      SIMD for (int j = 0; j < keys.num_tokens; j++) scores[j] *= mine[j];
+  }
+#else
+  (void)scales, (void)keys, (void)num_heads, (void)queries_a_head, (void)head_dim, (void)scores;
+#endif
+}
+
+/* Attends to a split's keys with all queries of `num_heads` heads of a row. What is `ahead` tokens further on, with `next`
+   after the split's V, is asked for; where `ahead` is 0, it is near already. */
+INLINE void KV(attend_split)(const NAME(paged_decode_call) *call, const element *query, KV(stretch) keys,
+                             KV(stretch) next, int64_t num_heads, const int head_dim, int ahead, softmax *softmaxes,
+                             float *sums) {
+  const int64_t queries = call->queries_a_head, num_queries = num_heads * queries;
+  const int num_keys = keys.num_tokens;
+  const KV(stretch) values = {call->cache.values, keys.offsets, num_keys};
+  float scores[MAX_ITEM_QUERIES * BLOCK], units[MAX_ITEM_QUERIES];
+  KV(decode_queries) taken;
+  KV(take_queries)(query, num_queries, head_dim, call->scale * LOG2_E, &taken);
+  for (int j = 0; j < num_keys; j += NEAR_KEYS) {
+    const int near = num_keys - j < NEAR_KEYS ? num_keys - j : NEAR_KEYS;
+    for (int64_t h = 0; h < num_heads; h++) {
+      if (ahead) KV(ask_share)(keys, values, j + ahead, near, h, num_heads, head_dim);
+      KV(score_keys)(&taken, h * queries, queries, keys.from + h * head_dim, keys.offsets + j, near, head_dim,
+                     scores + h * queries * BLOCK + j);
+    }
+  }
+  KV(apply_scales)(call->cache.key_scales, keys, num_heads, queries, head_dim, scores);
+  for (int64_t q = 0; q < num_queries; q++) {
+    softmaxes[q] = (softmax){-INFINITY, 0.0f};
+    take_block(scores + q * BLOCK, num_keys, &softmaxes[q].highest, &softmaxes[q].total);
+  }
+  KV(apply_scales)(call->cache.value_scales, keys, num_heads, queries, head_dim, scores);
+  for (int64_t q = 0; q < num_queries; q++) units[q] = KV(round_weights)(scores + q * BLOCK);
+  memset(sums, 0, (size_t)(num_queries * SUMS_SIZE(head_dim)) * sizeof(float));
+  for (int j = 0; j < num_keys; j += NEAR_KEYS) {
+    const int near = num_keys - j < NEAR_KEYS ? num_keys - j : NEAR_KEYS;
+    for (int64_t h = 0; h < num_heads; h++) {
+      if (ahead) KV(ask_share)(values, next, j + ahead, near, h, num_heads, head_dim);
+      KV(add_values)(scores + h * queries * BLOCK, j, queries, values.from + h * head_dim, values.offsets + j, near,
+                     head_dim, sums + h * queries * SUMS_SIZE(head_dim));
+    }
+  }
+  for (int64_t q = 0; q < num_queries; q++) KV(put_in_order)(sums + q * SUMS_SIZE(head_dim), head_dim, units[q]);
+}
+
+/* Finds the keys of a group of splits, from head `head` on. */
+static KV(stretch) KV(find_keys)(const NAME(paged_decode_call) *call, int64_t group, int64_t head, int64_t *offsets) {
+  const decode_plan *plan = call->plan;
+  const int64_t split = plan->groups[group], row = plan->splits[split].row, start = split_start(plan, split);
+  const int64_t left = plan->num_keys[row] - start;
+  const int num_keys = left < BLOCK ? (int)left : BLOCK;
+  NAME(find_tokens)(&call->cache, plan->page_tables + row * plan->table_stride, head, start, num_keys, offsets);
+#if IS_CODES
+  for (int j = 0; j < num_keys; j++) {
+    const int64_t place = offsets[j] / call->cache.head_dim;
+    __builtin_prefetch(call->cache.key_scales + place, 0, 2);
+    __builtin_prefetch(call->cache.value_scales + place, 0, 2);
+  }
+#endif
+  return (KV(stretch)){call->cache.keys, offsets, num_keys};
+}
+
+static void KV(paged_decode_item)(const void *data, int64_t item) {
+  const NAME(paged_decode_call) *call = data;
+  const decode_plan *plan = call->plan;
+  const int64_t num_heads = call->cache.num_heads, head_dim = call->cache.head_dim, queries = call->queries_a_head;
+  const int64_t parts = (num_heads + call->heads_an_item - 1) / call->heads_an_item;
+  const int64_t head = item % parts * call->heads_an_item, rest = num_heads - head;
+  const int64_t count = rest < call->heads_an_item ? rest : call->heads_an_item, size = count * head_dim;
+  const int64_t begin = item / parts * call->groups_an_item, beyond = begin + call->groups_an_item;
+  const int64_t end = beyond < plan->num_groups ? beyond : plan->num_groups;
+  const int tokens_ahead = (int)(AHEAD_BYTES / (size * (int64_t)sizeof(kv_element))) + 1;
+  int64_t offsets[2][BLOCK];
+  KV(stretch) keys = KV(find_keys)(call, begin, head, offsets[0]), next = keys;
+  KV(ask_beyond)(keys, (KV(stretch)){call->cache.values, offsets[0], keys.num_tokens}, 0, tokens_ahead, size);
+  for (int64_t group = begin; group < end; group++, keys = next) {
+    if (group + 1 < end) next = KV(find_keys)(call, group + 1, head, offsets[(group + 1 - begin) % 2]);
+    else next.num_tokens = 0;
+    int ahead = tokens_ahead;
+    int64_t split = plan->groups[group];
+    do {
+      const element *query = call->query + plan->splits[split].row * call->query_stride + head * queries * head_dim;
+      const int64_t place = (split * num_heads + head) * queries;
+      softmax *softmaxes = call->softmaxes + place;
+      float *sums = call->sums + place * SUMS_SIZE(head_dim);
+      switch (head_dim) {
+        case 64: KV(attend_split)(call, query, keys, next, count, 64, ahead, softmaxes, sums); break;
+#if !IS_CODES /* of them, only the most common sizes: each takes seconds to compile */
+        case 80: KV(attend_split)(call, query, keys, next, count, 80, ahead, softmaxes, sums); break;
+        case 96: KV(attend_split)(call, query, keys, next, count, 96, ahead, softmaxes, sums); break;
+#endif
+        case 128: KV(attend_split)(call, query, keys, next, count, 128, ahead, softmaxes, sums); break;
+        default: KV(attend_split)(call, query, keys, next, count, (int)head_dim, ahead, softmaxes, sums);
+      }
+      ahead = 0;
+      split = plan->splits[split].next;
+    } while (split != NO_SPLIT);
+  }
+}
+
+#undef KV
+#undef kv_element
+#undef kv_wide
+#undef WIDEN_KV
+#undef IS_CODES

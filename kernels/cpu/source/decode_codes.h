@@ -1,0 +1,103 @@
+/* What decode attention does with a few keys of int8, where the processor sums up products of pairs of int16.
+
+   Queries and weights become whole numbers of up to 32767, so that sums are exact: 127 * 32767 * 256 is less than 2^31. */
+
+/* 16 numbers as int16, in units of 1 / inverse. */
+INLINE __m256i KV(to_int16)(__m512 x, float inverse) {
+  return _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(inverse))));
+}
+
+/* What is not finite makes a unit that is not: as bits, NaN is more than any number. */
+INLINE float KV(unit_for)(__m512i largest_bits) {
+  return float_of((uint32_t)_mm512_reduce_max_epu32(largest_bits)) / 32767.0f;
+}
+
+INLINE float KV(inverse_of)(float unit) { return unit > 1e-37f ? 1.0f / unit : 0.0f; }
+
+INLINE void KV(take_queries)(const uint16_t *query, int64_t num_queries, const int head_dim, float scale,
+                             KV(decode_queries) *queries) {
+  for (int64_t q = 0; q < num_queries; q++, query += head_dim) {
+    __m512i largest = _mm512_setzero_si512();
+    for (int i = 0; i < head_dim; i += 16) {
+      const __m512 x = _mm512_abs_ps(load_vector(query + i, lanes_of(head_dim - i)));
+      largest = _mm512_max_epu32(largest, _mm512_castps_si512(x));
+    }
+    const float unit = KV(unit_for)(largest), inverse = KV(inverse_of)(unit);
+    for (int i = 0; i < SUMS_SIZE(head_dim); i += 16) {
+      const __m512 x = load_vector(query + i, lanes_of(head_dim - i));
+      _mm256_storeu_si256((__m256i *)(queries->rows + q * SUMS_SIZE(head_dim) + i), KV(to_int16)(x, inverse));
+    }
+    queries->scales[q] = unit * scale;
+  }
+}
+
+INLINE __m512 KV(dot_lanes)(const int16_t *query, const int8_t *key, const int head_dim) {
+  __m512i sum = _mm512_setzero_si512();
+  for (int i = 0; i < head_dim; i += 32) {
+    const __m256i codes = _mm256_maskz_loadu_epi8(lanes_from(i, head_dim), key + i);
+    sum = _mm512_dpwssd_epi32(sum, _mm512_loadu_si512(query + i), _mm512_cvtepi8_epi16(codes));
+  }
+  return _mm512_cvtepi32_ps(sum);
+}
+
+/* Scores of some keys, but for their scales, with the queries of their head; a query's scores are BLOCK after those of
+   the query before. */
+INLINE void KV(score_keys)(const KV(decode_queries) *queries, int64_t first, int64_t num_queries, const int8_t *keys,
+                           const int64_t *offsets, int num_keys, const int head_dim, float *scores) {
+  for (int64_t q = first; q < first + num_queries; q++, scores += BLOCK) {
+    const int16_t *query = queries->rows + q * SUMS_SIZE(head_dim);
+    __m512 lanes[NEAR_KEYS];
+    for (int k = 0; k < NEAR_KEYS; k++) lanes[k] = KV(dot_lanes)(query, keys + offsets[k < num_keys ? k : 0], head_dim);
+    const __m128 sums = sum_lanes(lanes[0], lanes[1], lanes[2], lanes[3]);
+    _mm_storeu_ps(scores, _mm_mul_ps(sums, _mm_set1_ps(queries->scales[q])));
+  }
+}
+
+/* Makes whole numbers of a block's weights, in place: a number holds those of two keys. Returns their unit. */
+INLINE float KV(round_weights)(float *weights) {
+  __m512i largest = _mm512_setzero_si512();
+  for (int j = 0; j < BLOCK; j += 16) largest = _mm512_max_epu32(largest, _mm512_castps_si512(_mm512_loadu_ps(weights + j)));
+  const float unit = KV(unit_for)(largest), inverse = KV(inverse_of)(unit);
+  for (int j = 0; j < BLOCK; j += 16) {
+    const __m256i pairs = KV(to_int16)(_mm512_loadu_ps(weights + j), inverse);
+    _mm256_storeu_si256((__m256i *)(weights + j / 2), pairs);
+  }
+  return unit;
+}
+
+/* Adds keys [j, j + num_keys) of a block, to whole numbers. 32 elements of two keys after the other become two vectors of
+   sums, of the first and the second eight of each 16 elements: put_in_order says where they belong. */
+INLINE void KV(add_values)(const float *weights, int j, int64_t num_queries, const int8_t *values, const int64_t *offsets,
+                           int num_keys, const int head_dim, float *sums) {
+  for (int first = 0; first < head_dim; first += 32) {
+    const __mmask32 lanes = lanes_from(first, head_dim);
+    __m512i low[NEAR_KEYS / 2], high[NEAR_KEYS / 2];
+    for (int k = 0; k < NEAR_KEYS; k += 2) {
+      const __m256i even = k < num_keys ? _mm256_maskz_loadu_epi8(lanes, values + offsets[k] + first) : _mm256_setzero_si256();
+      const __m256i odd = k + 1 < num_keys ? _mm256_maskz_loadu_epi8(lanes, values + offsets[k + 1] + first)
+                                           : _mm256_setzero_si256();
+      low[k / 2] = _mm512_cvtepi8_epi16(_mm256_unpacklo_epi8(even, odd));
+      high[k / 2] = _mm512_cvtepi8_epi16(_mm256_unpackhi_epi8(even, odd));
+    }
+    for (int64_t q = 0; q < num_queries; q++) {
+      float *mine = sums + q * SUMS_SIZE(head_dim) + first;
+      __m512i low_sums = _mm512_loadu_si512(mine), high_sums = _mm512_loadu_si512(mine + 16);
+      for (int k = 0; k < NEAR_KEYS; k += 2) {
+        const __m512i pair = _mm512_castps_si512(_mm512_set1_ps(weights[q * BLOCK + (j + k) / 2]));
+        low_sums = _mm512_dpwssd_epi32(low_sums, pair, low[k / 2]);
+        high_sums = _mm512_dpwssd_epi32(high_sums, pair, high[k / 2]);
+      }
+      _mm512_storeu_si512(mine, low_sums);
+      _mm512_storeu_si512(mine + 16, high_sums);
+    }
+  }
+}
+
+INLINE void KV(put_in_order)(float *sums, const int head_dim, float unit) {
+  for (int i = 0; i < head_dim; i += 32) {
+    const __m512i low = _mm512_loadu_si512(sums + i), high = _mm512_loadu_si512(sums + i + 16);
+    const __m512i first = _mm512_shuffle_i64x2(low, high, 0x44), second = _mm512_shuffle_i64x2(low, high, 0xee);
+    _mm512_storeu_ps(sums + i, _mm512_mul_ps(_mm512_cvtepi32_ps(first), _mm512_set1_ps(unit)));
+    _mm512_storeu_ps(sums + i + 16, _mm512_mul_ps(_mm512_cvtepi32_ps(second), _mm512_set1_ps(unit)));
+  }
+}

@@ -1,0 +1,149 @@
+"""A recording of a simulated server holds its requests and steps, so that its own settings give the same again."""
+
+import itertools
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from messages.columns import pack_int32
+from messages.errors import UsageError
+from messages.frame_files import IS_SENT
+from messages.frames import HEADER
+from messages.replies import DetokenizeMsg, StepReplies
+from messages.steps import Batch
+from runtime.black_box.frame_writer import FrameWriter
+from scheduler_proc.deciding.scheduler import Scheduler
+from scheduler_proc.step_times import StepTimes
+from supervisor.manifest import make_manifest, write_manifest
+from tests.whatif.known_server import MODEL, arrival, calibration
+from whatif.__main__ import main
+from whatif.cost_model import size_of_step
+from whatif.drive import Served, serve
+from whatif.outcome import summarize
+from whatif.recording import read_recording
+from whatif.settings import Setting, make_config
+from whatif.simulation import SimulatedRunner, SimulatedStep
+from whatif.traces import Arrival
+
+SETTING = Setting(max_num_seqs=3, num_pages=17, max_num_batched_tokens=16)
+REPLY_NS = 2_000_000
+"""From a commit to the frontend."""
+
+FIRST = Arrival(list(range(9000, 9010)), 6, 9.0, pack_int32(range(70, 76)), "salt")
+ARRIVALS = [
+    *(arrival(range(100 * n, 100 * n + 3 + 11 * (n % 4)), 2 + 9 * (n % 3), 0.05 * n) for n in range(24)),
+    FIRST,  # after an idle time, and then one that goes on from its output
+    Arrival([*FIRST.prompt_ids, *range(70, 76), 5], 3, 10.0, pack_int32(range(80, 83)), "salt"),
+]
+
+
+class RecordedRunner(SimulatedRunner):
+    """Writes what its scheduler receives and sends into files, with stamps of the simulated clock."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, can_overlap: bool = False):
+        super().__init__(MODEL, SETTING, can_overlap, ARRIVALS)
+        self.batches: list[Batch] = []
+        self.delay_ns = 1  # a stamp of 0 says that there is none
+        self._files = {
+            name: FrameWriter(folder / f"{name}.1.frames", name, 1 << 20) for name in ("scheduler", "frontend")
+        }
+        self._numbers = itertools.count()
+        receive, pop_replies = Scheduler.receive, Scheduler.pop_replies
+
+        def note_received(scheduler: Scheduler, message: Any) -> None:
+            self._write("scheduler", 0, "scheduler", message)
+            receive(scheduler, message)
+
+        def note_replies(scheduler: Scheduler) -> list[Any]:
+            replies = pop_replies(scheduler)
+            for reply in replies:
+                self._write("scheduler", IS_SENT, "detokenizer", reply)
+                if isinstance(reply, DetokenizeMsg):
+                    self.delay_ns += REPLY_NS
+                    self._write("frontend", 0, "frontend", StepReplies(reply.step_id, reply.uids, b"", b"", ()))
+                    self.delay_ns -= REPLY_NS
+            return replies
+
+        monkeypatch.setattr(Scheduler, "receive", note_received)
+        monkeypatch.setattr(Scheduler, "pop_replies", note_replies)
+        monkeypatch.setattr(time, "monotonic_ns", lambda: round(self.clock() * 1e9) + self.delay_ns)
+
+    def launch(self, batch: Batch) -> SimulatedStep:
+        self.batches.append(batch)
+        return super().launch(batch)
+
+    def write_cut_frame(self) -> None:
+        self._files["scheduler"].add(0, b"scheduler", HEADER.pack(1, next(self._numbers)))
+
+    def _write(self, process: str, flags: int, receiver: str, message: Any) -> None:
+        frame = HEADER.pack(1, next(self._numbers)) + msgspec.msgpack.encode(message)
+        self._files[process].add(flags, receiver.encode(), frame)
+
+
+def record(folder: Path, monkeypatch: pytest.MonkeyPatch, can_overlap: bool = False) -> tuple[Served, RecordedRunner]:
+    config = make_config(SETTING, calibration())
+    write_manifest(folder, make_manifest(config))
+    runner = RecordedRunner(folder, monkeypatch, can_overlap)
+    runner.write_cut_frame()
+    served = serve(ARRIVALS, config, runner, runner.clock, StepTimes())
+    return served, runner
+
+
+def test_the_steps_of_a_recording_are_those_that_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    served, runner = record(tmp_path, monkeypatch)
+    assert served.gauges["preemptions"]
+    sizes = [size_of_step(batch) for batch in runner.batches]
+    found = read_recording(tmp_path).calibration
+    assert [step.size for step in found.steps] == sizes
+    assert [step.seconds for step in found.steps] == pytest.approx([MODEL.predict(size) for size in sizes])
+    assert found.pipeline_s == pytest.approx(REPLY_NS / 1e9)
+    known = calibration(max_num_seqs=3, num_pages=17, model="known")
+    for name in ("model", "max_model_len", "block_size", "num_pages", "max_num_seqs", "max_num_batched_tokens"):
+        assert getattr(found, name) == getattr(known, name)
+
+
+def test_its_own_settings_give_what_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    served, _ = record(tmp_path, monkeypatch)
+    monkeypatch.undo()
+    assert main([str(tmp_path), "--json"]) == 0
+    (outcome,) = json.loads(capsys.readouterr().out)["outcomes"]
+    expected = msgspec.to_builtins(summarize(served, SETTING, REPLY_NS / 1e9))
+    assert outcome["setting"] == expected["setting"]
+    assert outcome["num_preemptions"] == expected["num_preemptions"]
+    assert outcome["prefix_hit_rate"] == expected["prefix_hit_rate"] > 0
+    for latency in ("ttft", "inter_token", "e2e"):
+        assert outcome[latency] == pytest.approx(expected[latency], rel=0.02)
+
+
+def test_of_a_recording_the_first_requests_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    record(tmp_path, monkeypatch)
+    monkeypatch.undo()
+    assert main([str(tmp_path), "--num-requests", "5", "--trace-speed", "2"]) == 0
+    assert "5 requests over 0 s" in capsys.readouterr().out
+    assert main([str(tmp_path), "--trace-scale", "2"]) == 2
+    assert "--trace-scale is for traces" in capsys.readouterr().err
+
+
+def test_steps_that_overlap_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    record(tmp_path, monkeypatch, can_overlap=True)
+    with pytest.raises(UsageError, match=r"overlap.*launch.py calibrate"):
+        read_recording(tmp_path)
+
+
+def test_directories_that_are_no_recordings(tmp_path: Path):
+    with pytest.raises(UsageError, match="is no recording"):
+        read_recording(tmp_path)
+    write_manifest(tmp_path, make_manifest(make_config(SETTING, calibration())))
+    with pytest.raises(UsageError, match="no files of frames"):
+        read_recording(tmp_path)
+    FrameWriter(tmp_path / "scheduler.1.frames", "scheduler", 1 << 16).close()
+    with pytest.raises(UsageError, match="holds no request"):
+        read_recording(tmp_path)

@@ -1,0 +1,132 @@
+"""A recording (`--record DIR`) as arrivals and measured steps."""
+
+import statistics
+from array import array
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from messages.columns import INT32, runs_of, unpack_int32, unpack_int64
+from messages.control import FRONTEND, kind_of
+from messages.errors import SluiceError, UsageError
+from messages.frame_files import Record, find_readers
+from messages.replies import DetokenizeMsg, StepReplies
+from messages.requests import UserMsg
+from messages.timeline import ScheduleReport
+from supervisor.manifest import read_manifest
+from whatif.calibration import Calibration
+from whatif.recorded_steps import StepReader
+from whatif.traces import Arrival
+
+SCHEDULER = "scheduler"
+
+
+class Recording(NamedTuple):
+    """What was served, and how. `num_left_out` requests have no token, or began before the first frame."""
+
+    calibration: Calibration
+    arrivals: list[Arrival]
+    num_left_out: int
+
+
+class _Request:
+    """A request as the scheduler saw it. It arrives when it is tokenized: the scheduler looks between two steps."""
+
+    def __init__(self, message: UserMsg):
+        self.message = message
+        self.at_ns = message.stamps.tokenized_ns
+        self.first_token_ns = 0
+        self.output_ids: array[int] = array(INT32)
+
+    def arrival(self, begin_ns: int) -> Arrival:
+        params = self.message.sampling_params
+        return Arrival(
+            unpack_int32(self.message.input_ids).tolist(),
+            len(self.output_ids),
+            (self.at_ns - begin_ns) / 1e9,
+            self.output_ids.tobytes(),
+            params.cache_salt,
+            params.priority,
+        )
+
+
+def read_recording(folder: Path) -> Recording:
+    """Raises `UsageError` where the directory holds no recording of a scheduler."""
+    try:
+        config = read_manifest(folder).config
+        records = sorted(
+            (record for reader in find_readers(folder) for record in reader.read()), key=lambda one: one.monotonic_ns
+        )
+    except SluiceError as error:
+        raise UsageError(str(error)) from None
+    readers: dict[int, StepReader] = {}
+    requests: dict[int, _Request] = {}
+    reports: list[ScheduleReport] = []
+    for record, message in _messages(records, SCHEDULER):
+        readers.setdefault(record.pid, StepReader()).take(message)
+        _note_request(requests, message)
+        if isinstance(message, ScheduleReport):
+            reports.append(message)
+    served = sorted((one for one in requests.values() if one.output_ids), key=lambda one: one.at_ns)
+    if not served:
+        raise UsageError(f"{folder} holds no request that got a token from its beginning on")
+    arrivals = [request.arrival(served[0].at_ns) for request in served]
+    calibration = Calibration(
+        model=", ".join(config.facts.served_names),
+        can_overlap=False,
+        max_model_len=config.facts.max_model_len,
+        block_size=config.cache.block_size,
+        num_pages=config.cache.num_pages or max(_num_pages(report, config.cache.block_size) for report in reports),
+        max_num_seqs=config.scheduling.max_num_seqs,
+        max_num_batched_tokens=reports[0].facts.max_num_batched_tokens,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        pipeline_s=_pipeline_s(requests, _messages(records, FRONTEND)),
+        steps=[step for reader in readers.values() for step in reader.steps],
+    )
+    return Recording(calibration, arrivals, len(requests) - len(served))
+
+
+def _messages(records: Iterable[Record], kind: str) -> Iterator[tuple[Record, Any]]:
+    """Yields what processes of a kind sent or received, but for what is cut or was damaged on purpose."""
+    for record in records:
+        if kind_of(record.process) == kind:
+            try:
+                yield record, record.decode()
+            except msgspec.DecodeError:
+                continue
+
+
+def _note_request(requests: dict[int, _Request], message: object) -> None:
+    match message:
+        case UserMsg() if message.uid not in requests and not message.output_ids:
+            requests[message.uid] = _Request(message)
+        case DetokenizeMsg():
+            for uid, token_ids in zip(
+                unpack_int64(message.uids), runs_of(message.token_ids, message.num_tokens), strict=True
+            ):
+                if uid in requests:
+                    requests[uid].output_ids.extend(token_ids)
+                    requests[uid].first_token_ns = requests[uid].first_token_ns or message.committed_ns
+        case _:
+            pass
+
+
+def _num_pages(report: ScheduleReport, page_size: int) -> int:
+    """Returns how many pages there are at least: all of them where nothing but one prompt runs."""
+    of_prompt = -(-report.chunks[0].end // page_size) if len(report.chunks) == 1 else 0
+    return report.facts.num_free_pages + report.facts.num_evictable_pages + of_prompt
+
+
+def _pipeline_s(requests: dict[int, _Request], replies: Iterable[tuple[Record, Any]]) -> float:
+    """Returns the median of what a request took from the frontend to the scheduler, and its first token back."""
+    seconds: dict[int, float] = {}
+    for record, message in replies:
+        if isinstance(message, StepReplies):
+            for uid in (*unpack_int64(message.uids), *(final.uid for final in message.finals)):
+                request = requests.get(uid)
+                if uid not in seconds and request is not None and request.first_token_ns:
+                    there_ns = request.at_ns - request.message.stamps.received_ns
+                    seconds[uid] = (there_ns + record.monotonic_ns - request.first_token_ns) / 1e9
+    return statistics.median(seconds.values()) if seconds else 0.0
