@@ -43,11 +43,12 @@ def list_parts() -> list[Part]:
         Part("golden", "check_golden", quick=("--quick", "--cpu-threads", "1")),
         step(MAIN),
         *(offline(MAIN, suffix, flags) for suffix, flags in OFFLINE_VARIANTS.items()),
-        tuning("Qwen3-0.6B"),
+        tuning("decode", "Qwen3-0.6B"),
+        tuning("prefill", "Qwen3-0.6B"),
         *list_kernel_parts(),
         step("llama-3-8b"),
         offline("llama-3-8b"),
-        tuning("Llama-3-8B"),
+        tuning("decode", "Llama-3-8B"),
         offline("qwen3-14b"),
         Part(f"http_{MAIN}", "bench_http", ("--shape", MAIN)),
         step("gpt2-124m"),
@@ -67,7 +68,7 @@ def list_parts() -> list[Part]:
 
 def list_kernel_parts() -> list[Part]:
     """Returns the device's limits, attention, and then every other kernel's benchmark, and that of planning it."""
-    first = ("bench_limits", "bench_paged_decode", "bench_paged_prefill", "bench_draw", "bench_filter_top")
+    first = ("bench_limits", "bench_paged_decode", "bench_paged_prefill", "bench_draw", "bench_draw_filtered")
     files = sorted(path.stem for path in (ROOT / "benchmarks" / "kernels").glob("bench_*.py"))
     names = [*first, *(name for name in files if name not in (*first, *HOST_ONLY))]
     quick = ("--quick", "--threads", "1")
@@ -87,7 +88,8 @@ def offline(shape: str, suffix: str = "", flags: tuple[str, ...] = ()) -> Part:
     return Part(f"offline_{shape}{suffix}", "bench_offline", ("--shape", shape, *flags), QUICK_OFFLINE)
 
 
-def tuning(model: str) -> Part:
-    """The sweep of decode attention's launch parameters; it ends itself before its time is over."""
+def tuning(operation: str, model: str) -> Part:
+    """The sweep of an operation's launch parameters; it ends itself before its time is over."""
     budget_s = str(PART_TIMEOUT_S - 40)
-    return Part(f"tuning_{model.lower()}", "tune_decode", ("--model", model, "--budget-s", budget_s))
+    flags = (operation, "--model", model, "--budget-s", budget_s)
+    return Part(f"tuning_{operation}_{model.lower()}", "tune_launches", flags)

@@ -155,7 +155,7 @@ def interpreter_setting(part: Part, device: str) -> dict[str, str]:
     """On a GPU Triton's kernels are compiled whatever the environment says; tuning has no form without Triton."""
     if device == "cuda":
         return {"TRITON_INTERPRET": "0"}
-    return {"TRITON_INTERPRET": "1"} if part.module == "tune_decode" else {}
+    return {"TRITON_INTERPRET": "1"} if part.module == "tune_launches" else {}
 
 
 def ask_driver() -> list[str] | None:

@@ -44,6 +44,11 @@ class DecodeShape:
     kv_codes: torch.dtype | None = None
     """Of the cache; `None`: it is of `dtype`."""
 
+    @property
+    def launch_shape(self) -> tuple[int, int, int]:
+        """The launch table knows attention by it: query heads a key/value head, head dimension, bytes of an element."""
+        return self.num_heads // self.num_kv_heads, self.head_dim, self.dtype.itemsize
+
 
 @dataclass(frozen=True)
 class DecodeLayout:

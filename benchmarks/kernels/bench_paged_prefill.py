@@ -11,7 +11,7 @@ from torch.nn import functional
 from benchmarks.kernels.cases import Case, make_case
 from benchmarks.kernels.measure import Form, Work, forms_of, run
 from kernels.paged_prefill import PrefillRows, paged_prefill, paged_prefill_reference
-from kernels.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
+from kernels.prefill_tiles import TILE_WORDS, count_tile_tokens, max_prefill_tiles, plan_prefill_tiles
 
 CASES = {
     "GPT-2 124M, 512 new": Case(12, 12, 64, 1, 512, 0),
@@ -31,8 +31,9 @@ def make(case: Case, device: torch.device) -> Work:
     made = make_case(case, device)
     lens = torch.full((2, case.num_rows), case.num_new, dtype=torch.int32)
     lens[1] = case.num_before
-    tiles = torch.empty(max_prefill_tiles(len(made.query), case.num_rows), TILE_WORDS, dtype=torch.int32)
-    plan_prefill_tiles(lens[0].numpy(), lens[1].numpy(), tiles.numpy())
+    tile_tokens = count_tile_tokens(case.num_heads // case.num_kv_heads, case.head_dim, made.query.dtype.itemsize)
+    tiles = torch.empty(max_prefill_tiles(len(made.query), case.num_rows, tile_tokens), TILE_WORDS, dtype=torch.int32)
+    plan_prefill_tiles(lens[0].numpy(), lens[1].numpy(), tiles.numpy(), tile_tokens)
     lens = lens.to(device)
     rows = PrefillRows(made.page_tables, lens[0], lens[1], tiles.to(device))
     arguments = (made.query, made.cache, rows, case.head_dim**-0.5, made.out)

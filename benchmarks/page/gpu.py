@@ -158,19 +158,21 @@ def _http_part(name: str, part: Result) -> str:
 
 
 def _tuning_part(parts: Parts) -> str:
-    """A row for each model: the launch parameters with the least mean time over the best of each case."""
+    """A row for each line of the launch table: the parameters with the least mean time over the best of each case."""
     rows: list[list[object]] = []
     for name, part in parts.items():
         for line in part["results"]["table"]:
-            heads = f"{line['num_heads']} / {line['num_kv_heads']} x {line['head_dim']}"
-            launch = [line[what] for what in ("BLOCK_N", "num_warps", "num_stages", "programs", "merges")]
             in_use = line["times_best_of_that_in_use"]
             rows.append(
-                [name, heads, *launch, f"{line['times_best']:.2f}", "failed" if in_use is None else f"{in_use:.2f}"]
+                [
+                    name,
+                    f"`{line['line']}`",
+                    f"{line['times_best']:.2f}",
+                    "failed" if in_use is None else f"{in_use:.2f}",
+                ]
             )
-    heads = ["model", "heads", "keys of a block", "warps", "stages", "programs a processor", "merges itself"]
-    heads += ["times each case's best", "the same, of what is in use"]
-    return "### Launch parameters of decode attention\n\n" + make_table(heads, rows) + _name_run(_first(parts.values()))
+    heads = ["sweep", "line of the launch table", "times each case's best", "the same, of what is in use"]
+    return "### Launch parameters\n\n" + make_table(heads, rows) + _name_run(_first(parts.values()))
 
 
 def _first(parts: Iterable[Result]) -> Result:

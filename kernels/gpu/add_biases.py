@@ -10,10 +10,10 @@ from torch import Tensor
 from kernels.gpu.pair_entries import (
     CLAIM_CASE,
     GATHER_CASE,
-    LAUNCH,
     SUM_CASE,
     entry_case,
     entry_grid,
+    entry_launch,
     entry_places,
     gather_entries,
     sum_entries,
@@ -25,7 +25,7 @@ def add_biases(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, values_N: Tenso
     before_N = gather_entries(logits_SV, rows_N, ids_N)
     leaders_N, sums_N = sum_entries(logits_SV, rows_N, ids_N, values_N)
     add_biases_kernel[entry_grid(rows_N)](
-        logits_SV, rows_N, ids_N, before_N, leaders_N, sums_N, len(rows_N), logits_SV.shape[1], **LAUNCH
+        logits_SV, rows_N, ids_N, before_N, leaders_N, sums_N, len(rows_N), logits_SV.shape[1], **entry_launch()
     )
 
 

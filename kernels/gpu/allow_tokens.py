@@ -9,18 +9,15 @@ from torch import Tensor
 
 from kernels.gpu.best_token import VOCAB_SIZES
 from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
 from kernels.gpu.pair_entries import GATHER_CASE, SCATTER_CASE, gather_entries, scatter_entries
-
-FILL_LAUNCH = {"BLOCK": 4096, "num_warps": 4}
 
 
 def allow_tokens(logits_SV: Tensor, rows_A: Tensor, entry_rows_N: Tensor, ids_N: Tensor) -> None:
     assert logits_SV.is_contiguous()
     kept_N = gather_entries(logits_SV, entry_rows_N, ids_N)
-    vocab_size = logits_SV.shape[1]
-    fill_kernel[(len(rows_A), triton.cdiv(vocab_size, FILL_LAUNCH["BLOCK"]))](
-        logits_SV, rows_A, VOCAB=vocab_size, **FILL_LAUNCH
-    )
+    vocab_size, launch = logits_SV.shape[1], find_launch("allow_tokens")
+    fill_kernel[(len(rows_A), triton.cdiv(vocab_size, launch["BLOCK"]))](logits_SV, rows_A, VOCAB=vocab_size, **launch)
     scatter_entries(logits_SV, entry_rows_N, ids_N, kept_N)
 
 
@@ -41,7 +38,7 @@ COMPILE_CASES = (
             kernel=fill_kernel,
             signature={"logits_ptr": "*fp32:16", "rows_ptr": "*i64:16"},
             constants={"VOCAB": vocab_size},
-            launch=FILL_LAUNCH,
+            launch=launch_on(HOPPER, "allow_tokens"),
             max_registers=32,
         )
         for vocab_size in VOCAB_SIZES

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from kernels.gpu.best_token import VOCAB_SIZES
 from kernels.gpu.compile_case import CompileCase
-
-LAUNCH = {"BLOCK": 4096, "num_warps": 4}
+from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
 
 
 def apply_bitmask(logits_SV: Tensor, rows_A: Tensor, bitmask_AW: Tensor) -> None:
     vocab_size = logits_SV.shape[1]
-    grid = (len(rows_A), triton.cdiv(vocab_size, LAUNCH["BLOCK"]))
-    apply_bitmask_kernel[grid](logits_SV, rows_A, bitmask_AW, VOCAB=vocab_size, **LAUNCH)
+    launch = find_launch("apply_bitmask")
+    grid = (len(rows_A), triton.cdiv(vocab_size, launch["BLOCK"]))
+    apply_bitmask_kernel[grid](logits_SV, rows_A, bitmask_AW, VOCAB=vocab_size, **launch)
 
 
 @triton.jit
@@ -38,7 +38,7 @@ COMPILE_CASES = tuple(
         kernel=apply_bitmask_kernel,
         signature={"logits_ptr": "*fp32:16", "rows_ptr": "*i64:16", "bitmask_ptr": "*i32:16"},
         constants={"VOCAB": vocab_size},
-        launch=LAUNCH,
+        launch=launch_on(HOPPER, "apply_bitmask"),
         max_registers=64,
     )
     for vocab_size in VOCAB_SIZES

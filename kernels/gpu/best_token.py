@@ -10,24 +10,15 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
 from kernels.gpu.model_shapes import MODEL_SHAPES
 from kernels.gpu.noise import exponential_noise, least_log_noise, logarithm, row_key
 
-PART_TOKENS = 4096
 INF, LARGEST = tl.constexpr(float("inf")), tl.constexpr(3.4e38)
 NONE = tl.constexpr(-1)
 MAX_TRIES, MAX_PIECE = tl.constexpr(8), tl.constexpr(512)
 BEYOND = tl.constexpr(0x7FFFFFFF)
 """An index behind all tokens: no token of a part is the best one, because none is a number."""
-
-
-def part_block(vocab_size: int, is_drawn: bool = False) -> dict[str, int]:
-    """Returns how a row of the vocabulary is cut up.
-
-    A program that draws has fewer warps: each of them repeats what is done for a single token.
-    """
-    block = min(PART_TOKENS, max(128, triton.next_power_of_2(vocab_size)))
-    return {"BLOCK": block, "num_warps": 8 if block == PART_TOKENS and not is_drawn else 4}
 
 
 def find_best(logits_SV: Tensor, draws: tuple[Tensor | None, Tensor, Tensor] | None) -> Tensor:
@@ -38,8 +29,8 @@ def find_best(logits_SV: Tensor, draws: tuple[Tensor | None, Tensor, Tensor] | N
     """
     num_rows, vocab_size = logits_SV.shape
     assert logits_SV.stride(1) == 1 or vocab_size == 1
-    block = part_block(vocab_size, draws is not None)
-    num_parts = triton.cdiv(vocab_size, block["BLOCK"])
+    launch = find_launch("draw" if draws else "greedy", vocab_size)
+    num_parts = triton.cdiv(vocab_size, launch["BLOCK"])
     values_SC = torch.empty((num_rows, num_parts), dtype=torch.float32, device=logits_SV.device)
     tokens_SC = torch.empty((num_rows, num_parts), dtype=torch.int32, device=logits_SV.device)
     tokens_S = torch.empty(num_rows, dtype=torch.int32, device=logits_SV.device)
@@ -58,7 +49,7 @@ def find_best(logits_SV: Tensor, draws: tuple[Tensor | None, Tensor, Tensor] | N
         VOCAB=vocab_size,
         IS_DRAWN=draws is not None,
         HAS_LOGITS=draws is None or temperatures_S is not None,
-        **block,
+        **launch,
     )
     best_of_row_kernel[(num_rows,)](
         values_SC,
@@ -66,8 +57,7 @@ def find_best(logits_SV: Tensor, draws: tuple[Tensor | None, Tensor, Tensor] | N
         tokens_S,
         NUM_PARTS=num_parts,
         VOCAB=vocab_size,
-        BLOCK=triton.next_power_of_2(num_parts),
-        num_warps=1,
+        **find_launch("best_of_row", num_parts),
     )
     return tokens_S
 
@@ -205,7 +195,7 @@ def part_cases(dtype: str, is_drawn: bool, has_logits: bool) -> tuple[CompileCas
             | PART_TYPES
             | {"row_stride": "i32" if vocab_size % 16 else "i32:16"},
             constants={"VOCAB": vocab_size, "IS_DRAWN": is_drawn, "HAS_LOGITS": has_logits},
-            launch=part_block(vocab_size, is_drawn),
+            launch=launch_on(HOPPER, "draw" if is_drawn else "greedy", vocab_size),
             max_registers=128 if is_drawn else 96,
         )
         for vocab_size in VOCAB_SIZES
@@ -216,13 +206,13 @@ def row_cases() -> tuple[CompileCase, ...]:
     """Returns the specializations of the second half."""
     cases: list[CompileCase] = []
     for vocab_size in VOCAB_SIZES:
-        num_parts = triton.cdiv(vocab_size, part_block(vocab_size)["BLOCK"])
+        num_parts = triton.cdiv(vocab_size, launch_on(HOPPER, "greedy", vocab_size)["BLOCK"])
         case = CompileCase(
             label=f"{num_parts} parts of {vocab_size} tokens",
             kernel=best_of_row_kernel,
             signature=PART_TYPES | {"out_ptr": "*i32:16"},
             constants={"NUM_PARTS": num_parts, "VOCAB": vocab_size},
-            launch={"BLOCK": triton.next_power_of_2(num_parts), "num_warps": 1},
+            launch=launch_on(HOPPER, "best_of_row", num_parts),
             max_registers=64,
         )
         cases.append(case)

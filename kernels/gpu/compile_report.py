@@ -33,24 +33,38 @@ from kernels.gpu.occupancy import count_side_by_side
 from kernels.gpu.triton_kernels import NAMES
 
 TARGET = GPUTarget("cuda", 90, 32)
+TOOLS = Path(nvidia.__path__[0]) / "bin"
 PTXAS_NAMES = ("ptxas", "ptxas-blackwell")
 """Bundled with Triton. Newer Tritons write what only the second one reads, whatever the GPU."""
 ALIGNED = ":16"
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "num_ctas")
 """What a launch says beside the kernel's parameters."""
-COLUMNS = ("registers", "spilled_bytes", "shared_bytes", "num_wgmma", "num_mma")
+COLUMNS = (
+    "registers",
+    "spilled_bytes",
+    "shared_bytes",
+    "num_wgmma",
+    "num_mma",
+    "num_instructions",
+    "loop_instructions",
+)
 DEFAULT_NUM_WARPS = 4
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a kernel needs of the GPU; `spilled_bytes` are stored and loaded again, and the stack's."""
+    """What a kernel needs of the GPU; `spilled_bytes` are stored and loaded again, and the stack's.
+
+    `num_instructions` are the machine instructions of a warp, `loop_instructions` those of its first innermost loop.
+    """
 
     registers: int
     spilled_bytes: int
     shared_bytes: int
     num_wgmma: int
     num_mma: int
+    num_instructions: int
+    loop_instructions: int
 
 
 @dataclass(frozen=True)
@@ -130,9 +144,10 @@ def compile_case(case: CompileCase) -> Compiled:
     source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
     made = triton.compile(source, target=TARGET, options=options)
     ptx = made.asm["ptx"]
-    registers, spilled_bytes = _assemble(ptx)
+    registers, spilled_bytes, sass = _assemble(ptx)
     num_wgmma, num_mma = (len(re.findall(what, ptx)) for what in (r"wgmma\.mma_async", r"\bmma\.sync"))
-    compiled = Compiled(registers, spilled_bytes, made.metadata.shared, num_wgmma, num_mma)
+    counts = count_instructions(sass)
+    compiled = Compiled(registers, spilled_bytes, made.metadata.shared, num_wgmma, num_mma, *counts)
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(dumps(asdict(compiled)), encoding="utf-8")
     partial.replace(path)
@@ -160,23 +175,38 @@ def _compile_at(place: tuple[str, int]) -> None:
     compile_case(_case_at(place))
 
 
-def _assemble(ptx: str) -> tuple[int, int]:
-    """Returns the registers of a thread and the bytes that do not fit into them."""
+def count_instructions(sass: str) -> tuple[int, int]:
+    """Returns how many instructions a listing of machine code has, and how many its first innermost loop.
+
+    A loop is what lies between a branch and its target before it.
+    """
+    lines = re.findall(r"^\s*/\*([0-9a-f]+)\*/\s+([^;]+);", sass, re.M)
+    places = {int(address, 16): index for index, (address, text) in enumerate(lines) if "NOP" not in text}
+    branches = ((place, re.search(r"\bBRA\b.*?0x([0-9a-f]+)", lines[index][1])) for place, index in places.items())
+    loops = [(int(found[1], 16), place) for place, found in branches if found and int(found[1], 16) < place]
+    innermost = [(first, last) for first, last in loops if not any(first <= a and b < last for a, b in loops)]
+    first, last = min(innermost, default=(0, -1))
+    return len(places), sum(first <= place <= last for place in places)
+
+
+def _assemble(ptx: str) -> tuple[int, int, str]:
+    """Returns the registers of a thread, the bytes that do not fit into them, and the machine code."""
     target = re.search(r"^\.target\s+(\w+)", ptx, re.M)
     assert target is not None
     complaints = ""
     with tempfile.TemporaryDirectory() as scratch:
-        source = Path(scratch) / "kernel.ptx"
+        source, cubin = Path(scratch) / "kernel.ptx", Path(scratch) / "kernel.cubin"
         source.write_text(ptx, encoding="utf-8")
         for name in PTXAS_NAMES:
-            ptxas = Path(nvidia.__path__[0]) / "bin" / name
-            command = [str(ptxas), "-v", f"--gpu-name={target[1]}", str(source), "-o", os.devnull]
+            command = [str(TOOLS / name), "-v", f"--gpu-name={target[1]}", str(source), "-o", str(cubin)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode == 0:
                 spills = re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", done.stderr)
                 registers = re.search(r"Used (\d+) registers", done.stderr)
                 assert registers is not None
-                return int(registers[1]), sum(map(int, spills))
+                disassemble = [str(TOOLS / "cuobjdump"), "-sass", str(cubin)]
+                sass = subprocess.run(disassemble, capture_output=True, text=True, check=True).stdout
+                return int(registers[1]), sum(map(int, spills)), sass
             complaints += f"{name}: {done.stderr}"
     raise RuntimeError(f"no bundled ptxas assembles this kernel: {complaints}")
 

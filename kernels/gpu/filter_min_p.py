@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase
-from kernels.gpu.filter_top import row_lanes
+from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
 from kernels.gpu.model_shapes import MODEL_SHAPES
 
 INF = tl.constexpr(float("inf"))
@@ -18,7 +18,7 @@ def filter_min_p(scores_SV: Tensor, min_ps_S: Tensor) -> None:
     num_rows, vocab_size = scores_SV.shape
     assert scores_SV.is_contiguous()
     assert min_ps_S.is_contiguous()
-    filter_min_p_kernel[(num_rows,)](scores_SV, min_ps_S, VOCAB=vocab_size, **row_lanes(vocab_size))
+    filter_min_p_kernel[(num_rows,)](scores_SV, min_ps_S, VOCAB=vocab_size, **find_launch("filter_min_p", vocab_size))
 
 
 @triton.jit
@@ -44,7 +44,7 @@ COMPILE_CASES = tuple(
         kernel=filter_min_p_kernel,
         signature={"scores_ptr": "*fp32:16", "min_ps_ptr": "*fp32:16"},
         constants={"VOCAB": vocab_size},
-        launch=row_lanes(vocab_size),
+        launch=launch_on(HOPPER, "filter_min_p", vocab_size),
         max_registers=96,
     )
     for vocab_size in sorted({shape.vocab_size for shape in MODEL_SHAPES.values()})

@@ -15,16 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.key_blocks import LOG2_E
+from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
 from kernels.gpu.model_shapes import MODEL_SHAPES
 
-MAX_BLOCK = 8192
 INF = tl.constexpr(float("inf"))
-
-
-def row_lanes(vocab_size: int) -> dict[str, int]:
-    """Returns how many tokens a program looks at together."""
-    block = min(MAX_BLOCK, max(128, triton.next_power_of_2(vocab_size)))
-    return {"BLOCK": block, "num_warps": max(1, block // 512)}
+TO_BASE_2 = tl.constexpr(LOG2_E)
 
 
 def filter_top(scores_SV: Tensor, top_ks_S: Tensor, top_ps_S: Tensor) -> None:
@@ -32,7 +28,9 @@ def filter_top(scores_SV: Tensor, top_ks_S: Tensor, top_ps_S: Tensor) -> None:
     assert scores_SV.is_contiguous()
     assert top_ks_S.is_contiguous()
     assert top_ps_S.is_contiguous()
-    filter_top_kernel[(num_rows,)](scores_SV, top_ks_S, top_ps_S, VOCAB=vocab_size, **row_lanes(vocab_size))
+    filter_top_kernel[(num_rows,)](
+        scores_SV, top_ks_S, top_ps_S, VOCAB=vocab_size, **find_launch("filter_top", vocab_size)
+    )
 
 
 @triton.jit
@@ -41,20 +39,31 @@ def filter_top_kernel(scores_ptr, top_ks_ptr, top_ps_ptr, VOCAB: tl.constexpr, B
     row_ptr = scores_ptr + row.to(tl.int64) * VOCAB
     top_k, top_p = tl.load(top_ks_ptr + row), tl.load(top_ps_ptr + row)
     if (top_k < VOCAB) | (top_p < 1.0):
-        lanes = _lane_maxima(row_ptr, VOCAB, BLOCK)
-        best = tl.max(lanes, 0)
-        # A row with NaN or inf is refused whatever this does; without a finite score there is nothing to take out.
-        if (best < INF) & (best > -INF):
-            count, mass, _, threshold = _measure(row_ptr, -INF, best, VOCAB, BLOCK)
-            if top_k < count:
-                top_count = top_k.to(tl.float32)
-                threshold = _find_threshold(row_ptr, lanes, top_count, threshold, best, VOCAB, BLOCK, False)
-                count, mass, _, _ = _measure(row_ptr, threshold, best, VOCAB, BLOCK)
-                # Of the equals of the last one, top-p counts no more than top-k has room for.
-                mass += (top_count - count) * tl.exp(threshold - best)
-            if top_p < 1.0:
-                threshold = _find_threshold(row_ptr, lanes, mass * top_p, threshold, best, VOCAB, BLOCK, True)
-            _cut(row_ptr, threshold, VOCAB, BLOCK)
+        _cut(row_ptr, find_row_threshold(row_ptr, top_k, top_p, TO_BASE_2, VOCAB, BLOCK), VOCAB, BLOCK)
+
+
+@triton.jit
+def find_row_threshold(row_ptr, top_k, top_p, scale, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    """Returns the smallest score that top-k and then top-p keep, -inf where they take nothing out.
+
+    Scores may be logits in place of logits over temperature: 2 to the power of their differences times `scale` are then
+    the weights of tokens.
+    """
+    threshold = -INF
+    lanes = _lane_maxima(row_ptr, VOCAB, BLOCK)
+    best = tl.max(lanes, 0)
+    # A row with NaN or inf is refused whatever this does; without a finite score there is nothing to take out.
+    if (best < INF) & (best > -INF):
+        count, mass, _, threshold = _measure(row_ptr, -INF, best, scale, VOCAB, BLOCK)
+        if top_k < count:
+            top_count = top_k.to(tl.float32)
+            threshold = _find_threshold(row_ptr, lanes, top_count, threshold, best, scale, VOCAB, BLOCK, False)
+            count, mass, _, _ = _measure(row_ptr, threshold, best, scale, VOCAB, BLOCK)
+            # Of the equals of the last one, top-p counts no more than top-k has room for.
+            mass += (top_count - count) * tl.exp2((threshold - best) * scale)
+        if top_p < 1.0:
+            threshold = _find_threshold(row_ptr, lanes, mass * top_p, threshold, best, scale, VOCAB, BLOCK, True)
+    return threshold
 
 
 @triton.jit
@@ -62,50 +71,55 @@ def _lane_maxima(row_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     lanes = tl.full([BLOCK], -INF, tl.float32)
     for start in range(0, VOCAB, BLOCK):
         tokens = start + tl.arange(0, BLOCK)
-        lanes = tl.maximum(lanes, tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=-INF))
+        lanes = tl.maximum(lanes, tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=-INF).to(tl.float32))
     return lanes
 
 
 @triton.jit
-def _measure(row_ptr, pivot, best, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """How many scores are above the pivot, the sum of exp(score - best) over them, and the scores next to the pivot:
-    the largest that is not above it, the smallest that is."""
+def _measure(row_ptr, pivot, best, scale, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    """How many scores are above the pivot, the sum of their weights, and the scores next to the pivot: the largest that
+    is not above it, the smallest that is."""
     count, mass = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     below, above = tl.full([BLOCK], -INF, tl.float32), tl.full([BLOCK], INF, tl.float32)
     for start in range(0, VOCAB, BLOCK):
         tokens = start + tl.arange(0, BLOCK)
-        x = tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=-INF)
+        x = tl.load(row_ptr + tokens, mask=tokens < VOCAB, other=-INF).to(tl.float32)
         is_above = x > pivot
         count += is_above.to(tl.float32)
-        mass += tl.where(is_above, tl.exp(x - best), 0.0)
+        mass += tl.where(is_above, tl.exp2((x - best) * scale), 0.0)
         below = tl.maximum(below, tl.where(x <= pivot, x, -INF))
         above = tl.minimum(above, tl.where(is_above, x, INF))
     return tl.sum(count, 0), tl.sum(mass, 0), tl.max(below, 0), tl.min(above, 0)
 
 
 @triton.jit
-def _find_threshold(row_ptr, lanes, target, low, best, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BY_MASS: tl.constexpr):
+def _find_threshold(
+    row_ptr, lanes, target, low, best, scale, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BY_MASS: tl.constexpr
+):
     """The smallest score of the row, from the score `low` on, above which there is less than the target."""
-    low = tl.maximum(low, _find_lane(lanes, target, best, BY_MASS))
+    weights = tl.exp2((lanes - best) * scale) if BY_MASS else (lanes > -INF).to(tl.float32)
+    if tl.sum(weights, 0) >= target:
+        # Lanes are scores of the row: where those that are above it reach the target, so do all.
+        low = tl.maximum(low, find_lane(lanes, weights, target, -INF, best))
     high = best
     pivot = low
     while low < high:
-        count, mass, below, above = _measure(row_ptr, pivot, best, VOCAB, BLOCK)
+        count, mass, below, above = _measure(row_ptr, pivot, best, scale, VOCAB, BLOCK)
         is_enough = (mass if BY_MASS else count) < target
         high = tl.where(is_enough, below, high)
         low = tl.where(is_enough, low, above)
-        pivot = _between(low, high)
+        pivot = between(low, high)
     return high
 
 
 @triton.jit
-def _find_lane(lanes, target, best, BY_MASS: tl.constexpr):
-    """The same among the lanes; -inf where all lanes together do not reach the target."""
-    weights = tl.exp(lanes - best) if BY_MASS else (lanes > -INF).to(tl.float32)
+def find_lane(lanes, weights, target, low, best):
+    """Returns the smallest of the lanes, from `low` on, above which the weights are less than the target.
+
+    All lanes together must reach it; those that are -inf weigh nothing.
+    """
+    low = tl.min(tl.where((lanes > -INF) & (lanes >= low), lanes, INF), 0)
     high = best
-    low = tl.min(tl.where(lanes > -INF, lanes, INF), 0)
-    low = tl.where(tl.sum(weights, 0) < target, best, low)
-    is_bound = low < best
     pivot = low
     while low < high:
         is_enough = tl.sum(tl.where(lanes > pivot, weights, 0.0), 0) < target
@@ -113,13 +127,13 @@ def _find_lane(lanes, target, best, BY_MASS: tl.constexpr):
         above = tl.min(tl.where(lanes > pivot, lanes, INF), 0)
         high = tl.where(is_enough, below, high)
         low = tl.where(is_enough, low, above)
-        pivot = _between(low, high)
-    return tl.where(is_bound, high, -INF)
+        pivot = between(low, high)
+    return high
 
 
 @triton.jit
-def _between(low, high):
-    """A pivot from `low` on and below `high`, so that each one takes some score out."""
+def between(low, high):
+    """Returns a pivot from `low` on and below `high`, so that each one takes some score out."""
     pivot = low * 0.5 + high * 0.5
     return tl.where((pivot >= low) & (pivot < high), pivot, low)
 
@@ -138,7 +152,7 @@ COMPILE_CASES = tuple(
         kernel=filter_top_kernel,
         signature={"scores_ptr": "*fp32:16", "top_ks_ptr": "*i64:16", "top_ps_ptr": "*fp32:16"},
         constants={"VOCAB": vocab_size},
-        launch=row_lanes(vocab_size),
+        launch=launch_on(HOPPER, "filter_top", vocab_size),
         max_registers=128,
     )
     for vocab_size in sorted({shape.vocab_size for shape in MODEL_SHAPES.values()})

@@ -9,18 +9,17 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase, in_float32
+from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
 from kernels.gpu.model_shapes import MODEL_SHAPES
-
-LAUNCH = {"BLOCK": 1024, "num_warps": 4}
-"""16 bytes a thread and operand."""
 
 
 def gelu(x_TF: Tensor, kind: str) -> Tensor:
     num_tokens, size = x_TF.shape
     assert x_TF.is_contiguous()
     out_TF = torch.empty_like(x_TF)
-    grid = (num_tokens, triton.cdiv(size, LAUNCH["BLOCK"]))
-    gelu_kernel[grid](x_TF, out_TF, SIZE=size, IS_TANH=kind == "tanh", **LAUNCH)
+    launch = find_launch("gelu")
+    grid = (num_tokens, triton.cdiv(size, launch["BLOCK"]))
+    gelu_kernel[grid](x_TF, out_TF, SIZE=size, IS_TANH=kind == "tanh", **launch)
     return out_TF
 
 
@@ -44,7 +43,7 @@ _CASES = tuple(
         kernel=gelu_kernel,
         signature={"x_ptr": "*bf16:16", "out_ptr": "*bf16:16"},
         constants={"SIZE": MODEL_SHAPES["GPT-2 124M"].mlp_size, "IS_TANH": is_tanh},
-        launch=LAUNCH,
+        launch=launch_on(HOPPER, "gelu"),
         max_registers=40,
     )
     for is_tanh in (True, False)

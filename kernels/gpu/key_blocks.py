@@ -5,12 +5,10 @@ Shape legend: M queries of a program, N keys of a block, D head dimension (padde
 The softmax is computed as running maximum, sum and output, to base 2 (FlashAttention-2, arXiv:2307.08691).
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decode_work import BLOCK_KEYS
 from kernels.paged_kv import PagedKV
 
 LOG2_E = 1.4426950408889634
@@ -19,23 +17,6 @@ LOG2_E = 1.4426950408889634
 PRECISION = tl.constexpr("tf32x3")
 """Of products of float32, which tensor cores then take as three products of TF32: an error of 2^-22 of each product.
 Those of 16 bits are exact either way. "ieee" has no tensor cores, and spills with heads of 128."""
-
-MAX_WIDE_BLOCK_BYTES = 8192
-"""Of one head's keys in a block, for types of 4 bytes: their products are held in halves, in twice the registers."""
-
-
-def choose_launch(head_dim: int, dtype: torch.dtype) -> dict[str, int]:
-    """Returns the sizes of blocks, and how a kernel over them is launched, for heads of this size.
-
-    In 3 stages the page numbers of a block are read before those of its K and V are needed; large heads leave no memory
-    for as many.
-    """
-    block_dim = max(16, triton.next_power_of_2(head_dim))
-    head_bytes = block_dim * dtype.itemsize
-    block_keys = BLOCK_KEYS if dtype.itemsize < 4 else min(BLOCK_KEYS, max(16, MAX_WIDE_BLOCK_BYTES // head_bytes))
-    block_bytes = block_keys * head_bytes
-    num_stages = 3 if block_bytes <= 16384 else 2 if block_bytes <= 32768 else 1
-    return {"BLOCK_N": block_keys, "BLOCK_D": block_dim, "num_warps": 4, "num_stages": num_stages}
 
 
 def scales_of(cache: PagedKV) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase, in_float32
+from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
 from kernels.gpu.model_shapes import MODEL_SHAPES
-from kernels.gpu.row_block import row_block
 
 
 def layer_norm(x_TE: Tensor, weight_E: Tensor, bias_E: Tensor, eps: float, update_TE: Tensor | None = None) -> Tensor:
@@ -30,7 +30,7 @@ def layer_norm(x_TE: Tensor, weight_E: Tensor, bias_E: Tensor, eps: float, updat
         eps,
         SIZE=size,
         HAS_UPDATE=has_update,
-        **row_block(size),
+        **find_launch("layer_norm", size),
     )
     return out_TE
 
@@ -70,7 +70,7 @@ _CASES = tuple(
         signature=dict.fromkeys(("x_ptr", "update_ptr", "weight_ptr", "bias_ptr", "out_ptr"), "*bf16:16")
         | {"eps": "fp32"},
         constants={"SIZE": MODEL_SHAPES["GPT-2 124M"].embedding_size, "HAS_UPDATE": has_update},
-        launch=row_block(MODEL_SHAPES["GPT-2 124M"].embedding_size),
+        launch=launch_on(HOPPER, "layer_norm", MODEL_SHAPES["GPT-2 124M"].embedding_size),
         max_registers=64,
     )
     for has_update in (True, False)

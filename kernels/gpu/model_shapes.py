@@ -12,6 +12,10 @@ class ModelShape:
     mlp_size: int
     vocab_size: int
 
+    @property
+    def queries_a_head(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
 
 MODEL_SHAPES = {
     "GPT-2 124M": ModelShape(12, 12, 64, 768, 3072, 50257),

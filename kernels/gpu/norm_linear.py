@@ -14,23 +14,8 @@ from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase, in_float32
 from kernels.gpu.key_blocks import PRECISION
+from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
 from kernels.gpu.model_shapes import MODEL_SHAPES
-from kernels.norm_linear import MAX_TOKENS
-
-MANY_PROGRAMS = 256
-"""That keep all processors of a large GPU (132 of an H100) reading: with fewer, blocks are narrower."""
-
-
-def choose_launch(num_outputs: int, dtype: torch.dtype) -> dict[str, int]:
-    """Returns the sizes of blocks, and how the kernel is launched, for F outputs: chosen by thought, not measured."""
-    block_outputs = 32 if num_outputs >= 32 * MANY_PROGRAMS else 16
-    return {
-        "BLOCK_M": MAX_TOKENS,
-        "BLOCK_N": block_outputs,
-        "BLOCK_K": 128 if dtype.itemsize == 2 else 32,
-        "num_warps": 4,
-        "num_stages": 4,
-    }
 
 
 def norm_linear(
@@ -48,7 +33,7 @@ def norm_linear(
         assert tensor is None or tensor.is_contiguous()
     out_TF = x_TI.new_empty(num_tokens, num_outputs)
     residual_TI = x_TI if update_TI is None else torch.empty_like(x_TI)
-    launch = choose_launch(num_outputs, x_TI.dtype)
+    launch = find_launch("norm_linear", num_outputs, x_TI.dtype.itemsize)
     norm_linear_kernel[(triton.cdiv(num_outputs, launch["BLOCK_N"]),)](
         x_TI,
         x_TI if update_TI is None else update_TI,
@@ -157,7 +142,7 @@ def _case(model: str, is_gated: bool) -> CompileCase:
             "HAS_BIAS": not is_gated,
             "IS_GATED": is_gated,
         },
-        launch=choose_launch(num_outputs, torch.bfloat16),
+        launch=launch_on(HOPPER, "norm_linear", num_outputs, 2),
         max_registers=128,
     )
 
@@ -165,5 +150,5 @@ def _case(model: str, is_gated: bool) -> CompileCase:
 _CASES = _case("Qwen3-0.6B", True), _case("Qwen3-0.6B", False), _case("Llama-3-8B", True)
 COMPILE_CASES = (
     *_CASES,
-    in_float32(_CASES[0], launch=choose_launch(_CASES[0].constants["NUM_OUTPUTS"], torch.float32)),
+    in_float32(_CASES[0], launch=launch_on(HOPPER, "norm_linear", _CASES[0].constants["NUM_OUTPUTS"], 4)),
 )

@@ -27,8 +27,9 @@ from kernels.decode_work import (
     plan_decode_work,
 )
 from kernels.gpu.compile_case import CompileCase, in_float32, with_codes
-from kernels.gpu.key_blocks import LOG2_E, choose_launch, fold, load_block, scales_of, score
-from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score
+from kernels.gpu.launch_table import HOPPER, Launch, find_launch, launch_on
+from kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
 from kernels.gpu.occupancy import count_side_by_side, processor_of
 from kernels.paged_decode import count_programs
 from kernels.paged_kv import PagedKV
@@ -36,9 +37,6 @@ from kernels.quantized_kv import SCALE_DTYPE
 
 _HEADER, _ITEM, _ENTRY = tl.constexpr(HEADER_WORDS), tl.constexpr(ITEM_WORDS), tl.constexpr(ENTRY_WORDS)
 _ENTRIES_PLACE, _PARTS_PLACE = tl.constexpr(ENTRIES_PLACE), tl.constexpr(PARTS_PLACE)
-
-MERGE_PARTS = 32
-"""Parts that a program of the second kernel reads at a time."""
 
 
 def paged_decode(
@@ -62,7 +60,6 @@ def paged_decode(
     assert scratch.partials.shape[0] >= layout.max_entries
     assert scratch.partials.shape[1:] == query_RHD.shape[1:]
     assert scratch.counters.shape[0] >= layout.max_rows
-    launch = choose_launch(head_dim, query_RHD.dtype)
     attend[(layout.max_items * layout.num_kv_heads,)](
         query_RHD,
         cache.keys,
@@ -81,7 +78,7 @@ def paged_decode(
         PAGE_SIZE=cache.page_size,
         HAS_SCALES=cache.key_scales is not None,
         **_constants_of(layout),
-        **launch,
+        **find_launch("paged_decode", layout.queries_a_head, head_dim, query_RHD.dtype.itemsize),
     )
     if layout.merges_in_kernel:
         return
@@ -92,9 +89,7 @@ def paged_decode(
         out_RHD,
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
-        BLOCK_P=MERGE_PARTS,
-        BLOCK_D=launch["BLOCK_D"],
-        num_warps=launch["num_warps"],
+        **find_launch("paged_decode_merge", head_dim),
     )
 
 
@@ -108,10 +103,13 @@ def _constants_of(layout: DecodeLayout) -> dict[str, int]:
 
 
 def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
-    """Returns how many programs a processor of the current device, which has these properties, runs side by side.
+    """Returns how many programs of a processor of the current device, which has these properties, get an item.
 
-    The kernel is compiled, and not launched, as it will be for tensors of this shape.
+    If the table does not say, as many as it runs side by side: the kernel is compiled, and not launched, as it will be
+    for tensors of this shape.
     """
+    if num_programs := find_launch("decode_work", *shape.launch_shape)["programs"]:
+        return num_programs
     floats, indices, sums = shape.dtype, torch.int32, torch.float32
     cached, scales = (shape.kv_codes, SCALE_DTYPE) if shape.kv_codes else (floats, floats)
     layout = DecodeLayout(1, shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shares_prefixes=False)
@@ -124,7 +122,7 @@ def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
         PAGE_SIZE=shape.page_size,
         HAS_SCALES=shape.kv_codes is not None,
         **_constants_of(layout),
-        **choose_launch(shape.head_dim, shape.dtype),
+        **find_launch("paged_decode", *shape.launch_shape),
         grid=(1,),
     )
     compiled._init_handles()  # its registers are known once it is loaded
@@ -200,7 +198,29 @@ def attend(
     max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
     acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for start in range(first_key, end_key, BLOCK_N):
+    # Whole blocks of keys without masks, and then what is left.
+    end_whole = end_key - (end_key - first_key) % BLOCK_N
+    for start in range(first_key, end_whole, BLOCK_N):
+        key_N = start + tl.arange(0, BLOCK_N)
+        key_DN, value_ND, key_scale_N, value_scale_N = load_block(
+            keys,
+            values,
+            key_scales,
+            value_scales,
+            page_table,
+            key_N,
+            end_key,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            PAGE_SIZE,
+            BLOCK_D,
+            HAS_SCALES,
+            query.dtype.element_ty,
+            False,
+        )
+        score_MN = score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES)
+        max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
+    for start in range(end_whole, end_key, BLOCK_N):
         key_N = start + tl.arange(0, BLOCK_N)
         key_DN, value_ND, key_scale_N, value_scale_N = load_block(
             keys,
@@ -314,6 +334,10 @@ def _merge_row(
         tl.store(out + out_head + dim_D, (acc_D / total).to(out.dtype.element_ty), mask=is_dim_D)
 
 
+def _launch_of(shape: ModelShape, dtype: torch.dtype) -> Launch:
+    return launch_on(HOPPER, "paged_decode", shape.queries_a_head, shape.head_dim, dtype.itemsize)
+
+
 _SIGNATURE = (
     dict.fromkeys(("query", "keys", "values", "key_scales", "value_scales", "out"), "*bf16:16")
     | dict.fromkeys(("page_tables", "plan", "counters"), "*i32:16")
@@ -331,7 +355,7 @@ _CASES = {
         signature=_SIGNATURE,
         constants={"HEAD_DIM": shape.head_dim, "PAGE_SIZE": 16, "HAS_SCALES": False}
         | _constants_of(DecodeLayout(256, shape.num_heads, shape.num_kv_heads, 528, True, merges)),
-        launch=choose_launch(shape.head_dim, torch.bfloat16),
+        launch=_launch_of(shape, torch.bfloat16),
         max_registers=max(registers, _MORE_REGISTERS.get(model, 0)),
     )
     for model, shape in MODEL_SHAPES.items()
@@ -342,8 +366,8 @@ _MERGE_CASES = tuple(
         label=f"{model}, second kernel",
         kernel=merge,
         signature={name: _SIGNATURE[name] for name in ("plan", "partials", "lses", "out")},
-        constants={"NUM_HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim, "BLOCK_P": MERGE_PARTS},
-        launch={"BLOCK_D": choose_launch(shape.head_dim, torch.bfloat16)["BLOCK_D"], "num_warps": 4},
+        constants={"NUM_HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim},
+        launch=launch_on(HOPPER, "paged_decode_merge", shape.head_dim),
         max_registers=64,
     )
     for model, shape in MODEL_SHAPES.items()
@@ -353,7 +377,7 @@ COMPILE_CASES = (
     *_MERGE_CASES,
     *(with_codes(_CASES[model], {"HAS_SCALES": True}, max_registers=168) for model in ("GPT-2 124M", "Qwen3-0.6B")),
     *(
-        in_float32(_CASES[model], launch=choose_launch(MODEL_SHAPES[model].head_dim, torch.float32), max_registers=168)
+        in_float32(_CASES[model], launch=_launch_of(MODEL_SHAPES[model], torch.float32), max_registers=192)
         for model in ("GPT-2 124M", "Qwen3-0.6B", "Llama-3-8B")
     ),
     in_float32(_MERGE_CASES[0]),

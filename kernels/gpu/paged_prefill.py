@@ -1,6 +1,7 @@
-"""Prefill attention in Triton: one program a tile of a row's new tokens and query head.
+"""Prefill attention in Triton: one program a tile of a row's new tokens and key/value head.
 
-Shape legend: T tokens of all rows, H query heads, D head dimension; in a program M queries, N keys.
+Shape legend: T tokens of all rows, H query heads, D head dimension; in a program N keys, M rows of products: the query
+heads of the key/value head, of one token after another.
 """
 
 import torch
@@ -9,11 +10,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase, in_float32, with_codes
-from kernels.gpu.key_blocks import LOG2_E, choose_launch, fold, load_block, scales_of, score
-from kernels.gpu.model_shapes import MODEL_SHAPES
+from kernels.gpu.key_blocks import LOG2_E, fold, load_block, scales_of, score
+from kernels.gpu.launch_table import HOPPER, Launch, find_launch, launch_on
+from kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
 from kernels.paged_kv import PagedKV
 from kernels.paged_prefill import PrefillRows
-from kernels.prefill_tiles import TILE_TOKENS, TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
+from kernels.prefill_tiles import TILE_WORDS, count_tile_tokens, max_prefill_tiles, plan_prefill_tiles
 
 _TILE = tl.constexpr(TILE_WORDS)
 
@@ -23,12 +25,13 @@ def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: f
     num_heads, head_dim = query_THD.shape[1:]
     assert query_THD.stride()[1:] == (head_dim, 1)
     assert out_THD.is_contiguous()
-    tiles = _plan_here(query_THD, rows) if rows.tiles is None else rows.tiles
+    launch_shape = num_heads // cache.num_heads, head_dim, query_THD.dtype.itemsize
+    tiles = _plan_here(len(query_THD), rows, launch_shape) if rows.tiles is None else rows.tiles
     assert tiles.shape[1] == TILE_WORDS
     assert tiles.is_contiguous()
     if not len(tiles):
         return
-    attend[(len(tiles) * num_heads,)](
+    attend[(len(tiles) * cache.num_heads,)](
         query_THD,
         cache.keys,
         cache.values,
@@ -40,21 +43,21 @@ def paged_prefill(query_THD: Tensor, cache: PagedKV, rows: PrefillRows, scale: f
         scale * LOG2_E,
         query_THD.stride(0),
         rows.page_tables.stride(0),
-        NUM_HEADS=num_heads,
+        QUERIES=num_heads // cache.num_heads,
         NUM_KV_HEADS=cache.num_heads,
         HEAD_DIM=head_dim,
         PAGE_SIZE=cache.page_size,
         HAS_SCALES=cache.key_scales is not None,
-        BLOCK_M=TILE_TOKENS,
-        **choose_launch(head_dim, query_THD.dtype),
+        **find_launch("paged_prefill", *launch_shape),
     )
 
 
-def _plan_here(query_THD: Tensor, rows: PrefillRows) -> Tensor:
+def _plan_here(num_tokens: int, rows: PrefillRows, launch_shape: tuple[int, int, int]) -> Tensor:
+    tile_tokens = count_tile_tokens(*launch_shape)
     query_lens, context_lens = rows.query_lens.cpu().numpy(), rows.context_lens.cpu().numpy()
-    tiles = torch.empty(max_prefill_tiles(len(query_THD), len(query_lens)), TILE_WORDS, dtype=torch.int32)
-    plan_prefill_tiles(query_lens, context_lens, tiles.numpy())
-    return tiles.to(query_THD.device)
+    tiles = torch.empty(max_prefill_tiles(num_tokens, len(query_lens), tile_tokens), TILE_WORDS, dtype=torch.int32)
+    plan_prefill_tiles(query_lens, context_lens, tiles.numpy(), tile_tokens)
+    return tiles.to(rows.query_lens.device)
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -71,7 +74,7 @@ def attend(
     scale_log2,
     query_stride,
     table_stride,
-    NUM_HEADS: tl.constexpr,
+    QUERIES: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -80,8 +83,8 @@ def attend(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    words = tiles + tl.program_id(0) // NUM_HEADS * _TILE
-    head = tl.program_id(0) % NUM_HEADS
+    words = tiles + tl.program_id(0) // NUM_KV_HEADS * _TILE
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
     row = tl.load(words)
     if row < 0:
         return
@@ -89,16 +92,17 @@ def attend(
     first_token = tl.load(words + 2).to(tl.int64)
     num_queries = tl.load(words + 3)
 
-    query_M = tl.arange(0, BLOCK_M)
+    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * QUERIES
+    query_M = tl.arange(0, BLOCK_M) // QUERIES
+    head_M = kv_head * QUERIES + tl.arange(0, BLOCK_M) % QUERIES
     dim_D = tl.arange(0, BLOCK_D)
     is_used_MD = (query_M < num_queries)[:, None] & (dim_D < HEAD_DIM)[None, :]
     query_MD = tl.load(
-        query + ((first_token + query_M) * query_stride + head * HEAD_DIM)[:, None] + dim_D[None, :],
+        query + ((first_token + query_M) * query_stride + head_M * HEAD_DIM)[:, None] + dim_D[None, :],
         mask=is_used_MD,
         other=0.0,
     )
     page_table = page_tables + row.to(tl.int64) * table_stride
-    kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
     key_scales += kv_head
@@ -152,8 +156,12 @@ def attend(
         score_MN = tl.where(is_seen_MN, score_MN, float("-inf"))
         max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
     out_MD = (acc_MD / sum_M[:, None]).to(out.dtype.element_ty)
-    out_M = ((first_token + query_M) * NUM_HEADS + head) * HEAD_DIM
+    out_M = ((first_token + query_M) * NUM_HEADS + head_M) * HEAD_DIM
     tl.store(out + out_M[:, None] + dim_D[None, :], out_MD, mask=is_used_MD)
+
+
+def _launch_of(shape: ModelShape, dtype: torch.dtype) -> Launch:
+    return launch_on(HOPPER, "paged_prefill", shape.queries_a_head, shape.head_dim, dtype.itemsize)
 
 
 _SIGNATURE = (
@@ -167,14 +175,13 @@ _CASES = {
         kernel=attend,
         signature=_SIGNATURE,
         constants={
-            "NUM_HEADS": shape.num_heads,
+            "QUERIES": shape.queries_a_head,
             "NUM_KV_HEADS": shape.num_kv_heads,
             "HEAD_DIM": shape.head_dim,
             "PAGE_SIZE": 16,
             "HAS_SCALES": False,
-            "BLOCK_M": TILE_TOKENS,
         },
-        launch=choose_launch(shape.head_dim, torch.bfloat16),
+        launch=_launch_of(shape, torch.bfloat16),
         max_registers=168 if shape.head_dim == 64 else 224,
         has_wgmma=True,
     )
@@ -184,7 +191,7 @@ COMPILE_CASES = (
     *_CASES.values(),
     with_codes(_CASES["Qwen3-0.6B"], {"HAS_SCALES": True}, max_registers=255),
     *(
-        in_float32(_CASES[model], launch=choose_launch(MODEL_SHAPES[model].head_dim, torch.float32), max_registers=255)
+        in_float32(_CASES[model], launch=_launch_of(MODEL_SHAPES[model], torch.float32), max_registers=255)
         for model in ("GPT-2 124M", "Qwen3-0.6B")
     ),
 )

@@ -14,25 +14,32 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase
+from kernels.gpu.launch_table import HOPPER, Launch, find_launch, launch_on
 
-LAUNCH = {"BLOCK": 256, "num_warps": 4}
+
+def entry_launch() -> Launch:
+    return find_launch("pair_entries")
 
 
 def entry_grid(rows_N: Tensor) -> tuple[int]:
     """Returns the grid of a kernel with a program for each block of entries."""
-    return (triton.cdiv(len(rows_N), LAUNCH["BLOCK"]),)
+    return (triton.cdiv(len(rows_N), entry_launch()["BLOCK"]),)
 
 
 def gather_entries(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor) -> Tensor:
     """Returns the logit of each entry (float32 [N])."""
     before_N = torch.empty(len(rows_N), dtype=torch.float32, device=logits_SV.device)
-    gather_kernel[entry_grid(rows_N)](logits_SV, rows_N, ids_N, before_N, len(rows_N), logits_SV.shape[1], **LAUNCH)
+    gather_kernel[entry_grid(rows_N)](
+        logits_SV, rows_N, ids_N, before_N, len(rows_N), logits_SV.shape[1], **entry_launch()
+    )
     return before_N
 
 
 def scatter_entries(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, values_N: Tensor) -> None:
     """Writes the value of each entry over its logit; entries of one pair have the same."""
-    scatter_kernel[entry_grid(rows_N)](logits_SV, rows_N, ids_N, values_N, len(rows_N), logits_SV.shape[1], **LAUNCH)
+    scatter_kernel[entry_grid(rows_N)](
+        logits_SV, rows_N, ids_N, values_N, len(rows_N), logits_SV.shape[1], **entry_launch()
+    )
 
 
 def sum_entries(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, values_N: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -43,7 +50,7 @@ def sum_entries(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, values_N: Tens
     leaders_N = torch.empty(len(rows_N), dtype=torch.int32, device=logits_SV.device)
     sums_N = torch.zeros(len(rows_N), dtype=torch.float64, device=logits_SV.device)
     vocab_size = logits_SV.shape[1]
-    claim_kernel[entry_grid(rows_N)](logits_SV, rows_N, ids_N, len(rows_N), vocab_size, **LAUNCH)
+    claim_kernel[entry_grid(rows_N)](logits_SV, rows_N, ids_N, len(rows_N), vocab_size, **entry_launch())
     sum_kernel[entry_grid(rows_N)](
         logits_SV,
         rows_N,
@@ -54,7 +61,7 @@ def sum_entries(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, values_N: Tens
         len(rows_N),
         vocab_size,
         HAS_VALUES=values_N is not None,
-        **LAUNCH,
+        **entry_launch(),
     )
     return leaders_N, sums_N
 
@@ -120,7 +127,7 @@ def entry_case(kernel: triton.JITFunction, types: dict[str, str], constants: dic
         kernel=kernel,
         signature=ENTRY_TYPES | types | COUNT_TYPES,
         constants=constants,
-        launch=LAUNCH,
+        launch=launch_on(HOPPER, "pair_entries"),
         max_registers=48,
     )
 

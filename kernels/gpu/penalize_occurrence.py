@@ -11,9 +11,9 @@ from kernels.gpu.pair_entries import (
     CLAIM_CASE,
     COUNT_CASE,
     GATHER_CASE,
-    LAUNCH,
     entry_case,
     entry_grid,
+    entry_launch,
     entry_places,
     gather_entries,
     sum_entries,
@@ -37,7 +37,7 @@ def penalize_occurrence(
         presence_N,
         len(rows_N),
         logits_SV.shape[1],
-        **LAUNCH,
+        **entry_launch(),
     )
 
 

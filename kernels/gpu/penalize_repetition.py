@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.pair_entries import GATHER_CASE, LAUNCH, entry_case, entry_grid, entry_places, gather_entries
+from kernels.gpu.pair_entries import GATHER_CASE, entry_case, entry_grid, entry_launch, entry_places, gather_entries
 
 
 def penalize_repetition(logits_SV: Tensor, rows_N: Tensor, ids_N: Tensor, penalties_N: Tensor) -> None:
     assert logits_SV.is_contiguous()
     before_N = gather_entries(logits_SV, rows_N, ids_N)
     penalize_repetition_kernel[entry_grid(rows_N)](
-        logits_SV, rows_N, ids_N, before_N, penalties_N, len(rows_N), logits_SV.shape[1], **LAUNCH
+        logits_SV, rows_N, ids_N, before_N, penalties_N, len(rows_N), logits_SV.shape[1], **entry_launch()
     )
 
 

@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase, in_float32
+from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
 from kernels.gpu.model_shapes import MODEL_SHAPES
-from kernels.gpu.row_block import row_block
 
 
 def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float, update_TE: Tensor | None = None) -> Tensor:
@@ -28,7 +28,7 @@ def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float, update_TE: Tensor | Non
         eps,
         SIZE=size,
         HAS_UPDATE=has_update,
-        **row_block(size),
+        **find_launch("rms_norm", size),
     )
     return out_TE
 
@@ -66,7 +66,7 @@ _CASES = tuple(
         kernel=rms_norm_kernel,
         signature=dict.fromkeys(("x_ptr", "update_ptr", "weight_ptr", "out_ptr"), "*bf16:16") | {"eps": "fp32"},
         constants={"SIZE": shape.embedding_size, "HAS_UPDATE": has_update},
-        launch=row_block(shape.embedding_size),
+        launch=launch_on(HOPPER, "rms_norm", shape.embedding_size),
         max_registers=64,
     )
     for model, shape in MODEL_SHAPES.items()

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase, in_float32, with_codes
 from kernels.gpu.key_blocks import scales_of
+from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
 from kernels.gpu.model_shapes import MODEL_SHAPES
 from kernels.paged_kv import PagedKV
 from kernels.qk_norm import HeadNorms
 from kernels.quantized_kv import MAX_CODES
 from kernels.rotate_store import RopeTables
-
-MAX_HEADS_A_PROGRAM = 8
 
 
 def rotate_store(
@@ -37,7 +36,7 @@ def rotate_store(
     cos_MX, sin_MX = tables or (cache.keys, cache.keys)
     query_weight_D, key_weight_D = (norms.query_weight, norms.key_weight) if norms else (heads_TAD, heads_TAD)
     assert all(operand.is_contiguous() for operand in (cos_MX, sin_MX, query_weight_D, key_weight_D))
-    launch = choose_launch(num_heads, cache.num_heads, head_dim)
+    launch = find_launch("rotate_store", num_heads, cache.num_heads, head_dim)
     num_programs = triton.cdiv(num_heads, launch["HEADS"]) + 2 * triton.cdiv(cache.num_heads, launch["HEADS"])
     rotate_store_kernel[(num_tokens, num_programs)](
         heads_TAD,
@@ -60,13 +59,6 @@ def rotate_store(
         **launch,
     )
     return heads_TAD[:, :num_heads]
-
-
-def choose_launch(num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, int]:
-    """Returns the blocks: as many heads as both kinds fill, and half a head dimension."""
-    heads = min(MAX_HEADS_A_PROGRAM, triton.next_power_of_2(min(num_heads, num_kv_heads)))
-    half = triton.next_power_of_2((head_dim + 1) // 2)
-    return {"HEADS": heads, "HALF": half, "num_warps": max(1, heads * half // 128)}
 
 
 @triton.jit
@@ -187,7 +179,7 @@ _CASES = tuple(
             "HAS_NORM": model.startswith("Qwen3"),
             "MAX_CODE": 0.0,
         },
-        launch=choose_launch(shape.num_heads, shape.num_kv_heads, shape.head_dim),
+        launch=launch_on(HOPPER, "rotate_store", shape.num_heads, shape.num_kv_heads, shape.head_dim),
         max_registers=64,
     )
     for model, shape in MODEL_SHAPES.items()

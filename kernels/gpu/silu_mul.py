@@ -9,18 +9,17 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase, in_float32
+from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
 from kernels.gpu.model_shapes import MODEL_SHAPES
-
-LAUNCH = {"BLOCK": 1024, "num_warps": 4}
-"""16 bytes a thread and operand."""
 
 
 def silu_mul(gate_up_TF2: Tensor) -> Tensor:
     num_tokens, size = gate_up_TF2.shape[0], gate_up_TF2.shape[1] // 2
     assert gate_up_TF2.is_contiguous()
     out_TF = torch.empty(num_tokens, size, dtype=gate_up_TF2.dtype, device=gate_up_TF2.device)
-    grid = (num_tokens, triton.cdiv(size, LAUNCH["BLOCK"]))
-    silu_mul_kernel[grid](gate_up_TF2, out_TF, SIZE=size, **LAUNCH)
+    launch = find_launch("silu_mul")
+    grid = (num_tokens, triton.cdiv(size, launch["BLOCK"]))
+    silu_mul_kernel[grid](gate_up_TF2, out_TF, SIZE=size, **launch)
     return out_TF
 
 
@@ -42,7 +41,7 @@ _CASES = tuple(
         kernel=silu_mul_kernel,
         signature={"gate_up_ptr": "*bf16:16", "out_ptr": "*bf16:16"},
         constants={"SIZE": MODEL_SHAPES[model].mlp_size},
-        launch=LAUNCH,
+        launch=launch_on(HOPPER, "silu_mul"),
         max_registers=40,
     )
     for model in ("Qwen3-0.6B", "Llama-3-8B", "Qwen3-14B")

@@ -8,13 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase
-
-LAUNCH = {"BLOCK": 128, "num_warps": 4}
+from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
 
 
 def take_tokens(token_ids_T: Tensor, sources_D: Tensor, sampled_S: Tensor) -> None:
     num_rows = len(sources_D)
-    take_tokens_kernel[(triton.cdiv(num_rows, LAUNCH["BLOCK"]),)](token_ids_T, sources_D, sampled_S, num_rows, **LAUNCH)
+    launch = find_launch("take_tokens")
+    take_tokens_kernel[(triton.cdiv(num_rows, launch["BLOCK"]),)](token_ids_T, sources_D, sampled_S, num_rows, **launch)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -37,7 +37,7 @@ COMPILE_CASES = tuple(
             "num_rows": "i32",
         },
         constants={},
-        launch=LAUNCH,
+        launch=launch_on(HOPPER, "take_tokens"),
         max_registers=32,
     )
     for dtype in ("i32", "i64")

@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.best_token import VOCAB_SIZES, part_block
+from kernels.gpu.best_token import VOCAB_SIZES
 from kernels.gpu.compile_case import CompileCase, in_float32
+from kernels.gpu.launch_table import HOPPER, find_launch, launch_on
 from kernels.top_logprobs import top_logprobs_reference
 
 MAX_TOP = 64
@@ -29,7 +30,7 @@ def top_logprobs(logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor
         return top_logprobs_reference(logits_NV, ids_N, num_top)
     num_rows, vocab_size = logits_NV.shape
     assert logits_NV.stride(1) == 1 or vocab_size == 1
-    device, block = logits_NV.device, part_block(vocab_size)
+    device, block = logits_NV.device, find_launch("top_logprobs", vocab_size)
     num_parts = triton.cdiv(vocab_size, block["BLOCK"])
     sizes = {"VOCAB": vocab_size, "NUM_PARTS": num_parts, "PARTS_BLOCK": triton.next_power_of_2(num_parts)}
     maxima_NC, sums_NC = torch.empty((2, num_rows, num_parts), dtype=torch.float32, device=device)
@@ -52,15 +53,9 @@ def top_logprobs(logits_NV: Tensor, ids_N: Tensor, num_top: int) -> tuple[Tensor
         top_logprobs_NK,
         num_top,
         **sizes,
-        **merge_block(num_parts, num_top),
+        **find_launch("top_logprobs_row", num_parts * max(num_top, USUAL_TOP)),
     )
     return logprobs_N, top_ids_NK, top_logprobs_NK
-
-
-def merge_block(num_parts: int, num_top: int) -> dict[str, int]:
-    """Returns how the keys of a row's parts are held."""
-    block = triton.next_power_of_2(num_parts * max(num_top, USUAL_TOP))
-    return {"BLOCK": block, "num_warps": max(1, min(8, block // 256))}
 
 
 @triton.jit
@@ -165,7 +160,7 @@ OUT_TYPES = {
 
 
 def _cases(vocab_size: int) -> tuple[CompileCase, ...]:
-    block = part_block(vocab_size)
+    block = launch_on(HOPPER, "top_logprobs", vocab_size)
     num_parts = triton.cdiv(vocab_size, block["BLOCK"])
     sizes = {"VOCAB": vocab_size, "NUM_PARTS": num_parts, "PARTS_BLOCK": triton.next_power_of_2(num_parts)}
     logits = LOGITS_TYPES | {"row_stride": "i32" if vocab_size % 16 else "i32:16"}
@@ -179,7 +174,7 @@ def _cases(vocab_size: int) -> tuple[CompileCase, ...]:
             logits | SUMS_TYPES | OUT_TYPES,
             sizes,
             96,
-            merge_block(num_parts, 20),
+            launch_on(HOPPER, "top_logprobs_row", num_parts * USUAL_TOP),
         ),
     )
 

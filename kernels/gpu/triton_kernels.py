@@ -5,6 +5,7 @@ Triton is not installed beside a CPU build of torch, so nothing but this file na
 
 from collections.abc import Callable
 from importlib import import_module
+from traceback import walk_tb
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,7 @@ NAMES: tuple[str, ...] = (
     "allow_tokens",
     "apply_bitmask",
     "draw",
+    "draw_filtered",
     "filter_min_p",
     "filter_top",
     "gelu",
@@ -55,9 +57,9 @@ def find_form(name: str, x: Tensor, reference: TritonKernel) -> TritonKernel:
 def programs_a_processor(name: str, *shape: Any) -> int:
     """Returns how many programs of an operation's kernel, compiled for `shape`, a processor runs side by side.
 
-    Only on a CUDA device, where it compiles the kernel.
+    Only on a CUDA device, where it compiles the kernel; 1 where the kernel has been left out.
     """
-    return import_module(f"kernels.gpu.{name}").programs_a_processor(*shape)
+    return import_module(f"kernels.gpu.{name}").programs_a_processor(*shape) if name in _loaded else 1
 
 
 def load_triton_kernels(device_type: str = "cuda") -> None:
@@ -66,6 +68,21 @@ def load_triton_kernels(device_type: str = "cuda") -> None:
     _device_type = device_type
     for name in NAMES:
         _loaded[name] = getattr(import_module(f"kernels.gpu.{name}"), name)
+
+
+def leave_out_failed(error: Exception) -> str | None:
+    """Launchers no longer use the kernel whose compilation or launch raised `error`; returns its operation.
+
+    `None`, and nothing is left out, where the error did not come out of Triton below one of the kernels.
+    """
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+    if not any(module.startswith("triton.") for module in modules):
+        return None
+    operations = [module.removeprefix("kernels.gpu.") for module in modules]
+    name = next((name for name in reversed(operations) if name in _loaded), None)
+    if name is not None:
+        del _loaded[name]
+    return name
 
 
 def unload_triton_kernels() -> None:

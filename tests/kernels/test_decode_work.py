@@ -17,7 +17,7 @@ from kernels.decode_work import (
     DecodeLayout,
     plan_decode_work,
 )
-from kernels.prefill_tiles import TILE_TOKENS, TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
+from kernels.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 from kernels.shared_runs import MAX_LEVELS, MIN_TOKENS, find_shared_runs
 
 UNTOUCHED = -77
@@ -224,20 +224,24 @@ def test_no_rows_make_no_items() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 300)), min_size=0, max_size=8), st.integers(0, 3))
-def test_tiles_cover_every_new_token_once(rows: list[tuple[int, int]], num_spare: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 300)), min_size=0, max_size=8),
+    st.integers(0, 3),
+    st.sampled_from((1, 25, 64)),
+)
+def test_tiles_cover_every_new_token_once(rows: list[tuple[int, int]], num_spare: int, tile_tokens: int) -> None:
     query_lens = np.array([new for new, _ in rows], np.int32)
     context_lens = np.array([before for _, before in rows], np.int32)
-    capacity = max_prefill_tiles(int(query_lens.sum()), len(rows)) + num_spare
+    capacity = max_prefill_tiles(int(query_lens.sum()), len(rows), tile_tokens) + num_spare
     tiles = np.full((capacity, TILE_WORDS), UNTOUCHED, np.int32)
-    plan_prefill_tiles(query_lens, context_lens, tiles)
+    plan_prefill_tiles(query_lens, context_lens, tiles, tile_tokens)
     starts = np.cumsum(query_lens) - query_lens
     seen: Counter[tuple[int, int]] = Counter()
     costs = []
     for row, first_query, first_token, num_queries in tiles.tolist():
         if row == -1:
             continue
-        assert 1 <= num_queries <= TILE_TOKENS
+        assert 1 <= num_queries <= tile_tokens
         assert first_token == starts[row] + first_query
         costs.append(int(context_lens[row]) + first_query)
         seen.update((row, query) for query in range(first_query, first_query + num_queries))

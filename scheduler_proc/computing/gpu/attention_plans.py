@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from kernels.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
+from kernels.gpu.launch_table import find_launch
 from kernels.paged_decode import count_programs
-from kernels.prefill_tiles import max_prefill_tiles, plan_prefill_tiles
+from kernels.prefill_tiles import count_tile_tokens, max_prefill_tiles, plan_prefill_tiles
 from messages.steps import Batch
 from scheduler_proc.computing.step.inputs import Arrays, StepInputs, StepShape
 
@@ -25,11 +26,13 @@ class AttentionPlans:
         self._shape = shape
         self._shares_prefixes = shares_prefixes
         self._num_programs = count_programs(shape, device)
+        self._merges_in_kernel = bool(find_launch("decode_work", *shape.launch_shape)["merges"])
+        self._tile_tokens = count_tile_tokens(*shape.launch_shape)
         self._scratch = make_decode_scratch(self._layout(max_rows), shape.head_dim, device)
 
     def planned(self, shape: StepShape, max_rows: int) -> StepShape:
         layout = self._layout(max_rows) if shape.num_decode_rows else None
-        num_tiles = max_prefill_tiles(shape.num_prefill_tokens, shape.num_prefill_rows)
+        num_tiles = max_prefill_tiles(shape.num_prefill_tokens, shape.num_prefill_rows, self._tile_tokens)
         return replace(shape, decode_layout=layout, num_tiles=num_tiles)
 
     def pack(self, batch: Batch, shape: StepShape, arrays: Arrays) -> None:
@@ -40,7 +43,7 @@ class AttentionPlans:
         if shape.num_tiles:
             rows = slice(0, num_rows - num_decode)
             lens = arrays["prefill_query_lens"][rows], arrays["prefill_context_lens"][rows]
-            plan_prefill_tiles(*lens, arrays["prefill_tiles"])
+            plan_prefill_tiles(*lens, arrays["prefill_tiles"], self._tile_tokens)
 
     def add(self, inputs: StepInputs, shape: StepShape, tensors: Mapping[str, Tensor], plan: None) -> StepInputs:
         work = None
@@ -55,4 +58,5 @@ class AttentionPlans:
         shape = self._shape
         # One row alone has nobody to share with, and what can share has larger products.
         shares_prefixes = self._shares_prefixes and max_rows > 1
-        return DecodeLayout(max_rows, shape.num_heads, shape.num_kv_heads, self._num_programs, shares_prefixes)
+        heads = shape.num_heads, shape.num_kv_heads
+        return DecodeLayout(max_rows, *heads, self._num_programs, shares_prefixes, self._merges_in_kernel)

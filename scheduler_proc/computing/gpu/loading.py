@@ -2,11 +2,14 @@
 
 import gc
 import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import torch
 
 from kernels.decode_work import DecodeShape
-from kernels.gpu.triton_kernels import load_triton_kernels
+from kernels.gpu.triton_kernels import leave_out_failed, load_triton_kernels
 from messages.config import Config
 from messages.errors import BootError
 from scheduler_proc.computing.gpu.attention_backend import AttentionBackend
@@ -22,6 +25,8 @@ from scheduler_proc.computing.step.dummy_batch import plan_dummy_batch, plan_war
 from scheduler_proc.computing.step.shapes import StepLimits
 
 MAX_REASON_CHARS = 300
+
+Result = TypeVar("Result")
 
 log = logging.getLogger("sluice.gpu_loading")
 
@@ -43,8 +48,10 @@ class GpuBackend:
         self._device = device
         self._limits = limits
         self._report = report
-        self._attention = _make_attention(config, decoder, device, kv_codes)
-        self._degraded = "" if self._attention else "Triton cannot be loaded, so plain torch computes"
+        self._degraded: list[str] = []
+        self._attention = self._try(partial(_make_attention, config, decoder, device, kv_codes))
+        if self._attention is None:
+            self._degraded.append("Triton cannot be loaded, so plain torch computes")
         self._can_capture = not config.model.enforce_eager
 
     def make_runner(self, cache: KVTensors) -> Runner:
@@ -80,9 +87,31 @@ class GpuBackend:
     def warm_up(self, runner: Runner) -> None:
         """The kernels are compiled and the graphs captured, where they can be."""
         for batch in plan_warm_ups(self._config, runner.max_num_batched_tokens):
-            runner.run(batch)
+            self._try(partial(runner.run, batch))
         self._capture(runner)
-        runner.degraded = self._degraded
+        runner.degraded = "; ".join(self._degraded)
+
+    def _try(self, work: Callable[[], Result]) -> Result:
+        """Returns what `work` does; where a Triton kernel fails it is done again without that kernel.
+
+        Raises what else is raised. Each time there is one kernel fewer, so it comes to an end.
+        """
+        while True:
+            try:
+                return work()
+            except Exception as error:  # of any type: Triton's own, its compilers', CUDA's
+                name = leave_out_failed(error)
+                if name is None:
+                    raise
+                reason = _reason_of(error)
+                log.warning(
+                    "the Triton kernel of %s cannot be compiled or launched, so plain torch computes it, which is "
+                    "slower: %s. Another version of Triton or of the driver may compile it",
+                    name,
+                    reason,
+                    exc_info=error,
+                )
+                self._degraded.append(f"plain torch computes {name}: {reason}")
 
     def _capture(self, runner: Runner, is_rehearsal: bool = False) -> int:
         """Returns the bytes that the graphs take; where they cannot be captured, that is not tried again."""
@@ -90,7 +119,7 @@ class GpuBackend:
             return 0
         assert isinstance(runner.forward_passes, GpuForwardPasses)
         try:
-            return runner.forward_passes.capture(self._report, is_rehearsal)
+            return self._try(partial(runner.forward_passes.capture, self._report, is_rehearsal))
         except Exception as error:  # Triton has errors of its own beside those of torch and CUDA
             self._can_capture = False
             reason = _reason_of(error)
@@ -100,14 +129,15 @@ class GpuBackend:
                 reason,
                 exc_info=None if isinstance(error, torch.OutOfMemoryError) else error,
             )
-            self._degraded = f"no CUDA graphs: {reason}"
+            self._degraded.append(f"no CUDA graphs: {reason}")
             return 0
 
     def _run_full_step(self, runner: Runner) -> None:
         num_tokens, config = runner.max_num_batched_tokens, self._config
         rows, longest = config.scheduling.max_num_seqs, config.facts.max_model_len
         try:
-            runner.run(plan_dummy_batch(num_tokens, rows, longest, config.cache.block_size, config.facts.vocab_size))
+            batch = plan_dummy_batch(num_tokens, rows, longest, config.cache.block_size, config.facts.vocab_size)
+            self._try(partial(runner.run, batch))
         except torch.OutOfMemoryError as error:
             raise BootError(
                 f"a step of {num_tokens} tokens does not fit into the memory of {self._device.torch_device} beside the "

@@ -61,6 +61,10 @@ FILTERS = (
 """In the order in which they are applied: that of transformers, and of llama.cpp for those that transformers lacks."""
 
 
+ONE_READ = ("top", "min_p")
+"""The filters that `draw_filtered` applies while it draws: rows with these alone are not copied on a GPU."""
+
+
 def read_numbers(batch: Batch) -> Numbers:
     """Returns the columns of all filters; one that is left out has its fill value everywhere."""
     numbers: dict[str, np.ndarray] = {}
@@ -82,10 +86,27 @@ def plan_filters(numbers: Numbers, used: Mapping[str, np.ndarray], rows: np.ndar
     return columns
 
 
-def filter_scores(scores_NV: Tensor, columns: Mapping[str, Tensor]) -> None:
-    """Takes tokens out of the rows, in place; `columns` are those of `plan_filters`."""
+def plan_one_read(numbers: Numbers, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the numbers of the filters of `draw_filtered` for each of `rows`."""
+    columns: dict[str, np.ndarray] = {}
+    for each in (each for each in FILTERS if each.name in ONE_READ):
+        of_rows = each.prepare(*(numbers[name][rows] for name in each.columns))
+        columns |= {f"one_read_{name}": values for name, values in zip(each.columns, of_rows, strict=True)}
+    return columns
+
+
+def filter_scores(
+    scores_NV: Tensor, columns: Mapping[str, Tensor], planned: Mapping[str, np.ndarray] | None = None, first: int = 0
+) -> None:
+    """Takes tokens out of the rows, in place; `columns` are those of `plan_filters`.
+
+    With `first` the rows are those from this one on, and `planned` has the columns on the host.
+    """
     for each in FILTERS:
         places, numbers = columns[f"{each.name}_places"], [columns[f"{each.name}_{name}"] for name in each.columns]
+        if first and planned is not None:
+            num_before = int(np.searchsorted(planned[f"{each.name}_places"], first))
+            places, numbers = places[num_before:] - first, [column[num_before:] for column in numbers]
         if len(places) == len(scores_NV):
             each.change(scores_NV, *numbers)
         elif len(places):

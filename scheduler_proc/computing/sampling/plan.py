@@ -5,11 +5,12 @@ The device never has to say which rows those are: it gets their indices, and eve
 """
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
 from messages.steps import Batch
-from scheduler_proc.computing.sampling.filters import FILTERS, plan_filters, read_numbers
+from scheduler_proc.computing.sampling.filters import FILTERS, ONE_READ, plan_filters, plan_one_read, read_numbers
 from scheduler_proc.computing.sampling.logits_processing import expand_logits_processing, find_processed
 
 
@@ -34,6 +35,8 @@ class SamplingPlan:
     """Alternatives to the rows' tokens, as many as the row that wants most; -1 where none wants logprobs."""
     num_prompt_top: int = -1
     """Alternatives to the prompt tokens, -1 where no prompt's logprobs are wanted."""
+    num_one_read: int = 0
+    """Special rows before this one are filtered by `ONE_READ` alone."""
 
 
 GREEDY = SamplingPlan()
@@ -59,15 +62,19 @@ def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
         columns["temperatures"] = np.where(is_plain_draw, temperatures, np.float32(0))
         columns["seeds"] = np.frombuffer(batch.seeds, np.int64)
         columns["positions"] = np.frombuffer(batch.sample_positions, np.int64)
-    groups = [np.flatnonzero(group) for group in (is_filtered, is_drawn & is_processed, ~is_drawn & is_processed)]
-    rows, num_drawn = np.concatenate(groups), len(groups[0]) + len(groups[1])
+    is_one_read = is_filtered & ~np.logical_or.reduce([rows for name, rows in used.items() if name not in ONE_READ])
+    drawn_groups = is_one_read, is_filtered & ~is_one_read, is_drawn & is_processed
+    groups = [np.flatnonzero(group) for group in (*drawn_groups, ~is_drawn & is_processed)]
+    rows, (num_one_read, num_unprocessed, num_drawn, _) = np.concatenate(groups), accumulate(map(len, groups))
     if len(rows):
         columns["special_rows"] = rows
-        columns |= _plan_logits_processing(batch, rows, vocab_size)
+        columns |= _plan_logits_processing(batch, rows[num_unprocessed:], vocab_size)
     if num_drawn:
         columns |= _plan_draws(batch, rows[:num_drawn])
         columns |= plan_filters(numbers, used, rows[:num_drawn])
-    return SamplingPlan(columns, len(rows), len(groups[0]), num_drawn, num_top, num_prompt_top)
+    if num_one_read:
+        columns |= plan_one_read(numbers, rows[:num_one_read])
+    return SamplingPlan(columns, len(rows), num_unprocessed, num_drawn, num_top, num_prompt_top, num_one_read)
 
 
 def _plan_logprobs(batch: Batch, vocab_size: int, columns: dict[str, np.ndarray]) -> tuple[int, int]:
@@ -88,6 +95,7 @@ def _plan_logprobs(batch: Batch, vocab_size: int, columns: dict[str, np.ndarray]
 
 
 def _plan_logits_processing(batch: Batch, rows: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
+    """`rows` are the special rows that are processed, one after another from the first copy on."""
     if batch.logits_processing is None:
         return {}
     places, sources = np.full(batch.num_sampled, -1, np.int64), np.full(batch.num_sampled, -1, np.int32)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from kernels.draw_filtered import RowDraws, draw_filtered
+from kernels.gpu.triton_kernels import find_triton_kernel
 from kernels.sample import NO_TOKEN, draw, greedy, sample
 from scheduler_proc.computing.sampling.filters import filter_scores
 from scheduler_proc.computing.sampling.logits_processing import process_logits
@@ -25,34 +27,53 @@ def choose_tokens(
     A row's token is a function of its logits, its logits processing, its parameters and (seed, position): not of the
     other rows. A row that logits processing (`logits_processing.py`) leaves without a token of finite logit has none,
     -1. Filters come after temperature, in the order of `FILTERS`. Rows without one do not pay for it.
+    With a Triton kernel, rows that are filtered by `ONE_READ` alone are read once and not copied.
     """
-    if "temperatures" in columns:
+    draws_once = find_triton_kernel("draw_filtered", logits_SV) is not None
+    if draws_once and plan.num_one_read == len(logits_SV):
+        tokens_S = torch.empty(len(logits_SV), dtype=torch.int32, device=logits_SV.device)
+    elif "temperatures" in columns:
         tokens_S = draw(logits_SV, columns["temperatures"], columns["seeds"], columns["positions"])
     else:
         tokens_S = greedy(logits_SV) if likeliest_S is None else likeliest_S.clone()
-    if plan.num_special:
-        _choose_special(logits_SV, tokens_S, plan, columns)
+    first = plan.num_one_read if draws_once else 0
+    if first:
+        rows_N = columns["special_rows"][:first]
+        tokens_S.index_copy_(0, rows_N, draw_filtered(logits_SV, rows_N, _row_draws(columns, first)))
+    if first < plan.num_special:
+        _choose_special(logits_SV, tokens_S, plan, columns, first)
     return tokens_S.to(torch.int32)
 
 
-def _choose_special(logits_SV: Tensor, tokens_S: Tensor, plan: SamplingPlan, columns: Mapping[str, Tensor]) -> None:
-    """Writes the special rows' tokens over those they have so far, which say whether their logits are finite."""
-    num_unprocessed, num_drawn, rows_N = plan.num_unprocessed, plan.num_drawn, columns["special_rows"]
+def _choose_special(
+    logits_SV: Tensor, tokens_S: Tensor, plan: SamplingPlan, columns: Mapping[str, Tensor], first: int
+) -> None:
+    """Writes the tokens of the special rows from `first` on over those they have so far, which say whether their logits
+    are finite. The rows are copied."""
+    num_unprocessed, num_drawn = plan.num_unprocessed - first, plan.num_drawn - first
+    rows_N = columns["special_rows"][first:]
     scores_NV = logits_SV.index_select(0, rows_N).float()
     chosen_N = tokens_S.index_select(0, rows_N)
     is_possible_N = chosen_N != NO_TOKEN
-    if num_unprocessed < plan.num_special:
-        process_logits(scores_NV, columns)
-        is_possible_N[num_unprocessed:].logical_and_(scores_NV[num_unprocessed:].amax(dim=-1).isfinite())
-    if num_drawn < plan.num_special:
+    if num_unprocessed < len(rows_N):
+        scores_PV = scores_NV[num_unprocessed:]
+        process_logits(scores_PV, columns)
+        is_possible_N[num_unprocessed:].logical_and_(scores_PV.amax(dim=-1).isfinite())
+    if num_drawn < len(rows_N):
         chosen_N[num_drawn:].copy_(scores_NV[num_drawn:].max(dim=-1).indices)
     if num_drawn:
-        chosen_N[:num_drawn].copy_(_draw_special(scores_NV[:num_drawn], columns))
+        chosen_N[:num_drawn].copy_(_draw_special(scores_NV[:num_drawn], plan, columns, first))
     tokens_S.index_copy_(0, rows_N, chosen_N.where(is_possible_N, NO_TOKEN))
 
 
-def _draw_special(scores_NV: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+def _draw_special(scores_NV: Tensor, plan: SamplingPlan, columns: Mapping[str, Tensor], first: int) -> Tensor:
     """Returns a token for each row (int64 [N]), drawn from its logits, which are overwritten."""
-    scores_NV.div_(columns["special_temperatures"][:, None])
-    filter_scores(scores_NV, columns)
-    return sample(scores_NV, columns["special_seeds"], columns["special_positions"])
+    scores_NV.div_(columns["special_temperatures"][first:, None])
+    filter_scores(scores_NV, columns, plan.columns, first)
+    return sample(scores_NV, columns["special_seeds"][first:], columns["special_positions"][first:])
+
+
+def _row_draws(columns: Mapping[str, Tensor], num_rows: int) -> RowDraws:
+    """Of the first special rows."""
+    draws = [columns[f"special_{name}"][:num_rows] for name in ("temperatures", "seeds", "positions")]
+    return RowDraws(*draws, *(columns[f"one_read_{name}"] for name in ("top_ks", "top_ps", "min_ps")))

@@ -51,6 +51,25 @@ def test_compiles_for_hopper_within_its_bounds(name: str) -> None:
 def test_what_is_out_of_bounds_is_complained_of(compiled: tuple[int, ...], complaint: str | None) -> None:
     report = pytest.importorskip("kernels.gpu.compile_report")
     case = CompileCase("a shape", None, {}, {}, max_registers=64, has_wgmma=True)
-    complaints = report.check(case, report.Compiled(*compiled))
+    complaints = report.check(case, report.Compiled(*compiled, num_instructions=9, loop_instructions=0))
     assert len(complaints) == (complaint is not None)
     assert all(found.startswith(complaint) for found in complaints)
+
+
+def test_instructions_are_counted_in_all_and_in_the_first_innermost_loop() -> None:
+    """Two loops within a third one; no-operations, and the branch to itself at the end, are not counted as a loop."""
+    report = pytest.importorskip("kernels.gpu.compile_report")
+    listing = """
+        /*0000*/                   LDC R1, c[0x0][0x28] ;        /* 0x00000a00ff017b82 */
+        /*0010*/                   IADD3 R1, R1, 0x1, RZ ;
+        /*0020*/              @P0  BRA 0x10 ;
+        /*0030*/                   FADD R2, R2, R3 ;
+        /*0040*/                   FMUL R2, R2, R3 ;
+        /*0050*/             @!P1  BRA P2, 0x30 ;
+        /*0060*/              @P3  BRA 0x10 ;
+        /*0070*/              @P4  BRA 0x90 ;
+        /*0080*/                   NOP ;
+        /*0090*/                   EXIT ;
+        /*00a0*/                   BRA 0xa0 ;
+    """
+    assert report.count_instructions(listing) == (10, 2)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.gpu.launch_table import HOPPER, find_capability
 from kernels.paged_prefill import PrefillRows, paged_prefill
-from kernels.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
+from kernels.prefill_tiles import TILE_WORDS, count_tile_tokens, max_prefill_tiles, plan_prefill_tiles
 from tests.kernels.cases import PagedCase, Shape, assert_close, dense_attention, make_paged_case
 from tests.kernels.gpu.test_paged_decode import DTYPES, GRID, make_huge_cache
 
@@ -16,8 +17,12 @@ CONTEXT_LENS = [0, 129, 3, 64]
 
 
 def plan_tiles(case: PagedCase, max_tokens: int, max_rows: int) -> Tensor:
-    tiles = np.full((max_prefill_tiles(max_tokens, max_rows), TILE_WORDS), np.iinfo(np.int32).max, np.int32)
-    plan_prefill_tiles(case.query_lens.cpu().numpy(), case.context_lens.cpu().numpy(), tiles)
+    num_heads, head_dim = case.query.shape[1:]
+    tile_tokens = count_tile_tokens(num_heads // case.cache.num_heads, head_dim, case.query.dtype.itemsize)
+    tiles = np.full(
+        (max_prefill_tiles(max_tokens, max_rows, tile_tokens), TILE_WORDS), np.iinfo(np.int32).max, np.int32
+    )
+    plan_prefill_tiles(case.query_lens.cpu().numpy(), case.context_lens.cpu().numpy(), tiles, tile_tokens)
     return torch.from_numpy(tiles).to(case.query.device)
 
 
@@ -38,8 +43,20 @@ def test_equals_dense_attention(shape: Shape, dtype: torch.dtype, device: str, b
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_heads_read_those_of_their_group(dtype: torch.dtype, device: str) -> None:
-    case = make_paged_case(Shape(6, 2, 64, 16), [20, 3], [0, 70], dtype, device)
-    assert_close(run(case, plan_tiles(case, 23, 2)), case.expected, dtype)
+    """Three heads a group leave a row of a tile without a token."""
+    case = make_paged_case(Shape(6, 2, 64, 16), [25, 3], [0, 70], dtype, device)
+    tiles = plan_tiles(case, 28, 2)
+    assert (tiles[:, 3].max(), tiles[:, 0].max()) == (21, 1)
+    assert_close(run(case, tiles), case.expected, dtype)
+
+
+def test_tiles_are_as_large_as_the_table_says(device: str) -> None:
+    """The shape of Qwen3-0.6B's heads has an entry: 128 rows are 64 tokens of two heads."""
+    case = make_paged_case(Shape(4, 2, 128, 16), [65, 3], [0, 70], torch.bfloat16, device)
+    tiles = plan_tiles(case, 68, 2)
+    if find_capability() == HOPPER:
+        assert tiles[:, 3].max() == 64
+    assert_close(run(case, tiles), case.expected, torch.bfloat16)
 
 
 def test_a_padded_step(device: str) -> None:

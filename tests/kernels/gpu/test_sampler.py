@@ -30,6 +30,7 @@ ROWS = [
     (SamplingParams(1, top_k=5, seed=2), RowProcessing()),
     (SamplingParams(1, top_p=0.5, seed=-4), RowProcessing(biases=((7, 5.0), (7, 1.0), (9, -float("inf"))))),
     (SamplingParams(1, min_p=0.3, seed=5), RowProcessing()),
+    (SamplingParams(1, top_k=7, min_p=0.01, typical_p=0.9, seed=8), RowProcessing()),
     (SamplingParams(1, temperature=0.0), RowProcessing(allowed_ids=(4, 9, 250), grammar_ids=(9, 250, 251))),
     (SamplingParams(1, temperature=0.0), RowProcessing(allowed_ids=())),
     (
@@ -39,7 +40,7 @@ ROWS = [
     (SamplingParams(1, seed=7), RowProcessing(frequency=0.5, presence=1.0, history=HISTORY, num_prompt=9)),
 ]
 EVERY_OPERATION = {
-    *("greedy", "draw", "sample", "filter_top", "filter_min_p", "top_logprobs"),
+    *("greedy", "draw", "sample", "draw_filtered", "filter_top", "filter_min_p", "top_logprobs"),
     *("penalize_repetition", "penalize_occurrence", "add_biases", "allow_tokens", "apply_bitmask"),
 }
 
@@ -50,7 +51,7 @@ def make_step(rows: list[tuple[SamplingParams, RowProcessing]], num_logprobs: li
     return msgspec.structs.replace(batch, logits_processing=processing, num_logprobs=pack_int32(num_logprobs))
 
 
-NUM_LOGPROBS = [-1, 3, -1, 0, 5, -1, 2, -1, -1]
+NUM_LOGPROBS = [-1, 3, -1, 0, 5, -1, -1, 2, -1, -1]
 BATCHES = {
     "all": make_step(ROWS, NUM_LOGPROBS),
     "greedy": make_step(ROWS[:1], [-1]),
@@ -130,8 +131,9 @@ def test_never_asks_the_device_for_a_value(name: str, launched: list[str]) -> No
     tokens, logprobs = run(logits, plan, send(plan, "meta"))
     assert (tokens.shape, tokens.dtype) == ((num_rows,), torch.int32)
     assert (logprobs is None) == (name in ("greedy", "filtered"))
-    assert "best_of_part_kernel" in launched
-    assert ("filter_top_kernel" in launched) == (name in ("all", "filtered"))
+    assert ("best_of_part_kernel" in launched) == (name != "filtered"), "rows that are filtered are read once"
+    assert ("draw_row_kernel" in launched) == (name in ("all", "filtered"))
+    assert ("filter_top_kernel" in launched) == (name == "all")
 
 
 READS = {

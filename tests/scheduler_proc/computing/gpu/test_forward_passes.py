@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 
+from kernels.gpu import triton_kernels
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import BootError
 from messages.requests import SamplingParams
@@ -272,6 +273,57 @@ def test_without_triton_torch_computes(pair: Pair, caplog: pytest.LogCaptureFixt
     assert loaded.degraded == "Triton cannot be loaded, so plain torch computes"
     assert not loaded.can_overlap
     assert generate(loaded, PROMPTS[:3], 4) == generate(pair.cpu, PROMPTS[:3], 4)
+
+
+def load_failing(name: str, error: Exception) -> Callable[..., None]:
+    """Returns a stand-in for the kernel of an operation, of which Triton makes nothing."""
+    triton: dict[str, Any] = {"__name__": "triton.compiler.compiler", "error": error}
+    exec("def launch():\n    raise error", triton)
+    kernel: dict[str, Any] = {"__name__": f"kernels.gpu.{name}", "launch": triton["launch"]}
+    exec("def call(*arguments):\n    launch()", kernel)
+    return kernel["call"]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Loads the kernels that fail for tensors of the CPU: of attention, and of what draws tokens."""
+
+    def load(device_type: str) -> None:
+        error = CompilationError("at 12:4:\n  acc = tl.dot(query_MD, key_DN)\n  ^\nout of resource: shared memory\n")
+        kernels = {name: load_failing(name, error) for name in ("paged_decode", "draw")}
+        monkeypatch.setattr(triton_kernels, "_loaded", kernels)
+        monkeypatch.setattr(triton_kernels, "_device_type", device_type)
+
+    return load
+
+
+def test_a_kernel_that_cannot_be_compiled_is_left_out_alone(
+    pair: Pair, caplog: pytest.LogCaptureFixture, failing: Callable[[str], None]
+) -> None:
+    device = LateDevice()
+    loaded = load_late(pair.path, device, failing)
+    reason = "CompilationError: out of resource: shared memory"
+    assert sorted(loaded.degraded.split("; ")) == [
+        f"plain torch computes {name}: {reason}" for name in ("draw", "paged_decode")
+    ]
+    assert caplog.text.count("the Triton kernel of draw cannot be compiled or launched") == 1
+    assert num_graphs(loaded) == num_graphs(pair.gpu), "the graphs are captured without it"
+    assert generate(loaded, PROMPTS, 6, SCHEDULES[1], VARIED) == generate(pair.cpu, PROMPTS, 6, SCHEDULES[1], VARIED)
+    assert device.num_replays > 0
+
+
+def test_what_is_raised_by_something_else_ends_the_start(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of our own code is no reason to serve without a kernel."""
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("a bug")
+
+    def load(device_type: str) -> None:
+        monkeypatch.setattr(triton_kernels, "_loaded", {"draw": fail})
+        monkeypatch.setattr(triton_kernels, "_device_type", device_type)
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        load_late(pair.path, LateDevice(), load)
 
 
 def test_progress_is_reported_with_the_memory_taken(pair: Pair) -> None:

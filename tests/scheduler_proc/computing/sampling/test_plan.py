@@ -7,6 +7,7 @@ import pytest
 from messages.columns import pack_int32
 from messages.requests import SamplingParams
 from messages.steps import PromptLogprobTargets
+from scheduler_proc.computing.sampling.filters import ALL_TOKENS
 from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
 from tests.scheduler_proc.computing.sampling.row_processing import RowProcessing, plan_logits_processing
 from tests.scheduler_proc.computing.sampling.sampling_batch import make_batch
@@ -54,8 +55,19 @@ def test_special_rows_are_ordered_and_drawn_once() -> None:
     assert columns["special_seeds"].tolist() == [7, 6]
     assert (columns["top_places"].tolist(), columns["top_top_ks"].tolist()) == ([1], [9])
     assert columns["min_p_places"].tolist() == [0]
-    # The biases of rows 0 and 1, whose copies are the third and the second.
-    assert columns["bias_rows"].tolist() == [2, 1]
+    # The biases of rows 0 and 1, whose copies are the second and the first of those that are processed.
+    assert columns["bias_rows"].tolist() == [1, 0]
+
+
+def test_rows_of_filters_that_are_applied_while_drawing_come_first_with_all_their_numbers() -> None:
+    """Whether another filter is used decides, also where one of these is used as well."""
+    made = plan([SamplingParams(1, top_k=4, typical_p=0.5), TOP_K, GREEDY, MIN_P])
+    assert made.columns["special_rows"].tolist() == [1, 3, 0]
+    assert (made.num_one_read, made.num_unprocessed) == (2, 3)
+    assert made.columns["one_read_top_ks"].tolist() == [9, ALL_TOKENS]
+    assert made.columns["one_read_top_ps"].tolist() == [1.0, 1.0]
+    assert made.columns["one_read_min_ps"].tolist() == pytest.approx([0.0, MIN_P.min_p])
+    assert plan([WARM, GREEDY]).num_one_read == 0
 
 
 def test_rows_and_prompt_tokens_with_logprobs() -> None:

@@ -1,0 +1,205 @@
+"""What `tune_launches` compares: an operation's cases, its candidates, and a call with the parameters of one."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from types import ModuleType
+
+import numpy as np
+import torch
+
+from benchmarks.kernels.cases import PAGE_SIZE, Case, MadeCase, make_case
+from benchmarks.kernels.measure import Form
+from kernels.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
+from kernels.gpu import paged_decode as triton_decode
+from kernels.gpu import paged_prefill as triton_prefill
+from kernels.gpu.launch_table import Launch, find_launch
+from kernels.gpu.model_shapes import ModelShape
+from kernels.paged_decode import count_programs, paged_decode, paged_decode_reference
+from kernels.paged_prefill import PrefillRows, paged_prefill, paged_prefill_reference
+from kernels.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
+
+Candidate = Mapping[str, int]
+"""Parameters of an operation's entries in the launch table, by name."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One case: `call` makes a form with a candidate's parameters, which should leave `expected` in `out`."""
+
+    name: str
+    num_bytes: int
+    out: torch.Tensor
+    expected: torch.Tensor
+    call: Callable[[Candidate], Form]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """An operation: its module, its entries in the table with their parameters, cases (rows, tokens) and candidates."""
+
+    module: ModuleType
+    entries: Mapping[str, Sequence[str]]
+    sizes: Sequence[tuple[int, int]]
+    quick_size: tuple[int, int]
+    list_candidates: Callable[[Candidate], list[Candidate]]
+    """Of the parameters in use; they are not among them again."""
+    find_in_use: Callable[[ModelShape, torch.device], Candidate]
+    make_trial: Callable[[ModelShape, tuple[int, int], torch.device], Trial]
+
+    def with_parameters(self, candidate: Candidate, call: Callable[[], object]) -> Form:
+        """Returns `call` with these parameters in place of the table's, until `put_back_afterwards` ends."""
+
+        def find(kernel: str, *shape: int) -> Launch:
+            return {**find_launch(kernel, *shape), **pick(candidate, self.entries.get(kernel, ()))}
+
+        def form() -> None:
+            vars(self.module)["find_launch"] = find
+            call()
+
+        return form
+
+    @contextmanager
+    def put_back_afterwards(self) -> Iterator[None]:
+        """The kernel asks the table again."""
+        try:
+            yield
+        finally:
+            vars(self.module)["find_launch"] = find_launch
+
+
+def pick(candidate: Candidate, names: Sequence[str]) -> dict[str, int]:
+    return {name: candidate[name] for name in names}
+
+
+def launch_shape(shape: ModelShape) -> tuple[int, int, int]:
+    """By which the table knows attention of bfloat16."""
+    return shape.queries_a_head, shape.head_dim, 2
+
+
+def _random_case(shape: ModelShape, num_rows: int, num_new: int, num_before: int, device: torch.device) -> MadeCase:
+    case = Case(shape.num_heads, shape.num_kv_heads, shape.head_dim, num_rows, num_new, num_before)
+    # The interpreter is right for float32; what it takes says nothing anyway.
+    return make_case(case, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+
+
+def count_processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+DECODE_LAUNCHES = (
+    (64, 4, 3),
+    (64, 4, 4),
+    (64, 4, 2),
+    (64, 2, 3),
+    (32, 4, 3),
+    (32, 2, 4),
+    (128, 4, 2),
+    (128, 4, 3),
+    (128, 8, 3),
+)
+"""Keys of a block, warps, stages."""
+DECODE_PROGRAMS = (2, 3, 4, 6, 8)
+"""A processor: the work list is cut until about as many have an item."""
+
+
+def _decode_in_use(shape: ModelShape, device: torch.device) -> Candidate:
+    heads = DecodeShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, PAGE_SIZE, torch.bfloat16)
+    programs = max(1, count_programs(heads, device) // count_processors(device))
+    launch = pick(find_launch("paged_decode", *launch_shape(shape)), DECODE.entries["paged_decode"])
+    return {**launch, "programs": programs, "merges": find_launch("decode_work", *launch_shape(shape))["merges"]}
+
+
+def _decode_candidates(in_use: Candidate) -> list[Candidate]:
+    every: list[Candidate] = [
+        {"BLOCK_N": block, "num_warps": warps, "num_stages": stages, "programs": programs, "merges": merges}
+        for (block, warps, stages), programs, merges in product(DECODE_LAUNCHES, DECODE_PROGRAMS, (0, 1))
+    ]
+    return [candidate for candidate in every if candidate != in_use]
+
+
+def _decode_trial(shape: ModelShape, size: tuple[int, int], device: torch.device) -> Trial:
+    num_rows, context = size
+    made = _random_case(shape, num_rows, 1, context - 1, device)
+    num_keys = torch.full((num_rows,), context, dtype=torch.int32, device=device)
+    attend = partial(paged_decode, made.query, made.cache, made.page_tables, num_keys, shape.head_dim**-0.5, made.out)
+    paged_decode_reference(*attend.args)
+    works: dict[tuple[int, int], DecodeWork] = {}
+
+    def call(candidate: Candidate) -> Form:
+        cut = candidate["programs"], candidate["merges"]
+        if cut not in works:
+            works[cut] = plan_decode(made, num_keys, *cut)
+        return DECODE.with_parameters(candidate, partial(attend, works[cut]))
+
+    num_bytes = 2 * num_rows * context * shape.num_kv_heads * shape.head_dim * 2
+    return Trial(f"{num_rows} x {context}", num_bytes, made.out, made.out.float().clone(), call)
+
+
+def plan_decode(made: MadeCase, num_keys: torch.Tensor, programs: int, merges: int) -> DecodeWork:
+    device, (num_rows, num_heads, head_dim) = made.query.device, made.query.shape
+    num_programs = programs * count_processors(device)
+    layout = DecodeLayout(num_rows, num_heads, made.cache.num_heads, num_programs, num_rows > 1, bool(merges))
+    words = torch.zeros(layout.num_words, dtype=torch.int32)
+    lens, tables = num_keys.cpu().numpy().astype(np.int32), made.page_tables.cpu().numpy()
+    plan_decode_work(layout, lens, tables, made.cache.page_size, words.numpy())
+    return DecodeWork(layout, words.to(device), make_decode_scratch(layout, head_dim, device))
+
+
+DECODE = Sweep(
+    module=triton_decode,
+    entries={"paged_decode": ("BLOCK_N", "num_warps", "num_stages"), "decode_work": ("programs", "merges")},
+    sizes=((256, 512), (64, 512), (1, 512), (64, 8192), (256, 1024), (1, 8192)),
+    quick_size=(2, 100),
+    list_candidates=_decode_candidates,
+    find_in_use=_decode_in_use,
+    make_trial=_decode_trial,
+)
+
+PREFILL_LAUNCHES = tuple(product((64, 128), (32, 64, 128), (4, 8), (2, 3)))
+"""Rows of products, keys of a block, warps, stages."""
+
+
+def _prefill_in_use(shape: ModelShape, device: torch.device) -> Candidate:
+    return pick(find_launch("paged_prefill", *launch_shape(shape)), PREFILL.entries["paged_prefill"])
+
+
+def _prefill_candidates(in_use: Candidate) -> list[Candidate]:
+    every = [dict(zip(PREFILL.entries["paged_prefill"], values, strict=True)) for values in PREFILL_LAUNCHES]
+    return [candidate for candidate in every if candidate != in_use]
+
+
+def _prefill_trial(shape: ModelShape, size: tuple[int, int], device: torch.device) -> Trial:
+    num_rows, num_new = size
+    made = _random_case(shape, num_rows, num_new, 0, device)
+    lens = torch.tensor([[num_new] * num_rows, [0] * num_rows], dtype=torch.int32)
+    rows = PrefillRows(made.page_tables, lens[0].to(device), lens[1].to(device))
+    scale = shape.head_dim**-0.5
+    paged_prefill_reference(made.query, made.cache, rows, scale, made.out)
+
+    def call(candidate: Candidate) -> Form:
+        tile_tokens = candidate["BLOCK_M"] // shape.queries_a_head
+        tiles = torch.empty(max_prefill_tiles(len(made.query), num_rows, tile_tokens), TILE_WORDS, dtype=torch.int32)
+        plan_prefill_tiles(lens[0].numpy(), lens[1].numpy(), tiles.numpy(), tile_tokens)
+        planned = replace(rows, tiles=tiles.to(device))
+        attend = partial(paged_prefill, made.query, made.cache, planned, scale, made.out)
+        return PREFILL.with_parameters(candidate, attend)
+
+    num_bytes = 2 * made.query.nbytes + 2 * num_rows * num_new * shape.num_kv_heads * shape.head_dim * 2
+    return Trial(f"{num_rows} x {num_new} new", num_bytes, made.out, made.out.float().clone(), call)
+
+
+PREFILL = Sweep(
+    module=triton_prefill,
+    entries={"paged_prefill": ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")},
+    sizes=((16, 512), (1, 128), (1, 8192), (64, 32)),
+    quick_size=(1, 40),
+    list_candidates=_prefill_candidates,
+    find_in_use=_prefill_in_use,
+    make_trial=_prefill_trial,
+)
+
+SWEEPS = {"decode": DECODE, "prefill": PREFILL}
+"""By what to call them."""

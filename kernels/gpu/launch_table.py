@@ -1,0 +1,175 @@
+"""How the Triton kernels are launched: blocks, warps and stages in one table, by kernel, shape and compute capability.
+
+A rule gives a kernel's parameters for any shape on any GPU. An entry of `TUNED` replaces some of them for one shape on
+GPUs of one compute capability; `python -m benchmarks.tune_launches` finds such entries.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+from kernels.decode_work import BLOCK_KEYS
+from kernels.norm_linear import MAX_TOKENS
+
+Launch = Mapping[str, int]
+"""Constexpr parameters of a kernel by name, `num_warps` and `num_stages`."""
+
+MANY_PROGRAMS = 256
+"""That keep all processors of a large GPU (132 of an H100) reading: with fewer, blocks are narrower."""
+
+HOPPER = 90
+"""The compute capability of H100 and H200; the kernels are compiled for it where there is no GPU."""
+
+MAX_WIDE_BLOCK_BYTES = 8192
+"""Of one head's keys in a block, for types of 4 bytes: their products are held in halves, in twice the registers."""
+
+
+def find_launch(kernel: str, *shape: int) -> Launch:
+    """Returns what a kernel is launched with on the current GPU; what `shape` is, its rule says.
+
+    Without a GPU it is what a Hopper GPU gets: the interpreter runs what is compiled for one.
+    """
+    return launch_on(find_capability(), kernel, *shape)
+
+
+@cache
+def launch_on(capability: int, kernel: str, *shape: int) -> Launch:
+    """Returns the same for GPUs of a compute capability, for example 90."""
+    return {**RULES[kernel](*shape), **TUNED.get((capability, kernel, *shape), {})}
+
+
+@cache
+def find_capability() -> int:
+    """Returns the compute capability of the current GPU, that of Hopper without one."""
+    major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else divmod(HOPPER, 10)
+    return 10 * major + minor
+
+
+def _power_of_2(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+def _blocks(block: int) -> Callable[[], Launch]:
+    return lambda: {"BLOCK": block, "num_warps": 4}
+
+
+def _row(size: int) -> Launch:
+    """A program has a whole row in its registers: 16 elements a thread, two loads of 16 bytes of each operand."""
+    block = _power_of_2(size)
+    return {"BLOCK": block, "num_warps": min(16, max(1, block // 512))}
+
+
+def _heads(num_heads: int, num_kv_heads: int, head_dim: int) -> Launch:
+    """As many heads a program as both kinds fill, and half a head dimension."""
+    heads, half = min(8, _power_of_2(min(num_heads, num_kv_heads))), _power_of_2((head_dim + 1) // 2)
+    return {"HEADS": heads, "HALF": half, "num_warps": max(1, heads * half // 128)}
+
+
+def _part(vocab_size: int) -> Launch:
+    """A part of a row of the vocabulary, so that many multiprocessors read one row."""
+    block = min(4096, max(128, _power_of_2(vocab_size)))
+    return {"BLOCK": block, "num_warps": 8 if block == 4096 else 4}
+
+
+def _drawn_part(vocab_size: int) -> Launch:
+    """Fewer warps: each of them repeats what is done for a single token."""
+    return {**_part(vocab_size), "num_warps": 4}
+
+
+def _best_of_parts(num_parts: int) -> Launch:
+    return {"BLOCK": _power_of_2(num_parts), "num_warps": 1}
+
+
+def _keys_of_parts(num_keys: int) -> Launch:
+    block = _power_of_2(num_keys)
+    return {"BLOCK": block, "num_warps": max(1, min(8, block // 256))}
+
+
+def _norm_linear(num_outputs: int, itemsize: int) -> Launch:
+    """Of F outputs of the operation; chosen by thought, not measured."""
+    block_outputs, block_inputs = 32 if num_outputs >= 32 * MANY_PROGRAMS else 16, 128 if itemsize == 2 else 32
+    return {
+        "BLOCK_M": MAX_TOKENS,
+        "BLOCK_N": block_outputs,
+        "BLOCK_K": block_inputs,
+        "num_warps": 4,
+        "num_stages": 4,
+    }
+
+
+def _candidates(vocab_size: int) -> Launch:
+    """A part, and how many of its tokens are listed at most; numbering them takes registers."""
+    part = _part(vocab_size)
+    return {**part, "CANDIDATES": 128, "num_warps": max(4, part["BLOCK"] // 256)}
+
+
+def _lanes(num_tokens: int) -> Launch:
+    """The tokens of a row, or what is left of them, that a program looks at together."""
+    block = min(8192, max(128, _power_of_2(num_tokens)))
+    return {"BLOCK": block, "num_warps": max(1, block // 512)}
+
+
+def _decode(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
+    """In 3 stages the page numbers of a block are read before those of its K and V are needed; large heads leave no
+    memory for as many. `itemsize`: bytes of an element of the cache."""
+    block_dim = max(16, _power_of_2(head_dim))
+    head_bytes = block_dim * itemsize
+    block_keys = BLOCK_KEYS if itemsize < 4 else min(BLOCK_KEYS, max(16, MAX_WIDE_BLOCK_BYTES // head_bytes))
+    block_bytes = block_keys * head_bytes
+    num_stages = 3 if block_bytes <= 16384 else 2 if block_bytes <= 32768 else 1
+    return {"BLOCK_N": block_keys, "BLOCK_D": block_dim, "num_warps": 4, "num_stages": num_stages}
+
+
+def _decode_work(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
+    """How the work list of decode attention is cut and merged: `programs` of a processor, 0: as many as it runs side by
+    side; whether the kernel `merges` parts itself."""
+    return {"programs": 0, "merges": 0}
+
+
+def _decode_merge(head_dim: int) -> Launch:
+    """`BLOCK_P`: parts that are read at a time."""
+    return {"BLOCK_P": 32, "BLOCK_D": max(16, _power_of_2(head_dim)), "num_warps": 4}
+
+
+def _prefill(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
+    """As decode, with `BLOCK_M` rows of products, the query heads of a key/value head side by side: 64 are the fewest
+    rows that a warp group's products (wgmma) take."""
+    return {**_decode(queries_a_head, head_dim, itemsize), "BLOCK_M": max(64, _power_of_2(queries_a_head))}
+
+
+RULES: dict[str, Callable[..., Launch]] = {
+    "allow_tokens": _blocks(4096),
+    "apply_bitmask": _blocks(4096),
+    "best_of_row": _best_of_parts,
+    "decode_work": _decode_work,
+    "draw": _drawn_part,
+    "draw_filtered": _candidates,
+    "draw_filtered_row": _lanes,
+    "filter_min_p": _lanes,
+    "filter_top": _lanes,
+    "gelu": _blocks(1024),  # 16 bytes a thread and operand
+    "greedy": _part,
+    "layer_norm": _row,
+    "norm_linear": _norm_linear,
+    "pair_entries": _blocks(256),
+    "paged_decode": _decode,
+    "paged_decode_merge": _decode_merge,
+    "paged_prefill": _prefill,
+    "rms_norm": _row,
+    "rotate_store": _heads,
+    "silu_mul": _blocks(1024),
+    "take_tokens": _blocks(128),
+    "top_logprobs": _part,
+    "top_logprobs_row": _keys_of_parts,
+}
+"""By kernel, or by operation where it has one kernel."""
+
+TUNED: dict[tuple[Any, ...], Launch] = {
+    (HOPPER, "paged_prefill", 1, 64, 2): {"BLOCK_M": 128, "num_warps": 8},
+    (HOPPER, "paged_prefill", 2, 128, 2): {"BLOCK_M": 128, "num_warps": 8},
+    (HOPPER, "paged_prefill", 4, 128, 2): {"BLOCK_M": 128, "num_warps": 8},
+    (HOPPER, "paged_prefill", 5, 128, 2): {"BLOCK_M": 128, "num_warps": 8},
+}
+"""By (compute capability, kernel, *shape). These are by the compile report; none is from a run on a GPU yet."""
