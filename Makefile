@@ -1,4 +1,5 @@
-# Two targets do all the set-up: `make serve` and `make test`.
+# Two targets do all the set-up: `make serve` and `make test`. Python compiles a module when it is first imported: here pip
+# would compile all 15,000 files of the libraries one after another.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -77,10 +78,10 @@ $(VENV)/bin/python:
 
 $(VENV)/.serve: pyproject.toml | $(VENV)/bin/python
 	@echo "installing into $(VENV): torch is large, this takes a minute or two"
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --no-compile --editable .
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing into $(VENV), with the tools for tests: this takes a minute or two"
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $@ $(VENV)/.serve
