@@ -174,20 +174,30 @@ def is_for_types_alone(node: ast.AST, tree: ast.AST) -> bool:
     return any(node is inner for block in blocks for inner in ast.walk(block))
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_a_file_imports_only_what_its_place_allows(file: Path):
-    allowed = rule_for(name_of(file))
-    for module, node in imports_of(parsed(file)):
-        assert is_allowed(module, allowed), f"{name_of(file)}:{node.lineno} must not import {module}"
+Imported = tuple[Path, str, ast.Import | ast.ImportFrom | ast.Call]
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_imports_are_at_the_top_of_a_file(file: Path):
-    tree = parsed(file)
-    for module, node in imports_of(tree):
-        if node.col_offset and not is_for_types_alone(node, tree):
-            where = f"{name_of(file)}:{node.lineno}"
-            assert (name_of(file), module) in FUNCTION_LEVEL_IMPORTS, f"{where} imports {module} inside a function"
+@functools.cache
+def all_imports() -> list[Imported]:
+    return [(file, module, node) for file in FILES for module, node in imports_of(parsed(file))]
+
+
+def test_files_import_only_what_their_places_allow():
+    assert not [
+        f"{name_of(file)}:{node.lineno} must not import {module}"
+        for file, module, node in all_imports()
+        if not is_allowed(module, rule_for(name_of(file)))
+    ]
+
+
+def test_imports_are_at_the_top_of_a_file():
+    assert not [
+        f"{name_of(file)}:{node.lineno} imports {module} inside a function"
+        for file, module, node in all_imports()
+        if node.col_offset
+        and (name_of(file), module) not in FUNCTION_LEVEL_IMPORTS
+        and not is_for_types_alone(node, parsed(file))
+    ]
 
 
 def find_layer(package: str, name: str) -> tuple[int, str]:
@@ -207,16 +217,14 @@ def is_downward(package: str, name: str, module: str) -> bool:
     return imported_line > line or imported_room == room
 
 
-LAYERED = [file for package in LAYERS for file in FILES if name_of(file).startswith(f"{package}/")]
-
-
-@pytest.mark.parametrize("file", LAYERED, ids=name_of)
-def test_layers_import_downward(file: Path):
-    package = name_of(file).split("/")[0]
-    for module, node in imports_of(parsed(file)):
-        if module.split(".")[0] == package:
-            where = f"{name_of(file)}:{node.lineno}"
-            assert is_downward(package, name_of(file), module), f"{where} must not import {module}"
+def test_layers_import_downward():
+    assert not [
+        f"{name_of(file)}:{node.lineno} must not import {module}"
+        for file, module, node in all_imports()
+        if (package := name_of(file).split("/")[0]) in LAYERS
+        and module.split(".")[0] == package
+        and not is_downward(package, name_of(file), module)
+    ]
 
 
 @pytest.mark.parametrize(
