@@ -1,6 +1,6 @@
 """Compiles the Triton kernels for Hopper GPUs, which needs none, and checks what the compiler made of them.
 
-python -m kernels.gpu.compile_report [NAME ...] [--jobs N] [--json]
+python -m kernels.gpu.compile_report [NAME ...] [--jobs N] [--skip TEXT] [--json]
 
 Results are kept in a directory under the system's temporary one: a kernel is compiled again when its source, the
 specialization or Triton has changed.
@@ -83,18 +83,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", default=NAMES, help="operations (default: all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
+    parser.add_argument(
+        "--skip", action="append", default=[], metavar="TEXT", help="leave out cases with it in the label"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document in place of the table")
     options = parser.parse_args()
     if triton.knobs.runtime.interpret:
         parser.error("TRITON_INTERPRET is set: kernels are not compiled then; unset it")
-    lines = make_report(options.names, options.jobs)
+    lines = make_report(options.names, options.jobs, options.skip)
     print(dumps([asdict(line) for line in lines], indent=1) if options.json else format_table(lines))
     return 1 if any(line.complaints for line in lines) else 0
 
 
-def make_report(names: Sequence[str], jobs: int) -> list[Line]:
-    """Returns a line for each case of these operations, after those that are new have been compiled."""
-    places = [(name, index) for name in names for index in range(len(cases_of(name)))]
+def make_report(names: Sequence[str], jobs: int, skip: Sequence[str] = ()) -> list[Line]:
+    """Returns a line for each case of these operations, after those that are new have been compiled.
+
+    Cases whose label contains one of `skip` are left out.
+    """
+    places = [
+        (name, index)
+        for name in names
+        for index, case in enumerate(cases_of(name))
+        if not any(text in case.label for text in skip)
+    ]
     new = [place for place in places if not _cache_path(_case_at(place)).exists()]
     if new:
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:

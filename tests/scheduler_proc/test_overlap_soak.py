@@ -34,15 +34,15 @@ class TimedSoak(Soak):
 
 
 @pytest.mark.timeout(300)
-def test_ten_thousand_requests_lose_nothing():
+def test_five_thousand_requests_lose_nothing():
     bench = OverlappedBench(num_pages=56, max_model_len=MAX_MODEL_LEN, max_num_seqs=12, max_num_batched_tokens=64)
-    soak = TimedSoak(21, 10_000, bench, rich_share=0.05)
+    soak = TimedSoak(21, 5_000, bench, rich_share=0.05)
     soak.run()
     soak.check()
     gauges = bench.scheduler.gauges()
     assert gauges["steps_ahead"] == bench.device.num_ahead > 0.8 * gauges["steps"]
-    assert bench.device.num_ghosts > 1_000
-    assert gauges["preemptions"] > 20
+    assert bench.device.num_ghosts > 500
+    assert gauges["preemptions"] > 10
     reasons = {end.finish_reason for end in bench.inbox.finished.values()}
     assert reasons == {"stop", "length", "abort", "timeout"}
 
