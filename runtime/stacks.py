@@ -23,7 +23,7 @@ def write_stacks_on_signal(run_dir: RunDir) -> None:
     path = run_dir.stacks_file(os.getpid())
     path.parent.mkdir(mode=0o700, exist_ok=True)
     new = path.with_suffix(".new")
-    file = new.open("ab", buffering=0)  # stays open for good: both calls keep it
+    file = os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)  # stays open for good
     faulthandler.enable(file)
     faulthandler.register(SIGNAL, file)
     new.rename(path)

@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--model", default="")
     parser.add_argument("--max-num-batched-tokens", type=int)
+    parser.add_argument("--max-snapshots", type=int)
     options = parser.parse_args()
     assert options.port == 0
     print(f"loading {options.model}", flush=True)

@@ -256,6 +256,12 @@ def test_an_idle_frontend_is_small_and_sleeps():
         beat = run.launcher.wait_for("frontend", Beat)
         names = {"requests", "abandoned_requests", "held_requests", "streams", "connections", "is_draining"}
         assert beat.frontend == FrontendReport(scheduler_seen=1)
-        assert names | {"calls", "deadlines", "requests_on_hold", "suspects", "timelines", "unfinished_traces"} == set(
-            beat.gauges
-        )
+        assert names | {
+            "calls",
+            "deadlines",
+            "requests_on_hold",
+            "suspects",
+            "timelines",
+            "unfinished_traces",
+            "viewers",
+        } == set(beat.gauges)

@@ -37,7 +37,8 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
         return
     is_available = use_library(built_library(), request.param) == request.param
-    if not is_available and request.param == "amx" and request.module.__name__.endswith(MODULES_WITH_TILES):
+    has_tiles = request.param == "amx" and request.module.__name__.endswith(MODULES_WITH_TILES)
+    if not is_available and has_tiles and use_library(built_library(), "avx512") == "avx512":
         is_available = use_library(request.getfixturevalue("with_software_tiles"), "avx512") == "avx512"
     if not is_available:
         pytest.skip(f"this processor does not run {request.param}")
