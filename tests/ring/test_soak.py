@@ -1,4 +1,4 @@
-"""1,000 mixed requests through a cache of 40 pages end with every page free or cached and every map empty."""
+"""500 mixed requests through a cache of 40 pages end with every page free or cached and every map empty."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ from tests.ring.client import RingClient, body, events_of
 
 pytestmark = pytest.mark.ring
 
-NUM_REQUESTS = 1_000
+NUM_REQUESTS = 500
 NUM_AT_ONCE = 48
 CONTEXT = 96
 
