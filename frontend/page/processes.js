@@ -27,10 +27,6 @@ export class Processes {
     }
     write(find("key-note"), text);
     find("actions").hidden = !this.isOperator;
-    if (this.isOperator) {
-      const {paths} = await getJson("openapi.json");
-      find("snapshot").hidden = !("/admin/snapshot" in paths);
-    }
   }
 
   show(live) {
@@ -83,8 +79,8 @@ export class Processes {
 }
 
 /** What a command answers with: words, a file on the server's machine, or the processes that take part. */
-function describe({done, begun, file, processes, ...rest}) {
+function describe({done, begun, file, directory, processes, ...rest}) {
   if (done ?? begun) return done ?? begun;
-  if (file) return `Written on the server's machine: ${file}`;
+  if (file ?? directory) return `Written on the server's machine: ${file ?? directory}`;
   return processes ? `Runs in ${processes.join(", ")}` : JSON.stringify(rest);
 }

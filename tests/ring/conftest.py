@@ -66,10 +66,11 @@ def start_ring() -> Iterator[Start]:
 
 
 @pytest.fixture(scope="session")
-def plain_ring(tiny_checkpoint: Path) -> Iterator[RingClient]:
+def plain_ring(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RingClient]:
     """A server for modules that want nothing special, and kill nothing."""
+    flags = ("--max-body-mb", str(MAX_BODY_MB), "--snapshot-dir", str(tmp_path_factory.mktemp("on-command")))
     with starting() as start:
-        yield start(tiny_checkpoint, "--dtype", "float32", "--max-body-mb", str(MAX_BODY_MB), "--admin-key", ADMIN_KEY)
+        yield start(tiny_checkpoint, "--dtype", "float32", "--admin-key", ADMIN_KEY, *flags)
 
 
 @pytest.fixture(scope="session")

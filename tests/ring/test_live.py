@@ -172,6 +172,8 @@ def test_the_operator_has_more(page: BrowserPage, plain_ring: RingClient):
     page.wait_for("!document.getElementById('actions').hidden")
     page.wait_for("[...document.querySelectorAll('#processes button')].some(button => !button.hidden)")
     plain_ring.generate(list(range(3, 60)), max_tokens=2)
+    page.run("document.getElementById('snapshot').click()")
+    page.wait_for("document.getElementById('action-note').textContent.startsWith('Written on the server')")
     page.run("document.getElementById('tree-show').click()")
     page.wait_for("document.querySelectorAll('#tree li').length > 0")
     assert page.run("sessionStorage.length") == 1
