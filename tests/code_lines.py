@@ -34,7 +34,7 @@ BUDGETS = {
     "tokenizer and detokenizer": 1_690,
     "scheduler": 4_925,
     "CPU backend": 3_175,
-    "GPU backend": 3_120,
+    "GPU backend": 3_130,
     "operations and references": 1_295,
     "messages": 1_815,
     "process runtime": 1_480,
