@@ -22,15 +22,18 @@ if not HAS_CUDA_DRIVER:
 gc.disable()
 
 LONG_FILES = (
-    *("kernels/cpu/test_sanitizers.py", "supervisor/test_supervisor.py", "supervisor/test_replacement.py"),
-    *("supervisor/admin/test_handover.py", "test_launch.py", "frontend/requests/test_hold.py"),
-    *("kernels/gpu/test_paged_decode.py", "detokenizer_proc/test_decoders.py", "scheduler_proc/test_greedy_tokens.py"),
+    *("ring/test_frontend_workers.py", "ring/test_restart.py", "kernels/gpu/test_compile.py", "ring/test_browser.py"),
+    *("ring/test_poison.py", "kernels/cpu/test_sanitizers.py", "scheduler_proc/test_greedy_tokens.py"),
+    *("supervisor/admin/test_handover.py", "ring/test_rolling_restart.py", "ring/test_soak.py"),
+    *("supervisor/test_supervisor.py", "supervisor/test_replacement.py", "ring/test_openapi.py", "ring/test_golden.py"),
+    *("scheduler_proc/test_overlap_soak.py", "frontend/requests/test_hold.py", "ring/test_hold.py", "test_launch.py"),
+    *("ring/test_tokenizer_workers.py", "ring/test_poison_workers.py", "ring/test_chaos.py"),
+    *("benchmarks/test_bench_recovery.py", "kernels/test_packed_linear.py", "detokenizer_proc/test_decoders.py"),
+    *("scheduler_proc/computing/gpu/test_forward_passes.py", "kernels/gpu/test_paged_decode.py"),
+    *("kernels/gpu/test_draw_filtered.py", "scheduler_proc/deciding/test_soak.py", "test_gpu_tests.py"),
     *("frontend/recovery/test_continuation.py", "frontend/test_process.py", "supervisor/model/test_fetch.py"),
-    *("supervisor/cli/test_operate.py", "supervisor/admin/test_scaling.py", "scheduler_proc/test_overlap_soak.py"),
-    *("frontend/http/test_h11_agreement.py", "benchmarks/test_run_gpu.py", "benchmarks/test_bench_footprint.py"),
-    *("ring/test_restart.py", "ring/test_frontend_workers.py", "ring/test_soak.py", "ring/test_lost_frames.py"),
-    *("ring/test_rolling_restart.py", "ring/test_hold.py", "ring/test_poison_workers.py", "ring/test_openapi.py"),
-    *("ring/test_tokenizer_workers.py", "ring/test_browser.py", "ring/test_poison.py", "ring/test_chaos.py"),
+    *("supervisor/cli/test_operate.py", "supervisor/admin/test_scaling.py", "benchmarks/test_run_gpu.py"),
+    *("frontend/http/test_h11_agreement.py", "benchmarks/test_bench_footprint.py", "ring/test_openai_client.py"),
 )
 """Begin first, so that no worker is left alone with one at the end. A wrong order costs time and nothing else."""
 

@@ -21,8 +21,8 @@ from tests.scheduler_proc.computing.drive import Row, plan_batch
 
 # Largest difference of a logit from transformers' in float32, as a part of the standard deviation of the row's logits.
 TOLERANCES = {"float32": 2e-5, "float16": 0.05, "bfloat16": 0.4}
-# The mean difference, as a multiple of what transformers itself loses in that dtype. Where a processor has no bfloat16, sums
-# of products depend on the number of threads, and so do both.
+# The mean difference, as a multiple of what transformers itself loses in that dtype. Where a processor has no bfloat16,
+# sums of products depend on the number of threads, and so do both.
 MEAN_TOLERANCE = 1.5
 
 
