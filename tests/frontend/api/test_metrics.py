@@ -151,10 +151,11 @@ def test_a_process_is_shown_with_what_it_costs():
     with FrontendRun() as run:
         own = psutil.Process()
         run.show(with_scheduler(table(), pid=own.pid))
+        started_s = pytest.approx(own.create_time(), abs=1)
+        wait_until(lambda: Metrics(run)("sluice_process_start_time_seconds", process="scheduler") == started_s)
         seen = Metrics(run)
         assert seen("sluice_process_resident_bytes", process="scheduler") == pytest.approx(own.memory_info().rss, rel=1)
         assert seen("sluice_process_cpu_seconds_total", process="scheduler") > 0
-        assert seen("sluice_process_start_time_seconds", process="scheduler") == pytest.approx(own.create_time())
         assert seen("sluice_process_open_fds", process="scheduler") > 0
         assert seen("sluice_process_threads", process="scheduler") >= 1
         assert seen("sluice_process_beat_age_seconds", process="scheduler") >= 0
