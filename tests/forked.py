@@ -16,7 +16,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 _FORK_SERVER = multiprocessing.get_context("forkserver")
-_FORK_SERVER.set_forkserver_preload(["frontend.process", "launch", "tests.supervisor.fake_launch"])
+_FORK_SERVER.set_forkserver_preload(
+    ["frontend.process", "launch", "supervisor.model.fetch", "tests.supervisor.fake_launch"]
+)
 
 TIMEOUT_S = 60.0
 
