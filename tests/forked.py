@@ -45,9 +45,11 @@ class ForkedProcess:
     def poll(self) -> int | None:
         return self._process.exitcode
 
-    def wait(self, timeout: float | None = None) -> int | None:
-        """Returns the exit code, negative for a signal, or `None` where the process still runs after `timeout`."""
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns the exit code, negative for a signal. Raises `TimeoutExpired` where it still runs after `timeout`."""
         self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
@@ -65,10 +67,10 @@ def run_forked(module: str, arguments: Sequence[str]) -> subprocess.CompletedPro
     """As `subprocess.run`: returns when the process has ended, with its exit code and what it has written."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         process = ForkedProcess(module, arguments, output.fileno(), errors.fileno())
-        code = process.wait(TIMEOUT_S)
-        if code is None:
+        try:
+            code = process.wait(TIMEOUT_S)
+        finally:
             process.kill()
-            raise subprocess.TimeoutExpired([module, *arguments], TIMEOUT_S)
         output.seek(0)
         errors.seek(0)
         return subprocess.CompletedProcess([module, *arguments], code, output.read(), errors.read())
