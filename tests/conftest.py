@@ -17,6 +17,10 @@ if not HAS_CUDA_DRIVER:
     # Triton reads it when its own library of functions is imported, which any other package may do first.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# httpx and openai read the certificates of all authorities for each client, which takes 30 ms; no test needs any.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = os.devnull
+
 # Imports and collection make objects that live to the end: walking them again and again took a third of collection, and
 # each collection of garbage in a test would walk them once more.
 gc.disable()
