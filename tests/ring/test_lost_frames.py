@@ -18,7 +18,7 @@ EDGES = (
     ("scheduler", "detokenizer"),
     ("detokenizer", "frontend"),
 )
-NUM_STREAMS = 8
+NUM_STREAMS = 4
 MAX_TRIES = 5
 
 
@@ -48,7 +48,7 @@ def check_same(got: list[Generated], expected: list[Generated]) -> None:
 class Injector:
     """Gives `command` to `process` each time the streams have had so many tokens more."""
 
-    def __init__(self, ring: RingClient, process: str, command: EdgeFault, every_tokens: int = 150):
+    def __init__(self, ring: RingClient, process: str, command: EdgeFault, every_tokens: int = 100):
         self._ring = ring
         self._process = process
         self._command = command
