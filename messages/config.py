@@ -273,6 +273,41 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **hidden)
 
 
+class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Batches"""
+
+    batch_dir: Annotated[
+        str,
+        Meta(
+            description="directory in which /v1/files and /v1/batches keep their files, also from run to run (default: "
+            "none, and these are refused)"
+        ),
+    ] = ""
+    batch_dir_gb: Annotated[
+        float, Meta(gt=0, description="GiB of files in --batch-dir beyond which none is taken; results still are")
+    ] = 10.0
+    max_batch_file_mb: Annotated[float, Meta(gt=0, description="largest file of a batch in MiB")] = 200.0
+    max_batch_seqs: (
+        Annotated[
+            int,
+            Positive,
+            Meta(
+                description="rows that batches may have at once (default: half of --max-num-seqs; a sixteenth of it "
+                "while other requests are open)"
+            ),
+        ]
+        | None
+    ) = None
+    batch_run: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="answer the requests in the first of two files, write the results to the second, and end "
+            "(launch.py batch)",
+            extra={"metavar": "FILE"},
+        ),
+    ] = ()
+
+
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Processes"""
 
@@ -395,5 +430,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig = CacheConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     http: HttpConfig = HttpConfig()
+    batch: BatchConfig = BatchConfig()
     run: RunConfig = RunConfig()
     facts: ModelFacts

@@ -32,13 +32,14 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     statuses whose body is no error. `events` are what a stream's events hold, where the reply may be a stream.
     """
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "DELETE"]
     path: str
     run: Run
     tag: str
     summary: str
     description: str = ""
     body: type[msgspec.Struct] | None = None
+    body_type: str = "application/json"
     reply: Any = None
     """`None` for a reply of plain text or, with `events`, one that is always a stream."""
     events: tuple[type[msgspec.Struct], ...] = ()
