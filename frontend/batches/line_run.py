@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from frontend.batches.gate import Gate
 from frontend.batches.lines import BatchLine, numbered_lines, read_line
@@ -10,6 +11,8 @@ from frontend.batches.results import LineFailure, Results
 from frontend.http.endpoint import Endpoint
 from frontend.http.in_process import InProcessCall
 from frontend.requests.trace import RequestTrace
+
+T = TypeVar("T")
 
 SYNC_S = 1.0
 """What a power cut may cost: results of so many seconds, whose lines are then asked again."""
@@ -111,11 +114,11 @@ class LineRun:
                 self._results.add(line.custom_id, failure)
 
 
-async def run_whole(function: Callable[[], None]) -> None:
+async def run_whole(function: Callable[[], T]) -> T:
     """Runs `function` in a thread to its end: a cancellation takes effect afterwards, so that nothing writes later."""
     task = asyncio.create_task(asyncio.to_thread(function))
     try:
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait((task,))
         raise

@@ -1,11 +1,12 @@
 """`--batch-run`: one file of requests is answered into another, and then the server ends."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from frontend.batches.line_run import LineCaller, LineRun
+from frontend.batches.line_run import LineCaller, LineRun, run_whole
 from frontend.batches.lines import ENDPOINTS, check_file
 from frontend.batches.results import Results, ResultsError
 from frontend.batches.runner import first_of
@@ -26,10 +27,9 @@ def check_offline(files: tuple[str, ...], max_line_bytes: int, *, is_first: bool
     try:
         errors = check_file(path, ENDPOINTS, max_line_bytes).errors
         if is_first:
-            Results(output, output).close()
-    except OSError as error:
-        raise BootError(f"--batch-run: {error}") from None
-    except ResultsError as error:
+            with contextlib.closing(Results(output, output)) as results:
+                results.load()
+    except (OSError, ResultsError) as error:
         raise BootError(f"--batch-run: {error}") from None
     if errors:
         shown = [f"line {error.line}: {error.message}" if error.line else error.message for error in errors[:NUM_SHOWN]]
@@ -71,12 +71,10 @@ class OfflineBatch:
     async def _run(self) -> None:
         """Ends early after an error, and the next tick begins again where it was."""
         try:
-            results = await asyncio.to_thread(Results, self._output, self._output)
-            try:
+            with contextlib.closing(Results(self._output, self._output)) as results:
+                await run_whole(results.load)
                 await LineRun(self._path, results, self._caller, lambda: None, None).run()
-                await asyncio.to_thread(results.sync)
-            finally:
-                results.close()
+                await run_whole(results.sync)
             log.info("%s: %d answered, %d failed", self._output, results.num_completed, results.num_failed)
             await self._end()
         except* (OSError, ResultsError) as errors:

@@ -56,8 +56,7 @@ class ResultsError(SluiceError):
 class Results:
     """Appends results to `output`, those of failed lines to `errors`, which may be the same file.
 
-    What was torn at the end of a file, by a crash while it was written, is cut off. Nobody else may write the files
-    until `close`. Raises `ResultsError`, and `OSError`.
+    Nobody else may write the files until `close`. Call `load` first. Raises `ResultsError`, and `OSError`.
     """
 
     def __init__(self, output: Path, errors: Path):
@@ -69,22 +68,26 @@ class Results:
         try:
             for path in dict.fromkeys((output, errors)):
                 self._files[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-                self._load(path, self._files[path])
+                _lock(path, self._files[path])
         except BaseException:
             self.close()
             raise
         self._output, self._errors = self._files[output], self._files[errors]
 
+    def load(self) -> None:
+        """Reads what has been answered already. What a crash has torn at the end of a file is cut off.
+
+        Raises `ResultsError` for a file of something else.
+        """
+        for path, descriptor in self._files.items():
+            self._load(path, descriptor)
+
     def _load(self, path: Path, descriptor: int) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ResultsError(f"{path}: another process is writing results to it") from None
         num_bytes = 0
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 is_whole = line.endswith(b"\n")
-                if not is_whole and (BEGINNING.startswith(line[: len(BEGINNING)]) or not line.strip(b"\0")):
+                if not is_whole and BEGINNING.startswith(line.rstrip(b"\0")[: len(BEGINNING)]):
                     os.ftruncate(descriptor, num_bytes)
                     return
                 try:
@@ -132,3 +135,10 @@ class Results:
         """May be called again."""
         while self._files:
             os.close(self._files.popitem()[1])
+
+
+def _lock(path: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ResultsError(f"{path}: another process is writing results to it") from None

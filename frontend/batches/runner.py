@@ -1,7 +1,9 @@
 """Runs the batches of the directory, in the one frontend that holds its lock."""
 
 import asyncio
+import contextlib
 import logging
+import os
 import time
 from typing import cast
 
@@ -66,9 +68,19 @@ class BatchRunner:
             if record.id not in self._tasks:
                 self._cancelled[record.id] = asyncio.Event()
                 self._tasks[record.id] = task = asyncio.create_task(self._run(record.id))
-                task.add_done_callback(lambda _, name=record.id: self._tasks.pop(name))
+                task.add_done_callback(lambda _, name=record.id: self._forget(name))
             if record.status == "cancelling":
                 self._cancelled[record.id].set()
+
+    def _forget(self, batch_id: str) -> None:
+        del self._tasks[batch_id], self._cancelled[batch_id]
+        self._release()
+
+    def _release(self) -> None:
+        """Leaves the lock to another frontend as soon as nothing is written here any more."""
+        if self._is_stopped and not self._tasks and self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def stop(self) -> None:
         """Ends what is open, and runs nothing more: the next frontend goes on. May be called again."""
@@ -76,6 +88,7 @@ class BatchRunner:
         for task in (*self._tasks.values(), self._cleaning):
             if task is not None:
                 task.cancel()
+        self._release()
 
     def gauges(self) -> dict[str, float]:
         return {"batches": len(self._tasks), "batch_lines": len(self._caller.gate)}
@@ -94,7 +107,7 @@ class BatchRunner:
         try:
             record = await asyncio.to_thread(self._store.find_batch, batch_id)
             if record.is_open and record.in_progress_at is None:
-                record = await asyncio.to_thread(self._validate, record)
+                record = await run_whole(lambda: self._validate(record))
             if record.is_open:
                 await self._answer(record)
         except* OSError as errors:
@@ -103,8 +116,6 @@ class BatchRunner:
             record = await asyncio.to_thread(self._store.find_batch, batch_id)
             error = LineError(code="results_unreadable", message=str(first_of(errors)))
             await asyncio.to_thread(self._fail, record, (error,))
-        finally:
-            del self._cancelled[batch_id]
 
     def _validate(self, record: BatchRecord) -> BatchRecord:
         path = self._store.input(record)
@@ -123,8 +134,8 @@ class BatchRunner:
         return record
 
     async def _answer(self, record: BatchRecord) -> None:
-        results = await asyncio.to_thread(Results, *self._store.results(record))
-        try:
+        with contextlib.closing(Results(*self._store.results(record))) as results:
+            await run_whole(results.load)
             # One that waits for a row does not end by the timeout of requests that people wait for.
             left_s = record.expires_at - time.time()
             timeout_s = None if self._request_timeout_s is None else max(1.0, left_s)
@@ -139,8 +150,6 @@ class BatchRunner:
             if ending in FAILURES:
                 await run.refuse_rest(FAILURES[ending])
             await run_whole(lambda: self._finish(record, results, ending))
-        finally:
-            results.close()
 
     async def _wait_end(self, record: BatchRecord, run: LineRun, results: Results) -> Ending:
         """Runs the lines until all have a result, the batch is cancelled or its time is over."""
