@@ -9,6 +9,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from messages.batch_config import BatchConfig
+from messages.model_facts import ModelFacts
+
 Positive = Meta(ge=1)
 
 KEY_FIELDS = ("api_key", "admin_key")
@@ -273,41 +276,6 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **hidden)
 
 
-class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Batches"""
-
-    batch_dir: Annotated[
-        str,
-        Meta(
-            description="directory in which /v1/files and /v1/batches keep their files, also from run to run (default: "
-            "none, and these are refused)"
-        ),
-    ] = ""
-    batch_dir_gb: Annotated[
-        float, Meta(gt=0, description="GiB of files in --batch-dir beyond which none is taken; results still are")
-    ] = 10.0
-    max_batch_file_mb: Annotated[float, Meta(gt=0, description="largest file of a batch in MiB")] = 200.0
-    max_batch_seqs: (
-        Annotated[
-            int,
-            Positive,
-            Meta(
-                description="rows that batches may have at once (default: half of --max-num-seqs; a sixteenth of it "
-                "while other requests are open)"
-            ),
-        ]
-        | None
-    ) = None
-    batch_run: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="answer the requests in the first of two files, write the results to the second, and end "
-            "(launch.py batch)",
-            extra={"metavar": "FILE"},
-        ),
-    ] = ()
-
-
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Processes"""
 
@@ -408,19 +376,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Annotated[
         Literal["text", "json"], Meta(description="how log lines are written; json: one object a line")
     ] = "text"
-
-
-class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the launcher found out about the model; not flags. `sampling_defaults` come from generation_config.json."""
-
-    model_dir: str
-    tokenizer_dir: str
-    served_names: tuple[str, ...]
-    vocab_size: int
-    max_model_len: int
-    """Longest prompt plus output in tokens, `--max-model-len` applied."""
-    eos_token_ids: tuple[int, ...] = ()
-    sampling_defaults: dict[str, float] = {}
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
