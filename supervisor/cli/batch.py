@@ -1,7 +1,7 @@
 """`launch.py batch IN OUT`: a server that answers the requests of a file and ends; here is how far it is.
 
-Exit codes: 0 every line has a result, 1 some have none (run it again to go on), 2 the input cannot be read,
-130 interrupted.
+Exit codes: 0 every line has a result, 1 some have none or the server failed (run it again to go on), 2 the input
+cannot be read, 130 interrupted.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def _serve(path: Path, output: Path, flags: Sequence[str], num_lines: int, resul
                     tqdm.write(text.decode(errors="replace"), file=sys.stderr, end="")
                 bar.update(results.look() - bar.n)
                 if text == b"":
-                    return server.wait() or exit_code
+                    return exit_code or min(1, abs(server.wait()))
             except KeyboardInterrupt:
                 exit_code = INTERRUPTED
                 server.terminate()

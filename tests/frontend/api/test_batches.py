@@ -9,6 +9,7 @@ import httpx
 import msgspec
 import pytest
 
+from messages.admin import Ask, DrainServer
 from messages.config import BatchConfig
 from tests.frontend.frontend_run import FrontendRun, final, make_config, step, wait_until
 
@@ -137,6 +138,17 @@ def test_an_upload_that_is_none_or_too_large(batches: FrontendRun):
 def test_a_batch_that_cannot_be(batches: FrontendRun, fields: dict[str, Any], status: int, param: str | None):
     file_id = upload(batches, b"x", **{"expires_after[seconds]": (None, "3600")}).json()["id"]
     assert error_of(create(batches, file_id, **fields), status)["param"] == param
+
+
+def test_a_file_is_run_and_then_the_server_is_asked_to_end(tmp_path: Path):
+    (tmp_path / "in").write_bytes(line("a") + b"\n" + line("b", temperature=7))
+    files = (str(tmp_path / "in"), str(tmp_path / "out"))
+    with FrontendRun(msgspec.structs.replace(make_config(), batch=BatchConfig(batch_run=files))) as run:
+        message = run.take_request()
+        run.replies.send(step([(message, 7, "ho")], finals=(final(message),)))
+        assert isinstance(run.launcher.wait_for("frontend", Ask).command, DrainServer)
+    results = [json.loads(text) for text in (tmp_path / "out").read_text().splitlines()]
+    assert {result["custom_id"]: result["response"]["status_code"] for result in results} == {"a": 200, "b": 400}
 
 
 def test_a_directory_that_cannot_be_used_ends_the_start(tmp_path: Path):

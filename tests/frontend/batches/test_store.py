@@ -50,6 +50,11 @@ def test_a_file_is_found_listed_and_deleted(store: BatchStore):
         assert error.value.info.status == 404
 
 
+def test_only_this_user_may_read_it(store: BatchStore):
+    for folder in (store.content("x").parent, store.input(make_batch(store)).parent):
+        assert folder.stat().st_mode & 0o77 == 0
+
+
 def test_there_is_no_more_than_the_quota(store: BatchStore):
     upload(store, "x" * 500)
     store.check_room(100)
