@@ -133,6 +133,7 @@ def test_the_word_that_a_stop_string_has_come(ring: RingClient):
     assert expected.finish_reason == "stop"
     ring.instruct("detokenizer", EdgeFault("scheduler", "drop"))
     check_same(ring.generate_all([stopped]), [expected])
+    check_same(ring.generate_all([stopped]), [expected])  # the next frame shows the loss now, and not in another test
 
 
 def test_an_edge_that_loses_every_fiftieth_frame(
