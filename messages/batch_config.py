@@ -25,8 +25,8 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
             int,
             Meta(ge=1),
             Meta(
-                description="rows that batches may have at once (default: half of --max-num-seqs; a sixteenth of it "
-                "while other requests are open)"
+                description="rows that batches may have at once (default: half of --max-num-seqs; one in 64 while "
+                "other requests are open)"
             ),
         ]
         | None

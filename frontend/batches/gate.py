@@ -7,8 +7,8 @@ from frontend.links.processes import ProcessView
 from frontend.requests.registry import Registry
 from messages.config import Config
 
-PART_WHILE_LIVE = 16
-"""Of the rows, one in so many is for batches while clients have requests open: these find nearly all rows free."""
+PART_WHILE_LIVE = 64
+"""Of the rows, one in so many is for batches while clients have requests open: each makes the steps of these longer."""
 
 PART_WHILE_IDLE = 2
 """The same while nobody has. The rest is free at once for whoever comes; what runs is not cut off for it."""
@@ -28,7 +28,7 @@ class Gate:
             self._most_idle = given or num_rows
         else:
             self._most_idle = given or max(1, num_rows // PART_WHILE_IDLE)
-        self._most_live = min(self._most_idle, max(1, num_rows // PART_WHILE_LIVE))
+        self._most_live = given or max(1, num_rows // PART_WHILE_LIVE)
         self._registry = registry
         self._processes = processes
         self._uid_block = uid_block

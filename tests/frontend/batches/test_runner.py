@@ -32,7 +32,7 @@ from messages.errors import BootError, bad_request
 from tests.frontend.frontend_run import make_config
 
 URL = "/v1/completions"
-NUM_ROWS = 32
+NUM_ROWS = 128
 TIMEOUT_S = 60.0
 
 
@@ -271,16 +271,16 @@ def test_few_rows_are_taken_while_others_have_requests(tmp_path: Path):
         batches = BatchRunner(server.store, caller, None)
         server.add(*(f"{number}" for number in range(100)))
         server.registry += [1]
-        await wait_for(lambda: len(server.bodies) == NUM_ROWS // 16, batches)
+        await wait_for(lambda: len(server.bodies) == NUM_ROWS // 64, batches)
         batches.tick()
         await asyncio.sleep(0.05)
-        assert len(server.bodies) == NUM_ROWS // 16
+        assert len(server.bodies) == NUM_ROWS // 64
         server.registry.clear()
         await wait_for(lambda: len(server.bodies) == NUM_ROWS // 2, batches)
         assert gate.num_free == 0
         other = ProcessStatus("frontend-2", "ready", pid=1, uid_block=2, gauges={"requests": 1})
         server.processes.update(ProcessTable((other,)))
-        assert gate.num_free == NUM_ROWS // 16 - NUM_ROWS // 2
+        assert gate.num_free == NUM_ROWS // 64 - NUM_ROWS // 2
         batches.stop()
         await wait_for(lambda: not len(gate))
 
@@ -293,7 +293,7 @@ def test_the_operator_says_how_many_rows(tmp_path: Path):
         assert server.gate(batch_run=("in", "out")).num_free == NUM_ROWS
         server.registry += [1]
         assert server.gate(max_batch_seqs=1).num_free == 1
-        assert server.gate(max_batch_seqs=30).num_free == NUM_ROWS // 16
+        assert server.gate(max_batch_seqs=30).num_free == 30
 
     play(tmp_path, script)
 
