@@ -28,14 +28,14 @@ OPERATIONS = (
     *("POST /abort_request", "POST /flush_cache", "GET /v1/models", "GET /v1/models/{id}", "GET /version"),
     *("GET /server_info", "GET /health", PROBE, "GET /ping", "GET /load", "GET /metrics"),
     *("GET /requests", "GET /requests/{id}"),
-    *("GET /v1/files", "POST /v1/batches", "GET /v1/batches/{id}"),
+    *("POST /v1/batches", "GET /v1/batches/{id}"),
 )
 ADMINISTRATION = (
     *("GET /admin/processes", "POST /admin/restart/{process}", "POST /admin/snapshot"),
     *("POST /start_profile", "POST /stop_profile"),
     *("POST /cache/explain", "GET /cache/tree", "GET /live"),
     *("POST /v1/files", "GET /v1/files/{id}", "DELETE /v1/files/{id}", "GET /v1/files/{id}/content"),
-    *("GET /v1/batches", "POST /v1/batches/{id}/cancel"),
+    *("GET /v1/files", "GET /v1/batches", "POST /v1/batches/{id}/cancel"),
 )
 """Described, and tested where they are: here they would restart what is being tested, never end, or show no more."""
 
