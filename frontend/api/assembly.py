@@ -11,6 +11,7 @@ from frontend.api.cache import CacheApi
 from frontend.api.cache_view import CacheViewApi
 from frontend.api.chat import ChatApi
 from frontend.api.completions import CompletionApi
+from frontend.api.conversation import Conversations
 from frontend.api.generate import GenerateApi
 from frontend.api.health import HealthApi
 from frontend.api.info import InfoApi, find_version
@@ -68,11 +69,12 @@ def make_watching(
 def make_endpoints(service: Service, streams: OpenStreams, feed: LiveFeed, watching: Watching) -> list[Endpoint]:
     """Returns the route table."""
     unknown = UnknownFields(is_strict=service.config.http.strict_fields)
+    conversations = Conversations(service, load_model_format(service.config))
     return [
         *routes.generating(
             GenerateApi(service, streams, unknown),
             CompletionApi(service, streams, unknown),
-            ChatApi(service, streams, unknown, load_model_format(service.config)),
+            ChatApi(service, streams, unknown, conversations),
         ),
         *routes.models(InfoApi(service.config)),
         *routes.tokens(TokensApi(service, unknown)),

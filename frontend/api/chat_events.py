@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from frontend.api.answer_reader import AnswerReader, ChatDelta
+from frontend.api.answer_reader import AnswerReader
+from frontend.api.chat_answer import ChatDelta
 from frontend.api.chat_reply import ChatPiece, ChatView
 from frontend.api.usage import prompt_ids_of, usage_of
 from frontend.http import sse

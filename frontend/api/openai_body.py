@@ -1,4 +1,4 @@
-"""What the endpoints that generate take alike, what the two of OpenAI do, and the steps before a body is used."""
+"""What the endpoints that generate take alike, what those of OpenAI do, and the steps before a body is used."""
 
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
@@ -76,8 +76,11 @@ class CommonFields(SamplingFields, frozen=True, kw_only=True):
     service_tier: Annotated[str | None, Meta(description="a string")] = None
 
 
-class OpenAiFields(CommonFields, frozen=True, kw_only=True):
+class ModelFields(CommonFields, frozen=True, kw_only=True):
     model: Annotated[str | None, Meta(description="a string, one of the names in /v1/models")] = None
+
+
+class OpenAiFields(ModelFields, frozen=True, kw_only=True):
     n: Annotated[NumChoices | None, Meta(description=NUM_CHOICES_TEXT)] = None
     stream_options: Annotated[
         StreamOptions | None, Meta(description="an object with include_usage and continuous_usage_stats")
@@ -100,10 +103,11 @@ class UsageOptions(NamedTuple):
         return usage_so_far(generation, is_last=is_last) if self.is_continuous else self.unsaid
 
 
-T = TypeVar("T", bound=OpenAiFields)
+T = TypeVar("T", bound=ModelFields)
+O = TypeVar("O", bound=OpenAiFields)
 
 
-class OpenAiReader(Generic[T]):
+class ModelReader(Generic[T]):
     """Reads the requests of an endpoint whose bodies are of type `struct`."""
 
     def __init__(self, service: Service, struct: type[T], rules: NameRules, unknown: UnknownFields):
@@ -116,8 +120,6 @@ class OpenAiReader(Generic[T]):
         self._service.check_admission()
         body = self._decoder.decode(await read_body(request, self._max_body_bytes))
         check_model(self._service.config.facts, body.model)
-        if body.stream_options is not None and not body.stream:
-            raise bad_request("stream_options are only for streams: stream must be true", "stream_options")
         if body.prompt_logprobs is not None and body.stream:
             raise bad_request("prompt_logprobs are not in streams: stream must be false", "prompt_logprobs")
         trace = trace_of(request.scope)
@@ -127,6 +129,14 @@ class OpenAiReader(Generic[T]):
     def model_name(self, body: T) -> str:
         """Returns the model's name as the client says it."""
         return body.model or self._service.config.facts.served_names[0]
+
+
+class OpenAiReader(ModelReader[O]):
+    async def read(self, request: Request) -> O:
+        body = await super().read(request)
+        if body.stream_options is not None and not body.stream:
+            raise bad_request("stream_options are only for streams: stream must be true", "stream_options")
+        return body
 
 
 def truncation_of(body: CommonFields, params: SamplingParams, max_model_len: int) -> Truncation | None:
