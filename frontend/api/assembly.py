@@ -21,6 +21,8 @@ from frontend.api.load import LoadApi
 from frontend.api.metrics import MetricsApi
 from frontend.api.page import PageApi
 from frontend.api.requests import RequestsApi
+from frontend.api.responses.endpoints import ResponsesApi
+from frontend.api.responses.routes import responding
 from frontend.api.tokens import TokensApi
 from frontend.http.access import AccessRules
 from frontend.http.app import App
@@ -76,6 +78,7 @@ def make_endpoints(service: Service, streams: OpenStreams, feed: LiveFeed, watch
             CompletionApi(service, streams, unknown),
             ChatApi(service, streams, unknown, conversations),
         ),
+        *responding(ResponsesApi(service, streams, unknown, conversations)),
         *routes.models(InfoApi(service.config)),
         *routes.tokens(TokensApi(service, unknown)),
         *routes.watching(watching.health, LoadApi(service), watching.metrics),

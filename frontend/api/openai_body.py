@@ -1,5 +1,6 @@
 """What the endpoints that generate take alike, what those of OpenAI do, and the steps before a body is used."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -104,7 +105,7 @@ class UsageOptions(NamedTuple):
 
 
 T = TypeVar("T", bound=ModelFields)
-O = TypeVar("O", bound=OpenAiFields)
+OpenAiT = TypeVar("OpenAiT", bound=OpenAiFields)
 
 
 class ModelReader(Generic[T]):
@@ -131,12 +132,19 @@ class ModelReader(Generic[T]):
         return body.model or self._service.config.facts.served_names[0]
 
 
-class OpenAiReader(ModelReader[O]):
-    async def read(self, request: Request) -> O:
+class OpenAiReader(ModelReader[OpenAiT]):
+    async def read(self, request: Request) -> OpenAiT:
         body = await super().read(request)
         if body.stream_options is not None and not body.stream:
             raise bad_request("stream_options are only for streams: stream must be true", "stream_options")
         return body
+
+
+def check_shown(body: CommonFields) -> None:
+    """Raises `RequestError` (400) for what only the older endpoints can show."""
+    for name in ("prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"):
+        if getattr(body, name):
+            raise bad_request(f"{name} is only for /v1/completions and /v1/chat/completions", name, "not_supported")
 
 
 def truncation_of(body: CommonFields, params: SamplingParams, max_model_len: int) -> Truncation | None:
@@ -151,9 +159,9 @@ def usage_options(body: OpenAiFields) -> UsageOptions:
     return UsageOptions(bool(options.include_usage), is_continuous)
 
 
-def name_rules(refused: dict[str, tuple[Any, ...]]) -> NameRules:
+def name_rules(refused: dict[str, tuple[Any, ...]], ignored: Sequence[str] = ()) -> NameRules:
     """Returns what an endpoint that generates does about names it does not serve; `refused` is added to `REFUSED`."""
-    return NameRules({**REFUSED, **refused}, IGNORED, RENAMED, FOREIGN)
+    return NameRules({**REFUSED, **refused}, (*IGNORED, *ignored), RENAMED, FOREIGN)
 
 
 def check_num_choices(service: Service, num_choices: int, name: str, num_prompts: int = 1) -> None:

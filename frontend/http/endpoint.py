@@ -34,7 +34,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     statuses whose body is no error. `events` are what a stream's events hold, where the reply may be a stream.
     """
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "DELETE"]
     path: str
     run: Run
     tag: str

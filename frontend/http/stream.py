@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from typing import Any, ClassVar, Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -213,6 +213,18 @@ def watched(service: Service, choices: Iterable[Generation], receive: Receive) -
     finally:
         watcher.cancel()
         leave()
+
+
+async def write_until_gone(writing: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Runs `writing` to its end, or until the client has left. Raises what it raises."""
+    leaving, task = asyncio.create_task(wait_until_gone(receive)), asyncio.create_task(writing)
+    try:
+        await asyncio.wait((leaving, task), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            await task
+    finally:
+        leaving.cancel()
+        task.cancel()
 
 
 async def wait_until_gone(receive: Receive) -> None:
