@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 
 from frontend.api import routes
 from frontend.api.aborts import AbortApi
+from frontend.api.anthropic.endpoints import MessagesApi, messaging
 from frontend.api.cache import CacheApi
 from frontend.api.cache_view import CacheViewApi
 from frontend.api.chat import ChatApi
@@ -79,6 +80,7 @@ def make_endpoints(service: Service, streams: OpenStreams, feed: LiveFeed, watch
             ChatApi(service, streams, unknown, conversations),
         ),
         *responding(ResponsesApi(service, streams, unknown, conversations)),
+        *messaging(MessagesApi(service, streams, unknown, conversations)),
         *routes.models(InfoApi(service.config)),
         *routes.tokens(TokensApi(service, unknown)),
         *routes.watching(watching.health, LoadApi(service), watching.metrics),
