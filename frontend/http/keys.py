@@ -55,14 +55,15 @@ class Keys:
 
 
 def _given_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """Returns the key of the first header that brings one, as OpenAI's clients do or as Anthropic's."""
+    """Returns the key as OpenAI's clients send it or else as Anthropic's do, `None` where there is none."""
+    own: bytes | None = None
     for name, value in headers:
         scheme, _, token = value.partition(b" ")
         if name == b"authorization" and scheme.lower() == b"bearer":
             return token
         if name == b"x-api-key":
-            return value
-    return None
+            own = value
+    return own
 
 
 def load_keys(http: HttpConfig) -> Keys:

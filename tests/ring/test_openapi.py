@@ -27,7 +27,9 @@ OPERATIONS = (
     *("POST /generate", "POST /v1/completions", "POST /v1/chat/completions", "POST /tokenize", "POST /detokenize"),
     *("POST /abort_request", "POST /flush_cache", "GET /v1/models", "GET /v1/models/{id}", "GET /version"),
     *("GET /server_info", "GET /health", PROBE, "GET /ping", "GET /load", "GET /metrics"),
-    *("GET /requests", "GET /requests/{id}"),
+    *("GET /requests", "GET /requests/{id}", "POST /v1/responses", "POST /v1/messages"),
+    *("POST /v1/messages/count_tokens", "GET /v1/responses/{id}", "DELETE /v1/responses/{id}"),
+    *("POST /v1/responses/{id}/cancel", "GET /v1/responses/{id}/input_items"),
 )
 ADMINISTRATION = (
     *("GET /admin/processes", "POST /admin/restart/{process}", "POST /admin/snapshot"),

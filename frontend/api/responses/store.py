@@ -109,6 +109,8 @@ class ResponseStore:
         self._keep(response.id, stored)
 
     def _keep(self, response_id: str, stored: StoredResponse) -> None:
+        if stored.num_bytes > self._max_bytes:
+            return
         self._ended[response_id] = stored
         self._num_bytes += stored.num_bytes
         while len(self._ended) > self._max_responses or self._num_bytes > self._max_bytes:
