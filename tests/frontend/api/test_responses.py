@@ -321,6 +321,14 @@ def test_only_one_in_the_background_can_be_cancelled(reader: FrontendRun):
     assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
+def test_ids_cannot_be_guessed_or_chosen(reader: FrontendRun):
+    first, second = (ask(reader, request_id="mine")["id"] for _ in range(2))
+    for name in (first, second):
+        assert len(bytes.fromhex(name.removeprefix("resp_"))) == 24
+    assert first != second
+    assert reader.client.get(f"{PATH}/resp_mine").status_code == 404
+
+
 @pytest.fixture(scope="module")
 def small() -> Iterator[FrontendRun]:
     """A frontend of two, which stores one response."""
