@@ -7,7 +7,7 @@ from msgspec import Meta, Raw
 
 from frontend.api.conversation import Conversation, template_kwargs
 from frontend.api.grammar import ResponseFormat, SchemaFormat
-from frontend.api.openai_body import ModelFields, check_shown
+from frontend.api.openai_body import ModelFields, check_shown, truncation_of
 from frontend.api.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_STOPS, Sampling, StopStrings
 from frontend.api.tools import Choice, Name, Named, ToolFunction, ToolUse, choose_tools, list_tools
 from frontend.api.turns import BETWEEN_TEXTS, Turns
@@ -150,6 +150,8 @@ def make_conversation(
         continue_final_message=last.role == "assistant" and bool(last.text) and not last.tool_calls,
         allows_parallel_calls=not choice.disable_parallel_tool_use,
         shows_reasoning=thinking.display != "omitted",
+        add_special_tokens=bool(body.add_special_tokens),
+        truncation=truncation_of(body, params, context_tokens),
     )
 
 

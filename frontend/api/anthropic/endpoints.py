@@ -65,8 +65,10 @@ class MessagesApi:
 
     async def count_tokens(self, request: Request) -> JsonReply:
         """Raises `RequestError`."""
-        prompt = self._conversation(await self._count_reader.read(request)).prompt
-        answer = await self._service.queries.encode(lambda uid: EncodeMsg(uid, None, prompt, add_special_tokens=False))
+        asked = self._conversation(await self._count_reader.read(request))
+        answer = await self._service.queries.encode(
+            lambda uid: EncodeMsg(uid, None, asked.prompt, asked.add_special_tokens)
+        )
         return JsonReply(TokenCount(num_int32(answer.token_ids)))
 
     def _conversation(self, body: PromptFields) -> Conversation:

@@ -9,11 +9,10 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from frontend.api.chat_messages import ChatMessage
 from frontend.api.conversation import Conversation, template_kwargs
 from frontend.api.grammar import ResponseFormat, SchemaFormat
-from frontend.api.openai_body import ModelFields, check_shown
+from frontend.api.openai_body import ModelFields, check_shown, truncation_of
 from frontend.api.responses.items import Input
 from frontend.api.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_LOGPROBS, NumLogprobs, Sampling, Switch
 from frontend.api.tools import Choice, Name, Named, ToolFunction, ToolUse, choose_tools, list_tools
-from frontend.api.truncation import make_truncation
 from frontend.http.field_names import UnknownFields
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import bad_request
@@ -120,6 +119,8 @@ def make_conversation(
 ) -> Conversation:
     """Returns the conversation that `messages` are. Raises `RequestError` (400)."""
     check_shown(body)
+    if body.truncation == "auto":
+        body = msgspec.structs.replace(body, truncate_prompt_tokens=-1, truncation_side="left")
     for name in body.include or ():
         if name not in (*INCLUDABLE, *OTHER_INCLUDABLE):
             raise bad_request(f"include may have {' and '.join(INCLUDABLE)}, got {name[:60]!r}", "include")
@@ -146,7 +147,8 @@ def make_conversation(
         tools=choose_tools(_tools(body), _choice(body), model_format, allows_several=allows_several),
         template_kwargs=_template_kwargs(body),
         allows_parallel_calls=allows_several,
-        truncation=make_truncation(-1 if body.truncation == "auto" else None, None, context_tokens - 1),
+        add_special_tokens=bool(body.add_special_tokens),
+        truncation=truncation_of(body, params, context_tokens),
     )
 
 

@@ -66,6 +66,7 @@ class ResponsesApi:
         http = service.config.http
         self.store = ResponseStore(http.max_stored_responses, int(http.stored_responses_mb * 2**20))
         self._background = BackgroundResponses(service, self.store)
+        service.sizes["stored_responses"] = self.store.__len__
         service.peers.register(UseResponse, self._use)
 
     async def create(self, request: Request) -> ASGIApp:

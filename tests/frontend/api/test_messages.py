@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from frontend.api.anthropic.reply import MessageEvents
 from messages.columns import pack_int32
 from messages.errors import ErrorInfo
 from messages.replies import EncodeReply, PrefilledRow, PromptReply, Usage
@@ -253,6 +254,10 @@ def test_errors_are_anthropics(server: FrontendRun):
     with call:
         server.send(final(message, finish_reason="error", error=ErrorInfo(503, "ending", "service_unavailable")))
         assert (call.response.status, call.json()["error"]["type"]) == (503, "overloaded_error")
+
+
+def test_a_long_silence_is_broken_with_a_ping():
+    assert MessageEvents.keep_alive == b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 def test_an_error_in_a_stream_is_its_last_event(server: FrontendRun):

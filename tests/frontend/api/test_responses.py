@@ -13,7 +13,7 @@ from messages.config import HttpConfig, RunConfig
 from messages.errors import ErrorInfo
 from messages.peers import UsedResponse, UseResponse
 from messages.replies import PromptReply, Usage
-from messages.requests import TokenizeMsg
+from messages.requests import TokenizeMsg, Truncation
 from tests.frontend.api.sse_events import named_events, next_event
 from tests.frontend.frontend_run import (
     Call,
@@ -211,6 +211,15 @@ def test_the_format_of_the_text_is_a_grammar(reader: FrontendRun, text: Any, kin
         assert call.json()["text"]["format"]["type"] == text["format"]["type"]
 
 
+def test_a_truncated_response_keeps_the_end_of_its_input(server: FrontendRun):
+    for body, kept in (({"truncation": "auto"}, Truncation(-1, "left")), ({"truncation": "disabled"}, None)):
+        call, message = send(server, **body)
+        with call:
+            assert message.truncation == kept
+            server.send(final(message, "Yes"))
+            assert call.json()["truncation"] == body["truncation"]
+
+
 def test_logprobs_are_those_of_the_text(server: FrontendRun):
     call, message = send(server, include=["message.output_text.logprobs"], top_logprobs=1, stream=True)
     with call:
@@ -349,9 +358,11 @@ def test_the_least_recently_used_goes_and_a_running_one_stays(small: FrontendRun
     first, second = ask(small)["id"], ask(small)["id"]
     statuses = [small.client.get(f"{PATH}/{name}").status_code for name in (running, first, second)]
     assert statuses == [200, 404, 200]
+    assert small.gauge("stored_responses") == 2
     play(small, message)
     wait_until(lambda: small.client.get(f"{PATH}/{running}").json()["status"] == "completed")
     assert small.client.get(f"{PATH}/{second}").status_code == 404
+    assert small.gauge("stored_responses") == 1
 
 
 def test_what_another_frontend_has_stored_is_found(small: FrontendRun, other: OtherFrontend):
