@@ -45,9 +45,9 @@ ANSWERED = frozenset(OPERATIONS[:5])
 NOTHING_TO_BREAK = frozenset(
     label
     for label in OPERATIONS
-    if label.startswith(("GET ", "DELETE ", "POST /v1/responses/", "POST /v1/messages")) and label != PROBE
+    if label.startswith(("GET ", "DELETE ", "POST /v1/responses", "POST /v1/messages")) and label != PROBE
 )
-"""They take nothing that could be wrong; bad messages are in `bad_inputs.py`."""
+"""They take nothing that could be wrong; bad responses and messages are in `bad_inputs.py`."""
 
 CHECKS = [
     checks.status_code_conformance,
