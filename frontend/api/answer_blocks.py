@@ -77,6 +77,14 @@ class AnswerBlocks:
             self.blocks[-1].is_cut = final.finish_reason != "stop"
         yield from self._end_last()
 
+    def read_whole(self) -> UserReply:
+        """Takes all of the choice, which has ended, and returns its end."""
+        final = self.generation.final
+        assert final is not None, f"uid {self.generation.uid} has not ended"
+        for _ in self.finish(final):
+            pass
+        return final
+
     def _read(self, step: Increment, *, is_last: bool) -> Iterator[BlockEvent]:
         self._logprobs += self.generation.pop_logprobs(len(step.token_ids))
         for delta in self._deltas(step.text, is_last=is_last):

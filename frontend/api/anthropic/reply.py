@@ -124,10 +124,7 @@ class MessageAnswer(msgspec.Struct, frozen=True):
 
     def whole(self) -> MessageReply:
         """Takes all that has arrived for the choice, which has ended, and returns the message."""
-        final = self.blocks.generation.final
-        assert final is not None, f"uid {self.blocks.generation.uid} has not ended"
-        for _ in self.blocks.finish(final):
-            pass
+        final = self.blocks.read_whole()
         stop = self.stop(final)
         return self._reply(
             [_whole_block(block) for block in self.blocks.blocks],

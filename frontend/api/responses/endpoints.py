@@ -80,7 +80,8 @@ class ResponsesApi:
                 "--max-stored-responses not 0",
                 "background",
             )
-        items = [*await self._items_before(body.previous_response_id), *read_items(body.input)]
+        given = read_items(body.input)
+        items = [*await self._items_before(body.previous_response_id), *given]
         conversation = make_conversation(
             body,
             make_turns(body.instructions, items).messages,
@@ -107,11 +108,7 @@ class ResponsesApi:
             return EventStream(self._service, self._streams, opened.choices, ResponseEvents(answer, end))
 
         def whole() -> Response:
-            final = blocks.generation.final
-            assert final is not None, f"uid {blocks.generation.uid} has not ended"
-            for _ in blocks.finish(final):
-                pass
-            response = answer.ended(final)
+            response = answer.ended(blocks.read_whole())
             end(response)
             return response
 
