@@ -83,7 +83,7 @@ def test_every_reply_is_documented_and_no_request_breaks_the_server(
     described: dict[str, APIOperation], label: str, mode: GenerationMode
 ):
     if label in NOTHING_TO_BREAK and mode is GenerationMode.NEGATIVE:
-        pytest.skip("takes nothing that could be wrong")
+        pytest.skip("takes nothing that could be wrong, or bad_inputs.py has it")
 
     statuses: list[int] = []
 
