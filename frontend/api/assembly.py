@@ -7,12 +7,14 @@ from starlette.types import ASGIApp
 
 from frontend.api import routes
 from frontend.api.aborts import AbortApi
+from frontend.api.anthropic.endpoints import MessagesApi, messaging
 from frontend.api.batch_routes import batching
 from frontend.api.batches import BatchApi
 from frontend.api.cache import CacheApi
 from frontend.api.cache_view import CacheViewApi
 from frontend.api.chat import ChatApi
 from frontend.api.completions import CompletionApi
+from frontend.api.conversation import Conversations
 from frontend.api.files import FilesApi
 from frontend.api.generate import GenerateApi
 from frontend.api.health import HealthApi
@@ -23,6 +25,8 @@ from frontend.api.load import LoadApi
 from frontend.api.metrics import MetricsApi
 from frontend.api.page import PageApi
 from frontend.api.requests import RequestsApi
+from frontend.api.responses.endpoints import ResponsesApi
+from frontend.api.responses.routes import responding
 from frontend.api.tokens import TokensApi
 from frontend.batches.store import BatchStore
 from frontend.http.access import AccessRules
@@ -74,12 +78,15 @@ def make_endpoints(
 ) -> list[Endpoint]:
     """Returns the route table."""
     unknown = UnknownFields(is_strict=service.config.http.strict_fields)
+    conversations = Conversations(service, load_model_format(service.config))
     return [
         *routes.generating(
             GenerateApi(service, streams, unknown),
             CompletionApi(service, streams, unknown),
-            ChatApi(service, streams, unknown, load_model_format(service.config)),
+            ChatApi(service, streams, unknown, conversations),
         ),
+        *responding(ResponsesApi(service, streams, unknown, conversations)),
+        *messaging(MessagesApi(service, streams, unknown, conversations)),
         *batching(FilesApi(batches, int(service.config.batch.max_batch_file_mb * 2**20)), BatchApi(batches, unknown)),
         *routes.models(InfoApi(service.config)),
         *routes.tokens(TokensApi(service, unknown)),

@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from frontend.errors import OPENAI_ERRORS
 from frontend.http.access import AccessRules
 from frontend.http.endpoint import Endpoint
 from frontend.http.responses import error_reply
@@ -63,7 +64,8 @@ class App:
                 raise
             if isinstance(error, HTTPException) and error.status_code == 405:
                 error.headers = {"Allow": self._methods(trace.path)}
-            await error_reply(error, trace.method, trace.path)(scope, receive, send)
+            form = endpoint.error_form if endpoint else OPENAI_ERRORS
+            await error_reply(error, trace.method, trace.path, form)(scope, receive, send)
         finally:
             seconds = (time.monotonic_ns() - trace.received_ns) / 1e9
             self._requests.note(endpoint and endpoint.template, trace.method, trace.shown_status, seconds)

@@ -38,7 +38,8 @@ def test_all_paths_are_described_and_exist(server: FrontendRun, document: dict[s
     wanted = {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{id}", "/tokenize"}
     wanted |= {"/detokenize", "/health", "/health/generate", "/metrics", "/version", "/server_info", "/openapi.json"}
     wanted |= {"/load", "/ping", "/abort_request", "/flush_cache", "/requests", "/requests/{id}"}
-    wanted |= {"/cache/explain", "/cache/tree", "/live"}
+    wanted |= {"/cache/explain", "/cache/tree", "/live", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"}
+    wanted |= {"/v1/responses/{id}", "/v1/responses/{id}/cancel", "/v1/responses/{id}/input_items"}
     wanted |= {"/v1/files", "/v1/files/{id}", "/v1/files/{id}/content", "/v1/batches", "/v1/batches/{id}"}
     wanted |= {"/v1/batches/{id}/cancel"}
     wanted |= {"/admin/processes", "/admin/restart/{process}", "/admin/snapshot", "/start_profile", "/stop_profile"}
