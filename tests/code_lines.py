@@ -29,16 +29,16 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 9_160,
+    "frontend": 9_170,
     "live page": 1_020,
     "tokenizer and detokenizer": 1_690,
-    "scheduler": 4_925,
-    "CPU backend": 3_175,
+    "scheduler": 5_110,
+    "CPU backend": 3_265,
     "GPU backend": 3_130,
     "operations and references": 1_295,
-    "messages": 1_815,
-    "process runtime": 1_480,
-    "launcher": 4_210,
+    "messages": 1_825,
+    "process runtime": 1_500,
+    "launcher": 4_220,
     "what-if": 1_015,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
