@@ -35,4 +35,4 @@ class CpuBackend:
         runner.run(plan_warm_up(self._config, self._limits.max_num_batched_tokens))
         for tensor, slots in zip(tensors, before, strict=True):
             tensor[:WARM_UP_TOKENS] = slots
-        self._device.prefault = Prefault(tensors, self._cache.num_pages)
+        self._device.prefault = Prefault(tensors, self._cache.num_pages, runner.page_memory is not None)

@@ -70,8 +70,8 @@ def load_runner(config: Config, report: Report, kv_file: Path | None = None) -> 
     log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype_name, cache_gib)
     runner = make_runner(num_pages)
     report("warming up", None)
-    backend.warm_up(runner)
     runner.page_memory = memory
+    backend.warm_up(runner)
     return runner
 
 

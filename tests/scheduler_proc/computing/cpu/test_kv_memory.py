@@ -13,6 +13,7 @@ from messages.config import Config
 from messages.errors import BootError
 from messages.replies import DetokenizeMsg
 from scheduler_proc.computing.cpu.kv_memory import KVMemory
+from scheduler_proc.computing.cpu.prefault import Prefault
 from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.computing.model import kv_tensors
 from scheduler_proc.deciding_half import make_scheduler
@@ -139,3 +140,27 @@ def test_memory_is_taken_as_it_is_written_and_lies_as_huge_pages_need_it(path: P
         int(line.split("-")[0], 16) for line in Path("/proc/self/maps").read_text().splitlines() if "kv-cache" in line
     )
     assert all(address % (2 << 20) == 0 for address in mapped)
+
+
+def num_huge_kb() -> int:
+    """Returns how much of files is mapped in huge pages."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("ShmemPmdMapped:", "FilePmdMapped:")))
+
+
+def test_new_pages_are_huge_before_a_step_writes_to_them_and_what_is_there_stays(path: Path):
+    memory = KVMemory(path, b"1" * 32)
+    memory.map(64, 16, 16 << 20)
+    tensors = [memory.take((1, 1024, 2, 1024), torch.float32)[0] for _ in range(2)]
+    tensors[0][:48] = 7.0
+    ahead = Prefault(tensors, 64, is_file=True)
+    ahead._is_stepping = True  # its thread waits
+    before_kb = num_huge_kb()
+    ahead.use(3, 2)
+    num_kb = num_huge_kb() - before_kb
+    assert bool((tensors[0][:48] == 7.0).all())
+    if not num_kb:
+        pytest.skip("this system makes no huge pages of a file's memory")
+    assert num_kb == 2 * 2048, "those of two tensors; no more than a step may be new"
+    ahead.use(3, 2)
+    assert num_huge_kb() - before_kb == num_kb
