@@ -76,7 +76,10 @@ class PageJournal:
 
     def seal(self, page: int, page_before: int | None, tokens: bytes, salt: bytes, uid: int, stamp: int) -> None:
         """Notes that `page` holds `tokens` (int32) behind those of the sealed page before, or as the first ones."""
-        before = NOTHING_BEFORE if page_before is None else self._read(page_before).digest
+        before = NOTHING_BEFORE
+        if page_before is not None:
+            start = page_before * self._num_bytes
+            before = bytes(self._records[start : start + DIGEST_BYTES])
         digest = blake2b(before + salt + tokens, digest_size=DIGEST_BYTES).digest()
         record = FIELDS.pack(digest, before, salt, uid, self._memory.checksum(page)) + tokens
         self._records[page * self._num_bytes : (page + 1) * self._num_bytes] = record

@@ -80,7 +80,7 @@ class KVMemory:
         """Returns a sum of all that a page holds, as whole numbers of 64 bits where its size allows."""
         total = 0
         for words in self._words:
-            total = (total * 31 + int(words[:, page].sum(dtype=np.uint64))) & MASK
+            total = (total * 31 + int(np.add.reduce(words[:, page], axis=None, dtype=np.uint64))) & MASK
         return total
 
     def damage(self, page: int) -> None:
