@@ -33,7 +33,7 @@ BUDGETS = {
     "live page": 1_020,
     "tokenizer and detokenizer": 1_690,
     "scheduler": 5_110,
-    "CPU backend": 3_265,
+    "CPU backend": 3_280,
     "GPU backend": 3_130,
     "operations and references": 1_295,
     "messages": 1_825,
