@@ -5,7 +5,7 @@
 The gain: the scheduler of a server is killed (SIGKILL) under streams of about 2,000 tokens each, once in a server with
 the flag and once in one without. A stream's pause is its time without a token. The cost: schedulers with and without
 it serve the same prompts in turns, in one process on one thread; compared are the CPU times of turns that follow each
-other. Both use the bundled model; for the kills it has random weights and a context of 2,048 tokens.
+other. Both use the bundled model; for the kills it has random weights and a context of 4,096 tokens.
 """
 
 import argparse
@@ -42,10 +42,10 @@ from scheduler_proc.stepper import Stepper
 
 BUNDLED = ROOT / "assets" / "shakespeare-gpt2"
 SIDES = {"without": ["--no-keep-kv-cache"], "with": []}
-CONTEXT = 2048
+CONTEXT = 4096
 START_TIMEOUT_S, LOAD_TIMEOUT_S, POLL_S = 300.0, 1800.0, 0.05
 TOKENS_BEFORE_KILL = 30
-"""Of each stream."""
+"""Of each stream; the first ones have more by then, for they decode while others are prefilled."""
 
 WARM_UP_ROUNDS = 2
 TURN_ROWS, TURN_PROMPT, TURN_OUTPUT = 32, 200, 100
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--streams", type=int, default=32, help="default: %(default)s")
-    add("--prompt", type=int, default=1950, help="tokens of each prompt (default: %(default)s)")
+    add("--prompt", type=int, default=1900, help="tokens of each prompt (default: %(default)s)")
     add("--rounds", type=int, default=16, help="turns of each side, of the bundled model (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args(arguments)
