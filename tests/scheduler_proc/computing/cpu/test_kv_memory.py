@@ -1,7 +1,9 @@
 """A KV cache in a file in memory: the next scheduler computes on where one has left off, and only where it may."""
 
+import fcntl
 import gc
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +41,20 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def wait_until_free(path: Path) -> None:
+    """Waits until the scheduler before is gone: where another thread is collecting garbage, this one's turn is none."""
+    deadline = time.monotonic() + 60.0
+    with path.open("rb") as file:
+        while True:
+            gc.collect()
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                assert time.monotonic() < deadline, "a scheduler is still there"
+                time.sleep(0.01)
+
+
 def configure(model_dir: Path, **flags: object) -> Config:
     return make_config(model_dir, **{"num_pages": NUM_PAGES, "block_size": PAGE_SIZE, "max_model_len": 256, **flags})
 
@@ -69,7 +85,7 @@ def test_the_next_scheduler_computes_one_step_and_the_same_tokens(model_dir: Pat
     config = configure(model_dir, kv_cache_dtype=kv_cache_dtype)
     whole = Served(config, None, [], NUM_TOKENS).token_ids
     first = Served(config, path, [], 40)
-    gc.collect()
+    wait_until_free(path)
     second = Served(config, path, first.token_ids, NUM_TOKENS - 40)
     assert first.token_ids + second.token_ids == whole
     assert second.gauges["pages_recovered"] == (150 + 39) // PAGE_SIZE
@@ -81,7 +97,7 @@ def test_damaged_pages_are_computed_again(model_dir: Path, path: Path):
     config = configure(model_dir)
     whole = Served(config, None, [], NUM_TOKENS).token_ids
     first = Served(config, path, [], 41)
-    gc.collect()
+    wait_until_free(path)
     second = Served(config, path, first.token_ids, NUM_TOKENS - 41)
     assert first.token_ids + second.token_ids == whole
     assert second.gauges["pages_dropped"] > 0
@@ -90,7 +106,7 @@ def test_damaged_pages_are_computed_again(model_dir: Path, path: Path):
 
 def test_a_cache_of_other_flags_is_given_back(model_dir: Path, path: Path):
     Served(configure(model_dir), path, [], 3)
-    gc.collect()
+    wait_until_free(path)
     other = Served(configure(model_dir, num_pages=NUM_PAGES + 1), path, [1, 2, 3], 3)
     assert other.gauges["pages_all"] == NUM_PAGES + 1
     assert (other.gauges["pages_recovered"], other.gauges["pages_dropped"]) == (0, 0)
@@ -101,7 +117,7 @@ def test_the_number_of_pages_stays_whatever_memory_is_free(
 ):
     config = configure(model_dir, num_pages=None)
     first = Served(config, path, [], 3)
-    gc.collect()
+    wait_until_free(path)
     monkeypatch.setattr(kv_tensors, "available_memory_bytes", lambda *_: 200 << 20)
     second = Served(config, path, first.token_ids, 3)
     assert second.gauges["pages_all"] == first.gauges["pages_all"]
@@ -111,7 +127,7 @@ def test_the_number_of_pages_stays_whatever_memory_is_free(
 def test_changed_weights_are_another_cache(tmp_path: Path, path: Path):
     write_tiny_llama(tmp_path)
     Served(configure(tmp_path), path, [], 3)
-    gc.collect()
+    wait_until_free(path)
     write_tiny_llama(tmp_path)
     assert Served(configure(tmp_path), path, [1, 2, 3], 3).gauges["pages_recovered"] == 0
 
@@ -121,6 +137,7 @@ def test_two_schedulers_cannot_have_it_at_once(path: Path):
     with pytest.raises(BootError, match="--no-keep-kv-cache"):
         KVMemory(path, b"1" * 32)
     del first
+    wait_until_free(path)
     KVMemory(path, b"1" * 32)
 
 
