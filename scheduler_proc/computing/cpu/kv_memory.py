@@ -37,7 +37,7 @@ class KVMemory:
     """The file at `path`, for a cache that only a scheduler of the same `identity` can go on with.
 
     `num_pages` is that of the cache in it, 0 where there is none, or another's, whose memory is given back. Raises
-    `BootError` while another scheduler has the file.
+    `BootError` while another scheduler has the file or any of its memory.
     """
 
     def __init__(self, path: Path, identity: bytes):

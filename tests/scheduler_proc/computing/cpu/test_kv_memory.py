@@ -42,7 +42,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wait_until_free(path: Path) -> None:
-    """Waits until the scheduler before is gone: where another thread is collecting garbage, this one's turn is none."""
+    """Waits until the scheduler before has no tensor of it left: the thread that prefaults may still hold some."""
     deadline = time.monotonic() + 60.0
     with path.open("rb") as file:
         while True:
@@ -51,7 +51,7 @@ def wait_until_free(path: Path) -> None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                assert time.monotonic() < deadline, "a scheduler is still there"
+                assert time.monotonic() < deadline, "its memory is still mapped"
                 time.sleep(0.01)
 
 
