@@ -36,7 +36,7 @@ BUDGETS = {
     "CPU backend": 3_280,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_888,
+    "messages": 1_890,
     "process runtime": 1_500,
     "launcher": 4_310,
     "what-if": 1_015,
