@@ -79,6 +79,13 @@ def test_edges_of_the_ranges_are_taken():
     assert decode('{"logit_bias": {}, "bad_words": [], "priority": 0}') == decode("{}")
 
 
+def test_biases_as_a_list():
+    params = decode('{"logit_bias": [[7, 1], ["the", -2.5], [7, 0.5], [9, false], ["a b", false]]}')
+    assert (params.bias_ids, params.bias_values) == (pack_int32([7]), pack_float32([1.5]))
+    assert params.bad_word_ids == (pack_int32([9]),)
+    assert params.bias_texts == (("the", -2.5), ("a b", None))
+
+
 def test_a_repetition_penalty_stays_within_what_logits_bear():
     assert decode('{"repetition_penalty": 1e300}').repetition_penalty == MAX_REPETITION_PENALTY
     assert decode('{"repetition_penalty": 1e-300}').repetition_penalty == 1 / MAX_REPETITION_PENALTY
