@@ -8,6 +8,7 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from frontend.api.answer_reader import AnswerRules
+from frontend.api.beam_search import check_choices, whole_reply
 from frontend.api.chat_events import ChatEvents
 from frontend.api.chat_messages import Messages, make_chat_prompt
 from frontend.api.chat_reply import ChatView
@@ -15,7 +16,6 @@ from frontend.api.logprob_fields import TokenNames
 from frontend.api.openai_body import (
     OpenAiFields,
     OpenAiReader,
-    check_choices_differ,
     check_num_choices,
     name_rules,
     truncation_of,
@@ -86,11 +86,17 @@ class ChatApi:
         prompt_request = self._make_request(body, tools, rules)
         trace = trace_of(request.scope)
         is_streamed = bool(body.stream)
-        choices = self._service.open_all([prompt_request], trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s)
+        choices = self._service.open_all(
+            [prompt_request],
+            trace,
+            wakes_at_tokens=is_streamed,
+            timeout_s=body.timeout_s,
+            has_parts=bool(body.use_beam_search),
+        )
         view = self._view(body, trace, rules)
         if is_streamed:
             return EventStream(self._service, self._streams, choices, ChatEvents(view, choices))
-        return WholeReply(self._service, choices, lambda: view.whole(choices))
+        return whole_reply(self._service, body, choices, len(choices), lambda: view.whole(choices))
 
     def _rules(self, body: ChatBody, tools: ToolUse) -> AnswerRules | None:
         """Returns how the answers are read, `None` where all their text is content."""
@@ -125,7 +131,6 @@ class ChatApi:
         )
         num_choices = body.n or 1
         check_num_choices(self._service, num_choices, "n")
-        check_choices_differ(params, num_choices, "n")
         if tools.forced is not None and params.grammar is not None:
             raise bad_request(f"{params.grammar.param} cannot be with a tool_choice that forces a call", "tool_choice")
         params = msgspec.structs.replace(
@@ -137,6 +142,7 @@ class ChatApi:
             and not (rules is not None and rules.format.needs_special_tokens),
             wants_prompt_end=rules is not None and rules.format.may_begin_in_prompt,
         )
+        check_choices(body, params, num_choices, "n", self._service.config.facts)
         truncation = truncation_of(body, params, self._context_tokens)
         return PromptRequest(
             prompt, params, num_choices, add_special_tokens=bool(body.add_special_tokens), truncation=truncation
