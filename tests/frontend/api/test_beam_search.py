@@ -190,13 +190,25 @@ def test_it_goes_on_after_a_process_has_died():
 
 
 def test_a_search_that_has_begun_passes_a_full_queue_and_a_drain():
-    limits = SchedulingConfig(max_num_seqs=2, max_queued_requests=1, max_queued_tokens=2)
+    limits = SchedulingConfig(max_num_seqs=2, max_queued_requests=1)
     with FrontendRun(make_config(scheduling=limits)) as server, open_search(server, length_penalty=3) as call:
         play(server, 1)
         parts = [server.take_request() for _ in range(2)]
         assert server.client.post("/generate", json={"prompt": "hi"}).status_code == 503
         server.launcher.send("frontend", Drain(60.0))
         wait_until(lambda: server.health()["status"] == "draining")
+        for part in parts:
+            answer(server, part)
+        play(server, 2, 2)
+        assert len(call.json()["choices"]) == 2
+
+
+def test_a_search_that_has_begun_does_not_wait_in_the_queue_of_prompts():
+    limits = SchedulingConfig(max_queued_tokens=2)
+    with FrontendRun(make_config(scheduling=limits)) as server, open_search(server, length_penalty=3) as call:
+        play(server, 1)
+        parts = [server.take_request() for _ in range(2)]
+        server.round_trip()
         for part in parts:
             answer(server, part)
         play(server, 2, 2)
