@@ -35,9 +35,10 @@ class PromptSearch:
         try:
             await self._search()
         except _EndedEarlyError:
+            reason = next((choice.abort_reason for choice in self._choices if choice.is_aborted), "abort")
             for choice in self._choices:
                 if choice.final is None:
-                    self._service.abort(choice)
+                    self._service.abort(choice, reason)
 
     async def _search(self) -> None:
         (first,) = await self._run([self._message], echo=True)

@@ -20,15 +20,7 @@ from messages.errors import bad_request
 
 DEFAULT_MAX_TOKENS = 128
 
-NOT_HERE: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "top_logprobs": (0,),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "early_stopping": (False,),
-}
+NOT_HERE: dict[str, tuple[Any, ...]] = {"best_of": (1,), "echo": (False,), "suffix": ("",), "top_logprobs": (0,)}
 """Parameters of other endpoints, each with the values that ask for nothing."""
 
 PromptIds = Annotated[list[TokenId], Meta(min_length=1)]

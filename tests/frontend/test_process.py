@@ -260,6 +260,7 @@ def test_an_idle_frontend_is_small_and_sleeps():
             "calls",
             "deadlines",
             "requests_on_hold",
+            "stored_responses",
             "suspects",
             "timelines",
             "unfinished_traces",
