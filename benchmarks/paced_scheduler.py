@@ -26,6 +26,7 @@ class PacedRunner:
     can_overlap = False
     degraded = ""
     drafter = None
+    page_memory = None
 
     def __init__(self, step_s: float, vocab_size: int):
         self._step_s = step_s
@@ -48,7 +49,7 @@ def main() -> int:
         report("pacing", None)
         return PacedRunner(float(step_ms) / 1000, config.facts.vocab_size)
 
-    return run_process("scheduler_proc", lambda link: serve(link, lambda report: load_runner))
+    return run_process("scheduler_proc", lambda link: serve(link, lambda _: load_runner))
 
 
 if __name__ == "__main__":

@@ -29,16 +29,16 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 11_265,
+    "frontend": 11_270,
     "live page": 1_015,
     "tokenizer and detokenizer": 1_725,
-    "scheduler": 5_005,
-    "CPU backend": 3_175,
-    "GPU backend": 3_125,
+    "scheduler": 5_195,
+    "CPU backend": 3_280,
+    "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_850,
-    "process runtime": 1_480,
-    "launcher": 4_210,
+    "messages": 1_855,
+    "process runtime": 1_500,
+    "launcher": 4_220,
     "what-if": 1_015,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

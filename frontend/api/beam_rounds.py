@@ -13,7 +13,7 @@ from frontend.service import Service
 from messages.columns import num_int32, pack_int32
 from messages.errors import RequestError
 from messages.replies import Usage, UserReply
-from messages.requests import SamplingParams, TokenizeMsg
+from messages.requests import AbortReason, SamplingParams, TokenizeMsg
 
 
 class _EndedEarlyError(Exception):
@@ -35,10 +35,10 @@ class PromptSearch:
         try:
             await self._search()
         except _EndedEarlyError:
-            reason = next((choice.abort_reason for choice in self._choices if choice.is_aborted), "abort")
+            reasons: list[AbortReason] = [choice.abort_reason for choice in self._choices if choice.is_aborted]
             for choice in self._choices:
                 if choice.final is None:
-                    self._service.abort(choice, reason)
+                    self._service.abort(choice, *reasons[:1])
 
     async def _search(self) -> None:
         (first,) = await self._run([self._message], echo=True)

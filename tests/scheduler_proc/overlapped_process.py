@@ -12,4 +12,4 @@ def load_overlapped_runner(config: Config, report: Report) -> OverlappedRunner:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_process("scheduler_proc", lambda link: serve(link, lambda report: load_overlapped_runner)))
+    raise SystemExit(run_process("scheduler_proc", lambda link: serve(link, lambda _: load_overlapped_runner)))

@@ -21,4 +21,4 @@ def load_simulated_runner(config: Config, report: Report) -> SimulatedRunner:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_process("scheduler_proc", lambda link: serve(link, lambda report: load_simulated_runner)))
+    raise SystemExit(run_process("scheduler_proc", lambda link: serve(link, lambda _: load_simulated_runner)))
