@@ -156,6 +156,8 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     add_special_tokens: bool = True
     truncation: Truncation | None = None
     """`None`: a prompt that is too long is refused."""
+    engine: int = 1
+    """The number of the scheduler that is to have it (`messages/engines.py`)."""
 
 
 class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -168,6 +170,7 @@ class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     stamps: Stamps
     output_ids: Int32s = b""
     num_chars_sent: int = 0
+    engine: int = 1
 
 
 class AbortMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -179,6 +182,8 @@ class AbortMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     uid: int
     attempt: int
     reason: AbortReason = "abort"
+    engine: int = 1
+    """That of the attempt."""
 
 
 class StopSeen(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -186,6 +191,7 @@ class StopSeen(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     uid: int
     attempt: int
+    engine: int = 1
 
 
 class DropBefore(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -198,6 +204,8 @@ class DropBefore(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     uid: int
     living_blocks: tuple[int, ...] = ()
+    engines: tuple[int, ...] = (1,)
+    """The schedulers that hear of it."""
 
 
 class FlushCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -208,6 +216,7 @@ class FlushCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     uid: int
     is_forced: bool = False
+    engine: int = 1
 
 
 class EncodeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -205,11 +205,12 @@ class Lifecycle:
         was_starting = group.status(child).state == "starting"
         child.is_welcome = False
         group.board.ended(child.name)
-        if child.is_passing or child.is_on_trial or group.status(child).is_leaving:
+        has_successor = child.name + SUCCESSOR in group
+        if child.is_passing or child.is_on_trial or (group.status(child).is_leaving and not has_successor):
             has_left = child.has_been_told and not was_starting
             self._console.say_of(child.name, "has left" if has_left else tell_end(child, was_starting))
             group.remove(child)
-        elif child.name + SUCCESSOR in group:
+        elif has_successor:
             end = "gives way" if child.has_been_told else tell_end(child, was_starting)
             self._console.say_of(child.name, f"{end}; its successor takes over")
             group.board.waiting_for_successor(child.name)

@@ -163,6 +163,11 @@ class ProcessGroup:
         self.board.leaving(child.name)
         self.publish(at_once=True)
 
+    def give_work_again(self, child: Child) -> None:
+        """It was to get no more work, and stays."""
+        self.board.leaving(child.name, False)
+        self.publish(at_once=True)
+
     def ask_to_stop(self, child: Child) -> None:
         """Tells a process to end; one that is starting is killed."""
         child.has_been_told = True
