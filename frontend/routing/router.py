@@ -14,11 +14,11 @@ from messages.requests import TokenizeMsg
 MAX_OUTPUT_TOKENS = 256
 """What a request weighs for its output at most; how long that becomes nobody knows."""
 
-CACHED_WEIGHT = 2.0
+CACHED_WEIGHT = 4.0
 """A cached token counts as so many tokens of another engine's lead: beside the work that it saves now, it keeps what
 the other one has cached. `benchmarks/results/router.json` has the simulations."""
 
-MAX_LEAD_TOKENS = 16_384
+MAX_LEAD_TOKENS = 65_536
 """An engine that has so many tokens more to do than the least busy one gets nothing, whatever it has cached."""
 
 OTHERS_TOKENS = 512

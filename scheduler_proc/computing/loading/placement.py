@@ -100,6 +100,8 @@ def _find_gpu(devices: Sequence[str], engine: int) -> torch.device:
 
     Raises `BootError` where there is none for it.
     """
+    if engine == 1 and not devices:
+        return torch.device("cuda:0")
     num_gpus = torch.cuda.device_count()
     names = devices or [f"cuda:{index}" for index in range(num_gpus)]
     if engine > len(names):
