@@ -6,7 +6,6 @@
 
 import sys
 
-from supervisor.cli.operate import operate
 from supervisor.cli.programs import PROGRAMS, run_program
 from supervisor.run import launch
 
@@ -15,8 +14,12 @@ def main() -> int:
     arguments = sys.argv[1:]
     if arguments and arguments[0] in PROGRAMS:
         run_program(arguments)
-    is_command = bool(arguments) and not arguments[0].startswith("-")
-    return operate(arguments) if is_command else launch(arguments)
+    if arguments and not arguments[0].startswith("-"):
+        # Imported here and not above: a server that starts needs none of the commands.
+        from supervisor.cli.operate import operate
+
+        return operate(arguments)
+    return launch(arguments)
 
 
 if __name__ == "__main__":

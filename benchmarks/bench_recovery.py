@@ -45,6 +45,9 @@ PROCESSES = ("tokenizer", "detokenizer", "scheduler", "frontend")
 SETTLE_S = 3.0
 """Between a process's return and the next kill, so that streams run again and no back-off grows."""
 
+AFTERMATH_S = 1.0
+"""For which streams and log are watched when all is as before."""
+
 AWAY_TIMEOUT_S = 60.0
 RETRY_S = 0.02
 PROMPT = "Once upon a time "
@@ -143,7 +146,7 @@ async def kill(server: ServerProcess, target: Target, process: str, load: Load) 
             raise ServerUnavailableError(f"{process} did not come back:\n{server.log_text()}")
         await asyncio.sleep(RETRY_S)
     ready_ns = time.monotonic_ns()
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(AFTERMATH_S)
     lines = list(server.log)[log_length:]
     phases = [
         (round(at_s + server.begin_s - killed_ns / 1e9, 3), line) for at_s, line in lines if line.startswith(process)
@@ -169,7 +172,7 @@ async def replace(server: ServerProcess, target: Target, process: str, load: Loa
             raise ServerUnavailableError(f"the old {process} does not leave: {now}")
         await asyncio.sleep(RETRY_S)
     done_ns = time.monotonic_ns()
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(AFTERMATH_S)
     return Replacement(
         process=process,
         seconds=round((done_ns - began_ns) / 1e9, 3),

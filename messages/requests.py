@@ -43,6 +43,23 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     whitespace: str | None = None
 
 
+class Dry(msgspec.Struct, frozen=True, array_like=True):
+    """The penalty against repeating sequences that is known as DRY ("don't repeat yourself").
+
+    Where the last n tokens, n at least `allowed_length`, stand earlier in the text too, the logit of the token that
+    follows there falls by `multiplier * base ** (n - allowed_length)`. Only the last `penalty_last_n` tokens count
+    (-1: all), and no repetition reaches over one of `breaker_ids` (int32), which the tokenizer makes of
+    `sequence_breakers`.
+    """
+
+    multiplier: float
+    base: float
+    allowed_length: int
+    penalty_last_n: int
+    sequence_breakers: tuple[str, ...]
+    breaker_ids: Int32s = b""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """How the tokens of one request are chosen and when it ends. Ranges are checked in the frontend.
 
@@ -52,7 +69,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     `cache_salt` separates prefix-cache namespaces. Until the row has `min_tokens`, no token may end it.
 
     Changes to the logits come before temperature, in this order: `allowed_token_ids` (int32; empty: all),
-    `grammar`, bad words, `min_tokens`, `bias_ids` (int32) with `bias_values` (float32, of equal length), then
+    `grammar`, bad words, `min_tokens`, `bias_ids` (int32) with `bias_values` (float32, of equal length), `dry`, then
     repetition, frequency and presence penalty. `bad_words` are texts; the tokenizer fills in `bad_word_ids`, the id
     sequences (int32) that must not be completed. Logprobs are of the distribution before any change. `num_logprobs`
     alternatives are wanted with each output token and `num_prompt_logprobs` with each prompt token, 0 for the
@@ -91,6 +108,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     typical_p: float = 1.0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
+    dry: Dry | None = None
 
     @property
     def is_greedy(self) -> bool:

@@ -105,6 +105,7 @@ def _refuse_what_needs_text(params: SamplingParams) -> None:
         "bad_words": bool(params.bad_words),
         "echo": params.echo,
         "grammar": params.grammar is not None,
+        "dry.sequence_breakers": params.dry is not None and bool(params.dry.sequence_breakers),
         "num_logprobs": params.num_logprobs is not None,
         "num_prompt_logprobs": params.num_prompt_logprobs is not None,
     }

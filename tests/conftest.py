@@ -17,25 +17,32 @@ if not HAS_CUDA_DRIVER:
     # Triton reads it when its own library of functions is imported, which any other package may do first.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# httpx and openai read the certificates of all authorities for each client, which takes 30 ms; no test needs any.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = os.devnull
+
 # Imports and collection make objects that live to the end: walking them again and again took a third of collection, and
 # each collection of garbage in a test would walk them once more.
 gc.disable()
 
 LONG_FILES = (
-    *("ring/test_frontend_workers.py", "ring/test_restart.py", "kernels/gpu/test_compile.py", "ring/test_browser.py"),
-    *("ring/test_poison.py", "kernels/cpu/test_sanitizers.py", "scheduler_proc/test_greedy_tokens.py"),
-    *("supervisor/admin/test_handover.py", "ring/test_rolling_restart.py", "ring/test_soak.py"),
+    *("ring/test_frontend_workers.py", "ring/test_restart.py", "ring/test_poison.py", "ring/test_grammars.py"),
+    *("kernels/gpu/test_compile.py", "ring/test_browser.py", "kernels/cpu/test_sanitizers.py"),
+    *("scheduler_proc/test_greedy_tokens.py", "supervisor/admin/test_handover.py", "ring/test_soak.py"),
     *("supervisor/test_supervisor.py", "supervisor/test_replacement.py", "ring/test_openapi.py", "ring/test_golden.py"),
-    *("scheduler_proc/test_overlap_soak.py", "frontend/requests/test_hold.py", "ring/test_hold.py", "test_launch.py"),
-    *("ring/test_tokenizer_workers.py", "ring/test_poison_workers.py", "ring/test_chaos.py"),
-    *("benchmarks/test_bench_recovery.py", "kernels/test_packed_linear.py", "detokenizer_proc/test_decoders.py"),
+    *("scheduler_proc/test_overlap_soak.py", "frontend/requests/test_hold.py", "test_launch.py"),
+    *("ring/test_chaos.py", "benchmarks/test_bench_recovery.py"),
+    *("kernels/test_packed_linear.py", "detokenizer_proc/test_decoders.py"),
     *("scheduler_proc/computing/gpu/test_forward_passes.py", "kernels/gpu/test_paged_decode.py"),
     *("kernels/gpu/test_draw_filtered.py", "scheduler_proc/deciding/test_soak.py", "test_gpu_tests.py"),
     *("frontend/recovery/test_continuation.py", "frontend/test_process.py", "supervisor/model/test_fetch.py"),
     *("supervisor/cli/test_operate.py", "supervisor/admin/test_scaling.py", "benchmarks/test_run_gpu.py"),
-    *("frontend/http/test_h11_agreement.py", "benchmarks/test_bench_footprint.py", "ring/test_openai_client.py"),
+    *("frontend/http/test_h11_agreement.py", "benchmarks/test_bench_footprint.py"),
 )
 """Begin first, so that no worker is left alone with one at the end. A wrong order costs time and nothing else."""
+
+SESSION_SERVERS = ("faulty_ring", "plain_ring", "restarted_ring", "twin_ring", "bard_ring")
+"""The fixtures of tests/ring/conftest.py that several files share."""
 
 ANY_RING = re.compile(r"mark\.ring\b")
 """Every file with a test that starts a real server has this in it."""
@@ -82,7 +89,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def session_server(path: str) -> str | None:
     """Returns the fixture of tests/ring/conftest.py that the file at `path`, relative to the root, uses."""
     text = (Path(__file__).parents[1] / path).read_text(encoding="utf-8") if path.startswith("tests/ring/") else ""
-    return next((name for name in ("faulty_ring", "plain_ring") if name in text), None)
+    return next((name for name in SESSION_SERVERS if name in text), None)
 
 
 @pytest.hookimpl(trylast=True)

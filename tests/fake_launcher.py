@@ -28,8 +28,10 @@ from messages.config import Config
 from messages.control import Hello, Ready, Stop, ToLauncher, Welcome
 from runtime.lifeline import make_lifeline
 from runtime.run_dir import claim
+from tests.forked import ForkedProcess
 
 M = TypeVar("M")
+Process = ForkedProcess | subprocess.Popen[bytes]
 
 ROOT = Path(__file__).resolve().parents[1]
 STOP_TIMEOUT_S = 20.0
@@ -50,7 +52,7 @@ class FakeLauncher:
         self._waiter.add_channel(self._control)
         self._channels: list[Receiver[Any] | Sender[Any]] = []
         self.incarnation = 1
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Process] = {}
         self.messages: dict[str, list[Any]] = {}
         """What each process has reported and `wait_for` has not returned yet, in order."""
 
@@ -67,17 +69,24 @@ class FakeLauncher:
         finally:
             self._close()
 
-    def start(self, package: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """Starts `python -m package` on the run directory; its output goes to `log_text`."""
+    def start(self, package: str, *arguments: str) -> Process:
+        """Starts `python -m package` on the run directory; its output goes to `log_text`.
+
+        Frontends, of which tests start most, are forked from a process that has imported all they need.
+        """
         name = package.removesuffix("_proc")
-        command = [sys.executable, "-m", package, "--run-dir", str(self.run_dir.path)]
-        command += ["--parent-pid", str(os.getpid()), *arguments]
+        where = ["--run-dir", str(self.run_dir.path)]
+        process: Process
         with self._log_file(name).open("ab") as log:
-            process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            if package == "frontend":
+                process = ForkedProcess("frontend.process", [*where, *arguments], log.fileno())
+            else:
+                command = [sys.executable, "-m", package, *where, "--parent-pid", str(os.getpid()), *arguments]
+                process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self.processes[name] = process
         return process
 
-    def start_ready(self, package: str, timeout_s: float = 60.0) -> subprocess.Popen[bytes]:
+    def start_ready(self, package: str, timeout_s: float = 60.0) -> Process:
         """Starts a process and returns it when it has reported `Ready`."""
         process = self.start(package)
         self.wait_for(package.removesuffix("_proc"), Ready, timeout_s)
@@ -149,7 +158,9 @@ class FakeLauncher:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_S)
         self._receive_reports()
-        return self.processes.pop(name).returncode
+        code = self.processes.pop(name).returncode
+        assert code is not None
+        return code
 
     def abandon(self) -> None:
         """Lets go of lifeline and lock, as the death of a launcher would."""

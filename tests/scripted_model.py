@@ -9,14 +9,15 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
+import numpy as np
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from detokenizer_proc.vocabulary import byte_level_alphabet
 
 END = "<|im_end|>"
-WIDTH = 256
+WIDTH, MLP = 256, 16
+NUM_HEADS, HEAD = 2, 8
 CONTEXT = 16384
 
 
@@ -63,26 +64,39 @@ def _unique_pieces(text: bytes, used: set[str]) -> list[str]:
 
 
 def _save(path: Path, vocab_size: int, end_id: int, pairs: list[tuple[int, int]]) -> None:
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=WIDTH,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=end_id,
-    )
-    model = LlamaForCausalLM(config)
-    generator = torch.Generator().manual_seed(3)
-    codes = torch.randint(0, 2, (vocab_size, WIDTH), generator=generator) * 2.0 - 1.0
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.fill_(1.0 if "norm" in name else 0.0)
-        model.model.embed_tokens.weight.copy_(codes)
-        for token_id, next_id in pairs:
-            model.lm_head.weight[next_id] += codes[token_id]
-    model.save_pretrained(path)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocab_size,
+        "hidden_size": WIDTH,
+        "intermediate_size": MLP,
+        "num_hidden_layers": 1,
+        "num_attention_heads": NUM_HEADS,
+        "num_key_value_heads": 1,
+        "head_dim": HEAD,
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": end_id,
+    }
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    codes = np.random.default_rng(3).choice(np.array([-1.0, 1.0], np.float32), (vocab_size, WIDTH))
+    output = np.zeros((vocab_size, WIDTH), np.float32)
+    for token_id, next_id in pairs:
+        output[next_id] += codes[token_id]
+    zeros = {
+        "self_attn.q_proj": (NUM_HEADS * HEAD, WIDTH),
+        "self_attn.k_proj": (HEAD, WIDTH),
+        "self_attn.v_proj": (HEAD, WIDTH),
+        "self_attn.o_proj": (WIDTH, NUM_HEADS * HEAD),
+        "mlp.gate_proj": (MLP, WIDTH),
+        "mlp.up_proj": (MLP, WIDTH),
+        "mlp.down_proj": (WIDTH, MLP),
+    }
+    norms = ("model.norm", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm")
+    weights = {"model.embed_tokens.weight": codes, "lm_head.weight": output}
+    weights |= {f"{name}.weight": np.ones(WIDTH, np.float32) for name in norms}
+    weights |= {f"model.layers.0.{name}.weight": np.zeros(shape, np.float32) for name, shape in zeros.items()}
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})

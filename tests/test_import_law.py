@@ -92,6 +92,7 @@ LAYERS = {
 
 LOADING = "scheduler_proc/computing/loading"
 FUNCTION_LEVEL_IMPORTS = {
+    ("launch.py", "supervisor.cli.operate"): "takes a third of the launcher's imports, for commands only",
     ("frontend/http/server.py", "uvloop"): "does not exist on every platform",
     ("frontend/process.py", "frontend.tracing.export"): "needs an extra, and memory",
     ("scheduler_proc/process.py", "scheduler_proc.computing.loading.load_runner"): "takes seconds (torch)",

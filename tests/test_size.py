@@ -1,6 +1,7 @@
 """The budgets of size, and the names that say nothing: files, functions and parameters of everything but the tests."""
 
 import ast
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,8 +22,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 FILES = sorted(
     file
-    for file in ROOT.rglob("*.py")
-    if not any(part in OUTSIDE or part.startswith(".") for part in file.relative_to(ROOT).parts)
+    for top in ROOT.iterdir()
+    if top.name not in OUTSIDE and not top.name.startswith(".")
+    for file in ([top] if top.suffix == ".py" else top.rglob("*.py"))
 )
 
 
@@ -46,13 +48,18 @@ def test_there_are_files_to_check():
     assert {"launch.py", "messages/config.py", "supervisor/supervisor.py"} <= set(map(name_of, FILES))
 
 
+@functools.cache
+def nodes_of(file: Path) -> list[ast.AST]:
+    """Returns the module and all that is in it."""
+    return list(ast.walk(ast.parse(file.read_text())))
+
+
 def excesses(file: Path) -> Iterator[str]:
-    text = file.read_text()
-    num_lines = len(text.splitlines())
+    num_lines = len(file.read_text().splitlines())
     if num_lines > MAX_FILE_LINES:
         yield f"{num_lines} lines"
     limit = MAX_KERNEL_LINES if file.is_relative_to(ROOT / "kernels") else MAX_FUNCTION_LINES
-    for function in (node for node in ast.walk(ast.parse(text)) if isinstance(node, Function)):
+    for function in (node for node in nodes_of(file) if isinstance(node, Function)):
         assert function.end_lineno is not None
         num_lines = function.end_lineno - function.lineno + 1
         if num_lines > limit:
@@ -63,12 +70,13 @@ def excesses(file: Path) -> Iterator[str]:
 
 
 def empty_names(file: Path) -> Iterator[str]:
-    tree = ast.parse(file.read_text())
-    if not ast.get_docstring(tree):
+    module, *_ = nodes = nodes_of(file)
+    assert isinstance(module, ast.Module)
+    if not ast.get_docstring(module):
         yield "a module opens with one sentence: what it owns"
     parts = {part.removesuffix(".py").lower() for part in file.relative_to(ROOT).parts}
     yield from parts & EMPTY_FILE_NAMES
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ClassDef) and node.name.endswith(EMPTY_CLASS_ENDINGS):
             yield f"class {node.name} (line {node.lineno})"
 

@@ -9,6 +9,7 @@ from messages.columns import pack_int32, unpack_int32
 from messages.errors import RequestError, bad_request
 from messages.requests import TokenizeMsg, UserMsg
 from tokenizer_proc.bad_words import bad_word_ids
+from tokenizer_proc.breakers import with_breaker_ids
 from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
 
@@ -43,9 +44,11 @@ class PromptReader:
         self._check(ids, max_prompt_tokens, _param_of(message))
         max_tokens = min(sampling_params.max_tokens, self._max_model_len - len(ids))
         bad_words = bad_word_ids(sampling_params.bad_words, self._encoding, self._vocab_size)
-        if max_tokens < sampling_params.max_tokens or bad_words:
+        dry = with_breaker_ids(sampling_params.dry, self._encoding, self._vocab_size)
+        if max_tokens < sampling_params.max_tokens or bad_words or dry is not None:
+            bad_words = bad_words or sampling_params.bad_word_ids
             sampling_params = msgspec.structs.replace(
-                sampling_params, max_tokens=max_tokens, bad_word_ids=bad_words or sampling_params.bad_word_ids
+                sampling_params, max_tokens=max_tokens, bad_word_ids=bad_words, dry=dry
             )
         return UserMsg(
             uid=message.uid,

@@ -9,14 +9,14 @@ RENAMED = {
     "repeat_penalty": "repetition_penalty",  # llama.cpp, Ollama
     "sampling_seed": "seed",  # SGLang
     "typical": "typical_p",  # KoboldCpp
+    "dry_range": "dry_penalty_last_n",  # Aphrodite
 }
 """Other names for fields of ours that mean exactly the same."""
 
 _OF_SERVERS = {
     "llama.cpp": """
         n_predict n_keep n_discard n_indent n_probs cache_prompt id_slot slot_id samplers tfs_z
-        mirostat mirostat_tau mirostat_eta dynatemp_range dynatemp_exponent dry_multiplier dry_base
-        dry_allowed_length dry_penalty_last_n dry_sequence_breakers
+        mirostat_tau mirostat_eta dynatemp_range dynatemp_exponent
         repeat_last_n penalize_nl min_keep return_tokens post_sampling_probs response_fields t_max_predict_ms
         timings_per_token return_progress reasoning_format thinking_forced_open
     """,
@@ -39,7 +39,7 @@ _OF_SERVERS = {
     """,
     "Aphrodite, text-generation-webui": """
         temperature_last dynatemp_min dynatemp_max smoothing_curve skew eta_cutoff epsilon_cutoff
-        mirostat_mode custom_token_bans token_ban_ranges no_repeat_ngram_size dry_range repetition_penalty_range
+        custom_token_bans token_ban_ranges no_repeat_ngram_size repetition_penalty_range
         encoder_repetition_penalty penalty_alpha guidance_scale negative_prompt truncation_length ban_eos_token
         add_bos_token auto_max_new_tokens preset mode character instruction_template prompt_lookup_num_tokens
         min_length num_beams early_stopping

@@ -33,6 +33,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "lora_path": (),
     "adapter_id": (),
     "logits_processors": ([],),
+    "mirostat": (0,),
+    "mirostat_mode": (0,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "prompt_embeds": (),

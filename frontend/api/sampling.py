@@ -7,7 +7,8 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from frontend.api.grammar import GrammarFields, make_grammar
+from frontend.api.dry import DryFields, make_dry
+from frontend.api.grammar import make_grammar
 from messages.columns import pack_float32, pack_int32
 from messages.config import ModelFacts
 from messages.errors import bad_request
@@ -51,7 +52,7 @@ INT64_TEXT = "a whole number in [-2**63, 2**63 - 1]"
 log = logging.getLogger("sluice.frontend")
 
 
-class SamplingFields(GrammarFields, frozen=True, kw_only=True):
+class SamplingFields(DryFields, frozen=True, kw_only=True):
     """What every endpoint that generates takes; `None` (absent or null) stands for the default."""
 
     max_tokens: Annotated[Count | None, Meta(description=AT_LEAST_ONE_TEXT)] = None
@@ -176,6 +177,7 @@ class Sampling:
             num_prompt_logprobs=fields.prompt_logprobs,
             priority=fields.priority or 0,
             grammar=make_grammar(fields),
+            dry=make_dry(fields),
         )
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from messages.columns import INT32, INT64, pack_int32
 from messages.steps import Batch, LogitsProcessing
 from scheduler_proc.deciding.decode_rows import NO_SLOT, DecodeRows
+from scheduler_proc.deciding.draft_lengths import AcceptanceRate
 from scheduler_proc.deciding.logits_processing import LogitsProcessingColumns
 from scheduler_proc.deciding.prompt_logprobs import PromptLogprobTargetColumns
 from scheduler_proc.deciding.requests import Req
@@ -18,13 +19,17 @@ NO_DRAFTS: "array[int]" = array(INT32)
 
 
 class Chunk(NamedTuple):
-    """Several tokens of a request as a row of one step: its tokens `start` to `end` (exclusive), then `draft_ids`."""
+    """Several tokens of a request as a row of one step: its tokens `start` to `end` (exclusive), then `draft_ids`.
+
+    `draft_rate` is where it counts how many of those were right.
+    """
 
     req: Req
     start: int
     end: int
     wanted: Wanted
     draft_ids: "array[int]" = NO_DRAFTS
+    draft_rate: AcceptanceRate | None = None
 
 
 def plan_chunk(req: Req, start: int, end: int) -> Chunk:
@@ -32,10 +37,10 @@ def plan_chunk(req: Req, start: int, end: int) -> Chunk:
     return Chunk(req, start, end, wanted_in_prefill(req, start, end))
 
 
-def plan_drafts(req: Req, draft_ids: "array[int]") -> Chunk:
+def plan_drafts(req: Req, draft_ids: "array[int]", rate: AcceptanceRate) -> Chunk:
     """Returns the row of a request in DECODE with tokens that may come next."""
     end = len(req.token_ids)
-    return Chunk(req, end - 1, end, wanted_in_decode(req, len(draft_ids)), draft_ids)
+    return Chunk(req, end - 1, end, wanted_in_decode(req, len(draft_ids)), draft_ids, rate)
 
 
 class _ChunkColumns:
@@ -129,7 +134,7 @@ def _logits_processing(decode: DecodeRows, chunks: list[Chunk]) -> LogitsProcess
         _add_processors(columns, index, req, req.token_ids, context_len + 1)
         if req.pending.grammar is not None:
             columns.add_bitmask(index, req.pending.grammar.bitmask())
-    for req, _, _, wanted, draft_ids in chunks:
+    for req, _, _, wanted, draft_ids, _ in chunks:
         for num_drafts in range(wanted.num_tokens):
             index += 1
             token_ids = req.token_ids + draft_ids[:num_drafts] if num_drafts else req.token_ids

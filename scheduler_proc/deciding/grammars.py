@@ -3,8 +3,10 @@
 import time
 from array import array
 from collections.abc import Callable, Collection, Sequence
+from itertools import takewhile
 from typing import Protocol
 
+from messages.columns import INT32
 from messages.errors import ErrorInfo, bad_request
 from messages.requests import SamplingParams
 from scheduler_proc.deciding.endings import Ending, end_tokens_of
@@ -21,6 +23,7 @@ class Matcher(Protocol):
     """A compiled grammar somewhere in an output, as `llguidance.LLMatcher` is one."""
 
     def compute_bitmask(self) -> bytes: ...
+    def compute_ff_tokens(self) -> list[int]: ...
     def consume_token(self, sampled_token: int, /) -> bool: ...
     def try_consume_tokens(self, tokens: list[int], /) -> int: ...
     def rollback(self, num_tokens: int, /) -> bool: ...
@@ -35,10 +38,11 @@ class RequestGrammar:
     An end token may come where the output may end. `error`: why no bitmask could be made, and no token will come.
     """
 
-    __slots__ = ("_matcher", "_never", "_num_bytes", "_other_ends", "_slow_s", "error")
+    __slots__ = ("_matcher", "_never", "_num_bytes", "_other_ends", "_slow_s", "_vocab_size", "error")
 
     def __init__(self, matcher: Matcher, vocab_size: int, end_tokens: Collection[int], matcher_ends: Collection[int]):
         self._matcher = matcher
+        self._vocab_size = vocab_size
         self._num_bytes = 4 * -(-vocab_size // 32)
         self._never = [token_id for token_id in matcher_ends if token_id not in end_tokens and token_id < vocab_size]
         self._other_ends = [
@@ -72,6 +76,18 @@ class RequestGrammar:
             self._matcher.rollback(num_drafts)
         self._note_time(time.thread_time() - start_s)
         return bitmask
+
+    def forced_ids(self) -> "array[int]":
+        """Returns the int32 ids, as the tokenizer would write them, of the text that must come next.
+
+        Other tokens may write the same text, so the model may still choose differently.
+        """
+        if self.error is not None:
+            return array(INT32)
+        start_s = time.thread_time()
+        forced = array(INT32, takewhile(self._vocab_size.__gt__, self._matcher.compute_ff_tokens()))
+        self._note_time(time.thread_time() - start_s)
+        return forced
 
     def leaves_none(self, is_banned: Callable[[int], bool]) -> bool:
         """Tells whether all that the grammar allows is banned by something else."""

@@ -10,6 +10,7 @@ from math import inf
 from messages.columns import FLOAT32, INT32, num_int32, pack_float32, pack_int32, unpack_int32
 from messages.requests import SamplingParams
 from messages.steps import LogitsProcessing
+from scheduler_proc.deciding.dry import DryPenalty
 
 BAN_BYTES = pack_float32([-inf])
 UNKNOWN_BYTES = pack_int32([0])
@@ -23,7 +24,7 @@ class LogitsProcessors:
     before the last, and the last as bytes. `penalties` are (repetition, frequency, presence), `None` without effect.
     """
 
-    __slots__ = ("allowed_ids", "end_ids", "ids", "min_tokens", "penalties", "values", "words")
+    __slots__ = ("allowed_ids", "dry", "end_ids", "ids", "min_tokens", "penalties", "values", "words")
 
     def __init__(self, params: SamplingParams, end_ids: bytes):
         self.allowed_ids = params.allowed_token_ids
@@ -39,6 +40,7 @@ class LogitsProcessors:
                 self.words.setdefault(beginning[-1], []).append((beginning, word[-4:]))
         penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         self.penalties = None if penalties == (1.0, 0.0, 0.0) else penalties
+        self.dry = DryPenalty(params.dry) if params.dry is not None else None
 
     @property
     def needs_last_token(self) -> bool:
@@ -46,7 +48,7 @@ class LogitsProcessors:
 
         Those of penalties can: the device adds the last token to the history.
         """
-        return bool(self.words)
+        return bool(self.words) or self.dry is not None
 
     def banned_now(self, token_ids: "array[int]", num_output_tokens: int) -> bytes:
         """Returns the int32 ids that may not follow these tokens, beside those in `ids`.
@@ -84,7 +86,8 @@ def find_logits_processors(
         ids = {*eos_token_ids, *params.stop_token_ids}
         end_ids = pack_int32(sorted(token_id for token_id in ids if 0 <= token_id < vocab_size))
     processors = LogitsProcessors(params, end_ids)
-    has_any = processors.allowed_ids or processors.ids or processors.end_ids or processors.words or processors.penalties
+    of_tokens = processors.words or processors.penalties or processors.dry
+    has_any = processors.allowed_ids or processors.ids or processors.end_ids or of_tokens
     return processors if has_any else None
 
 
@@ -120,11 +123,12 @@ class LogitsProcessingColumns:
             self._allowed_rows.append(row)
             self._allowed_ids.append(processors.allowed_ids)
         banned = processors.banned_now(token_ids, num_output_tokens)
-        if processors.ids or banned:
+        repeated = processors.dry.penalties(token_ids) if processors.dry is not None else {}
+        if processors.ids or banned or repeated:
             num_banned = num_int32(banned)
-            self._bias_rows.append(pack_int32((row,)) * (num_int32(processors.ids) + num_banned))
-            self._bias_ids += (processors.ids, banned)
-            self._bias_values += (processors.values, BAN_BYTES * num_banned)
+            self._bias_rows.append(pack_int32((row,)) * (num_int32(processors.ids) + num_banned + len(repeated)))
+            self._bias_ids += (processors.ids, banned, pack_int32(repeated))
+            self._bias_values += (processors.values, BAN_BYTES * num_banned, pack_float32(repeated.values()))
         if processors.penalties is not None:
             self._penalty_rows.append(row)
             self._penalties.append(processors.penalties)

@@ -113,7 +113,10 @@ class Policy:
         return has_pages and num_running < min(budget.max_num_seqs, budget.max_num_batched_tokens)
 
     def _add_drafts(self, drafter: Drafter, rows: DecodeRows, plan: _Plan) -> DecodeRows:
-        """Adds a chunk for each row that has draft tokens, as far as tokens and pages are left; returns the others."""
+        """Adds a chunk for each row that has draft tokens, as far as tokens and pages are left; returns the others.
+
+        What a row's grammar forces goes before what the drafter proposes.
+        """
         drafted: set[int] = set()
         lengths = self._draft_lengths
         if lengths is not None:
@@ -121,15 +124,19 @@ class Policy:
             lengths.begin_step(num_rows, self.budget.max_num_batched_tokens - plan.num_tokens_left)
         for req in rows.reqs:
             num_tokens, pending = len(req.token_ids), req.pending
-            max_drafts = NO_LIMIT if lengths is None else lengths.choose(pending.draft_rate)
-            max_drafts = min(max_drafts, plan.num_tokens_left, pending.max_len - num_tokens - 1)
-            draft_ids = drafter.propose(pending, max_drafts) if max_drafts > 0 else NO_DRAFTS
+            forced_ids = NO_DRAFTS if pending.grammar is None else pending.grammar.forced_ids()
+            rate = pending.forced_rate if forced_ids else pending.draft_rate
+            max_drafts = NO_LIMIT if lengths is None else lengths.choose(rate)
+            max_drafts = max(0, min(max_drafts, plan.num_tokens_left, pending.max_len - num_tokens - 1))
+            draft_ids = forced_ids[:max_drafts]
+            if max_drafts and not draft_ids:
+                draft_ids = drafter.propose(pending, max_drafts)
             if draft_ids and self._cache.grow(req, num_tokens + len(draft_ids)):
-                plan.chunks.append(plan_drafts(req, draft_ids))
+                plan.chunks.append(plan_drafts(req, draft_ids, rate))
                 plan.num_tokens_left -= len(draft_ids)
                 drafted.add(req.uid)
                 if lengths is not None:
-                    lengths.add(pending.draft_rate, len(draft_ids))
+                    lengths.add(rate, len(draft_ids))
         return rows.kept([req.uid not in drafted for req in rows.reqs]) if drafted else rows
 
     def _make_room(self, req: Req, num_tokens: int, may_preempt: bool) -> bool:

@@ -54,6 +54,8 @@ def _check_logits_processing(message: UserMsg, limits: Limits) -> None:
         raise bad_request("bad_words holds a word without tokens", param="bad_words")
     for word in params.bad_word_ids:
         _check_ids(word, vocab_size, "bad_words")
+    if params.dry is not None:
+        _check_ids(params.dry.breaker_ids, vocab_size, "dry_sequence_breakers")
     processors = find_logits_processors(params, limits.eos_token_ids, vocab_size)
     if processors is not None and processors.leaves_none(unpack_int32(message.input_ids), 0):
         raise RequestError(NONE_LEFT)

@@ -43,7 +43,8 @@ class PendingReq:
     `num_logprobs` is -1 without logprobs. `grammar` is `None` where there is none, and until it is compiled; before
     that it gets no row. `logits_processors` is `None` where its logits stay as they are, and
     `prompt_logprobs` where none of its prompt are wanted. `priority_key` orders all requests (`waiting_queue.py`).
-    `draft_rate` is about its draft tokens, `ngrams` the index of its tokens once one was asked for.
+    `draft_rate` is about the draft tokens of a drafter, `forced_rate` about those of its grammar, `ngrams` the index of
+    its tokens once one was asked for.
     """
 
     __slots__ = (
@@ -53,6 +54,7 @@ class PendingReq:
         "end_tokens",
         "first_scheduled_ns",
         "first_token_ns",
+        "forced_rate",
         "grammar",
         "logits_processors",
         "max_len",
@@ -94,6 +96,7 @@ class PendingReq:
         self.state = State.WAITING
         self.cached_tokens: int | None = None
         self.draft_rate = AcceptanceRate()
+        self.forced_rate = AcceptanceRate()
         self.ngrams: NgramIndex | None = None
         self.stamps = message.stamps
         self.queued_ns = now_ns

@@ -11,6 +11,7 @@ from messages.steps import NO_TOKEN, ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
 from scheduler_proc.deciding.delivery import Delivery
+from scheduler_proc.deciding.draft_lengths import AcceptanceRate
 from scheduler_proc.deciding.endings import NOT_FINITE, Ending, find_ending
 from scheduler_proc.deciding.finished_rows import finished_row, no_token
 from scheduler_proc.deciding.grammars import RequestGrammar
@@ -76,8 +77,8 @@ class Results:
     def _commit_row(self, result: RowResult, delivery: Delivery, replies: list[ToDetokenizer]) -> Ending | None:
         """Gives one row what it got; returns how it ends with that, if it does."""
         req, chunk, pending = result.req, result.chunk, result.req.pending
-        if chunk is not None and chunk.draft_ids:
-            self._count_drafts(pending, len(chunk.draft_ids), max(0, len(result.token_ids) - 1))
+        if chunk is not None and chunk.draft_rate is not None:
+            self._count_drafts(chunk.draft_rate, len(chunk.draft_ids), max(0, len(result.token_ids) - 1))
         token_ids, ending = _cut_run(pending, result.token_ids)
         error = result.error or _find_fault(result.prompt_logprobs)
         if error is None and ending is FAULT and not token_ids:
@@ -102,11 +103,11 @@ class Results:
             self._stages.start_decoding(req)
         return Ending("error", error=no_token(pending)) if ending is FAULT else ending
 
-    def _count_drafts(self, pending: PendingReq, num_drafts: int, num_accepted: int) -> None:
+    def _count_drafts(self, rate: AcceptanceRate, num_drafts: int, num_accepted: int) -> None:
         self.num_drafts += 1
         self.num_draft_tokens += num_drafts
         self.num_accepted_tokens += num_accepted
-        pending.draft_rate.add(num_drafts, num_accepted)
+        rate.add(num_drafts, num_accepted)
 
 
 def _advance(decode: DecodeRows, results: DecodeResults) -> list[tuple[int, Ending]]:

@@ -26,7 +26,8 @@ def test_a_silence_is_of_all_streams_together() -> None:
 @pytest.mark.ring
 def test_a_killed_process_is_seen_to_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench_recovery, "PROCESSES", ("detokenizer", "frontend"))
-    monkeypatch.setattr(bench_recovery, "SETTLE_S", 0.5)
+    for name, value in (("SETTLE_S", 0.2), ("AFTERMATH_S", 0.2), ("NUM_STREAMS", 2)):
+        monkeypatch.setattr(bench_recovery, name, value)
     file = tmp_path / "recovery.json"
     assert bench_recovery.main(["--kills", "1", "--json", str(file), "--", "--cpu-threads", "1"]) == 0
     results = json.loads(file.read_text(encoding="utf-8"))["results"]

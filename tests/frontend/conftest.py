@@ -1,45 +1,77 @@
 """One frontend process for all tests that leave it as they found it."""
 
+import contextlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from messages.config import HttpConfig, ModelConfig
+from messages.config import Config, HttpConfig, ModelConfig
 from tests.frontend.frontend_run import FrontendRun, make_config, wait_until
 
 MAX_BODY_MB = 0.125
 
 
-@pytest.fixture(scope="session")
-def _server() -> Iterator[FrontendRun]:
-    with FrontendRun(make_config(HttpConfig(port=0, max_body_mb=MAX_BODY_MB))) as run:
+class SharedRun:
+    """A frontend that tests use one after the other; one that did not leave it empty costs the next a new one."""
+
+    def __init__(self, config: Config):
+        self._config = config
+        self._run: FrontendRun | None = None
+
+    @contextlib.contextmanager
+    def lend(self) -> Iterator[FrontendRun]:
+        """Afterwards it must soon be ready and hold no request, and nothing may be on its way to the tokenizer."""
+        if self._run is None:
+            self._run = FrontendRun(self._config).__enter__()
+        run = self._run
         yield run
+        try:
+            wait_until(lambda: is_as_at_first(run.health()))
+            assert not run.arrived()
+        except BaseException as error:
+            self._run = None
+            run.__exit__(type(error), error, None)
+            raise
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.__exit__(None, None, None)
+
+
+def is_as_at_first(health: dict[str, Any]) -> bool:
+    return health["status"] == "ready" and health["processes"]["frontend"]["gauges"]["requests"] == 0
+
+
+@pytest.fixture(scope="session")
+def _server() -> Iterator[SharedRun]:
+    with contextlib.closing(SharedRun(make_config(HttpConfig(port=0, max_body_mb=MAX_BODY_MB)))) as shared:
+        yield shared
 
 
 @pytest.fixture
-def server(_server: FrontendRun) -> Iterator[FrontendRun]:
-    """A ready frontend; afterwards it must soon hold no request and nothing may be on its way to the tokenizer."""
-    yield _server
-    wait_until(lambda: _server.gauge("requests") == 0)
-    assert not _server.arrived()
+def server(_server: SharedRun) -> Iterator[FrontendRun]:
+    """A ready frontend, to be left without requests."""
+    with _server.lend() as run:
+        yield run
 
 
 @pytest.fixture(scope="session")
-def _reader() -> Iterator[FrontendRun]:
+def _reader() -> Iterator[SharedRun]:
     model = ModelConfig(tool_call_parser="hermes", reasoning_parser="qwen3")
-    with FrontendRun(msgspec.structs.replace(make_config(HttpConfig(port=0)), model=model)) as run:
-        yield run
+    config = msgspec.structs.replace(make_config(HttpConfig(port=0)), model=model)
+    with contextlib.closing(SharedRun(config)) as shared:
+        yield shared
 
 
 @pytest.fixture
-def reader(_reader: FrontendRun) -> Iterator[FrontendRun]:
-    """A frontend that reads answers of Qwen3; afterwards it must soon hold no request."""
-    yield _reader
-    wait_until(lambda: _reader.gauge("requests") == 0)
-    assert not _reader.arrived()
+def reader(_reader: SharedRun) -> Iterator[FrontendRun]:
+    """A frontend that reads answers of Qwen3, to be left without requests."""
+    with _reader.lend() as run:
+        yield run
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import psutil
 
 from messages.columns import pack_counts, pack_int32, pack_int64
 from messages.config import Config, HttpConfig, ModelFacts, RunConfig, SchedulingConfig
-from messages.control import ProcessState, ProcessStatus, ProcessTable
+from messages.control import FRONTEND, ProcessState, ProcessStatus, ProcessTable, kind_of
 from messages.replies import PositionLogprobs, PrefilledRow, StepReplies, ToFrontend, TokenLogprob, Usage, UserReply
 from messages.requests import AbortMsg, DropBefore, Stamps, TokenizeMsg, ToTokenizer
 from messages.uids import frontend_socket
@@ -25,6 +25,7 @@ M = TypeVar("M")
 
 NAMES = ("frontend", "tokenizer", "scheduler", "detokenizer")
 TIMEOUT_S = 30.0
+TABLE = "table"
 JSON_HEADERS = {"Content-Type": "application/json"}
 
 FACTS = ModelFacts(
@@ -214,6 +215,7 @@ class FrontendRun:
         self._tls = tls
         self.launcher.incarnation = incarnation
         self._is_ready = is_ready
+        self._num_shown = 0
 
     def __enter__(self) -> Self:
         self.launcher.__enter__()
@@ -244,13 +246,20 @@ class FrontendRun:
         return url.host, url.port
 
     def show(self, processes: ProcessTable) -> None:
-        """Sends a table and waits until `/health` shows it."""
-        self.launcher.send("frontend", processes)
-        states = {status.name: status.state for status in processes.processes if status.name != "frontend"}
+        """Sends a table and waits until `/health` shows it: a process of the ring has the table's number as a gauge."""
+        self._num_shown += 1
+        numbered = next(status for status in reversed(processes.processes) if kind_of(status.name) != FRONTEND)
+        statuses = [
+            msgspec.structs.replace(status, gauges={**status.gauges, TABLE: self._num_shown})
+            if status is numbered
+            else status
+            for status in processes.processes
+        ]
+        self.launcher.send("frontend", msgspec.structs.replace(processes, processes=tuple(statuses)))
 
         def is_shown() -> bool:
-            shown = self.health()["processes"]
-            return all(name in shown and shown[name]["state"] == state for name, state in states.items())
+            shown = self.health()["processes"].get(numbered.name)
+            return shown is not None and shown["gauges"].get(TABLE) == self._num_shown
 
         wait_until(is_shown)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,10 @@ from runtime.run_dir import RunDir
 from supervisor.client.admin_client import AdminClient
 
 TIMEOUT_S = 60.0
+
+BARD = "bard"
+BARD_DIR = Path(__file__).resolve().parents[2] / "assets" / "shakespeare-gpt2"
+"""The bundled model, and its name on the server of the fixture `bard_ring`."""
 
 ADMIN_KEY = "sk-operator"
 OPERATOR = {"Authorization": f"Bearer {ADMIN_KEY}"}

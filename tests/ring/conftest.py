@@ -1,4 +1,4 @@
-"""Real servers for the tests of the whole ring, one for each combination of model and flags in a module."""
+"""Real servers for the tests of the whole ring: some for the session, others for a module that wants other flags."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -8,10 +8,13 @@ import pytest
 
 from benchmarks.server_process import ServerProcess
 from tests.ring.bad_inputs import MAX_BODY_MB
-from tests.ring.client import ADMIN_KEY, RingClient
+from tests.ring.client import ADMIN_KEY, BARD, BARD_DIR, RingClient
 from tests.tiny_llama import write_tiny_llama
 
 READY_TIMEOUT_S = 90.0
+HOLD_S = 50
+"""A busy machine may take long for a start; it is shorter than the patience of the clients."""
+
 TEST_TIMEOUT_S = 300
 """Many of these tests start processes again and again, and a busy machine takes several times as long for that."""
 
@@ -69,8 +72,36 @@ def start_ring() -> Iterator[Start]:
 def plain_ring(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RingClient]:
     """A server for modules that want nothing special, and kill nothing."""
     flags = ("--max-body-mb", str(MAX_BODY_MB), "--snapshot-dir", str(tmp_path_factory.mktemp("on-command")))
+    pages = ("--cors-allow-origins", "http://page.example", "--allowed-hosts", "llm.example")
     with starting() as start:
-        yield start(tiny_checkpoint, "--dtype", "float32", "--admin-key", ADMIN_KEY, *flags)
+        yield start(tiny_checkpoint, "--dtype", "float32", "--admin-key", ADMIN_KEY, *flags, *pages)
+
+
+@pytest.fixture(scope="session")
+def bard_ring() -> Iterator[RingClient]:
+    """A server of the bundled model, for modules that want sensible text."""
+    flags = ("--served-model-name", BARD, "--max-restarts-per-min", "100", "--tool-call-parser", "hermes")
+    with starting() as start:
+        yield start(BARD_DIR, "--dtype", "float32", *flags)
+
+
+RESTART_FLAGS = ("--dtype", "float32", "--drain-timeout-s", "20", "--max-restarts-per-min", "100")
+
+
+@pytest.fixture(scope="session")
+def restarted_ring(tiny_checkpoint: Path) -> Iterator[RingClient]:
+    """A server for modules that kill and replace its processes; requests wait for a slow start."""
+    patience = ("--hang-timeout-s", "8", "--restart-hold-s", str(HOLD_S))
+    with starting() as start:
+        yield start(tiny_checkpoint, *RESTART_FLAGS, *patience, "--admin-key", ADMIN_KEY)
+
+
+@pytest.fixture(scope="session")
+def twin_ring(tiny_checkpoint: Path) -> Iterator[RingClient]:
+    """As `restarted_ring`, with two frontends and faults, which modules clear again."""
+    twins = ("--frontend-workers", "2", "--hang-timeout-s", "5", "--enable-fault-injection")
+    with starting() as start:
+        yield start(tiny_checkpoint, *RESTART_FLAGS, *twins, "--admin-key", ADMIN_KEY)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
     python -m tests.ring.starts --times 50
 
-Servers end in turn by SIGTERM, by `launch.py drain`, by SIGTERM under load and by kill -9 of the launcher under load.
+Servers end in turn by kill -9 of the launcher under load, by `launch.py drain`, by SIGTERM under load and without load.
 After each one no process of it may run (two seconds after a kill), its directory must be gone and its port free, and
 nothing may be left in its directory for temporary files or, with the pid of a process of it, in shared memory.
 """
@@ -145,7 +145,7 @@ def end_by_kill(run: Run) -> None:
 
 
 End = Callable[[Run], None]
-ENDS: tuple[End, ...] = (end_by_signal, end_by_kill, end_by_order, end_under_load)
+ENDS: tuple[End, ...] = (end_by_kill, end_by_order, end_under_load, end_by_signal)
 
 
 def start_and_stop(

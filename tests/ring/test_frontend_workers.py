@@ -1,13 +1,11 @@
 """Several frontends on one port: the death of one ends its own connections, and nobody else's."""
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,27 +13,32 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from messages.admin import ClearFaults, Starve
 from messages.uids import block_of
-from tests.ring.client import ADMIN_KEY, Generated, RingClient, body, events_of
+from tests.ring.client import Generated, RingClient, body, events_of
 from tests.ring.test_restart import check_same
-from tests.ring.test_rolling_restart import FLAGS, Load, make_requests, processes, replace
+from tests.ring.test_rolling_restart import Load, make_requests, processes, replace
 
 pytestmark = pytest.mark.ring
 
-NUM_STREAMS = 16
+NUM_STREAMS = 8
+NUM_CLIENTS = 4
+"""Of a load."""
 MAX_STREAMS = 160
 MAX_TRIES = 5
 COUNTED = ("_total", "_bucket", "_count", "_sum")
 FRONTENDS = ("frontend", "frontend-2")
 NAMES = {*FRONTENDS, "tokenizer", "scheduler", "detokenizer"}
 TIMEOUT_S = 60.0
+PAUSE_S = 0.2
+"""Between questions of one who asks again and again."""
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 @pytest.fixture(scope="module")
-def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, *FLAGS, "--frontend-workers", "2")
+def ring(twin_ring: RingClient) -> RingClient:
+    return twin_ring
 
 
 @pytest.fixture(scope="module")
@@ -155,13 +158,13 @@ def test_the_streams_of_the_other_one_never_notice(
 def test_both_are_replaced_by_order_under_load(
     ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]
 ):
-    load = Load(ring, requests, undisturbed)
+    load = Load(ring, requests[:NUM_CLIENTS], undisturbed)
 
     async def act(client: httpx.AsyncClient) -> None:
         for process in ("frontend", "frontend-2"):
-            await load.wait_for_replies(NUM_STREAMS)
+            await load.wait_for_replies(NUM_CLIENTS)
             await replace(client, process)
-            await load.wait_for_replies(NUM_STREAMS)
+        await load.wait_for_replies(NUM_CLIENTS)
 
     asyncio.run(load.run_during(act))
     assert load.num_attempts == load.num_replies
@@ -258,7 +261,7 @@ def by_worker(samples: Samples, name: str) -> dict[str, float]:
 
 @asynccontextmanager
 async def held_on_both(ring: RingClient, request: dict[str, Any]) -> AsyncIterator[list[Stream]]:
-    """Streams that wait while the scheduler is stopped, some at each frontend; after the block all have ended."""
+    """Streams that wait for the scheduler, some at each frontend; after the block all have ended."""
     streams: list[Stream] = []
     async with ring.connect() as client, asyncio.TaskGroup() as group, asyncio.timeout(2 * TIMEOUT_S):
         while len(streams) < 3 * NUM_STREAMS or min([await num_requests(client, name) for name in FRONTENDS]) < 2:
@@ -277,14 +280,13 @@ async def num_requests(client: httpx.AsyncClient, process: str) -> float:
 
 
 @asynccontextmanager
-async def stopped(ring: RingClient, process: str) -> AsyncIterator[None]:
-    """Process `process` does not turn while the block runs; keep it shorter than the hang timeout."""
-    pid = ring.status(process)["pid"]
-    os.kill(pid, signal.SIGSTOP)
+async def starved(ring: RingClient) -> AsyncIterator[None]:
+    """No request leaves the scheduler's queue while the block runs."""
+    await asyncio.to_thread(ring.instruct, "scheduler", Starve())
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        await asyncio.to_thread(ring.instruct, "scheduler", ClearFaults())
 
 
 def pinned_test(ring: RingClient, run: Callable[[dict[int, httpx.AsyncClient]], Coroutine[Any, Any, None]]) -> None:
@@ -315,23 +317,14 @@ def test_a_scrape_shows_every_frontend_whichever_answers(ring: RingClient):
     pinned_test(ring, run)
 
 
-@pytest.fixture(scope="module")
-def narrow_ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    """So few rows that a wave of streams takes long."""
-    flags = ("--dtype", "float32", "--max-num-seqs", "1", "--admin-key", ADMIN_KEY)
-    return start_ring(tiny_checkpoint, *flags, "--frontend-workers", "2")
-
-
 @pytest.mark.parametrize("order", [{"request_id": "of-both"}, {"all": True}])
-def test_each_frontend_knows_the_load_of_all_and_aborts_requests_of_all(narrow_ring: RingClient, order: dict[str, Any]):
+def test_each_frontend_knows_the_load_of_all_and_aborts_requests_of_all(ring: RingClient, order: dict[str, Any]):
     request = body("a", max_tokens=250, ignore_eos=True, request_id="of-both")
 
     async def run(pinned: dict[int, httpx.AsyncClient]) -> None:
-        async with AsyncExitStack() as stack:
-            async with stopped(narrow_ring, "scheduler"):
-                streams = await stack.enter_async_context(held_on_both(narrow_ring, request))
-                loads = [(await client.get("/load")).json() for client in pinned.values()]
-                health = [(await client.get("/health")).json()["processes"] for client in pinned.values()]
+        async with starved(ring), held_on_both(ring, request) as streams:
+            loads = [(await client.get("/load")).json() for client in pinned.values()]
+            health = [(await client.get("/health")).json()["processes"] for client in pinned.values()]
             flushes = [(await client.post("/flush_cache", json={})).status_code for client in pinned.values()]
             reply = (await pinned[max(pinned)].post("/abort_request", json=order)).json()
         for load in loads:
@@ -344,7 +337,7 @@ def test_each_frontend_knows_the_load_of_all_and_aborts_requests_of_all(narrow_r
         aborted = [stream.last["uid"] for stream in streams if stream.last["finish_reason"] == "abort"]
         assert sorted(reply["aborted"]) == sorted(aborted)
 
-    pinned_test(narrow_ring, run)
+    pinned_test(ring, run)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -362,6 +355,7 @@ def test_a_frontend_that_does_not_answer_holds_nobody_up(ring: RingClient, how: 
                 scrapes.append(await scrape(client))
                 reply = await client.post("/abort_request", json={"all": True})
                 aborts.append((reply.status_code, reply.json()["frontends_missing"]))
+                await asyncio.sleep(PAUSE_S)
         await wait_until_back(client, victim, num_restarts)
         assert all(by_worker(each, "vllm:generation_tokens_total")["frontend"] > 0 for each in scrapes)
         assert all(status == 200 for status, _ in aborts)

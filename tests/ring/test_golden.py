@@ -12,8 +12,11 @@ from tests.ring.client import Generated, RingClient, body
 pytestmark = [pytest.mark.ring, pytest.mark.shared]
 
 MODELS = ["tinystories-656k-llama", "nano-shakespeare-gpt2"]
-PLAIN = ("--dtype", "float32")
-TIGHT = (*PLAIN, "--max-num-batched-tokens", "64", "--block-size", "4", "--max-model-len", "128", "--num-pages", "48")
+BLOCK_SIZE, CONTEXT = 4, 128
+FLAGS = (
+    *("--dtype", "float32", "--max-num-batched-tokens", "64", "--num-pages", "48"),
+    *("--block-size", str(BLOCK_SIZE), "--max-model-len", str(CONTEXT)),
+)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -32,14 +35,9 @@ def decode(model_dir: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def plain(model_dir: Path, start_ring: Any) -> RingClient:
-    return start_ring(model_dir, *PLAIN)
-
-
-@pytest.fixture(scope="module")
-def tight(model_dir: Path, start_ring: Any) -> RingClient:
+def ring(model_dir: Path, start_ring: Any) -> RingClient:
     """A server with chunks of 64 tokens and a cache that holds one or two requests only."""
-    return start_ring(model_dir, *TIGHT)
+    return start_ring(model_dir, *FLAGS)
 
 
 def check(case: dict[str, Any], got: Generated, decode: Any, num_tokens: int) -> None:
@@ -56,38 +54,27 @@ def check(case: dict[str, Any], got: Generated, decode: Any, num_tokens: int) ->
     assert got.usage["prompt_tokens"] == len(case["prompt_ids"])
 
 
-def test_text_prompts_alone_and_again_from_the_cache(plain: RingClient, cases: list[dict[str, Any]], decode: Any):
-    for turn in range(2):
-        for case in cases:
-            got = plain.generate(case["prompt"], max_tokens=len(case["output_ids"]))
-            check(case, got, decode, len(case["output_ids"]))
-            assert turn == 0 or got.usage["cached_tokens"] == (len(case["prompt_ids"]) - 1) // 16 * 16
+def test_text_prompts_alone_and_again_from_the_cache(ring: RingClient, cases: list[dict[str, Any]], decode: Any):
+    for case in cases:
+        length = min(len(case["output_ids"]), CONTEXT - len(case["prompt_ids"]))
+        for turn in range(2):
+            got = ring.generate(case["prompt"], max_tokens=length)
+            check(case, got, decode, length)
+            cached_pages = (len(case["prompt_ids"]) - 1) // BLOCK_SIZE
+            assert turn == 0 or got.usage["cached_tokens"] == cached_pages * BLOCK_SIZE
 
 
-def test_32_at_once(plain: RingClient, cases: list[dict[str, Any]], decode: Any):
-    chosen = [cases[index % len(cases)] for index in range(32)]
-    lengths = [len(case["output_ids"]) - index for index, case in enumerate(chosen)]
-    requests = [
-        body(case["prompt_ids"], max_tokens=length, cache_salt=f"salt {index % 3}")
-        for index, (case, length) in enumerate(zip(chosen, lengths, strict=True))
-    ]
-    for case, length, got in zip(chosen, lengths, plain.generate_all(requests), strict=True):
-        check(case, got, decode, length)
-
-
-def test_long_prompts_in_chunks_with_preemption_and_eviction(
-    tight: RingClient, cases: list[dict[str, Any]], decode: Any
-):
+def test_long_prompts_in_chunks_with_preemption_and_eviction(ring: RingClient, cases: list[dict[str, Any]]):
     """The prompt is grown by part of its golden output, so it takes several chunks, and continues with the rest."""
     requests, expected = [], []
     for index in range(32):
         case = cases[index % len(cases)]
-        grown = min(5 * index, len(case["output_ids"]) - 20, 127 - 20 - len(case["prompt_ids"]))
+        grown = min(5 * index, len(case["output_ids"]) - 20, CONTEXT - 1 - 20 - len(case["prompt_ids"]))
         prompt = case["prompt_ids"] + case["output_ids"][:grown]
-        length = min(40, len(case["output_ids"]) - grown, 128 - len(prompt))
-        requests.append(body(prompt, max_tokens=length))
+        length = min(40, len(case["output_ids"]) - grown, CONTEXT - len(prompt))
+        requests.append(body(prompt, max_tokens=length, cache_salt=f"salt {index % 3}"))
         expected.append(case["output_ids"][grown : grown + length])
-    got = tight.generate_all(requests)
+    got = ring.generate_all(requests)
     assert [reply.token_ids for reply in got] == expected
-    tight.wait_until_empty()
-    assert tight.gauges("scheduler")["preemptions"] > 0
+    ring.wait_until_empty()
+    assert ring.gauges("scheduler")["preemptions"] > 0

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
@@ -12,12 +11,10 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 from tokenizers import Tokenizer
 
-from tests.ring.client import TIMEOUT_S, Generated, RingClient, body
+from tests.ring.client import BARD, BARD_DIR, TIMEOUT_S, Generated, RingClient, body
 
 pytestmark = pytest.mark.ring
 
-MODEL_DIR = Path(__file__).resolve().parents[2] / "assets" / "shakespeare-gpt2"
-FLAGS = ("--dtype", "float32", "--max-restarts-per-min", "100", "--tool-call-parser", "hermes")
 PERSON = {
     "type": "object",
     "properties": {
@@ -56,8 +53,8 @@ class Verse(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def ring(start_ring: Callable[..., RingClient]) -> RingClient:
-    return start_ring(MODEL_DIR, *FLAGS)
+def ring(bard_ring: RingClient) -> RingClient:
+    return bard_ring
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +66,7 @@ def openai_client(ring: RingClient) -> Iterator[OpenAI]:
 @pytest.fixture(scope="module")
 def no_white_space() -> dict[str, int]:
     """Biases that ban tokens of nothing but white space, of which so small a model may write any amount."""
-    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(BARD_DIR / "tokenizer.json"))
     texts = {token_id: tokenizer.decode([token_id]) for token_id in tokenizer.get_vocab().values()}
     return {str(token_id): -100 for token_id, text in texts.items() if text and not text.strip()}
 
@@ -114,7 +111,7 @@ def test_a_structural_tag_constrains_what_its_trigger_begins(ring: RingClient) -
 
 def test_openai_parses_into_a_pydantic_model(openai_client: OpenAI, no_white_space: dict[str, int]) -> None:
     reply = openai_client.chat.completions.parse(
-        model=str(MODEL_DIR),
+        model=BARD,
         messages=[{"role": "user", "content": "Speak"}],
         response_format=Verse,
         max_tokens=400,
@@ -129,7 +126,7 @@ def test_openai_parses_into_a_pydantic_model(openai_client: OpenAI, no_white_spa
 
 def test_a_stream_of_openai_parses(openai_client: OpenAI, no_white_space: dict[str, int]) -> None:
     with openai_client.chat.completions.stream(
-        model=str(MODEL_DIR),
+        model=BARD,
         messages=[{"role": "user", "content": "Speak"}],
         response_format=Verse,
         max_tokens=400,
@@ -176,7 +173,7 @@ def test_a_stop_string_and_min_tokens_hold_beside_a_grammar(ring: RingClient) ->
 
 
 def test_bans_that_leave_nothing_end_the_request_alone(ring: RingClient) -> None:
-    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(BARD_DIR / "tokenizer.json"))
     banned = {str(tokenizer.token_to_id(name)): -100 for name in ("a", "b")}
     allowed = [tokenizer.token_to_id("c")]
     request = body("ROMEO:", stream=False, guided_regex="[ab]", allowed_token_ids=allowed, logit_bias=banned)
@@ -186,13 +183,19 @@ def test_bans_that_leave_nothing_end_the_request_alone(ring: RingClient) -> None
     assert ring.generate("ROMEO:", max_tokens=3).finish_reason == "length"
 
 
+LONG_REQUESTS = [
+    body("ROMEO:", max_tokens=900, temperature=temperature, seed=seed, **LONG)
+    for temperature, seed in ((0.0, 0), (1.0, 1))
+]
+
+
+@pytest.fixture(scope="module")
+def expected(ring: RingClient) -> list[Generated]:
+    return [ring.generate_all([request])[0] for request in LONG_REQUESTS]
+
+
 @pytest.mark.parametrize("process", ["scheduler", "tokenizer", "detokenizer"])
-def test_json_goes_on_exactly_where_a_process_dies(ring: RingClient, process: str) -> None:
-    requests = [
-        body("ROMEO:", max_tokens=900, temperature=temperature, seed=seed, **LONG)
-        for temperature, seed in ((0.0, 0), (1.0, 1), (1.0, 2))
-    ]
-    expected = [ring.generate_all([request])[0] for request in requests]
+def test_json_goes_on_exactly_where_a_process_dies(ring: RingClient, expected: list[Generated], process: str) -> None:
     num_tokens, num_restarts = 0, 0
 
     def kill_in_the_middle(num_new: int) -> None:
@@ -201,7 +204,7 @@ def test_json_goes_on_exactly_where_a_process_dies(ring: RingClient, process: st
         if before < NUM_TOKENS_BEFORE <= num_tokens:
             num_restarts = ring.kill(process)
 
-    got = ring.generate_all(requests, kill_in_the_middle)
+    got = ring.generate_all(LONG_REQUESTS, kill_in_the_middle)
     ring.wait_for_restart(process, num_restarts)
     assert [output.token_ids for output in got] == [output.token_ids for output in expected]
     assert [output.text for output in got] == [output.text for output in expected]
@@ -252,7 +255,7 @@ def chain_of_references(length: int) -> dict[str, Any]:
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_a_call_of_a_tool_is_forced(openai_client: OpenAI, choice: Any, is_streamed: bool) -> None:
     asked: Any = {
-        "model": str(MODEL_DIR),
+        "model": BARD,
         "messages": [{"role": "user", "content": "Enter a king."}],
         "tools": TOOLS,
         "tool_choice": choice,

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,16 +16,12 @@ pytestmark = pytest.mark.ring
 
 NUM_CLIENTS = 6
 NUM_REQUESTS = 12
-KILLS = ("tokenizer", "scheduler", "detokenizer") * 2
-HOLD_S = 50
-"""A busy machine may take long for a start; it is shorter than the patience of the client."""
-
-FLAGS = ("--dtype", "float32", "--max-restarts-per-min", "100", "--restart-hold-s", str(HOLD_S))
+KILLS = ("tokenizer", "scheduler", "detokenizer")
 
 
 @pytest.fixture(scope="module")
-def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, *FLAGS)
+def ring(restarted_ring: RingClient) -> RingClient:
+    return restarted_ring
 
 
 def make_requests() -> list[dict[str, Any]]:

@@ -63,11 +63,3 @@ def test_what_cannot_be_done_is_told(ring: RingClient):
         done = inject(ring, *arguments)
         assert done.returncode != 0
         assert text in done.stdout + done.stderr
-
-
-def test_without_the_flag_it_is_refused(plain_ring: RingClient):
-    pid = plain_ring.status("scheduler")["pid"]
-    done = inject(plain_ring, "kill", "scheduler")
-    assert done.returncode == 1
-    assert "--enable-fault-injection" in done.stdout + done.stderr
-    assert plain_ring.status("scheduler")["pid"] == pid

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,13 +11,10 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types import Completion, CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.ring.client import RingClient
+from tests.ring.client import BARD, BARD_DIR, RingClient
 
 pytestmark = pytest.mark.ring
 
-MODEL_DIR = Path(__file__).resolve().parents[2] / "assets" / "shakespeare-gpt2"
-MODEL = "bard"
-FLAGS = ("--dtype", "float32", "--served-model-name", MODEL)
 PROMPT = "ROMEO:\nBut soft, what light through yonder window breaks? It is the east, and"
 TIMEOUT_S = 60.0
 
@@ -26,8 +22,8 @@ Start = Callable[..., RingClient]
 
 
 @pytest.fixture(scope="module")
-def ring(start_ring: Start) -> RingClient:
-    return start_ring(MODEL_DIR, *FLAGS)
+def ring(bard_ring: RingClient) -> RingClient:
+    return bard_ring
 
 
 @pytest.fixture
@@ -42,7 +38,7 @@ def connect(ring: RingClient, api_key: str = "none") -> OpenAI:
 
 def complete(client: OpenAI, **params: Any) -> Completion:
     """Returns the completion of `PROMPT`, greedy, where `params` say nothing else."""
-    return client.completions.create(**{"model": MODEL, "prompt": PROMPT, "temperature": 0.0, **params})
+    return client.completions.create(**{"model": BARD, "prompt": PROMPT, "temperature": 0.0, **params})
 
 
 def usage_of(reply: Completion | ChatCompletion) -> CompletionUsage:
@@ -60,7 +56,7 @@ def cached_tokens(reply: Completion) -> int:
 def test_a_completion_is_what_the_native_endpoint_gives(client: OpenAI, ring: RingClient):
     native = ring.generate(PROMPT, max_tokens=12)
     reply = complete(client, max_tokens=12)
-    assert (reply.object, reply.model, reply.id[:5]) == ("text_completion", MODEL, "cmpl-")
+    assert (reply.object, reply.model, reply.id[:5]) == ("text_completion", BARD, "cmpl-")
     assert (reply.choices[0].text, reply.choices[0].finish_reason) == (native.text, "length")
     usage = usage_of(reply)
     assert usage.prompt_tokens == native.usage["prompt_tokens"]
@@ -82,7 +78,7 @@ def test_a_stream_is_the_completion(client: OpenAI):
 def test_every_chunk_tells_the_usage_up_to_itself(client: OpenAI, is_chat: bool):
     text = f"The {'second' if is_chat else 'first'} scene, in which nobody speaks.\n" * 4
     options: dict[str, Any] = {"include_usage": True, "continuous_usage_stats": True}
-    params: dict[str, Any] = {"model": MODEL, "max_tokens": 8, "stream": True, "stream_options": options}
+    params: dict[str, Any] = {"model": BARD, "max_tokens": 8, "stream": True, "stream_options": options}
     cached: list[int] = []
     for _ in range(2):
         if is_chat:
@@ -218,7 +214,7 @@ def test_edits_of_logits_arrive(client: OpenAI):
 
 
 def test_a_chat(client: OpenAI):
-    params: dict[str, Any] = {"model": MODEL, "temperature": 0.0, "max_completion_tokens": 10}
+    params: dict[str, Any] = {"model": BARD, "temperature": 0.0, "max_completion_tokens": 10}
     messages: Any = [
         {"role": "system", "content": "Speak."},
         {"role": "user", "content": [{"type": "text", "text": "O"}]},
@@ -240,7 +236,7 @@ def test_a_chat(client: OpenAI):
 def test_a_chat_goes_on_in_the_last_message(client: OpenAI):
     messages: Any = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "But soft, what"}]
     extra = {"continue_final_message": True, "add_generation_prompt": False, "echo": True}
-    reply = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4, extra_body=extra)
+    reply = client.chat.completions.create(model=BARD, messages=messages, max_tokens=4, extra_body=extra)
     assert (reply.choices[0].message.content or "").startswith("But soft, what")
 
 
@@ -268,12 +264,12 @@ def test_64_at_once(ring: RingClient):
 
             async def streamed(index: int) -> str:
                 stream = await client.completions.create(
-                    model=MODEL, prompt=PROMPT, max_tokens=8, seed=index, stream=True
+                    model=BARD, prompt=PROMPT, max_tokens=8, seed=index, stream=True
                 )
                 return "".join([chunk.choices[0].text async for chunk in stream])
 
             whole = [
-                client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=8, seed=index) for index in range(32)
+                client.completions.create(model=BARD, prompt=PROMPT, max_tokens=8, seed=index) for index in range(32)
             ]
             replies = await asyncio.gather(*whole, *(streamed(index) for index in range(32)))
         return replies[:32], replies[32:]
@@ -283,8 +279,8 @@ def test_64_at_once(ring: RingClient):
 
 
 def test_the_models(client: OpenAI):
-    assert [model.id for model in client.models.list()] == [MODEL]
-    assert client.models.retrieve(MODEL).id == MODEL
+    assert [model.id for model in client.models.list()] == [BARD]
+    assert client.models.retrieve(BARD).id == BARD
 
 
 def test_a_client_that_loses_patience_leaves_nothing_behind(client: OpenAI, ring: RingClient):
@@ -334,7 +330,7 @@ def test_an_unknown_model(client: OpenAI):
 
 def test_a_full_server_and_a_wrong_key(start_ring: Start):
     flags = ("--api-key", "secret", "--max-num-seqs", "1", "--max-queued-requests", "0")
-    ring = start_ring(MODEL_DIR, *FLAGS, *flags)
+    ring = start_ring(BARD_DIR, "--dtype", "float32", "--served-model-name", BARD, *flags)
     with connect(ring, "wrong") as stranger, pytest.raises(openai.AuthenticationError):
         complete(stranger)
     with connect(ring, "secret") as client:

@@ -1,7 +1,6 @@
 """A process is killed while choices are written: text, logprobs and usage are those of an undisturbed request."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,8 +10,6 @@ from tests.ring.client import TIMEOUT_S, RingClient
 
 pytestmark = pytest.mark.ring
 
-MODEL_DIR = Path(__file__).resolve().parents[2] / "assets" / "shakespeare-gpt2"
-FLAGS = ("--dtype", "float32", "--max-restarts-per-min", "100")
 SAMPLED = {"max_tokens": 60, "temperature": 0.9, "seed": 17, "n": 3, "ignore_eos": True}
 COMPLETION = ("completions", {"prompt": "ROMEO:\nBut soft, what light", "logprobs": 2, "echo": True, **SAMPLED})
 CHAT = (
@@ -23,8 +20,8 @@ NUM_CHUNKS_BEFORE = 20
 
 
 @pytest.fixture(scope="module")
-def ring(start_ring: Any) -> RingClient:
-    return start_ring(MODEL_DIR, *FLAGS)
+def ring(bard_ring: RingClient) -> RingClient:
+    return bard_ring
 
 
 class Choices:

@@ -19,7 +19,7 @@ with warnings.catch_warnings():  # of what schemathesis imports
 
 pytestmark = [pytest.mark.ring, pytest.mark.timeout(300)]
 
-MAX_EXAMPLES = 20
+MAX_EXAMPLES = 8
 PROBE = "GET /health/generate"
 """Excepted from the ban of 5xx: it is asked for impossible deadlines too, and then rightly answers 503."""
 

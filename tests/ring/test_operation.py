@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.server_process import ServerProcess
 from tests.ring.client import RingClient
+from tests.ring.test_inject import inject
 
 pytestmark = pytest.mark.ring
 
@@ -129,6 +130,14 @@ def test_metrics_agree_with_what_clients_got(ring: RingClient):
     assert grown("vllm:e2e_request_latency_seconds_count") == 3
     assert after["sluice_step_seconds_count"] > 0
     assert after["vllm:prefix_cache_queries_total"] > 0
+
+
+def test_faults_are_refused_without_the_flag(ring: RingClient):
+    pid = ring.status("scheduler")["pid"]
+    done = inject(ring, "kill", "scheduler")
+    assert done.returncode == 1
+    assert "--enable-fault-injection" in done.stdout + done.stderr
+    assert ring.status("scheduler")["pid"] == pid
 
 
 def test_keys_and_tls_through_the_launcher(tiny_checkpoint: Path, tmp_path: Path):

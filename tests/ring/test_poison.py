@@ -12,7 +12,7 @@ from tests.ring.client import Generated, RingClient, body, collect
 
 pytestmark = pytest.mark.ring
 
-NUM_OTHERS = 31
+NUM_OTHERS = 15
 POISON = [319, 318, 319, 318, 319]
 """A row of token ids that no other prompt has."""
 

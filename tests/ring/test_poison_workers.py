@@ -1,13 +1,12 @@
 """A request that kills the scheduler, on one of two frontends: it alone is refused, on neither of them another one."""
 
 import asyncio
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
-from messages.admin import Poison
+from messages.admin import ClearFaults, Poison
 from messages.columns import pack_int32
 from tests.ring.client import RingClient, body
 from tests.ring.test_frontend_workers import Stream, begin_on_both
@@ -16,15 +15,14 @@ from tests.ring.test_restart import check_same
 
 pytestmark = pytest.mark.ring
 
-NUM_REQUESTS = 16
+NUM_REQUESTS = 8
 
 
 @pytest.fixture
-def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    flags = ("--dtype", "float32", "--enable-fault-injection", "--frontend-workers", "2")
-    ring = start_ring(tiny_checkpoint, *flags)
-    ring.instruct("scheduler", Poison("kill", token_ids=pack_int32(POISON)))
-    return ring
+def ring(twin_ring: RingClient) -> Iterator[RingClient]:
+    twin_ring.instruct("scheduler", Poison("kill", token_ids=pack_int32(POISON)))
+    yield twin_ring
+    twin_ring.instruct("scheduler", ClearFaults())
 
 
 def test_the_culprit_is_refused_and_nobody_else(ring: RingClient):
@@ -33,6 +31,7 @@ def test_the_culprit_is_refused_and_nobody_else(ring: RingClient):
         for index in range(NUM_REQUESTS)
     ]
     undisturbed = ring.generate_all(requests)
+    num_restarts = ring.status("scheduler")["num_restarts"] + 3
 
     async def run() -> tuple[list[Stream], httpx.Response]:
         async with ring.connect() as client:
@@ -46,6 +45,6 @@ def test_the_culprit_is_refused_and_nobody_else(ring: RingClient):
     assert "reference" in refusal.json()["error"]["message"]
     assert len({stream.block for stream in streams}) == 2
     check_same([stream.result() for stream in streams], [undisturbed[stream.index] for stream in streams])
-    ring.wait_for_restart("scheduler", 3)
-    assert ring.status("scheduler")["num_restarts"] == 3
+    ring.wait_for_restart("scheduler", num_restarts)
+    assert ring.status("scheduler")["num_restarts"] == num_restarts
     ring.wait_until_empty()

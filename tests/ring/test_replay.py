@@ -70,7 +70,7 @@ def test_the_last_frames_of_a_killed_process_are_kept(faulty_ring: RingClient, k
     last = FrameReader(box / f"scheduler.{killed_pid}.frames").read()
     sent = {(record.sender_id, record.number): record.frame for record in last if record.is_sent}
     (sender_id,) = {sender for sender, _ in sent}
-    detokenizer = FrameReader(next(box.glob("detokenizer.*.frames"))).read()
+    detokenizer = FrameReader(box / f"detokenizer.{faulty_ring.status('detokenizer')['pid']}.frames").read()
     arrived = [record for record in detokenizer if not record.is_sent and record.sender_id == sender_id]
     assert isinstance(arrived[-1].decode(), DetokenizeMsg)
     # What came last to the one behind it is there, and nothing of it was lost before that.

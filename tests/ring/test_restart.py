@@ -3,7 +3,6 @@
 import asyncio
 import random
 import signal
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,15 +12,13 @@ from tests.ring.client import Generated, RingClient, body, events_of, generated
 
 pytestmark = pytest.mark.ring
 
-NUM_STREAMS = 12
+NUM_STREAMS = 8
 MAX_TRIES = 5
-HANG_TIMEOUT_S = 8.0
-FLAGS = ("--dtype", "float32", "--hang-timeout-s", str(HANG_TIMEOUT_S), "--max-restarts-per-min", "100")
 
 
 @pytest.fixture(scope="module")
-def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, *FLAGS)
+def ring(restarted_ring: RingClient) -> RingClient:
+    return restarted_ring
 
 
 class Killer:

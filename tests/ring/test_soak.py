@@ -1,4 +1,4 @@
-"""500 mixed requests through a cache of 40 pages end with every page free or cached and every map empty."""
+"""200 mixed requests through a cache of 40 pages end with every page free or cached and every map empty."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ from tests.ring.client import RingClient, body, events_of
 
 pytestmark = pytest.mark.ring
 
-NUM_REQUESTS = 500
+NUM_REQUESTS = 200
 NUM_AT_ONCE = 48
 CONTEXT = 96
 
@@ -74,6 +74,6 @@ def test_nothing_is_left(ring: RingClient):
 
     asyncio.run(run())
     assert sum(ends.values()) == NUM_REQUESTS
-    assert min(ends.get(reason, 0) for reason in ("left", "stop", "length")) > 25, ends
+    assert min(ends.get(reason, 0) for reason in ("left", "stop", "length")) > 10, ends
     ring.wait_until_empty()
     assert ring.gauges("scheduler")["preemptions"] > 0

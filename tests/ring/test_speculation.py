@@ -47,6 +47,20 @@ def test_the_same_with_and_without_and_where_the_scheduler_dies(
     assert counter(plain_ring, "vllm:spec_decode_num_draft_tokens_total") == 0
 
 
+def test_what_a_grammar_forces_comes_in_fewer_steps(ring: RingClient, plain_ring: RingClient):
+    text = "QXZJ" * 10  # no token has two of these letters, so the model has no choice
+    requests = [
+        body([70, 71], max_tokens=60, seed=seed, temperature=1.0, guided_regex=f"[ab]{{3}}{text}[cd]")
+        for seed in (1, 2)
+    ]
+    expected = plain_ring.generate_all(requests)
+    before = ring.gauges("scheduler")["accepted_tokens"]
+    check_same(ring.generate_all(requests), expected)
+    ring.wait_until_empty()
+    assert text in expected[0].text
+    assert ring.gauges("scheduler")["accepted_tokens"] - before >= 10
+
+
 def test_logprobs_are_the_same(ring: RingClient, plain_ring: RingClient):
     request = body([60, 9, 70] * 12, max_tokens=40, ignore_eos=True, logprobs=2, presence_penalty=0.1, stream=False)
     (plain, drafted) = (

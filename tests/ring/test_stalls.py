@@ -123,9 +123,9 @@ def test_a_stream_that_is_left_out(ring: RingClient, expected: list[Generated]):
 def test_a_crash_and_a_command_leave_snapshots_too_and_only_the_latest_stay(
     ring: RingClient, expected: list[Generated], snapshot_dir: Path, tmp_path: Path
 ):
-    num_restarts = ring.kill("tokenizer")
-    ring.wait_for_restart("tokenizer", num_restarts)
-    manifest = read_manifest(latest(snapshot_dir, "crash-tokenizer"))
+    num_restarts = ring.kill("detokenizer")  # which no other file kills: of one cause there is a snapshot a minute
+    ring.wait_for_restart("detokenizer", num_restarts)
+    manifest = read_manifest(latest(snapshot_dir, "crash-detokenizer"))
     assert "SIGKILL" in manifest["text"]
     out = tmp_path / "mine"
     reply = httpx.post(f"{ring.url}/admin/snapshot", headers=OPERATOR, timeout=60.0).json()

@@ -8,7 +8,7 @@ from tests.ring.starts import start_and_stop
 
 pytestmark = pytest.mark.ring
 
-TIMES = 4
+TIMES = 3
 
 
 @pytest.mark.timeout(300)

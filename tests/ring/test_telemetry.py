@@ -27,7 +27,7 @@ STAGES |= {"deliver", "send"}
 
 
 class Told(dict[str, Any]):
-    """`requests`: what /requests showed of each request by its id; `lines`: the log; `exit_code`."""
+    """`requests`: what /requests showed of each request by its id; `processes`; `lines`: the log; `exit_code`."""
 
 
 @contextlib.contextmanager
@@ -52,7 +52,9 @@ def told(tiny_checkpoint: Path) -> Iterator[tuple[Collector, Told]]:
     told = Told()
     with Collector() as collector:
         flags = ["--model", str(tiny_checkpoint), "--cpu-threads", "1", "--dtype", "float32"]
-        server = ServerProcess([*flags, "--log-format", "json", "--otlp-endpoint", collector.address])
+        server = ServerProcess(
+            [*flags, "--tokenizer-workers", "2", "--log-format", "json", "--otlp-endpoint", collector.address]
+        )
         try:
             target = server.wait_until_ready(READY_TIMEOUT_S)
             client = RingClient(f"http://{target.host}:{target.port}", server.run_dir)
@@ -64,6 +66,7 @@ def told(tiny_checkpoint: Path) -> Iterator[tuple[Collector, Told]]:
             assert interrupted.result().status_code == 200
             client.wait_for_restart("detokenizer", 1)
             client.wait_until_empty()
+            told["processes"] = set(client.health()["processes"])
             told["requests"] = {
                 name: httpx.get(f"{client.url}/requests/{name}", timeout=TIMEOUT_S).json()["choices"][0]
                 for name in ("plain", "interrupted")
@@ -121,4 +124,5 @@ def test_what_the_client_does_not_sample_is_not_sent_and_the_server_ends_well(to
     collector, shown = told
     assert {values(root.attributes)["sluice.request_id"] for root in collector.roots()} == {"plain", "interrupted"}
     assert collector.resource["service.name"] == "sluice"
+    assert shown["processes"] == {"frontend", "tokenizer", "tokenizer-2", "scheduler", "detokenizer"}
     assert shown["exit_code"] == 0

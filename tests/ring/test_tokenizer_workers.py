@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,17 +13,19 @@ from messages.admin import AdminCommand, Done, Result, ScaleProcess
 from supervisor.client.admin_client import AdminClient
 from supervisor.client.running import choose_server
 from tests.ring.client import Generated, RingClient
-from tests.ring.test_rolling_restart import FLAGS, Load, make_requests, replace
+from tests.ring.test_rolling_restart import Load, make_requests, replace
 
 pytestmark = pytest.mark.ring
 
-NUM_STREAMS = 8
+NUM_STREAMS = 4
 COMMAND_TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, *FLAGS, "--tokenizer-workers", "2")
+def ring(restarted_ring: RingClient) -> Iterator[RingClient]:
+    assert isinstance(give(restarted_ring, ScaleProcess("tokenizer", 2)), Done)
+    yield restarted_ring
+    assert isinstance(give(restarted_ring, ScaleProcess("tokenizer", 1)), Done)
 
 
 @pytest.fixture(scope="module")

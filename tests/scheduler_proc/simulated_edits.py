@@ -8,6 +8,7 @@ from typing import NamedTuple
 from messages.columns import unpack_int32
 from messages.requests import SamplingParams
 from messages.steps import LogitsProcessing
+from scheduler_proc.deciding.dry import DryPenalty
 
 Penalties = tuple[float, float, float, tuple[int, ...], int]
 """Repetition, frequency, presence, the tokens so far, and how many of them are the prompt."""
@@ -72,6 +73,8 @@ def expected_edits(
         output = list(token_ids[num_prompt_tokens:])
         if output[max(0, len(output) - len(beginning)) :] == beginning:
             biases.append((last, -math.inf))
+    if params.dry is not None:
+        biases += DryPenalty(params.dry).penalties(array("i", token_ids)).items()
     penalties = None
     if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1, 0, 0):
         floats = array("f", (params.repetition_penalty, params.frequency_penalty, params.presence_penalty))

@@ -11,6 +11,8 @@ from scheduler_proc.deciding.requests import Limits, PendingReq
 EOS = 7
 """The end-of-sequence id of all grammars here, and so of a bench with any."""
 
+FORCING = 99
+
 
 def grammar_of(num_tokens: int, salt: int = 0) -> Grammar:
     """Returns the grammar of outputs of `num_tokens`, which may end when they have half of them."""
@@ -18,7 +20,10 @@ def grammar_of(num_tokens: int, salt: int = 0) -> Grammar:
 
 
 class SimulatedMatcher:
-    """As `llguidance.LLMatcher`. About a third of the ids may come next, and EOS where the output may end."""
+    """As `llguidance.LLMatcher`. About a third of the ids may come next, and EOS where the output may end.
+
+    With the salt `FORCING` it is often only one. What is forced may be one of several: others can write the same text.
+    """
 
     def __init__(self, text: str, vocab_size: int):
         self._num_tokens, self._salt = map(int, text.split())
@@ -30,9 +35,21 @@ class SimulatedMatcher:
         """Returns the ids that may come next, without EOS; some id always may, unless the grammar is complete."""
         if self.is_stopped():
             return set()
-        before = zlib.crc32(repr((self._salt, self._consumed)).encode())
+        before = self._state()
         ids = {each for each in range(self._vocab_size) if zlib.crc32(b"%d %d" % (before, each)) % 3 == 0}
-        return (ids - {EOS}) or {1}
+        ids = (ids - {EOS}) or {1}
+        return {min(ids)} if self._salt == FORCING and before % 4 else ids
+
+    def compute_ff_tokens(self) -> list[int]:
+        forced: list[int] = []
+        while len(forced) < 3 and self._state() % 4 and not (self.is_stopped() or self.is_accepting()):
+            forced.append(min(self.allowed()))
+            self._consumed.append(forced[-1])
+        self.rollback(len(forced))
+        return forced
+
+    def _state(self) -> int:
+        return zlib.crc32(repr((self._salt, self._consumed)).encode())
 
     def compute_bitmask(self) -> bytes:
         ids = self.allowed() | ({EOS} if self.is_accepting() else set())

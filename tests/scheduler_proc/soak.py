@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from messages.columns import pack_float32, pack_int32
-from messages.requests import AbortMsg, FlushCache, SamplingParams, StopSeen, UserMsg
+from messages.requests import AbortMsg, Dry, FlushCache, SamplingParams, StopSeen, UserMsg
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_grammar import allowed_next, grammar_of
 from tests.scheduler_proc.simulated_runner import expected_logprobs, expected_output
@@ -86,6 +86,8 @@ class Soak:
             params["min_tokens"] = chance.choice((1, 4, 8))
         if chance.random() < 0.3:
             params["bad_word_ids"] = (pack_int32(ids[:1]), pack_int32(ids[1:3]), pack_int32(ids[3:6]))
+        if chance.random() < 0.3:
+            params["dry"] = Dry(1.5, 2.0, chance.choice((1, 2)), chance.choice((-1, 20)), (), pack_int32(ids[:2]))
         if chance.random() < 0.3:
             params |= {"bias_ids": pack_int32(ids[6:8]), "bias_values": pack_float32((2.5, -100))}
         if chance.random() < 0.2:

@@ -4,8 +4,6 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from runtime.run_dir import RunDir
+from tests.forked import ForkedProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
@@ -51,13 +50,9 @@ class FakeRun:
         self._tmp = tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp")
         self.run_dir = run_dir or RunDir(Path(self._tmp.name) / "run")
         settings = {"behaviours": behaviours, "run": {"run_dir": str(self.run_dir.path), "max_snapshots": 0, **run}}
-        self.launcher = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("fake_launch.py")), json.dumps(settings)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=environment(),
-        )
+        self._errors, errors = os.pipe()
+        self.launcher = ForkedProcess("tests.supervisor.fake_launch", [json.dumps(settings)], errors)
+        os.close(errors)
         self.output = ""
         self._pids: set[int] = set()
 
@@ -73,8 +68,7 @@ class FakeRun:
             self.launcher.wait()
         for pid in filter(is_running, self._pids):
             os.kill(pid, signal.SIGKILL)
-        assert self.launcher.stderr is not None
-        self.launcher.stderr.close()
+        os.close(self._errors)
         self._tmp.cleanup()
 
     def note_pids(self) -> dict[str, int]:
@@ -104,9 +98,8 @@ class FakeRun:
         wait_until(lambda: not any(map(is_running, self._pids)) and not self.run_dir.path.exists(), timeout_s)
 
     def _read(self, timeout_s: float) -> bool:
-        assert self.launcher.stderr is not None
-        if select.select([self.launcher.stderr], [], [], timeout_s)[0]:
-            data = os.read(self.launcher.stderr.fileno(), 1 << 16)
+        if select.select([self._errors], [], [], timeout_s)[0]:
+            data = os.read(self._errors, 1 << 16)
             self.output += data.decode()
             return bool(data)
         return True

@@ -1,6 +1,7 @@
 """`GET /requests` and `/requests/{id}`: every stage with its reason, while processes hang, and of all frontends."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -226,7 +227,9 @@ def test_a_process_that_gives_no_sign_is_named(server: FrontendRun):
     server.show(table(age_s=9.0))
     waits = watched.shown()["waits"]
     assert waits["reason"] == "process"
-    assert "scheduler has given no sign for 9." in waits["text"]
+    silence = re.search(r"scheduler has given no sign for (\d+)\.", waits["text"])
+    assert silence is not None
+    assert int(silence[1]) >= 9
     assert "needs 12 pages" in waits["text"], "what was heard before is still said"
     watched.end()
 

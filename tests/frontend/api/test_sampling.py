@@ -13,7 +13,7 @@ from frontend.api.sampling import (
 )
 from messages.columns import pack_float32, pack_int32
 from messages.errors import RequestError
-from messages.requests import SamplingParams
+from messages.requests import Dry, SamplingParams
 from tests.frontend.frontend_run import FACTS
 
 
@@ -39,7 +39,9 @@ def test_every_parameter_arrives():
         "skip_special_tokens": false, "cache_salt": "tenant", "min_tokens": 2, "presence_penalty": -1,
         "frequency_penalty": 2, "repetition_penalty": 1.5, "logit_bias": {"7": -100, "999": 2.5},
         "allowed_token_ids": [3, 7], "bad_words": ["no", "never"], "prompt_logprobs": 4, "priority": -3,
-        "top_n_sigma": 1.5, "typical_p": 0.7, "xtc_probability": 0.5, "xtc_threshold": 0.2}"""
+        "top_n_sigma": 1.5, "typical_p": 0.7, "xtc_probability": 0.5, "xtc_threshold": 0.2,
+        "dry_multiplier": 0.8, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": 9,
+        "dry_sequence_breakers": ["x"]}"""
     )
     assert params == SamplingParams(
         *(5, 0.5, 0.9, 40, 0.1, -7, ("a", "bc"), (1, 2), True, True, False, "tenant"),
@@ -57,6 +59,7 @@ def test_every_parameter_arrives():
         typical_p=0.7,
         xtc_probability=0.5,
         xtc_threshold=0.2,
+        dry=Dry(0.8, 2.0, 3, 9, ("x",)),
     )
 
 
@@ -64,6 +67,8 @@ def test_edges_of_the_ranges_are_taken():
     assert decode('{"top_k": -1}').top_k == 0
     assert decode('{"top_k": 0}').top_k == 0
     assert decode('{"top_n_sigma": -1}') == decode("{}")
+    assert decode('{"dry_multiplier": 0, "dry_base": 2}') == decode("{}")
+    assert decode('{"dry_multiplier": 1}').dry == Dry(1.0, 1.75, 2, -1, ("\n", ":", '"', "*"))
     assert decode('{"temperature": 0}').is_greedy
     assert decode('{"temperature": 2, "top_p": 1, "min_p": 1, "max_tokens": 1}').temperature == 2.0
     assert decode('{"seed": 9223372036854775807}').seed == 2**63 - 1

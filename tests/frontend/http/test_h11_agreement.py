@@ -229,13 +229,13 @@ streams = st.lists(requests(), min_size=1, max_size=3).map(b"".join)
 cuts = st.lists(st.integers(0, 2000), max_size=4)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(streams, cuts)
 def test_what_both_accept_they_read_alike(data: bytes, cuts: list[int]):
     check(data, cuts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(streams, st.lists(st.tuples(st.integers(0, 2000), st.binary(max_size=2), st.integers(0, 2)), max_size=3), cuts)
 def test_also_where_bytes_were_changed(data: bytes, edits: list[tuple[int, bytes, int]], cuts: list[int]):
     for at, new, num_dropped in edits:

@@ -81,7 +81,7 @@ PIECES = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     pieces=st.lists(PIECES, max_size=14),
     parser=st.sampled_from(sorted(TOOL_FORMATS)),

@@ -10,9 +10,10 @@ from messages.requests import AbortMsg, Grammar, SamplingParams
 from runtime.grammars import GrammarCompiler
 from scheduler_proc.deciding.endings import Ending
 from scheduler_proc.deciding.grammars import MAX_SLOW_S, RequestGrammar, make_grammar
+from scheduler_proc.deciding.requests import PendingReq
 from scheduler_proc.deciding.scheduler import Scheduler
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
-from tests.scheduler_proc.simulated_grammar import SimulatedMatcher, allowed_next, grammar_of
+from tests.scheduler_proc.simulated_grammar import FORCING, SimulatedMatcher, allowed_next, grammar_of
 
 MODEL_DIR = Path(__file__).resolve().parents[3] / "assets" / "shakespeare-gpt2"
 REAL_VOCAB_SIZE, REAL_EOS = 3072, 0
@@ -88,6 +89,31 @@ def test_what_is_no_beginning_cannot_be_continued(compiler: GrammarCompiler) -> 
     assert ending.error.status == 400
 
 
+def test_what_must_come_is_forced_in_the_tokens_of_the_tokenizer(compiler: GrammarCompiler) -> None:
+    grammar = real_grammar(compiler, '\\{"name": (true|false)\\}')
+    tokenizer = compiler.tokenizer()
+    forced = tokenizer.tokenize_str('{"name": ')
+    assert list(grammar.forced_ids())[: len(forced) - 1] == forced[:-1]
+    for token_id in forced + tokenizer.tokenize_str("true"):
+        grammar.accept(token_id)
+    assert list(grammar.forced_ids()) == tokenizer.tokenize_str("}")
+
+
+class NoDrafts:
+    def propose(self, pending: PendingReq, max_tokens: int) -> "array[int]":
+        return array("i")
+
+
+class Forcing(SimulatedMatcher):
+    def compute_ff_tokens(self) -> list[int]:
+        return [3, VOCAB_SIZE - 1, VOCAB_SIZE, 4]
+
+
+def test_no_id_is_forced_that_the_model_does_not_have() -> None:
+    grammar = RequestGrammar(Forcing("9 0", VOCAB_SIZE), VOCAB_SIZE, (EOS,), (EOS,))
+    assert list(grammar.forced_ids()) == [3, VOCAB_SIZE - 1]
+
+
 class SlowMatcher(SimulatedMatcher):
     def __init__(self, clock: list[float]):
         super().__init__("1000 0", VOCAB_SIZE)
@@ -124,6 +150,21 @@ def test_the_output_is_what_the_grammar_allows() -> None:
             assert token_id in allowed
         assert bench.end(uid).finish_reason == "stop"
         assert bench.end(uid).ended_by_token == (output[-1] == EOS)
+
+
+def test_forced_tokens_come_in_fewer_steps_and_change_nothing() -> None:
+    outputs: list[list[list[int]]] = []
+    num_steps: list[float] = []
+    for drafter in (None, NoDrafts()):
+        bench = Bench(drafter=drafter)
+        for uid in range(1, 6):
+            grammar = grammar_of(24, FORCING)
+            bench.send(user_msg(uid, [uid, 2, 3], max_tokens=20, temperature=1.0, seed=uid, grammar=grammar))
+        bench.run()
+        outputs.append([bench.output(uid) for uid in range(1, 6)])
+        num_steps.append(bench.scheduler.gauges()["steps"])
+    assert outputs[0] == outputs[1]
+    assert num_steps[1] < num_steps[0]
 
 
 def test_complete_goes_before_a_length_that_is_reached_with_it() -> None:

@@ -2,20 +2,20 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from tests.forked import ForkedProcess
 from tests.supervisor.cli.test_operate import NAMES, SERVING, operate_on, ps, start
-from tests.supervisor.fake_run import ROOT, TIMEOUT_S, FakeRun, environment, is_running, wait_until
+from tests.supervisor.fake_run import TIMEOUT_S, FakeRun, is_running, wait_until
 from tests.supervisor.test_replacement import states_of, stop
 
 
-def begin_restart(run: FakeRun, name: str) -> "subprocess.Popen[str]":
-    words = [sys.executable, str(ROOT / "launch.py"), "restart", name, "--run-dir", str(run.run_dir.path)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+def begin_restart(run: FakeRun, name: str, log: Path) -> ForkedProcess:
+    with log.open("wb") as output:
+        return ForkedProcess("launch", ["restart", name, "--run-dir", str(run.run_dir.path)], output.fileno())
 
 
 def note_changes(run: FakeRun, name: str, pids: dict[str, int]) -> None:
@@ -106,50 +106,49 @@ def test_an_old_one_that_does_not_stop_is_killed():
         stop(run)
 
 
-def test_an_old_one_that_dies_meanwhile_is_not_replaced_twice():
+def test_an_old_one_that_dies_meanwhile_is_not_replaced_twice(tmp_path: Path):
     with start(scheduler="boot_for_ever_again") as run:
         run.wait_for(SERVING)
-        with begin_restart(run, "scheduler") as command:
-            run.wait_for("scheduler.next=starting.2")
-            os.kill(run.note_pids()["scheduler"], signal.SIGKILL)
-            run.wait_for("; its successor takes over")
-            os.kill(run.note_pids()["scheduler.next"], signal.SIGKILL)
-            assert command.wait(TIMEOUT_S) == 1
-            assert command.stderr is not None
-            assert "the old one has ended too, and is started again" in command.stderr.read()
+        command = begin_restart(run, "scheduler", tmp_path / "log")
+        run.wait_for("scheduler.next=starting.2")
+        os.kill(run.note_pids()["scheduler"], signal.SIGKILL)
+        run.wait_for("; its successor takes over")
+        os.kill(run.note_pids()["scheduler.next"], signal.SIGKILL)
+        assert command.wait(TIMEOUT_S) == 1
+        assert "the old one has ended too, and is started again" in (tmp_path / "log").read_text()
         wait_until(lambda: ps(run)["scheduler"]["state"] != "restarting")
         assert set(run.note_pids()) == set(NAMES)
         stop(run)
 
 
-def test_a_second_order_is_refused_while_the_first_is_carried_out():
+def test_a_second_order_is_refused_while_the_first_is_carried_out(tmp_path: Path):
     with start(scheduler="boot_for_ever_again") as run:
         run.wait_for(SERVING)
-        with begin_restart(run, "scheduler") as command:
-            run.wait_for("scheduler.next=starting.2")
-            second = operate_on(run, "restart", "scheduler")
-            assert (second.returncode, second.stderr) == (
-                1,
-                "launch.py restart: the scheduler is being replaced already\n",
-            )
-            assert operate_on(run, "restart", "scheduler.next").returncode == 2
-            assert operate_on(run, "restart", "tokenizer").returncode == 0
-            stop(run)
-            assert command.wait(TIMEOUT_S) == 1
+        command = begin_restart(run, "scheduler", tmp_path / "log")
+        run.wait_for("scheduler.next=starting.2")
+        second = operate_on(run, "restart", "scheduler")
+        assert (second.returncode, second.stderr) == (
+            1,
+            "launch.py restart: the scheduler is being replaced already\n",
+        )
+        assert operate_on(run, "restart", "scheduler.next").returncode == 2
+        assert operate_on(run, "restart", "tokenizer").returncode == 0
+        stop(run)
+        assert command.wait(TIMEOUT_S) == 1
 
 
-def test_nothing_is_left_after_the_launcher_was_killed_during_a_handover():
+def test_nothing_is_left_after_the_launcher_was_killed_during_a_handover(tmp_path: Path):
     with start(scheduler="boot_for_ever_again") as run:
         run.wait_for(SERVING)
-        with begin_restart(run, "scheduler") as command:
-            run.wait_for("scheduler.next=starting.2")
-            run.note_pids()
-            began_s = time.monotonic()
-            run.launcher.kill()
-            run.launcher.wait()
-            run.assert_nothing_left(timeout_s=30.0)
-            assert time.monotonic() - began_s < TIMEOUT_S
-            assert command.wait(TIMEOUT_S) == 3
+        command = begin_restart(run, "scheduler", tmp_path / "log")
+        run.wait_for("scheduler.next=starting.2")
+        run.note_pids()
+        began_s = time.monotonic()
+        run.launcher.kill()
+        run.launcher.wait()
+        run.assert_nothing_left(timeout_s=30.0)
+        assert time.monotonic() - began_s < TIMEOUT_S
+        assert command.wait(TIMEOUT_S) == 3
 
 
 def test_wrong_names_are_told():

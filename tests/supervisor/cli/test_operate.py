@@ -5,6 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
+from tests.forked import run_forked
 from tests.supervisor.fake_run import GOOD, ROOT, TIMEOUT_S, FakeRun, environment, is_running
 
 NAMES = ("frontend", "tokenizer", "scheduler", "detokenizer")
@@ -16,14 +17,7 @@ def start(**behaviours: str) -> FakeRun:
 
 
 def operate(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "launch.py"), *words],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env=environment(),
-        check=False,
-    )
+    return run_forked("launch", words)
 
 
 def operate_on(run: FakeRun, *words: str) -> subprocess.CompletedProcess[str]:

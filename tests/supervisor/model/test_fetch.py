@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.model.fetch import ANSWER_TIMEOUT_S
+from tests.forked import run_forked
 from tests.supervisor.fake_hub import COMMIT, FakeHub
 from tests.supervisor.fake_run import environment
 
@@ -23,15 +24,22 @@ TEXTS = {"config.json", "tokenizer.json"}
 TIMEOUT_S = 60.0
 
 
-def fetch(home: Path, endpoint: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "supervisor.model.fetch", *arguments],
-        env=environment(HF_HOME=str(home), HF_ENDPOINT=endpoint, HF_HUB_DISABLE_TELEMETRY="1"),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+class Fetch:
+    """Fetches as `python -m supervisor.model.fetch` does, with models kept in `home` and a hub at the given address."""
+
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch):
+        self._monkeypatch = monkeypatch
+        monkeypatch.setenv("HF_HOME", str(home))
+        monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+
+    def __call__(self, endpoint: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        self._monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        return run_forked("tests.supervisor.model.fetch_with_environment", arguments)
+
+
+@pytest.fixture
+def fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fetch:
+    return Fetch(tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +59,9 @@ def closed_endpoint() -> str:
         ("tokenizer", set()),
     ],
 )
-def test_only_the_files_of_one_format_are_downloaded(tmp_path: Path, wanted: str, weights: set[str]):
+def test_only_the_files_of_one_format_are_downloaded(fetch: Fetch, wanted: str, weights: set[str]):
     with FakeHub(FILES) as hub:
-        result = fetch(tmp_path, hub.url, "owner/tiny", "--wanted", wanted)
+        result = fetch(hub.url, "owner/tiny", "--wanted", wanted)
         assert result.returncode == 0, result.stdout + result.stderr
         directory = Path(result.stdout.strip())
         assert directory.name == COMMIT
@@ -62,42 +70,42 @@ def test_only_the_files_of_one_format_are_downloaded(tmp_path: Path, wanted: str
         assert all((directory / name).read_bytes() == FILES[name] for name in TEXTS | weights)
 
 
-def test_a_model_with_pickled_weights_alone_is_taken(tmp_path: Path):
+def test_a_model_with_pickled_weights_alone_is_taken(fetch: Fetch):
     with FakeHub({name: data for name, data in FILES.items() if name != "model.safetensors"}) as hub:
-        result = fetch(tmp_path, hub.url, "owner/tiny")
+        result = fetch(hub.url, "owner/tiny")
         assert result.returncode == 0, result.stdout
         assert set(hub.downloads) == TEXTS | {"pytorch_model.bin"}
-        refused = fetch(tmp_path, hub.url, "owner/tiny", "--wanted", "safetensors")
+        refused = fetch(hub.url, "owner/tiny", "--wanted", "safetensors")
         assert refused.returncode == 1
         assert "has no weights that can be read: looked for model*.safetensors" in refused.stdout
 
 
-def test_the_cache_serves_where_the_hub_cannot_be_reached(tmp_path: Path, closed_endpoint: str):
+def test_the_cache_serves_where_the_hub_cannot_be_reached(fetch: Fetch, closed_endpoint: str):
     with FakeHub(FILES) as hub:
-        fresh = fetch(tmp_path, hub.url, "owner/tiny")
-    cached = fetch(tmp_path, closed_endpoint, "owner/tiny")
+        fresh = fetch(hub.url, "owner/tiny")
+    cached = fetch(closed_endpoint, "owner/tiny")
     assert cached.returncode == 0, cached.stdout
     assert cached.stdout == fresh.stdout
     assert "using the copy of owner/tiny in the cache" in cached.stderr
-    assert fetch(tmp_path, closed_endpoint, "owner/tiny", "--wanted", "tokenizer").returncode == 0
-    assert fetch(tmp_path, closed_endpoint, "owner/tiny", "--wanted", "pt").returncode == 1
+    assert fetch(closed_endpoint, "owner/tiny", "--wanted", "tokenizer").returncode == 0
+    assert fetch(closed_endpoint, "owner/tiny", "--wanted", "pt").returncode == 1
 
 
-def test_a_cache_without_all_shards_does_not_serve(tmp_path: Path, closed_endpoint: str):
+def test_a_cache_without_all_shards_does_not_serve(fetch: Fetch, tmp_path: Path, closed_endpoint: str):
     index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
     files = {"config.json": b"{}", "model.safetensors.index.json": index, "model-1.safetensors": b"1"}
     with FakeHub(files) as hub:
-        assert fetch(tmp_path, hub.url, "owner/tiny").returncode == 0
-        assert fetch(tmp_path, closed_endpoint, "owner/tiny").returncode == 1
+        assert fetch(hub.url, "owner/tiny").returncode == 0
+        assert fetch(closed_endpoint, "owner/tiny").returncode == 1
         hub.files["model-2.safetensors"] = b"2"
     directory = next(tmp_path.glob("hub/models--owner--tiny/snapshots/*"))
     (directory / "model-2.safetensors").write_bytes(b"2")
-    assert fetch(tmp_path, closed_endpoint, "owner/tiny").returncode == 0
+    assert fetch(closed_endpoint, "owner/tiny").returncode == 0
 
 
-def test_an_unreachable_hub_ends_in_one_message_with_the_ways_out(tmp_path: Path, closed_endpoint: str):
+def test_an_unreachable_hub_ends_in_one_message_with_the_ways_out(fetch: Fetch, tmp_path: Path, closed_endpoint: str):
     began_s = time.monotonic()
-    result = fetch(tmp_path, closed_endpoint, "gpt2", "--revision", "v2")
+    result = fetch(closed_endpoint, "gpt2", "--revision", "v2")
     assert time.monotonic() - began_s < 40
     assert result.returncode == 1
     assert result.stderr == ""
@@ -114,10 +122,10 @@ def test_an_unreachable_hub_ends_in_one_message_with_the_ways_out(tmp_path: Path
         assert part in result.stdout
 
 
-def test_a_hub_that_accepts_and_never_answers_is_given_up_in_time(tmp_path: Path):
+def test_a_hub_that_accepts_and_never_answers_is_given_up_in_time(fetch: Fetch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began_s = time.monotonic()
-        result = fetch(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}", "gpt2")
+        result = fetch(f"http://127.0.0.1:{silent.getsockname()[1]}", "gpt2")
         assert time.monotonic() - began_s < 40
     assert result.returncode == 1
     assert "cannot find the model 'gpt2'" in result.stdout
@@ -135,10 +143,10 @@ def test_a_hub_that_accepts_and_never_answers_is_given_up_in_time(tmp_path: Path
     ],
 )
 def test_a_refusal_of_the_hub_has_its_own_message(
-    tmp_path: Path, refusal: tuple[int, str], arguments: tuple[str, ...], message: str
+    fetch: Fetch, refusal: tuple[int, str], arguments: tuple[str, ...], message: str
 ):
     with FakeHub(FILES, refusal) as hub:
-        result = fetch(tmp_path, hub.url, *arguments)
+        result = fetch(hub.url, *arguments)
     assert result.returncode == 1
     assert message in result.stdout
 
