@@ -191,6 +191,9 @@ class Lifecycle:
     def _on_end(self, child: Child) -> None:
         group = self.group
         status = group.status(child)
+        was_starting = status.state == "starting"
+        if group.can_move_requests(child):
+            group.tell_death(child)
         if status.is_up and not (child.has_been_told or status.is_killed or group.is_stopping):
             path = self._take_snapshot("crash", child.name, child.ending, None)
             if path:
@@ -202,7 +205,6 @@ class Lifecycle:
         self._collect_last_words(child)
         group.close_output(child)
         self._console.end_progress()
-        was_starting = group.status(child).state == "starting"
         child.is_welcome = False
         group.board.ended(child.name)
         has_successor = child.name + SUCCESSOR in group

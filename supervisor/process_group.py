@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from messages.channels import Waiter
-from messages.control import PREDECESSOR, Drain, ProcessStatus, Stop, TakeOver
+from messages.control import PREDECESSOR, Drain, ProcessStatus, Stop, TakeOver, kind_of
+from messages.engines import SCHEDULER
 from messages.uids import frontend_socket
 from runtime.run_dir import RunDir
 from supervisor.child import Child, Command
@@ -156,6 +157,17 @@ class ProcessGroup:
     def await_successor(self, child: Child) -> None:
         """Has requests wait: the successor of `child` is sure to come soon."""
         self.board.set_awaited(child.name, True)
+        self.publish(at_once=True)
+
+    def can_move_requests(self, child: Child) -> bool:
+        """Tells whether the requests of `child`, a scheduler, can go on at another one."""
+        others = [other for other in self if other is not child and kind_of(other.name) == SCHEDULER]
+        statuses = [self.status(other) for other in others if not other.is_passing]
+        return kind_of(child.name) == SCHEDULER and any(one.is_serving and not one.is_leaving for one in statuses)
+
+    def tell_death(self, child: Child) -> None:
+        """Has what `child` had go on elsewhere before anything else is done about its death."""
+        self.board.gone(child.name)
         self.publish(at_once=True)
 
     def give_no_more_work(self, child: Child) -> None:

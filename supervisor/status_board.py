@@ -114,6 +114,10 @@ class StatusBoard:
         self._replace(name, state="ready", phase="", fraction=None, beat_ns=time.monotonic_ns(), is_awaited=False)
         self._replace(name, degraded=degraded)
 
+    def gone(self, name: str) -> None:
+        """Notes that process `name` does not run any more, and keeps what it said last."""
+        self._replace(name, state="dead")
+
     def ended(self, name: str) -> None:
         """Notes that process `name` does not run any more."""
         counted = self._statuses[name].counted

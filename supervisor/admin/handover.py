@@ -97,7 +97,7 @@ def _let_give_way(lifecycle: Lifecycle, successor: Child, child: Child, timeout_
     group = lifecycle.group
     group.await_successor(child)
     if kind_of(child.name) == SCHEDULER:
-        moves = any(other is not child and takes_requests(group, other) for other in group)
+        moves = group.can_move_requests(child)
         if moves:
             group.give_no_more_work(child)
         yield Progress(f"{child.name}: running requests {'go on elsewhere' if moves else f'may take {timeout_s:g} s'}")
@@ -106,12 +106,6 @@ def _let_give_way(lifecycle: Lifecycle, successor: Child, child: Child, timeout_
     yield from stop_process(group, child)
     _check_stands_by(lifecycle, successor, child)
     yield from _take_place(group, successor, child)
-
-
-def takes_requests(group: ProcessGroup, child: Child) -> bool:
-    """Tells whether it is a scheduler to which the frontends may move the requests of another one."""
-    status = group.status(child)
-    return kind_of(child.name) == SCHEDULER and not child.is_passing and status.is_serving and not status.is_leaving
 
 
 def drain_rows(

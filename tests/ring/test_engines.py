@@ -12,8 +12,9 @@ import pytest
 
 from messages.admin import Done, ScaleProcess
 from supervisor.client.admin_client import AdminClient
-from tests.ring.client import Generated, RingClient
-from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, FLAGS, Load, make_requests, processes, replace
+from tests.ring.client import ADMIN_KEY, Generated, RingClient
+from tests.ring.conftest import RESTART_FLAGS
+from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, Load, make_requests, processes, replace
 
 pytestmark = pytest.mark.ring
 
@@ -29,7 +30,7 @@ async def status(client: httpx.AsyncClient, process: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, *FLAGS, "--data-parallel", "2")
+    return start_ring(tiny_checkpoint, *RESTART_FLAGS, "--admin-key", ADMIN_KEY, "--data-parallel", "2")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ async def kill_and_wait(load: Load, victim: str, client: httpx.AsyncClient) -> N
 def test_the_operator_replaces_and_removes_an_engine_under_load(
     ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]
 ):
-    load = Load(ring, requests[:4], undisturbed)
+    load = Load(ring, requests, undisturbed)
 
     async def scale(num: int) -> None:
         with AdminClient(ring.run_dir) as line:
@@ -77,16 +78,16 @@ def test_the_operator_replaces_and_removes_an_engine_under_load(
         assert isinstance(result, Done), result
 
     async def act(client: httpx.AsyncClient) -> None:
-        await load.wait_for_replies(4)
+        await load.wait_for_replies(NUM_STREAMS)
         await replace(client, "scheduler", timeout_s=60.0)
-        await load.wait_for_replies(4)
+        await load.wait_for_replies(NUM_STREAMS)
         await scale(1)
         assert "scheduler-2" not in await processes(client)
-        await load.wait_for_replies(4)
+        await load.wait_for_replies(NUM_STREAMS)
         await scale(2)
         before = load.num_replies
         while (await processes(client))["scheduler-2"]["gauges"].get("requests", 0) == 0:
-            assert load.num_replies < before + 100, "the new engine gets nothing"
+            assert load.num_replies < before + 20 * NUM_STREAMS, "the new engine gets nothing"
 
     asyncio.run(load.run_during(act))
     assert load.num_attempts > load.num_replies, "no stream was moved"
