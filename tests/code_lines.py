@@ -29,16 +29,16 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 9_200,
-    "live page": 1_015,
-    "tokenizer and detokenizer": 1_700,
-    "scheduler": 5_005,
+    "frontend": 9_490,
+    "live page": 1_020,
+    "tokenizer and detokenizer": 1_715,
+    "scheduler": 5_045,
     "CPU backend": 3_175,
     "GPU backend": 3_125,
     "operations and references": 1_295,
-    "messages": 1_825,
+    "messages": 1_890,
     "process runtime": 1_480,
-    "launcher": 4_210,
+    "launcher": 4_280,
     "what-if": 1_015,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

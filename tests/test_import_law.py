@@ -65,6 +65,7 @@ LAYERS = {
         "frontend/http",
         "frontend/service.py",
         "frontend/recovery frontend/metrics frontend/tracing",
+        "frontend/routing",
         "frontend/requests",
         "frontend/links",
         "frontend/parsing",

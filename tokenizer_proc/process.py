@@ -107,16 +107,8 @@ def serve(link: ProcessLink) -> None:
         for message in inbox.receive():
             if isinstance(message, AbortMsg) and grammars.keep(message):
                 continue
-            if isinstance(message, AbortMsg | FlushCache | CacheQuestion):
-                to_schedulers.send(message.engine, message)
-                continue
-            if isinstance(message, DropBefore):
-                for engine in message.engines:
-                    to_schedulers.send(engine, message)
-                to_frontends.forget(message)
-                continue
-            if isinstance(message, FramesLost):
-                to_frontends.send(message)
+            if not isinstance(message, TokenizeMsg | EncodeMsg | DecodeMsg):
+                pass_on(message, to_schedulers, to_frontends)
                 continue
             to_frontends.expect(message.uid)
             chars_in_hand = num_chars_of(message)
@@ -138,6 +130,23 @@ def serve(link: ProcessLink) -> None:
         to_schedulers.tidy()
     for channel in (inbox, to_schedulers, to_frontends):
         channel.close()
+
+
+def pass_on(
+    message: AbortMsg | DropBefore | FlushCache | FramesLost | CacheQuestion,
+    to_schedulers: SchedulerSenders,
+    to_frontends: FrontendSenders,
+) -> None:
+    """Sends on what is not about a text, to whom it concerns."""
+    match message:
+        case DropBefore():
+            for engine in message.engines:
+                to_schedulers.send(engine, message)
+            to_frontends.forget(message)
+        case FramesLost():
+            to_frontends.send(message)
+        case _:
+            to_schedulers.send(message.engine, message)
 
 
 def load_server(config: Config) -> TextServer:
