@@ -259,6 +259,7 @@ def test_an_idle_frontend_is_small_and_sleeps():
         assert names | {
             "calls",
             "deadlines",
+            "placed_requests",
             "requests_on_hold",
             "suspects",
             "timelines",

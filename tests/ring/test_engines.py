@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from messages.admin import Done, ScaleProcess
+from messages.control import worker_number
 from supervisor.client.admin_client import AdminClient
-from tests.ring.client import ADMIN_KEY, Generated, RingClient
+from tests.ring.client import ADMIN_KEY, OPERATOR, Generated, RingClient
 from tests.ring.conftest import RESTART_FLAGS
 from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, Load, make_requests, processes, replace
 
@@ -56,10 +57,19 @@ def test_streams_of_a_dead_engine_go_on_at_the_other_at_once(
     ring.wait_until_empty()
 
 
+async def count_streams(client: httpx.AsyncClient, engine: int) -> int:
+    """Returns how many requests of an engine have had tokens and are to get more."""
+    reply = await client.get("/requests", params={"stage": "decode"}, headers=OPERATOR)
+    return sum(request["engine"] == engine for request in reply.json()["requests"])
+
+
 async def kill_and_wait(load: Load, victim: str, client: httpx.AsyncClient) -> None:
     """Kills the engine, and returns when streams of it have been continued to their ends; it must not be back then."""
-    await load.wait_for_replies(NUM_STREAMS)
+    await load.wait_for_replies(1)
     before, num_before = await status(client, victim), load.num_continued
+    async with asyncio.timeout(COMMAND_TIMEOUT_S):
+        while await count_streams(client, worker_number(victim)) < 2:
+            await asyncio.sleep(0.02)
     os.kill(before["pid"], signal.SIGKILL)
     while (now := await status(client, victim))["state"] in SERVING or load.num_continued == num_before:
         is_back = now["incarnation"] > before["incarnation"] and now["state"] in SERVING
