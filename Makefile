@@ -12,12 +12,12 @@ ARGS ?=
 serve: $(VENV)/.serve
 	$(BIN)/python launch.py $(ARGS)
 
-# Without ARGS: all tests, five at a time, because many wait for processes. Files keep the order in which tests/conftest.py
+# Without ARGS: all tests, four at a time, because many wait for processes. Files keep the order in which tests/conftest.py
 # puts them: long ones first. Compiled modules are kept even where the environment says otherwise: many processes start, and
 # each would compile all that it imports of ours.
 test: $(VENV)/.dev
 ifeq ($(ARGS),)
-	unset PYTHONDONTWRITEBYTECODE; $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder --durations=25
+	unset PYTHONDONTWRITEBYTECODE; $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=25
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

@@ -31,7 +31,7 @@ def test_all_tests_run_and_must_pass(tmp_path: Path, code: int) -> None:
     )
     assert (done.returncode == 0) == (code == 0)
     assert [line for line in done.stdout.splitlines() if line.startswith("ran ")] == [
-        "ran -m pytest -n 5 --dist loadfile --no-loadscope-reorder --durations=25"
+        "ran -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=25"
     ]
 
 

@@ -31,6 +31,7 @@ class CompileCase:
     """More constants, and `num_warps` and `num_stages`, as the launcher passes them."""
     has_wgmma: bool = False
     max_shared_bytes: int = MAX_SHARED_BYTES
+    max_spilled_bytes: int = 0
 
 
 def with_codes(case: CompileCase, codes: Mapping[str, Any], **changes: Any) -> CompileCase:

@@ -1,6 +1,6 @@
 """Compiles the Triton kernels for Hopper GPUs, which needs none, and checks what the compiler made of them.
 
-python -m kernels.gpu.compile_report [NAME ...] [--jobs N] [--skip TEXT] [--json]
+python -m kernels.gpu.compile_report [NAME ...] [--jobs N] [--skip REGEX] [--only-checks] [--json]
 
 Results are kept in a directory under the system's temporary one: a kernel is compiled again when its source, the
 specialization or Triton has changed.
@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from json import dumps, loads
 from multiprocessing import get_context
 from pathlib import Path
@@ -34,8 +35,6 @@ from kernels.gpu.triton_kernels import NAMES
 
 TARGET = GPUTarget("cuda", 90, 32)
 TOOLS = Path(nvidia.__path__[0]) / "bin"
-PTXAS_NAMES = ("ptxas", "ptxas-blackwell")
-"""Bundled with Triton. Newer Tritons write what only the second one reads, whatever the GPU."""
 ALIGNED = ":16"
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "num_ctas")
 """What a launch says beside the kernel's parameters."""
@@ -53,9 +52,10 @@ DEFAULT_NUM_WARPS = 4
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a kernel needs of the GPU; `spilled_bytes` are stored and loaded again, and the stack's.
+    """What a kernel needs of the GPU; `spilled_bytes` are the stack's, where registers are spilled to.
 
-    `num_instructions` are the machine instructions of a warp, `loop_instructions` those of its first innermost loop.
+    `num_instructions` are the machine instructions of a warp, `loop_instructions` those of its first innermost loop;
+    `None` if the machine code was not listed.
     """
 
     registers: int
@@ -63,8 +63,8 @@ class Compiled:
     shared_bytes: int
     num_wgmma: int
     num_mma: int
-    num_instructions: int
-    loop_instructions: int
+    num_instructions: int | None
+    loop_instructions: int | None
 
 
 @dataclass(frozen=True)
@@ -84,36 +84,39 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", default=NAMES, help="operations (default: all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     parser.add_argument(
-        "--skip", action="append", default=[], metavar="TEXT", help="leave out cases with it in the label"
+        "--skip", action="append", default=[], metavar="REGEX", help="leave out cases with it in NAME: LABEL"
+    )
+    parser.add_argument(
+        "--only-checks", action="store_true", help="do not count instructions, which takes half of the time"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document in place of the table")
     options = parser.parse_args()
     if triton.knobs.runtime.interpret:
         parser.error("TRITON_INTERPRET is set: kernels are not compiled then; unset it")
-    lines = make_report(options.names, options.jobs, options.skip)
+    lines = make_report(options.names, options.jobs, options.skip, counts=not options.only_checks)
     print(dumps([asdict(line) for line in lines], indent=1) if options.json else format_table(lines))
     return 1 if any(line.complaints for line in lines) else 0
 
 
-def make_report(names: Sequence[str], jobs: int, skip: Sequence[str] = ()) -> list[Line]:
+def make_report(names: Sequence[str], jobs: int, skip: Sequence[str] = (), *, counts: bool = True) -> list[Line]:
     """Returns a line for each case of these operations, after those that are new have been compiled.
 
-    Cases whose label contains one of `skip` are left out.
+    Cases in whose name and label one of `skip` is found are left out. Without `counts` no instructions are counted.
     """
     places = [
         (name, index)
         for name in names
         for index, case in enumerate(cases_of(name))
-        if not any(text in case.label for text in skip)
+        if not any(re.search(pattern, f"{name}: {case.label}") for pattern in skip)
     ]
-    new = [place for place in places if not _cache_path(_case_at(place)).exists()]
-    if new:
+    new = [place for place in places if not _cache_path(_case_at(place), counts).exists()]
+    if jobs > 1 and new:
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            list(pool.map(_compile_at, new))
+            list(pool.map(_compile_at, new, repeat(counts)))
     lines: list[Line] = []
     for place in places:
         case = _case_at(place)
-        compiled = compile_case(case)
+        compiled = compile_case(case, counts)
         num_warps = case.launch.get("num_warps", DEFAULT_NUM_WARPS)
         num_programs = count_side_by_side(compiled.registers, compiled.shared_bytes, num_warps)
         lines.append(Line(place[0], case.label, compiled, num_programs, check(case, compiled)))
@@ -127,7 +130,7 @@ def cases_of(name: str) -> Sequence[CompileCase]:
 def check(case: CompileCase, compiled: Compiled) -> list[str]:
     """Returns what is not as it must be."""
     complaints: list[str] = []
-    if compiled.spilled_bytes:
+    if compiled.spilled_bytes > case.max_spilled_bytes:
         complaints.append(f"spills {compiled.spilled_bytes} bytes")
     if compiled.registers > case.max_registers:
         complaints.append(f"{compiled.registers} registers, of {case.max_registers}")
@@ -138,9 +141,9 @@ def check(case: CompileCase, compiled: Compiled) -> list[str]:
     return complaints
 
 
-def compile_case(case: CompileCase) -> Compiled:
+def compile_case(case: CompileCase, counts: bool) -> Compiled:
     """Returns what the compiler made of it, now or earlier."""
-    path = _cache_path(case)
+    path = _cache_path(case, counts)
     if path.exists():
         return Compiled(**loads(path.read_text(encoding="utf-8")))
     kernel = case.kernel
@@ -154,11 +157,11 @@ def compile_case(case: CompileCase) -> Compiled:
     constants = {name: value for name, value in {**case.constants, **case.launch}.items() if name not in OPTIONS}
     source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=attributes)
     made = triton.compile(source, target=TARGET, options=options)
-    ptx = made.asm["ptx"]
-    registers, spilled_bytes, sass = _assemble(ptx)
-    num_wgmma, num_mma = (len(re.findall(what, ptx)) for what in (r"wgmma\.mma_async", r"\bmma\.sync"))
-    counts = count_instructions(sass)
-    compiled = Compiled(registers, spilled_bytes, made.metadata.shared, num_wgmma, num_mma, *counts)
+    num_wgmma, num_mma = (len(re.findall(what, made.asm["ptx"])) for what in (r"wgmma\.mma_async", r"\bmma\.sync"))
+    listing = _read_machine_code(made.asm["cubin"], counts)
+    registers, stack_bytes = map(int, re.findall(r"\b(?:REG|STACK):(\d+)", listing))
+    numbers = count_instructions(listing) if counts else (None, None)
+    compiled = Compiled(registers, stack_bytes, made.metadata.shared, num_wgmma, num_mma, *numbers)
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(dumps(asdict(compiled)), encoding="utf-8")
     partial.replace(path)
@@ -168,7 +171,7 @@ def compile_case(case: CompileCase) -> Compiled:
 def format_table(lines: Sequence[Line]) -> str:
     rows = [["", *(name.replace("_", " ") for name in COLUMNS), "programs", ""]]
     for line in lines:
-        numbers = [str(getattr(line.compiled, name)) for name in COLUMNS]
+        numbers = ["" if (value := getattr(line.compiled, name)) is None else str(value) for name in COLUMNS]
         rows.append([f"{line.name}: {line.label}", *numbers, str(line.num_programs), "; ".join(line.complaints)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join(
@@ -182,8 +185,8 @@ def _case_at(place: tuple[str, int]) -> CompileCase:
     return cases_of(name)[index]
 
 
-def _compile_at(place: tuple[str, int]) -> None:
-    compile_case(_case_at(place))
+def _compile_at(place: tuple[str, int], counts: bool) -> None:
+    compile_case(_case_at(place), counts)
 
 
 def count_instructions(sass: str) -> tuple[int, int]:
@@ -200,30 +203,17 @@ def count_instructions(sass: str) -> tuple[int, int]:
     return len(places), sum(first <= place <= last for place in places)
 
 
-def _assemble(ptx: str) -> tuple[int, int, str]:
-    """Returns the registers of a thread, the bytes that do not fit into them, and the machine code."""
-    target = re.search(r"^\.target\s+(\w+)", ptx, re.M)
-    assert target is not None
-    complaints = ""
-    with tempfile.TemporaryDirectory() as scratch:
-        source, cubin = Path(scratch) / "kernel.ptx", Path(scratch) / "kernel.cubin"
-        source.write_text(ptx, encoding="utf-8")
-        for name in PTXAS_NAMES:
-            command = [str(TOOLS / name), "-v", f"--gpu-name={target[1]}", str(source), "-o", str(cubin)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode == 0:
-                spills = re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", done.stderr)
-                registers = re.search(r"Used (\d+) registers", done.stderr)
-                assert registers is not None
-                disassemble = [str(TOOLS / "cuobjdump"), "-sass", str(cubin)]
-                sass = subprocess.run(disassemble, capture_output=True, text=True, check=True).stdout
-                return int(registers[1]), sum(map(int, spills)), sass
-            complaints += f"{name}: {done.stderr}"
-    raise RuntimeError(f"no bundled ptxas assembles this kernel: {complaints}")
+def _read_machine_code(cubin: bytes, has_instructions: bool) -> str:
+    """Returns what the machine code needs, and its instructions if they are wanted."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(TOOLS / "cuobjdump"), "-res-usage", *(["-sass"] if has_instructions else []), file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def _cache_path(case: CompileCase) -> Path:
-    parts: list[Any] = [triton.__version__, case.kernel.cache_key, sorted(case.signature.items())]
+def _cache_path(case: CompileCase, counts: bool) -> Path:
+    parts: list[Any] = [triton.__version__, counts, case.kernel.cache_key, sorted(case.signature.items())]
     parts += [sorted(case.constants.items()), sorted(case.launch.items()), Path(__file__).read_text("utf-8")]
     directory = Path(tempfile.gettempdir()) / f"sluice-compile-report-{getpass.getuser()}"
     directory.mkdir(mode=0o700, exist_ok=True)

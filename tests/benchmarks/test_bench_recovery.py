@@ -35,12 +35,14 @@ def test_a_pause_is_of_one_stream() -> None:
 
 
 @pytest.mark.ring
+@pytest.mark.timeout(300)
 def test_a_killed_process_is_seen_to_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench_recovery, "PROCESSES", ("detokenizer", "frontend"))
     for name, value in (("SETTLE_S", 0.2), ("AFTERMATH_S", 0.2), ("NUM_STREAMS", 2)):
         monkeypatch.setattr(bench_recovery, name, value)
     file = tmp_path / "recovery.json"
-    assert bench_recovery.main(["--kills", "1", "--json", str(file), "--", "--cpu-threads", "1"]) == 0
+    flags = ["--cpu-threads", "1", "--drain-timeout-s", "200"]
+    assert bench_recovery.main(["--kills", "1", "--json", str(file), "--", *flags]) == 0
     results = json.loads(file.read_text(encoding="utf-8"))["results"]
     first, second = results["kills"]
     assert (first["process"], second["process"]) == ("detokenizer", "frontend")

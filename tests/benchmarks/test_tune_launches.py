@@ -4,9 +4,6 @@ import ast
 import dataclasses
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +12,9 @@ import pytest
 pytest.importorskip("triton", reason="needs triton")
 from benchmarks import launch_sweeps, tune_launches
 from benchmarks.launch_sweeps import SWEEPS
-from benchmarks.result_file import ROOT
 from benchmarks.tune_launches import CaseTimes, choose, find_fault, list_candidates, summarize
 from kernels.gpu.launch_table import HOPPER, launch_on
+from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use
 
 IN_USE: dict[str, int] = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3, "programs": 4, "merges": 0}
 
@@ -29,12 +26,12 @@ def read_line(line: str) -> tuple[tuple[Any, ...], dict[str, int]]:
 
 
 @pytest.mark.parametrize("operation", SWEEPS)
+@pytest.mark.skipif(DEVICE != "cpu", reason="where there is a GPU, kernels are compiled from their import on")
 def test_it_runs_in_the_interpreter_and_writes_lines_of_the_table(operation: str, tmp_path: Path) -> None:
-    """In a process of its own: kernels are interpreted, or not, from their import on."""
     file = tmp_path / "tune.json"
-    command = [sys.executable, "-m", "benchmarks.tune_launches", operation, "--device", "cpu", "--quick"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([*command, "--rounds", "1", "--json", str(file)], cwd=ROOT, env=environment, timeout=300, check=True)
+    with triton_in_use():
+        flags = ["--device", "cpu", "--quick", "--rounds", "1", "--json", str(file)]
+        assert tune_launches.main([operation, *flags]) == 0
     results = json.loads(file.read_text(encoding="utf-8"))["results"]
     (case,) = results["cases"]
     assert case["refused"] == []

@@ -85,7 +85,7 @@ def check_is_full_decode(tokenizer: Tokenizer, vocabulary: Vocabulary, ids: list
 
 @pytest.mark.shared
 @pytest.mark.parametrize("name", REAL)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_random_ids_of_real_tokenizers(name: str, data: st.DataObject) -> None:
     tokenizer, size = real_tokenizer(name), real_tokenizer(name).get_vocab_size()
@@ -95,7 +95,7 @@ def test_random_ids_of_real_tokenizers(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.shared
 @pytest.mark.parametrize("name", REAL[:2])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.binary(max_size=16) | st.text(max_size=8).map(str.encode))
 def test_any_bytes_of_real_byte_level_tokenizers(name: str, data: bytes) -> None:
     tokenizer = real_tokenizer(name)
@@ -133,7 +133,7 @@ def test_real_tokenizers_need_no_window(name: str, kind: type) -> None:
 
 
 @pytest.mark.parametrize("name", PIECE_TOKENIZERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_random_ids_of_pieces(name: str, data: st.DataObject) -> None:
     tokenizer = PIECE_TOKENIZERS[name]
@@ -143,7 +143,7 @@ def test_random_ids_of_pieces(name: str, data: st.DataObject) -> None:
     check_is_full_decode(tokenizer, vocabulary, data.draw(st.lists(any_id, max_size=12)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(texts=st.lists(st.text(max_size=3) | st.binary(min_size=1, max_size=3) | st.none(), max_size=5))
 def test_byte_runs_between_words(texts: list[str | bytes | None]) -> None:
     """`None` is a special token, which ends a run only where it is shown."""
@@ -157,7 +157,7 @@ def test_byte_runs_between_words(texts: list[str | bytes | None]) -> None:
 
 
 @pytest.mark.parametrize("name", OTHER_TOKENIZERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_random_ids_of_unknown_decoders(name: str, data: st.DataObject) -> None:
     tokenizer = OTHER_TOKENIZERS[name]
@@ -235,7 +235,7 @@ def char_of_each_byte(data: bytes) -> list[int]:
     return chars
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=4), data=st.data())
 def test_where_tokens_of_any_bytes_begin(text: str, data: st.DataObject) -> None:
     garbled = bytearray(text.encode())

@@ -129,7 +129,7 @@ def test_a_stop_string_at_every_split(split: int, num_prompt: int) -> None:
 
 @pytest.mark.shared
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_a_stop_string_anywhere_in_real_tokens(name: str, data: st.DataObject) -> None:
     text, ids = data.draw(st.sampled_from([vector for vector in read_vectors(name) if len(vector[1]) > 1]))
@@ -266,7 +266,7 @@ def test_text_that_an_earlier_attempt_had_not_sent_comes_first(detokenizer: Deto
     assert replies.finals[0].incremental_output == "llo"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_continued_request_is_the_undisturbed_one(data: st.DataObject) -> None:
     """At every place where the first attempt may die, also in the middle of bytes and of a stop string."""

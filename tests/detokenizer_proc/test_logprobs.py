@@ -220,7 +220,7 @@ def test_vectors_with_their_places_and_bytes(name: str) -> None:
 
 @pytest.mark.shared
 @pytest.mark.parametrize("name", REAL)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_bytes_of_any_ids_are_those_of_the_text(name: str, data: st.DataObject) -> None:
     """With special tokens shown, and but for characters that are broken: there the decoders differ in U+FFFD."""
@@ -245,7 +245,7 @@ def test_bytes_of_any_ids_are_those_of_the_text(name: str, data: st.DataObject) 
 
 
 @pytest.mark.parametrize("name", PIECE_TOKENIZERS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_prompt_and_output_joined_are_the_decoding_of_both(name: str, data: st.DataObject) -> None:
     """But for broken characters: a run of bytes with a flaw in the output was shown before as far as it was good."""
@@ -266,7 +266,7 @@ def test_prompt_and_output_joined_are_the_decoding_of_both(name: str, data: st.D
 
 @pytest.mark.shared
 @pytest.mark.parametrize("name", REAL[:2])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=st.text(min_size=1, max_size=8), data=st.data())
 def test_a_text_cut_anywhere_into_prompt_and_output(name: str, text: str, data: st.DataObject) -> None:
     tokenizer = real_tokenizer(name)

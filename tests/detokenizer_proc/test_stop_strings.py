@@ -26,7 +26,7 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4).
 PIECES = st.lists(st.text("abc", max_size=4), max_size=10)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(stops=STOPS, pieces=PIECES)
 def test_what_is_shown_and_held_back_at_each_piece(stops: tuple[str, ...], pieces: list[str]) -> None:
     finder = StopFinder(stops, is_shown=False)
@@ -44,7 +44,7 @@ def test_what_is_shown_and_held_back_at_each_piece(stops: tuple[str, ...], piece
     assert shown + finder.finish() == text
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(stops=STOPS, pieces=PIECES)
 def test_a_shown_stop_string_holds_nothing_back(stops: tuple[str, ...], pieces: list[str]) -> None:
     finder = StopFinder(stops, is_shown=True)
@@ -61,7 +61,7 @@ def test_a_shown_stop_string_holds_nothing_back(stops: tuple[str, ...], pieces: 
     assert finder.finish() == ""
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(stops=STOPS, pieces=PIECES, num_free=st.integers(0, 10))
 def test_stop_strings_that_end_early_do_not_count(stops: tuple[str, ...], pieces: list[str], num_free: int) -> None:
     finder = StopFinder(stops, is_shown=False)

@@ -84,7 +84,7 @@ def read(name: str, runs: list[list[int]], opened: dict[str, Any], ended: dict[s
     return reader.told()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_a_reply_does_not_depend_on_the_runs_its_tokens_come_in(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(TOKENIZERS)))

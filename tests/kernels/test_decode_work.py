@@ -106,7 +106,7 @@ def tables_that_share(draw: st.DrawFn, page_size: int) -> tuple[list[int], np.nd
     return [num_keys[row] for row in order], tables[list(order)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_plan_covers_every_key_of_every_row_once(data: st.DataObject) -> None:
     page_size = data.draw(st.sampled_from([1, 16, 64]))
@@ -148,7 +148,7 @@ def slow_shared_pages(num_keys: list[int], tables: np.ndarray, page_size: int) -
     return set(split(list(range(len(num_keys))), 0, 0))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_shared_runs_are_those_that_a_search_page_by_page_finds(data: st.DataObject) -> None:
     page_size = data.draw(st.sampled_from([16, 64]))
@@ -223,7 +223,7 @@ def test_no_rows_make_no_items() -> None:
     assert make_plan(layout, [0, 0], np.full((2, 5), -1, np.int32), 16).items == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 200), st.integers(0, 300)), min_size=0, max_size=8),
     st.integers(0, 3),

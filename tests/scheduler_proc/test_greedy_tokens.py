@@ -17,7 +17,7 @@ from scheduler_proc.deciding.requests import Limits, PendingReq
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Stepper
-from tests.checkpoints import CONTEXT, VARIANTS, VOCAB_SIZE, build_checkpoint, make_config
+from tests.checkpoints import CONTEXT, VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.clients import Inbox, user_msg
 from tests.scheduler_proc.overlapped import OverlappedRunner
 
@@ -25,7 +25,10 @@ SMALLEST_MARGIN = 1e-3
 """Where the reference's two best logits are closer than this, either token is right."""
 
 ONE_OF_EACH = ("gpt2", "llama-mqa", "llama-llama3", "qwen2-gqa-tied", "qwen3-biases-untied")
-"""Every family, position encoding and kind of KV head: what could make a token depend on how steps are cut."""
+"""Every family, position encoding and kind of KV head: what could make a token depend on how steps are cut.
+
+The tokens of all variants are compared in tests/scheduler_proc/computing/test_generation.py.
+"""
 
 PAGE_SIZE = 4
 PLENTY, SCARCE = 1_000, 40
@@ -72,7 +75,7 @@ class Model:
         return num_close
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module")
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -141,6 +144,7 @@ def test_32_at_once(model: Model, num_step_tokens: int):
     check_32_at_once(model, PLENTY, num_step_tokens)
 
 
+@pytest.mark.parametrize("model", ONE_OF_EACH, indirect=True)
 def test_32_at_once_chunked_and_preempted(model: Model):
     check_32_at_once(model, SCARCE, 64)
 
@@ -198,6 +202,7 @@ def test_drafts_change_no_sampled_token(model: Model):
     assert min(drafter.num_right, drafter.num_wrong) > 30
 
 
+@pytest.mark.parametrize("model", ONE_OF_EACH, indirect=True)
 def test_alone_and_again_from_the_cache(model: Model):
     """Each prompt twice in one scheduler, one request after the other; the second time its pages are cached."""
     scheduler = Scheduler(BlockAllocator(PLENTY, PAGE_SIZE), Limits(CONTEXT, VOCAB_SIZE), Budget(1, 4096))

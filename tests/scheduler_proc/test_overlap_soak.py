@@ -34,15 +34,15 @@ class TimedSoak(Soak):
 
 
 @pytest.mark.timeout(300)
-def test_five_thousand_requests_lose_nothing():
-    bench = OverlappedBench(num_pages=56, max_model_len=MAX_MODEL_LEN, max_num_seqs=12, max_num_batched_tokens=64)
-    soak = TimedSoak(21, 5_000, bench, rich_share=0.05)
+def test_fifteen_hundred_requests_lose_nothing():
+    bench = OverlappedBench(num_pages=48, max_model_len=MAX_MODEL_LEN, max_num_seqs=12, max_num_batched_tokens=64)
+    soak = TimedSoak(21, 1_500, bench, rich_share=0.05)
     soak.run()
     soak.check()
     gauges = bench.scheduler.gauges()
     assert gauges["steps_ahead"] == bench.device.num_ahead > 0.8 * gauges["steps"]
-    assert bench.device.num_ghosts > 500
-    assert gauges["preemptions"] > 10
+    assert bench.device.num_ghosts > 150
+    assert gauges["preemptions"] > 2
     reasons = {end.finish_reason for end in bench.inbox.finished.values()}
     assert reasons == {"stop", "length", "abort", "timeout"}
 
@@ -50,10 +50,10 @@ def test_five_thousand_requests_lose_nothing():
 @pytest.mark.timeout(300)
 def test_rows_that_sit_out_lose_nothing_either():
     bench = OverlappedBench(num_pages=56, max_model_len=MAX_MODEL_LEN, max_num_seqs=12, max_num_batched_tokens=64)
-    soak = TimedSoak(23, 1_500, bench, rich_share=0.5)
+    soak = TimedSoak(23, 500, bench, rich_share=0.5)
     soak.run()
     soak.check()
-    assert bench.device.num_known > 100
+    assert bench.device.num_known > 30
     assert bench.device.num_ahead > 0.5 * bench.scheduler.gauges()["steps"]
 
 
@@ -82,7 +82,7 @@ def test_failing_steps_and_rows_cost_nobody_else_a_token(caplog: pytest.LogCaptu
     is_faulty=st.booleans(),
     rich_share=st.sampled_from([0.0, 0.1, 0.5]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_every_shape_of_scheduler_is_right(
     seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, is_sharing, is_faulty, rich_share
 ):

@@ -15,18 +15,20 @@ import pytest
 from kernels.gpu.compile_case import CompileCase
 from kernels.gpu.triton_kernels import NAMES
 
-JOBS, TIMEOUT_S = 2, 600
+TIMEOUT_S = 600
 LEFT_OUT = (
-    *("Llama-3-8B", "Qwen3-14B", "128256", "50257", "second kernel, ", "GPT-2 124M, float32", "151936, float32"),
-    *("update, float32", "tanh, float32", "exact, float32", "GPT-2 124M, merges", "GPT-2 124M, fp8 cache"),
+    *("Llama-3-8B", "Qwen3-14B", "128256", "50257", "second kernel, ", "GPT-2 124M, (float32|second|merges|fp8)"),
+    *("151936, float32", "update, float32", "tanh, float32", "exact, float32", "query, key, value"),
+    *("paged_decode: Qwen3-0.6B$", "paged_prefill: GPT-2 124M$", "rotate_store: Qwen3-0.6B$"),
 )
+"""What differs in the shape alone from a case that is compiled, or has both of two features that others have alone."""
 
 
 @cache
 def make_report() -> dict[str, list[dict[str, Any]]]:
     """Returns the lines of each operation; in a process of its own, for here kernels are interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "kernels.gpu.compile_report", "--jobs", str(JOBS), "--json"]
+    command = [sys.executable, "-m", "kernels.gpu.compile_report", "--jobs", "1", "--only-checks", "--json"]
     command += [word for text in LEFT_OUT for word in ("--skip", text)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
     assert done.stdout, done.stderr
@@ -51,14 +53,15 @@ def test_compiles_for_hopper_within_its_bounds(name: str) -> None:
     [
         ((64, 0, 1000, 1, 0), None),
         ((65, 0, 1000, 1, 0), "65 registers, of 64"),
-        ((64, 8, 1000, 1, 0), "spills 8 bytes"),
+        ((64, 8, 1000, 1, 0), None),
+        ((64, 9, 1000, 1, 0), "spills 9 bytes"),
         ((64, 0, 233_000, 1, 0), "233000 bytes of shared memory"),
         ((64, 0, 1000, 0, 9), "no wgmma"),
     ],
 )
 def test_what_is_out_of_bounds_is_complained_of(compiled: tuple[int, ...], complaint: str | None) -> None:
     report = pytest.importorskip("kernels.gpu.compile_report")
-    case = CompileCase("a shape", None, {}, {}, max_registers=64, has_wgmma=True)
+    case = CompileCase("a shape", None, {}, {}, max_registers=64, has_wgmma=True, max_spilled_bytes=8)
     complaints = report.check(case, report.Compiled(*compiled, num_instructions=9, loop_instructions=0))
     assert len(complaints) == (complaint is not None)
     assert all(found.startswith(complaint) for found in complaints)

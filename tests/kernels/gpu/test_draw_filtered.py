@@ -80,7 +80,7 @@ def test_equals_of_the_last_token_kept_stay_and_more_equals_than_candidates_are_
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e6])
 def test_extreme_temperatures(temperature: float, device: str) -> None:
-    assert_as_before(randn(2, 300).to(device), [(20, 0.9, 0.0), (ALL, 0.9, 0.1)] * 4, temperature)
+    assert_as_before(randn(2, 300).to(device), [(20, 0.9, 0.0), (ALL, 0.9, 0.1)] * 2, temperature)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 129, 4_097])

@@ -88,7 +88,7 @@ def test_a_row_of_more_parts_than_are_merged_at_a_time(merges_in_kernel: bool, n
     assert not bool(work.scratch.counters.any())
 
 
-@pytest.mark.parametrize("group_size", [2, 5, 17])
+@pytest.mark.parametrize("group_size", [2, 5, 6])
 @MERGES
 def test_rows_that_share_pages(group_size: int, merges_in_kernel: bool, device: str) -> None:
     """One group of rows over three pages of 64, in another order than their rows', and a row that shares nothing."""

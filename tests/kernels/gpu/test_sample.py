@@ -28,7 +28,7 @@ def make_seeds(num: int, device: str) -> tuple[Tensor, Tensor]:
     return seeds.to(device), (torch.arange(num) * 1000).to(device)
 
 
-@pytest.mark.parametrize("vocab_size", [1, 7, 128, 4097, 70_001])
+@pytest.mark.parametrize("vocab_size", [1, 7, 128, 4097, 20_001])
 def test_draws_what_its_reference_draws(vocab_size: int, device: str, backend: Counter[str]) -> None:
     """Logarithms may differ in the last bit, and then a near tie may go either way: none of these is so near."""
     scores = (torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 2).to(device)
@@ -94,20 +94,18 @@ LOGITS: dict[str, Callable[[int, int, torch.Generator], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("kind", LOGITS)
-@pytest.mark.parametrize("vocab_size", [3, 4_200])
+@pytest.mark.parametrize(("kind", "vocab_size"), [*((kind, 4_200) for kind in LOGITS), ("ties", 3), ("huge", 3)])
 def test_draws_what_all_values_give_bit_for_bit(kind: str, vocab_size: int, device: str) -> None:
     """Of tokens whose values are equal the first, wherever the rounding of scores hides the noise."""
-    temperatures = torch.tensor([1.0, 0.6, 1.7, 0.01, 1e-5, 1e3, 1e-38, 1.0], device=device)
-    logits = LOGITS[kind](8, vocab_size, torch.Generator().manual_seed(vocab_size)).to(device)
-    seeds, positions = make_seeds(8, device)
+    temperatures = torch.tensor([1.0, 0.6, 1e-5, 1e3, 1e-38], device=device)
+    logits = LOGITS[kind](5, vocab_size, torch.Generator().manual_seed(vocab_size)).to(device)
+    seeds, positions = make_seeds(5, device)
     expected = first_of_all(logits, temperatures, seeds, positions)
     assert draw(logits, temperatures, seeds, positions).tolist() == expected
-    scores = logits / temperatures[:, None]
+    scores = (logits / temperatures[:, None])[:2]
     scores[1::2, 1::3] = -INF
-    ones = torch.ones_like(temperatures)
-    expected = first_of_all(scores, ones, seeds, positions)
-    assert sample(scores, seeds, positions).tolist() == expected
+    expected = first_of_all(scores, torch.ones(2, device=device), seeds[:2], positions[:2])
+    assert sample(scores, seeds[:2], positions[:2]).tolist() == expected
 
 
 def test_the_token_with_the_largest_bound_is_not_always_the_one(device: str) -> None:
@@ -119,9 +117,9 @@ def test_the_token_with_the_largest_bound_is_not_always_the_one(device: str) -> 
     exponent = uniform.log2().floor()
     bounds = scores - 0.6931472 * (exponent + uniform / exponent.exp2() - 1)
     tokens = (scores - values.log()).argmax(-1)
-    rows = (bounds.argmax(-1) != tokens).nonzero()[:6, 0]
-    assert len(rows) == 6
-    drawn = sample(scores.repeat(6, 1).to(device), seeds[rows].to(device), positions[rows].to(device))
+    rows = (bounds.argmax(-1) != tokens).nonzero()[:4, 0]
+    assert len(rows) == 4
+    drawn = sample(scores.repeat(4, 1).to(device), seeds[rows].to(device), positions[rows].to(device))
     assert drawn.tolist() == tokens[rows].tolist()
 
 
@@ -147,9 +145,9 @@ def test_a_row_draws_the_same_alone_and_in_any_batch(device: str) -> None:
 
 
 def test_the_only_token_left_is_drawn_whatever_its_noise(device: str) -> None:
-    scores = torch.full((20, 3), -INF, device=device)
+    scores = torch.full((5, 3), -INF, device=device)
     scores[:, 1] = -80.0
-    assert sample(scores, *make_seeds(20, device)).tolist() == [1] * 20
+    assert sample(scores, *make_seeds(5, device)).tolist() == [1] * 5
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")
@@ -160,7 +158,7 @@ def test_a_row_without_a_number_has_some_token(device: str) -> None:
 
 def test_draws_follow_the_softmax(device: str) -> None:
     scores = torch.tensor([2.0, 0.0, -1.0, 1.0, -INF], device=device)
-    num_draws = 20_000 if device == "cuda" else 250
+    num_draws = 20_000 if device == "cuda" else 100
     seeds = torch.full((num_draws,), 3, device=device)
     tokens = sample(scores.repeat(num_draws, 1), seeds, torch.arange(num_draws, device=device)).cpu()
     counts = torch.bincount(tokens, minlength=5)
@@ -190,8 +188,8 @@ def c_sample(device: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 def test_draws_what_the_c_kernel_draws(c_sample: Callable[[Tensor, Tensor, Tensor], Tensor], device: str) -> None:
     """With equal scores the draw is the token with the smallest noise: the noise alone decides."""
     for vocab_size in (5, 4_097):
-        scores = torch.zeros(20, vocab_size, device=device)
-        seeds, positions = make_seeds(20, device)
+        scores = torch.zeros(8, vocab_size, device=device)
+        seeds, positions = make_seeds(8, device)
         drawn = sample(scores, seeds, positions).tolist()
         assert drawn == c_sample(scores, seeds, positions).tolist()
         assert drawn == exponential_noise(seeds, positions, vocab_size).argmin(-1).tolist()

@@ -27,6 +27,10 @@ SCHEDULES = [
 ]
 
 
+ONE_OF_EACH = ("gpt2", "llama-gqa-tied", "qwen2-mha-untied", "qwen3-gqa-tied")
+"""Every family."""
+
+
 @dataclass(frozen=True)
 class Loaded:
     model: PreTrainedModel
@@ -53,7 +57,17 @@ def test_a_request_alone(loaded: Loaded) -> None:
         assert_greedy(loaded.model, prompt, output, f"{loaded.path.name}, prompt of {len(prompt)}")
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize(
+    ("loaded", "schedule"),
+    [
+        (variant, schedule)
+        for variant in VARIANTS
+        for schedule in SCHEDULES
+        if schedule is SCHEDULES[2] or variant in ONE_OF_EACH
+    ],
+    indirect=["loaded"],
+    ids=str,
+)
 def test_requests_together(loaded: Loaded, schedule: Schedule) -> None:
     """Chunked prefill, decode rows beside prefill rows, pages in any order."""
     prompts = make_prompts(PROMPT_LENS)

@@ -111,7 +111,7 @@ class RowsMachine(RuleBasedStateMachine):
 
 
 TestRows = RowsMachine.TestCase
-TestRows.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRows.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 
 
 def test_tables_get_narrow_again_after_a_long_row():

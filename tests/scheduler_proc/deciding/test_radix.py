@@ -161,7 +161,7 @@ class RadixMachine(RuleBasedStateMachine):
 
 
 TestRadix = RadixMachine.TestCase
-TestRadix.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestRadix.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_a_node_is_split_where_two_sequences_part():

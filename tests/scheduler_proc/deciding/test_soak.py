@@ -16,12 +16,12 @@ from tests.scheduler_proc.soak import MAX_MODEL_LEN, Soak
 
 
 @pytest.mark.timeout(300)
-def test_two_thousand_mixed_requests_lose_nothing():
-    soak = Soak(20, 2_000, Bench(num_pages=40, page_size=4, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=48))
+def test_seven_hundred_mixed_requests_lose_nothing():
+    soak = Soak(20, 700, Bench(num_pages=40, page_size=4, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=48))
     soak.run()
     soak.check()
-    assert soak.bench.gauge("preemptions") > 12
-    assert soak.bench.gauge("prefix_hit_tokens") > 500
+    assert soak.bench.gauge("preemptions") > 4
+    assert soak.bench.gauge("prefix_hit_tokens") > 170
     reasons = {end.finish_reason for end in soak.bench.inbox.finished.values()}
     assert reasons == {"stop", "length", "abort", "timeout"}
 
@@ -34,7 +34,7 @@ def test_two_thousand_mixed_requests_lose_nothing():
     max_num_batched_tokens=st.sampled_from([1, 7, 32, 256]),
     is_sharing=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_every_shape_of_scheduler_is_right(
     seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, is_sharing
 ):
@@ -62,7 +62,7 @@ def test_every_shape_of_scheduler_is_right(
     withholds=st.booleans(),
     is_faulty=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_rows_of_no_to_five_tokens_a_step_get_the_same_output(
     seed, page_size, num_spare, max_num_seqs, max_num_batched_tokens, max_drafts, error_rate, withholds, is_faulty
 ):

@@ -67,7 +67,7 @@ def row_processing(draw: st.DrawFn) -> RowProcessing:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rows=st.lists(row_processing(), min_size=1, max_size=5), seed=st.integers(0, 1 << 30), data=st.data())
 def test_every_row_is_processed_as_in_plain_python(rows: list[RowProcessing], seed: int, data: st.DataObject) -> None:
     """Rows may lie in any order in the copy; a history may lack its last token, which the step before samples."""
