@@ -3,6 +3,7 @@
 A message about a request carries the number of its scheduler, from 1 on, as `engine`; the frontend has chosen it.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from messages.control import worker_name
 from messages.requests import ToScheduler
 
 SCHEDULER = "scheduler"
+TIDY_INTERVAL_S = 1.0
 
 
 def engine_name(engine: int) -> str:
@@ -25,6 +27,7 @@ class SchedulerSenders:
         self._open_sender = open_sender
         self._close_sender = close_sender
         self._senders: dict[int, Sender[ToScheduler]] = {1: open_sender(SCHEDULER)}
+        self._due_s = 0.0
 
     def send(self, engine: int, message: ToScheduler) -> None:
         """Sends `message` to one scheduler; dropped where that has stopped reading."""
@@ -36,9 +39,11 @@ class SchedulerSenders:
     def tidy(self) -> None:
         """Closes the ways to schedulers that have left: they have taken their sockets with them.
 
-        One that is only being replaced gets a new way with the next message for it. Call it now and then.
+        One that is only being replaced gets a new way with the next message for it. It looks once a second, so it may
+        be called in each turn of a loop.
         """
-        if len(self._senders) > 1:
+        if len(self._senders) > 1 and time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + TIDY_INTERVAL_S
             gone = [engine for engine, sender in self._senders.items() if engine > 1 and not sender.path.exists()]
             for engine in gone:
                 self._close_sender(self._senders.pop(engine))

@@ -36,7 +36,7 @@ BUDGETS = {
     "CPU backend": 3_175,
     "GPU backend": 3_125,
     "operations and references": 1_295,
-    "messages": 1_890,
+    "messages": 1_895,
     "process runtime": 1_480,
     "launcher": 4_280,
     "what-if": 1_015,

@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
+import pytest
+
+from messages import engines
 from messages.channels import Receiver, Sender
 from messages.engines import SchedulerSenders, engine_name
 from messages.requests import AbortMsg, ToScheduler
 
 
-def test_each_gets_its_own_and_one_that_has_left_is_forgotten(tmp_path: Path):
+def test_each_gets_its_own_and_one_that_has_left_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engines, "TIDY_INTERVAL_S", 0.0)
     opened: list[str] = []
     closed: list[str] = []
 
