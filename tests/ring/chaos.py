@@ -250,7 +250,10 @@ class Chaos:
             return False
         self._end_pause(health)
         kind = f"{name} {how.name}"
-        self._pause = Pause(name, kind, status["num_restarts"]) if is_calm else None
+        goes_on = kind_of(name) == "scheduler" and len(self.processes) > len(
+            PROCESSES
+        )  # then nothing pauses as a whole
+        self._pause = Pause(name, kind, status["num_restarts"]) if is_calm and not goes_on else None
         self._num_tokens_since_kill = 0
         self.counts.kills[kind] += 1
         return True
