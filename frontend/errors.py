@@ -1,6 +1,8 @@
 """Errors as clients see them: the JSON body of each, and the refusals that say when to come back."""
 
+from collections.abc import Callable
 from http import HTTPStatus
+from typing import NamedTuple
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -37,6 +39,16 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 def error_body(info: ErrorInfo) -> ErrorBody:
     return ErrorBody(ErrorFields(info.message, info.type, info.param, info.code))
+
+
+class ErrorForm(NamedTuple):
+    """How the errors of an endpoint are written: `make` returns a `struct`."""
+
+    struct: type[msgspec.Struct]
+    make: Callable[[ErrorInfo], msgspec.Struct]
+
+
+OPENAI_ERRORS = ErrorForm(ErrorBody, error_body)
 
 
 def internal_error(reference: str) -> ErrorInfo:

@@ -112,7 +112,7 @@ class Frontend:
             self._follow_launcher()
 
     def gauges(self) -> dict[str, float]:
-        """Sizes of all that must return to zero when nothing runs."""
+        """Sizes of all that must return to zero when nothing runs, and of what is kept for clients."""
         return {
             **self._service.gauges(),
             **self._continuations.gauges(),

@@ -72,6 +72,8 @@ class Service:
         self.deadlines = Deadlines(self._expire, self._end_here)
         self.on_part: Callable[[Generation], None] = _ignore
         """Called with what is left in the ring of a request that has ended for its client."""
+        self.sizes: dict[str, Callable[[], int]] = {}
+        """More gauges, of what endpoints keep."""
         self._seeds = random.Random(config.scheduling.seed)
 
     @property
@@ -272,6 +274,7 @@ class Service:
             "placed_requests": len(self.router),
             "is_draining": float(self.admission.is_draining),
             "unfinished_traces": 0 if self._finished is None else len(self._finished),
+            **{name: size() for name, size in self.sizes.items()},
         }
 
 

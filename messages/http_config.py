@@ -1,4 +1,4 @@
-"""The section of the configuration that is about HTTP (`messages/config.py` has the others)."""
+"""The part of the configuration that is about HTTP (`messages/config.py`)."""
 
 from typing import Annotated
 
@@ -38,6 +38,17 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    max_stored_responses: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="responses of /v1/responses that each frontend keeps in memory; the least recently used go "
+            "first; 0: none, so that they cannot be continued",
+        ),
+    ] = 1000
+    stored_responses_mb: Annotated[float, Meta(gt=0, description="most MiB that these may take in each frontend")] = (
+        64.0
+    )
     api_key: Annotated[
         tuple[str, ...],
         Meta(

@@ -4,6 +4,8 @@ They go straight from one frontend's socket to another's and are about no reques
 answer, which the asker does not wait for longer than a moment.
 """
 
+from typing import Literal
+
 import msgspec
 
 Label = tuple[str, str]
@@ -120,8 +122,22 @@ class LiveReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
     ends: tuple[StepEnd, ...] = ()
 
 
-PeerQuestion = ReportMetrics | CountOpen | AbortOpen | FindRequests | ReportLive
-PeerReply = MetricsReport | OpenCount | AbortedOpen | FoundRequests | LiveReport
+class UseResponse(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Show, cancel or delete a stored response (`/v1/responses`). Answered with `UsedResponse`."""
+
+    response_id: str
+    action: Literal["show", "cancel", "delete"] = "show"
+
+
+class UsedResponse(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """JSON: the response, and the items that it answers; both empty where it is not stored there."""
+
+    response: bytes = b""
+    input_items: bytes = b""
+
+
+PeerQuestion = ReportMetrics | CountOpen | AbortOpen | FindRequests | ReportLive | UseResponse
+PeerReply = MetricsReport | OpenCount | AbortedOpen | FoundRequests | LiveReport | UsedResponse
 
 
 class PeerAsk(msgspec.Struct, frozen=True, array_like=True, tag=True):

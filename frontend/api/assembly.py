@@ -7,10 +7,12 @@ from starlette.types import ASGIApp
 
 from frontend.api import routes
 from frontend.api.aborts import AbortApi
+from frontend.api.anthropic.endpoints import MessagesApi, messaging
 from frontend.api.cache import CacheApi
 from frontend.api.cache_view import CacheViewApi
 from frontend.api.chat import ChatApi
 from frontend.api.completions import CompletionApi
+from frontend.api.conversation import Conversations
 from frontend.api.generate import GenerateApi
 from frontend.api.health import HealthApi
 from frontend.api.info import InfoApi, find_version
@@ -20,6 +22,8 @@ from frontend.api.load import LoadApi
 from frontend.api.metrics import MetricsApi
 from frontend.api.page import PageApi
 from frontend.api.requests import RequestsApi
+from frontend.api.responses.endpoints import ResponsesApi
+from frontend.api.responses.routes import responding
 from frontend.api.tokens import TokensApi
 from frontend.http.access import AccessRules
 from frontend.http.app import App
@@ -68,12 +72,15 @@ def make_watching(
 def make_endpoints(service: Service, streams: OpenStreams, feed: LiveFeed, watching: Watching) -> list[Endpoint]:
     """Returns the route table."""
     unknown = UnknownFields(is_strict=service.config.http.strict_fields)
+    conversations = Conversations(service, load_model_format(service.config))
     return [
         *routes.generating(
             GenerateApi(service, streams, unknown),
             CompletionApi(service, streams, unknown),
-            ChatApi(service, streams, unknown, load_model_format(service.config)),
+            ChatApi(service, streams, unknown, conversations),
         ),
+        *responding(ResponsesApi(service, streams, unknown, conversations)),
+        *messaging(MessagesApi(service, streams, unknown, conversations)),
         *routes.models(InfoApi(service.config)),
         *routes.tokens(TokensApi(service, unknown)),
         *routes.watching(watching.health, LoadApi(service), watching.metrics),

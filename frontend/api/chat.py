@@ -9,8 +9,9 @@ from starlette.requests import Request
 
 from frontend.api.answer_reader import AnswerRules
 from frontend.api.chat_events import ChatEvents
-from frontend.api.chat_messages import Messages, make_chat_prompt
+from frontend.api.chat_messages import Messages
 from frontend.api.chat_reply import ChatView
+from frontend.api.conversation import Conversation, Conversations, template_kwargs
 from frontend.api.logprob_fields import TokenNames
 from frontend.api.openai_body import (
     OpenAiFields,
@@ -22,11 +23,9 @@ from frontend.api.openai_body import (
     usage_options,
 )
 from frontend.api.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_LOGPROBS, NumLogprobs, Sampling, Switch
-from frontend.api.tools import CHOICE_TEXT, TOOLS_TEXT, ToolUse, choose_tools
+from frontend.api.tools import CHOICE_TEXT, TOOLS_TEXT, check_tools, choose_tools, read_choice
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
-from frontend.parsing.model_format import ModelFormat
-from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
 from messages.errors import bad_request
@@ -69,9 +68,9 @@ class ChatBody(OpenAiFields, frozen=True, kw_only=True):
 
 
 class ChatApi:
-    def __init__(self, service: Service, streams: OpenStreams, unknown: UnknownFields, model_format: ModelFormat):
+    def __init__(self, service: Service, streams: OpenStreams, unknown: UnknownFields, conversations: Conversations):
         self._service = service
-        self._model_format = model_format
+        self._conversations = conversations
         self._streams = streams
         self._reader = OpenAiReader(service, ChatBody, name_rules(REFUSED), unknown)
         self._sampling = Sampling(service.config.facts)
@@ -80,42 +79,28 @@ class ChatApi:
     async def create(self, request: Request) -> EventStream | WholeReply:
         """Opens the choices. Raises `RequestError`; refusals by other processes come out of the response."""
         body = await self._reader.read(request)
-        allows_several = body.parallel_tool_calls is not False
-        tools = choose_tools(body.tools, body.tool_choice, self._model_format, allows_several=allows_several)
-        rules = self._rules(body, tools)
-        prompt_request = self._make_request(body, tools, rules)
+        conversation = self._conversation(body)
         trace = trace_of(request.scope)
         is_streamed = bool(body.stream)
-        choices = self._service.open_all([prompt_request], trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s)
+        choices, rules = self._conversations.open(
+            conversation, trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s
+        )
         view = self._view(body, trace, rules)
         if is_streamed:
             return EventStream(self._service, self._streams, choices, ChatEvents(view, choices))
         return WholeReply(self._service, choices, lambda: view.whole(choices))
 
-    def _rules(self, body: ChatBody, tools: ToolUse) -> AnswerRules | None:
-        """Returns how the answers are read, `None` where all their text is content."""
-        chosen = self._model_format.with_tools if tools.listed else self._model_format.without_tools
-        if chosen is None:
-            return None
-        return AnswerRules(
-            chosen,
-            tools.schemas,
-            self._model_format.new_call_id,
-            allows_parallel_calls=body.parallel_tool_calls is not False,
-            shows_reasoning=body.include_reasoning is not False,
-            begun=body.messages[-1].text if body.continue_final_message else "",
-        )
-
-    def _make_request(self, body: ChatBody, tools: ToolUse, rules: AnswerRules | None) -> PromptRequest:
+    def _conversation(self, body: ChatBody) -> Conversation:
         """Raises `RequestError` (400)."""
         _check_functions(body)
         if body.top_logprobs and not body.logprobs:
             raise bad_request("top_logprobs need logprobs to be true", "top_logprobs")
-        prompt = make_chat_prompt(
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            template_kwargs=_template_kwargs(body, tools),
+        allows_parallel_calls = body.parallel_tool_calls is not False
+        tools = choose_tools(
+            check_tools(body.tools),
+            read_choice(body.tool_choice),
+            self._conversations.model_format,
+            allows_several=allows_parallel_calls,
         )
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         params = self._sampling.make_params(
@@ -126,20 +111,23 @@ class ChatApi:
         num_choices = body.n or 1
         check_num_choices(self._service, num_choices, "n")
         check_choices_differ(params, num_choices, "n")
-        if tools.forced is not None and params.grammar is not None:
-            raise bad_request(f"{params.grammar.param} cannot be with a tool_choice that forces a call", "tool_choice")
         params = msgspec.structs.replace(
             params,
-            grammar=tools.forced or params.grammar,
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             echo=bool(body.return_token_ids),
-            skip_special_tokens=params.skip_special_tokens
-            and not (rules is not None and rules.format.needs_special_tokens),
-            wants_prompt_end=rules is not None and rules.format.may_begin_in_prompt,
         )
-        truncation = truncation_of(body, params, self._context_tokens)
-        return PromptRequest(
-            prompt, params, num_choices, add_special_tokens=bool(body.add_special_tokens), truncation=truncation
+        return Conversation(
+            messages=body.messages,
+            params=params,
+            tools=tools,
+            template_kwargs=template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
+            allows_parallel_calls=allows_parallel_calls,
+            shows_reasoning=body.include_reasoning is not False,
+            num_choices=num_choices,
+            add_special_tokens=bool(body.add_special_tokens),
+            truncation=truncation_of(body, params, self._context_tokens),
         )
 
     def _view(self, body: ChatBody, trace: RequestTrace, rules: AnswerRules | None) -> ChatView:
@@ -161,11 +149,6 @@ class ChatApi:
             has_prompt_logprobs=body.prompt_logprobs is not None,
             rules=rules,
         )
-
-
-def _template_kwargs(body: ChatBody, tools: ToolUse) -> dict[str, Any]:
-    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-    return {**effort, **(body.chat_template_kwargs or {}), **tools.template_kwargs}
 
 
 def _check_functions(body: ChatBody) -> None:

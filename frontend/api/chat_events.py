@@ -4,15 +4,17 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from frontend.api.answer_reader import AnswerReader, ChatDelta
+from frontend.api.answer_reader import AnswerReader
+from frontend.api.chat_answer import ChatDelta
 from frontend.api.chat_reply import ChatPiece, ChatView
 from frontend.api.usage import prompt_ids_of, usage_of
 from frontend.http import sse
+from frontend.http.stream import EventWriter
 from frontend.requests.generation import Generation
 from messages.replies import UserReply
 
 
-class ChatEvents:
+class ChatEvents(EventWriter):
     """A chunk with the role at the beginning of each choice, then one for each step.
 
     Where answers are read, a step has a chunk for each thing that its text says, and none while that is not certain.
@@ -41,8 +43,8 @@ class ChatEvents:
 
     def close(self) -> bytes:
         if not self._view.usage.is_included:
-            return b""
-        return sse.frame(self._view.chunk((), usage_of(self._choices, len(self._choices))))
+            return sse.DONE
+        return sse.frame(self._view.chunk((), usage_of(self._choices, len(self._choices)))) + sse.DONE
 
     def _begin(self, generation: Generation) -> bytes:
         """Returns the chunk with the role and, where there is an echo, the one with the text that is continued."""

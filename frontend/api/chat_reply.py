@@ -6,7 +6,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from frontend.api.answer_reader import AnswerReader, AnswerRules, ChatAnswer, ChatDelta
+from frontend.api.answer_reader import AnswerReader, AnswerRules
+from frontend.api.chat_answer import ChatAnswer, ChatDelta, chat_delta, make_answer
 from frontend.api.logprob_fields import ChatLogprobs, PromptLogprobs, TokenNames, prompt_logprobs
 from frontend.api.openai_body import UsageOptions
 from frontend.api.usage import UsageReply, prompt_ids_of, usage_of
@@ -123,7 +124,7 @@ class ChatView(msgspec.Struct, frozen=True, kw_only=True):
         """Does as `take_piece`, with a piece for each thing that the text says; there may be none before the end."""
         text, token_ids = generation.pop_step() if final is None else generation.pop_all()
         deltas = reader.feed(text) + (reader.finish() if final is not None else [])
-        pieces = [ChatPiece(index=generation.index, delta=reader.chat_delta(delta)) for delta in deltas]
+        pieces = [ChatPiece(index=generation.index, delta=chat_delta(reader.rules, delta)) for delta in deltas]
         has_more = self.has_logprobs or self.has_token_ids or self.usage.is_continuous
         if final is not None or (has_more and not pieces):
             pieces.append(ChatPiece(index=generation.index, delta=ChatDelta()))
@@ -145,7 +146,7 @@ class ChatView(msgspec.Struct, frozen=True, kw_only=True):
             answer, finish_reason = ChatAnswer(self.role, self.echoed + text), final.finish_reason
         else:
             reader = AnswerReader(self.rules, generation)
-            answer = reader.answer(self.role, self.echoed, reader.feed(text) + reader.finish())
+            answer = make_answer(self.rules, self.role, self.echoed, reader.feed(text) + reader.finish())
             finish_reason = _finish_reason(final, reader)
         return ChatChoice(
             index=generation.index,

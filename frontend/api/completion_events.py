@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from frontend.api.completion_reply import CompletionChoice, CompletionView
 from frontend.api.usage import usage_of
 from frontend.http import sse
+from frontend.http.stream import EventWriter
 from frontend.requests.generation import Generation
 from messages.replies import UserReply
 
 
-class CompletionEvents:
+class CompletionEvents(EventWriter):
     """One chunk for each step of a choice. Where a chunk has nothing but text, only that is encoded."""
 
     def __init__(self, view: CompletionView, choices: Sequence[Generation]):
@@ -31,8 +32,8 @@ class CompletionEvents:
 
     def close(self) -> bytes:
         if not self._view.usage.is_included:
-            return b""
-        return sse.frame(self._view.completion((), usage_of(self._choices, self._view.num_choices)))
+            return sse.DONE
+        return sse.frame(self._view.completion((), usage_of(self._choices, self._view.num_choices))) + sse.DONE
 
     def _is_first(self, generation: Generation) -> bool:
         if generation.index in self._began:

@@ -8,6 +8,7 @@ from msgspec import UNSET, UnsetType
 from frontend.api.logprob_fields import NativeLogprobs, PromptLogprobs, TokenNames, prompt_logprobs
 from frontend.api.timing import Timing, make_timing
 from frontend.http import sse
+from frontend.http.stream import EventWriter
 from frontend.requests.generation import Generation
 from messages.replies import FinishReason, Usage, UserReply
 
@@ -51,7 +52,7 @@ class GenerateView(NamedTuple):
     warnings: list[str]
 
 
-class GenerateEvents:
+class GenerateEvents(EventWriter):
     def __init__(self, generation: Generation, view: GenerateView):
         self._view = view
         self._has_logprobs = generation.message.sampling_params.num_logprobs is not None
@@ -65,9 +66,6 @@ class GenerateEvents:
 
     def end(self, generation: Generation, final: UserReply) -> bytes:
         return sse.frame(end_event(generation, self._view))
-
-    def close(self) -> bytes:
-        return b""
 
 
 def tokens_frame(uid: int, text: str, token_ids: list[int]) -> bytes:

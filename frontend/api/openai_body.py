@@ -1,5 +1,6 @@
-"""What the endpoints that generate take alike, what the two of OpenAI do, and the steps before a body is used."""
+"""What the endpoints that generate take alike, what those of OpenAI do, and the steps before a body is used."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -78,8 +79,11 @@ class CommonFields(SamplingFields, frozen=True, kw_only=True):
     service_tier: Annotated[str | None, Meta(description="a string")] = None
 
 
-class OpenAiFields(CommonFields, frozen=True, kw_only=True):
+class ModelFields(CommonFields, frozen=True, kw_only=True):
     model: Annotated[str | None, Meta(description="a string, one of the names in /v1/models")] = None
+
+
+class OpenAiFields(ModelFields, frozen=True, kw_only=True):
     n: Annotated[NumChoices | None, Meta(description=NUM_CHOICES_TEXT)] = None
     stream_options: Annotated[
         StreamOptions | None, Meta(description="an object with include_usage and continuous_usage_stats")
@@ -102,10 +106,11 @@ class UsageOptions(NamedTuple):
         return usage_so_far(generation, is_last=is_last) if self.is_continuous else self.unsaid
 
 
-T = TypeVar("T", bound=OpenAiFields)
+T = TypeVar("T", bound=ModelFields)
+OpenAiT = TypeVar("OpenAiT", bound=OpenAiFields)
 
 
-class OpenAiReader(Generic[T]):
+class ModelReader(Generic[T]):
     """Reads the requests of an endpoint whose bodies are of type `struct`."""
 
     def __init__(self, service: Service, struct: type[T], rules: NameRules, unknown: UnknownFields):
@@ -118,8 +123,6 @@ class OpenAiReader(Generic[T]):
         self._service.check_admission()
         body = self._decoder.decode(await read_body(request, self._max_body_bytes))
         check_model(self._service.config.facts, body.model)
-        if body.stream_options is not None and not body.stream:
-            raise bad_request("stream_options are only for streams: stream must be true", "stream_options")
         if body.prompt_logprobs is not None and body.stream:
             raise bad_request("prompt_logprobs are not in streams: stream must be false", "prompt_logprobs")
         trace = trace_of(request.scope)
@@ -129,6 +132,21 @@ class OpenAiReader(Generic[T]):
     def model_name(self, body: T) -> str:
         """Returns the model's name as the client says it."""
         return body.model or self._service.config.facts.served_names[0]
+
+
+class OpenAiReader(ModelReader[OpenAiT]):
+    async def read(self, request: Request) -> OpenAiT:
+        body = await super().read(request)
+        if body.stream_options is not None and not body.stream:
+            raise bad_request("stream_options are only for streams: stream must be true", "stream_options")
+        return body
+
+
+def check_shown(body: CommonFields) -> None:
+    """Raises `RequestError` (400) for what only the older endpoints can show."""
+    for name in ("prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"):
+        if getattr(body, name):
+            raise bad_request(f"{name} is only for /v1/completions and /v1/chat/completions", name, "not_supported")
 
 
 def truncation_of(body: CommonFields, params: SamplingParams, max_model_len: int) -> Truncation | None:
@@ -143,9 +161,9 @@ def usage_options(body: OpenAiFields) -> UsageOptions:
     return UsageOptions(bool(options.include_usage), is_continuous)
 
 
-def name_rules(refused: dict[str, tuple[Any, ...]]) -> NameRules:
+def name_rules(refused: dict[str, tuple[Any, ...]], ignored: Sequence[str] = ()) -> NameRules:
     """Returns what an endpoint that generates does about names it does not serve; `refused` is added to `REFUSED`."""
-    return NameRules({**REFUSED, **refused}, IGNORED, RENAMED, FOREIGN)
+    return NameRules({**REFUSED, **refused}, (*IGNORED, *ignored), RENAMED, FOREIGN)
 
 
 def check_num_choices(service: Service, num_choices: int, name: str, num_prompts: int = 1) -> None:

@@ -151,9 +151,9 @@ def _read_query(given: dict[str, str]) -> FindRequests:
     )
 
 
-def read_count(given: dict[str, str], name: str, default: int, most: int) -> int:
-    """Returns the whole number from 1 to `most` that a query gives as `name`. Raises `RequestError` (400)."""
-    value = _number(given, name, default, 1, most)
+def read_count(given: dict[str, str], name: str, default: int, most: int, *, least: int = 1) -> int:
+    """Returns the whole number from `least` to `most` that a query gives as `name`. Raises `RequestError` (400)."""
+    value = _number(given, name, default, least, most)
     if not value.is_integer():
         raise bad_request(f"{name} must be a whole number, got {given[name][:60]!r}", name)
     return int(value)

@@ -1,6 +1,6 @@
 """The tools of a chat: checked, told to the chat template, and whether the model may or must call one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -68,33 +68,57 @@ class ToolUse(NamedTuple):
 NO_TOOLS = ToolUse([], {})
 
 
+class Named(NamedTuple):
+    """The choice of the one tool that must be called."""
+
+    name: str
+
+
+Choice = Literal["none", "auto", "required"] | Named
+
+
 def check_tools(given: list[Any] | None) -> ToolUse:
-    """Returns the tools of a body. Raises `RequestError` (400), which names the place."""
+    """Returns the tools of a chat's body. Raises `RequestError` (400), which names the place."""
     if not given:
         return NO_TOOLS
-    if len(given) > MAX_TOOLS:
-        raise bad_request(f"tools must be at most {MAX_TOOLS}, got {len(given)}", "tools")
+    _check_number(given)
     try:
         tools = msgspec.convert(given, list[Tool])
     except msgspec.ValidationError as error:
         raise bad_request(f"tools must be {TOOLS_TEXT}: {_explain(error, 'tools')}", "tools") from None
+    schemas = _schemas_of([tool.function for tool in tools])
+    return ToolUse([{"type": "function", **entry} for entry in given], schemas)
+
+
+def list_tools(functions: Sequence[ToolFunction]) -> ToolUse:
+    """Returns the tools of a body whose tools are functions, as a chat has them. Raises `RequestError` (400)."""
+    _check_number(functions)
+    listed: list[dict[str, Any]] = [
+        {"type": "function", "function": {k: v for k, v in msgspec.structs.asdict(function).items() if v is not None}}
+        for function in functions
+    ]
+    return ToolUse(listed, _schemas_of(functions))
+
+
+def _check_number(given: Sequence[Any]) -> None:
+    if len(given) > MAX_TOOLS:
+        raise bad_request(f"tools must be at most {MAX_TOOLS}, got {len(given)}", "tools")
+
+
+def _schemas_of(functions: Sequence[ToolFunction]) -> dict[str, Any]:
     schemas: dict[str, Any] = {}
-    for index, tool in enumerate(tools):
-        if tool.function.name in schemas:
-            where = f"tools[{index}].function.name"
-            raise bad_request(f"{where}: there are two tools {tool.function.name!r}, give each its own name", "tools")
-        schemas[tool.function.name] = tool.function.parameters or {}
-    listed = [{"type": "function", **entry} for entry in given]
-    return ToolUse(listed, schemas)
+    for index, function in enumerate(functions):
+        if function.name in schemas:
+            text = f"tools[{index}]: there are two tools {function.name!r}, give each its own name"
+            raise bad_request(text, "tools")
+        schemas[function.name] = function.parameters or {}
+    return schemas
 
 
-def choose_tools(
-    given: list[Any] | None, choice: str | dict[str, Any] | None, model_format: ModelFormat, *, allows_several: bool
-) -> ToolUse:
+def choose_tools(tools: ToolUse, choice: Choice, model_format: ModelFormat, *, allows_several: bool) -> ToolUse:
     """Returns the tools that the model may or must call, none where `choice` is "none". Raises `RequestError` (400)."""
-    tools = check_tools(given)
-    chosen = _checked_choice(choice, tools)
-    if chosen == "none" or not tools.listed:
+    _check_choice(choice, tools)
+    if choice == "none" or not tools.listed:
         return NO_TOOLS
     if not model_format.has_calls:
         raise bad_request(
@@ -103,11 +127,11 @@ def choose_tools(
             "tools",
             "not_supported",
         )
-    if chosen == "auto":
+    if choice == "auto":
         return tools
     schemas = tools.schemas
-    if isinstance(chosen, ToolChoice):
-        schemas, allows_several = {chosen.function.name: schemas[chosen.function.name]}, False
+    if isinstance(choice, Named):
+        schemas, allows_several = {choice.name: schemas[choice.name]}, False
     return tools._replace(forced=_force(schemas, model_format, allows_several))
 
 
@@ -129,28 +153,31 @@ def _force(schemas: Mapping[str, Any], model_format: ModelFormat, allows_several
     return Grammar("calls", text, "tools")
 
 
-def _checked_choice(choice: str | dict[str, Any] | None, tools: ToolUse) -> str | ToolChoice:
-    if choice is None or choice == "auto":
-        return "auto"
-    if choice == "none":
-        return "none"
+def _check_choice(choice: Choice, tools: ToolUse) -> None:
+    if choice in ("none", "auto"):
+        return
     if not tools.listed:
         raise bad_request('tool_choice must be "none" or "auto": there are no tools', "tool_choice")
-    if choice == "required":
-        return "required"
-    try:
-        chosen = msgspec.convert(choice, ToolChoice)
-    except msgspec.ValidationError as error:
+    if isinstance(choice, Named) and choice.name not in tools.schemas:
         raise bad_request(
-            f"tool_choice must be {CHOICE_TEXT}: {_explain(error, 'tool_choice')}", "tool_choice"
-        ) from None
-    name = chosen.function.name
-    if name not in tools.schemas:
-        raise bad_request(
-            f"tool_choice.function.name must be the name of one of the tools, got {name[:MAX_SHOWN_CHARS]!r}",
-            "tool_choice",
+            f"tool_choice must have the name of one of the tools, got {choice.name[:MAX_SHOWN_CHARS]!r}", "tool_choice"
         )
-    return chosen
+
+
+def read_choice(choice: str | dict[str, Any] | None) -> Choice:
+    """Returns the choice of a chat's body. Raises `RequestError` (400)."""
+    match choice:
+        case None:
+            return "auto"
+        case "none" | "auto" | "required":
+            return choice
+        case _:
+            try:
+                return Named(msgspec.convert(choice, ToolChoice).function.name)
+            except msgspec.ValidationError as error:
+                raise bad_request(
+                    f"tool_choice must be {CHOICE_TEXT}: {_explain(error, 'tool_choice')}", "tool_choice"
+                ) from None
 
 
 def _explain(error: msgspec.ValidationError, name: str) -> str:

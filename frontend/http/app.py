@@ -4,10 +4,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from frontend.errors import OPENAI_ERRORS
 from frontend.http.access import AccessRules
 from frontend.http.endpoint import Endpoint
 from frontend.http.responses import error_reply
@@ -60,12 +62,20 @@ class App:
         except Exception as error:
             if trace.status:
                 raise
-            await error_reply(error, trace.method, trace.path)(scope, receive, send)
+            if isinstance(error, HTTPException) and error.status_code == 405:
+                error.headers = {"Allow": self._methods(trace.path)}
+            form = endpoint.error_form if endpoint else OPENAI_ERRORS
+            await error_reply(error, trace.method, trace.path, form)(scope, receive, send)
         finally:
             seconds = (time.monotonic_ns() - trace.received_ns) / 1e9
             self._requests.note(endpoint and endpoint.template, trace.method, trace.shown_status, seconds)
             self._on_response(trace)
             trace.write_line(is_quiet=endpoint is not None and endpoint.is_polled)
+
+    def _methods(self, path: str) -> str:
+        """Returns the methods of all endpoints to which `path` leads: the router knows those of one."""
+        routes = [route for route, _ in self._routes if route.path_regex.match(path)]
+        return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
 
     def _find_endpoint(self, path: str) -> Endpoint | None:
         """Returns what `path` leads to, whatever the method."""

@@ -9,6 +9,8 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from frontend.errors import OPENAI_ERRORS, ErrorForm
+
 Access = Literal["public", "client", "operator"]
 """Who may ask: anybody; who has an API key, where there are any; who has the operator's key, on the same machine."""
 
@@ -32,7 +34,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     statuses whose body is no error. `events` are what a stream's events hold, where the reply may be a stream.
     """
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "DELETE"]
     path: str
     run: Run
     tag: str
@@ -43,6 +45,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """`None` for a reply of plain text or, with `events`, one that is always a stream."""
     events: tuple[type[msgspec.Struct], ...] = ()
     errors: tuple[int, ...] = ()
+    error_form: ErrorForm = OPENAI_ERRORS
     other_replies: dict[int, Any] = {}
     parameters: tuple[Parameter, ...] = ()
     examples: dict[str, Any] = {}

@@ -46,13 +46,24 @@ class Keys:
         if not accepted:
             return
         kind = "an admin key" if access == "operator" else "an API key"
-        given = next((value for name, value in headers if name == b"authorization"), b"")
-        scheme, _, token = given.partition(b" ")
-        if scheme.lower() != b"bearer":
-            raise UnauthorizedError(f"{kind} is needed: send it as `Authorization: Bearer KEY`")
+        token = _given_key(headers)
+        if token is None:
+            raise UnauthorizedError(f"{kind} is needed: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
         matches = [hmac.compare_digest(token.strip(), key) for key in accepted]
         if not any(matches):
             raise UnauthorizedError(f"{kind} is needed, and this is none that is valid")
+
+
+def _given_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Returns the key as OpenAI's clients send it or else as Anthropic's do, `None` where there is none."""
+    own: bytes | None = None
+    for name, value in headers:
+        scheme, _, token = value.partition(b" ")
+        if name == b"authorization" and scheme.lower() == b"bearer":
+            return token
+        if name == b"x-api-key":
+            own = value
+    return own
 
 
 def load_keys(http: HttpConfig) -> Keys:

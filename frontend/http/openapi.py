@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from frontend.errors import ErrorBody
 from frontend.http.endpoint import Access, Endpoint
 from frontend.http.keys import Keys
 from frontend.http.responses import JsonReply
@@ -70,7 +69,7 @@ class _Schemas:
     """The JSON schema of every type that an endpoint names; structs are references into `components`."""
 
     def __init__(self, endpoints: Iterable[Endpoint]):
-        types: list[Any] = [ErrorBody]
+        types: list[Any] = [*dict.fromkeys(endpoint.error_form.struct for endpoint in endpoints)]
         for endpoint in endpoints:
             parameters = (parameter.schema for parameter in endpoint.parameters)
             types += [endpoint.body, endpoint.reply, *endpoint.events, *endpoint.other_replies.values(), *parameters]
@@ -124,7 +123,7 @@ def _responses(endpoint: Endpoint, schemas: _Schemas, *, needs_key: bool) -> Ite
     if needs_key:
         statuses.add(401)
     for status in sorted(statuses - set(endpoint.other_replies)):
-        yield status, _error(status, schemas)
+        yield status, _error(status, schemas.of(endpoint.error_form.struct))
 
 
 def _content(endpoint: Endpoint, schemas: _Schemas) -> Json:
@@ -134,7 +133,7 @@ def _content(endpoint: Endpoint, schemas: _Schemas) -> Json:
     if endpoint.reply is not None:
         content["application/json"] = {"schema": schemas.of(endpoint.reply)}
     if endpoint.events:
-        events = {"anyOf": [schemas.of(event) for event in (*endpoint.events, ErrorBody)]}
+        events = {"anyOf": [schemas.of(event) for event in (*endpoint.events, endpoint.error_form.struct)]}
         json_data = {"type": "string", "contentMediaType": "application/json", "contentSchema": events}
         content["text/event-stream"] = {
             "schema": {
@@ -148,7 +147,7 @@ def _content(endpoint: Endpoint, schemas: _Schemas) -> Json:
     return content
 
 
-def _error(status: int, schemas: _Schemas) -> Json:
+def _error(status: int, schema: Json) -> Json:
     headers: Json = dict(_ID_HEADER)
     if status == 503:
         headers["Retry-After"] = {
@@ -161,7 +160,7 @@ def _error(status: int, schemas: _Schemas) -> Json:
     return {
         "description": text,
         "headers": headers,
-        "content": {"application/json": {"schema": schemas.of(ErrorBody)}},
+        "content": {"application/json": {"schema": schema}},
     }
 
 

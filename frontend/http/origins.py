@@ -55,7 +55,7 @@ class AllowedOrigins:
         return CORSMiddleware(
             app,
             allow_origins=self._listed,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
             max_age=CORS_MAX_AGE_S,

@@ -10,7 +10,15 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from frontend.errors import ENDING_CODES, RETRY_S, UnavailableError, error_body, internal_error, routing_error
+from frontend.errors import (
+    ENDING_CODES,
+    OPENAI_ERRORS,
+    RETRY_S,
+    ErrorForm,
+    UnavailableError,
+    internal_error,
+    routing_error,
+)
 from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
 from messages.errors import RequestError
 
@@ -49,17 +57,17 @@ class JsonReply:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def error_reply(error: Exception, method: str, path: str) -> JsonReply:
+def error_reply(error: Exception, method: str, path: str, form: ErrorForm = OPENAI_ERRORS) -> JsonReply:
     """Returns the response for `error`; one that is no refusal is logged under the reference that the client gets."""
     match error:
         case RequestError(info=info):
-            return JsonReply(error_body(info), info.status, _headers_of(error), lingers=info.status == 413)
+            return JsonReply(form.make(info), info.status, _headers_of(error), lingers=info.status == 413)
         case HTTPException():
             allow = (error.headers or {}).get("Allow", "")
             headers = ((b"allow", allow.encode()),) if allow else ()
-            return JsonReply(error_body(routing_error(error, method, path)), error.status_code, headers)
+            return JsonReply(form.make(routing_error(error, method, path)), error.status_code, headers)
         case _:
-            return JsonReply(error_body(internal_error(log_internal(error))), 500)
+            return JsonReply(form.make(internal_error(log_internal(error))), 500)
 
 
 def log_internal(error: Exception) -> str:

@@ -25,6 +25,11 @@ def frame(event: msgspec.Struct) -> bytes:
     return b"data: %b\n\n" % (encoded if encoded.isascii() else _one_line(encoded))
 
 
+def named_frame(name: str, event: msgspec.Struct) -> bytes:
+    """Returns the event with a name of its own, for the APIs that have them."""
+    return b"event: %b\n%b" % (name.encode(), frame(event))
+
+
 def error_frame(info: ErrorInfo) -> bytes:
     """Returns the frame that ends a stream which has begun and cannot go on; `DONE` follows it."""
     return frame(error_body(info))

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from typing import Any, ClassVar, Protocol
 
 from starlette.types import Receive, Scope, Send
 
@@ -24,7 +24,10 @@ more than some 10 KB beside what the connection holds already for a reader that 
 
 
 class EventWriter(Protocol):
-    """What an endpoint's events look like."""
+    """What an endpoint's events look like. Where it says nothing else, they end with `[DONE]`."""
+
+    keep_alive: ClassVar[bytes] = sse.KEEP_ALIVE
+    """What a long silence is broken with."""
 
     def tokens(self, generation: Generation) -> bytes:
         """Takes the tokens of one step and returns their event, behind what has to come before the first one."""
@@ -35,8 +38,12 @@ class EventWriter(Protocol):
         ...
 
     def close(self) -> bytes:
-        """Returns what follows the last frame of the last choice, all but `[DONE]`."""
-        ...
+        """Returns what follows the last frame of the last choice."""
+        return sse.DONE
+
+    def fail(self, error: ErrorInfo) -> bytes:
+        """Returns what ends a stream that has begun and cannot go on."""
+        return sse.error_frame(error) + sse.DONE
 
 
 class OpenStreams:
@@ -108,7 +115,7 @@ class EventStream:
             except Exception as error:
                 if not trace.status:
                     raise
-                await write_body(send, sse.error_frame(internal_error(log_internal(error))) + sse.DONE, is_last=True)
+                await write_body(send, self._events.fail(internal_error(log_internal(error))), is_last=True)
 
     async def _write_all(self, send: Send, trace: RequestTrace) -> None:
         changed = self._choices[0].changed
@@ -126,9 +133,10 @@ class EventStream:
                 self.wake()
             else:
                 is_last = error is not None or not self._running
-                frames += self._closing(error) if is_last else b""
+                if is_last:
+                    frames += self._events.close() if error is None else self._events.fail(error)
             if not frames and self._streams.is_silent(self):
-                frames = sse.KEEP_ALIVE
+                frames = self._events.keep_alive
             if not frames:
                 continue
             if not trace.status:
@@ -157,9 +165,6 @@ class EventStream:
             running.append(generation)
         self._running = running
         return frames
-
-    def _closing(self, error: ErrorInfo | None) -> bytes:
-        return (self._events.close() if error is None else sse.error_frame(error)) + sse.DONE
 
 
 class WholeReply:
@@ -208,6 +213,18 @@ def watched(service: Service, choices: Iterable[Generation], receive: Receive) -
     finally:
         watcher.cancel()
         leave()
+
+
+async def write_until_gone(writing: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Runs `writing` to its end, or until the client has left. Raises what it raises."""
+    leaving, task = asyncio.create_task(wait_until_gone(receive)), asyncio.create_task(writing)
+    try:
+        await asyncio.wait((leaving, task), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            await task
+    finally:
+        leaving.cancel()
+        task.cancel()
 
 
 async def wait_until_gone(receive: Receive) -> None:

@@ -9,7 +9,10 @@ from frontend.requests.timeline import Timeline
 from frontend.requests.trace import RequestTrace
 from messages.requests import SamplingParams
 
-OPERATIONS = {"/generate": "text_completion", "/v1/completions": "text_completion", "/v1/chat/completions": "chat"}
+OPERATIONS = {
+    **dict.fromkeys(("/generate", "/v1/completions"), "text_completion"),
+    **dict.fromkeys(("/v1/chat/completions", "/v1/responses", "/v1/messages"), "chat"),
+}
 """The endpoints whose requests are traced, with their `gen_ai.operation.name`."""
 
 TRACE_HEADERS = (b"traceparent", b"tracestate")

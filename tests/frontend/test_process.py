@@ -261,6 +261,7 @@ def test_an_idle_frontend_is_small_and_sleeps():
             "deadlines",
             "placed_requests",
             "requests_on_hold",
+            "stored_responses",
             "suspects",
             "timelines",
             "unfinished_traces",

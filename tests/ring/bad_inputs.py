@@ -9,6 +9,7 @@ MAX_BODY_MB = 1
 """The limit of the server that gets them."""
 
 GENERATE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
+RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
 TOKENIZE, DETOKENIZE, ABORT, FLUSH = "/tokenize", "/detokenize", "/abort_request", "/flush_cache"
 
 CONTEXT = 256
@@ -245,7 +246,7 @@ def of_chat() -> list[Bad]:
         *field(
             CHAT, "tools", [tool("")], [tool("a b")], [tool("f\n")], [tool("x" * 129)], fragment="[0].function.name"
         ),
-        *field(CHAT, "tools", [tool("f"), tool("f")], fragment="tools[1].function.name"),
+        *field(CHAT, "tools", [tool("f"), tool("f")], fragment="tools[1]: there are two tools"),
         *field(CHAT, "tools", [tool("f", parameters=[])], fragment="tools[0].function.parameters"),
         *field(CHAT, "tools", [tool("f", arguments={})], fragment="unknown field `arguments`"),
         *field(CHAT, "tools", [tool(f"f{i}") for i in range(10_000)], fragment="at most 1024, got 10000"),
@@ -259,6 +260,117 @@ def of_chat() -> list[Bad]:
         *field(CHAT, "include_reasoning", 1, "no"),
         *field(CHAT, "reasoning_effort", 1, ["low"]),
         Bad(CHAT, {"messages": [{"role": "user", "content": "word " * 500}]}, "messages", "maximum context length"),
+    ]
+
+
+def of_responses() -> list[Bad]:
+    def bad(name: str, *values: Any, fragment: str | None = None, **others: Any) -> list[Bad]:
+        return [Bad(RESPONSES, {"input": "x", **others, name: value}, name, fragment or name) for value in values]
+
+    def items(fragment: str, *items: Any) -> list[Bad]:
+        return [
+            Bad(RESPONSES, {"input": [{"role": "user", "content": "hi"}, item]}, "input", fragment) for item in items
+        ]
+
+    image = {"type": "input_image", "image_url": "http://x/y.png"}
+    function = {"type": "function", "name": "f", "parameters": {}}
+    unknown = {"previous_response_id": "resp_0", "input": "x"}
+    return [
+        Bad(RESPONSES, {}, "input", "required"),
+        Bad(RESPONSES, {"input": "x", "model": "zzz"}, "model", "does not exist", 404),
+        Bad(RESPONSES, unknown, "previous_response_id", "Response with id 'resp_0' not found", 404),
+        Bad(f"{RESPONSES}/resp_0/cancel", {}, None, "not found", 404),
+        *bad("input", "", [], None, {"role": "user"}, ["hi"]),
+        Bad(RESPONSES, {"input": "word " * 500}, "input", f"maximum context length is {CONTEXT} tokens"),
+        *items("input[1]: an item of type 'web_search_call'", {"type": "web_search_call", "id": "ws_1"}),
+        *items(
+            "input[1]: an item of type 'item_reference'", {"id": "msg_1"}, {"type": "item_reference", "id": "msg_1"}
+        ),
+        *items("input[1].role", {"role": "tool", "content": "5"}, {"type": "message", "content": "x"}, {"role": ""}),
+        *items("input[1].content is required", {"role": "user"}, {"role": "user", "content": None}),
+        *items("(at input[1].content)", {"role": "user", "content": 5}),
+        *items("input[1].content[0]: a part of type 'input_image'", {"role": "user", "content": [image]}),
+        *items("input[1].content[0].text is required", {"role": "user", "content": [{"type": "input_text"}]}),
+        *items("input[1].name is required", {"type": "function_call", "call_id": "c", "arguments": "{}"}),
+        *items("(at input[1].arguments)", {"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}),
+        *items("input[1].call_id is required", {"type": "function_call_output", "output": "5"}),
+        *items("encrypted_content", {"type": "reasoning", "summary": [], "encrypted_content": "gAAAAABo"}),
+        *bad("tools", [5], [{"type": "function", "name": "a b"}], [{"type": "function"}]),
+        *bad(
+            "tools",
+            [{"type": "local_shell"}],
+            [{"type": "mcp"}],
+            [{"type": "custom", "name": "f"}],
+            fragment="tools[0]",
+        ),
+        *bad("tools", [function, function], fragment="tools[1]: there are two tools"),
+        *bad("tools", [function], fragment="--tool-call-parser"),
+        *bad("tool_choice", "f", {"type": "web_search"}, "required", {"type": "function", "name": "f"}),
+        *bad("text", 5, {"format": {"type": "yaml"}}, {"format": {"type": "json_schema"}}),
+        Bad(RESPONSES, {"input": "x", "text": text_format({"not": {}})}, "text.format", '["not"]'),
+        *bad("include", "x", ["zzz"]),
+        *bad("max_output_tokens", 0, "5"),
+        *bad("top_logprobs", 21),
+        *bad("truncation", "middle"),
+        *bad("reasoning", "low", {"effort": 5}),
+        *bad("background", True, fragment="store must not be false", store=False),
+        *bad("conversation", "conv_1", fragment="not supported"),
+        *bad("prompt", {"id": "pmpt_1"}, fragment="not supported"),
+        *bad("prompt_logprobs", 1, fragment="only for /v1/completions"),
+        *bad("temperature", 2.5),
+        *bad("max_output_token", 5, fragment="did you mean max_output_tokens?"),
+    ]
+
+
+def text_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"format": {"type": "json_schema", "name": "answer", "schema": schema}}
+
+
+def of_messages() -> list[Bad]:
+    good = {"max_tokens": 9, "messages": [USER]}
+
+    def bad(name: str, *values: Any, fragment: str | None = None, **others: Any) -> list[Bad]:
+        return [Bad(MESSAGES, {**good, **others, name: value}, name, fragment or name) for value in values]
+
+    def message(fragment: str, **fields: Any) -> list[Bad]:
+        return bad("messages", [USER, fields], fragment=fragment)
+
+    def user(fragment: str, *blocks: Any) -> list[Bad]:
+        return [bad for block in blocks for bad in message(fragment, role="user", content=[block])]
+
+    image = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
+    function = {"name": "f", "input_schema": {}}
+    return [
+        Bad(MESSAGES, {"messages": [USER]}, "max_tokens", "max_tokens is required"),
+        Bad(MESSAGES, {"max_tokens": 9}, "messages", "messages is required"),
+        Bad(MESSAGES, {**good, "model": "claude-5"}, "model", "does not exist", 404),
+        Bad(COUNT, {}, "messages", "messages is required"),
+        Bad(COUNT, {"messages": [USER], "model": "claude-5"}, "model", "does not exist", 404),
+        Bad(COUNT, {"messages": [{"role": "user", "content": [image]}]}, "messages", "messages[0].content[0]"),
+        *bad("max_tokens", 0, "5", None),
+        *bad("messages", [], "hi", [5], [{"role": "user"}]),
+        *bad("messages", [{"role": "user", "content": "word " * 500}], fragment="maximum context length"),
+        *message("messages[1].role must be user or assistant", role="tool", content="x"),
+        *message("messages[1].content must not be empty", role="user", content=[]),
+        *message("(at messages[1].content)", role="user", content=5),
+        *user("messages[1].content[0]: a block of type", image, {"type": "document"}, {"type": "zzz"}),
+        *user("messages[1].content[0].text is required", {"type": "text"}),
+        *user("cannot be in a message of the user", {"type": "tool_use", "id": "c", "name": "f", "input": {}}),
+        *user("tool_use_id is required", {"type": "tool_result", "content": "x"}),
+        *user(".content[0]: a block of type 'image'", {"type": "tool_result", "tool_use_id": "c", "content": [image]}),
+        *message(".input is required", role="assistant", content=[{"type": "tool_use", "id": "c", "name": "f"}]),
+        *bad("system", 5, [{"type": "text"}], [image]),
+        *bad("tools", [5], [{"name": "a b", "input_schema": {}}], [{"name": "f"}]),
+        *bad("tools", [{"type": "web_search_20250305", "name": "web_search"}], fragment="tools[0]: a tool of type"),
+        *bad("tools", [function], fragment="--tool-call-parser"),
+        *bad("tool_choice", "any", {"type": "tool"}, {"type": "any"}, {"type": "tool", "name": "f"}),
+        *bad("thinking", True, {"type": "zzz"}),
+        *bad("stop_sequences", "x", [""]),
+        *bad("temperature", 2.5),
+        *bad("mcp_servers", [{"name": "x"}], fragment="not supported"),
+        *bad("output_config", {"format": {"type": "json_schema"}}, {"format": "json"}),
+        Bad(MESSAGES, b"{", None, "JSON"),
+        Bad(MESSAGES, {"max_tokens": 9}, None, "application/json", 415, {"Content-Type": "text/plain"}),
     ]
 
 
@@ -287,5 +399,7 @@ BAD_INPUTS = [
     *of_generate(),
     *of_completions(),
     *of_chat(),
+    *of_responses(),
+    *of_messages(),
     *of_the_rest(),
 ]

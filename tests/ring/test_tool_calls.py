@@ -1,17 +1,22 @@
 """Tools and reasoning through the whole ring, with a model that says what it is told to.
 
-What `openai`'s client makes of them, and streams whose processes are killed in the middle of a call.
+What the clients of `openai` and `anthropic` make of them in each API, and streams whose processes are killed in the
+middle of a call.
 """
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
+from anthropic import Anthropic
+from anthropic.types import Message
 from openai import OpenAI
-from pydantic import BaseModel
+from openai.types.responses import ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
 
 from tests.ring.client import TIMEOUT_S, RingClient
 from tests.scripted_model import build_scripted_model
@@ -56,6 +61,10 @@ class Now(BaseModel):
 TOOLS: Any = [
     openai.pydantic_function_tool(GetWeather, name="get_weather"),
     openai.pydantic_function_tool(Now, name="now"),
+]
+RESPONSE_TOOLS: Any = [{"type": "function", "strict": False, **tool["function"]} for tool in TOOLS]
+MESSAGE_TOOLS: Any = [
+    {"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS
 ]
 QUESTION: Any = {"role": "user", "content": "How is the weather in Zürich?"}
 
@@ -168,3 +177,118 @@ def test_a_call_goes_on_when_a_process_dies_in_the_middle_of_it(ring: RingClient
         if num_continued(ring) > before:
             return
     raise AssertionError(f"the {process} never died in mid-stream")
+
+
+def test_responses_and_their_events_are_what_the_client_thinks_they_are(client: OpenAI, ring: RingClient):
+    """The client builds its objects without a check, so here they are checked."""
+    with client.responses.stream(model="m", input=[QUESTION], tools=RESPONSE_TOOLS) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_response()
+    assert kinds.count("response.function_call_arguments.delta") > 50
+    assert [item.type for item in streamed.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert streamed.output_text == "One moment, bitte schön."
+    calls: Any = [item for item in streamed.output if item.type == "function_call"]
+    assert [json.loads(call.arguments) for call in calls] == [WEATHER, {}]
+    events: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    request = {
+        "input": [QUESTION],
+        "tools": RESPONSE_TOOLS,
+        "include": ["message.output_text.logprobs"],
+        "stream": True,
+    }
+    with httpx.stream("POST", f"{ring.url}/v1/responses", json=request, timeout=TIMEOUT_S) as reply:
+        seen = [events.validate_json(line[6:]) for line in reply.iter_lines() if line.startswith("data: ")]
+    assert (seen[-1].type, seen[-1].response.output_text) == ("response.completed", streamed.output_text)
+
+
+def test_a_response_is_continued_shown_and_made_in_the_background(client: OpenAI):
+    first = client.responses.create(model="m", input=[QUESTION], tools=RESPONSE_TOOLS)
+    calls: Any = [item for item in first.output if item.type == "function_call"]
+    results: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "21 °C"} for call in calls]
+    second = client.responses.create(model="m", previous_response_id=first.id, input=results, tools=RESPONSE_TOOLS)
+    assert second.output_text == "It is 21 °C and sunny."
+    assert client.responses.retrieve(second.id).output_text == second.output_text
+    listed = [item.type for item in client.responses.input_items.list(second.id, order="asc", limit=2)]
+    assert listed == ["message", *(item.type for item in first.output), "function_call_output", "function_call_output"]
+    client.responses.delete(second.id)
+    for gone in (second.id, "resp_none"):
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(gone)
+    begun = list(client.responses.create(model="m", input="Hi", background=True, stream=True))
+    response_id = begun[-1].response.id  # pyright: ignore[reportAttributeAccessIssue]
+    again = list(client.responses.retrieve(response_id, stream=True, starting_after=len(begun) - 3))
+    assert [event.sequence_number for event in again] == [len(begun) - 2, len(begun) - 1]
+    slow = client.responses.create(model="m", input="Hi", background=True, tools=RESPONSE_TOOLS)
+    assert client.responses.cancel(slow.id).status in ("cancelled", "completed")
+
+
+@pytest.fixture
+def messages_client(ring: RingClient) -> Iterator[Anthropic]:
+    with Anthropic(base_url=ring.url, api_key="none", max_retries=0, timeout=TIMEOUT_S) as client:
+        yield client
+
+
+ASKED: Any = {
+    "model": "m",
+    "max_tokens": 5000,
+    "tools": MESSAGE_TOOLS,
+    "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+}
+
+
+def test_a_round_trip_of_a_tool_in_messages(messages_client: Anthropic):
+    whole = messages_client.messages.create(messages=[QUESTION], **ASKED)
+    assert (whole.stop_reason, [block.type for block in whole.content]) == (
+        "tool_use",
+        ["thinking", "text", "tool_use", "tool_use"],
+    )
+    Message.model_validate(whole.model_dump())
+    calls: Any = whole.content[2:]
+    assert [call.input for call in calls] == [WEATHER, {}]
+    results = [{"type": "tool_result", "tool_use_id": call.id, "content": "21 °C"} for call in calls]
+    history: Any = [QUESTION, {"role": "assistant", "content": whole.content}, {"role": "user", "content": results}]
+    with messages_client.messages.stream(messages=history, **ASKED) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert (text, final.stop_reason) == ("It is 21 °C and sunny.", "end_turn")
+    counted = {name: value for name, value in ASKED.items() if name != "max_tokens"}
+    count = messages_client.messages.count_tokens(messages=history, **counted)
+    usage = final.usage
+    assert count.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    plain = messages_client.messages.create(model="m", max_tokens=99, messages=[QUESTION])
+    assert [block.model_dump(exclude_none=True) for block in plain.content] == [{"type": "text", "text": PLAIN}]
+
+
+def test_errors_are_those_of_the_messages_client(messages_client: Anthropic):
+    image = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
+    content: Any = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[1\]: a block of type 'image'"):
+        messages_client.messages.create(model="m", max_tokens=9, messages=[content])
+    with pytest.raises(anthropic.NotFoundError) as raised:
+        messages_client.messages.create(model="claude", max_tokens=9, messages=[QUESTION])
+    assert raised.value.type == "not_found_error"
+
+
+def test_a_message_goes_on_when_a_process_dies_in_the_middle_of_a_call(ring: RingClient, messages_client: Anthropic):
+    expected = messages_client.messages.create(messages=[QUESTION], **ASKED)
+    for _ in range(MAX_TRIES):
+        before, num_restarts = num_continued(ring), ring.status("detokenizer")["num_restarts"]
+        num_pieces = 0
+        with messages_client.messages.stream(messages=[QUESTION], **ASKED) as stream:
+            for event in stream:
+                num_pieces += event.type == "input_json"
+                if event.type == "input_json" and num_pieces == NUM_CHUNKS_BEFORE:
+                    ring.kill("detokenizer")
+            final = stream.get_final_message()
+        ring.wait_for_restart("detokenizer", num_restarts + 1)
+        assert (final.stop_reason, final.usage.output_tokens) == (expected.stop_reason, expected.usage.output_tokens)
+        assert [shown(block) for block in final.content] == [shown(block) for block in expected.content]
+        if num_continued(ring) > before:
+            return
+    raise AssertionError("the detokenizer never died in mid-stream")
+
+
+def shown(block: Any) -> dict[str, Any]:
+    """Returns a block without its id, which is another one each time."""
+    return block.model_dump(exclude={"id"})

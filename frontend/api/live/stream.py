@@ -1,6 +1,5 @@
 """`GET /live`: how the server is and what changes in it, as a stream of events."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 
@@ -10,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from frontend.api.live.feed import LiveFeed
 from frontend.api.live.view import LiveState, make_event
 from frontend.http import sse
-from frontend.http.stream import wait_until_gone, write_body, write_head
+from frontend.http.stream import write_body, write_head, write_until_gone
 from frontend.requests.trace import trace_of
 
 
@@ -34,15 +33,7 @@ class LiveStream:
             if scope["method"] == "HEAD":
                 await write_body(send, b"", is_last=True)
                 return
-            leaving = asyncio.create_task(wait_until_gone(receive))
-            writing = asyncio.create_task(_write_events(send, samples))
-            try:
-                await asyncio.wait((leaving, writing), return_when=asyncio.FIRST_COMPLETED)
-                if writing.done():
-                    await writing
-            finally:
-                leaving.cancel()
-                writing.cancel()
+            await write_until_gone(_write_events(send, samples), receive)
 
 
 async def _write_events(send: Send, samples: AsyncGenerator[LiveState, None]) -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from frontend.api.grammar import MAX_GRAMMAR_BYTES
-from frontend.api.tools import MAX_TOOLS, choose_tools
+from frontend.api.tools import MAX_TOOLS, check_tools, choose_tools, read_choice
 from frontend.parsing.model_format import choose_format
 from messages.errors import RequestError
 from messages.replies import PromptReply
@@ -210,7 +210,7 @@ CHOSEN = {"type": "function", "function": {"name": "now"}}
         ({"tools": [tool("x" * 129)]}, "tools", "(at tools[0].function.name)"),
         ({"tools": [tool("f\n")]}, "tools", "(at tools[0].function.name)"),
         ({"tools": [tool("é")]}, "tools", "(at tools[0].function.name)"),
-        ({"tools": [tool(), tool()]}, "tools", "tools[1].function.name: there are two tools 'get_weather'"),
+        ({"tools": [tool(), tool()]}, "tools", "tools[1]: there are two tools 'get_weather'"),
         ({"tools": [tool(paramters={})]}, "tools", "unknown field `paramters` (at tools[0].function)"),
         ({"tools": [{**tool(), "name": "f"}]}, "tools", "unknown field `name` (at tools[0])"),
         ({"tools": [tool(parameters="{}")]}, "tools", "(at tools[0].function.parameters)"),
@@ -224,7 +224,7 @@ CHOSEN = {"type": "function", "function": {"name": "now"}}
         (
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
             "tool_choice",
-            "tool_choice.function.name must be the name of one of the tools, got 'f'",
+            "tool_choice must have the name of one of the tools, got 'f'",
         ),
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "cannot be forced"),
         ({"tools": TOOLS, "tool_choice": CHOSEN}, "tool_choice", "--reasoning-parser none"),
@@ -248,7 +248,7 @@ CHOICES = [("required", True, 2, "\n"), ("required", False, 2, ""), (CHOSEN, Tru
 
 @pytest.mark.parametrize(("choice", "allows_several", "num_calls", "separator"), CHOICES)
 def test_a_call_that_must_be_made_is_a_grammar(choice: Any, allows_several: bool, num_calls: int, separator: str):
-    use = choose_tools(TOOLS, choice, HERMES, allows_several=allows_several)
+    use = choose_tools(check_tools(TOOLS), read_choice(choice), HERMES, allows_several=allows_several)
     assert use.listed == TOOLS
     assert use.forced is not None
     assert (use.forced.kind, use.forced.param) == ("calls", "tools")
@@ -266,4 +266,4 @@ def test_calls_that_are_not_json_and_tools_that_are_too_long_cannot_be_forced():
         (HERMES, [tool(parameters={"description": "x" * MAX_GRAMMAR_BYTES})], "at most"),
     ):
         with pytest.raises(RequestError, match=fragment):
-            choose_tools(tools, "required", model_format, allows_several=True)
+            choose_tools(check_tools(tools), "required", model_format, allows_several=True)

@@ -31,6 +31,16 @@ def test_a_known_key_passes_and_others_do_not():
         keys.check("client", [])
 
 
+def test_a_key_may_come_as_anthropics_clients_send_it():
+    keys = Keys((KEY,), (ADMIN_KEY,))
+    keys.check("client", [(b"x-api-key", KEY.encode())])
+    keys.check("client", [(b"x-api-key", b"none"), *bearer(KEY)])
+    keys.check("operator", [(b"x-api-key", ADMIN_KEY.encode())])
+    for headers in ([(b"x-api-key", b"none")], [(b"x-api-key", b"")], [*bearer("none"), (b"x-api-key", KEY.encode())]):
+        with pytest.raises(UnauthorizedError):
+            keys.check("client", headers)
+
+
 def test_what_is_public_and_a_server_without_keys_are_open():
     Keys((KEY,), (ADMIN_KEY,)).check("public", [])
     Keys().check("client", [])

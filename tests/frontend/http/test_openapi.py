@@ -38,21 +38,23 @@ def test_all_paths_are_described_and_exist(server: FrontendRun, document: dict[s
     wanted = {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{id}", "/tokenize"}
     wanted |= {"/detokenize", "/health", "/health/generate", "/metrics", "/version", "/server_info", "/openapi.json"}
     wanted |= {"/load", "/ping", "/abort_request", "/flush_cache", "/requests", "/requests/{id}"}
-    wanted |= {"/cache/explain", "/cache/tree", "/live"}
+    wanted |= {"/cache/explain", "/cache/tree", "/live", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"}
+    wanted |= {"/v1/responses/{id}", "/v1/responses/{id}/cancel", "/v1/responses/{id}/input_items"}
     wanted |= {"/admin/processes", "/admin/restart/{process}", "/admin/snapshot", "/start_profile", "/stop_profile"}
     assert set(document["paths"]) == wanted
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            other = "POST" if method == "get" else "GET"
+            other = "GET" if method == "post" else "POST"
             refused = server.client.request(other, re.sub(r"{\w+}", "m", path))
             if "administration" in operation["tags"]:  # there is no key
                 assert refused.status_code == 403
             else:
                 assert refused.status_code == 405
                 allowed = set(refused.headers["allow"].split(", "))
-                assert allowed == ({"GET", "HEAD"} if method == "get" else {"POST"})
+                assert allowed == {name.upper() for name in operations} | ({"HEAD"} if "get" in operations else set())
             assert {"200", "400", "403", "500", "503"} <= set(operation["responses"])
             has_body = method == "post" and ("administration" not in operation["tags"] or path == "/cache/explain")
+            has_body = has_body and not path.endswith("/cancel")
             assert has_body == ("requestBody" in operation)
             assert has_body == ("415" in operation["responses"])
             assert "401" not in operation["responses"]

@@ -26,6 +26,8 @@ def test_web_pages_of_an_allowed_origin_may_ask():
             assert allowed.status_code == 200
             assert allowed.headers["access-control-allow-origin"] == PAGE
             assert "authorization" in allowed.headers["access-control-allow-headers"].lower()
+            delete = {**preflight, "Access-Control-Request-Method": "DELETE"}
+            assert browser.options("/v1/responses/resp_1", headers=delete).status_code == 200
             assert browser.options("/generate", headers={**preflight, "Origin": "https://other"}).status_code == 400
             refused = browser.get("/v1/models", headers={"Origin": PAGE})
             assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, PAGE)

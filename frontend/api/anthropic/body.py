@@ -1,0 +1,235 @@
+"""The bodies of `/v1/messages` and `/v1/messages/count_tokens`, and the conversation that they ask for."""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Raw
+
+from frontend.api.conversation import Conversation, template_kwargs
+from frontend.api.grammar import ResponseFormat, SchemaFormat
+from frontend.api.openai_body import ModelFields, check_shown, truncation_of
+from frontend.api.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_STOPS, Sampling, StopStrings
+from frontend.api.tools import Choice, Name, Named, ToolFunction, ToolUse, choose_tools, list_tools
+from frontend.api.turns import BETWEEN_TEXTS, Turns
+from frontend.parsing.model_format import ModelFormat
+from messages.errors import RequestError, bad_request
+
+T = TypeVar("T")
+
+REFUSED: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],)}
+IGNORED = (
+    *("betas", "cache_control", "context_management", "diagnostics", "inference_geo", "speed", "user_profile_id"),
+    *("workspace_id", "anthropic_beta"),
+)
+
+ROLES = ("user", "assistant", "system")
+UNSHOWN_BLOCKS = frozenset({"redacted_thinking"})
+"""Blocks that only who made them can read: they are left out."""
+
+MESSAGES_TEXT = (
+    "a list of messages, not empty, each with a role (user or assistant) and a content (a string or a list of blocks: "
+    "text, tool_use, tool_result, thinking)"
+)
+TOOLS_TEXT = (
+    "a list of tools, each an object with a name (1 to 128 letters, digits and _.-) and an input_schema (an object), "
+    "which may have a description"
+)
+CHOICE_TEXT = 'an object with a type: "auto", "any", "none", or "tool" with a name'
+
+
+class ContentBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """A block as clients send it; what chat templates do not read, as `cache_control`, is dropped."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list["ContentBlock"] | None = None
+
+
+Content = str | list[ContentBlock]
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: str
+    content: Content
+
+
+class MessageTool(msgspec.Struct, frozen=True, kw_only=True):
+    name: Name
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class MessageChoice(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["auto", "any", "none", "tool"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct, frozen=True, kw_only=True):
+    """`budget_tokens` is taken and not kept to."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class JsonFormat(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["json_schema"]
+    schema: Raw
+
+
+class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
+    effort: str | None = None
+    format: JsonFormat | None = None
+
+
+class PromptFields(ModelFields, frozen=True, kw_only=True):
+    """What makes the prompt, and what every endpoint samples by."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, description=MESSAGES_TEXT)]
+    system: Annotated[Content | None, Meta(description="a string or a list of text blocks")] = None
+    tools: Annotated[list[MessageTool] | None, Meta(description=TOOLS_TEXT)] = None
+    tool_choice: Annotated[MessageChoice | None, Meta(description=CHOICE_TEXT)] = None
+    thinking: Annotated[Thinking | None, Meta(description='an object with a type: "enabled" or "disabled"')] = None
+    output_config: Annotated[OutputConfig | None, Meta(description="an object with effort and format")] = None
+
+
+class CountBody(PromptFields, frozen=True, kw_only=True):
+    pass
+
+
+class MessagesBody(PromptFields, frozen=True, kw_only=True):
+    max_tokens: Annotated[  # pyright: ignore[reportGeneralTypeIssues] (here it is required)
+        int, Meta(ge=1, le=MAX_INT32, description=AT_LEAST_ONE_TEXT)
+    ]
+    stop_sequences: Annotated[
+        StopStrings | None, Meta(description=f"a list of up to {MAX_STOPS} strings, none empty")
+    ] = None
+
+
+def make_conversation(
+    body: PromptFields, sampling: Sampling, model_format: ModelFormat, *, context_tokens: int, seed: int
+) -> Conversation:
+    """Raises `RequestError` (400), which names the place."""
+    check_shown(body)
+    stop = body.stop_sequences if isinstance(body, MessagesBody) else None
+    output_format = body.output_config.format if body.output_config else None
+    if output_format is not None:
+        body = msgspec.structs.replace(
+            body, response_format=ResponseFormat("json_schema", SchemaFormat(output_format.schema))
+        )
+    params = sampling.make_params(
+        msgspec.structs.replace(body, stop=stop or body.stop), max_tokens=context_tokens, seed=seed
+    )
+    if output_format is not None and params.grammar is not None:
+        grammar = msgspec.structs.replace(params.grammar, param="output_config.format")
+        params = msgspec.structs.replace(params, grammar=grammar)
+    turns = Turns()
+    if body.system is not None:
+        turns.say("system", _text(body.system, "system"))
+    for index, message in enumerate(body.messages):
+        _add(turns, message, f"messages[{index}]")
+    if not turns.messages:
+        raise bad_request("messages has nothing that the model can read", "messages")
+    last = turns.messages[-1]
+    choice = body.tool_choice or MessageChoice(type="auto")
+    thinking = body.thinking or Thinking(type="disabled")
+    return Conversation(
+        messages=turns.messages,
+        params=params,
+        tools=_tools(body, choice, model_format),
+        template_kwargs=template_kwargs(
+            body.output_config.effort if body.output_config else None, {"enable_thinking": thinking.type != "disabled"}
+        ),
+        continue_final_message=last.role == "assistant" and bool(last.text) and not last.tool_calls,
+        allows_parallel_calls=not choice.disable_parallel_tool_use,
+        shows_reasoning=thinking.display != "omitted",
+        add_special_tokens=bool(body.add_special_tokens),
+        truncation=truncation_of(body, params, context_tokens),
+    )
+
+
+def _add(turns: Turns, message: Message, where: str) -> None:
+    if message.role not in ROLES:
+        raise bad_request(f"{where}.role must be user or assistant, got {message.role[:60]!r}", "messages")
+    if isinstance(message.content, str):
+        turns.say(message.role, message.content)
+        return
+    if not message.content:
+        raise bad_request(f"{where}.content must not be empty", "messages")
+    for index, block in enumerate(message.content):
+        _add_block(turns, message.role, block, f"{where}.content[{index}]")
+
+
+def _add_block(turns: Turns, role: str, block: ContentBlock, where: str) -> None:
+    match block.type:
+        case "text":
+            turns.say(role, _needed(block.text, f"{where}.text"))
+        case "thinking" if role == "assistant":
+            turns.think(_needed(block.thinking, f"{where}.thinking"))
+        case "tool_use" if role == "assistant":
+            name = _needed(block.name, f"{where}.name")
+            turns.call(_needed(block.id, f"{where}.id"), name, _needed(block.input, f"{where}.input"))
+        case "tool_result" if role == "user":
+            call_id = _needed(block.tool_use_id, f"{where}.tool_use_id")
+            turns.result(call_id, _text(block.content or "", f"{where}.content"))
+        case "thinking" | "tool_use" | "tool_result":
+            raise bad_request(f"{where}: a block of type {block.type} cannot be in a message of the {role}", "messages")
+        case kind if kind not in UNSHOWN_BLOCKS:
+            raise _unsupported(kind, where)
+        case _:
+            pass
+
+
+def _text(content: Content, where: str) -> str:
+    """Returns a text, or text blocks, in one piece."""
+    if isinstance(content, str):
+        return content
+    for index, block in enumerate(content):
+        if block.type != "text":
+            raise _unsupported(block.type, f"{where}[{index}]")
+        _needed(block.text, f"{where}[{index}].text")
+    return BETWEEN_TEXTS.join(block.text or "" for block in content)
+
+
+def _needed(value: T | None, where: str) -> T:
+    if value is None:
+        raise bad_request(f"{where} is required", where.partition("[")[0])
+    return value
+
+
+def _unsupported(kind: str, where: str) -> RequestError:
+    text = f"{where}: a block of type {kind[:60]!r} is not supported, the model reads text only"
+    return bad_request(text, where.partition("[")[0], "not_supported")
+
+
+def _tools(body: PromptFields, choice: MessageChoice, model_format: ModelFormat) -> ToolUse:
+    functions: list[ToolFunction] = []
+    for index, tool in enumerate(body.tools or ()):
+        if tool.type not in (None, "custom"):
+            raise bad_request(
+                f"tools[{index}]: a tool of type {tool.type!r} is not supported: give one that the client runs, with "
+                "an input_schema and without a type",
+                "tools",
+                "not_supported",
+            )
+        schema = _needed(tool.input_schema, f"tools[{index}].input_schema")
+        functions.append(ToolFunction(tool.name, tool.description, schema))
+    allows_several = not choice.disable_parallel_tool_use
+    return choose_tools(list_tools(functions), _choice(choice), model_format, allows_several=allows_several)
+
+
+def _choice(choice: MessageChoice) -> Choice:
+    match choice.type:
+        case "any":
+            return "required"
+        case "tool":
+            return Named(_needed(choice.name, "tool_choice.name"))
+        case kind:
+            return kind

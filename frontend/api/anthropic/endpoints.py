@@ -1,0 +1,122 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`, and their entries in the route table."""
+
+import secrets
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from frontend.api.answer_blocks import AnswerBlocks
+from frontend.api.anthropic.body import IGNORED, REFUSED, CountBody, MessagesBody, PromptFields, make_conversation
+from frontend.api.anthropic.errors import ANTHROPIC_ERRORS
+from frontend.api.anthropic.reply import EVENTS, MessageAnswer, MessageEvents, MessageReply
+from frontend.api.conversation import Conversation, Conversations
+from frontend.api.openai_body import ModelReader, name_rules
+from frontend.api.sampling import Sampling
+from frontend.http.endpoint import Endpoint, Parameter
+from frontend.http.field_names import UnknownFields
+from frontend.http.responses import JsonReply
+from frontend.http.stream import EventStream, OpenStreams, WholeReply
+from frontend.requests.trace import trace_of
+from frontend.service import Service
+from messages.columns import num_int32
+from messages.requests import EncodeMsg
+
+USER = {"role": "user", "content": "How far is the moon?"}
+TOOL: dict[str, Any] = {"name": "get_time", "input_schema": {"type": "object", "properties": {}}}
+
+VERSION = Parameter(
+    name="anthropic-version",
+    place="header",
+    schema=Annotated[str, Meta(max_length=64)],
+    description="Any is taken, and none.",
+)
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    input_tokens: int
+
+
+class MessagesApi:
+    def __init__(self, service: Service, streams: OpenStreams, unknown: UnknownFields, conversations: Conversations):
+        self._service = service
+        self._streams = streams
+        self._conversations = conversations
+        rules = name_rules(REFUSED, IGNORED)
+        self._reader = ModelReader(service, MessagesBody, rules, unknown)
+        self._count_reader = ModelReader(service, CountBody, rules, unknown)
+        self._sampling = Sampling(service.config.facts)
+
+    async def create(self, request: Request) -> EventStream | WholeReply:
+        """Opens the answer. Raises `RequestError`; refusals by other processes come out of the response."""
+        body = await self._reader.read(request)
+        opened = self._conversations.open(
+            self._conversation(body),
+            trace_of(request.scope),
+            wakes_at_tokens=bool(body.stream),
+            timeout_s=body.timeout_s,
+        )
+        blocks = AnswerBlocks(opened.choices[0], opened.rules)
+        answer = MessageAnswer(f"msg_{secrets.token_hex(12)}", self._reader.model_name(body), blocks)
+        if body.stream:
+            return EventStream(self._service, self._streams, opened.choices, MessageEvents(answer))
+        return WholeReply(self._service, opened.choices, answer.whole)
+
+    async def count_tokens(self, request: Request) -> JsonReply:
+        """Raises `RequestError`."""
+        asked = self._conversation(await self._count_reader.read(request))
+        answer = await self._service.queries.encode(
+            lambda uid: EncodeMsg(uid, None, asked.prompt, asked.add_special_tokens)
+        )
+        return JsonReply(TokenCount(num_int32(answer.token_ids)))
+
+    def _conversation(self, body: PromptFields) -> Conversation:
+        return make_conversation(
+            body,
+            self._sampling,
+            self._conversations.model_format,
+            context_tokens=self._service.config.facts.max_model_len,
+            seed=self._service.next_seed(),
+        )
+
+
+def messaging(api: MessagesApi) -> list[Endpoint]:
+    """Returns the endpoints of Anthropic's API."""
+    create = Endpoint(
+        method="POST",
+        path="/v1/messages",
+        run=api.create,
+        tag="Anthropic",
+        summary="Continue a conversation",
+        body=MessagesBody,
+        reply=MessageReply,
+        events=EVENTS,
+        errors=(404,),
+        error_form=ANTHROPIC_ERRORS,
+        parameters=(VERSION,),
+        examples={
+            "one": {"max_tokens": 64, "messages": [USER], "system": "Be brief."},
+            "a tool, streamed": {
+                "max_tokens": 64,
+                "messages": [USER],
+                "stream": True,
+                "tools": [TOOL],
+                "tool_choice": {"type": "none"},
+            },
+        },
+    )
+    count = Endpoint(
+        method="POST",
+        path="/v1/messages/count_tokens",
+        run=api.count_tokens,
+        tag="Anthropic",
+        summary="How many tokens the prompt of a message has",
+        body=CountBody,
+        reply=TokenCount,
+        errors=(404,),
+        error_form=ANTHROPIC_ERRORS,
+        parameters=(VERSION,),
+        examples={"one": {"messages": [USER]}},
+    )
+    return [create, count]

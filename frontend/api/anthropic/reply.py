@@ -1,0 +1,249 @@
+"""What clients of `/v1/messages` get: the message, whole, and the events of a stream."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from frontend.api.answer_blocks import AnswerBlocks, Began, Block, BlockEvent, Ended, Grew
+from frontend.api.anthropic.errors import anthropic_error
+from frontend.http import sse
+from frontend.http.stream import EventWriter
+from frontend.requests.generation import Generation
+from messages.errors import ErrorInfo
+from messages.replies import Usage, UserReply
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
+    """`signature`: of the text. Clients want one; it is not looked at when it comes back."""
+
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class MessageUsage(msgspec.Struct, frozen=True):
+    """The prompt's tokens are the sum of `input_tokens` and `cache_read_input_tokens`."""
+
+    input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int = 0
+
+
+class MessageReply(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class MessageStart(msgspec.Struct, frozen=True, tag_field="type", tag="message_start"):
+    message: MessageReply
+
+
+class BlockStart(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_start"):
+    index: int
+    content_block: AnswerBlock
+
+
+class TextDelta(msgspec.Struct, frozen=True, tag_field="type", tag="text_delta"):
+    text: str
+
+
+class ThinkingDelta(msgspec.Struct, frozen=True, tag_field="type", tag="thinking_delta"):
+    thinking: str
+
+
+class SignatureDelta(msgspec.Struct, frozen=True, tag_field="type", tag="signature_delta"):
+    signature: str
+
+
+class InputDelta(msgspec.Struct, frozen=True, tag_field="type", tag="input_json_delta"):
+    partial_json: str
+
+
+class BlockDelta(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_delta"):
+    index: int
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta
+
+
+class BlockStop(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_stop"):
+    index: int
+
+
+class StopFields(msgspec.Struct, frozen=True):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(msgspec.Struct, frozen=True, tag_field="type", tag="message_delta"):
+    delta: StopFields
+    usage: MessageUsage
+
+
+class MessageStop(msgspec.Struct, frozen=True, tag_field="type", tag="message_stop"):
+    pass
+
+
+class Ping(msgspec.Struct, frozen=True, tag_field="type", tag="ping"):
+    pass
+
+
+Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | Ping
+EVENTS: tuple[type[msgspec.Struct], ...] = (
+    *(MessageStart, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop, Ping),
+)
+
+
+class MessageAnswer(msgspec.Struct, frozen=True):
+    """An answer as a message. `model` is named as the client does it."""
+
+    id: str
+    model: str
+    blocks: AnswerBlocks
+
+    def whole(self) -> MessageReply:
+        """Takes all that has arrived for the choice, which has ended, and returns the message."""
+        final = self.blocks.read_whole()
+        stop = self.stop(final)
+        return self._reply(
+            [_whole_block(block) for block in self.blocks.blocks],
+            final.usage,
+            stop_reason=stop.stop_reason,
+            stop_sequence=stop.stop_sequence,
+        )
+
+    def begun(self) -> MessageReply:
+        """Returns the message before its first block."""
+        generation = self.blocks.generation
+        usage = generation.prompt_usage or (generation.final.usage if generation.final else Usage())
+        usage = msgspec.structs.replace(usage, completion_tokens=0)
+        return self._reply([], usage, stop_reason=None, stop_sequence=None)
+
+    def stop(self, final: UserReply) -> StopFields:
+        """Returns why the message ends; what else cut it short counts as its limit of tokens."""
+        num_tokens, params = final.usage.completion_tokens, self.blocks.generation.message.sampling_params
+        if final.finish_reason == "length" and num_tokens < params.max_tokens:
+            return StopFields("model_context_window_exceeded", None)
+        if final.finish_reason != "stop":
+            return StopFields("max_tokens", None)
+        if any(block.kind == "call" for block in self.blocks.blocks):
+            return StopFields("tool_use", None)
+        if isinstance(final.stop_reason, str):
+            return StopFields("stop_sequence", final.stop_reason)
+        return StopFields("end_turn", None)
+
+    def _reply(self, content: list[AnswerBlock], usage: Usage, **stop: Any) -> MessageReply:
+        return MessageReply(id=self.id, model=self.model, content=content, usage=usage_of(usage), **stop)
+
+
+def usage_of(usage: Usage) -> MessageUsage:
+    return MessageUsage(usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens, usage.completion_tokens)
+
+
+def _whole_block(block: Block) -> AnswerBlock:
+    match block.kind:
+        case "text":
+            return TextBlock(block.text)
+        case "reasoning":
+            return ThinkingBlock(block.text, _sign(block.text))
+        case "call":
+            return ToolUseBlock(block.call_id, block.name, _arguments(block.text))
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Returns the arguments of a call; such as are no JSON object are the text under `invalid_json`."""
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {"invalid_json": text}
+
+
+def _sign(thinking: str) -> str:
+    return hashlib.blake2s(thinking.encode()).hexdigest()
+
+
+class MessageEvents(EventWriter):
+    """Streams a message to the client that asked for it."""
+
+    keep_alive: ClassVar[bytes] = sse.named_frame("ping", Ping())
+
+    def __init__(self, answer: MessageAnswer):
+        self._answer = answer
+        self._has_begun = False
+
+    def tokens(self, generation: Generation) -> bytes:
+        return b"".join([*self._begin(), *self._go_on(self._answer.blocks.take_step())])
+
+    def end(self, generation: Generation, final: UserReply) -> bytes:
+        frames = [*self._begin(), *self._go_on(self._answer.blocks.finish(final))]
+        delta = MessageDelta(self._answer.stop(final), usage_of(final.usage))
+        return b"".join([*frames, _frame(delta), _frame(MessageStop())])
+
+    def close(self) -> bytes:
+        return b""
+
+    def fail(self, error: ErrorInfo) -> bytes:
+        return sse.named_frame("error", anthropic_error(error))
+
+    def _begin(self) -> Iterator[bytes]:
+        if not self._has_begun:
+            self._has_begun = True
+            yield _frame(MessageStart(self._answer.begun()))
+
+    def _go_on(self, events: Iterable[BlockEvent]) -> Iterator[bytes]:
+        for event in events:
+            index = event.block.index
+            match event:
+                case Began(block):
+                    yield _frame(BlockStart(index, _empty_block(block)))
+                case Grew(block, text):
+                    yield _frame(BlockDelta(index, _delta(block, text)))
+                case Ended(block):
+                    if block.kind == "reasoning":
+                        yield _frame(BlockDelta(index, SignatureDelta(_sign(block.text))))
+                    yield _frame(BlockStop(index))
+
+
+def _empty_block(block: Block) -> AnswerBlock:
+    match block.kind:
+        case "text":
+            return TextBlock("")
+        case "reasoning":
+            return ThinkingBlock("", "")
+        case "call":
+            return ToolUseBlock(block.call_id, block.name, {})
+
+
+def _delta(block: Block, text: str) -> TextDelta | ThinkingDelta | InputDelta:
+    match block.kind:
+        case "text":
+            return TextDelta(text)
+        case "reasoning":
+            return ThinkingDelta(text)
+        case "call":
+            return InputDelta(text)
+
+
+def _frame(event: Event) -> bytes:
+    return sse.named_frame(str(event.__struct_config__.tag), event)

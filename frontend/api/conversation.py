@@ -1,0 +1,107 @@
+"""A conversation as every API for chats asks for it, and the choices that are opened for it."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from frontend.api.answer_reader import AnswerRules
+from frontend.api.chat_messages import ChatMessage, make_chat_prompt
+from frontend.api.tools import NO_TOOLS, ToolUse
+from frontend.parsing.model_format import ModelFormat
+from frontend.requests.generation import Generation
+from frontend.requests.prompt_request import PromptRequest
+from frontend.requests.trace import RequestTrace
+from frontend.service import Service
+from messages.errors import bad_request
+from messages.requests import ChatPrompt, SamplingParams, Truncation
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a body asks for, whatever its API names it. `params`: those of the first choice."""
+
+    messages: Sequence[ChatMessage]
+    params: SamplingParams
+    tools: ToolUse = NO_TOOLS
+    template_kwargs: dict[str, Any] = {}
+    """For the chat template, beside the tools."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    allows_parallel_calls: bool = True
+    shows_reasoning: bool = True
+    num_choices: int = 1
+    add_special_tokens: bool = False
+    truncation: Truncation | None = None
+
+    @property
+    def prompt(self) -> ChatPrompt:
+        """Raises `RequestError` (400)."""
+        return make_chat_prompt(
+            self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            template_kwargs={**self.template_kwargs, **self.tools.template_kwargs},
+        )
+
+
+class OpenedChat(NamedTuple):
+    """The choices, and how they are read: without `rules` all their text is content."""
+
+    choices: list[Generation]
+    rules: AnswerRules | None
+
+
+class Conversations:
+    """Opens conversations with a model whose answers look like `model_format`."""
+
+    def __init__(self, service: Service, model_format: ModelFormat):
+        self._service = service
+        self.model_format = model_format
+
+    def open(
+        self, conversation: Conversation, trace: RequestTrace, *, wakes_at_tokens: bool, timeout_s: float | None
+    ) -> OpenedChat:
+        """Raises `RequestError`; refusals by other processes come with the choices."""
+        rules = self._rules(conversation)
+        request = PromptRequest(
+            conversation.prompt,
+            _adapted(conversation, rules),
+            conversation.num_choices,
+            add_special_tokens=conversation.add_special_tokens,
+            truncation=conversation.truncation,
+        )
+        choices = self._service.open_all([request], trace, wakes_at_tokens=wakes_at_tokens, timeout_s=timeout_s)
+        return OpenedChat(choices, rules)
+
+    def _rules(self, conversation: Conversation) -> AnswerRules | None:
+        chosen = self.model_format.with_tools if conversation.tools.listed else self.model_format.without_tools
+        if chosen is None:
+            return None
+        return AnswerRules(
+            chosen,
+            conversation.tools.schemas,
+            self.model_format.new_call_id,
+            allows_parallel_calls=conversation.allows_parallel_calls,
+            shows_reasoning=conversation.shows_reasoning,
+            begun=conversation.messages[-1].text if conversation.continue_final_message else "",
+        )
+
+
+def _adapted(conversation: Conversation, rules: AnswerRules | None) -> SamplingParams:
+    """Returns the parameters with what tools and the reading of the answer need. Raises `RequestError` (400)."""
+    params, forced = conversation.params, conversation.tools.forced
+    if forced is not None and params.grammar is not None:
+        raise bad_request(f"{params.grammar.param} cannot be with a tool_choice that forces a call", "tool_choice")
+    return msgspec.structs.replace(
+        params,
+        grammar=forced or params.grammar,
+        skip_special_tokens=params.skip_special_tokens
+        and not (rules is not None and rules.format.needs_special_tokens),
+        wants_prompt_end=rules is not None and rules.format.may_begin_in_prompt,
+    )
+
+
+def template_kwargs(reasoning_effort: str | None, others: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns what the chat template gets; `others` win."""
+    effort = {} if reasoning_effort is None else {"reasoning_effort": reasoning_effort}
+    return {**effort, **(others or {})}

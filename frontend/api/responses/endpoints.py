@@ -1,0 +1,234 @@
+"""The endpoints below `/v1/responses`: create, show, list the input, cancel and delete."""
+
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from frontend.api.answer_blocks import AnswerBlocks
+from frontend.api.conversation import Conversations
+from frontend.api.openai_body import ModelReader, name_rules
+from frontend.api.requests import read_count
+from frontend.api.responses.background import BackgroundResponses, FollowingStream
+from frontend.api.responses.body import IGNORED, REFUSED, ResponseBody, make_conversation, served_tools
+from frontend.api.responses.events import ResponseEvents
+from frontend.api.responses.items import Item, make_turns, read_items
+from frontend.api.responses.reply import Response, ResponseAnswer
+from frontend.api.responses.store import ResponseStore, StoredResponse
+from frontend.api.sampling import MAX_INT32, Sampling
+from frontend.errors import ErrorBody, ErrorForm, error_body
+from frontend.http.field_names import UnknownFields
+from frontend.http.responses import JsonReply
+from frontend.http.stream import EventStream, OpenStreams, WholeReply
+from frontend.requests.trace import RequestTrace, trace_of
+from frontend.service import Service
+from messages.errors import ErrorInfo, RequestError, bad_request
+from messages.peers import UsedResponse, UseResponse
+
+MAX_LISTED = 100
+DEFAULT_LISTED = 20
+PARAMS = {"messages": "input", "max_tokens": "max_output_tokens"}
+"""The fields of this API, by the names that errors of all chats have for them."""
+
+
+class DeletedResponse(msgspec.Struct, frozen=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class InputItems(msgspec.Struct, frozen=True, kw_only=True):
+    """All items that the response answers, those of earlier responses included."""
+
+    object: Literal["list"] = "list"
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+Action = Literal["show", "cancel", "delete"]
+
+Order = Literal["asc", "desc"]
+
+ELSEWHERE = "another frontend worker has this response: ask for it without stream, or again on another connection"
+
+
+class ResponsesApi:
+    def __init__(self, service: Service, streams: OpenStreams, unknown: UnknownFields, conversations: Conversations):
+        self._service = service
+        self._streams = streams
+        self._unknown = unknown
+        self._conversations = conversations
+        self._reader = ModelReader(service, ResponseBody, name_rules(REFUSED, IGNORED), unknown)
+        self._sampling = Sampling(service.config.facts)
+        http = service.config.http
+        self.store = ResponseStore(http.max_stored_responses, int(http.stored_responses_mb * 2**20))
+        self._background = BackgroundResponses(service, self.store)
+        service.sizes["stored_responses"] = self.store.__len__
+        service.peers.register(UseResponse, self._use)
+
+    async def create(self, request: Request) -> ASGIApp:
+        """Opens the response. Raises `RequestError`; refusals by other processes come out of it."""
+        body = await self._reader.read(request)
+        body = msgspec.structs.replace(body, tools=served_tools(body, self._unknown))
+        is_stored = body.store is not False and self.store.is_used
+        if body.background and not is_stored:
+            raise bad_request(
+                "background needs a response that is stored: store must not be false, and the server's "
+                "--max-stored-responses not 0",
+                "background",
+            )
+        given = read_items(body.input)
+        items = [*await self._items_before(body.previous_response_id), *given]
+        conversation = make_conversation(
+            body,
+            make_turns(body.instructions, items).messages,
+            self._sampling,
+            self._conversations.model_format,
+            context_tokens=self._service.config.facts.max_model_len,
+            seed=self._service.next_seed(),
+        )
+        trace = _own_trace(request) if body.background else trace_of(request.scope)
+        opened = self._conversations.open(
+            conversation, trace, wakes_at_tokens=bool(body.stream), timeout_s=body.timeout_s
+        )
+        blocks = AnswerBlocks(opened.choices[0], opened.rules)
+        answer = ResponseAnswer(body, self._reader.model_name(body), blocks, is_stored=is_stored)
+        if body.background:
+            stored = self._background.start(answer, items, trace, is_streamed=bool(body.stream))
+            return self._follow(stored, 0) if body.stream else JsonReply(answer.so_far())
+
+        def end(response: Response) -> None:
+            if is_stored:
+                self.store.add(response, items)
+
+        if body.stream:
+            return EventStream(self._service, self._streams, opened.choices, ResponseEvents(answer, end))
+
+        def whole() -> Response:
+            response = answer.ended(blocks.read_whole())
+            end(response)
+            return response
+
+        return WholeReply(self._service, opened.choices, whole)
+
+    async def retrieve(self, request: Request) -> ASGIApp:
+        """Raises `RequestError`: 404; 400 for the stream of a response that has none, 409 for one that is elsewhere."""
+        response_id: str = request.path_params["id"]
+        query = request.query_params
+        if query.get("stream") != "true":
+            return _shown(await self._find(response_id))
+        start = read_count(dict(query), "starting_after", -1, MAX_INT32, least=-1) + 1
+        stored = self.store.find(response_id)
+        if stored is None:
+            await self._find(response_id)
+            raise RequestError(ErrorInfo(409, ELSEWHERE, param="stream", code="other_frontend"))
+        if stored.frames is None:
+            raise bad_request(f"{response_id} has no stream: it was not made with background and stream", "stream")
+        return self._follow(stored, start)
+
+    async def list_input(self, request: Request) -> JsonReply:
+        """Raises `RequestError`: 404, or 400 for a query that asks for what cannot be."""
+        query = dict(request.query_params)
+        limit = read_count(query, "limit", DEFAULT_LISTED, MAX_LISTED)
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise bad_request(f"order must be asc or desc, got {order[:60]!r}", "order")
+        items = _decode_items(await self._find(request.path_params["id"]))
+        if order == "desc":
+            items.reverse()
+        if "after" in query:
+            ids = [item.id for item in items]
+            if query["after"] not in ids:
+                raise bad_request(f"after must be the id of an item of the list, got {query['after'][:60]!r}", "after")
+            items = items[ids.index(query["after"]) + 1 :]
+        shown = items[:limit]
+        first_id, last_id = (shown[0].id, shown[-1].id) if shown else (None, None)
+        return JsonReply(InputItems(data=shown, first_id=first_id, last_id=last_id, has_more=len(items) > limit))
+
+    async def cancel(self, request: Request) -> JsonReply:
+        """Raises `RequestError`: 404, or 400 for a response that was not made in the background."""
+        found = await self._find(request.path_params["id"], "cancel")
+        if not msgspec.json.decode(found.response, type=_Background).background:
+            raise bad_request("only a response that was made with background can be cancelled")
+        return _shown(found)
+
+    async def delete(self, request: Request) -> JsonReply:
+        """Raises `RequestError` (404)."""
+        response_id: str = request.path_params["id"]
+        await self._find(response_id, "delete")
+        return JsonReply(DeletedResponse(response_id))
+
+    def _follow(self, stored: StoredResponse, start: int) -> FollowingStream:
+        return FollowingStream(stored, start, self._service.config.http.sse_keepalive_s)
+
+    async def _items_before(self, previous_id: str | None) -> list[Item]:
+        """Returns what the response goes on from. Raises `RequestError`."""
+        if previous_id is None:
+            return []
+        found = await self._find(previous_id, code="previous_response_not_found", param="previous_response_id")
+        previous = msgspec.json.decode(found.response, type=_Output)
+        if previous.status == "in_progress":
+            text = f"previous_response_id: {previous_id} is still in progress"
+            raise bad_request(text, "previous_response_id", "response_in_progress")
+        return [*_decode_items(found), *previous.output]
+
+    async def _find(
+        self, response_id: str, action: Action = "show", *, code: str = "response_not_found", param: str | None = None
+    ) -> UsedResponse:
+        """Returns the response, wherever it is stored. Raises `RequestError` (404)."""
+        question = UseResponse(response_id, action)
+        own = self._use(question)
+        if own.response:
+            return own
+        others = await self._service.peers.ask_all(question, UsedResponse)
+        for reply in others.by_name.values():
+            if reply.response:
+                return reply
+        missing = f"; {others.num_missing} frontends have not answered" if others.num_missing else ""
+        text = f"Response with id {response_id[:128]!r} not found{missing}"
+        raise RequestError(ErrorInfo(404, text, "not_found_error", param, code))
+
+    def _use(self, question: UseResponse) -> UsedResponse:
+        """Does what is asked with what this frontend has stored."""
+        stored = self.store.find(question.response_id)
+        if stored is None:
+            return UsedResponse()
+        if question.action != "show":
+            stored.cancel()
+        if question.action == "delete":
+            self.store.remove(question.response_id)
+        return stored.show()
+
+
+class _Background(msgspec.Struct):
+    background: bool
+
+
+class _Output(msgspec.Struct):
+    status: str
+    output: list[Item]
+
+
+def _own_trace(request: Request) -> RequestTrace:
+    """Returns the trace of a response that goes on after the reply to `request`."""
+    trace = RequestTrace(request.scope)
+    trace.request_id, trace.status = trace_of(request.scope).request_id, 200
+    return trace
+
+
+def _shown(found: UsedResponse) -> JsonReply:
+    return JsonReply(msgspec.Raw(found.response))
+
+
+def _decode_items(found: UsedResponse) -> list[Item]:
+    return msgspec.json.decode(found.input_items, type=list[Item])
+
+
+def _error_body(info: ErrorInfo) -> ErrorBody:
+    return error_body(msgspec.structs.replace(info, param=PARAMS.get(info.param or "", info.param)))
+
+
+RESPONSE_ERRORS = ErrorForm(ErrorBody, _error_body)

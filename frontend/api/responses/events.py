@@ -1,0 +1,202 @@
+"""The events of a response that is streamed, in OpenAI's order; the first has sequence number 0."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+from frontend.api.answer_blocks import Began, Block, BlockEvent, Ended, Grew
+from frontend.api.logprob_fields import ChatLogprob
+from frontend.api.responses.reply import OutputItem, OutputPart, Response, ResponseAnswer, failed
+from frontend.http import sse
+from frontend.http.stream import EventWriter
+from frontend.requests.generation import Generation
+from messages.errors import ErrorInfo
+from messages.replies import UserReply
+
+
+class OfStream(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    sequence_number: int
+
+
+class OfResponse(OfStream, frozen=True, kw_only=True):
+    response: Response
+
+
+class ResponseCreated(OfResponse, frozen=True, kw_only=True, tag="response.created"):
+    pass
+
+
+class ResponseInProgress(OfResponse, frozen=True, kw_only=True, tag="response.in_progress"):
+    pass
+
+
+class ResponseCompleted(OfResponse, frozen=True, kw_only=True, tag="response.completed"):
+    pass
+
+
+class ResponseIncomplete(OfResponse, frozen=True, kw_only=True, tag="response.incomplete"):
+    """It ended early; its status is incomplete or cancelled."""
+
+
+class ResponseFailed(OfResponse, frozen=True, kw_only=True, tag="response.failed"):
+    pass
+
+
+class OfItem(OfStream, frozen=True, kw_only=True):
+    output_index: int
+
+
+class OutputItemAdded(OfItem, frozen=True, kw_only=True, tag="response.output_item.added"):
+    item: OutputItem
+
+
+class OutputItemDone(OfItem, frozen=True, kw_only=True, tag="response.output_item.done"):
+    item: OutputItem
+
+
+class OfText(OfItem, frozen=True, kw_only=True):
+    item_id: str
+
+
+class OfPart(OfText, frozen=True, kw_only=True):
+    content_index: int = 0
+
+
+class ContentPartAdded(OfPart, frozen=True, kw_only=True, tag="response.content_part.added"):
+    part: OutputPart
+
+
+class ContentPartDone(OfPart, frozen=True, kw_only=True, tag="response.content_part.done"):
+    part: OutputPart
+
+
+class OutputTextDelta(OfPart, frozen=True, kw_only=True, tag="response.output_text.delta"):
+    delta: str
+    logprobs: list[ChatLogprob]
+
+
+class OutputTextDone(OfPart, frozen=True, kw_only=True, tag="response.output_text.done"):
+    text: str
+    logprobs: list[ChatLogprob]
+
+
+class ReasoningTextDelta(OfPart, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):
+    delta: str
+
+
+class ReasoningTextDone(OfPart, frozen=True, kw_only=True, tag="response.reasoning_text.done"):
+    text: str
+
+
+class ArgumentsDelta(OfText, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"):
+    delta: str
+
+
+class ArgumentsDone(OfText, frozen=True, kw_only=True, tag="response.function_call_arguments.done"):
+    name: str
+    arguments: str
+
+
+EVENTS: tuple[type[OfStream], ...] = (
+    *(ResponseCreated, ResponseInProgress, ResponseCompleted, ResponseIncomplete, ResponseFailed, OutputItemAdded),
+    *(OutputItemDone, ContentPartAdded, ContentPartDone, OutputTextDelta, OutputTextDone, ReasoningTextDelta),
+    *(ReasoningTextDone, ArgumentsDelta, ArgumentsDone),
+)
+
+
+class ResponseFrames:
+    """Makes the frames of one response, one for each event: number n of them has sequence number n."""
+
+    def __init__(self, answer: ResponseAnswer):
+        self._answer = answer
+        self._num_events = 0
+
+    def begin(self) -> Iterator[bytes]:
+        """Yields the first frames, unless they have been made."""
+        if self._num_events == 0:
+            yield self._frame(ResponseCreated, response=self._answer.so_far())
+            yield self._frame(ResponseInProgress, response=self._answer.so_far())
+
+    def go_on(self, events: Iterable[BlockEvent]) -> Iterator[bytes]:
+        for event in events:
+            match event:
+                case Began(block):
+                    yield from self._added(block)
+                case Grew(block):
+                    yield self._delta(event)
+                case Ended(block):
+                    yield from self._done(block)
+
+    def end(self, response: Response) -> bytes:
+        match response.status:
+            case "completed":
+                kind = ResponseCompleted
+            case "failed":
+                kind = ResponseFailed
+            case _:
+                kind = ResponseIncomplete
+        return self._frame(kind, response=response)
+
+    def fail(self, error: ErrorInfo) -> bytes:
+        return self.end(failed(self._answer.so_far(), error))
+
+    def _added(self, block: Block) -> Iterator[bytes]:
+        item = self._answer.item(block)
+        yield self._frame(OutputItemAdded, output_index=block.index, item=item)
+        if block.kind != "call":
+            yield self._of(block, ContentPartAdded, part=self._answer.part(block))
+
+    def _delta(self, grew: Grew) -> bytes:
+        block, text = grew.block, grew.text
+        match block.kind:
+            case "text":
+                return self._of(block, OutputTextDelta, delta=text, logprobs=self._answer.logprobs(grew.logprobs))
+            case "reasoning":
+                return self._of(block, ReasoningTextDelta, delta=text)
+            case "call":
+                return self._of(block, ArgumentsDelta, delta=text)
+
+    def _done(self, block: Block) -> Iterator[bytes]:
+        match block.kind:
+            case "text":
+                logprobs = self._answer.logprobs(block.logprobs)
+                yield self._of(block, OutputTextDone, text=block.text, logprobs=logprobs)
+            case "reasoning":
+                yield self._of(block, ReasoningTextDone, text=block.text)
+            case "call":
+                yield self._of(block, ArgumentsDone, name=block.name, arguments=block.text)
+        if block.kind != "call":
+            yield self._of(block, ContentPartDone, part=self._answer.part(block))
+        yield self._frame(OutputItemDone, output_index=block.index, item=self._answer.item(block))
+
+    def _of(self, block: Block, kind: type[OfText], **fields: object) -> bytes:
+        return self._frame(kind, output_index=block.index, item_id=self._answer.item_id(block), **fields)
+
+    def _frame(self, kind: type[OfStream], **fields: object) -> bytes:
+        event = kind(sequence_number=self._num_events, **fields)
+        self._num_events += 1
+        return sse.named_frame(str(kind.__struct_config__.tag), event)
+
+
+class ResponseEvents(EventWriter):
+    """Streams a response to the client that asked for it; `on_end` gets it when it has ended well."""
+
+    def __init__(self, answer: ResponseAnswer, on_end: Callable[[Response], None]):
+        self._answer = answer
+        self._frames = ResponseFrames(answer)
+        self._on_end = on_end
+
+    def tokens(self, generation: Generation) -> bytes:
+        return b"".join([*self._frames.begin(), *self._frames.go_on(self._answer.blocks.take_step())])
+
+    def end(self, generation: Generation, final: UserReply) -> bytes:
+        frames = [*self._frames.begin(), *self._frames.go_on(self._answer.blocks.finish(final))]
+        response = self._answer.ended(final)
+        self._on_end(response)
+        return b"".join([*frames, self._frames.end(response)])
+
+    def close(self) -> bytes:
+        return b""
+
+    def fail(self, error: ErrorInfo) -> bytes:
+        return b"".join([*self._frames.begin(), self._frames.fail(error)])

@@ -1,0 +1,158 @@
+"""The input of a response: text or items, checked, made into the messages of a chat, and shown again."""
+
+import binascii
+import secrets
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from frontend.api.turns import BETWEEN_TEXTS, Turns
+from messages.errors import RequestError, bad_request
+
+ITEM_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+"""The types of items that are served, and how their ids begin."""
+
+ROLES = ("user", "assistant", "system", "developer")
+TEXT_TYPES = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
+REASONING_KEY = "sluice-reasoning:"
+"""What reasoning begins with that is sent to a client to be kept there. It is encoded, not encrypted."""
+
+INPUT_TEXT = "a string or a list of items, not empty: messages, function_call, function_call_output and reasoning"
+
+
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An item as clients send it and as it is shown again; without a type it is a message."""
+
+    type: str = ""
+    id: str | None = None
+    status: str | None = None
+    role: str | None = None
+    content: str | list[Part] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[Part] | None = None
+    summary: list[Part] | None = None
+    encrypted_content: str | None = None
+
+
+Input = Annotated[
+    Annotated[str, Meta(min_length=1)] | Annotated[list[Item], Meta(min_length=1)], Meta(description=INPUT_TEXT)
+]
+
+
+def read_items(given: str | list[Item]) -> list[Item]:
+    """Returns the items of a body, each with its type and an id. Raises `RequestError` (400) at the first bad one."""
+    items = [Item(role="user", content=given)] if isinstance(given, str) else given
+    return [_checked(item, f"input[{index}]") for index, item in enumerate(items)]
+
+
+def _checked(item: Item, where: str) -> Item:
+    kind = item.type or ("message" if item.role is not None else "item_reference")
+    if kind not in ITEM_PREFIXES:
+        raise bad_request(
+            f"{where}: an item of type {kind[:60]!r} is not supported: {', '.join(ITEM_PREFIXES)} are",
+            "input",
+            "not_supported",
+        )
+    needed: dict[str, Any] = {}
+    match kind:
+        case "message":
+            needed = {"role": item.role, "content": item.content}
+            if item.role is not None and item.role not in ROLES:
+                raise bad_request(f"{where}.role must be one of {', '.join(ROLES)}, got {item.role[:60]!r}", "input")
+        case "function_call":
+            needed = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+        case "function_call_output":
+            needed = {"call_id": item.call_id, "output": item.output}
+        case _:
+            pass
+    for name, value in needed.items():
+        if value is None:
+            raise bad_request(f"{where}.{name} is required in an item of type {kind}", "input")
+    for name, parts in (("content", item.content), ("output", item.output), ("summary", item.summary)):
+        _check_parts(parts, f"{where}.{name}")
+    content = item.content
+    if kind == "message" and isinstance(content, str):
+        content = [Part("output_text" if item.role == "assistant" else "input_text", content)]
+    item_id = item.id or new_id(ITEM_PREFIXES[kind])
+    return msgspec.structs.replace(item, type=kind, id=item_id, content=content, status=item.status or "completed")
+
+
+def _check_parts(parts: str | list[Part] | None, where: str) -> None:
+    for index, part in enumerate(parts if isinstance(parts, list) else ()):
+        if part.type in TEXT_TYPES and part.text is None:
+            raise bad_request(f"{where}[{index}].text is required", "input")
+        if part.type not in TEXT_TYPES and (part.type != "refusal" or part.refusal is None):
+            raise bad_request(
+                f"{where}[{index}]: a part of type {part.type[:60]!r} is not supported, the model reads text only",
+                "input",
+                "not_supported",
+            )
+
+
+def make_turns(instructions: str | None, items: Iterable[Item]) -> Turns:
+    """Returns the chat that checked items are. Raises `RequestError` (400)."""
+    turns = Turns()
+    if instructions:
+        turns.say("system", instructions)
+    for item in items:
+        match item.type:
+            case "message":
+                assert item.role is not None
+                turns.say(item.role, _text_of(item.content))
+            case "function_call":
+                turns.call(item.call_id or "", item.name or "", item.arguments or "")
+            case "function_call_output":
+                turns.result(item.call_id or "", _text_of(item.output))
+            case _:
+                reasoning = _text_of(item.content) or unpack_reasoning(item.encrypted_content or "")
+                if reasoning:
+                    turns.think(reasoning)
+    return turns
+
+
+def _text_of(content: str | list[Part] | None) -> str:
+    if isinstance(content, list):
+        return BETWEEN_TEXTS.join(part.text or part.refusal or "" for part in content)
+    return content or ""
+
+
+def pack_reasoning(text: str) -> str:
+    """Returns the `encrypted_content` from which `unpack_reasoning` makes the text again."""
+    return b64encode((REASONING_KEY + text).encode()).decode()
+
+
+def unpack_reasoning(packed: str) -> str:
+    """Raises `RequestError` (400) for what another server has made."""
+    if not packed:
+        return ""
+    try:
+        text = b64decode(packed, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        text = ""
+    if not text.startswith(REASONING_KEY):
+        raise _foreign_reasoning()
+    return text.removeprefix(REASONING_KEY)
+
+
+def _foreign_reasoning() -> RequestError:
+    return bad_request(
+        "input has a reasoning item whose encrypted_content does not come from this server: leave it out",
+        "input",
+        "invalid_encrypted_content",
+    )
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(24)}"

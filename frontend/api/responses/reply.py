@@ -1,0 +1,246 @@
+"""What clients get of a response: the object with its items, while they are written and whole."""
+
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from frontend.api.answer_blocks import AnswerBlocks, Block
+from frontend.api.logprob_fields import ChatLogprob, TokenNames
+from frontend.api.responses.body import (
+    LOGPROBS,
+    REASONING,
+    ReasoningOptions,
+    ResponseBody,
+    ResponseChoice,
+    ResponseTool,
+    TextOptions,
+)
+from frontend.api.responses.items import new_id, pack_reasoning
+from messages.errors import ErrorInfo
+from messages.replies import PositionLogprobs, Usage, UserReply
+
+Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
+    text: str
+    annotations: tuple[()] = ()
+    logprobs: list[ChatLogprob] = []
+
+
+class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+OutputPart = OutputText | ReasoningText
+
+
+class OutputMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
+    id: str
+    status: ItemStatus
+    content: Sequence[OutputText] = ()
+    role: Literal["assistant"] = "assistant"
+
+
+class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
+    """`encrypted_content` is the text in another form, for clients that keep only this."""
+
+    id: str
+    status: ItemStatus
+    content: Sequence[ReasoningText] = ()
+    encrypted_content: str | UnsetType = UNSET
+    summary: tuple[()] = ()
+
+
+class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCall
+
+
+class InputTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct, frozen=True):
+    """`reasoning_tokens` are those that came while reasoning was written."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True):
+    reason: str
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of the request, and what it asked for. `usage` is null until it has ended."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Status = "in_progress"
+    completed_at: int | None = None
+    background: bool
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None = None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningOptions
+    safety_identifier: str | None
+    service_tier: Literal["default"] = "default"
+    store: bool
+    temperature: float
+    text: TextOptions
+    tool_choice: str | ResponseChoice
+    tools: list[ResponseTool]
+    top_logprobs: int
+    top_p: float
+    truncation: str
+    usage: ResponseUsage | None = None
+    user: str | None
+
+
+class ResponseAnswer:
+    """A response to `body` as far as it has come. `blocks` are its output; `model` is named as the client does it."""
+
+    def __init__(self, body: ResponseBody, model: str, blocks: AnswerBlocks, *, is_stored: bool):
+        self.blocks = blocks
+        self._shows_logprobs = body.includes(LOGPROBS) or bool(body.top_logprobs)
+        self._packs_reasoning = body.includes(REASONING)
+        params = blocks.generation.message.sampling_params
+        self._begun = Response(
+            id=new_id("resp"),
+            created_at=int(time.time()),
+            background=bool(body.background),
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata=body.metadata or {},
+            model=model,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            previous_response_id=body.previous_response_id,
+            prompt_cache_key=body.prompt_cache_key,
+            reasoning=body.reasoning or ReasoningOptions(),
+            safety_identifier=body.safety_identifier,
+            store=is_stored,
+            temperature=params.temperature,
+            text=body.text or TextOptions(),
+            tool_choice=body.tool_choice or "auto",
+            tools=body.tools or [],
+            top_logprobs=body.top_logprobs or 0,
+            top_p=params.top_p,
+            truncation=body.truncation or "disabled",
+            user=body.user,
+        )
+
+    @property
+    def id(self) -> str:
+        return self._begun.id
+
+    def so_far(self) -> Response:
+        return msgspec.structs.replace(self._begun, output=self._output())
+
+    def ended(self, final: UserReply) -> Response:
+        """Returns the response after its last block has ended; `final` may be an error."""
+        status, reason = _status_of(final)
+        return msgspec.structs.replace(
+            self._begun,
+            status=status,
+            completed_at=int(time.time()) if status == "completed" else None,
+            error=None if final.error is None else _error_of(final.error),
+            incomplete_details=IncompleteDetails(reason) if reason else None,
+            output=self._output(),
+            usage=None if final.error is not None else self._usage(final.usage),
+        )
+
+    def item(self, block: Block) -> OutputItem:
+        """Returns a block as an item, which has no text until it has ended."""
+        item_id = self.item_id(block)
+        status: ItemStatus = "incomplete" if block.is_cut else "completed" if block.has_ended else "in_progress"
+        match block.kind:
+            case "text":
+                return OutputMessage(item_id, status, [self._text(block)] if block.has_ended else ())
+            case "reasoning":
+                packed = pack_reasoning(block.text) if self._packs_reasoning and block.has_ended else UNSET
+                return ReasoningItem(item_id, status, [ReasoningText(block.text)] if block.has_ended else (), packed)
+            case "call":
+                return FunctionCall(item_id, status, block.call_id, block.name, block.text if block.has_ended else "")
+
+    def item_id(self, block: Block) -> str:
+        prefix = {"text": "msg", "reasoning": "rs", "call": "fc"}[block.kind]
+        return f"{prefix}_{self.id.partition('_')[2]}{block.index:04d}"
+
+    def part(self, block: Block) -> OutputPart:
+        """Returns the part that a text or reasoning consists of."""
+        return self._text(block) if block.kind == "text" else ReasoningText(block.text)
+
+    def logprobs(self, positions: Sequence[PositionLogprobs]) -> list[ChatLogprob]:
+        return TokenNames().chat(positions).content if self._shows_logprobs else []
+
+    def _text(self, block: Block) -> OutputText:
+        return OutputText(block.text, logprobs=self.logprobs(block.logprobs))
+
+    def _output(self) -> list[OutputItem]:
+        return [self.item(block) for block in self.blocks.blocks]
+
+    def _usage(self, usage: Usage) -> ResponseUsage:
+        return ResponseUsage(
+            usage.prompt_tokens,
+            InputTokensDetails(usage.cached_tokens),
+            usage.completion_tokens,
+            OutputTokensDetails(self.blocks.num_reasoning_tokens),
+            usage.prompt_tokens + usage.completion_tokens,
+        )
+
+
+def _status_of(final: UserReply) -> tuple[Status, str]:
+    """Returns the status, and why the response is incomplete, if it is."""
+    match final.finish_reason:
+        case "stop":
+            return "completed", ""
+        case "length":
+            return "incomplete", "max_output_tokens"
+        case "timeout":
+            return "incomplete", "timeout"
+        case "abort":
+            return "cancelled", ""
+        case "error":
+            return "failed", ""
+
+
+def _error_of(info: ErrorInfo) -> ResponseError:
+    return ResponseError("server_error" if info.status >= 500 else "invalid_prompt", info.message)
+
+
+def failed(response: Response, info: ErrorInfo) -> Response:
+    """Returns a response that cannot go on."""
+    return msgspec.structs.replace(response, status="failed", error=_error_of(info))

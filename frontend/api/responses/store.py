@@ -1,0 +1,128 @@
+"""The responses that this frontend keeps, in memory, within a number and a size."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
+
+from frontend.api.responses.items import Item
+from frontend.api.responses.reply import Response
+from messages.peers import UsedResponse
+
+_encoder = msgspec.json.Encoder()
+
+
+class StoredResponse:
+    """One response, with the items that it answers. Of one that runs, `running` shows what it is, `cancel` has it end.
+
+    `frames`: those of its stream so far, `None` where it is not to be streamed again.
+    """
+
+    def __init__(
+        self,
+        items: list[Item],
+        running: Callable[[], Response] | None = None,
+        cancel: Callable[[], None] | None = None,
+        frames: list[bytes] | None = None,
+    ):
+        self._input_items = _encoder.encode(items)
+        self._response = b""
+        self._running = running
+        self._cancel = cancel
+        self.frames = frames
+        self._changed = asyncio.Event()
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self._response)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._input_items) + len(self._response) + sum(map(len, self.frames or ()))
+
+    def show(self) -> UsedResponse:
+        return UsedResponse(self._response or _encoder.encode(self._shown()), self._input_items)
+
+    def _shown(self) -> Response:
+        assert self._running is not None
+        return self._running()
+
+    def cancel(self) -> None:
+        """Asks a response that runs to end; one that has ended stays what it is."""
+        if self._cancel is not None:
+            cancelled = msgspec.structs.replace(self._shown(), status="cancelled")
+            self._running = lambda: cancelled
+            self._cancel()
+
+    def grow(self, frames: list[bytes]) -> None:
+        """Adds frames to the stream."""
+        if self.frames is not None:
+            self.frames += frames
+            self._tell()
+
+    def end(self, response: Response) -> None:
+        self._response = _encoder.encode(response)
+        self._running = self._cancel = None
+        self._tell()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def wait(self) -> None:
+        """Returns at the next change; not after the end."""
+        await self._changed.wait()
+
+
+class ResponseStore:
+    """The least recently used of those that have ended go first; how many run is limited by admission."""
+
+    def __init__(self, max_responses: int, max_bytes: int):
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._running: dict[str, StoredResponse] = {}
+        self._ended: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._num_bytes = 0
+        """Of those that have ended."""
+
+    @property
+    def is_used(self) -> bool:
+        return self._max_responses > 0
+
+    def __len__(self) -> int:
+        return len(self._running) + len(self._ended)
+
+    def add_running(self, response_id: str, stored: StoredResponse) -> None:
+        self._running[response_id] = stored
+
+    def end(self, response: Response, stored: StoredResponse) -> None:
+        """Ends one that was running. It is stored unless it was removed meanwhile."""
+        stored.end(response)
+        if self._running.pop(response.id, None) is not None:
+            self._keep(response.id, stored)
+
+    def add(self, response: Response, items: list[Item]) -> None:
+        """Stores a response that has ended."""
+        stored = StoredResponse(items)
+        stored.end(response)
+        self._keep(response.id, stored)
+
+    def _keep(self, response_id: str, stored: StoredResponse) -> None:
+        if stored.num_bytes > self._max_bytes:
+            return
+        self._ended[response_id] = stored
+        self._num_bytes += stored.num_bytes
+        while len(self._ended) > self._max_responses or self._num_bytes > self._max_bytes:
+            self._num_bytes -= self._ended.popitem(last=False)[1].num_bytes
+
+    def find(self, response_id: str) -> StoredResponse | None:
+        if response_id in self._ended:
+            self._ended.move_to_end(response_id)
+        return self._running.get(response_id) or self._ended.get(response_id)
+
+    def remove(self, response_id: str) -> None:
+        self._running.pop(response_id, None)
+        removed = self._ended.pop(response_id, None)
+        if removed is not None:
+            self._num_bytes -= removed.num_bytes
