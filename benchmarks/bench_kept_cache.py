@@ -123,7 +123,7 @@ class Side:
     """A scheduler of the bundled model, which serves turns."""
 
     def __init__(self, config: Config, kv_file: Path | None):
-        runner = load_runner(config, lambda text, fraction: None, kv_file)
+        runner = load_runner(config, lambda text, fraction: None, kv_file=kv_file)
         self._scheduler = make_scheduler(config, runner)
         self._stepper = Stepper(self._scheduler, runner.launch, runner.can_overlap, StepTimes())
         self._num_requests = 0

@@ -3,9 +3,12 @@
     python -m benchmarks.bench_recovery --kills 5 --json FILE
 
 Streams run throughout. After each SIGKILL it is taken when HTTP answers, when the process serves again, how long the
-running streams pause (the longest time without any token), and when a request that is sent at once (again until it is
-admitted) has its first token. The scheduler's pause is split by the phases that it reports while it starts. At the end
-each process is replaced on command.
+running streams pause (the longest time without any token, and the longest between two tokens of one stream), and when
+a request that is sent at once (again until it is admitted) has its first token. The scheduler's pause is split by the
+phases that it reports while it starts. At the end each process is replaced on command. With several engines, where what
+one had goes on at the others:
+
+    python -m benchmarks.bench_recovery --processes scheduler scheduler-2 --json FILE -- --data-parallel 2
 """
 
 import argparse
@@ -60,6 +63,9 @@ class Recovery(msgspec.Struct, frozen=True):
     ready_s: float
     streams_s: float | None
     new_request_s: float
+    stream_pause_s: float | None
+    """The longest time between two tokens of one stream; null likewise."""
+
     phases: list[tuple[float, str]]
     """What the launcher said of the process, and when."""
 
@@ -71,6 +77,7 @@ class Replacement(msgspec.Struct, frozen=True):
     seconds: float
     streams_s: float
     num_failed: int
+    stream_pause_s: float
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -78,6 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="", help="as for launch.py (default: the bundled model)")
     parser.add_argument("--kills", type=int, default=5, help="kills of each process (default: 5)")
+    parser.add_argument("--processes", nargs="+", default=PROCESSES, help="which, by name (default: one of each kind)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
     parser.add_argument("launch_flags", nargs="*", metavar="-- FLAG", help="more flags for launch.py, after --")
     options = parser.parse_args(arguments)
@@ -85,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
     flags = [*model, "--max-restarts-per-min", "1000", *options.launch_flags]
     try:
         with started_server(flags, START_TIMEOUT_S) as (server, target):
-            kills = [process for _ in range(options.kills) for process in PROCESSES]
+            kills = [process for _ in range(options.kills) for process in options.processes]
             recoveries, replacements = uvloop.run(measure(server, target, kills))
     except SluiceError as error:
         print(f"bench_recovery: {error}", file=sys.stderr)
@@ -114,7 +122,7 @@ async def measure(server: ServerProcess, target: Target, kills: list[str]) -> tu
         found.append(await kill(server, target, process, load))
         print(f"{process}: ready after {found[-1].ready_s:.2f} s", file=sys.stderr)
     replaced: list[Replacement] = []
-    for process in PROCESSES:
+    for process in dict.fromkeys(kills):
         await asyncio.sleep(SETTLE_S)
         replaced.append(await replace(server, target, process, load))
         print(f"{process}: replaced in {replaced[-1].seconds:.2f} s", file=sys.stderr)
@@ -149,6 +157,7 @@ async def kill(server: ServerProcess, target: Target, process: str, load: Load) 
         ready_s=round((ready_ns - killed_ns) / 1e9, 3),
         streams_s=None if process == "frontend" else round(longest_silence_ns(load, killed_ns) / 1e9, 3),
         new_request_s=round((first_ns - killed_ns) / 1e9, 3),
+        stream_pause_s=None if process == "frontend" else round(longest_pause_ns(load, killed_ns) / 1e9, 3),
         phases=phases,
     )
 
@@ -169,6 +178,7 @@ async def replace(server: ServerProcess, target: Target, process: str, load: Loa
         seconds=round((done_ns - began_ns) / 1e9, 3),
         streams_s=round(longest_silence_ns(load, began_ns) / 1e9, 3),
         num_failed=sum(result.end_ns > began_ns and result.outcome != OK for result in results),
+        stream_pause_s=round(longest_pause_ns(load, began_ns) / 1e9, 3),
     )
 
 
@@ -210,6 +220,13 @@ def longest_silence_ns(load: Load, since_ns: int) -> int:
     return max(later - earlier for earlier, later in itertools.pairwise([since_ns, *arrivals]))
 
 
+def longest_pause_ns(load: Load, since_ns: int) -> int:
+    """Returns the longest time between two tokens of one stream, the later of which came after `since_ns`."""
+    results = load.measurement.results
+    pairs = (pair for result in results for pair in itertools.pairwise(result.arrivals_ns) if pair[1] > since_ns)
+    return max((later - earlier for earlier, later in pairs), default=0)
+
+
 def process_status(target: Target, process: str) -> dict[str, Any]:
     """Returns what `/health` says of a process; empty while nobody answers."""
     connection = http.client.HTTPConnection(target.host, target.port, timeout=5)
@@ -223,11 +240,14 @@ def process_status(target: Target, process: str) -> dict[str, Any]:
 
 
 def print_recoveries(recoveries: list[Recovery]) -> None:
-    print(f"{'seconds from the kill':24}{'HTTP':>10}{'ready':>11}{'streams':>11}{'new request':>14}   (medians)")
-    for process in PROCESSES:
+    heads = f"{'HTTP':>11}{'ready':>11}{'streams':>11}{'new request':>13}{'one stream':>12}"
+    print(f"{'seconds from the kill':24}{heads}   (medians)")
+    for process in dict.fromkeys(recovery.process for recovery in recoveries):
         of_process = [recovery for recovery in recoveries if recovery.process == process]
-        if of_process:
-            print(f"{process:24}" + "".join(f"{value:>11}" for value in medians(of_process)))
+        print(f"{process:24}" + "".join(f"{value:>11}" for value in medians(of_process)))
+    longest = [recovery.stream_pause_s for recovery in recoveries if recovery.stream_pause_s is not None]
+    if longest:
+        print(f"longest pause of a continued stream: {max(longest):.2f} s")
     of_scheduler = sorted((one for one in recoveries if one.process == "scheduler"), key=lambda one: one.ready_s)
     for at_s, line in of_scheduler[len(of_scheduler) // 2].phases if of_scheduler else ():
         print(f"{at_s:8.2f}  {line}")
@@ -235,12 +255,13 @@ def print_recoveries(recoveries: list[Recovery]) -> None:
 
 def print_replacements(replacements: list[Replacement]) -> None:
     for one in replacements:
-        pause = f"longest pause of the streams {one.streams_s:.2f} s, {one.num_failed} requests failed"
+        pauses = f"{one.streams_s:.2f} s, of one stream {one.stream_pause_s:.2f} s"
+        pause = f"longest pause of the streams {pauses}; {one.num_failed} requests failed"
         print(f"{one.process:24}replaced on command in {one.seconds:.2f} s: {pause}")
 
 
 def medians(recoveries: list[Recovery]) -> Iterator[str]:
-    for field in ("accepts_s", "ready_s", "streams_s", "new_request_s"):
+    for field in ("accepts_s", "ready_s", "streams_s", "new_request_s", "stream_pause_s"):
         values = [value for recovery in recoveries if (value := getattr(recovery, field)) is not None]
         yield f"{statistics.median(values):.2f}" if values else "-"
 

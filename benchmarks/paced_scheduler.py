@@ -45,7 +45,7 @@ def main() -> int:
     assert flag == "--step-ms", "usage: --step-ms N --run-dir DIR"
     del sys.argv[1:3]  # the rest is what every process takes
 
-    def load_runner(config: Config, report: Report) -> PacedRunner:
+    def load_runner(config: Config, report: Report, engine: int) -> PacedRunner:
         report("pacing", None)
         return PacedRunner(float(step_ms) / 1000, config.facts.vocab_size)
 

@@ -47,6 +47,8 @@ def main() -> int:
     run("footprint", "bench_footprint", "--model", model)
     run("ring_cost", "bench_ring_cost", "--model", model)
     run("recovery", "bench_recovery", "--model", model)
+    engines = ("--processes", "scheduler", "scheduler-2", "--", "--data-parallel", "2")
+    run("engine_death", "bench_recovery", "--model", model, *engines)
     run("mixed_steps", "bench_mixed_steps", "--model", model, "--budgets", *LONG_PROMPT_BUDGETS)
     with started_server(["--model", model], START_TIMEOUT_S) as (_, target):
         for name, flags in LOADS.items():
@@ -58,7 +60,7 @@ def run(name: str, module: str, *flags: str) -> None:
     """Runs one benchmark as its own process; the result is `benchmarks/results/<name>.json`."""
     sys.stdout.write(f"\n=== {name}\n")
     sys.stdout.flush()
-    command = [sys.executable, "-m", f"benchmarks.{module}", *flags, "--json", str(RESULTS / f"{name}.json")]
+    command = [sys.executable, "-m", f"benchmarks.{module}", "--json", str(RESULTS / f"{name}.json"), *flags]
     subprocess.run(command, cwd=ROOT, check=True)
 
 

@@ -87,7 +87,7 @@ class Detokenizer:
             if (opening.echo or opening.tells_prompt_end) and opening.num_prompt_logprobs is None:
                 token_ids = opening.prompt_ids if opening.echo else b""
                 replies.append(PromptReply(opening.uid, opening.attempt, prompt_text, token_ids=token_ids))
-        return replies, [StopSeen(opening.uid, opening.attempt)] if stream.has_ended else []
+        return replies, [StopSeen(opening.uid, opening.attempt, opening.engine)] if stream.has_ended else []
 
     def _make_stream(self, opening: OpenStream) -> Stream:
         decoder = self._vocabulary.open_decoder(opening.skip_special_tokens)
@@ -113,7 +113,7 @@ class Detokenizer:
             return [stream.prompt_logprobs.tell(message)], []
         except BaseException:
             stream.fail(_failure(message.uid))
-            return [], [StopSeen(message.uid, message.attempt)]
+            return [], [StopSeen(message.uid, message.attempt, stream.engine)]
         finally:
             stream.prompt_logprobs = None
 
@@ -145,14 +145,14 @@ class Detokenizer:
                     replies.add_logprobs(logprobs)
             except BaseException:
                 stream.fail(_failure(uid))
-                stops.append(StopSeen(uid, attempt))
+                stops.append(StopSeen(uid, attempt, step.engine))
                 continue
             replies.uids.append(uid)
             replies.attempts.append(attempt)
             replies.runs.append(token_ids)
             replies.texts.append(text)
             if stream.has_ended:
-                stops.append(StopSeen(uid, attempt))
+                stops.append(StopSeen(uid, attempt, step.engine))
         return replies.message(step, self._finish(step.finished, last_tokens)), stops
 
     def drop(self, message: DropBefore) -> None:
@@ -218,6 +218,7 @@ class _Replies:
             prefilled=prefilled,
             num_tokens=pack_counts(list(map(len, self.runs))),
             committed_ns=step.committed_ns,
+            engine=step.engine,
         )
 
 

@@ -4,10 +4,11 @@ import gc
 
 from detokenizer_proc.detokenizer import Detokenizer
 from detokenizer_proc.vocabulary import load_vocabulary
-from messages.channels import Receiver, Sender
+from messages.channels import Receiver
+from messages.engines import SchedulerSenders
 from messages.frontends import FrontendSenders
 from messages.replies import OpenStream, ToDetokenizer
-from messages.requests import DropBefore, ToScheduler
+from messages.requests import DropBefore
 from runtime.process import ProcessLink, run_process
 
 
@@ -19,7 +20,7 @@ def serve(link: ProcessLink) -> None:
     if not link.stand_by():
         return
     inbox: Receiver[ToDetokenizer] = Receiver(link.run_dir.socket("detokenizer"), ToDetokenizer)
-    to_scheduler: Sender[ToScheduler] = link.open_sender("scheduler")
+    to_schedulers = SchedulerSenders(link.open_sender, link.close_sender)
     to_frontends = FrontendSenders(link.open_sender, link.close_sender)
     link.add_receiver(inbox)
     # The vocabulary lives as long as the process: without this, every full collection walks all of it.
@@ -38,9 +39,10 @@ def serve(link: ProcessLink) -> None:
             if isinstance(message, DropBefore):
                 to_frontends.forget(message)
             for stop in stops:
-                to_scheduler.send_or_drop(stop)
+                to_schedulers.send(stop.engine, stop)
         link.beat(detokenizer.gauges)
-    for channel in (inbox, to_scheduler, to_frontends):
+        to_schedulers.tidy()
+    for channel in (inbox, to_schedulers, to_frontends):
         channel.close()
 
 

@@ -39,6 +39,7 @@ class Stream:
         "_stops",
         "_unsent",
         "attempt",
+        "engine",
         "has_ended",
         "num_tokens",
         "output_logprobs",
@@ -53,6 +54,7 @@ class Stream:
         prompt_logprobs: PromptLogprobReader | None = None,
     ):
         self.attempt = opening.attempt
+        self.engine = opening.engine
         self.has_ended = False
         self.num_tokens = 0
         self.output_logprobs = output_logprobs

@@ -64,6 +64,7 @@ class Frontend:
         self._continuations = Continuations(
             self._service.registry,
             self._service.ring,
+            self._service.router,
             self._service.processes,
             link.uid_block,
             link.config.scheduling.max_num_seqs,

@@ -26,6 +26,7 @@ from frontend.requests.registry import Registry
 from frontend.requests.timeline import Timeline
 from frontend.requests.timelines import Timelines
 from frontend.requests.trace import RequestTrace
+from frontend.routing.router import Router
 from frontend.tracing.finished import FinishedRequests
 from messages.cache import CacheExplained, CacheListed
 from messages.channels import Sender
@@ -62,6 +63,7 @@ class Service:
         self.timelines = Timelines(self.registry.find, config.http.slow_request_s, on_end)
         self.recent_steps = RecentSteps()
         self.ring = Ring(link, self._deliver)
+        self.router = Router(self.processes, link.uid_block)
         self.queries = Queries(self.ring, self.processes, self.registry.next_uid, hold_s)
         self.hold = RestartHold(hold_s, self.processes, self._send, self._refuse)
         self.peers = Peers(
@@ -155,6 +157,7 @@ class Service:
             self.hold.add(generation)
 
     def _send(self, generation: Generation) -> None:
+        generation.place(self.router.place(generation.message))
         now_ns = time.monotonic_ns()  # the tokenizer may have it before this process runs again
         try:
             self.ring.send(generation.message)
@@ -195,7 +198,7 @@ class Service:
             self.registry.end(generation, _end_so_far(generation, reason))
             return
         try:
-            self.ring.send(AbortMsg(generation.uid, generation.attempt, reason))
+            self.ring.send(AbortMsg(generation.uid, generation.attempt, reason, generation.engine))
         except ChannelFullError as error:
             log.error("uid %d could not be aborted: %s", generation.uid, error, extra=generation.log_extra)
 
@@ -240,9 +243,10 @@ class Service:
 
     def _note_step(self, step: StepReplies, now_ns: int, num_rows_after: dict[int, int]) -> None:
         self.metrics.note_step(now_ns, num_rows_after)
-        self.timelines.note_step(step.committed_ns, now_ns)
+        self.timelines.note_step(step, now_ns)
 
     def _note_end(self, generation: Generation) -> None:
+        self.router.release(generation.uid)
         self.deadlines.forget(generation)
         self.hold.forget(generation)
         if generation.is_part:
@@ -285,6 +289,7 @@ class Service:
             "calls": len(self.queries) + len(self.peers),
             "deadlines": len(self.deadlines),
             "timelines": self.timelines.num_live,
+            "placed_requests": len(self.router),
             "is_draining": float(self.admission.is_draining),
             "unfinished_traces": 0 if self._finished is None else len(self._finished),
             **{name: size() for name, size in self.sizes.items()},

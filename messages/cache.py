@@ -18,6 +18,7 @@ class ExplainCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
     uid: int
     input_ids: Int32s
     cache_salt: str = ""
+    engine: int = 1
 
 
 class CacheSource(msgspec.Struct, frozen=True, array_like=True):
@@ -51,6 +52,7 @@ class ListCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     uid: int
     limit: int
+    engine: int = 1
 
 
 class CacheNode(msgspec.Struct, frozen=True, array_like=True):

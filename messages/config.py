@@ -48,6 +48,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: Annotated[
         Literal["auto", "cuda", "cpu"], Meta(description="where the model runs; auto: cuda if there is one")
     ] = "auto"
+    devices: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="GPUs of the engines of --data-parallel, one each, as cuda:0,cuda:1 (default: the first ones)",
+            extra={"metavar": "cuda:N"},
+        ),
+    ] = ()
     max_model_len: (
         Annotated[
             int,
@@ -78,7 +85,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "none", "deepseek_r1", "qwen3", "mistral", "openai_gptoss"],
         Meta(description="how reasoning is told from the rest of an answer; auto: likewise"),
     ] = "auto"
-    cpu_threads: Annotated[int, Meta(ge=0, description="threads that compute on a CPU; 0: one for each core")] = 0
+    cpu_threads: Annotated[
+        int, Meta(ge=0, description="threads of each engine on a CPU; 0: one for each core, divided by --data-parallel")
+    ] = 0
     enforce_eager: Annotated[
         bool,
         Meta(description="launch each operation of a step by itself, without CUDA graphs (on a CPU there are none)"),
@@ -232,6 +241,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             le=64,
             description="processes that speak HTTP, on one port; each takes its share of --max-num-seqs + "
             "--max-queued-requests",
+        ),
+    ] = 1
+    data_parallel: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=32,
+            description="engines: schedulers that share the requests, each with the whole model and a KV cache of its "
+            "own; `launch.py scale scheduler N` changes it at run time",
         ),
     ] = 1
     external: Annotated[

@@ -36,6 +36,11 @@ def worker_name(kind: str, number: int) -> str:
     return kind if number == 1 else f"{kind}-{number}"
 
 
+def worker_number(name: str) -> int:
+    """`tokenizer` → 1, `tokenizer-2` → 2."""
+    return int(place_of(name).partition("-")[2] or 1)
+
+
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """process → launcher: the first message; the launcher answers `Welcome` or `Refused`."""
 
@@ -77,19 +82,21 @@ class QuietRequest(msgspec.Struct, frozen=True, array_like=True):
     since_ns: int
     interval_ns: int = 0
     num_steps: int = 0
+    engine: int = 1
+    """The number of its scheduler."""
 
 
 class FrontendReport(msgspec.Struct, frozen=True, array_like=True):
     """What frontends must know of each other, and the launcher of their requests.
 
     `quiet`: some of the open requests that have had no token for long, those that decode first.
-    `scheduler_seen` is the incarnation of the scheduler up to which this one has counted deaths. Suspects come with a
-    death only, so `num_suspects` is all that can be for as long as that is the scheduler of now.
+    `schedulers_seen` are the incarnations of the schedulers up to which this one has counted deaths. Suspects come with
+    a death only, so `num_suspects` is all that can be for as long as those are the schedulers of now.
     """
 
     num_on_hold: int = 0
     num_suspects: int = 0
-    scheduler_seen: int = 0
+    schedulers_seen: dict[str, int] = {}
     quiet: tuple[QuietRequest, ...] = ()
 
 

@@ -102,4 +102,5 @@ def _part_of(step: StepReplies, is_wanted: Callable[[int], bool]) -> StepReplies
         prefilled=tuple(row for row in step.prefilled if is_wanted(row.uid)),
         num_tokens=pack_counts([len(runs[row]) for row in rows]),
         committed_ns=step.committed_ns,
+        engine=step.engine,
     )

@@ -97,6 +97,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, order=True, gc=Fals
     step_id: int
     num_prompt_tokens: int
     num_tokens: int
+    engine: int = 1
 
 
 class StepEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -105,6 +106,7 @@ class StepEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
     committed_ns: int
     step_id: int
     num_tokens: int
+    engine: int = 1
 
 
 class ReportLive(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -55,6 +55,8 @@ class OpenStream(msgspec.Struct, frozen=True, array_like=True, tag=True):
     min_tokens: int = 0
     """Tokens over all attempts in whose text no stop string ends; one may begin there and end later (as in vLLM)."""
     tells_prompt_end: bool = False
+    engine: int = 1
+    """The number of the scheduler that says so."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -111,6 +113,8 @@ class DetokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """int32: how many tokens each row got, at least 1; empty where each got one."""
     committed_ns: int = 0
     """When the result of the step was there; 0 where there is none."""
+    engine: int = 1
+    """The number of the scheduler whose step it was; `step_id` counts its own steps."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -193,6 +197,7 @@ class StepReplies(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """int32: how many tokens each row has, at least 1; empty where each has one."""
     committed_ns: int = 0
     """As in `DetokenizeMsg`."""
+    engine: int = 1
 
 
 class CacheFlushed(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -176,6 +176,8 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     add_special_tokens: bool = True
     truncation: Truncation | None = None
     """`None`: a prompt that is too long is refused."""
+    engine: int = 1
+    """The number of the scheduler that is to have it (`messages/engines.py`)."""
 
 
 class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -188,6 +190,7 @@ class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     stamps: Stamps
     output_ids: Int32s = b""
     num_chars_sent: int = 0
+    engine: int = 1
 
 
 class AbortMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -199,6 +202,8 @@ class AbortMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     uid: int
     attempt: int
     reason: AbortReason = "abort"
+    engine: int = 1
+    """That of the attempt."""
 
 
 class StopSeen(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -206,6 +211,7 @@ class StopSeen(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     uid: int
     attempt: int
+    engine: int = 1
 
 
 class DropBefore(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -218,6 +224,8 @@ class DropBefore(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     uid: int
     living_blocks: tuple[int, ...] = ()
+    engines: tuple[int, ...] = (1,)
+    """The schedulers that hear of it."""
 
 
 class FlushCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -228,6 +236,7 @@ class FlushCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     uid: int
     is_forced: bool = False
+    engine: int = 1
 
 
 class EncodeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -99,3 +99,4 @@ class ScheduleReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
     delayed: tuple[DelayedRow, ...] = ()
     preempted: tuple[PreemptedRow, ...] = ()
     step_id: int = 0
+    engine: int = 1

@@ -51,10 +51,9 @@ class RunDir:
         """A directory of the processes' last frames (`runtime/black_box/`), if they are kept."""
         return self.path / "black-box"
 
-    @property
-    def kv_cache(self) -> Path:
-        """A link to the launcher's file in memory for the KV cache (`computing/cpu/kv_memory.py`), if it has one."""
-        return self.path / "kv-cache"
+    def kv_file(self, name: str) -> Path:
+        """A link to the launcher's file in memory for the KV cache of scheduler `name`, if it has one."""
+        return self.path / f"{name}.kv-cache"
 
     @property
     def lock_file(self) -> Path:

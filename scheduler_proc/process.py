@@ -7,13 +7,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from messages.channels import Receiver, Sender
 from messages.config import Config
-from messages.control import Drain
+from messages.control import Drain, place_of, worker_number
 from messages.histograms import HistogramCounts
-from messages.replies import ToDetokenizer
+from messages.replies import DetokenizeMsg, OpenStream, ToDetokenizer
 from messages.requests import ToScheduler
 from messages.steps import Batch
+from messages.timeline import ScheduleReport
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Observer, Part
 from scheduler_proc.computing.torch_import import import_torch
@@ -28,8 +31,8 @@ log = logging.getLogger("sluice.scheduler")
 
 
 Report = Callable[[str, float | None], None]
-LoadRunner = Callable[[Config, Report], Runner]
-"""Loads the model. Raises `BootError` where that cannot be done."""
+LoadRunner = Callable[[Config, Report, int], Runner]
+"""Loads the model for the scheduler of this number. Raises `BootError` where that cannot be done."""
 
 FindLoader = Callable[[ProcessLink], LoadRunner]
 """Does what takes time but neither device nor much memory, so that it can be done beside a predecessor."""
@@ -45,19 +48,20 @@ def import_runner(link: ProcessLink) -> LoadRunner:
     gc.freeze()
     cache = link.config.cache
     keeps_cache = cache.keep_kv_cache and cache.enable_prefix_caching
-    return partial(load_runner, kv_file=link.run_dir.kv_cache if keeps_cache else None)
+    return partial(load_runner, kv_file=link.run_dir.kv_file(place_of(link.name)) if keeps_cache else None)
 
 
 def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     """Runs steps until the launcher says stop. Raises `BootError` where it cannot start."""
+    engine = worker_number(link.name)
     prefetch(link.config.model, Path(link.config.facts.model_dir))
     load_runner = find_loader(link)
     if not link.stand_by():
         return
-    runner = load_runner(link.config, link.phase)
+    runner = load_runner(link.config, link.phase, engine)
     grammars = GrammarBuilder(link.config, link.wake)
     scheduler = make_scheduler(link.config, runner, grammars)
-    receiver: Receiver[ToScheduler] = Receiver(link.run_dir.socket("scheduler"), ToScheduler)
+    receiver: Receiver[ToScheduler] = Receiver(link.run_dir.socket(link.name), ToScheduler)
     sender: Sender[ToDetokenizer] = link.open_sender("detokenizer")
     link.add_receiver(receiver)
     step_times = StepTimes()
@@ -83,17 +87,19 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
             scheduler.close_queue()
         for message in receiver.receive():
             scheduler.receive(message)
-        send_replies(scheduler, sender)
+        send_replies(scheduler, sender, engine)
         start_s = time.monotonic()
         batch = scheduler.schedule()
         if batch is not None and step_times.may_be_long(batch):
-            send_replies(scheduler, sender)  # what timelines are told of the plan; else it leaves with the result
+            send_replies(
+                scheduler, sender, engine
+            )  # what timelines are told of the plan; else it leaves with the result
         is_busy = batch is not None or stepper.has_step
         link.beat(scheduler.gauges, is_busy=is_busy, histograms=histograms)
         if is_busy:
             num_idle_turns = 0
             stepper.step(batch, start_s)
-            send_replies(scheduler, sender)
+            send_replies(scheduler, sender, engine)
             continue
         if scheduler.pop_drained():
             link.drained(scheduler.num_waiting)
@@ -132,9 +138,11 @@ def result_name(running: Running) -> str:
     return f"result of step {running.batch.step_id}"
 
 
-def send_replies(scheduler: Scheduler, sender: Sender[ToDetokenizer]) -> None:
-    """Sends what the detokenizer must know; never waits for it."""
+def send_replies(scheduler: Scheduler, sender: Sender[ToDetokenizer], engine: int = 1) -> None:
+    """Sends what the detokenizer must know, under the number of this scheduler; never waits for it."""
     for reply in scheduler.pop_replies():
+        if engine > 1 and isinstance(reply, OpenStream | DetokenizeMsg | ScheduleReport):
+            reply = msgspec.structs.replace(reply, engine=engine)
         sender.send_or_drop(reply)
 
 

@@ -191,6 +191,9 @@ class Lifecycle:
     def _on_end(self, child: Child) -> None:
         group = self.group
         status = group.status(child)
+        was_starting = status.state == "starting"
+        if group.can_move_requests(child):
+            group.tell_death(child)
         if status.is_up and not (child.has_been_told or status.is_killed or group.is_stopping):
             path = self._take_snapshot("crash", child.name, child.ending, None)
             if path:
@@ -202,14 +205,14 @@ class Lifecycle:
         self._collect_last_words(child)
         group.close_output(child)
         self._console.end_progress()
-        was_starting = group.status(child).state == "starting"
         child.is_welcome = False
         group.board.ended(child.name)
-        if child.is_passing or child.is_on_trial or group.status(child).is_leaving:
+        has_successor = child.name + SUCCESSOR in group
+        if child.is_passing or child.is_on_trial or (group.status(child).is_leaving and not has_successor):
             has_left = child.has_been_told and not was_starting
             self._console.say_of(child.name, "has left" if has_left else tell_end(child, was_starting))
             group.remove(child)
-        elif child.name + SUCCESSOR in group:
+        elif has_successor:
             end = "gives way" if child.has_been_told else tell_end(child, was_starting)
             self._console.say_of(child.name, f"{end}; its successor takes over")
             group.board.waiting_for_successor(child.name)

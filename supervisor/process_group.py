@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from messages.channels import Waiter
-from messages.control import PREDECESSOR, Drain, ProcessStatus, Stop, TakeOver
+from messages.control import PREDECESSOR, Drain, ProcessStatus, Stop, TakeOver, kind_of, place_of
+from messages.engines import SCHEDULER
 from messages.uids import frontend_socket
 from runtime.run_dir import RunDir
 from supervisor.child import Child, Command
 from supervisor.control_plane import ControlPlane
+from supervisor.kv_files import KVFiles
 from supervisor.signals import SignalPipe
 from supervisor.status_board import StatusBoard
 
@@ -39,6 +41,9 @@ class ProcessGroup:
         self.is_draining = False
         self.is_stopping = False
         self._num_frontend_starts = 0
+        self.kv_files = KVFiles(site.run_dir)
+        for name in self._children:
+            self.kv_files.provide(name)
 
     def __iter__(self) -> Iterator[Child]:
         """Iterates over all as they are now; processes may come and go meanwhile."""
@@ -121,11 +126,14 @@ class ProcessGroup:
     def add(self, child: Child, num_restarts: int = 0) -> None:
         """Makes a process part of the run, before its start."""
         self._children[child.name] = child
+        self.kv_files.provide(child.name)
         self.board.add(child.name, num_restarts)
 
     def remove(self, child: Child) -> None:
         """Forgets a process that has ended and will not be started again."""
         del self._children[child.name]
+        if not any(place_of(name) == place_of(child.name) for name in self._children):
+            self.kv_files.drop(child.name)
         self.board.remove(child.name)
         self.control.forget(child.name)
         self.publish(at_once=True)
@@ -158,9 +166,25 @@ class ProcessGroup:
         self.board.set_awaited(child.name, True)
         self.publish(at_once=True)
 
+    def can_move_requests(self, child: Child) -> bool:
+        """Tells whether the requests of `child`, a scheduler, can go on at another one."""
+        others = [other for other in self if other is not child and kind_of(other.name) == SCHEDULER]
+        statuses = [self.status(other) for other in others if not other.is_passing]
+        return kind_of(child.name) == SCHEDULER and any(one.is_serving and not one.is_leaving for one in statuses)
+
+    def tell_death(self, child: Child) -> None:
+        """Has what `child` had go on elsewhere before anything else is done about its death."""
+        self.board.gone(child.name)
+        self.publish(at_once=True)
+
     def give_no_more_work(self, child: Child) -> None:
         """Has `child` finish what it has and get nothing new."""
         self.board.leaving(child.name)
+        self.publish(at_once=True)
+
+    def give_work_again(self, child: Child) -> None:
+        """It was to get no more work, and stays."""
+        self.board.leaving(child.name, False)
         self.publish(at_once=True)
 
     def ask_to_stop(self, child: Child) -> None:

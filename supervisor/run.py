@@ -3,20 +3,21 @@
 import difflib
 import json
 import os
+import re
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from messages.config import Config
+from messages.config import Config, ModelConfig
 from messages.control import FRONTEND, RING
+from messages.engines import SCHEDULER
 from messages.errors import BootError, UsageError
 from runtime.lifeline import make_lifeline
 from runtime.run_dir import RunDir, claim, default_path
-from supervisor.admin.scaling import SCALABLE
 from supervisor.child import Command, command_of_worker, python_command
 from supervisor.console import Console
 from supervisor.flags import parse_flags
@@ -32,6 +33,9 @@ from supervisor.supervisor import Supervisor
 PACKAGES = {FRONTEND: "frontend"} | {kind: f"{kind}_proc" for kind in RING}
 """By process."""
 
+TOKENIZER = "tokenizer"
+ONE_OF_EACH: Mapping[str, int] = {}
+
 USAGE_EXIT_CODE = 2
 FAILURE_EXIT_CODE = 1
 INTERRUPTED_EXIT_CODE = 130
@@ -46,9 +50,8 @@ def launch(arguments: list[str]) -> int:
         console.is_json = sections["run"].log_format == "json"
         config = build_config(sections, console)
         run = config.run
-        return serve(
-            config, server_commands(run.external, run.tokenizer_workers, run.frontend_workers), console, began_s
-        )
+        num_workers = {FRONTEND: run.frontend_workers, TOKENIZER: run.tokenizer_workers, SCHEDULER: run.data_parallel}
+        return serve(config, server_commands(run.external, num_workers), console, began_s)
     except (UsageError, BootError) as error:
         console.say(f"launch.py: {error}", "error")
         return USAGE_EXIT_CODE if isinstance(error, UsageError) else FAILURE_EXIT_CODE
@@ -60,8 +63,8 @@ def launch(arguments: list[str]) -> int:
 
 def build_config(sections: dict[str, Any], console: Console | None = None) -> Config:
     """Returns the whole configuration, with the facts about the model; this may fetch the model from the hub."""
-    model = sections["model"]
     run = sections["run"]
+    model = sections["model"] = choose_devices(sections["model"], run.data_parallel)
     _check_names("--external", run.external)
     if FRONTEND in run.external and run.frontend_workers > 1:
         raise UsageError("--frontend-workers: a frontend that is started by hand binds the port alone; leave it at 1")
@@ -74,10 +77,29 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
     return Config(**sections, facts=facts)
 
 
-def server_commands(external: Iterable[str], num_tokenizers: int = 1, num_frontends: int = 1) -> list[Command]:
-    """Returns how the processes are started; those named in `external` are started by hand."""
+def choose_devices(model: ModelConfig, num_engines: int) -> ModelConfig:
+    """Returns `model` with the GPUs that `--devices` names, one by one. Raises `UsageError` where they do not suffice.
+
+    Whether they are there is for each scheduler to see, which has torch.
+    """
+    devices = tuple(name for text in model.devices for name in text.split(","))
+    for name in devices:
+        if not re.fullmatch(r"cuda:\d+", name):
+            raise UsageError(f"--devices: {name!r} is no GPU: name them as cuda:0,cuda:1")
+    if not devices:
+        return model
+    if model.device == "cpu":
+        raise UsageError("--devices names GPUs, and --device cpu wants none; leave one of them out")
+    if len(set(devices)) < max(len(devices), num_engines):
+        raise UsageError(
+            f"--devices: {num_engines} engines (--data-parallel) need as many different GPUs, got {', '.join(devices)}"
+        )
+    return msgspec.structs.replace(model, devices=devices, device="cuda")
+
+
+def server_commands(external: Iterable[str], num_workers: Mapping[str, int] = ONE_OF_EACH) -> list[Command]:
+    """Returns how the processes are started, so many of a kind; those named in `external` are started by hand."""
     commands = [Command(name, python_command(package), name in external) for name, package in PACKAGES.items()]
-    num_workers = {FRONTEND: num_frontends, SCALABLE: num_tokenizers}
     return [
         first if number == 1 else command_of_worker(first, number)
         for first in commands
@@ -100,7 +122,6 @@ def serve(config: Config, commands: list[Command], console: Console, began_s: fl
             listener.close()  # a frontend that is started by hand binds the port itself
         run_dir, lock = claim(Path(wanted_dir) if wanted_dir else default_path(port))
         lifeline = make_lifeline(run_dir)
-        kv_file = make_kv_file(run_dir)
         try:
             run_dir.write_config(config)
             _write_manifest(config, run_dir)
@@ -109,19 +130,8 @@ def serve(config: Config, commands: list[Command], console: Console, began_s: fl
             return supervisor.run(lambda: console.say(ready_text(config, url, time.monotonic() - began_s)))
         finally:
             run_dir.remove()
-            os.close(kv_file)
             os.close(lifeline)
             os.close(lock)
-
-
-def make_kv_file(run_dir: RunDir) -> int:
-    """Makes the file in memory that holds the KV cache of one scheduler after another; returns its descriptor.
-
-    It has no name but the link in the run directory: its memory is given back when the last process with it has ended.
-    """
-    descriptor = os.memfd_create("sluice-kv-cache")
-    run_dir.kv_cache.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
-    return descriptor
 
 
 def _write_manifest(config: Config, run_dir: RunDir) -> None:

@@ -4,7 +4,8 @@ Everything is told by beats, and is measured by their times: a process in a long
 for one that turns its loop and does nothing.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from messages.control import (
@@ -15,11 +16,13 @@ from messages.control import (
     StallKind,
     kind_of,
     place_of,
+    worker_number,
 )
+from messages.engines import SCHEDULER
 from messages.uids import socket_of
 from supervisor.process_files import RunState
 
-SCHEDULER, DETOKENIZER = "scheduler", "detokenizer"
+DETOKENIZER = "detokenizer"
 
 NUM_INTERVALS = 20
 """A stream stalls when it has had no token for so many times the median between its tokens (and for `--stall-s`)."""
@@ -72,8 +75,9 @@ class StallDetector:
 
     def forget(self) -> None:
         """Begins anew: a process is away, or the launcher itself was stopped."""
-        self._steps = Unchanged()
-        self._admitted = Unchanged()
+        self._steps = defaultdict[str, Unchanged](Unchanged)
+        self._admitted = defaultdict[str, Unchanged](Unchanged)
+        """Both by scheduler."""
         self._edges: dict[int, _Edge] = {}
         self._suspects: dict[tuple[int, int], int] = {}
         """By uid and time of the latest token: when the scheduler's loop turned, and that was too long ago already."""
@@ -97,10 +101,10 @@ class StallDetector:
         for status in statuses:
             yield from self._find_silence(status, now_ns)
         yield from self._find_edges(statuses)
-        scheduler = next((status for status in statuses if status.name == SCHEDULER), None)
-        if scheduler is not None:
+        schedulers = [one for one in statuses if kind_of(one.name) == SCHEDULER and place_of(one.name) == one.name]
+        for scheduler in schedulers:
             yield from self._find_queue(scheduler, [status for status in statuses if status.frontend])
-            yield from self._find_streams(scheduler, statuses)
+        yield from self._find_streams({worker_number(one.name): one for one in schedulers}, statuses)
 
     def _find_silence(self, status: ProcessStatus, now_ns: int) -> Iterator[Found]:
         """A process gives no sign that is in no step, or that was stopped."""
@@ -133,28 +137,36 @@ class StallDetector:
         """A scheduler that runs no step is told of where no stream is that can be told of in its place."""
         gauges, beat_ns = scheduler.gauges, scheduler.beat_ns
         num_running, num_waiting = int(gauges.get("running", 0)), int(gauges.get("waiting", 0))
-        still_ns = self._steps.note((scheduler.pid, gauges.get("steps"), num_running > 0), beat_ns)
-        if num_running and still_ns >= self._limit_ns and self._have_no_stream(fronts):
+        steps, admitted = self._steps[scheduler.name], self._admitted[scheduler.name]
+        still_ns = steps.note((scheduler.pid, gauges.get("steps"), num_running > 0), beat_ns)
+        if num_running and still_ns >= self._limit_ns and self._have_no_stream(fronts, scheduler):
             what = f"turns its loop and runs no step, with {num_running} requests in rows"
-            yield Found("queue", scheduler.name, self._steps.since_ns, what)
+            yield Found("queue", scheduler.name, steps.since_ns, what)
         has_room = bool(gauges.get("has_room"))
-        still_ns = self._admitted.note((scheduler.pid, gauges.get("admitted"), has_room), beat_ns)
+        still_ns = admitted.note((scheduler.pid, gauges.get("admitted"), has_room), beat_ns)
         if has_room and still_ns >= self._limit_ns:
             num_pages = int(gauges.get("pages_all", 0) - gauges.get("pages_in_use", 0))
             what = (
                 f"lets none of {num_waiting} waiting requests in, with {num_running} rows taken, {num_pages} pages free"
             )
-            yield Found("queue", scheduler.name, self._admitted.since_ns, what)
+            yield Found("queue", scheduler.name, admitted.since_ns, what)
 
-    def _have_no_stream(self, fronts: Iterable[ProcessStatus]) -> bool:
-        """Tells whether the frontends have said, since the scheduler was overdue, that no stream waits for a token."""
+    def _have_no_stream(self, fronts: Iterable[ProcessStatus], scheduler: ProcessStatus) -> bool:
+        """Tells whether the frontends have said, since the scheduler was overdue, that no stream of it waits for a
+        token."""
+        engine, since_ns = worker_number(scheduler.name), self._steps[scheduler.name].since_ns
         return all(
-            front.beat_ns >= self._steps.since_ns + self._limit_ns
-            and not any(request.stage == "decode" for request in (front.frontend.quiet if front.frontend else ()))
+            front.beat_ns >= since_ns + self._limit_ns
+            and not any(
+                request.stage == "decode" and request.engine == engine
+                for request in (front.frontend.quiet if front.frontend else ())
+            )
             for front in fronts
         )
 
-    def _find_streams(self, scheduler: ProcessStatus, statuses: Iterable[ProcessStatus]) -> Iterator[Found]:
+    def _find_streams(
+        self, schedulers: Mapping[int, ProcessStatus], statuses: Iterable[ProcessStatus]
+    ) -> Iterator[Found]:
         """A stream gets no token although the scheduler has ended its steps: its loop has turned since, and then the
         frontend has had the time to get their results."""
         known, self._suspects = self._suspects, {}
@@ -162,7 +174,8 @@ class StallDetector:
             for request in front.frontend.quiet if front.frontend else ():
                 key = request.uid, request.since_ns
                 limit_ns = max(self._limit_ns, NUM_INTERVALS * request.interval_ns)
-                if request.stage != "decode" or scheduler.beat_ns < request.since_ns + limit_ns:
+                scheduler = schedulers.get(request.engine)
+                if scheduler is None or request.stage != "decode" or scheduler.beat_ns < request.since_ns + limit_ns:
                     continue
                 turned_ns = self._suspects[key] = known.get(key, scheduler.beat_ns)
                 if front.beat_ns >= turned_ns + DELIVERY_NS:
@@ -172,7 +185,7 @@ class StallDetector:
         usual = f" (as a rule one comes every {request.interval_ns / 1e6:.0f} ms)" if request.interval_ns else ""
         if request.num_steps:
             process, what = scheduler.name, f"has run {request.num_steps} steps without a token for a stream{usual}"
-        elif self._steps.since_ns > request.since_ns + DELIVERY_NS:
+        elif self._steps[scheduler.name].since_ns > request.since_ns + DELIVERY_NS:
             process, what = DETOKENIZER, f"has sent nothing of the scheduler's latest steps to a stream{usual}"
         else:
             process, what = scheduler.name, f"has run no step for a stream{usual}"

@@ -59,9 +59,9 @@ class StatusBoard:
         """Notes that process `name`, which hung, has been killed and will be replaced."""
         self._replace(name, is_killed=True)
 
-    def leaving(self, name: str) -> None:
-        """Notes that process `name` gets nothing new."""
-        self._replace(name, is_leaving=True)
+    def leaving(self, name: str, is_leaving: bool = True) -> None:
+        """Notes whether process `name` gets nothing new."""
+        self._replace(name, is_leaving=is_leaving)
 
     def standing_by(self, name: str) -> None:
         """Notes that process `name` waits to take the place of another."""
@@ -113,6 +113,10 @@ class StatusBoard:
         """Notes that process `name` serves, perhaps without something."""
         self._replace(name, state="ready", phase="", fraction=None, beat_ns=time.monotonic_ns(), is_awaited=False)
         self._replace(name, degraded=degraded)
+
+    def gone(self, name: str) -> None:
+        """Notes that process `name` does not run any more, and keeps what it said last."""
+        self._replace(name, state="dead")
 
     def ended(self, name: str) -> None:
         """Notes that process `name` does not run any more."""

@@ -29,16 +29,16 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 12_435,
-    "live page": 1_015,
-    "tokenizer and detokenizer": 1_725,
-    "scheduler": 5_195,
+    "frontend": 12_720,
+    "live page": 1_025,
+    "tokenizer and detokenizer": 1_740,
+    "scheduler": 5_235,
     "CPU backend": 3_280,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_890,
+    "messages": 1_955,
     "process runtime": 1_500,
-    "launcher": 4_310,
+    "launcher": 4_400,
     "what-if": 1_015,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

@@ -7,9 +7,10 @@ import time
 import msgspec
 
 from messages.cache import CacheQuestion
-from messages.channels import Receiver, Sender
+from messages.channels import Receiver
 from messages.columns import num_int32
 from messages.config import Config
+from messages.engines import SchedulerSenders
 from messages.errors import BootError, ErrorInfo, RequestError
 from messages.frontends import FrontendSenders
 from messages.replies import DecodeReply, EncodeReply, UserReply
@@ -21,7 +22,6 @@ from messages.requests import (
     FlushCache,
     FramesLost,
     TokenizeMsg,
-    ToScheduler,
     ToTokenizer,
     UserMsg,
 )
@@ -81,7 +81,7 @@ def serve(link: ProcessLink) -> None:
     if not link.stand_by():
         return
     inbox: Receiver[ToTokenizer] = Receiver(link.run_dir.socket(link.name), ToTokenizer)
-    to_scheduler: Sender[ToScheduler] = link.open_sender("scheduler")
+    to_schedulers = SchedulerSenders(link.open_sender, link.close_sender)
     to_frontends = FrontendSenders(link.open_sender, link.close_sender)
     grammars = GrammarChecks(link.config, link.wake)
     chars_in_hand = 0
@@ -101,19 +101,14 @@ def serve(link: ProcessLink) -> None:
             if isinstance(message, UserReply):
                 to_frontends.send(message)
             else:
-                to_scheduler.send_or_drop(message)
+                to_schedulers.send(message.engine, message)
             if isinstance(message, UserMsg):
                 passed_on.append(tokenized_row(message))
         for message in inbox.receive():
             if isinstance(message, AbortMsg) and grammars.keep(message):
                 continue
-            if isinstance(message, AbortMsg | DropBefore | FlushCache | CacheQuestion):
-                to_scheduler.send_or_drop(message)
-                if isinstance(message, DropBefore):
-                    to_frontends.forget(message)
-                continue
-            if isinstance(message, FramesLost):
-                to_frontends.send(message)
+            if not isinstance(message, TokenizeMsg | EncodeMsg | DecodeMsg):
+                pass_on(message, to_schedulers, to_frontends)
                 continue
             to_frontends.expect(message.uid)
             chars_in_hand = num_chars_of(message)
@@ -122,7 +117,7 @@ def serve(link: ProcessLink) -> None:
             if isinstance(answer, UserMsg) and answer.sampling_params.grammar is not None:
                 grammars.start(answer)
             elif isinstance(answer, UserMsg):
-                to_scheduler.send_or_drop(answer)
+                to_schedulers.send(answer.engine, answer)
                 passed_on.append(tokenized_row(answer))
             else:
                 to_frontends.send(answer)
@@ -132,8 +127,26 @@ def serve(link: ProcessLink) -> None:
             to_frontends.send(Tokenized(tuple(passed_on)))
             passed_on, told_s = [], time.monotonic()
         link.beat(gauges)
-    for channel in (inbox, to_scheduler, to_frontends):
+        to_schedulers.tidy()
+    for channel in (inbox, to_schedulers, to_frontends):
         channel.close()
+
+
+def pass_on(
+    message: AbortMsg | DropBefore | FlushCache | FramesLost | CacheQuestion,
+    to_schedulers: SchedulerSenders,
+    to_frontends: FrontendSenders,
+) -> None:
+    """Sends on what is not about a text, to whom it concerns."""
+    match message:
+        case DropBefore():
+            for engine in message.engines:
+                to_schedulers.send(engine, message)
+            to_frontends.forget(message)
+        case FramesLost():
+            to_frontends.send(message)
+        case _:
+            to_schedulers.send(message.engine, message)
 
 
 def load_server(config: Config) -> TextServer:

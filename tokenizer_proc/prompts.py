@@ -60,6 +60,7 @@ class PromptReader:
             ),
             output_ids=message.output_ids,
             num_chars_sent=message.num_chars_sent,
+            engine=message.engine,
         )
 
     def _ids_of(self, message: TokenizeMsg, max_prompt_tokens: int) -> "array[int]":

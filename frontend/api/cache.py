@@ -34,10 +34,11 @@ class CacheApi:
         body = self._decoder.decode(await read_body(request, MAX_BODY_BYTES) or b"{}")
         flushed = await self._service.queries.flush_cache(is_forced=bool(body.force))
         if flushed.num_requests:
+            where = "" if self._service.processes.num_engines == 1 else " of the engines that have them"
             raise RequestError(
                 ErrorInfo(
                     409,
-                    f"{flushed.num_requests} requests are running: nothing was flushed (see force)",
+                    f"{flushed.num_requests} requests are running: nothing{where} was flushed (see force)",
                     "conflict_error",
                     code="requests_running",
                 )

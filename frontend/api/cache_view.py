@@ -20,6 +20,7 @@ from messages.errors import bad_request
 
 DEFAULT_NODES = 50
 MAX_NODES = 1000
+MAX_ENGINES = 64
 
 Ids = Annotated[list[TokenId], Meta(min_length=1)]
 
@@ -49,6 +50,8 @@ class CacheSourceView(msgspec.Struct, frozen=True):
 class ExplainReply(msgspec.Struct, frozen=True):
     """`hit_tokens` of `prompt_tokens` would be taken from the cache now. `ended_by` is why no more, `text` says it.
 
+    Of several engines it is the one that has most of it.
+
     `position` is the first token that would be computed or, of `different_token`, the one that differs: the prompt has
     `prompt_token` there, and `cached_token` is what `other_uid` (`other_request_id`) computed.
     """
@@ -63,6 +66,7 @@ class ExplainReply(msgspec.Struct, frozen=True):
     cached_token: int | None
     other_uid: int | None
     other_request_id: str | None
+    engine: int
 
 
 class CacheNodeView(msgspec.Struct, frozen=True):
@@ -80,12 +84,15 @@ class CacheNodeView(msgspec.Struct, frozen=True):
 
 
 class CacheTreeReply(msgspec.Struct, frozen=True):
-    """`nodes` are the largest of `num_nodes`. Cached tokens that no request uses are `evictable_tokens`."""
+    """`nodes` are the largest of `num_nodes` of the engine that was asked for (`engine`, else the first).
+
+    Cached tokens that no request uses are `evictable_tokens`."""
 
     num_nodes: int
     cached_tokens: int
     evictable_tokens: int
     nodes: list[CacheNodeView]
+    engine: int
 
 
 class CacheViewApi:
@@ -100,14 +107,18 @@ class CacheViewApi:
         """Raises `RequestError`: 400, or 503 where a process does not answer. Waits for the running step."""
         body = self._decoder.decode(await read_body(request, self._max_body_bytes))
         input_ids = await self._find_ids(body)
-        answer = await self._service.queries.explain_cache(input_ids, body.cache_salt or "")
+        engine, answer = await self._service.queries.explain_cache(input_ids, body.cache_salt or "")
         names = await self._requests.find_names([answer.other_uid, *(source.uid for source in answer.sources)])
-        return JsonReply(self._reply(body, input_ids, answer, names))
+        return JsonReply(self._reply(body, input_ids, engine, answer, names))
 
     async def tree(self, request: Request) -> JsonReply:
         """Raises `RequestError`, as `explain`."""
-        limit = read_count(dict(request.query_params), "limit", DEFAULT_NODES, MAX_NODES)
-        listed = await self._service.queries.list_cache(limit)
+        given = dict(request.query_params)
+        limit = read_count(given, "limit", DEFAULT_NODES, MAX_NODES)
+        engine = read_count(given, "engine", 1, MAX_ENGINES)
+        if engine not in self._service.processes.engine_gauges():
+            raise bad_request(f"there is no engine {engine} (see /health)", "engine")
+        listed = await self._service.queries.list_cache(limit, engine)
         names = await self._requests.find_names(node.uid for node in listed.nodes)
         nodes = [
             CacheNodeView(
@@ -123,7 +134,8 @@ class CacheViewApi:
             )
             for node in listed.nodes
         ]
-        return JsonReply(CacheTreeReply(listed.num_nodes, listed.num_cached_tokens, listed.num_evictable_tokens, nodes))
+        sizes = listed.num_nodes, listed.num_cached_tokens, listed.num_evictable_tokens
+        return JsonReply(CacheTreeReply(*sizes, nodes, engine))
 
     async def _find_ids(self, body: ExplainBody) -> bytes:
         """Returns the int32 ids that the prompt has in the ring. Raises `RequestError`."""
@@ -147,7 +159,7 @@ class CacheViewApi:
         return answer.token_ids
 
     def _reply(
-        self, body: ExplainBody, input_ids: bytes, answer: CacheExplained, names: dict[int, str]
+        self, body: ExplainBody, input_ids: bytes, engine: int, answer: CacheExplained, names: dict[int, str]
     ) -> ExplainReply:
         num_tokens = num_int32(input_ids)
         is_computed = body.prompt_logprobs is not None
@@ -169,6 +181,7 @@ class CacheViewApi:
             cached_token=answer.cached_token if has_other else None,
             other_uid=answer.other_uid or None,
             other_request_id=names.get(answer.other_uid),
+            engine=engine,
         )
 
 

@@ -32,7 +32,7 @@ class LoadApi:
         return JsonReply(
             LoadReply(
                 server_load=sum(count.num_requests for count in counts),
-                requests_running=int(processes.gauges("scheduler").get("running", 0)),
+                requests_running=int(processes.num_running),
                 requests_waiting=int(processes.num_waiting),
                 kv_cache_usage=processes.kv_cache_usage,
                 frontends_missing=others.num_missing,

@@ -35,6 +35,8 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     finish_reason: FinishReason | None
     waits: Waiting | None
+    engine: int
+    """The number of the scheduler that has it, or had it last (`--data-parallel`)."""
 
 
 class RequestLine(RequestFacts, frozen=True, kw_only=True):
@@ -102,6 +104,7 @@ def find_facts(
         "attempts": timeline.attempt + 1,
         "finish_reason": None if outcome is None else outcome.finish_reason,
         "waits": waits,
+        "engine": timeline.engine,
     }
 
 

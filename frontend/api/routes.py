@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from frontend.api.aborts import AbortApi, AbortBody, AbortReply
 from frontend.api.cache import CacheApi, FlushBody, FlushReply
-from frontend.api.cache_view import MAX_NODES, CacheTreeReply, CacheViewApi, ExplainBody, ExplainReply
+from frontend.api.cache_view import MAX_ENGINES, MAX_NODES, CacheTreeReply, CacheViewApi, ExplainBody, ExplainReply
 from frontend.api.chat import ChatApi, ChatBody
 from frontend.api.chat_reply import ChatChunk, ChatCompletion
 from frontend.api.completion_reply import Completion
@@ -299,6 +299,12 @@ def caching(api: CacheViewApi) -> list[Endpoint]:
                     place="query",
                     schema=Annotated[int, Meta(ge=1, le=MAX_NODES)],
                     description="The most nodes to show; 50 if it is not given.",
+                ),
+                Parameter(
+                    name="engine",
+                    place="query",
+                    schema=Annotated[int, Meta(ge=1, le=MAX_ENGINES)],
+                    description="The engine whose cache is meant (--data-parallel); the first if it is not given.",
                 ),
             ),
         ),

@@ -48,7 +48,8 @@ class WaitReasons:
 
     def __init__(self, service: Service, streams: OpenStreams):
         self._service = service
-        self._trouble = service.processes.find_trouble()
+        self._trouble_of: dict[int, str] = {}
+        """By engine."""
         self._blocked_s = streams.find_blocked()
 
     def find(self, generation: Generation) -> Waiting | None:
@@ -58,7 +59,7 @@ class WaitReasons:
             return self._find_reader(generation)
         if timeline.is_quarantined:
             return Waiting("quarantine", "the scheduler died twice with it; it runs again when no other suspect does")
-        trouble = self._trouble
+        trouble = self._trouble(generation)
         match timeline.stage:
             case "hold" | "restart":
                 return Waiting("process", f"waits for a process: {trouble or 'one is being replaced'}")
@@ -69,8 +70,14 @@ class WaitReasons:
             case _:
                 return self._find_in_scheduler(generation)
 
+    def _trouble(self, generation: Generation) -> str:
+        engine = generation.engine
+        if engine not in self._trouble_of:
+            self._trouble_of[engine] = self._service.processes.find_trouble(engine)
+        return self._trouble_of[engine]
+
     def _find_in_scheduler(self, generation: Generation) -> Waiting | None:
-        told, trouble = generation.timeline.told, self._trouble
+        told, trouble = generation.timeline.told, self._trouble(generation)
         waiting = None if told is None else _waiting_of(told)
         if trouble:
             known = "" if waiting is None else f"; before that: {waiting.text}"
@@ -85,7 +92,7 @@ class WaitReasons:
         name = self._service.ring.worker_of(generation.uid) or "tokenizer"
         num_chars = int(self._service.processes.gauges(name).get("chars_in_hand", 0))
         work = f"; at its last beat it had a text of {num_chars} characters in hand" if num_chars else ""
-        return Waiting("tokenizer", f"{name} has not passed it on yet{work}{_because(self._trouble)}")
+        return Waiting("tokenizer", f"{name} has not passed it on yet{work}{_because(self._trouble(generation))}")
 
     def _find_reader(self, generation: Generation) -> Waiting | None:
         """A client that does not read is waited for with what it has not taken."""

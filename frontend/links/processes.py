@@ -1,6 +1,7 @@
 """What the frontend knows of the other processes, from the launcher's table; it never asks the ring."""
 
 import time
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -16,7 +17,9 @@ from messages.control import (
     StallKind,
     kind_of,
     place_of,
+    worker_number,
 )
+from messages.engines import SCHEDULER, engine_name
 from messages.histograms import Counted
 from messages.requests import DropBefore
 from messages.uids import find_gone
@@ -105,7 +108,36 @@ class ProcessView:
 
     def serving(self) -> dict[str, int]:
         """Returns the processes of the ring that serve now, with their incarnations."""
-        return {status.name: status.incarnation for kind in RING for status in self._of_kind(kind) if status.is_serving}
+        return {name: incarnation for kind in RING for name, incarnation in self.serving_of(kind).items()}
+
+    def serving_of(self, kind: str) -> dict[str, int]:
+        """Returns the processes of `kind` that serve now, with their incarnations."""
+        return {status.name: status.incarnation for status in self._of_kind(kind) if status.is_serving}
+
+    def open_engines(self) -> tuple[int, ...]:
+        """Returns the numbers of the schedulers that take requests now or, where none does, will soon."""
+        places = [status for status in self._of_kind(SCHEDULER) if not status.is_leaving]
+        serving = [status for status in places if status.is_serving]
+        return tuple(worker_number(one.name) for one in serving or [one for one in places if one.is_awaited])
+
+    def leaving_engines(self) -> set[int]:
+        """Returns the numbers of the schedulers that serve, and are to give their requests to others."""
+        if not any(status.is_leaving for status in self._processes.values()):
+            return set()
+        others = self.open_engines()
+        return {worker_number(one.name) for one in self._of_kind(SCHEDULER) if one.is_leaving and others}
+
+    @property
+    def num_engines(self) -> int:
+        """How many schedulers there are, whether they serve just now or not."""
+        return max(1, sum(not status.is_leaving for status in self._of_kind(SCHEDULER)))
+
+    def engine_gauges(self) -> dict[int, dict[str, float]]:
+        """Returns what each scheduler said of itself in its last beat, by number."""
+        return {worker_number(status.name): status.gauges for status in self._of_kind(SCHEDULER)}
+
+    def _sum_gauge(self, key: str) -> float:
+        return sum(gauges.get(key, 0.0) for gauges in self.engine_gauges().values())
 
     def _of_kind(self, kind: str) -> list[ProcessStatus]:
         """Returns the processes of `kind` that have a place of their own."""
@@ -132,9 +164,12 @@ class ProcessView:
         living = [status.uid_block for status in started if status.state not in ("dead", "restarting")]
         return find_gone([own_block, *(status.uid_block for status in started)], [own_block, *living])
 
-    def is_by_order(self, name: str) -> bool:
-        """Tells whether process `name` has taken the place of a healthy one."""
-        return name in self._processes and self._processes[name].is_by_order
+    def has_died(self, name: str) -> bool:
+        """Tells of a process that has ended, and may have been replaced, whether that was by no order."""
+        status = self._processes.get(name)
+        if status is None or status.is_leaving or status.is_awaited:
+            return False
+        return not (status.is_serving and status.is_by_order)
 
     def statuses(self) -> list[ProcessStatus]:
         """Returns every process as the launcher saw it last."""
@@ -147,18 +182,26 @@ class ProcessView:
     @property
     def num_waiting(self) -> float:
         """How many requests wait: for a row, or in a frontend for a process that is being replaced."""
-        on_hold = sum(front.frontend.num_on_hold for front in self.fronts() if front.frontend)
-        return self.gauges("scheduler").get("waiting", 0.0) + on_hold
+        return self._sum_gauge("waiting") + self.num_on_hold
+
+    @property
+    def num_running(self) -> float:
+        """How many requests have a row."""
+        return self._sum_gauge("running")
+
+    @property
+    def num_on_hold(self) -> int:
+        """How many requests wait in a frontend for a process that is being replaced."""
+        return sum(front.frontend.num_on_hold for front in self.fronts() if front.frontend)
 
     @property
     def kv_cache_usage(self) -> float:
-        """The part of all pages that running requests use, by the scheduler's gauges."""
-        gauges = self.gauges("scheduler")
-        return gauges.get("pages_in_use", 0.0) / max(1.0, gauges.get("pages_all", 0.0))
+        """The part of all pages that running requests use, by the schedulers' gauges."""
+        return kv_cache_usage({key: self._sum_gauge(key) for key in ("pages_in_use", "pages_all")})
 
-    def counted(self, name: str) -> Counted:
-        """Returns what process `name` and those before it in its place have counted since the run began."""
-        return self._processes[name].counted if name in self._processes else Counted()
+    def counted(self) -> dict[int, Counted]:
+        """Returns what each scheduler and those before it in its place have counted since the run began, by number."""
+        return {worker_number(status.name): status.counted for status in self._of_kind(SCHEDULER)}
 
     def num_restarts(self, name: str) -> int:
         return self._processes[name].num_restarts if name in self._processes else 0
@@ -170,13 +213,24 @@ class ProcessView:
 
     def not_ready(self) -> UnavailableError:
         """Returns the refusal that says which processes do not serve and why."""
-        waiting = [_describe(name, self._processes.get(name)) for name in RING]
-        return UnavailableError(f"the server is not ready: {', '.join(text for text in waiting if text)}", "not_ready")
+        waiting: list[str] = []
+        for kind in RING:
+            places = self._of_kind(kind)
+            if not any(status.is_serving for status in places):
+                waiting += [_describe(status) for status in places] or [f"{kind} has not started"]
+        return UnavailableError(f"the server is not ready: {', '.join(waiting)}", "not_ready")
 
-    def find_trouble(self) -> str:
-        """Returns which processes of the ring do not serve, or have given no sign of late; empty where all is well."""
-        now_ns = time.monotonic_ns()
-        found = [_find_trouble(status, now_ns) for kind in RING for status in self._of_kind(kind)]
+    def find_trouble(self, engine: int) -> str:
+        """Returns which processes do not serve, of those that requests of this engine pass through, or have given no
+        sign of late; empty where all is well."""
+        now_ns, name = time.monotonic_ns(), engine_name(engine)
+        others = {status.name for status in self._of_kind(SCHEDULER)} - {name}
+        found = [
+            _find_trouble(status, now_ns)
+            for kind in RING
+            for status in self._of_kind(kind)
+            if status.name not in others
+        ]
         return ", ".join(text for text in found if text)
 
     def stalls(self) -> list[StallHealth]:
@@ -192,24 +246,25 @@ class ProcessView:
         return {name: _health(status, now_ns) for name, status in self._processes.items()}
 
 
+def kv_cache_usage(gauges: Mapping[str, float]) -> float:
+    """Returns the part of all pages that running requests use, by a scheduler's gauges."""
+    return gauges.get("pages_in_use", 0.0) / max(1.0, gauges.get("pages_all", 0.0))
+
+
 def _returns(status: ProcessStatus) -> bool:
     """Tells whether the launcher has it, or its successor, on the way; one that is dead or only hangs it has not."""
     return status.state in ("starting", "restarting") or status.is_killed
 
 
-def _describe(name: str, status: ProcessStatus | None) -> str:
-    if status is None:
-        return f"{name} has not started"
-    if status.is_serving:
-        return ""
+def _describe(status: ProcessStatus) -> str:
     fraction = "" if status.fraction is None else f" {status.fraction:.0%}"
-    return f"{name} is {status.state}" + (f" ({status.phase}{fraction})" if status.phase else "")
+    return f"{status.name} is {status.state}" + (f" ({status.phase}{fraction})" if status.phase else "")
 
 
 def _find_trouble(status: ProcessStatus, now_ns: int) -> str:
     """Returns what keeps a process from its work, longer than a process at work keeps others waiting."""
     if not status.is_serving:
-        return _describe(status.name, status)
+        return _describe(status)
     silent_s = (now_ns - status.beat_ns) / 1e9
     if status.beat_ns and silent_s > SILENCE_S:
         busy = " (a step or a long text is in work)" if status.busy_since_ns else ""

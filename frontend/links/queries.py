@@ -56,22 +56,34 @@ class Queries:
         return answer.text
 
     async def flush_cache(self, *, is_forced: bool) -> CacheFlushed:
-        """Returns what became of the request to empty the prefix cache. Raises `UnavailableError`."""
-        answer = await self._ask(FlushCache(self._next_uid(), is_forced))
-        assert isinstance(answer, CacheFlushed)
-        return answer
+        """Returns what became of the request to empty the prefix caches of all schedulers, summed.
 
-    async def explain_cache(self, input_ids: bytes, cache_salt: str) -> CacheExplained:
-        """Returns how much of int32 `input_ids` is in the prefix cache, and why not more. Raises `UnavailableError`."""
-        answer = await self._ask(ExplainCache(self._next_uid(), input_ids, cache_salt))
-        assert isinstance(answer, CacheExplained)
-        return answer
+        Raises `UnavailableError`.
+        """
+        asking = [self._ask(FlushCache(self._next_uid(), is_forced, engine)) for engine in self._engines()]
+        answers = [answer for answer in await asyncio.gather(*asking) if isinstance(answer, CacheFlushed)]
+        return CacheFlushed(
+            0, sum(answer.num_pages for answer in answers), sum(answer.num_requests for answer in answers)
+        )
 
-    async def list_cache(self, limit: int) -> CacheListed:
-        """Returns the largest nodes of the prefix cache. Raises `UnavailableError`."""
-        answer = await self._ask(ListCache(self._next_uid(), limit))
+    async def explain_cache(self, input_ids: bytes, cache_salt: str) -> tuple[int, CacheExplained]:
+        """Returns which scheduler has most of int32 `input_ids` in its prefix cache, how much, and why not more.
+
+        Raises `UnavailableError`.
+        """
+        engines = self._engines()
+        asking = [self._ask(ExplainCache(self._next_uid(), input_ids, cache_salt, engine)) for engine in engines]
+        answers = [answer for answer in await asyncio.gather(*asking) if isinstance(answer, CacheExplained)]
+        return max(zip(engines, answers, strict=True), key=lambda one: one[1].num_hit_tokens)
+
+    async def list_cache(self, limit: int, engine: int) -> CacheListed:
+        """Returns the largest nodes of the prefix cache of a scheduler. Raises `UnavailableError`."""
+        answer = await self._ask(ListCache(self._next_uid(), limit, engine))
         assert isinstance(answer, CacheListed)
         return answer
+
+    def _engines(self) -> tuple[int, ...]:
+        return self._processes.open_engines() or (1,)
 
     def accept(self, answer: Answer) -> None:
         """Gives `answer` to whoever waits for it; nobody does for a second answer, or one that comes too late."""

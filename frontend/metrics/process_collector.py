@@ -9,15 +9,44 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from frontend.links.processes import ProcessView
+from frontend.links.processes import ProcessView, kv_cache_usage
 from frontend.metrics.distribution import make_buckets
 from messages import VERSION
 from messages.config import Config
 from messages.control import ProcessState, ProcessStatus, StallKind
-from messages.histograms import BOUNDS, HistogramCounts
+from messages.histograms import BOUNDS, Counted
 from runtime.histograms import Histogram
 
 MODEL_LABEL, PROCESS_LABEL = "model_name", "process"
+
+ENGINE_LABEL = "engine"
+"""The number of a scheduler; only where there are several."""
+
+KV_CACHE_USAGE = "kv_cache_usage"
+GAUGES = (
+    ("vllm:num_requests_running", "Requests that have a row.", "running"),
+    ("vllm:num_requests_waiting", "Requests that wait for a row, or on hold for a process.", "waiting"),
+    ("vllm:kv_cache_usage_perc", "Part of the pages that requests hold, 0 to 1.", KV_CACHE_USAGE),
+    ("sluice_pages", "Pages of the KV cache.", "pages_all"),
+    ("sluice_pages_cached", "Pages kept for prompts to come.", "pages_cached"),
+    ("sluice_requests_prefilling", "Requests whose prompt is being computed.", "prefilling"),
+    ("sluice_requests_decoding", "Requests that get tokens.", "decoding"),
+    ("sluice_requests_compiling", "Requests that wait for their grammar.", "compiling"),
+)
+COUNTERS = (
+    ("vllm:prefix_cache_queries", "Prompt tokens looked for in the prefix cache.", "prompt_tokens"),
+    ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
+    ("vllm:num_preemptions", "Rows that gave way because pages were short.", "preemptions"),
+    ("vllm:spec_decode_num_drafts", "Rows of steps that had draft tokens.", "drafts"),
+    ("vllm:spec_decode_num_draft_tokens", "Draft tokens that were verified.", "draft_tokens"),
+    ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right.", "accepted_tokens"),
+    ("sluice_pages_evicted", "Cached pages that made room for others.", "pages_evicted"),
+    ("sluice_pages_recovered", "Pages that a scheduler took over from the one before it.", "pages_recovered"),
+    ("sluice_pages_dropped", "Full pages that it could not take over, or not trust.", "pages_dropped"),
+    ("sluice_resumed_tokens", "Tokens of requests that went on after a replacement or a loss.", "resumed_tokens"),
+    ("sluice_recomputed_tokens", "Those of them that were computed again.", "recomputed_tokens"),
+    ("sluice_steps", "Forward passes.", "steps"),
+)
 
 HISTOGRAMS = {
     "step_seconds": ("sluice_step_seconds", "Time of a step, from its plan to its result."),
@@ -41,9 +70,9 @@ class ProcessCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield self._info()
         yield from self._scheduler_gauges()
-        counted = self._processes.counted("scheduler")
-        yield from self._counters(counted.counters)
-        yield from self._histograms(counted.histograms)
+        counted = self._processes.counted() or {1: Counted()}
+        yield from self._counters(counted)
+        yield from self._histograms(counted)
         statuses = self._processes.statuses()
         yield from self._states(statuses)
         yield self._stalls()
@@ -67,57 +96,43 @@ class ProcessCollector(Collector):
         return family
 
     def _scheduler_gauges(self) -> Iterator[Metric]:
-        processes, gauges = self._processes, self._processes.gauges("scheduler")
-        for name, text, value in (
-            ("vllm:num_requests_running", "Requests that have a row.", gauges.get("running", 0.0)),
-            (
-                "vllm:num_requests_waiting",
-                "Requests that wait for a row, or on hold for a process.",
-                processes.num_waiting,
-            ),
-            (
-                "vllm:kv_cache_usage_perc",
-                "Part of the pages that requests hold, 0 to 1.",
-                processes.kv_cache_usage,
-            ),
-            ("sluice_pages", "Pages of the KV cache.", gauges.get("pages_all", 0.0)),
-            ("sluice_pages_cached", "Pages kept for prompts to come.", gauges.get("pages_cached", 0.0)),
-            ("sluice_requests_prefilling", "Requests whose prompt is being computed.", gauges.get("prefilling", 0.0)),
-            ("sluice_requests_decoding", "Requests that get tokens.", gauges.get("decoding", 0.0)),
-            ("sluice_requests_compiling", "Requests that wait for their grammar.", gauges.get("compiling", 0.0)),
-        ):
-            family = GaugeMetricFamily(name, text, labels=[MODEL_LABEL])
-            family.add_metric(self._model, value)
+        engines = self._processes.engine_gauges() or {1: {}}
+        num_on_hold = self._processes.num_on_hold
+        for name, text, key in GAUGES:
+            family = GaugeMetricFamily(name, text, labels=self._labels)
+            for engine, gauges in engines.items():
+                value = kv_cache_usage(gauges) if key == KV_CACHE_USAGE else gauges.get(key, 0.0)
+                is_all = key == "waiting" and not self._has_engines
+                family.add_metric(self._values(engine), value + num_on_hold * is_all)
+            if key == "waiting" and self._has_engines:  # those on hold are at no engine
+                family.add_metric([*self._model, ""], num_on_hold)
             yield family
 
-    def _counters(self, counters: Mapping[str, float]) -> Iterator[Metric]:
-        for name, text, key in (
-            ("vllm:prefix_cache_queries", "Prompt tokens looked for in the prefix cache.", "prompt_tokens"),
-            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
-            ("vllm:num_preemptions", "Rows that gave way because pages were short.", "preemptions"),
-            ("vllm:spec_decode_num_drafts", "Rows of steps that had draft tokens.", "drafts"),
-            ("vllm:spec_decode_num_draft_tokens", "Draft tokens that were verified.", "draft_tokens"),
-            ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right.", "accepted_tokens"),
-            ("sluice_pages_evicted", "Cached pages that made room for others.", "pages_evicted"),
-            ("sluice_pages_recovered", "Pages that a scheduler took over from the one before it.", "pages_recovered"),
-            ("sluice_pages_dropped", "Full pages that it could not take over, or not trust.", "pages_dropped"),
-            (
-                "sluice_resumed_tokens",
-                "Tokens of requests that went on after a replacement or a loss.",
-                "resumed_tokens",
-            ),
-            ("sluice_recomputed_tokens", "Those of them that were computed again.", "recomputed_tokens"),
-            ("sluice_steps", "Forward passes.", "steps"),
-        ):
-            family = CounterMetricFamily(name, text, labels=[MODEL_LABEL])
-            family.add_metric(self._model, counters.get(key, 0.0))
+    @property
+    def _has_engines(self) -> bool:
+        """Tells whether the scheduler's metrics say of which one they are."""
+        return len(self._processes.engine_gauges()) > 1
+
+    @property
+    def _labels(self) -> list[str]:
+        return [MODEL_LABEL, *[ENGINE_LABEL] * self._has_engines]
+
+    def _values(self, engine: int) -> list[str]:
+        return [*self._model, *[str(engine)] * self._has_engines]
+
+    def _counters(self, counted: Mapping[int, Counted]) -> Iterator[Metric]:
+        for name, text, key in COUNTERS:
+            family = CounterMetricFamily(name, text, labels=self._labels)
+            for engine, each in counted.items():
+                family.add_metric(self._values(engine), each.counters.get(key, 0.0))
             yield family
 
-    def _histograms(self, histograms: Mapping[str, HistogramCounts]) -> Iterator[Metric]:
+    def _histograms(self, counted: Mapping[int, Counted]) -> Iterator[Metric]:
         for key, (name, text) in HISTOGRAMS.items():
-            histogram = histograms.get(key) or Histogram(key).counts()
-            family = HistogramMetricFamily(name, text, labels=[MODEL_LABEL])
-            family.add_metric(self._model, make_buckets(BOUNDS[key], histogram.counts), histogram.total)
+            family = HistogramMetricFamily(name, text, labels=self._labels)
+            for engine, each in counted.items():
+                histogram = each.histograms.get(key) or Histogram(key).counts()
+                family.add_metric(self._values(engine), make_buckets(BOUNDS[key], histogram.counts), histogram.total)
             yield family
 
     def _states(self, statuses: list[ProcessStatus]) -> Iterator[Metric]:

@@ -65,8 +65,8 @@ export class Live {
         else this[part][key] = value;
       }
     }
-    for (const [key, [begin, end, prefill, decode]] of Object.entries(event.steps ?? {})) {
-      this.steps.set(key, {begin, end, prefill, decode});
+    for (const [key, [begin, end, prefill, decode, engine]] of Object.entries(event.steps ?? {})) {
+      this.steps.set(key, {begin, end, prefill, decode, engine});
     }
     while (this.steps.size > MAX_STEPS) this.steps.delete(this.steps.keys().next().value);
   }
@@ -76,8 +76,18 @@ export class Live {
     return Object.entries(this.processes).filter(([name]) => !name.includes("."));
   }
 
-  gauges(name) {
-    return this.processes[name]?.gauges ?? {};
+  /** The processes of a kind that have a place of their own. */
+  workers(kind) {
+    return this.placed().filter(([name]) => kindOf(name) === kind).map(([, process]) => process);
+  }
+
+  /** The gauges of all processes of a kind, summed. */
+  gauges(kind) {
+    const sums = {};
+    for (const {gauges} of this.workers(kind)) {
+      for (const [key, value] of Object.entries(gauges)) sums[key] = (sums[key] ?? 0) + value;
+    }
+    return sums;
   }
 }
 

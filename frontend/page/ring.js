@@ -2,7 +2,6 @@
 
 import {draw, find, set, write} from "./dom.js";
 import {bytes, percent, rate} from "./format.js";
-import {kindOf} from "./live.js";
 
 const KINDS = ["frontend", "tokenizer", "scheduler", "detokenizer"];
 const WORST = ["dead", "hung", "restarting", "starting", "busy", "ready", "standby"];
@@ -73,7 +72,7 @@ export class Ring {
   }
 
   showKind(live, kind) {
-    const workers = live.placed().filter(([name]) => kindOf(name) === kind).map(([, process]) => process);
+    const workers = live.workers(kind);
     const {group, lines: [name, what, more, most]} = this.nodes[kind];
     const worst = workers.map(({state}) => state).sort((a, b) => WORST.indexOf(a) - WORST.indexOf(b))[0] ?? "standby";
     const sum = read => workers.reduce((total, process) => total + (read(process) ?? 0), 0);

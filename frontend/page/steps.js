@@ -7,7 +7,7 @@ const SHOWN = 120, TOP = 64, BOTTOM = 32, GAP = 6;
 
 export function showSteps(live) {
   const svg = find("steps");
-  const isBusy = live.processes.scheduler?.state === "busy";
+  const isBusy = live.workers("scheduler").some(({state}) => state === "busy");
   const steps = [...live.steps.values()].filter(step => step.end !== null || isBusy).sort((a, b) => a.begin - b.begin).slice(-SHOWN);
   const spans = steps.map(step => ((step.end ?? live.now) - step.begin) / 1e6);
   const mostTokens = Math.max(8, ...steps.map(step => step.prefill + step.decode));
@@ -34,7 +34,8 @@ function bar(x, y, height, kind) {
 function describe(live, steps, spans, mostTokens, mostMs) {
   const last = steps.at(-1), recent = steps.filter(step => live.now - step.begin < 1e9).length;
   const what = [last.prefill && `${last.prefill} prefill`, last.decode && `${last.decode} decode`].filter(Boolean).join(" + ");
-  const state = last.end === null ? "running for" : "latest";
+  const engine = live.workers("scheduler").length > 1 ? ` (engine ${last.engine})` : "";
+  const state = (last.end === null ? "running for" : "latest") + engine;
   return `${rate(recent)} steps/s · ${state} ${milliseconds(spans.at(-1))} ms: ${what || "no tokens"} · ` +
     `highest ${mostTokens} tokens, ${milliseconds(mostMs)} ms`;
 }

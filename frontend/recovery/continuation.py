@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -15,7 +15,9 @@ from frontend.recovery.release import may_release_suspect
 from frontend.recovery.sequence_tracker import SequenceTracker
 from frontend.requests.generation import Generation
 from frontend.requests.registry import Registry
-from messages.control import FrontendReport, QuietRequest, kind_of
+from frontend.routing.router import Router
+from messages.control import FrontendReport, QuietRequest, kind_of, worker_number
+from messages.engines import SCHEDULER, engine_name
 from messages.errors import ChannelFullError
 from messages.requests import AbortMsg, DropBefore, FramesLost, TokenizeMsg
 
@@ -23,22 +25,32 @@ log = logging.getLogger("sluice.frontend")
 
 
 class Continuations:
-    """Watches incarnations, and resubmits as soon as the whole ring serves again; at once where a frame is lost.
+    """Watches incarnations, and resubmits as soon as the ring is closed again; at once where a frame is lost.
 
+    Where one of several schedulers is away the ring is closed without it: its requests go on at the others at once.
     Until then what is left of the old attempts may still arrive and counts; afterwards the registry drops it.
     """
 
-    def __init__(self, registry: Registry, ring: Ring, processes: ProcessView, uid_block: int, max_num_seqs: int):
+    def __init__(
+        self,
+        registry: Registry,
+        ring: Ring,
+        router: Router,
+        processes: ProcessView,
+        uid_block: int,
+        max_num_seqs: int,
+    ):
         self._registry = registry
         self._ring = ring
+        self._router = router
         self._processes = processes
         self._quarantine = Quarantine(max_num_seqs)
         self.num_resubmitted = 0
         """Attempts that were begun because a process had died."""
         self._sequences = SequenceTracker()
         self._has_unanswered_loss = False
-        self._has_doubts = False
-        """A process that was replaced may not have got the first frames for it; then they were of new attempts."""
+        self._doubts = set[str]()
+        """Processes that were replaced and may not have got the first frames for them, which were of new attempts."""
         self._known: dict[str, int] = {}
         """The processes that served at the latest look, with their incarnations."""
         self._uid_block = uid_block
@@ -48,39 +60,58 @@ class Continuations:
     def follow(self) -> None:
         """Call it after each process table."""
         self._ring.follow(self._processes.workers("tokenizer"), self._processes.serving())
+        self._router.follow()
         self._look_for_losses()
         if not self._processes.is_ready:
+            self._known = {**self._processes.serving_of(SCHEDULER), **self._known}  # a new one may get requests now
             return
         known, self._known = self._known, self._processes.serving()
         gone = self._processes.find_gone_frontends(self._uid_block)
         if known != self._known or gone != self._told_gone:
             self._disown(gone)
-        if known == self._known:
+        replaced = [name for name in known if known[name] != self._known.get(name)]
+        if replaced:
+            self._replace(replaced)
+        elif known == self._known:
             if self._has_unanswered_loss:
                 self._answer_loss()
-            elif self._has_doubts:
+            elif self._doubts:
                 log.info("a new process may not have got its first frames: requests without a token are sent again")
-                self._repeat_lost(None)
-            self._has_doubts = False
+                self._repeat_lost(self._doubts)
+            self._doubts.clear()
             self.release_suspects()
-            return
-        replaced = [name for name in known if known[name] != self._known.get(name)]
-        if not replaced:
-            return
-        if all(kind_of(name) == "tokenizer" for name in replaced) and not self._has_unanswered_loss:
+        self._clear_leaving()
+
+    def _replace(self, replaced: Sequence[str]) -> None:
+        """Lets the requests go on that processes which are gone have had; others may have come in their places."""
+        kinds = {kind_of(name) for name in replaced}
+        engines = {worker_number(name) for name in replaced if kind_of(name) == SCHEDULER}
+        dead = [engine for engine in engines if self._processes.has_died(engine_name(engine))]
+        if kinds == {"tokenizer"} and not self._has_unanswered_loss:
             self._repeat_lost(replaced)
+        elif kinds == {SCHEDULER} and not self._has_unanswered_loss:
+            self._resubmit_all(engines, dead)
         else:
-            has_scheduler_died = "scheduler" in replaced and not self._processes.is_by_order("scheduler")
-            self._resubmit_all(has_scheduler_died=has_scheduler_died)
+            self._resubmit_all(dead=dead)
         self._has_unanswered_loss = False
         log.info("%s replaced: %d requests go on", " and ".join(replaced), len(self._registry.all_sent()))
+
+    def _clear_leaving(self) -> None:
+        """Takes the requests of schedulers that leave to others, if there are any."""
+        leaving = self._processes.leaving_engines()
+        moving = [entry for entry in self._registry.all_sent() if entry.engine in leaving] if leaving else []
+        for generation in moving:
+            if not self._quarantine.is_held(generation):
+                self._resubmit(generation)
+        if moving:
+            log.info("%d requests go on at another scheduler", len(moving))
 
     def _look_for_losses(self) -> None:
         losses = self._sequences.follow(self._processes.all())
         for lost in losses.certain:
             log.error("%s: sender %x, frames %d to %d are lost", *msgspec.structs.astuple(lost))
         self._has_unanswered_loss = self._has_unanswered_loss or bool(losses.certain)
-        self._has_doubts = self._has_doubts or bool(losses.doubtful)
+        self._doubts |= {lost.receiver for lost in losses.doubtful}
 
     def note_lost(self, lost: FramesLost) -> None:
         """A receiver has noticed a gap: no later token of a present attempt may count, so all begin another one.
@@ -107,12 +138,13 @@ class Continuations:
 
     def report(self, num_on_hold: int, quiet: tuple[QuietRequest, ...] = ()) -> FrontendReport:
         """Returns what other frontends and the launcher must know of this one."""
-        return FrontendReport(num_on_hold, self._quarantine.num_suspects, self._known.get("scheduler", 0), quiet)
+        schedulers = {name: incarnation for name, incarnation in self._known.items() if kind_of(name) == SCHEDULER}
+        return FrontendReport(num_on_hold, self._quarantine.num_suspects, schedulers, quiet)
 
     def _answer_loss(self) -> None:
         self._has_unanswered_loss = False
         self._disown(self._processes.find_gone_frontends(self._uid_block))
-        self._resubmit_all(has_scheduler_died=False)
+        self._resubmit_all()
         log.warning("frames were lost: %d requests go on as continuations", len(self._registry.all_sent()))
 
     def _disown(self, gone: DropBefore | None) -> None:
@@ -122,25 +154,31 @@ class Continuations:
         """
         self._told_gone = gone
         if gone is not None:
-            self._send(gone)
+            engines = tuple(map(worker_number, self._processes.serving_of(SCHEDULER)))
+            self._send(msgspec.structs.replace(gone, engines=engines or (1,)))
 
-    def _repeat_lost(self, workers: Sequence[str] | None) -> None:
-        """Repeats what dead tokenizers may have had in hand: requests without a token since, and aborts."""
+    def _repeat_lost(self, processes: Collection[str]) -> None:
+        """Repeats what tokenizers or schedulers may not have got: requests without a token since, and aborts."""
+        is_for_all = any(kind_of(name) not in ("tokenizer", SCHEDULER) for name in processes)
         for generation in self._registry.all_sent():
-            is_elsewhere = workers is not None and self._ring.worker_of(generation.uid) not in workers
-            if self._quarantine.is_held(generation) or is_elsewhere:
+            path = {self._ring.worker_of(generation.uid), engine_name(generation.engine)}
+            if self._quarantine.is_held(generation) or not (is_for_all or path.intersection(processes)):
                 continue
             if not generation.has_progressed:
                 self._resubmit(generation)
             elif generation.is_unwanted:
-                self._send(AbortMsg(generation.uid, generation.attempt, generation.abort_reason))
+                self._abort(generation)
 
-    def _resubmit_all(self, *, has_scheduler_died: bool) -> None:
-        """A dead scheduler or detokenizer has had something of every request."""
-        if has_scheduler_died:
-            self._refuse(self._quarantine.note_death(self._registry.all_sent()))
+    def _resubmit_all(self, engines: Collection[int] | None = None, dead: Iterable[int] = ()) -> None:
+        """Something is lost of every request or, with `engines`, of those at these schedulers; some have died."""
+        for engine in dead:
+            sent = self._registry.all_sent()
+            had = [entry for entry in sent if entry.engine == engine]
+            self._refuse(self._quarantine.note_death(had, [entry for entry in sent if entry.engine != engine]))
         waiting: list[Generation] = []
         for entry in self._registry.all_sent():
+            if engines is not None and entry.engine not in engines:
+                continue
             entry.timeline.interrupt(entry.last_token_ns)
             entry.timeline.is_quarantined = self._quarantine.is_held(entry)
             if not entry.timeline.is_quarantined:
@@ -165,12 +203,26 @@ class Continuations:
         self.num_resubmitted += 1
         generation.timeline.interrupt(generation.last_token_ns)
         generation.timeline.send(time.monotonic_ns())
+        self._place(generation)
         if not generation.has_listener:
             self._send(generation.next_attempt(ends_at_once=True))
             return
         self._send(generation.next_attempt())
         if generation.is_unwanted:
-            self._send(AbortMsg(generation.uid, generation.attempt, generation.abort_reason))
+            self._abort(generation)
+
+    def _place(self, generation: Generation) -> None:
+        """Chooses the scheduler of the next attempt: the same, or another one where that takes no requests.
+
+        Then the present attempt ends there, if it is still there, or has been on its way and a successor gets it.
+        """
+        engine = self._router.place(generation.message, keep=True)
+        if engine != generation.engine:
+            self._send(AbortMsg(generation.uid, generation.attempt, engine=generation.engine))
+            generation.place(engine)
+
+    def _abort(self, generation: Generation) -> None:
+        self._send(AbortMsg(generation.uid, generation.attempt, generation.abort_reason, generation.engine))
 
     def _refuse(self, culprits: Iterable[Generation]) -> None:
         for generation in culprits:
@@ -183,6 +235,7 @@ class Continuations:
                 reference,
                 extra=generation.log_extra,
             )
+            self._place(generation)
             self._send(generation.next_attempt(ends_at_once=True))
             self._registry.fail(generation, internal_error(reference))
 

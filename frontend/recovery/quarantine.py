@@ -37,14 +37,19 @@ class Quarantine:
         running = self._running
         return running is not None and running.final is None and not running.has_progressed
 
-    def note_death(self, open_requests: Sequence[Generation]) -> list[Generation]:
-        """The scheduler has died with `open_requests`, the oldest first; returns those to refuse, and holds suspects.
+    def note_death(self, open_requests: Sequence[Generation], elsewhere: Sequence[Generation] = ()) -> list[Generation]:
+        """A scheduler has died with `open_requests`, the oldest first; returns those to refuse, and holds suspects.
 
-        Rows are given in the order of arrival, so only the first `max_num_seqs` can have had one.
+        Rows are given in the order of arrival, so only the first `max_num_seqs` can have had one. The open requests of
+        other schedulers are `elsewhere`: what is counted of them, at whichever they were, goes on to count.
         """
         sent = [generation for generation in open_requests if not self.is_held(generation)]
+        others = {generation.uid for generation in elsewhere}
         previous, self._num_deaths = self._num_deaths, dict.fromkeys(self._held, NUM_DEATHS_SUSPECT)
-        num_ids, self._num_ids = self._num_ids, {entry.uid: len(entry.output_ids) for entry in open_requests}
+        self._num_deaths |= {uid: num_deaths for uid, num_deaths in previous.items() if uid in others}
+        num_ids = self._num_ids
+        self._num_ids = {uid: num for uid, num in num_ids.items() if uid in others}
+        self._num_ids |= {entry.uid: len(entry.output_ids) for entry in open_requests}
         for rank, generation in enumerate(sent):
             has_progressed = len(generation.output_ids) > num_ids.get(generation.uid, 0)
             num_deaths = 0 if has_progressed else previous.get(generation.uid, 0)
@@ -53,7 +58,8 @@ class Quarantine:
             self._num_deaths[generation.uid] = num_deaths
             if num_deaths == NUM_DEATHS_SUSPECT:
                 self._held[generation.uid] = generation
-        self._running = None
+        if self._running is None or self._running.uid not in others:
+            self._running = None
         return [generation for generation in sent if self._num_deaths[generation.uid] >= NUM_DEATHS_REFUSED]
 
     def is_held(self, generation: Generation) -> bool:

@@ -20,7 +20,8 @@ BYTES_PER_TOKEN = 4
 
 
 class Admission:
-    """At most `max_num_seqs` running and `max_queued_requests` waiting requests are open, none while draining.
+    """At most `max_num_seqs` running of each engine and `max_queued_requests` waiting requests are open, none while
+    draining.
 
     With `max_queued_tokens`, prompts that have no token yet have together at most so many; a single one may always
     wait, however long it is. `num_refused` counts refusals by their code. Where there are several frontends, each has
@@ -32,15 +33,22 @@ class Admission:
     ):
         tokens = scheduling.max_queued_tokens
         self._num_workers = num_workers
-        self._num_rows = max(1, scheduling.max_num_seqs // num_workers)
-        self.limit = max(1, (scheduling.max_num_seqs + scheduling.max_queued_requests) // num_workers)
-        """Requests that may be open in this process."""
+        self._scheduling = scheduling
         self._max_queued_tokens = None if tokens is None else max(1, tokens // num_workers)
         self._processes = processes
         self._restart_hold_s = restart_hold_s
         self._ended_s: deque[float] = deque(maxlen=NUM_MEASURED)
         self.is_draining = False
         self.num_refused: Counter[str] = Counter()
+
+    @property
+    def _num_rows(self) -> int:
+        return self._scheduling.max_num_seqs * self._processes.num_engines
+
+    @property
+    def limit(self) -> int:
+        """Requests that may be open in this process."""
+        return max(1, (self._num_rows + self._scheduling.max_queued_requests) // self._num_workers)
 
     @property
     def limits_tokens(self) -> bool:
@@ -99,7 +107,7 @@ class Admission:
             return 1
         span_s = max(time.monotonic() - self._ended_s[0], 1e-3)
         rate = (len(self._ended_s) - 1) / span_s
-        return min(max(1, math.ceil((num_open - self._num_rows) / rate)), MAX_RETRY_S)
+        return min(max(1, math.ceil((num_open - max(1, self._num_rows // self._num_workers)) / rate)), MAX_RETRY_S)
 
 
 def estimate_tokens(prompt_text: str | None, prompt_ids: bytes, chat: ChatPrompt | None) -> int:

@@ -135,6 +135,17 @@ class Generation:
         return len(self.output_ids) > self._num_ids_before
 
     @property
+    def engine(self) -> int:
+        """The number of the scheduler that its latest attempt was sent to."""
+        return self.message.engine
+
+    def place(self, engine: int) -> None:
+        """Its next attempt goes to this scheduler."""
+        if engine != self.message.engine:
+            self.message = msgspec.structs.replace(self.message, engine=engine)
+            self.timeline.engine = engine
+
+    @property
     def is_unwanted(self) -> bool:
         """Tells whether only its end is waited for."""
         return self.is_aborted or not self.has_listener
@@ -226,6 +237,7 @@ class Generation:
     def make_remnant(self) -> "Generation":
         """Returns an entry that waits, in place of this one, for the ring to end the request; nobody listens to it."""
         remnant = Generation(self.message, self.request_id, wakes_at_tokens=False)
+        remnant.timeline.engine = self.engine
         remnant.attempt = self.attempt
         remnant.output_ids = self.output_ids[:]
         remnant.num_chars = self.num_chars

@@ -1,6 +1,6 @@
 """Which open requests have brought nothing for long: what a frontend knows of a stall, told to the launcher."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from frontend.requests.generation import Generation
 from frontend.requests.step_log import StepLog
@@ -11,11 +11,11 @@ MAX_QUIET = 8
 
 
 def find_quiet(
-    generations: Iterable[Generation], steps: StepLog, now_ns: int, quiet_s: float
+    generations: Iterable[Generation], steps: Mapping[int, StepLog], now_ns: int, quiet_s: float
 ) -> tuple[QuietRequest, ...]:
     """Returns the first of those that have had no token for `quiet_s`, those that decode before the others.
 
-    `now_ns` is `time.monotonic_ns()`.
+    `steps` are by engine. `now_ns` is `time.monotonic_ns()`.
     """
     before_ns = now_ns - round(quiet_s * 1e9)
     decoding: list[QuietRequest] = []
@@ -29,8 +29,9 @@ def find_quiet(
         begin_ns = timeline.stage_begin_ns
         if timeline.stage == "decode" and not timeline.is_full and begin_ns <= before_ns:
             last_ns = max(begin_ns, last_ns)
-            interval_ns = steps.median_interval_ns(begin_ns, last_ns)
-            decoding.append(QuietRequest(*name, last_ns, interval_ns, steps.count_after(last_ns)))
+            log = steps[generation.engine]
+            interval_ns = log.median_interval_ns(begin_ns, last_ns)
+            decoding.append(QuietRequest(*name, last_ns, interval_ns, log.count_after(last_ns), generation.engine))
             if len(decoding) >= MAX_QUIET:
                 break
         elif len(others) < MAX_QUIET:

@@ -1,7 +1,7 @@
 """The latest steps as this frontend hears of them, noted only while somebody looks at them."""
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from itertools import zip_longest
 from typing import NamedTuple
@@ -25,6 +25,7 @@ class StepSpan(msgspec.Struct, frozen=True, array_like=True):
     end_ns: int | None
     num_prompt_tokens: int
     num_decode_tokens: int
+    engine: int = 1
 
 
 class RecentSteps:
@@ -48,13 +49,14 @@ class RecentSteps:
     def note_plan(self, report: ScheduleReport) -> None:
         if self._until_ns and self._is_watched():
             num_prompt_tokens = sum(chunk.end - chunk.start for chunk in report.chunks)
-            plan = StepPlan(report.planned_ns, report.step_id, num_prompt_tokens, report.facts.num_step_tokens)
+            tokens = num_prompt_tokens, report.facts.num_step_tokens
+            plan = StepPlan(report.planned_ns, report.step_id, *tokens, report.engine)
             self._plans.append(plan)
 
     def note_end(self, step: StepReplies) -> None:
         if self._until_ns and step.committed_ns and self._is_watched():
             num_tokens = num_int32(step.token_ids) + sum(num_int32(final.token_ids) for final in step.finals)
-            self._ends.append(StepEnd(step.committed_ns, step.step_id, num_tokens))
+            self._ends.append(StepEnd(step.committed_ns, step.step_id, num_tokens, step.engine))
 
     def _is_watched(self) -> bool:
         """Tells whether somebody still asks; where nobody does, what has been noted is forgotten."""
@@ -66,7 +68,25 @@ class RecentSteps:
 
 
 def join_steps(plans: Iterable[StepPlan], ends: Iterable[StepEnd]) -> dict[str, StepSpan]:
-    """Returns the steps, the oldest first, by keys that stay; `plans` and `ends` are those that all frontends noted.
+    """Returns the steps by keys that stay, of each engine the oldest first; `plans` and `ends` are those that all
+    frontends noted."""
+    plans_of, ends_of = defaultdict[int, list[StepPlan]](list), defaultdict[int, list[StepEnd]](list)
+    for plan in plans:
+        plans_of[plan.engine].append(plan)
+    for end in ends:
+        ends_of[end.engine].append(end)
+    found: dict[str, StepSpan] = {}
+    for engine in sorted(plans_of.keys() | ends_of.keys()):
+        for key, span in _join_steps(plans_of[engine], ends_of[engine]).items():
+            if engine == 1:
+                found[key] = span
+            else:
+                found[f"{engine}.{key}"] = msgspec.structs.replace(span, engine=engine)
+    return found
+
+
+def _join_steps(plans: Iterable[StepPlan], ends: Iterable[StepEnd]) -> dict[str, StepSpan]:
+    """Returns the steps of one engine.
 
     A step begins when it is planned or, where that was not told or another ran then, when the one before it ends. One
     that gave nobody a token ends when the next one is planned: it has chunks of prompts that go on in the next.

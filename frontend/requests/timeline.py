@@ -82,6 +82,7 @@ class Timeline:
         "cached_tokens",
         "chunks",
         "end_ns",
+        "engine",
         "index",
         "is_quarantined",
         "num_to_compute",
@@ -114,6 +115,8 @@ class Timeline:
         self.outcome: Outcome | None = None
         """`None` until its response is over."""
         self.end_ns = 0
+        self.engine = 1
+        """The number of the scheduler that has it, or had it last."""
         self._marks: list[tuple[int, Stage]] = [(received_ns, "accept")]
         self._attempt_start = 0
         """Where the marks of the present attempt begin."""

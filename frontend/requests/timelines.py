@@ -2,13 +2,14 @@
 
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from itertools import chain
 
 from frontend.requests.generation import Generation
 from frontend.requests.step_log import MAX_POINTS, StepLog
 from frontend.requests.timeline import ChunkSpan, Outcome, Span, Stage, Timeline, Told
+from messages.replies import StepReplies
 from messages.timeline import ChunkRow, DelayedRow, PreemptedRow, ScheduleReport, Tokenized, TokenizedRow, WaitingRow
 
 NUM_ENDED = 1000
@@ -36,7 +37,8 @@ class Timelines:
         self._slow_request_s = slow_request_s
         self._live: dict[int, Generation] = {}
         self._ended: deque[Timeline] = deque(maxlen=NUM_ENDED)
-        self.steps = StepLog()
+        self.steps = defaultdict[int, StepLog](StepLog)
+        """By engine."""
         self.heard_ns = 0
         """When the scheduler was heard last, by way of the detokenizer."""
 
@@ -71,11 +73,11 @@ class Timelines:
         if self._slow_request_s is not None and total_s >= self._slow_request_s:
             log.warning("slow request: %s", describe(timeline, timeline.end_ns), extra=generation.log_extra)
 
-    def note_step(self, committed_ns: int, now_ns: int) -> None:
-        """Tokens of a step that ended at `committed_ns` have come."""
+    def note_step(self, step: StepReplies, now_ns: int) -> None:
+        """Tokens of a step have come."""
         self.heard_ns = now_ns
-        if committed_ns:
-            self.steps.add(committed_ns)
+        if step.committed_ns:
+            self.steps[step.engine].add(step.committed_ns)
 
     def note_tokenized(self, message: Tokenized) -> None:
         """The tokenizer has passed prompts on."""
@@ -112,11 +114,11 @@ class Timelines:
         """Returns when the steps ended in which the request decoded, as far as they are kept."""
         if timeline.outcome is not None:
             return timeline.outcome.step_ends_ns
-        decoding = timeline.decoding(time.monotonic_ns())
+        decoding, steps = timeline.decoding(time.monotonic_ns()), self.steps[timeline.engine]
         if len(decoding) == 1:  # as a rule
-            return self.steps.between(*decoding[0])
+            return steps.between(*decoding[0])
         max_points = max(1, MAX_POINTS // max(1, len(decoding)))
-        return tuple(chain.from_iterable(self.steps.between(*span, max_points) for span in decoding))
+        return tuple(chain.from_iterable(steps.between(*span, max_points) for span in decoding))
 
     def _find(self, row: AnyRow) -> Timeline | None:
         generation = self._find_open(row.uid)

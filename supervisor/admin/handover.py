@@ -6,10 +6,11 @@ finishes those that it has.
 """
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from messages.admin import Done, Progress, RestartProcess
-from messages.control import Drain, Leave, place_of
+from messages.control import Drain, Leave, kind_of, place_of
+from messages.engines import SCHEDULER
 from supervisor.admin.inquiries import find_process
 from supervisor.admin.tasks import CommandFailedError, Steps, Task, until
 from supervisor.child import Child
@@ -17,7 +18,6 @@ from supervisor.endings import tell_end
 from supervisor.lifecycle import Lifecycle
 from supervisor.process_group import ProcessGroup
 
-SCHEDULER = "scheduler"
 STOP_TIMEOUT_S = 3.0
 FRONT_STOP_TIMEOUT_S = 5.0
 DRAIN_MARGIN_S = 1.0
@@ -87,6 +87,7 @@ def _check_stands_by(lifecycle: Lifecycle, successor: Child, child: Child) -> No
         lifecycle.plan_restart(child, was_starting=False)
         end = "the old one has ended too, and is started again"
     elif lifecycle.group.status(child).is_awaited:
+        lifecycle.group.give_work_again(child)
         child.kill("had given its work away to a successor that ended")
         end = "the old one is started again"
     raise CommandFailedError("failed", f"the new {child.command.name} {tell_end(successor, was_starting=True)}; {end}")
@@ -95,21 +96,28 @@ def _check_stands_by(lifecycle: Lifecycle, successor: Child, child: Child) -> No
 def _let_give_way(lifecycle: Lifecycle, successor: Child, child: Child, timeout_s: float) -> Steps:
     group = lifecycle.group
     group.await_successor(child)
-    if child.command.name == SCHEDULER:
-        yield from _drain_rows(group, child, successor, timeout_s)
+    if kind_of(child.name) == SCHEDULER:
+        moves = group.can_move_requests(child)
+        if moves:
+            group.give_no_more_work(child)
+        yield Progress(f"{child.name}: running requests {'go on elsewhere' if moves else f'may take {timeout_s:g} s'}")
+        yield from drain_rows(group, child, timeout_s, lambda: not successor.pid)
         _check_stands_by(lifecycle, successor, child)
     yield from stop_process(group, child)
     _check_stands_by(lifecycle, successor, child)
     yield from _take_place(group, successor, child)
 
 
-def _drain_rows(group: ProcessGroup, child: Child, successor: Child, timeout_s: float) -> Steps:
-    """Lets rows finish; what waits for one, and what does not finish in time, goes on in the successor."""
+def drain_rows(
+    group: ProcessGroup, child: Child, timeout_s: float, is_over: Callable[[], bool] = lambda: False
+) -> Steps:
+    """Lets the rows of a scheduler finish or, where it gets no more work and there are others, go on there.
+
+    What waits for a row, and what does not finish in time, goes on in the next scheduler.
+    """
     group.control.drain(child.name, Drain(timeout_s))
-    yield Progress(f"{child.name}: running requests may take {timeout_s:g} s")
     yield from until(
-        lambda: group.control.has_drained(child.name) or not child.pid or not successor.pid,
-        time.monotonic() + timeout_s,
+        lambda: group.control.has_drained(child.name) or not child.pid or is_over(), time.monotonic() + timeout_s
     )
 
 

@@ -1,5 +1,6 @@
 """Commands that change nothing in the launcher: the list of processes, their logs, and what they are told to do."""
 
+import fnmatch
 import os
 import time
 
@@ -24,8 +25,11 @@ MAX_LOG_WAIT_S = 60.0
 
 
 def find_process(group: ProcessGroup, name: str) -> Child:
-    """Returns the process that a command is about. Raises `CommandFailedError` where there is none of that name."""
-    child = group.find(name)
+    """Returns the process that a command is about: `scheduler-1` is also a name of the `scheduler`.
+
+    Raises `CommandFailedError` where there is none of that name.
+    """
+    child = group.find(name) or group.find(name.removesuffix("-1"))
     if child is None:
         raise CommandFailedError("unknown", f"there is no process {name!r}; they are {', '.join(group.names())}")
     return child
@@ -56,9 +60,10 @@ def read_log(group: ProcessGroup, command: ReadLog) -> Task:
 def instruct(group: ProcessGroup, command: InstructProcesses) -> Task:
     """Returns what each process has made of the instruction, as `Collected`."""
     serving = [status.name for status in group.board.statuses() if status.is_up]
-    names = list(command.processes) or serving
-    for name in names:
-        find_process(group, name)
+    wanted = [
+        fnmatch.filter(group.names(), pattern) or [find_process(group, pattern).name] for pattern in command.processes
+    ]
+    names = list(dict.fromkeys(name for some in wanted for name in some)) or serving
     results: dict[str, ProcessResult] = {
         name: Failed("busy", f"the {name} does not serve just now") for name in names if name not in serving
     }

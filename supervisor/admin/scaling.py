@@ -3,16 +3,17 @@
 import time
 
 from messages.admin import Done, Progress, ScaleProcess
-from messages.control import kind_of, worker_name
-from supervisor.admin.handover import FOREVER, check_no_handover, stop_process
+from messages.control import kind_of, worker_name, worker_number
+from messages.engines import SCHEDULER
+from supervisor.admin.handover import FOREVER, check_no_handover, drain_rows, stop_process
 from supervisor.admin.inquiries import find_process
 from supervisor.admin.tasks import CommandFailedError, Steps, Task, until
 from supervisor.child import Child, command_of_worker
 from supervisor.lifecycle import Lifecycle
 from supervisor.process_group import ProcessGroup
 
-SCALABLE = "tokenizer"
-MAX_WORKERS = 64
+SCALABLE = ("tokenizer", SCHEDULER)
+MAX_WORKERS = {"tokenizer": 64, SCHEDULER: 32}
 LAST_WORK_S = 0.3
 """What the frontend gets to hear that a worker leaves, and the worker to finish what was on its way to it.
 
@@ -20,8 +21,8 @@ Should that be too short once, the frontend repeats what it knows to be unfinish
 """
 
 
-def scale_process(lifecycle: Lifecycle, command: ScaleProcess) -> Task:
-    """Starts workers, or ends those with the highest numbers."""
+def scale_process(lifecycle: Lifecycle, command: ScaleProcess, drain_timeout_s: float) -> Task:
+    """Starts workers, or ends those with the highest numbers; what a scheduler has goes on at the others."""
     group = lifecycle.group
     workers = _check_scalable(group, command)
     names = [worker_name(command.process, number) for number in range(1, command.num + 1)]
@@ -39,28 +40,33 @@ def scale_process(lifecycle: Lifecycle, command: ScaleProcess) -> Task:
             raise CommandFailedError("failed", f"not all could be started: {why}")
     for child in reversed(workers[command.num :]):
         yield Progress(f"{child.name} leaves")
-        yield from _let_leave(group, child)
+        yield from _let_leave(group, child, drain_timeout_s)
     return Done(f"{command.process}: {command.num} where there were {len(workers)}")
 
 
 def _check_scalable(group: ProcessGroup, command: ScaleProcess) -> list[Child]:
     """Returns the present workers by number."""
-    if command.process != SCALABLE:
-        find_process(group, command.process)
-        raise CommandFailedError("impossible", f"only the {SCALABLE} can be scaled, not the {command.process}")
-    if not 1 <= command.num <= MAX_WORKERS:
-        raise CommandFailedError("impossible", f"there can be 1 to {MAX_WORKERS} of the {SCALABLE}, not {command.num}")
-    check_no_handover(group, SCALABLE)
-    workers = [child for child in group if kind_of(child.name) == SCALABLE]
-    if any(child.is_on_trial or group.status(child).is_leaving for child in workers):
-        raise CommandFailedError("busy", f"the {SCALABLE} is being scaled already")
+    kind = command.process
+    if kind not in SCALABLE:
+        find_process(group, kind)
+        raise CommandFailedError("impossible", f"only {' and '.join(SCALABLE)} can be scaled, not the {kind}")
+    if not 1 <= command.num <= MAX_WORKERS[kind]:
+        raise CommandFailedError(
+            "impossible", f"there can be 1 to {MAX_WORKERS[kind]} of the {kind}, not {command.num}"
+        )
+    check_no_handover(group, kind)
+    workers = [child for child in group if kind_of(child.name) == kind]
+    if any(child.is_on_trial or child.is_passing or group.status(child).is_leaving for child in workers):
+        raise CommandFailedError("busy", f"the {kind} is being scaled or replaced already")
     if any(child.is_external for child in workers):
-        raise CommandFailedError("impossible", f"the {SCALABLE} is started by hand; start more of them there")
-    return sorted(workers, key=lambda child: (len(child.name), child.name))
+        raise CommandFailedError("impossible", f"the {kind} is started by hand; start more of them there")
+    return sorted(workers, key=lambda child: worker_number(child.name))
 
 
-def _let_leave(group: ProcessGroup, child: Child) -> Steps:
+def _let_leave(group: ProcessGroup, child: Child, drain_timeout_s: float) -> Steps:
     group.give_no_more_work(child)
+    if kind_of(child.name) == SCHEDULER and child.pid:
+        yield from drain_rows(group, child, drain_timeout_s)
     yield from until(lambda: not child.pid, time.monotonic() + LAST_WORK_S)
     if child.pid:
         yield from stop_process(group, child)

@@ -93,6 +93,6 @@ class AdminServer:
             case RestartProcess():
                 return restart_process(self._lifecycle, command, self._drain_timeout_s)
             case ScaleProcess():
-                return scale_process(self._lifecycle, command)
+                return scale_process(self._lifecycle, command, self._drain_timeout_s)
             case TakeSnapshot():
                 return self._snapshots.take_on_command(command)

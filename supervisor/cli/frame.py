@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from messages.control import kind_of, place_of
+from messages.engines import SCHEDULER
 from supervisor.cli.show import join_columns
 
 Json = dict[str, Any]
@@ -57,7 +59,7 @@ def _step_lines(state: Json, width: int) -> list[str]:
     steps = sorted(step for step in state["steps"].values() if step[1] is not None)[-max(1, width) :]
     if not steps:
         return ["no step yet"]
-    tokens = [prefill + decode for *_, prefill, decode in steps]
+    tokens = [prefill + decode for _, _, prefill, decode, *_ in steps]
     spans_ms = [(end - begin) / 1e6 for begin, end, *_ in steps]
     return [
         f"tokens   {_bars(tokens)}",
@@ -105,7 +107,12 @@ def _order(request: Json) -> tuple[bool, int]:
 
 
 def _gauges(state: Json) -> dict[str, float]:
-    return state["processes"].get("scheduler", {}).get("gauges", {})
+    """Returns the gauges of the scheduler, those of several summed."""
+    gauges: dict[str, float] = {}
+    for name, process in state["processes"].items():
+        if kind_of(name) == SCHEDULER and place_of(name) == name:
+            gauges |= {key: gauges.get(key, 0.0) + value for key, value in process["gauges"].items()}
+    return gauges
 
 
 def _seconds(span_ns: int) -> str:

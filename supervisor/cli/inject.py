@@ -25,6 +25,7 @@ SIGNAL_FAULTS = ("kill", "stop")
 EDGE_FAULTS = ("drop", "duplicate", "corrupt", "delay")
 FAULTS = (*SIGNAL_FAULTS, "stop-reading", *EDGE_FAULTS, "poison", "starve", "damage-pages", "clear")
 ANSWER_TIMEOUT_S = 15.0
+ALL_SCHEDULERS = ("scheduler*",)
 
 EPILOG = """
 kill, stop TARGET       SIGKILL or SIGSTOP for a process; with --seconds a stopped one goes on after that time
@@ -59,11 +60,11 @@ def read_command(options: argparse.Namespace) -> InstructProcesses:
     if fault == "clear":
         return InstructProcesses((), ClearFaults())
     if fault == "poison":
-        return InstructProcesses(("scheduler",), _poison(options))
+        return InstructProcesses(ALL_SCHEDULERS, _poison(options))
     if fault == "starve":
-        return InstructProcesses(("scheduler",), Starve(options.uid))
+        return InstructProcesses(ALL_SCHEDULERS, Starve(options.uid))
     if fault == "damage-pages":
-        return InstructProcesses(("scheduler",), DamagePages(options.pages))
+        return InstructProcesses(ALL_SCHEDULERS, DamagePages(options.pages))
     if fault in SIGNAL_FAULTS or fault == "stop-reading":
         if not options.target:
             raise ValueError(f"{fault} needs the name of a process")

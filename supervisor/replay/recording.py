@@ -13,7 +13,7 @@ from messages.errors import SluiceError
 from messages.frame_files import Record, find_readers
 from messages.frames import Arrivals
 from messages.replies import OpenStream
-from messages.requests import AbortMsg, FramesLost, StopSeen, TokenizeMsg, UserMsg
+from messages.requests import AbortMsg, DropBefore, FramesLost, StopSeen, TokenizeMsg, UserMsg
 from runtime.run_dir import RunDir
 from supervisor.manifest import Manifest, read_manifest
 from supervisor.replay.outcomes import BY_REQUEST, Key, Outcome, Outcomes
@@ -55,8 +55,9 @@ class Attempt:
 class Recording:
     """What `directory`, or the black box in it, holds of the replayed processes: one kind, or (empty) all together.
 
-    `inputs` are all messages that went in, in their order. Raises `SluiceError` where the directory holds nothing that
-    can be replayed. Frames that do not decode are counted, not replayed. With `uids` only these requests count.
+    `inputs` are all messages that went in, in their order; what went to several engines goes to one. Raises
+    `SluiceError` where the directory holds nothing that can be replayed. Frames that do not decode are counted, not
+    replayed. With `uids` only these requests count.
     """
 
     def __init__(self, directory: Path, only: str = "", uids: Collection[int] = ()):
@@ -104,6 +105,7 @@ class Recording:
                 self._break_open()
             self._outcomes.collect(message)
             return
+        message = _for_one_engine(message)
         self.inputs.append((record.monotonic_ns, message))
         if isinstance(message, self._opening):
             key = (message.uid, message.attempt)
@@ -123,3 +125,9 @@ class Recording:
         if reason and (not is_by_request or self._opening is OpenStream):  # a detokenizer is told of every end
             return None
         return end or AbortMsg(*attempt.key)
+
+
+def _for_one_engine(message: Any) -> Any:
+    if isinstance(message, DropBefore):
+        return msgspec.structs.replace(message, engines=(1,))
+    return msgspec.structs.replace(message, engine=1) if getattr(message, "engine", 1) > 1 else message

@@ -23,6 +23,17 @@ def test_a_silence_is_of_all_streams_together() -> None:
     assert bench_recovery.longest_silence_ns(load, since_ns=44) == 45
 
 
+def test_a_pause_is_of_one_stream() -> None:
+    load = Load(Target("127.0.0.1", 1), SamplingFields(), Limits(1, 1.0))
+    load.measurement.results += [
+        StreamResult(arrivals_ns=array("q", [5, 40, 90])),
+        StreamResult(arrivals_ns=array("q", [20, 95])),
+        StreamResult(arrivals_ns=array("q", [1])),
+    ]
+    assert bench_recovery.longest_pause_ns(load, since_ns=50) == 75, "from 20 to 95"
+    assert bench_recovery.longest_pause_ns(load, since_ns=95) == 0
+
+
 @pytest.mark.ring
 @pytest.mark.timeout(300)
 def test_a_killed_process_is_seen_to_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

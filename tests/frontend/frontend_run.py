@@ -63,6 +63,12 @@ def table_after(incarnations: dict[str, int], **states: ProcessState) -> Process
     return ProcessTable(tuple(processes))
 
 
+def with_engine(processes: ProcessTable, state: ProcessState = "ready", **fields: Any) -> ProcessTable:
+    """Returns the table with a second scheduler."""
+    second = ProcessStatus("scheduler-2", state, pid=2, incarnation=1, beat_ns=time.monotonic_ns())
+    return ProcessTable((*processes.processes, msgspec.structs.replace(second, **fields)))
+
+
 def position_logprobs(
     token_id: int, text: str, logprob: float | None, text_offset: int, *top: tuple[int, str, float]
 ) -> Any:

@@ -255,10 +255,11 @@ def test_an_idle_frontend_is_small_and_sleeps():
         assert rss_bytes <= MAX_RSS_BYTES
         beat = run.launcher.wait_for("frontend", Beat)
         names = {"requests", "abandoned_requests", "held_requests", "streams", "connections", "is_draining"}
-        assert beat.frontend == FrontendReport(scheduler_seen=1)
+        assert beat.frontend == FrontendReport(schedulers_seen={"scheduler": 1})
         assert names | {
             "calls",
             "deadlines",
+            "placed_requests",
             "requests_on_hold",
             "stored_responses",
             "suspects",

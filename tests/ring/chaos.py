@@ -30,6 +30,7 @@ import msgspec
 
 from benchmarks.server_process import ServerProcess, started_server
 from messages.admin import Acknowledged, ClearFaults, EdgeFault
+from messages.control import kind_of
 from tests.ring.client import Generated, RingClient, body, events_of, generated
 from tests.tiny_llama import write_tiny_llama
 
@@ -55,6 +56,7 @@ EDGES = (
     ("detokenizer", "frontend"),
 )
 PROCESSES = ("tokenizer", "scheduler", "detokenizer")
+"""Of each kind; with several engines also `scheduler-2` …"""
 FLAGS = (
     *("--dtype", "float32", "--enable-fault-injection", "--max-restarts-per-min", "1000"),
     *("--hang-timeout-s", "3", "--stall-s", "6", "--sse-keepalive-s", "5"),
@@ -111,6 +113,12 @@ class Chaos:
 
     def __init__(self, ring: RingClient, seed: int, pause_s: tuple[float, float]):
         self.ring = ring
+        schedulers = [name for name in ring.health()["processes"] if kind_of(name) == "scheduler"]
+        self.processes = (*PROCESSES, *schedulers[1:])
+        self._edges = (
+            *EDGES,
+            *(edge for name in schedulers[1:] for edge in (("tokenizer", name), (name, "detokenizer"))),
+        )
         self._pause_s = pause_s
         self.counts = Counts()
         self._rng = random.Random(seed)
@@ -213,7 +221,7 @@ class Chaos:
 
     async def _harm_frames(self) -> bool:
         """Harms the next frames of one edge; False if its sender does not serve just now."""
-        sender, receiver = self._rng.choice(EDGES)
+        sender, receiver = self._rng.choice(self._edges)
         kind = self._rng.choice(FRAME_FAULTS)
         num_frames = self._rng.randint(1, MAX_FRAMES)
         command = EdgeFault(receiver, kind, num_frames)
@@ -228,20 +236,24 @@ class Chaos:
 
         False if the one that was drawn must be left alone just now.
         """
-        name = self._rng.choice(PROCESSES)
+        name = self._rng.choice(self.processes)
         health = await asyncio.to_thread(self.ring.health)
         status = health["processes"][name]
         is_calm = health["status"] == "ready"
-        if not status["pid"] or (name == "scheduler" and is_calm and not self._num_tokens_since_kill):
+        if not status["pid"] or (kind_of(name) == "scheduler" and is_calm and not self._num_tokens_since_kill):
             return False  # who is in three deaths of the scheduler without a token is taken for poison
-        how = signal.SIGSTOP if is_calm and self._rng.random() < STOP_CHANCE else signal.SIGKILL
+        can_hang = is_calm and status["state"] in ("ready", "busy")
+        how = signal.SIGSTOP if can_hang and self._rng.random() < STOP_CHANCE else signal.SIGKILL
         try:
             os.kill(status["pid"], how)
         except ProcessLookupError:  # it hung, and the launcher was faster
             return False
         self._end_pause(health)
         kind = f"{name} {how.name}"
-        self._pause = Pause(name, kind, status["num_restarts"]) if is_calm else None
+        goes_on = kind_of(name) == "scheduler" and len(self.processes) > len(
+            PROCESSES
+        )  # then nothing pauses as a whole
+        self._pause = Pause(name, kind, status["num_restarts"]) if is_calm and not goes_on else None
         self._num_tokens_since_kill = 0
         self.counts.kills[kind] += 1
         return True
@@ -304,7 +316,7 @@ def run_chaos(ring: RingClient, seconds: float, seed: int, pause_s: tuple[float,
     """Runs chaos on a ring with `FLAGS`, something every `pause_s`; afterwards nothing may be left in any process."""
     chaos = Chaos(ring, seed, pause_s)
     asyncio.run(chaos.run(seconds))
-    for process in PROCESSES:
+    for process in chaos.processes:
         ring.wait_for_restart(process, 0)
         ring.instruct(process, ClearFaults())
     ring.wait_until_empty()
@@ -313,11 +325,11 @@ def run_chaos(ring: RingClient, seconds: float, seed: int, pause_s: tuple[float,
 
 
 @contextmanager
-def chaos_ring() -> Iterator[tuple[ServerProcess, RingClient]]:
+def chaos_ring(*flags: str) -> Iterator[tuple[ServerProcess, RingClient]]:
     with tempfile.TemporaryDirectory(prefix="sluice-chaos-") as directory:
         path = Path(directory)
         write_tiny_llama(path, CONTEXT)
-        arguments = ["--model", directory, "--cpu-threads", "1", *FLAGS]
+        arguments = ["--model", directory, "--cpu-threads", "1", *FLAGS, *flags]
         with started_server(arguments, READY_TIMEOUT_S) as (server, target):
             yield server, RingClient(f"http://{target.host}:{target.port}", server.run_dir)
 
@@ -326,8 +338,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.ring.chaos", description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=600.0, help="how long processes are killed")
     parser.add_argument("--seed", type=int, default=1, help="of everything random but the machine")
+    parser.add_argument("--data-parallel", type=int, default=1, metavar="N", help="engines, as for launch.py")
     arguments = parser.parse_args()
-    with chaos_ring() as (server, ring):
+    with chaos_ring("--data-parallel", str(arguments.data_parallel)) as (server, ring):
         try:
             counts = run_chaos(ring, arguments.seconds, arguments.seed)
         except BaseException:

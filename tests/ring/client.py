@@ -147,9 +147,9 @@ class RingClient:
             for gauge, value in process["gauges"].items():
                 if value and gauge in GAUGES_OF_REQUESTS:
                     left[f"{name}.{gauge}"] = value
-        pages = self.gauges("scheduler")
-        if pages and pages["pages_free"] + pages["pages_cached"] != pages["pages_all"]:
-            left["scheduler.pages"] = pages["pages_all"] - pages["pages_free"] - pages["pages_cached"]
+            pages = process["gauges"]
+            if "pages_all" in pages and pages["pages_free"] + pages["pages_cached"] != pages["pages_all"]:
+                left[f"{name}.pages"] = pages["pages_all"] - pages["pages_free"] - pages["pages_cached"]
         return left
 
 
@@ -162,6 +162,7 @@ GAUGES_OF_REQUESTS = {
     "running",
     "streams",
     "timelines",
+    "placed_requests",
     "unfinished_traces",
     "pages_held",
 }

@@ -64,6 +64,11 @@ class Load:
         self.num_attempts = 0
         self.longest_pause_s = 0.0
 
+    @property
+    def num_continued(self) -> int:
+        """How many attempts have been continuations."""
+        return self.num_attempts - self.num_replies
+
     async def run_during(self, act: Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]]) -> None:
         """Keeps all clients busy while `act` runs. Fails where one of them has got anything but what it should."""
         async with self._ring.connect() as client, asyncio.TaskGroup() as clients:

@@ -10,8 +10,8 @@ from tests.scheduler_proc.simulated_process import load_simulated_runner
 from tests.scheduler_proc.simulated_runner import SimulatedRunner
 
 
-def load_drafting_runner(config: Config, report: Report) -> SimulatedRunner:
-    runner = load_simulated_runner(config, report)
+def load_drafting_runner(config: Config, report: Report, engine: int) -> SimulatedRunner:
+    runner = load_simulated_runner(config, report, engine)
     runner.withholds = random.Random(1)
     runner.drafter = SimulatedDrafter(random.Random(2), runner.vocab_size)
     return runner

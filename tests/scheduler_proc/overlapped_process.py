@@ -7,8 +7,8 @@ from tests.scheduler_proc.overlapped import OverlappedRunner
 from tests.scheduler_proc.simulated_process import load_simulated_runner
 
 
-def load_overlapped_runner(config: Config, report: Report) -> OverlappedRunner:
-    return OverlappedRunner(load_simulated_runner(config, report))
+def load_overlapped_runner(config: Config, report: Report, engine: int) -> OverlappedRunner:
+    return OverlappedRunner(load_simulated_runner(config, report, engine))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def test_each_kind_of_value_is_parsed():
         ("--served-model-name", "--served-model-name: expected at least one argument"),
         ("--max-model-length 5", "--max-model-length: unknown flag; did you mean --max-model-len?"),
         ("--max-model 5", "--max-model: unknown flag; did you mean --max-model-len?"),
-        ("--tensor-parallel-size 2", "--tensor-parallel-size: unknown flag; see --help for all flags"),
+        ("--swap-space 2", "--swap-space: unknown flag; see --help for all flags"),
         ("gpt2", "gpt2: unknown argument; see --help for all flags"),
     ],
 )

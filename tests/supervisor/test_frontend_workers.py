@@ -22,9 +22,11 @@ def start(frontend: str = GOOD, drain_timeout_s: float = 30.0) -> FakeRun:
 
 
 def test_the_commands_name_each_worker():
-    commands = {command.name: command for command in server_commands([], num_tokenizers=2, num_frontends=3)}
+    commands = {
+        command.name: command for command in server_commands([], {"tokenizer": 2, "frontend": 3, "scheduler": 2})
+    }
     fronts = ["frontend", "frontend-2", "frontend-3"]
-    assert list(commands) == [*fronts, "tokenizer", "tokenizer-2", "scheduler", "detokenizer"]
+    assert list(commands) == [*fronts, "tokenizer", "tokenizer-2", "scheduler", "scheduler-2", "detokenizer"]
     assert commands["frontend-3"].arguments[-4:] == ("-m", "frontend", "--name", "frontend-3")
 
 

@@ -293,3 +293,18 @@ def test_after_the_launcher_was_stopped_itself_everything_begins_anew():
     ring.detector.forget()
     assert ring.play(10) == []
     assert kinds(ring.play(10)) == [("edge", SCHEDULER)]
+
+
+def test_of_several_schedulers_the_one_whose_streams_wait_is_told():
+    """The other one runs steps and moves its own streams on."""
+    ring = PlayedRing()
+    second = "scheduler-2"
+    ring.statuses[second] = ProcessStatus(second, "ready", pid=9, incarnation=1)
+    ring.play(2)
+    ring.quiet = [QuietRequest(7, "mine", "decode", nanoseconds(ring.now_s), nanoseconds(0.05), engine=2)]
+    found: list[Stall] = []
+    for _ in range(60):
+        ring.set(second, beat_ns=nanoseconds(ring.now_s + 0.9), gauges={"running": 1.0, "steps": 5.0})
+        found += ring.play(1)
+    assert kinds(found) == [("stream", second)]
+    assert "has run no step for a stream" in found[0].text

@@ -11,7 +11,7 @@ from scheduler_proc.computing.cpu.loading import CpuBackend
 from scheduler_proc.computing.gpu.device import CudaDevice
 from scheduler_proc.computing.gpu.loading import GpuBackend
 from scheduler_proc.computing.loading.hf_config import HfConfig, read_hf_config
-from scheduler_proc.computing.loading.placement import Placement, find_placement, set_cpu_threads
+from scheduler_proc.computing.loading.placement import Placement, find_placement, set_cpu_threads, use_gpu
 from scheduler_proc.computing.loading.weights import Report, make_dummy_weights
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.families.registry import find_family
@@ -30,21 +30,26 @@ log = logging.getLogger("sluice.load_runner")
 STEP_TOKENS_CUDA, STEP_TOKENS_CPU = 8192, 512
 
 
-def load_runner(config: Config, report: Report, kv_file: Path | None = None) -> Runner:
+def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path | None = None) -> Runner:
     """Returns a runner that is ready for its first step, and tells `report` what it is doing meanwhile.
 
-    On a CPU its KV cache is in `kv_file`, if there is one, and holds what a predecessor has computed.
-    Raises `BootError` for a model that is not supported, weights that do not fit it, and memory that does not suffice.
+    Of several schedulers, number `engine` takes its share of the machine (`--data-parallel`). On a CPU its KV cache is
+    in `kv_file`, if there is one, and holds what a predecessor has computed. Raises `BootError` for a model that is not
+    supported, weights that do not fit it, and memory, cores or GPUs that do not suffice.
     """
     report("reading the model's configuration", None)
     hf_config = read_hf_config(Path(config.facts.model_dir))
-    placement = find_placement(config.model, config.cache, hf_config)
+    placement = find_placement(config.model, config.cache, hf_config, engine)
     attention = config.model.attention_backend
     if attention != "auto" and not placement.is_cuda:
         raise BootError(
             f"--attention-backend {attention}: the model runs on {placement.device}, and only a GPU has a choice; "
             "leave it out"
         )
+    if placement.is_cuda:
+        use_gpu(placement.device)
+    else:
+        set_cpu_threads(config.model.cpu_threads, config.run.data_parallel, engine)
     decoder = _load_decoder(config, hf_config, placement, report)
     scheduling, page_size = config.scheduling, config.cache.block_size
     num_tokens = scheduling.max_num_batched_tokens or (STEP_TOKENS_CUDA if placement.is_cuda else STEP_TOKENS_CPU)
@@ -79,7 +84,6 @@ def _load_decoder(config: Config, hf_config: HfConfig, placement: Placement, rep
     family = find_family(hf_config)
     decoder_config = family.read_config(hf_config, config.facts.max_model_len)
     if not placement.is_cuda:
-        set_cpu_threads(config.model.cpu_threads)
         load_kernels(report)
     if config.model.load_format == "dummy":
         weights = make_dummy_weights(decoder_config, placement, report)

@@ -1,6 +1,7 @@
 """Where the model runs and in which number format."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,12 +44,15 @@ class Placement:
         return str(self.dtype).removeprefix("torch.")
 
 
-def find_placement(model: ModelConfig, cache: CacheConfig, hf_config: HfConfig) -> Placement:
-    """Resolves `--device`, `--dtype` and `--kv-cache-dtype`. Raises `BootError` for what cannot be had."""
+def find_placement(model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, engine: int = 1) -> Placement:
+    """Resolves `--device`, `--dtype` and `--kv-cache-dtype` for the scheduler of this number.
+
+    Raises `BootError` for what cannot be had.
+    """
     if model.device == "cuda" and not torch.cuda.is_available():
         raise BootError("--device cuda: torch finds no CUDA device; --device cpu runs without one")
     is_cuda = model.device == "cuda" or (model.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda:0" if is_cuda else "cpu")
+    device = _find_gpu(model.devices, engine) if is_cuda else torch.device("cpu")
     if model.quantization != "none" and (is_cuda or model.dtype == "float16"):
         where = "on CUDA" if is_cuda else "with --dtype float16"
         raise BootError(
@@ -91,6 +95,44 @@ def computes_bfloat16(cpu_info: Path) -> bool:
     return not BFLOAT16_CPU_FLAGS.isdisjoint(flags.split())
 
 
-def set_cpu_threads(cpu_threads: int) -> None:
-    """Torch computes with that many threads from now on; 0: one for each core this process may use."""
-    torch.set_num_threads(cpu_threads or len(os.sched_getaffinity(0)))
+def _find_gpu(devices: Sequence[str], engine: int) -> torch.device:
+    """Returns the GPU of the scheduler of this number: of `devices`, or of all where none are named.
+
+    Raises `BootError` where there is none for it.
+    """
+    if engine == 1 and not devices:
+        return torch.device("cuda:0")
+    num_gpus = torch.cuda.device_count()
+    names = devices or [f"cuda:{index}" for index in range(num_gpus)]
+    if engine > len(names):
+        source = "--devices names" if devices else "this machine has"
+        raise BootError(
+            f"engine {engine} has no GPU: {source} {len(names)} ({', '.join(names)}), and each engine takes one; "
+            "lower --data-parallel"
+        )
+    device = torch.device(names[engine - 1])
+    if device.index >= num_gpus:
+        raise BootError(f"--devices {device}: torch finds {num_gpus} CUDA devices, the last is cuda:{num_gpus - 1}")
+    return device
+
+
+def use_gpu(device: torch.device) -> None:
+    """All that names no GPU, Triton's kernels for one, means this one from now on."""
+    if device.index:
+        torch.cuda.set_device(device)
+
+
+def set_cpu_threads(cpu_threads: int, num_engines: int = 1, engine: int = 1) -> None:
+    """Torch computes with that many threads from now on; 0: one for each core, shared equally by `num_engines`.
+
+    Raises `BootError` where schedulers up to number `engine` would have more threads than there are cores.
+    """
+    num_cores = len(os.sched_getaffinity(0))
+    cpu_threads = cpu_threads or max(1, num_cores // num_engines)
+    num_engines = max(num_engines, engine)
+    if num_engines > 1 and num_engines * cpu_threads > num_cores:
+        raise BootError(
+            f"engine {engine} finds too few cores: {num_engines} engines of {cpu_threads} threads each need "
+            f"{num_engines * cpu_threads}, and there are {num_cores}; lower --data-parallel or --cpu-threads"
+        )
+    torch.set_num_threads(cpu_threads)

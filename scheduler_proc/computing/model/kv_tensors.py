@@ -111,12 +111,14 @@ def _too_small(config: Config, num_pages: int, bytes_per_page: int, origin: str)
     )
 
 
-def free_cpu_cache_bytes(needed_bytes: int) -> int:
+def free_cpu_cache_bytes(needed_bytes: int, num_engines: int = 1) -> int:
     """Returns what a cache on the CPU may take by default: a quarter of the available memory, at most 4 GiB.
 
-    A request of full length takes `needed_bytes`: where these are more than 4 GiB, they are the most.
+    Where there are several engines, each has its part of the quarter. A request of full length takes `needed_bytes`:
+    where these are more than 4 GiB, they are the most.
     """
-    return min(max(MAX_CPU_CACHE_BYTES, needed_bytes), available_memory_bytes(MEMORY_INFO, CGROUP) // 4)
+    share = available_memory_bytes(MEMORY_INFO, CGROUP) // (4 * num_engines)
+    return min(max(MAX_CPU_CACHE_BYTES, needed_bytes), share)
 
 
 def available_memory_bytes(memory_info: Path, cgroup: Path) -> int:

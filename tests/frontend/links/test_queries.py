@@ -7,10 +7,11 @@ from frontend.errors import UnavailableError
 from frontend.links import queries
 from frontend.links.processes import ProcessView
 from frontend.links.queries import Queries
+from messages.cache import CacheExplained, ExplainCache
 from messages.columns import pack_int32
 from messages.replies import CacheFlushed, DecodeReply
 from messages.requests import DecodeMsg, FlushCache
-from tests.frontend.frontend_run import table, table_after
+from tests.frontend.frontend_run import table, table_after, with_engine
 
 
 class FakeRing:
@@ -36,7 +37,8 @@ def test_answers_find_their_questions_in_any_order():
         opened = Opened()
         first = asyncio.create_task(opened.queries.decode(pack_int32([5])))
         second = asyncio.create_task(opened.queries.flush_cache(is_forced=True))
-        await asyncio.sleep(0)
+        while len(opened.ring.sent) < 2:
+            await asyncio.sleep(0)
         assert opened.ring.sent == [DecodeMsg(1, pack_int32([5])), FlushCache(2, True)]
         opened.queries.accept(CacheFlushed(2, 7))
         opened.queries.accept(DecodeReply(1, "a"))
@@ -118,5 +120,29 @@ def test_a_question_that_has_waited_for_too_long_is_refused():
         with pytest.raises(UnavailableError, match="tokenizer is restarting"):
             await opened.queries.decode(b"")
         assert (opened.ring.sent, len(opened.queries)) == ([], 0)
+
+    asyncio.run(run())
+
+
+def test_every_engine_is_asked_to_empty_its_cache_and_the_one_with_most_of_a_prompt_answers_for_it():
+    async def run() -> None:
+        opened = Opened()
+        opened.processes.update(with_engine(table()))
+        flushing = asyncio.create_task(opened.queries.flush_cache(is_forced=False))
+        explaining = asyncio.create_task(opened.queries.explain_cache(b"", ""))
+        while len(opened.ring.sent) < 4:
+            await asyncio.sleep(0)
+        assert {(type(asked), asked.engine) for asked in opened.ring.sent} == {
+            *((FlushCache, engine) for engine in (1, 2)),
+            *((ExplainCache, engine) for engine in (1, 2)),
+        }
+        for asked in opened.ring.sent:
+            if isinstance(asked, FlushCache):
+                opened.queries.accept(CacheFlushed(asked.uid, 5 * asked.engine, asked.engine - 1))
+            else:
+                opened.queries.accept(CacheExplained(asked.uid, 16 * asked.engine, (), "not_cached", 32))
+        assert await flushing == CacheFlushed(0, 15, 1)
+        engine, explained = await explaining
+        assert (engine, explained.num_hit_tokens) == (2, 32)
 
     asyncio.run(run())

@@ -106,3 +106,20 @@ def test_a_token_between_two_deaths_counts_also_when_a_later_attempt_had_none():
     requests[0].next_attempt()  # after a lost frame, or the death of another process
     assert die(quarantine, requests) == []
     assert held(quarantine, requests) == []
+
+
+def test_deaths_count_at_whichever_engine_they_were():
+    """The culprit kills one engine after another; what ran beside it at one of them is no suspect for that."""
+    quarantine, requests = Quarantine(8), make(4)
+    culprit, beside, elsewhere, last = requests
+    assert quarantine.note_death([culprit, beside], [elsewhere, last]) == []
+    culprit.next_attempt()
+    beside.next_attempt()
+    assert quarantine.note_death([culprit, elsewhere], [beside, last]) == []
+    assert held(quarantine, requests) == [1]
+    assert quarantine.next_suspect() is culprit
+    culprit.next_attempt()
+    assert quarantine.note_death([beside], [culprit, elsewhere, last]) == [], "the suspect ran somewhere else"
+    assert (held(quarantine, requests), quarantine.next_suspect()) == ([2], None)
+    assert quarantine.note_death([culprit, last], [elsewhere]) == [culprit]
+    assert held(quarantine, requests) == [2]

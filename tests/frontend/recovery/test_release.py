@@ -11,7 +11,7 @@ SCHEDULER = 3
 
 
 def front(block: int, suspects: int, seen: int = SCHEDULER, state: ProcessState = "ready") -> ProcessStatus:
-    report = FrontendReport(num_suspects=suspects, scheduler_seen=seen) if seen else None
+    report = FrontendReport(num_suspects=suspects, schedulers_seen={"scheduler": seen}) if seen else None
     return ProcessStatus(f"frontend-{block}", state, uid_block=block, frontend=report)
 
 
@@ -49,7 +49,7 @@ def test_nobody_waits_for_one_that_has_no_requests(state: ProcessState):
 def show(run: FrontendRun, scheduler: int, suspects: int, seen: int) -> None:
     """Shows the table with another frontend of an earlier block, and waits until it has been followed."""
     gauges = {"suspects": float(suspects), "seen": float(seen)}
-    report = FrontendReport(num_suspects=suspects, scheduler_seen=seen)
+    report = FrontendReport(num_suspects=suspects, schedulers_seen={"scheduler": seen})
     other = ProcessStatus("frontend-2", "ready", pid=2, uid_block=1, gauges=gauges, frontend=report)
     processes = (*table_after({"scheduler": scheduler}).processes, other)
     run.launcher.send("frontend", ProcessTable(processes))

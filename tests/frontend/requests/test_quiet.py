@@ -23,11 +23,11 @@ def opened(uid: int, received_s: int, **marks_s: int) -> Generation:
     return generation
 
 
-def steps_every(interval_ns: int) -> StepLog:
+def steps_every(interval_ns: int) -> dict[int, StepLog]:
     steps = StepLog()
     for end_ns in range(0, NOW_NS, interval_ns):
         steps.add(end_ns)
-    return steps
+    return {1: steps}
 
 
 def test_a_stream_is_told_of_with_its_own_pace_and_the_steps_that_it_was_not_in():
@@ -41,7 +41,7 @@ def test_a_stream_is_told_of_with_its_own_pace_and_the_steps_that_it_was_not_in(
 
 
 def test_one_that_has_no_token_yet_is_told_of_since_it_came():
-    steps = StepLog()
+    steps = {1: StepLog()}
     assert find_quiet([opened(7, 10, queue=99)], steps, NOW_NS, 5.0) == (QuietRequest(7, "r7", "queue", 10 * SECOND),)
     assert find_quiet([opened(7, 96, queue=99)], steps, NOW_NS, 5.0) == ()
 
@@ -58,5 +58,5 @@ def test_one_that_gave_its_row_up_or_has_too_many_stages_does_not_decode():
 def test_those_that_decode_go_first_and_there_are_few():
     waiting = [opened(uid, 10, queue=20) for uid in range(20)]
     decoding = opened(50, 10, decode=20)
-    found = find_quiet([*waiting, decoding], StepLog(), NOW_NS, 5.0)
+    found = find_quiet([*waiting, decoding], {1: StepLog()}, NOW_NS, 5.0)
     assert [one.uid for one in found] == [50, *range(MAX_QUIET - 1)]

@@ -79,3 +79,10 @@ def test_steps_are_noted_only_for_a_while_after_somebody_has_asked(monkeypatch: 
     clock[0] += 2 * recent_steps.WINDOW_NS
     steps.note_end(end(clock[0], 3))
     assert steps.watch() == ((), ())
+
+
+def test_steps_of_two_engines_are_laid_out_apart():
+    """Their numbers are the same, and they run at the same time."""
+    plans = [StepPlan(100, 1, 16, 16), StepPlan(110, 1, 8, 8, engine=2)]
+    ends = [StepEnd(200, 1, 1), StepEnd(150, 1, 1, engine=2)]
+    assert join_steps(plans, ends) == {"100": StepSpan(100, 200, 16, 0), "2.110": StepSpan(110, 150, 8, 0, engine=2)}

@@ -55,12 +55,33 @@ def test_a_worker_that_cannot_start_is_given_up_and_the_run_goes_on():
         stop(run)
 
 
+def test_schedulers_are_added_replaced_and_removed():
+    """One of several that is replaced gives its work away first, and is none the less there afterwards."""
+    with start() as run:
+        run.wait_for(SERVING)
+        assert operate_on(run, "scale", "scheduler", "2").returncode == 0
+        for name in ("scheduler-2", "scheduler-1"):
+            result = operate_on(run, "restart", name)
+            assert result.returncode == 0, result.stderr
+            assert "running requests go on elsewhere" in result.stderr
+        assert {name: ps(run)[name]["incarnation"] for name in ("scheduler", "scheduler-2")} == {
+            "scheduler": 2,
+            "scheduler-2": 2,
+        }
+        os.kill(run.note_pids()["scheduler-2"], signal.SIGKILL)
+        run.wait_for("scheduler-2=ready.3")
+        assert operate_on(run, "scale", "scheduler", "1").returncode == 0
+        assert "scheduler-2" not in ps(run)
+        stop(run)
+
+
 @pytest.mark.parametrize(
     ("words", "exit_code", "text"),
     [
-        (("scheduler", "2"), 2, "only the tokenizer can be scaled, not the scheduler"),
+        (("detokenizer", "2"), 2, "only tokenizer and scheduler can be scaled, not the detokenizer"),
         (("tokenizer", "0"), 2, "there can be 1 to 64 of the tokenizer, not 0"),
         (("tokenizer", "65"), 2, "there can be 1 to 64 of the tokenizer, not 65"),
+        (("scheduler", "33"), 2, "there can be 1 to 32 of the scheduler, not 33"),
         (("nobody", "2"), 2, "there is no process 'nobody'"),
     ],
 )

@@ -83,11 +83,11 @@ def test_a_request_and_its_steps_are_seen_from_begin_to_end(server: FrontendRun)
         planned_ns = time.monotonic_ns()
         server.send(ScheduleReport(planned_ns, FACTS, (ChunkRow(message.uid, 0, 0, 0, 17, 17),), step_id=5))
         viewer.until(lambda state: state["requests"][uid]["stage"] == "prefill")
-        viewer.until(lambda state: state["steps"].get(str(planned_ns)) == [planned_ns, None, 17, 0])
+        viewer.until(lambda state: state["steps"].get(str(planned_ns)) == [planned_ns, None, 17, 0, 1])
         tokens = msgspec.structs.replace(step([(message, 5, "a")]), step_id=5, committed_ns=planned_ns + 3000)
         server.send(tokens)
         viewer.until(lambda state: state["requests"][uid]["output_tokens"] == 1)
-        viewer.until(lambda state: state["steps"][str(planned_ns)] == [planned_ns, planned_ns + 3000, 17, 0])
+        viewer.until(lambda state: state["steps"][str(planned_ns)] == [planned_ns, planned_ns + 3000, 17, 0, 1])
         server.send(final(message, finish_reason="stop"))
         call.events()
         viewer.until(lambda state: state["requests"][uid]["end_ns"])
@@ -115,7 +115,7 @@ def test_all_frontends_are_shown_whichever_is_asked():
                 assert answering.result()
                 assert viewer.state["num_open"] == 4
                 assert {one["frontend"] for one in viewer.state["requests"].values()} == {"frontend", "frontend-2"}
-                assert viewer.state["steps"] == {"1000": [1000, 2000, 4, 0]}
+                assert viewer.state["steps"] == {"1000": [1000, 2000, 4, 0, 1]}
                 viewer.until(lambda state: state.get("frontends_missing") == 1)  # it does not answer any more
                 assert str(message.uid) in viewer.state["requests"]
             run.send(final(message))

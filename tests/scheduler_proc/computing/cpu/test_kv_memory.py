@@ -63,7 +63,7 @@ class Served:
     """What one request got of a scheduler that ends with this object's making, and what that scheduler says."""
 
     def __init__(self, config: Config, path: Path | None, known: list[int], num_tokens: int):
-        runner = load_runner(config, lambda text, fraction: None, path)
+        runner = load_runner(config, lambda text, fraction: None, kv_file=path)
         scheduler = make_scheduler(config, runner)
         scheduler.receive(user_msg(1, PROMPT, NUM_TOKENS, len(known), known, ignore_eos=True))
         self.token_ids: list[int] = []

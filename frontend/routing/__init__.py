@@ -1,0 +1,1 @@
+"""Which engine a request goes to, where there are several (`--data-parallel`)."""

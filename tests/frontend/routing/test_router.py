@@ -1,0 +1,127 @@
+"""Which engine gets a request: by what each has been sent, by what it has to do, and never one far behind."""
+
+import random
+
+import msgspec
+import pytest
+
+from frontend.links.processes import ProcessView
+from frontend.routing.prefixes import BLOCK_BYTES, PrefixIndex, block_keys
+from frontend.routing.router import MAX_LEAD_TOKENS, Offer, Router, choose_engine
+from messages.columns import pack_int32
+from messages.control import ProcessStatus, ProcessTable
+from messages.requests import ChatPrompt, SamplingParams, Stamps, TokenizeMsg
+
+OWN_BLOCK = 1
+LONG = "a" * (8 * BLOCK_BYTES)
+
+
+def ask(uid: int, prompt: str | list[int] | ChatPrompt, salt: str = "") -> TokenizeMsg:
+    params = SamplingParams(max_tokens=8, cache_salt=salt)
+    text = prompt if isinstance(prompt, str) else None
+    ids = pack_int32(prompt) if isinstance(prompt, list) else b""
+    chat = prompt if isinstance(prompt, ChatPrompt) else None
+    return TokenizeMsg(uid, 0, text, ids, params, Stamps(), chat=chat)
+
+
+def engine(number: int, **fields: object) -> ProcessStatus:
+    name = "scheduler" if number == 1 else f"scheduler-{number}"
+    return msgspec.structs.replace(ProcessStatus(name, "ready", incarnation=1), **fields)
+
+
+class Played:
+    """A router and the table that it follows."""
+
+    def __init__(self, num_engines: int = 2):
+        self.processes = ProcessView()
+        self.router = Router(self.processes, OWN_BLOCK)
+        self.show(*(engine(number) for number in range(1, num_engines + 1)))
+
+    def show(self, *statuses: ProcessStatus) -> None:
+        self.processes.update(ProcessTable(statuses))
+        self.router.follow()
+
+
+@pytest.mark.parametrize("prompt", [LONG, [7] * 600, ChatPrompt(LONG.encode())], ids=["text", "ids", "chat"])
+def test_a_prompt_goes_where_its_beginning_went(prompt: str | list[int] | ChatPrompt):
+    router = Played(4).router
+    first = router.place(ask(1, prompt))
+    others = {router.place(ask(uid, "other" * 100 + str(uid))) for uid in (2, 3)}
+    assert first not in others
+    longer = prompt if isinstance(prompt, ChatPrompt) else prompt * 2
+    assert router.place(ask(4, longer)) == first
+
+
+def test_other_salts_and_forms_share_nothing():
+    keys = [block_keys(ask(1, LONG)), block_keys(ask(1, LONG, salt="x")), block_keys(ask(1, ChatPrompt(LONG.encode())))]
+    keys.append(block_keys(ask(1, ChatPrompt(LONG.encode(), add_generation_prompt=False))))
+    assert len({key for each in keys for key in each}) == sum(map(len, keys)) == 4 * 8
+    assert block_keys(ask(1, LONG[:-1])) == keys[0][:-1], "only whole blocks count"
+    assert block_keys(ask(1, "b" + LONG[1:]))[-1] != keys[0][-1], "a block counts with all before it"
+
+
+def test_without_a_known_beginning_the_least_busy_gets_it_and_idle_ones_take_turns():
+    router = Played(3).router
+    assert [router.place(ask(uid, str(uid))) for uid in (1, 2, 3)] == [1, 2, 3]
+    router.release(2)
+    assert router.place(ask(4, "4" * 4000)) == 2
+    for uid in (1, 3, 4):
+        router.release(uid)
+    assert len(router) == 0
+    assert [router.place(ask(uid, str(uid))) for uid in (5, 6, 7)] == [1, 3, 2]
+
+
+def test_a_popular_beginning_spreads_when_its_engine_falls_behind():
+    router = Played(2).router
+    chosen = [router.place(ask(uid, LONG + str(uid) * 400)) for uid in range(64)]
+    assert chosen[1] == chosen[0]
+    assert abs(chosen.count(1) - chosen.count(2)) < 40
+    assert len(set(chosen)) == 2
+
+
+def test_no_cache_is_worth_more_than_the_limit():
+    behind, idle = Offer(1, MAX_LEAD_TOKENS + 1, 10**6), Offer(2, 0, 0)
+    assert choose_engine([behind, idle]) is idle
+    assert choose_engine([behind._replace(load_tokens=MAX_LEAD_TOKENS), idle]).engine == 1
+
+
+def test_an_engine_that_has_started_anew_has_nothing_cached():
+    played = Played(2)
+    first = played.router.place(ask(1, LONG))
+    played.router.release(1)
+    played.show(*(engine(number, incarnation=2) for number in (1, 2)))
+    assert played.router.place(ask(2, LONG)) != first
+
+
+def test_only_engines_that_take_work_get_requests():
+    played = Played(3)
+    played.show(engine(1), engine(2, is_leaving=True), engine(3, state="restarting"))
+    assert {played.router.place(ask(uid, str(uid))) for uid in range(8)} == {1}
+    played.show(engine(1, state="restarting"), engine(2, state="starting", is_awaited=True))
+    assert played.router.place(ask(9, "9")) == 2, "it is sure to come soon"
+    assert played.router.place(msgspec.structs.replace(ask(10, "10"), engine=2), keep=True) == 2
+
+
+def test_requests_of_other_frontends_count():
+    played = Played(2)
+    other = ProcessStatus("frontend-2", "ready", uid_block=OWN_BLOCK + 1)
+    played.show(other, engine(1, gauges={"requests": 40.0}), engine(2, gauges={"requests": 2.0}))
+    assert [played.router.place(ask(uid, str(uid))) for uid in range(3)] == [2, 2, 2]
+
+
+def test_one_engine_costs_nothing_and_keeps_nothing():
+    router = Played(1).router
+    assert router.place(ask(1, LONG)) == 1
+    assert len(router) == 0
+
+
+def test_what_is_remembered_is_bounded_and_loses_the_ends_first():
+    index, rng = PrefixIndex(max_blocks=20), random.Random(1)
+    for _ in range(50):
+        index.add(1, [rng.getrandbits(60) for _ in range(12)])
+    prompt = list(range(15))
+    index.add(1, prompt)
+    assert index.count_match(1, prompt) == 15
+    index.add(1, [-1, -2, -3, -4, -5, -6, -7, -8, -9, -10])
+    assert index.count_match(1, prompt) == 10
+    assert index.count_match(2, prompt) == 0

@@ -1,0 +1,47 @@
+"""The ways to the schedulers: one for each, made when it is needed and closed when its scheduler has left."""
+
+from pathlib import Path
+
+import pytest
+
+from messages import engines
+from messages.channels import Receiver, Sender
+from messages.engines import SchedulerSenders, engine_name
+from messages.requests import AbortMsg, ToScheduler
+
+
+def test_each_gets_its_own_and_one_that_has_left_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engines, "TIDY_INTERVAL_S", 0.0)
+    opened: list[str] = []
+    closed: list[str] = []
+
+    def path_of(name: str) -> Path:
+        return tmp_path / f"{name}.sock"
+
+    def open_sender(name: str) -> Sender[ToScheduler]:
+        opened.append(name)
+        return Sender(path_of(name))
+
+    def close_sender(sender: Sender[ToScheduler]) -> None:
+        closed.append(sender.path.stem)
+        sender.close()
+
+    receivers: list[Receiver[ToScheduler]] = [Receiver(path_of(engine_name(engine)), ToScheduler) for engine in (1, 2)]
+    senders = SchedulerSenders(open_sender, close_sender)
+    assert opened == ["scheduler"]
+    for engine in (1, 2, 2):
+        senders.send(engine, AbortMsg(engine, 0))
+    assert opened == ["scheduler", "scheduler-2"]
+    for engine, receiver in enumerate(receivers, 1):
+        assert receiver.socket.poll(10_000)
+        assert {message.uid for message in receiver.receive() if isinstance(message, AbortMsg)} == {engine}
+    senders.tidy()
+    assert closed == []
+    for receiver in receivers:
+        receiver.close()
+    path_of("scheduler-2").unlink(missing_ok=True)
+    senders.tidy()
+    assert closed == ["scheduler-2"], "the first has a way as long as there is a server"
+    senders.send(2, AbortMsg(5, 0))
+    assert opened == ["scheduler", "scheduler-2", "scheduler-2"]
+    senders.close()

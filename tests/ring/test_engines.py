@@ -1,0 +1,117 @@
+"""Several engines: what a dead one had goes on at the others before it is back, and the operator may change them."""
+
+import asyncio
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from messages.admin import Done, ScaleProcess
+from messages.control import worker_number
+from supervisor.client.admin_client import AdminClient
+from tests.ring.client import ADMIN_KEY, OPERATOR, Generated, RingClient
+from tests.ring.conftest import RESTART_FLAGS
+from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, Load, make_requests, processes, replace
+
+pytestmark = pytest.mark.ring
+
+NUM_STREAMS = 16
+
+
+SERVING = ("ready", "busy")
+
+
+async def status(client: httpx.AsyncClient, process: str) -> dict[str, Any]:
+    return (await client.get("/health")).json()["processes"][process]
+
+
+@pytest.fixture(scope="module")
+def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
+    return start_ring(tiny_checkpoint, *RESTART_FLAGS, "--admin-key", ADMIN_KEY, "--data-parallel", "2")
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[dict[str, Any]]:
+    return make_requests(NUM_STREAMS, max_tokens=190)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ring: RingClient, requests: list[dict[str, Any]]) -> list[Generated]:
+    replies = ring.generate_all(requests)
+    assert {reply.attempts for reply in replies} == {1}
+    return replies
+
+
+def test_streams_of_a_dead_engine_go_on_at_the_other_at_once(
+    ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]
+):
+    for num_deaths, victim in enumerate(("scheduler-2", "scheduler"), 1):
+        load = Load(ring, requests, undisturbed)
+        asyncio.run(load.run_during(partial(kill_and_wait, load, victim)))
+        ring.wait_for_restart(victim, 1)
+        assert ring.health()["processes"]["frontend"]["gauges"]["suspects"] == 0, f"after {num_deaths} deaths"
+    ring.wait_until_empty()
+
+
+async def count_streams(client: httpx.AsyncClient, engine: int) -> int:
+    """Returns how many requests of an engine have had tokens and are to get more."""
+    reply = await client.get("/requests", params={"stage": "decode"}, headers=OPERATOR)
+    return sum(request["engine"] == engine for request in reply.json()["requests"])
+
+
+async def kill_and_wait(load: Load, victim: str, client: httpx.AsyncClient) -> None:
+    """Kills the engine, and returns when streams of it have been continued to their ends; it must not be back then."""
+    await load.wait_for_replies(1)
+    before, num_before = await status(client, victim), load.num_continued
+    async with asyncio.timeout(COMMAND_TIMEOUT_S):
+        while await count_streams(client, worker_number(victim)) < 2:
+            await asyncio.sleep(0.02)
+    os.kill(before["pid"], signal.SIGKILL)
+    while (now := await status(client, victim))["state"] in SERVING or load.num_continued == num_before:
+        is_back = now["incarnation"] > before["incarnation"] and now["state"] in SERVING
+        assert not is_back, f"{victim} served again before its streams went on"
+        await asyncio.sleep(0.02)
+
+
+def test_the_operator_replaces_and_removes_an_engine_under_load(
+    ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]
+):
+    load = Load(ring, requests[:8], undisturbed)
+
+    async def scale(num: int) -> None:
+        with AdminClient(ring.run_dir) as line:
+            result = await asyncio.to_thread(line.give, ScaleProcess("scheduler", num), COMMAND_TIMEOUT_S)
+        assert isinstance(result, Done), result
+
+    async def act(client: httpx.AsyncClient) -> None:
+        await load.wait_for_replies(8)
+        await replace(client, "scheduler", timeout_s=60.0)
+        await load.wait_for_replies(8)
+        await scale(1)
+        assert "scheduler-2" not in await processes(client)
+        await load.wait_for_replies(8)
+        await scale(2)
+        before = load.num_replies
+        while (await processes(client))["scheduler-2"]["gauges"].get("requests", 0) == 0:
+            assert load.num_replies < before + 300, "the new engine gets nothing"
+
+    asyncio.run(load.run_during(act))
+    assert load.num_attempts > load.num_replies, "no stream was moved"
+    ring.wait_until_empty()
+
+
+def test_a_prompt_goes_where_its_beginning_is_cached(ring: RingClient):
+    """The first of each pair is computed by one engine, in turn; the second finds all but its last page there."""
+    for index in range(4):
+        prompt = [20 + index] * 130
+        for num_cached in (0, 128):
+            assert ring.generate(prompt, max_tokens=4).usage["cached_tokens"] == num_cached
+    ring.wait_until_empty()
+    shown = httpx.get(f"{ring.url}/requests", params={"state": "finished", "limit": 8}, headers=OPERATOR).json()[
+        "requests"
+    ]
+    assert sorted(request["engine"] for request in shown) == [1] * 4 + [2] * 4
