@@ -26,6 +26,7 @@ class PacedRunner:
     can_overlap = False
     degraded = ""
     drafter = None
+    page_memory = None
 
     def __init__(self, step_s: float, vocab_size: int):
         self._step_s = step_s
@@ -44,11 +45,11 @@ def main() -> int:
     assert flag == "--step-ms", "usage: --step-ms N --run-dir DIR"
     del sys.argv[1:3]  # the rest is what every process takes
 
-    def load_runner(config: Config, report: Report, engine: int) -> PacedRunner:
+    def load_runner(config: Config, report: Report) -> PacedRunner:
         report("pacing", None)
         return PacedRunner(float(step_ms) / 1000, config.facts.vocab_size)
 
-    return run_process("scheduler_proc", lambda link: serve(link, lambda report: load_runner))
+    return run_process("scheduler_proc", lambda link: serve(link, lambda _: load_runner))
 
 
 if __name__ == "__main__":

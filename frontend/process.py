@@ -14,6 +14,7 @@ from frontend.api.assembly import make_app, make_endpoints, make_metrics, make_w
 from frontend.api.live.feed import LiveFeed
 from frontend.api.profile import ProfileApi
 from frontend.api.state_files import StateFiles
+from frontend.batches.assembly import make_runners, open_store
 from frontend.drain import DrainWatch
 from frontend.http.access import AccessRules
 from frontend.http.keys import load_keys
@@ -30,7 +31,7 @@ from frontend.links.launcher import Launcher
 from frontend.recovery.continuation import Continuations
 from frontend.service import Service
 from frontend.tracing.finished import FinishedRequests
-from messages.admin import AdminCommand, Answer, WriteState
+from messages.admin import AdminCommand, Answer, DrainServer, WriteState
 from messages.config import Config
 from messages.control import Drain, Leave, ProcessTable
 from messages.errors import BootError
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
 TABLE_TIMEOUT_S = 1.0
 """The launcher sends the table right behind the welcome."""
+
+DRAIN_TIMEOUT_S = 60.0
+"""For the answer to an order that ends this process too."""
 
 log = logging.getLogger("sluice.frontend")
 
@@ -73,10 +77,14 @@ class Frontend:
         metrics = make_metrics(self._service, self._continuations, num_spans, self.gauges)
         watching = make_watching(self._service, self._streams, metrics, self.gauges)
         link.register(WriteState, StateFiles(*watching).write)
+        store = open_store(link.config.batch)
         endpoints = [
-            *make_endpoints(self._service, self._streams, self._live, watching),
+            *make_endpoints(self._service, self._streams, self._live, watching, store),
             *administering(AdminApi(self._launcher), ProfileApi(self._launcher, link.config.http.port)),
         ]
+        self._batches = make_runners(
+            link, self._service, store, endpoints, lambda: self._launcher.ask(DrainServer(), DRAIN_TIMEOUT_S)
+        )
         app = make_app(self._service, endpoints, rules)
         self._server = HttpServer(app, link.config.http, self._start, self._tick)
         link.profiler.loop = None  # an event loop has no turns that could be seen from here
@@ -119,6 +127,7 @@ class Frontend:
             "streams": len(self._streams),
             "viewers": len(self._live),
             "connections": self._server.num_connections,
+            **{name: value for batches in self._batches for name, value in batches.gauges().items()},
         }
 
     def _start(self) -> None:
@@ -131,6 +140,8 @@ class Frontend:
         self._streams.tick()
         self._service.ring.tidy(self._service.registry.is_open)
         self._drain.check()
+        for batches in self._batches:
+            batches.tick()
         self._follow_launcher()
 
     def _receive_replies(self) -> None:
@@ -163,7 +174,7 @@ class Frontend:
                 case Leave(timeout_s):
                     self._begin_leaving(timeout_s)
         if self._link.is_stopping:
-            self._live.end()
+            self._end_unasked()
             self._service.shut_down()
             self._server.stop()
 
@@ -174,9 +185,15 @@ class Frontend:
     def _begin_drain(self, timeout_s: float) -> None:
         log.info("draining: %d requests are open, %g s left", len(self._service.registry), timeout_s)
         self._service.admission.is_draining = True
-        self._live.end()
+        self._end_unasked()
         self._server.close_idle()
         self._drain.begin(timeout_s)
+
+    def _end_unasked(self) -> None:
+        """Ends what would not end by itself soon, and can go on with another frontend."""
+        self._live.end()
+        for batches in self._batches:
+            batches.stop()
 
     def _count_open(self) -> int:
         """Returns how many requests are open or, while this process leaves, connections that may still bring one."""
@@ -186,7 +203,7 @@ class Frontend:
         log.info(
             "another frontend takes over: %d connections are open, %g s left", self._server.num_connections, timeout_s
         )
-        self._live.end()
+        self._end_unasked()
         self._server.leave()
         self._drain.begin(timeout_s)
 

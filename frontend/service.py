@@ -35,7 +35,7 @@ from messages.control import QuietRequest
 from messages.errors import ChannelFullError, ErrorInfo
 from messages.peers import PeerAnswer, PeerAsk
 from messages.replies import CacheFlushed, DecodeReply, EncodeReply, StepReplies, ToFrontend, Usage, UserReply
-from messages.requests import AbortMsg, AbortReason, FramesLost, TokenizeMsg
+from messages.requests import AbortMsg, AbortReason, FramesLost, Stamps, TokenizeMsg
 from messages.timeline import ScheduleReport, Tokenized
 from runtime.process import ProcessLink
 
@@ -103,10 +103,12 @@ class Service:
         *,
         wakes_at_tokens: bool,
         timeout_s: float | None = None,
+        has_parts: bool = False,
     ) -> list[Generation]:
         """Sends the choices of all `requests` on their way, or none, and returns their entries, which share `changed`.
 
-        There must be no more of them than may ever be open. Raises `UnavailableError`.
+        With `has_parts` they are not sent: what they are made of is, by `open_part`. There must be no more of them than
+        may ever be open. Raises `UnavailableError`.
         """
         messages = [message for request in requests for message in request.messages(trace.received_ns)]
         self._check_tokens(messages)
@@ -119,7 +121,8 @@ class Service:
                 generation = Generation(
                     message, trace.request_id, wakes_at_tokens=wakes_at_tokens, index=len(opened), changed=changed
                 )
-                self._send_or_hold(generation)
+                if not has_parts:
+                    self._send_or_hold(generation)
                 opened.append(generation)
                 self._enter(generation, trace, timeout_s)
         except UnavailableError:
@@ -128,9 +131,22 @@ class Service:
             raise
         return opened
 
+    def open_part(self, message: TokenizeMsg, whole: Generation) -> Generation:
+        """Sends a request that is a part of `whole`, which has been admitted, and returns its entry.
+
+        They share `changed`. A part is neither counted nor shown as a request. Raises `UnavailableError`.
+        """
+        stamps = Stamps(received_ns=time.monotonic_ns())
+        message = msgspec.structs.replace(message, uid=self.registry.next_uid(), stamps=stamps)
+        part = Generation(message, whole.request_id, wakes_at_tokens=False, changed=whole.changed, is_part=True)
+        self._send_or_hold(part)
+        self.registry.add(part)
+        return part
+
     def _check_tokens(self, messages: Sequence[TokenizeMsg]) -> None:
         if self.admission.limits_tokens:
-            waiting = [entry.message for entry in self.registry.all_open() if not entry.output_ids]
+            entries = self.registry.all_open()
+            waiting = [entry.message for entry in entries if not (entry.first_token_ns or entry.is_part)]
             self.admission.check_tokens(_num_tokens(waiting), _num_tokens(messages), len(self.registry))
 
     def _send_or_hold(self, generation: Generation) -> None:
@@ -189,7 +205,7 @@ class Service:
     def leave(self, generation: Generation) -> None:
         """The client of `generation` is gone: aborts it unless it has ended. May be called again."""
         if generation.final is None and generation.has_listener:
-            self.metrics.num_clients_gone += 1
+            self.metrics.num_clients_gone += not generation.is_part
             generation.abandon()
             self.abort(generation)
 
@@ -230,10 +246,12 @@ class Service:
         self.timelines.note_step(step, now_ns)
 
     def _note_end(self, generation: Generation) -> None:
-        self.admission.note_end()
         self.router.release(generation.uid)
         self.deadlines.forget(generation)
         self.hold.forget(generation)
+        if generation.is_part:
+            return
+        self.admission.note_end()
         if not generation.is_remnant:
             self.metrics.note_end(generation)
             if not generation.has_listener:

@@ -135,6 +135,15 @@ class Starve(msgspec.Struct, frozen=True, array_like=True, tag=True):
     uid: int = 0
 
 
+class DamagePages(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """To the scheduler: overwrite K of `num_pages` full pages, and die at once. Its successor must not use them.
+
+    Answered with `Acknowledged`, just before.
+    """
+
+    num_pages: int = 1
+
+
 class StopReading(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """To a process: receive nothing of what other processes send, and go on otherwise. Answered with `Acknowledged`."""
 
@@ -160,7 +169,7 @@ class WriteState(msgspec.Struct, frozen=True, array_like=True, tag=True):
     directory: str
 
 
-Fault = SignalSelf | EdgeFault | Poison | Starve | StopReading | ClearFaults
+Fault = SignalSelf | EdgeFault | Poison | Starve | DamagePages | StopReading | ClearFaults
 ProcessCommand = SetLogLevel | Fault | StartProfile | StopProfile | WriteState
 """What a process can be told to do; `ProcessLink.register` gives each kind its function."""
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from messages.batch_config import BatchConfig
 from messages.http_config import HttpConfig
 
 Positive = Meta(ge=1)
@@ -22,8 +23,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="a directory in Hugging Face layout, or a name on the hub; empty: the bundled model"),
     ] = ""
     served_model_name: Annotated[
-        tuple[str, ...],
-        Meta(description="names under which clients may ask for the model (default: --model)"),
+        tuple[str, ...], Meta(description="names under which clients may ask for the model (default: --model)")
     ] = ()
     tokenizer: Annotated[str, Meta(description="a directory or name for the tokenizer (default: --model)")] = ""
     revision: Annotated[str, Meta(description="branch, tag or commit of the model on the hub")] = "main"
@@ -134,6 +134,9 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: Annotated[
         bool, Meta(description="keep the KV cache of finished requests for prompts with the same beginning")
     ] = True
+    keep_kv_cache: Annotated[
+        bool, Meta(description="let the next scheduler have the KV cache of one that dies or is replaced (on a CPU)")
+    ] = True
     shared_prefix_attention: Annotated[
         bool,
         Meta(description="read pages that several running rows share once for all of them (on a CPU it is never done)"),
@@ -170,8 +173,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 8
     max_queued_requests: Annotated[
-        int,
-        Meta(ge=0, description="requests that may wait for a row; beyond it clients get 503 with Retry-After"),
+        int, Meta(ge=0, description="requests that may wait for a row; beyond it clients get 503 with Retry-After")
     ] = 1024
     max_queued_tokens: (
         Annotated[
@@ -251,8 +253,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 1
     external: Annotated[
-        tuple[str, ...],
-        Meta(description="processes that you start by hand (the launcher prints the command)"),
+        tuple[str, ...], Meta(description="processes that you start by hand (the launcher prints the command)")
     ] = ()
     restart: Annotated[
         tuple[str, ...],
@@ -337,5 +338,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig = CacheConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     http: HttpConfig = HttpConfig()
+    batch: BatchConfig = BatchConfig()
     run: RunConfig = RunConfig()
     facts: ModelFacts

@@ -71,10 +71,11 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     Changes to the logits come before temperature, in this order: `allowed_token_ids` (int32; empty: all),
     `grammar`, bad words, `min_tokens`, `bias_ids` (int32) with `bias_values` (float32, of equal length), `dry`, then
     repetition, frequency and presence penalty. `bad_words` are texts; the tokenizer fills in `bad_word_ids`, the id
-    sequences (int32) that must not be completed. Logprobs are of the distribution before any change. `num_logprobs`
-    alternatives are wanted with each output token and `num_prompt_logprobs` with each prompt token, 0 for the
-    token's own alone, `None` for no logprobs. With `echo` the prompt's text is wanted, with `wants_prompt_end` its
-    end: there a chat template may have begun the answer. A lower `priority` goes first.
+    sequences (int32) that must not be completed, and gives the biases of `bias_texts` to their tokens (`None` bans
+    them; banned token ids are in `bad_word_ids` already). Logprobs are of the distribution before any change.
+    `num_logprobs` alternatives are wanted with each output token and `num_prompt_logprobs` with each prompt token, 0
+    for the token's own alone, `None` for no logprobs. With `echo` the prompt's text is wanted, with
+    `wants_prompt_end` its end: there a chat template may have begun the answer. A lower `priority` goes first.
     """
 
     max_tokens: int
@@ -109,6 +110,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
     dry: Dry | None = None
+    bias_texts: tuple[tuple[str, float | None], ...] = ()
 
     @property
     def is_greedy(self) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, get_args
 from messages.admin import (
     Acknowledged,
     ClearFaults,
+    DamagePages,
     EdgeFault,
     Fault,
     Poison,
@@ -66,6 +67,8 @@ class Faults:
         self.receivers: list[Receiver[Any]] = []
         self.starved: set[int] = set()
         """By the scheduler: the requests that it leaves out of its steps; 0 stands for the queue."""
+        self.damage_pages: Callable[[int], None] | None = None
+        """Of the scheduler: overwrites so many pages."""
         self._poisons: list[dict[str, Any]] = json.loads(self._file.read_text()) if self._file.exists() else []
 
     def executors(self, process_kind: str) -> dict[type[Any], Callable[[Any], ProcessResult]]:
@@ -75,6 +78,7 @@ class Faults:
             EdgeFault: self.fault_edge,
             Poison: self.poison,
             Starve: self.starve,
+            DamagePages: self.die_of_damage,
             StopReading: self.stop_reading,
             ClearFaults: self.clear,
         }
@@ -92,10 +96,21 @@ class Faults:
 
     def signal_self(self, command: SignalSelf) -> ProcessResult:
         """Dies or stops, a moment after the answer."""
-        timer = threading.Timer(ANSWER_S, os.kill, (os.getpid(), SIGNALS[command.kind]))
-        timer.daemon = True
-        timer.start()
+        _do_soon(lambda: os.kill(os.getpid(), SIGNALS[command.kind]))
         return Acknowledged(f"pid {os.getpid()} gets {SIGNALS[command.kind].name}")
+
+    def die_of_damage(self, command: DamagePages) -> ProcessResult:
+        """Overwrites pages and dies, a moment after the answer: no token of what it has then computed gets out."""
+        damage_pages = self.damage_pages
+        if damage_pages is None:
+            raise SluiceError("its pages end with it, or it has none: damage is for a scheduler with --keep-kv-cache")
+
+        def damage_and_die() -> None:
+            damage_pages(command.num_pages)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        _do_soon(damage_and_die)
+        return Acknowledged(f"pid {os.getpid()} overwrites {command.num_pages} pages and dies")
 
     def fault_edge(self, command: EdgeFault) -> ProcessResult:
         """Raises `SluiceError` where this process sends nothing to that one."""
@@ -244,6 +259,12 @@ class _SlowWay:
                 self._put(frame)
             except Exception:
                 log.exception("a delayed frame was not sent")
+
+
+def _do_soon(action: Callable[[], None]) -> None:
+    timer = threading.Timer(ANSWER_S, action)
+    timer.daemon = True
+    timer.start()
 
 
 def _receive_nothing(limit: int = 0) -> Iterator[Any]:

@@ -52,6 +52,11 @@ class RunDir:
         return self.path / "black-box"
 
     @property
+    def kv_cache(self) -> Path:
+        """A link to the launcher's file in memory for the KV cache (`computing/cpu/kv_memory.py`), if it has one."""
+        return self.path / "kv-cache"
+
+    @property
     def lock_file(self) -> Path:
         return self.path / "lock"
 

@@ -6,6 +6,7 @@ from messages.config import Config
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafts import NgramDrafter
+from scheduler_proc.deciding.page_journal import PageJournal
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import GrammarSource, Scheduler
@@ -28,8 +29,12 @@ def make_scheduler(config: Config, runner: Runner, grammars: GrammarSource | Non
     drafter, draft_lengths = runner.drafter, None
     if config.scheduling.speculative == "ngram":
         drafter, draft_lengths = NgramDrafter(config.scheduling.num_speculative_tokens), DraftLengths()
+    journal = None if runner.page_memory is None else PageJournal(runner.page_memory, runner.num_pages, page_size)
+    cache = BlockAllocator(runner.num_pages, page_size, config.cache.enable_prefix_caching, journal)
+    if journal is not None and journal.num_recovered + journal.num_dropped:
+        log.info("%d pages of the KV cache are taken over, %d dropped", journal.num_recovered, journal.num_dropped)
     return Scheduler(
-        BlockAllocator(runner.num_pages, page_size, config.cache.enable_prefix_caching),
+        cache,
         Limits(facts.max_model_len, facts.vocab_size, facts.eos_token_ids),
         budget,
         drafter,

@@ -4,6 +4,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -30,32 +31,34 @@ log = logging.getLogger("sluice.scheduler")
 
 
 Report = Callable[[str, float | None], None]
-LoadRunner = Callable[[Config, Report, int], Runner]
-"""Loads the model for the scheduler of this number. Raises `BootError` where that cannot be done."""
+LoadRunner = Callable[[Config, Report], Runner]
+"""Loads the model. Raises `BootError` where that cannot be done."""
 
-FindLoader = Callable[[Report], LoadRunner]
+FindLoader = Callable[[ProcessLink], LoadRunner]
 """Does what takes time but neither device nor much memory, so that it can be done beside a predecessor."""
 
 
-def import_runner(report: Report) -> LoadRunner:
+def import_runner(link: ProcessLink) -> LoadRunner:
     """Returns the loader of the real runner."""
-    report("importing torch", None)
+    link.phase("importing torch")
     import_torch()
     # Imported here and not above: it needs torch, and the operator should see what is being waited for.
     from scheduler_proc.computing.loading.load_runner import load_runner
 
     gc.freeze()
-    return load_runner
+    cache, engine = link.config.cache, worker_number(link.name)
+    keeps_cache = cache.keep_kv_cache and cache.enable_prefix_caching and engine == 1  # there is one file
+    return partial(load_runner, kv_file=link.run_dir.kv_cache if keeps_cache else None, engine=engine)
 
 
 def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     """Runs steps until the launcher says stop. Raises `BootError` where it cannot start."""
     engine = worker_number(link.name)
     prefetch(link.config.model, Path(link.config.facts.model_dir))
-    load_runner = find_loader(link.phase)
+    load_runner = find_loader(link)
     if not link.stand_by():
         return
-    runner = load_runner(link.config, link.phase, engine)
+    runner = load_runner(link.config, link.phase)
     grammars = GrammarBuilder(link.config, link.wake)
     scheduler = make_scheduler(link.config, runner, grammars)
     receiver: Receiver[ToScheduler] = Receiver(link.run_dir.socket(link.name), ToScheduler)
@@ -70,6 +73,8 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     if link.faults is not None:
         launch = link.faults.poisoned(launch)
         scheduler.starve(link.faults.starved)
+        if scheduler.journal is not None:
+            link.faults.damage_pages = scheduler.journal.damage
     stepper = Stepper(scheduler, launch, runner.can_overlap, step_times)
     add_profile(link, scheduler, stepper)
     # What start-up made lives as long as the process: without this, every full collection walks all of it in mid-step.

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from messages.steps import Batch, ForwardOutput
 from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.isolation import run_step
+from scheduler_proc.deciding.page_journal import PageMemory
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.step_times import StepTimes
 
@@ -29,7 +30,8 @@ class Runner(Protocol):
 
     `max_num_batched_tokens`: the flag, or its default on the device. `can_overlap`: a second step may be launched
     before the result of the first is asked for, and it may name tokens of the first (`Batch.future_token_indices`).
-    `drafter` proposes draft tokens, `None` where nothing does. `degraded` tells operators why steps are slower than
+    `drafter` proposes draft tokens, `None` where nothing does. `page_memory` is that of its pages, if it outlives the
+    process. `degraded` tells operators why steps are slower than
     they should be; empty where they are not.
     """
 
@@ -40,6 +42,9 @@ class Runner(Protocol):
 
     @property
     def drafter(self) -> Drafter | None: ...
+
+    @property
+    def page_memory(self) -> PageMemory | None: ...
 
     def launch(self, batch: Batch) -> Launched:
         """Starts a step. Steps run in the order of their launches; K and V of one are in the cache for the next.

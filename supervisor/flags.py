@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from messages import VERSION
-from messages.config import CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
+from messages.config import BatchConfig, CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
 from messages.errors import UsageError
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -20,6 +20,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "cache": CacheConfig,
     "scheduling": SchedulingConfig,
     "http": HttpConfig,
+    "batch": BatchConfig,
     "run": RunConfig,
 }
 
@@ -65,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="launch.py",
         description="Serves a language model over HTTP from separate processes.",
         epilog="Commands for a server that runs: launch.py ps, top, logs, restart, scale, profile, snapshot, drain, "
-        "log-level, inject, tail (with --help). Without one: launch.py decode, diff, replay, calibrate, whatif.",
+        "log-level, inject, tail (with --help). Without one: launch.py batch, decode, diff, replay, calibrate, whatif.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),

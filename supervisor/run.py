@@ -122,6 +122,7 @@ def serve(config: Config, commands: list[Command], console: Console, began_s: fl
             listener.close()  # a frontend that is started by hand binds the port itself
         run_dir, lock = claim(Path(wanted_dir) if wanted_dir else default_path(port))
         lifeline = make_lifeline(run_dir)
+        kv_file = make_kv_file(run_dir)
         try:
             run_dir.write_config(config)
             _write_manifest(config, run_dir)
@@ -130,8 +131,19 @@ def serve(config: Config, commands: list[Command], console: Console, began_s: fl
             return supervisor.run(lambda: console.say(ready_text(config, url, time.monotonic() - began_s)))
         finally:
             run_dir.remove()
+            os.close(kv_file)
             os.close(lifeline)
             os.close(lock)
+
+
+def make_kv_file(run_dir: RunDir) -> int:
+    """Makes the file in memory that holds the KV cache of one scheduler after another; returns its descriptor.
+
+    It has no name but the link in the run directory: its memory is given back when the last process with it has ended.
+    """
+    descriptor = os.memfd_create("sluice-kv-cache")
+    run_dir.kv_cache.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+    return descriptor
 
 
 def _write_manifest(config: Config, run_dir: RunDir) -> None:

@@ -29,16 +29,16 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 11_250,
+    "frontend": 12_720,
     "live page": 1_020,
-    "tokenizer and detokenizer": 1_715,
-    "scheduler": 5_045,
-    "CPU backend": 3_175,
-    "GPU backend": 3_125,
+    "tokenizer and detokenizer": 1_740,
+    "scheduler": 5_230,
+    "CPU backend": 3_280,
+    "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_910,
-    "process runtime": 1_480,
-    "launcher": 4_280,
+    "messages": 1_955,
+    "process runtime": 1_500,
+    "launcher": 4_375,
     "what-if": 1_015,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

@@ -27,6 +27,7 @@ def rule(ours: str, others: str) -> Rule:
 RULES = {
     "launch.py": rule("supervisor", ""),
     "supervisor": rule("supervisor runtime messages", "msgspec psutil"),
+    "supervisor/cli/batch.py": rule("supervisor runtime messages", "tqdm"),
     "supervisor/model/fetch.py": rule("supervisor runtime messages", "msgspec huggingface_hub"),
     "frontend": rule(
         "frontend runtime messages", "msgspec starlette uvicorn httptools uvloop prometheus_client psutil"
@@ -62,6 +63,7 @@ LAYERS = {
         "frontend/__main__.py",
         "frontend/process.py",
         "frontend/api",
+        "frontend/batches",
         "frontend/http",
         "frontend/service.py",
         "frontend/recovery frontend/metrics frontend/tracing",

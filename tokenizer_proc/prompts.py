@@ -9,6 +9,7 @@ from messages.columns import pack_int32, unpack_int32
 from messages.errors import RequestError, bad_request
 from messages.requests import TokenizeMsg, UserMsg
 from tokenizer_proc.bad_words import bad_word_ids
+from tokenizer_proc.biases import with_text_biases
 from tokenizer_proc.breakers import with_breaker_ids
 from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
@@ -37,7 +38,7 @@ class PromptReader:
         prompt to refuse, and whatever the tokenizer raises.
         """
         begun_ns = time.monotonic_ns()
-        sampling_params = message.sampling_params
+        sampling_params = with_text_biases(message.sampling_params, self._encoding, self._vocab_size)
         max_prompt_tokens = self._max_model_len - min(1, sampling_params.max_tokens)
         ids = self._ids_of(message, max_prompt_tokens)
         ids = self._cut(ids, message)
@@ -46,9 +47,8 @@ class PromptReader:
         bad_words = bad_word_ids(sampling_params.bad_words, self._encoding, self._vocab_size)
         dry = with_breaker_ids(sampling_params.dry, self._encoding, self._vocab_size)
         if max_tokens < sampling_params.max_tokens or bad_words or dry is not None:
-            bad_words = bad_words or sampling_params.bad_word_ids
             sampling_params = msgspec.structs.replace(
-                sampling_params, max_tokens=max_tokens, bad_word_ids=bad_words, dry=dry
+                sampling_params, max_tokens=max_tokens, bad_word_ids=bad_words + sampling_params.bad_word_ids, dry=dry
             )
         return UserMsg(
             uid=message.uid,

@@ -48,7 +48,8 @@ class AbortApi:
         found = [
             entry
             for entry in self._service.registry.all_open()
-            if message.is_all or entry.uid in message.uids or entry.request_id in message.request_ids
+            if not entry.is_part
+            and (message.is_all or entry.uid in message.uids or entry.request_id in message.request_ids)
         ]
         for generation in found:
             self._service.abort(generation)

@@ -8,11 +8,14 @@ from starlette.types import ASGIApp
 from frontend.api import routes
 from frontend.api.aborts import AbortApi
 from frontend.api.anthropic.endpoints import MessagesApi, messaging
+from frontend.api.batch_routes import batching
+from frontend.api.batches import BatchApi
 from frontend.api.cache import CacheApi
 from frontend.api.cache_view import CacheViewApi
 from frontend.api.chat import ChatApi
 from frontend.api.completions import CompletionApi
 from frontend.api.conversation import Conversations
+from frontend.api.files import FilesApi
 from frontend.api.generate import GenerateApi
 from frontend.api.health import HealthApi
 from frontend.api.info import InfoApi, find_version
@@ -25,6 +28,7 @@ from frontend.api.requests import RequestsApi
 from frontend.api.responses.endpoints import ResponsesApi
 from frontend.api.responses.routes import responding
 from frontend.api.tokens import TokensApi
+from frontend.batches.store import BatchStore
 from frontend.http.access import AccessRules
 from frontend.http.app import App
 from frontend.http.endpoint import Endpoint
@@ -69,7 +73,9 @@ def make_watching(
     return Watching(HealthApi(service, gauges), RequestsApi(service, streams), metrics)
 
 
-def make_endpoints(service: Service, streams: OpenStreams, feed: LiveFeed, watching: Watching) -> list[Endpoint]:
+def make_endpoints(
+    service: Service, streams: OpenStreams, feed: LiveFeed, watching: Watching, batches: BatchStore | None
+) -> list[Endpoint]:
     """Returns the route table."""
     unknown = UnknownFields(is_strict=service.config.http.strict_fields)
     conversations = Conversations(service, load_model_format(service.config))
@@ -81,6 +87,7 @@ def make_endpoints(service: Service, streams: OpenStreams, feed: LiveFeed, watch
         ),
         *responding(ResponsesApi(service, streams, unknown, conversations)),
         *messaging(MessagesApi(service, streams, unknown, conversations)),
+        *batching(FilesApi(batches, int(service.config.batch.max_batch_file_mb * 2**20)), BatchApi(batches, unknown)),
         *routes.models(InfoApi(service.config)),
         *routes.tokens(TokensApi(service, unknown)),
         *routes.watching(watching.health, LoadApi(service), watching.metrics),

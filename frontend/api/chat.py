@@ -8,6 +8,7 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from frontend.api.answer_reader import AnswerRules
+from frontend.api.beam_search import check_choices, whole_reply
 from frontend.api.chat_events import ChatEvents
 from frontend.api.chat_messages import Messages
 from frontend.api.chat_reply import ChatView
@@ -16,7 +17,6 @@ from frontend.api.logprob_fields import TokenNames
 from frontend.api.openai_body import (
     OpenAiFields,
     OpenAiReader,
-    check_choices_differ,
     check_num_choices,
     name_rules,
     truncation_of,
@@ -83,12 +83,16 @@ class ChatApi:
         trace = trace_of(request.scope)
         is_streamed = bool(body.stream)
         choices, rules = self._conversations.open(
-            conversation, trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s
+            conversation,
+            trace,
+            wakes_at_tokens=is_streamed,
+            timeout_s=body.timeout_s,
+            has_parts=bool(body.use_beam_search),
         )
         view = self._view(body, trace, rules)
         if is_streamed:
             return EventStream(self._service, self._streams, choices, ChatEvents(view, choices))
-        return WholeReply(self._service, choices, lambda: view.whole(choices))
+        return whole_reply(self._service, body, choices, len(choices), lambda: view.whole(choices))
 
     def _conversation(self, body: ChatBody) -> Conversation:
         """Raises `RequestError` (400)."""
@@ -110,12 +114,13 @@ class ChatApi:
         )
         num_choices = body.n or 1
         check_num_choices(self._service, num_choices, "n")
-        check_choices_differ(params, num_choices, "n")
         params = msgspec.structs.replace(
             params,
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             echo=bool(body.return_token_ids),
         )
+        constrained = msgspec.structs.replace(params, grammar=tools.forced or params.grammar)
+        check_choices(body, constrained, num_choices, "n", self._service.config.facts)
         return Conversation(
             messages=body.messages,
             params=params,

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
+from frontend.api.beam_search import check_choices, whole_reply
 from frontend.api.completion_events import CompletionEvents
 from frontend.api.completion_reply import CompletionView
 from frontend.api.logprob_fields import TokenNames
@@ -15,7 +16,6 @@ from frontend.api.openai_body import (
     NumChoices,
     OpenAiFields,
     OpenAiReader,
-    check_choices_differ,
     check_num_choices,
     name_rules,
     truncation_of,
@@ -60,25 +60,32 @@ class CompletionApi:
         check_num_choices(self._service, num_choices, _asking_field(body), len(prompts))
         requests = [self._make_request(body, prompt, num_choices) for prompt in prompts]
         is_streamed = bool(body.stream)
-        choices = self._service.open_all(requests, trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s)
+        choices = self._service.open_all(
+            requests,
+            trace,
+            wakes_at_tokens=is_streamed,
+            timeout_s=body.timeout_s,
+            has_parts=bool(body.use_beam_search),
+        )
         view = self._view(body, trace, num_choices)
         if is_streamed:
             return EventStream(self._service, self._streams, choices, CompletionEvents(view, choices))
-        return WholeReply(self._service, choices, lambda: view.whole(choices))
+        return whole_reply(self._service, body, choices, num_choices, lambda: view.whole(choices))
 
     def _make_request(self, body: CompletionBody, prompt: str | list[int], num_choices: int) -> PromptRequest:
         params = self._sampling.make_params(
             body, max_tokens=DEFAULT_MAX_TOKENS, seed=self._service.next_seed(), echo=bool(body.echo)
         )
-        check_choices_differ(params, num_choices, _asking_field(body))
-        is_ranked = num_choices > (body.n or 1)
+        is_ranked = num_choices > (body.n or 1) and not body.use_beam_search
         params = msgspec.structs.replace(
             params,
             num_logprobs=0 if is_ranked and body.logprobs is None else body.logprobs,
             num_prompt_logprobs=_num_prompt_logprobs(body),
             echo=_wants_prompt(body, prompt),
         )
-        truncation = truncation_of(body, params, self._service.config.facts.max_model_len)
+        facts = self._service.config.facts
+        check_choices(body, params, num_choices, _asking_field(body), facts)
+        truncation = truncation_of(body, params, facts.max_model_len)
         return PromptRequest(
             prompt, params, num_choices, add_special_tokens=body.add_special_tokens is not False, truncation=truncation
         )

@@ -59,7 +59,13 @@ class Conversations:
         self.model_format = model_format
 
     def open(
-        self, conversation: Conversation, trace: RequestTrace, *, wakes_at_tokens: bool, timeout_s: float | None
+        self,
+        conversation: Conversation,
+        trace: RequestTrace,
+        *,
+        wakes_at_tokens: bool,
+        timeout_s: float | None,
+        has_parts: bool = False,
     ) -> OpenedChat:
         """Raises `RequestError`; refusals by other processes come with the choices."""
         rules = self._rules(conversation)
@@ -70,7 +76,9 @@ class Conversations:
             add_special_tokens=conversation.add_special_tokens,
             truncation=conversation.truncation,
         )
-        choices = self._service.open_all([request], trace, wakes_at_tokens=wakes_at_tokens, timeout_s=timeout_s)
+        choices = self._service.open_all(
+            [request], trace, wakes_at_tokens=wakes_at_tokens, timeout_s=timeout_s, has_parts=has_parts
+        )
         return OpenedChat(choices, rules)
 
     def _rules(self, conversation: Conversation) -> AnswerRules | None:

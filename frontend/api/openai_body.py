@@ -14,6 +14,7 @@ from frontend.api.truncation import NumKept, Side, make_truncation
 from frontend.api.usage import UsageReply, usage_so_far
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import NameRules, UnknownFields
+from frontend.requests.beam_search import EarlyStopping
 from frontend.requests.generation import Generation
 from frontend.requests.trace import REQUEST_ID_PATTERN, trace_of
 from frontend.service import Service
@@ -38,6 +39,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "mirostat_mode": (0,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
+    "early_stopping": (False,),
     "prompt_embeds": (),
 }
 """Parameters that would change the answer and are not served, each with the values that ask for nothing.
@@ -54,6 +56,7 @@ IGNORED = (
 
 NumChoices = Annotated[int, Meta(ge=1)]
 NUM_CHOICES_TEXT = "a whole number from 1 to what --max-n-sequences allows"
+LengthPenalty = Annotated[float, Meta(ge=-10, le=10)]
 RequestId = Annotated[str, Meta(pattern=REQUEST_ID_PATTERN)]
 REQUEST_ID_TEXT = "a string of 1 to 128 letters, digits and ._:/+=-"
 
@@ -84,10 +87,15 @@ class ModelFields(CommonFields, frozen=True, kw_only=True):
 
 
 class OpenAiFields(ModelFields, frozen=True, kw_only=True):
+    """The fields of beam search are transformers' and, before its API was another one, vLLM's."""
+
     n: Annotated[NumChoices | None, Meta(description=NUM_CHOICES_TEXT)] = None
     stream_options: Annotated[
         StreamOptions | None, Meta(description="an object with include_usage and continuous_usage_stats")
     ] = None
+    use_beam_search: Switch = None
+    length_penalty: Annotated[LengthPenalty | None, Meta(description="a number in [-10, 10]")] = None
+    early_stopping: Annotated[EarlyStopping | None, Meta(description='true, false or "never"')] = None
 
 
 class UsageOptions(NamedTuple):

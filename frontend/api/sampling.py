@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from frontend.api.dry import DryFields, make_dry
 from frontend.api.grammar import make_grammar
+from frontend.api.logit_bias import BIAS_TEXT, MAX_BIASES, MAX_INT32, BiasList, BiasObject, NonEmpty, TokenId, read_bias
 from messages.columns import pack_float32, pack_int32
 from messages.config import ModelFacts
 from messages.errors import bad_request
@@ -16,9 +17,7 @@ from messages.requests import SamplingParams
 
 T = TypeVar("T")
 
-MAX_INT32 = 2**31 - 1
 MAX_LOGPROBS = 20
-MAX_BIASES = 1024
 MAX_STOPS = 64
 MAX_REPETITION_PENALTY = 1e6
 """Together with its reciprocal what float32 logits bear; what lies beyond chooses the same tokens."""
@@ -32,11 +31,7 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 TopNSigma = Annotated[float, Meta(ge=-1, le=100)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(gt=0)]
-NonEmpty = Annotated[str, Meta(min_length=1)]
 StopStrings = Annotated[list[NonEmpty], Meta(max_length=MAX_STOPS)]
-TokenId = Annotated[int, Meta(ge=0, le=MAX_INT32)]
-Bias = Annotated[float, Meta(ge=-100, le=100)]
-Biases = Annotated[dict[TokenId, Bias], Meta(max_length=MAX_BIASES)]
 AllowedIds = Annotated[list[TokenId], Meta(min_length=1)]
 BadWords = Annotated[list[NonEmpty], Meta(max_length=MAX_BIASES)]
 NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
@@ -80,13 +75,7 @@ class SamplingFields(DryFields, frozen=True, kw_only=True):
     ignore_eos: Switch = None
     include_stop_str_in_output: Switch = None
     skip_special_tokens: Switch = None
-    logit_bias: Annotated[
-        Biases | None,
-        Meta(
-            description=f"an object of up to {MAX_BIASES} token ids (0 to {MAX_INT32}), "
-            "each with a number in [-100, 100]"
-        ),
-    ] = None
+    logit_bias: Annotated[BiasObject | BiasList | None, Meta(description=BIAS_TEXT)] = None
     allowed_token_ids: Annotated[AllowedIds | None, Meta(description=f"{TOKEN_IDS_TEXT}, not empty")] = None
     bad_words: Annotated[
         BadWords | None, Meta(description=f"a list of up to {MAX_BIASES} strings, none of them empty")
@@ -145,8 +134,8 @@ class Sampling:
             raise bad_request(
                 f"min_tokens must be at most max_tokens, which is {max_tokens}, got {min_tokens}", "min_tokens"
             )
-        bias = fields.logit_bias or {}
-        self._check_ids("logit_bias", bias)
+        bias = read_bias(fields.logit_bias)
+        self._check_ids("logit_bias", [*bias.by_id, *bias.banned_ids])
         self._check_ids("allowed_token_ids", fields.allowed_token_ids or ())
         self._check_ids("stop_token_ids", fields.stop_token_ids or ())
         return SamplingParams(
@@ -170,10 +159,12 @@ class Sampling:
             presence_penalty=fields.presence_penalty or 0.0,
             frequency_penalty=fields.frequency_penalty or 0.0,
             repetition_penalty=_bearable(_given(fields.repetition_penalty, defaults.repetition_penalty)),
-            bias_ids=pack_int32(bias),
-            bias_values=pack_float32(bias.values()),
+            bias_ids=pack_int32(bias.by_id),
+            bias_values=pack_float32(bias.by_id.values()),
+            bias_texts=tuple(bias.texts),
             allowed_token_ids=pack_int32(fields.allowed_token_ids or ()),
             bad_words=tuple(fields.bad_words or ()),
+            bad_word_ids=tuple(pack_int32([token_id]) for token_id in bias.banned_ids),
             num_prompt_logprobs=fields.prompt_logprobs,
             priority=fields.priority or 0,
             grammar=make_grammar(fields),

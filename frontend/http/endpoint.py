@@ -41,6 +41,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     description: str = ""
     body: type[msgspec.Struct] | None = None
+    body_type: str = "application/json"
     reply: Any = None
     """`None` for a reply of plain text or, with `events`, one that is always a stream."""
     events: tuple[type[msgspec.Struct], ...] = ()

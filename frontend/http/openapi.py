@@ -105,7 +105,7 @@ def _operation(endpoint: Endpoint, schemas: _Schemas, *, needs_key: bool) -> Jso
     if endpoint.body is not None:
         examples = {name: {"value": value} for name, value in endpoint.examples.items()}
         content = {"schema": schemas.of(endpoint.body), **({"examples": examples} if examples else {})}
-        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+        operation["requestBody"] = {"required": True, "content": {endpoint.body_type: content}}
     if needs_key:
         operation["security"] = [{KEY_SCHEMES[endpoint.access]: []}]
     return operation
@@ -197,7 +197,8 @@ _ERROR_TEXTS = {
     408: "The body did not arrive in time.",
     409: "Requests are running.",
     413: "The body is larger than --max-body-mb.",
-    415: "The body is not JSON by its media type, has none, or is compressed.",
+    415: "The body has another media type than this one, none, or is compressed.",
+    429: "Too many of these are open.",
     431: "The head of the request is too large.",
     500: "An error of the server; `message` has a reference to its log.",
     503: "The server is full, starting, draining, or one of its processes does not serve.",

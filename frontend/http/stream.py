@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from typing import Any, ClassVar, Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -168,15 +168,27 @@ class EventStream:
 
 
 class WholeReply:
-    """An ASGI response that waits for the end of all `choices` and then is one JSON document, which `content` makes."""
+    """An ASGI response that waits for the end of all `choices` and then is one JSON document, which `content` makes.
 
-    def __init__(self, service: Service, choices: Sequence[Generation], content: Callable[[], Any]):
+    `work` is done before: it ends choices that have parts (`Service.open_part`).
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        choices: Sequence[Generation],
+        content: Callable[[], Any],
+        work: Callable[[], Awaitable[None]] | None = None,
+    ):
         self._service = service
         self._choices = choices
         self._content = content
+        self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with watched(self._service, self._choices, receive):
+            if self._work is not None:
+                await self._work()
             if await self._wait_end():
                 content = self._content()
                 timing = (SERVER_TIMING_HEADER, server_timing(self._choices))

@@ -41,6 +41,10 @@ COUNTERS = (
     ("vllm:spec_decode_num_draft_tokens", "Draft tokens that were verified.", "draft_tokens"),
     ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right.", "accepted_tokens"),
     ("sluice_pages_evicted", "Cached pages that made room for others.", "pages_evicted"),
+    ("sluice_pages_recovered", "Pages that a scheduler took over from the one before it.", "pages_recovered"),
+    ("sluice_pages_dropped", "Full pages that it could not take over, or not trust.", "pages_dropped"),
+    ("sluice_resumed_tokens", "Tokens of requests that went on after a replacement or a loss.", "resumed_tokens"),
+    ("sluice_recomputed_tokens", "Those of them that were computed again.", "recomputed_tokens"),
     ("sluice_steps", "Forward passes.", "steps"),
 )
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from frontend.requests.timeline import Timeline
-from messages.columns import INT32, unpack_int32
+from messages.columns import unpack_int32
 from messages.replies import PositionLogprobs, PromptReply, Usage, UserReply
 from messages.requests import AbortReason, TokenizeMsg
 from runtime.logs import FIELDS
@@ -46,6 +46,7 @@ class Generation:
         "has_listener",
         "index",
         "is_aborted",
+        "is_part",
         "is_remnant",
         "is_sent",
         "last_token_ns",
@@ -68,6 +69,7 @@ class Generation:
         wakes_at_tokens: bool,
         index: int = 0,
         changed: asyncio.Event | None = None,
+        is_part: bool = False,
     ):
         self.uid = message.uid
         self.index = index
@@ -76,7 +78,7 @@ class Generation:
         self.request_id = request_id
         priority = message.sampling_params.priority
         self.timeline = Timeline(message.uid, request_id, index, message.stamps.received_ns, priority)
-        self.output_ids: array[int] = array(INT32)
+        self.output_ids: array[int] = unpack_int32(message.output_ids)
         self.num_chars = 0
         """Characters received for `output_ids`; a continuation's text begins after them."""
         self.final: UserReply | None = None
@@ -85,6 +87,8 @@ class Generation:
         self.is_aborted = False
         """True when its end was asked for; an abort that a process took with it is repeated."""
         self.abort_reason: AbortReason = "abort"
+        self.is_part = is_part
+        """True where its client knows of the request alone that it is a part of."""
         self.is_sent = False
         """True from the moment at which its message has left for the ring, which knows nothing of it before."""
         self.is_remnant = False
@@ -108,7 +112,7 @@ class Generation:
         self.logprobs: list[PositionLogprobs] = []
         """Those of the tokens that have not been taken; empty where none are wanted."""
         self._num_ids_taken = 0
-        self._num_ids_before = 0
+        self._num_ids_before = len(self.output_ids)
 
     @property
     def log_extra(self) -> dict[str, Any]:
@@ -196,7 +200,7 @@ class Generation:
         now_ns = time.monotonic_ns()
         self.timeline.finish(final, now_ns)
         token_ids = unpack_int32(final.token_ids)
-        if token_ids and not self.output_ids:
+        if token_ids and not self.first_token_ns:
             self.first_token_ns = now_ns
         self.output_ids.extend(token_ids)
         self.num_chars += len(final.incremental_output)

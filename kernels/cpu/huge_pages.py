@@ -5,33 +5,51 @@ tables; in a virtual machine, through two.
 """
 
 import contextlib
+import ctypes
 import math
 import mmap
+import os
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 HUGE_PAGE, CHUNK_BYTES, ALIGNMENT = 2 << 20, 32 << 20, 64
+MAP_FIXED = 0x10
 
 
 class Chunk:
-    """A stretch of memory that tensors are cut from, one after another; it is given back when the last one is gone."""
+    """A stretch of memory that tensors are cut from, one after another; it is given back when the last one is gone.
 
-    def __init__(self, num_bytes: int):
+    With a `descriptor` it is that file's, of `num_bytes`, and others that map it see the same. Raises `OSError`.
+    """
+
+    def __init__(self, num_bytes: int, descriptor: int | None = None):
         memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(AttributeError, OSError):  # a system without them: the memory is as good as any
-            memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self._next = -self._bytes.data_ptr() % HUGE_PAGE
+        if descriptor is not None:
+            _map_file(self._bytes.data_ptr() + self._next, num_bytes, descriptor)
+        with contextlib.suppress(AttributeError, OSError):  # a system without them: the memory is as good as any
+            memory.madvise(mmap.MADV_HUGEPAGE)
 
-    def take(self, num_bytes: int) -> Tensor | None:
-        """Returns that many bytes; None where they are not left."""
-        begin = self._next
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Returns a tensor on the CPU, contiguous, that holds zeros or anything; None where there is no room left."""
+        begin, num_bytes = self._next, math.prod(shape) * dtype.itemsize
         if begin + num_bytes > len(self._bytes):
             return None
         self._next += -(-num_bytes // ALIGNMENT) * ALIGNMENT
-        return self._bytes[begin : begin + num_bytes]
+        return self._bytes[begin : begin + num_bytes].view(dtype).view(*shape)
+
+
+def _map_file(address: int, num_bytes: int, descriptor: int) -> None:
+    """Puts a file in the place of memory. Python's own call takes no address, and huge pages need one that fits."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    where, flags = ctypes.c_void_p(address), mmap.MAP_SHARED | MAP_FIXED
+    size, access, offset = ctypes.c_size_t(num_bytes), mmap.PROT_READ | mmap.PROT_WRITE, ctypes.c_long(0)
+    if libc.mmap(where, size, access, flags, descriptor, offset) != address:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 _chunks: list[Chunk] = []
@@ -46,11 +64,11 @@ def empty_huge(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes == 0:
         return torch.empty(shape, dtype=dtype)
-    taken = _chunks[-1].take(num_bytes) if _chunks else None
+    taken = _chunks[-1].take(shape, dtype) if _chunks else None
     if taken is None:
         chunk = Chunk(max(CHUNK_BYTES, num_bytes))
-        taken = chunk.take(num_bytes)
+        taken = chunk.take(shape, dtype)
         assert taken is not None
         if num_bytes < CHUNK_BYTES:
             _chunks[:] = [chunk]
-    return taken.view(dtype).view(*shape)
+    return taken

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 
 from messages.steps import Batch, ForwardOutput
+from scheduler_proc.computing.cpu.kv_memory import KVMemory
 from scheduler_proc.computing.device import Device, Fetched, Forward, ForwardPasses
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
@@ -39,6 +40,7 @@ class Runner:
         self.max_num_batched_tokens = limits.max_num_batched_tokens
         self.can_overlap = forward_passes.last_tokens is not None
         self.degraded = ""
+        self.page_memory: KVMemory | None = None
         self.forward_passes = forward_passes
         self._decoder = decoder
         self._vocab_size = decoder.config.vocab_size

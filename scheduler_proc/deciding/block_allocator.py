@@ -8,29 +8,35 @@ The tokens of a running request, from its first (page-aligned where marked |):
     ........... + this step's chunk    written by the running step
     ........... len(req.token_ids)     known: the prompt and what has been sampled
 
-A page moves: free → held (`grow`) → cached (`share` after a prefill chunk, `close` at the end) → free (evicted).
+A page moves: free → held (`grow`) → cached (`share` after a prefill chunk, `close` at the end) → free (evicted). With a
+journal it is sealed when it is cached or, of a row in DECODE, when the next one is begun, and unsealed when it is free.
 """
 
 from collections.abc import Iterable
 
 from messages.cache import CacheAnswer, CacheQuestion, ExplainCache, ListCache
 from scheduler_proc.deciding.cache_questions import explain, list_nodes
+from scheduler_proc.deciding.page_journal import PageJournal
 from scheduler_proc.deciding.pages import PagePool
 from scheduler_proc.deciding.radix import Node, RadixTree
 from scheduler_proc.deciding.requests import PendingReq, Req
 
 
 class BlockAllocator:
-    """Gives requests their pages and finds beginnings that are cached; with `is_sharing` false nothing ever is."""
+    """Gives requests their pages and finds beginnings that are cached; with `is_sharing` false nothing ever is.
 
-    def __init__(self, num_pages: int, page_size: int, is_sharing: bool = True):
+    What the `journal` knows of a predecessor's pages is cached from the start.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, is_sharing: bool = True, journal: PageJournal | None = None):
         self.page_size = page_size
         self.is_sharing = is_sharing
         self.num_held = 0
         self.num_evicted = 0
         """Pages that were cached and made room for others, since the start."""
-        self._pool = PagePool(num_pages)
-        self._tree = RadixTree(page_size)
+        self.journal = journal
+        self._tree = RadixTree(page_size, None if journal is None else journal.stamps)
+        self._pool = PagePool(num_pages, () if journal is None else journal.recover(self._tree))
 
     @property
     def num_pages(self) -> int:
@@ -92,13 +98,14 @@ class BlockAllocator:
 
     def grow(self, req: Req, num_tokens: int) -> bool:
         """Gives `req` room for `num_tokens` in all, evicting where needed; returns False where there is too little."""
+        self._seal(req, req.num_computed_tokens // self.page_size)
         missing = self.num_missing(req, num_tokens)
         if missing > self._pool.num_free:
             if missing > self.num_available:
                 return False
             evicted = self._tree.evict(missing - self._pool.num_free)
             self.num_evicted += len(evicted)
-            self._pool.free(evicted)
+            self._free(evicted)
         req.pages += self._pool.allocate(missing)
         self.num_held += missing
         return True
@@ -114,8 +121,9 @@ class BlockAllocator:
         own = req.pages[start:end]
         node, cached = self._tree.insert(req.node, req.pending.salt, key, own, req.uid)
         self.num_held -= len(own)
-        self._pool.free([page for page, kept in zip(own, cached, strict=True) if page != kept])
+        self._free([page for page, kept in zip(own, cached, strict=True) if page != kept])
         req.pages[start:end] = cached
+        self._seal(req, end)
         self._extend_shared(req, node, end)
 
     def close(self, req: Req, is_reusable: bool = True) -> None:
@@ -128,7 +136,7 @@ class BlockAllocator:
         self._give_back(req.pages[req.num_shared_pages :])
         self._tree.unpin(req.node)
         if not is_reusable:
-            self._pool.free(self._tree.forget(req.node))
+            self._free(self._tree.forget(req.node))
         req.pages, req.num_shared_pages, req.node = [], 0, self._tree.root
 
     def answer(self, question: CacheQuestion) -> CacheAnswer:
@@ -142,7 +150,7 @@ class BlockAllocator:
     def flush(self) -> int:
         """Frees every cached page that no running request uses; returns how many."""
         pages = self._tree.evict(self._tree.num_evictable)
-        self._pool.free(pages)
+        self._free(pages)
         return len(pages)
 
     def check(self, running: Iterable[Req]) -> None:
@@ -155,6 +163,10 @@ class BlockAllocator:
         assert len(held) == self.num_held, "held pages were miscounted"
         assert len(free) + len(cached) + len(held) == self.num_pages, "free + cached + held is not all pages"
         assert len(free.union(cached, held)) == self.num_pages, "a page has two owners"
+        if self.journal is not None:
+            sealed = set(self.journal.sealed_pages())
+            assert sealed.issuperset(cached), "a cached page is not sealed"
+            assert sealed.isdisjoint(free), "a free page is sealed"
         pins = dict.fromkeys((id(node) for node in self._tree.nodes()), 0)
         for req in reqs:
             _count_path(req, pins)
@@ -162,8 +174,25 @@ class BlockAllocator:
             assert node.pins == pins[id(node)], "a node's pins are not those of the running requests"
         assert self._tree.root.pins == len(reqs), "the root's pins are not those of the running requests"
 
-    def _give_back(self, pages: list[int]) -> None:
+    def _seal(self, req: Req, num_pages: int) -> None:
+        """Has the journal know what the first pages of `req` hold, which are computed."""
+        journal, size, start = self.journal, self.page_size, num_pages
+        if journal is None:
+            return
+        while start and not journal.is_sealed(req.pages[start - 1]):
+            start -= 1
+        for index in range(start, num_pages):
+            before = req.pages[index - 1] if index else None
+            tokens = req.token_ids[index * size : (index + 1) * size].tobytes()
+            journal.seal(req.pages[index], before, tokens, req.pending.salt, req.uid, self._tree.clock)
+
+    def _free(self, pages: list[int]) -> None:
+        if self.journal is not None:
+            self.journal.unseal(pages)
         self._pool.free(pages)
+
+    def _give_back(self, pages: list[int]) -> None:
+        self._free(pages)
         self.num_held -= len(pages)
 
     def _extend_shared(self, req: Req, node: Node, num_pages: int) -> None:

@@ -8,7 +8,7 @@ from itertools import islice
 
 from messages.cache import CacheExplained, CacheListed, CacheNode, CacheSource, ExplainCache, ListCache
 from messages.columns import unpack_int32
-from scheduler_proc.deciding.radix import Node, RadixTree
+from scheduler_proc.deciding.radix import Node, RadixTree, salt_of
 
 MAX_CANDIDATES = 4096
 """Continuations at one place of the tree that are compared with a prompt."""
@@ -21,7 +21,7 @@ def explain(tree: RadixTree, question: ExplainCache, *, is_sharing: bool) -> Cac
 
     At least one token is left to compute, so that there is a next one; and only whole pages are cached.
     """
-    page_bytes, salt = tree.page_bytes, question.cache_salt.encode()
+    page_bytes, salt = tree.page_bytes, salt_of(question.cache_salt)
     num_pages = (len(question.input_ids) - 4) // page_bytes
     if not is_sharing:
         return CacheExplained(question.uid, 0, (), DISABLED, 0)

@@ -1,14 +1,15 @@
 """The free pages of the KV cache; whoever takes a page owns it until it gives it back."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 class PagePool:
     """A stack of free page ids: the page freed last is taken first, while it is still warm in the device's caches."""
 
-    def __init__(self, num_pages: int):
+    def __init__(self, num_pages: int, used: Collection[int] = ()):
+        """All pages but those in `used` are free; the lowest, which may have memory already, are taken first."""
         self.num_pages = num_pages
-        self._free = list(range(num_pages - 1, -1, -1))
+        self._free = [page for page in range(num_pages - 1, -1, -1) if page not in used]
 
     @property
     def num_free(self) -> int:

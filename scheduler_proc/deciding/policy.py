@@ -71,6 +71,10 @@ class Policy:
         self.num_preemptions = 0
         self.num_prompt_tokens = 0
         self.num_hit_tokens = 0
+        self.num_resumed_tokens = 0
+        """Of requests that were sent again, after a replacement or a loss."""
+        self.num_recomputed_tokens = 0
+        """Those of them that were not in the cache."""
 
     def choose_rows(self, rows: DecodeRows, before: StepInFlight | None = None) -> tuple[DecodeRows, list[Chunk]]:
         """Returns the rows of the next step: those of `rows`, in DECODE, that feed one token each, and the others.
@@ -217,6 +221,9 @@ class Policy:
             pending.cached_tokens = min(req.num_computed_tokens, pending.num_prompt_tokens)
             self.num_prompt_tokens += pending.num_prompt_tokens
             self.num_hit_tokens += pending.cached_tokens
+            if pending.attempt:
+                self.num_resumed_tokens += len(pending.token_ids)
+                self.num_recomputed_tokens += len(pending.token_ids) - req.num_computed_tokens
 
 
 def _num_next_tokens(req: Req) -> int:

@@ -4,12 +4,20 @@ A node is labelled with the token bytes of one or more whole pages. Children are
 at the root preceded by the request's salt, so each salt is a namespace that vanishes with its last page.
 """
 
+import hashlib
 import heapq
 import time
 from collections.abc import Iterator
 
 MAX_EVICTED = 4096
 """Evicted pages that are remembered, so that it can be said of a prompt that it was cached."""
+
+SALT_BYTES = 16
+
+
+def salt_of(cache_salt: str) -> bytes:
+    """Returns what stands for a request's salt in keys: empty for none, else of one length."""
+    return hashlib.blake2b(cache_salt.encode(), digest_size=SALT_BYTES).digest() if cache_salt else b""
 
 
 class Node:
@@ -40,16 +48,18 @@ class Node:
 class RadixTree:
     """Owns the pages of its nodes. Pinned nodes stay; the others can be evicted, the least recently used leaf first.
 
-    `num_pages` counts all its pages, `num_evictable` those without a pin.
+    `num_pages` counts all its pages, `num_evictable` those without a pin. `stamps` get, at the last page of a node, the
+    `clock` at which it was used.
     """
 
-    def __init__(self, page_size: int):
+    def __init__(self, page_size: int, stamps: "memoryview[int] | None" = None):
         self.page_bytes = 4 * page_size
         self.root = Node(None, b"", b"", [])
         self.num_pages = 0
         self.num_evictable = 0
         self.num_nodes = 0
-        self._clock = 0
+        self.clock = 0
+        self._stamps = stamps
         self._num_made = 0
         """Nodes so far, which gives each its number."""
         self._evicted: dict[tuple[int, int, bytes], tuple[int, int]] = {}
@@ -118,7 +128,7 @@ class RadixTree:
             self.num_pages += len(own)
             self.num_evictable += len(own)
             node, found = leaf, found + own
-        self._touch(node)
+        self.touch(node)
         return node, found
 
     def pin(self, node: Node) -> None:
@@ -139,7 +149,17 @@ class RadixTree:
             if not step.pins:
                 self.num_evictable += len(step.pages)
             step = step.parent
-        self._touch(node)
+        self.touch(node)
+
+    def touch(self, node: Node) -> None:
+        """Notes that the pages from the root to `node` are used now."""
+        self.clock += 1
+        step: Node | None = node
+        while step is not None:
+            step.used = self.clock
+            step = step.parent
+        self._stamp(node)
+        self._list_leaf(node)
 
     def evict(self, num_pages: int) -> list[int]:
         """Removes up to `num_pages` unpinned pages, the ends of the least recently used leaves, and returns them."""
@@ -156,6 +176,7 @@ class RadixTree:
             leaf.key = leaf.key[: len(leaf.pages) * self.page_bytes]
             self.num_pages -= count
             self.num_evictable -= count
+            self._stamp(leaf)
             if not leaf.pages:
                 heapq.heappop(self._leaves)
                 self._unlink(leaf)
@@ -250,13 +271,9 @@ class RadixTree:
         self.num_nodes += 1
         return upper
 
-    def _touch(self, node: Node) -> None:
-        self._clock += 1
-        step: Node | None = node
-        while step is not None:
-            step.used = self._clock
-            step = step.parent
-        self._list_leaf(node)
+    def _stamp(self, node: Node) -> None:
+        if self._stamps is not None and node.pages:
+            self._stamps[node.pages[-1]] = node.used
 
     def _list_leaf(self, node: Node) -> None:
         if self._is_evictable_leaf(node):

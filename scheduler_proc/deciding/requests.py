@@ -13,7 +13,7 @@ from scheduler_proc.deciding.grammars import RequestGrammar
 from scheduler_proc.deciding.logits_processing import LogitsProcessors, find_logits_processors
 from scheduler_proc.deciding.ngrams import NgramIndex
 from scheduler_proc.deciding.prompt_logprobs import PromptLogprobsProgress
-from scheduler_proc.deciding.radix import Node
+from scheduler_proc.deciding.radix import Node, salt_of
 
 PriorityKey = tuple[int, int]
 
@@ -79,7 +79,7 @@ class PendingReq:
         self.token_ids: array[int] = unpack_int32(message.input_ids + message.output_ids)
         self.num_prompt_tokens = len(message.input_ids) // self.token_ids.itemsize
         self.sampling_params = params
-        self.salt = params.cache_salt.encode()
+        self.salt = salt_of(params.cache_salt)
         self.max_len = min(self.num_prompt_tokens + params.max_tokens, limits.max_model_len)
         self.end_tokens = end_tokens_of(params, limits.eos_token_ids)
         self.num_logprobs = -1 if params.num_logprobs is None else params.num_logprobs

@@ -20,6 +20,7 @@ from scheduler_proc.deciding.finished_rows import refused_row
 from scheduler_proc.deciding.grammars import COMPLETE, RequestGrammar
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.openings import open_stream, prompt_logprobs_at_once
+from scheduler_proc.deciding.page_journal import PageJournal
 from scheduler_proc.deciding.policy import Budget, Policy
 from scheduler_proc.deciding.refusals import check_possible
 from scheduler_proc.deciding.requests import Limits, PendingReq
@@ -81,6 +82,10 @@ class Scheduler:
         self._num_steps_ahead = 0
         self._must_tell_drained = False
         self._gone = GoneRequests()
+
+    @property
+    def journal(self) -> PageJournal | None:
+        return self._cache.journal
 
     @property
     def is_idle(self) -> bool:
@@ -200,6 +205,8 @@ class Scheduler:
             "pages_in_use": cache.num_pages - cache.num_available,
             "pages_all": cache.num_pages,
             "pages_evicted": cache.num_evicted,
+            "pages_recovered": 0 if cache.journal is None else cache.journal.num_recovered,
+            "pages_dropped": 0 if cache.journal is None else cache.journal.num_dropped,
             "cache_nodes": cache.num_nodes,
             "steps": self._num_steps,
             "steps_ahead": self._num_steps_ahead,
@@ -208,6 +215,8 @@ class Scheduler:
             "preemptions": policy.num_preemptions,
             "prompt_tokens": policy.num_prompt_tokens,
             "prefix_hit_tokens": policy.num_hit_tokens,
+            "resumed_tokens": policy.num_resumed_tokens,
+            "recomputed_tokens": policy.num_recomputed_tokens,
             "output_tokens": results.num_output_tokens,
             "drafts": results.num_drafts,
             "draft_tokens": results.num_draft_tokens,

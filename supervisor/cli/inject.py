@@ -7,6 +7,7 @@ import time
 
 from messages.admin import (
     ClearFaults,
+    DamagePages,
     EdgeFault,
     Fault,
     InstructProcesses,
@@ -22,7 +23,7 @@ from supervisor.client.admin_client import AdminClient
 
 SIGNAL_FAULTS = ("kill", "stop")
 EDGE_FAULTS = ("drop", "duplicate", "corrupt", "delay")
-FAULTS = (*SIGNAL_FAULTS, "stop-reading", *EDGE_FAULTS, "poison", "starve", "clear")
+FAULTS = (*SIGNAL_FAULTS, "stop-reading", *EDGE_FAULTS, "poison", "starve", "damage-pages", "clear")
 ANSWER_TIMEOUT_S = 15.0
 ALL_SCHEDULERS = ("scheduler*",)
 
@@ -34,6 +35,7 @@ drop, duplicate, corrupt, delay TARGET
                         each one with --probability; delay needs --seconds
 poison                  the step that computes --uid, or --token-ids side by side, kills the scheduler (--fail: raises)
 starve                  the scheduler lets nothing out of its queue, or leaves --uid out of its steps
+damage-pages            the scheduler overwrites K and V of --pages full pages and dies of it; its successor must notice
 clear                   forgets all that
 """
 
@@ -48,6 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=0.0, metavar="X", help="of a stop or a delay")
     parser.add_argument("--uid", type=int, default=0, metavar="N", help="the request that is poisoned or starved")
     parser.add_argument("--token-ids", default="", metavar="N,N,…", help="the poison in a prompt")
+    parser.add_argument("--pages", type=int, default=1, metavar="N", help="that are damaged (default: 1)")
     parser.add_argument("--fail", action="store_true", help="the poisoned step raises in place of dying")
 
 
@@ -60,6 +63,8 @@ def read_command(options: argparse.Namespace) -> InstructProcesses:
         return InstructProcesses(ALL_SCHEDULERS, _poison(options))
     if fault == "starve":
         return InstructProcesses(ALL_SCHEDULERS, Starve(options.uid))
+    if fault == "damage-pages":
+        return InstructProcesses(("scheduler",), DamagePages(options.pages))
     if fault in SIGNAL_FAULTS or fault == "stop-reading":
         if not options.target:
             raise ValueError(f"{fault} needs the name of a process")

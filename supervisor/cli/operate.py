@@ -30,7 +30,7 @@ from messages.admin import (
     TakeSnapshot,
 )
 from supervisor.admin.tasks import CommandFailedError
-from supervisor.cli import frames, inject
+from supervisor.cli import batch, frames, inject
 from supervisor.cli.show import process_table
 from supervisor.cli.top import show_top
 from supervisor.client.admin_client import AdminClient
@@ -50,6 +50,7 @@ MARGIN_S = 30.0
 FILE_COMMANDS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = (
     ("decode", "show recorded frames as JSON lines", frames.add_decode_options),
     ("diff", "show the first frame that differs between two recordings", frames.add_diff_options),
+    ("batch", "answer a file of requests into another one, without a server that stays", batch.add_options),
     ("replay", "send recorded requests through a new server and compare what comes", replay.add_options),
 )
 """Commands that need no running server."""
@@ -234,7 +235,10 @@ def _end(options: argparse.Namespace, result: Result) -> int:
 
 
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Returns what comes before and after a `--`: flags of the command, and of the server that `replay` starts."""
+    """Returns the flags of the command, and of the server that it starts: for `batch` what comes after its files, for
+    `replay` what comes after a `--`."""
+    if arguments[:1] == ["batch"]:
+        return arguments[:3], arguments[3:]
     if arguments[:1] != ["replay"] or "--" not in arguments:
         return arguments, ()
     end = arguments.index("--")

@@ -114,6 +114,7 @@ def sampling(path: str) -> list[Bad]:
         *field(path, "stop", "", ["a", ""], ["a"] * 65, 5, [5], {"a": 1}),
         *field(path, "stop_token_ids", [-1], "5", [1.5], 5, [VOCAB_SIZE], [2**31]),
         *field(path, "logit_bias", {"5": 101}, {"5": "x"}, {"x": 1}, {"-1": 1}, {str(VOCAB_SIZE): 1}, [1]),
+        *field(path, "logit_bias", [["x"]], [["", 1]], [["x", "y"]], [["x", True]], [[5, 101]], [[VOCAB_SIZE, 1]]),
         *field(path, "allowed_token_ids", [], [VOCAB_SIZE], [-1], "5"),
         *field(path, "bad_words", "x", [""], [5]),
         *field(path, "ignore_eos", 1, "true"),

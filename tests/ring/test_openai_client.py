@@ -205,6 +205,11 @@ def test_edits_of_logits_arrive(client: OpenAI):
     (likeliest,) = first["token_ids"]
     banned = complete(client, max_tokens=1, logit_bias={str(likeliest): -100})
     assert banned.choices[0].text != first["text"]
+    biased = complete(client, max_tokens=5, extra_body={"logit_bias": [["q", 100]]})
+    assert biased.choices[0].text == "qqqqq"
+    for token in (likeliest, first["text"]):
+        banned = complete(client, max_tokens=1, extra_body={"logit_bias": [[token, False]]})
+        assert banned.choices[0].text != first["text"]
     only = complete(client, max_tokens=5, extra_body={"allowed_token_ids": [likeliest]})
     assert only.choices[0].text == first["text"] * 5
     without = complete(client, max_tokens=12, extra_body={"bad_words": [first["text"].strip()]})

@@ -29,15 +29,17 @@ OPERATIONS = (
     *("GET /server_info", "GET /health", PROBE, "GET /ping", "GET /load", "GET /metrics"),
     *("GET /requests", "GET /requests/{id}", "POST /v1/responses", "POST /v1/messages"),
     *("GET /v1/responses/{id}", "GET /v1/responses/{id}/input_items", "DELETE /v1/responses/{id}"),
-    "POST /v1/responses/{id}/cancel",
+    *("POST /v1/responses/{id}/cancel", "POST /v1/batches", "GET /v1/batches/{id}"),
 )
 ADMINISTRATION = (
     *("GET /admin/processes", "POST /admin/restart/{process}", "POST /admin/snapshot"),
     *("POST /start_profile", "POST /stop_profile"),
     *("POST /cache/explain", "GET /cache/tree", "GET /live", "POST /v1/messages/count_tokens"),
+    *("POST /v1/files", "GET /v1/files/{id}", "DELETE /v1/files/{id}", "GET /v1/files/{id}/content"),
+    *("GET /v1/files", "GET /v1/batches", "POST /v1/batches/{id}/cancel"),
 )
-"""Described, and tested where they are: here they would restart what is being tested, never end, or take what another
-one takes."""
+"""Described, and tested where they are: here they would restart what is being tested, never end, or take or show what
+another one does."""
 
 ANSWERED = frozenset(OPERATIONS[:5])
 """Where some of what fits the description must be served."""

@@ -1,4 +1,5 @@
 import os
+import queue
 import signal
 import tempfile
 import time
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from messages.admin import ClearFaults, EdgeFault, Poison, Starve, StopReading
+from messages.admin import ClearFaults, DamagePages, EdgeFault, Poison, Starve, StopReading
 from messages.channels import Receiver, Waiter
 from messages.columns import pack_int32, pack_int64
 from messages.errors import SluiceError
@@ -167,3 +168,15 @@ def test_starvation_is_for_the_scheduler_and_can_be_taken_back(run_dir: RunDir):
 def test_a_frontend_cannot_stop_receiving(run_dir: RunDir):
     assert StopReading not in Faults(run_dir).executors("frontend")
     assert StopReading in Faults(run_dir).executors("scheduler")
+
+
+def test_a_scheduler_whose_pages_outlive_it_damages_some_and_dies(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch):
+    faults = Faults(run_dir)
+    with pytest.raises(SluiceError, match="--keep-kv-cache"):
+        faults.die_of_damage(DamagePages())
+    done: queue.Queue[object] = queue.Queue()
+    monkeypatch.setattr(os, "kill", lambda *arguments: done.put(arguments))
+    faults.damage_pages = done.put
+    faults.die_of_damage(DamagePages(3))
+    assert done.get(timeout=TIMEOUT_S) == 3, "first the damage, so that no token of it gets out"
+    assert done.get(timeout=TIMEOUT_S) == (os.getpid(), signal.SIGKILL)

@@ -8,11 +8,12 @@ from messages.requests import DropBefore, SamplingParams, Stamps, ToScheduler, U
 from messages.steps import LogprobColumns
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.drafts import Drafter
+from scheduler_proc.deciding.page_journal import PageJournal
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
 from tests.scheduler_proc.simulated_grammar import SimulatedGrammars
-from tests.scheduler_proc.simulated_runner import Logprob, SimulatedRunner, unpack_logprobs
+from tests.scheduler_proc.simulated_runner import Logprob, SimulatedPages, SimulatedRunner, unpack_logprobs
 
 VOCAB_SIZE = 50
 EOS = 7
@@ -110,7 +111,10 @@ class Inbox:
 
 
 class Bench:
-    """A scheduler, a simulated runner and an inbox, stepped by hand and checked after every move."""
+    """A scheduler, a simulated runner and an inbox, stepped by hand and checked after every move.
+
+    It takes over what is in `pages`, if they are given.
+    """
 
     def __init__(
         self,
@@ -122,13 +126,17 @@ class Bench:
         is_sharing: bool = True,
         eos_token_id: int = EOS,
         drafter: Drafter | None = None,
+        pages: SimulatedPages | None = None,
     ):
         self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,))
-        self.cache = BlockAllocator(num_pages, page_size, is_sharing)
+        journal = None if pages is None else PageJournal(pages, num_pages, page_size)
+        self.cache = BlockAllocator(num_pages, page_size, is_sharing, journal)
         self.grammars = SimulatedGrammars(self.limits)
         budget = Budget(max_num_seqs, max_num_batched_tokens)
         self.scheduler = Scheduler(self.cache, self.limits, budget, drafter, self.grammars)
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
+        if pages is not None:
+            self.runner.slots = pages.slots
         self.inbox = Inbox()
         self.max_num_batched_tokens = max_num_batched_tokens
 

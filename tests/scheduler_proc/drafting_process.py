@@ -10,12 +10,12 @@ from tests.scheduler_proc.simulated_process import load_simulated_runner
 from tests.scheduler_proc.simulated_runner import SimulatedRunner
 
 
-def load_drafting_runner(config: Config, report: Report, engine: int) -> SimulatedRunner:
-    runner = load_simulated_runner(config, report, engine)
+def load_drafting_runner(config: Config, report: Report) -> SimulatedRunner:
+    runner = load_simulated_runner(config, report)
     runner.withholds = random.Random(1)
     runner.drafter = SimulatedDrafter(random.Random(2), runner.vocab_size)
     return runner
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_process("scheduler_proc", lambda link: serve(link, lambda report: load_drafting_runner)))
+    raise SystemExit(run_process("scheduler_proc", lambda link: serve(link, lambda _: load_drafting_runner)))

@@ -7,9 +7,9 @@ from tests.scheduler_proc.overlapped import OverlappedRunner
 from tests.scheduler_proc.simulated_process import load_simulated_runner
 
 
-def load_overlapped_runner(config: Config, report: Report, engine: int) -> OverlappedRunner:
-    return OverlappedRunner(load_simulated_runner(config, report, engine))
+def load_overlapped_runner(config: Config, report: Report) -> OverlappedRunner:
+    return OverlappedRunner(load_simulated_runner(config, report))
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_process("scheduler_proc", lambda link: serve(link, lambda report: load_overlapped_runner)))
+    raise SystemExit(run_process("scheduler_proc", lambda link: serve(link, lambda _: load_overlapped_runner)))

@@ -10,7 +10,7 @@ from scheduler_proc.process import Report, serve
 from tests.scheduler_proc.simulated_runner import SimulatedRunner
 
 
-def load_simulated_runner(config: Config, report: Report, engine: int) -> SimulatedRunner:
+def load_simulated_runner(config: Config, report: Report) -> SimulatedRunner:
     report("simulating", 0.5)
     if (config.cache.num_pages or 40) * config.cache.block_size < config.facts.max_model_len:
         raise BootError("there is no room for a simulated model")
@@ -21,4 +21,4 @@ def load_simulated_runner(config: Config, report: Report, engine: int) -> Simula
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_process("scheduler_proc", lambda link: serve(link, lambda report: load_simulated_runner)))
+    raise SystemExit(run_process("scheduler_proc", lambda link: serve(link, lambda _: load_simulated_runner)))

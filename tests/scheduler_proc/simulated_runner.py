@@ -79,6 +79,21 @@ def pack_logprobs(values: Sequence[tuple[int, int]], num_top: int, vocab_size: i
     )
 
 
+class SimulatedPages:
+    """The slots of a runner and notes about its pages, where they outlive both."""
+
+    def __init__(self, num_pages: int, page_size: int):
+        self.page_size = page_size
+        self.slots: list[tuple[int, int] | None] = [None] * (num_pages * page_size)
+        self.notes = memoryview(bytearray(num_pages * (80 + 4 * page_size)))
+
+    def checksum(self, page: int) -> int:
+        return zlib.crc32(repr(self.slots[page * self.page_size : (page + 1) * self.page_size]).encode())
+
+    def damage(self, page: int) -> None:
+        self.slots[page * self.page_size] = (0, -1)
+
+
 class Sampled(NamedTuple):
     """A next token, with what the slot of the one before it holds; the index of its row."""
 
@@ -95,6 +110,7 @@ class SimulatedRunner:
 
     can_overlap = False
     degraded = ""
+    page_memory = None
 
     def __init__(self, num_pages: int, page_size: int, vocab_size: int, max_num_batched_tokens: int = 32):
         self.num_pages = num_pages

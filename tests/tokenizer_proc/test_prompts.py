@@ -237,3 +237,11 @@ def test_what_is_left_must_be_valid() -> None:
         cut([], 3)
     with pytest.raises(RequestError, match="Token id 300"):
         cut([97, 300], 1)
+
+
+def test_biases_of_texts_and_bad_words_are_filled_in():
+    texts = (("a", 2.0), ("b", None))
+    wanted = SamplingParams(max_tokens=5, bad_words=("c",), bias_texts=texts)
+    params = reader_of().read(msgspec.structs.replace(prompt("ab"), sampling_params=wanted)).sampling_params
+    assert params.bias_ids == pack_int32(encode_letters("a"))
+    assert set(params.bad_word_ids) >= {pack_int32(encode_letters("b")), pack_int32(encode_letters("c"))}

@@ -71,6 +71,10 @@ class CpuForwardPasses:
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
         """Writes a step that can be captured to where captures read it: it must run before the next is prepared."""
+        prefault, page_size = self._device.prefault, self.cache.layers[0].page_size
+        if prefault is not None:
+            slots = np.frombuffer(batch.slots, np.int64)
+            prefault.use(int(slots.max()) // page_size, len(slots) // page_size + batch.num_rows)
         tensors = copy_columns(columns) if columns else {}
         is_decode = only_samples(batch)
         if is_decode:
@@ -87,8 +91,6 @@ class CpuForwardPasses:
     @torch.inference_mode()
     def _forward(self, step: StepInputs, num_sampled: int, columns: Mapping[str, Tensor]) -> Forwarded:
         """Runs it call by call."""
-        if self._device.prefault is not None:
-            self._device.prefault.use(int(step.slots.max()) // self.cache.layers[0].page_size)
         hidden_NE = self._decoder.forward(step, self.cache, self._workspace.activations(len(step.token_ids)))
         logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled))
         return Forwarded(logits_SV, hidden_NE[num_sampled:], columns)

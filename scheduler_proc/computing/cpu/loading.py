@@ -7,7 +7,7 @@ from scheduler_proc.computing.cpu.prefault import Prefault
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.kv_tensors import KVTensors, free_cpu_cache_bytes
 from scheduler_proc.computing.runner import MakeRunner, Runner
-from scheduler_proc.computing.step.dummy_batch import plan_warm_up
+from scheduler_proc.computing.step.dummy_batch import WARM_UP_TOKENS, plan_warm_up
 from scheduler_proc.computing.step.shapes import StepLimits
 
 
@@ -29,7 +29,10 @@ class CpuBackend:
         return free_cpu_cache_bytes(self._limits.num_pages * bytes_per_page, self._config.run.data_parallel)
 
     def warm_up(self, runner: Runner) -> None:
-        """From now on memory for pages is asked for before they are used."""
-        runner.run(plan_warm_up(self._config, self._limits.max_num_batched_tokens))
+        """From now on memory for pages is asked for before they are used. The cache holds what it did."""
         tensors = [part for layer in self._cache.layers for part in layer.tensors]
-        self._device.prefault = Prefault(tensors, self._cache.num_pages)
+        before = [tensor[:WARM_UP_TOKENS].clone() for tensor in tensors]
+        runner.run(plan_warm_up(self._config, self._limits.max_num_batched_tokens))
+        for tensor, slots in zip(tensors, before, strict=True):
+            tensor[:WARM_UP_TOKENS] = slots
+        self._device.prefault = Prefault(tensors, self._cache.num_pages, runner.page_memory is not None)

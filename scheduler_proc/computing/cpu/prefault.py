@@ -1,7 +1,8 @@
 """Memory for the pages that come next, asked for before a step writes to them.
 
 The system gives memory when it is first written, and clears it then. That holds a step up: on a virtual machine, whose
-host has to find the memory too, for milliseconds with each huge page.
+host has to find the memory too, for milliseconds with each huge page. Memory of a file comes in small pages by itself,
+which take longer to read; it is made huge in the same way.
 """
 
 import contextlib
@@ -16,12 +17,17 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from kernels.cpu.huge_pages import HUGE_PAGE
+
 CHUNK_BYTES = 2 << 20
 AHEAD_BYTES = 384 << 20
 """All tensors together."""
 
 POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE, of Linux 5.14: what the memory holds stays as it is."""
+
+COLLAPSE = 25
+"""MADV_COLLAPSE, of Linux 6.1: memory of which at least one small page is there becomes a huge page, in place."""
 
 LOWEST_PRIORITY = 19
 REST_S = 0.05
@@ -32,11 +38,13 @@ log = logging.getLogger("sluice.prefault")
 class Prefault:
     """Stays ahead of the highest page in use, in a thread that works while no step runs. Pages are used in order.
 
-    `tensors` are those of each layer's cache, whose first dimension is slots. The thread ends with this object, and
-    with the program.
+    `tensors` are those of each layer's cache, whose first dimension is slots; `is_file`: their memory is a file's. The
+    thread ends with this object, and with the program.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], num_pages: int):
+    def __init__(self, tensors: Sequence[Tensor], num_pages: int, is_file: bool = False):
+        self.is_file = is_file
+        self._libc = ctypes.CDLL(None, use_errno=True)  # its calls let Python's other threads run, unlike mmap's
         self._tensors = tensors
         self._num_pages = num_pages
         self._chunk_pages = max(1, CHUNK_BYTES * num_pages // tensors[0].nbytes)
@@ -49,9 +57,17 @@ class Prefault:
         self._last_step_s = 0.0
         self._thread: threading.Thread | None = None
 
-    def use(self, highest_page: int) -> None:
-        """The pages behind this one are wanted next. Returns at once."""
+    def use(self, highest_page: int, max_new_pages: int) -> None:
+        """The pages behind this one are wanted next. Returns at once, unless new pages of a file are to be huge first.
+
+        They are so many at most. Other memory is huge from its first use.
+        """
         self._num_used = max(self._num_used, highest_page + 1)
+        if self.is_file and self._num_ready < self._num_used:
+            begin = max(self._num_ready, self._num_used - max_new_pages)
+            for tensor in self._tensors:
+                self._make_huge(tensor, begin, self._num_used)
+            self._num_ready = self._num_used
         if self._thread is not None and self._thread.is_alive():
             return  # it sees for itself
         if self._num_ready < min(self._num_used + self._ahead_pages // 2, self._num_pages):
@@ -79,10 +95,14 @@ class Prefault:
         """Tells whether memory may be asked for now."""
         return not self._is_stepping and time.monotonic() - self._last_step_s >= REST_S
 
-    def ask(self, libc: ctypes.CDLL) -> None:
+    def ask(self) -> None:
         """Asks for the memory of the next chunk of pages of one tensor, and returns when it is there."""
         end = min(self._num_ready + self._chunk_pages, self._num_pages)
-        if not self._populate(libc, self._tensors[self._num_tensors_ahead], self._num_ready, end):
+        tensor = self._tensors[self._num_tensors_ahead]
+        if self.is_file:
+            self._make_huge(tensor, self._num_ready, end)
+        first, size = self._find(tensor, self._num_ready, end)
+        if not self._advise(first, size, POPULATE_WRITE):
             log.info("page memory is not prefaulted: %s", os.strerror(ctypes.get_errno()))
             self._num_ready = self._num_pages  # nor will it be
             return
@@ -90,12 +110,22 @@ class Prefault:
         if not self._num_tensors_ahead:
             self._num_ready = end
 
-    def _populate(self, libc: ctypes.CDLL, tensor: Tensor, begin: int, end: int) -> bool:
-        """Returns whether pages [begin, end) of a layer have memory now; the system's own at both ends in whole."""
+    def _find(self, tensor: Tensor, begin: int, end: int) -> tuple[int, int]:
+        """Returns the address and size of pages [begin, end) of a layer; the system's own at both ends in whole."""
         page_bytes = tensor.nbytes // self._num_pages
         first = (tensor.data_ptr() + begin * page_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        size = tensor.data_ptr() + end * page_bytes - first
-        return libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), POPULATE_WRITE) == 0
+        return first, tensor.data_ptr() + end * page_bytes - first
+
+    def _make_huge(self, tensor: Tensor, begin: int, end: int) -> None:
+        """Has pages [begin, end) of a layer in huge pages, as far as the system has them; what they hold stays."""
+        first, size = self._find(tensor, begin, end)
+        huge = range(first // HUGE_PAGE * HUGE_PAGE, first + size, HUGE_PAGE)
+        for address in huge:
+            self._advise(address, mmap.PAGESIZE, POPULATE_WRITE)
+        self._advise(huge.start, len(huge) * HUGE_PAGE, COLLAPSE)
+
+    def _advise(self, address: int, size: int, advice: int) -> bool:
+        return self._libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice) == 0
 
 
 def _stay_ahead(owner: "weakref.ref[Prefault]") -> None:
@@ -107,10 +137,9 @@ def _stay_ahead(owner: "weakref.ref[Prefault]") -> None:
     """
     with contextlib.suppress(OSError):  # where threads have no priority of their own
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
-    libc = ctypes.CDLL(None, use_errno=True)  # a call lets Python's other threads run, as those of mmap do not
     while threading.main_thread().is_alive() and (ahead := owner()) is not None and ahead.wants_more:
         if ahead.is_at_rest:
-            ahead.ask(libc)
+            ahead.ask()
         else:
             del ahead  # it may go meanwhile
             time.sleep(REST_S)

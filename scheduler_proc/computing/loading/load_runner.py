@@ -6,6 +6,7 @@ from pathlib import Path
 from kernels.cpu.library import load_kernels
 from messages.config import Config
 from messages.errors import BootError
+from scheduler_proc.computing.cpu.kv_memory import KVMemory, identity_of
 from scheduler_proc.computing.cpu.loading import CpuBackend
 from scheduler_proc.computing.gpu.device import CudaDevice
 from scheduler_proc.computing.gpu.loading import GpuBackend
@@ -29,11 +30,12 @@ log = logging.getLogger("sluice.load_runner")
 STEP_TOKENS_CUDA, STEP_TOKENS_CPU = 8192, 512
 
 
-def load_runner(config: Config, report: Report, engine: int = 1) -> Runner:
+def load_runner(config: Config, report: Report, kv_file: Path | None = None, engine: int = 1) -> Runner:
     """Returns a runner that is ready for its first step, and tells `report` what it is doing meanwhile.
 
-    Of several schedulers, number `engine` takes its share of the machine (`--data-parallel`). Raises `BootError` for a
-    model that is not supported, weights that do not fit it, and memory, cores or GPUs that do not suffice.
+    On a CPU its KV cache is in `kv_file`, if there is one, and holds what a predecessor has computed. Of several
+    schedulers, number `engine` takes its share of the machine (`--data-parallel`). Raises `BootError` for a model that
+    is not supported, weights that do not fit it, and memory, cores or GPUs that do not suffice.
     """
     report("reading the model's configuration", None)
     hf_config = read_hf_config(Path(config.facts.model_dir))
@@ -52,21 +54,28 @@ def load_runner(config: Config, report: Report, engine: int = 1) -> Runner:
     scheduling, page_size = config.scheduling, config.cache.block_size
     num_tokens = scheduling.max_num_batched_tokens or (STEP_TOKENS_CUDA if placement.is_cuda else STEP_TOKENS_CPU)
     limits = StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
+    memory = None
+    if kv_file is not None and not placement.is_cuda:
+        memory = KVMemory(kv_file, identity_of(config, decoder.config, placement))
     if placement.is_cuda:
         backend = GpuBackend(config, decoder, CudaDevice(placement.device), limits, report, placement.kv_codes)
     else:
         backend = CpuBackend(config, decoder, limits)
 
     def make_runner(num_pages: int) -> Runner:
-        return backend.make_runner(allocate_cache(decoder.config, num_pages, page_size, placement))
+        return backend.make_runner(allocate_cache(decoder.config, num_pages, page_size, placement, memory))
 
     bytes_per_page = page_bytes(decoder.config, page_size, placement)
-    num_pages = choose_num_pages(config, bytes_per_page, backend.measure_cache_bytes(make_runner, bytes_per_page))
+    if memory is not None and memory.num_pages:
+        num_pages = memory.num_pages
+    else:
+        num_pages = choose_num_pages(config, bytes_per_page, backend.measure_cache_bytes(make_runner, bytes_per_page))
     report("allocating the KV cache", None)
     dtype_name, cache_gib = str(placement.kv_dtype).removeprefix("torch."), num_pages * bytes_per_page / GIB
     log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype_name, cache_gib)
     runner = make_runner(num_pages)
     report("warming up", None)
+    runner.page_memory = memory
     backend.warm_up(runner)
     return runner
 

@@ -17,6 +17,7 @@ from messages.errors import BootError
 from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.model.decoder_config import DecoderConfig, Shape, parameter_shapes
 from scheduler_proc.computing.model.families.family import Family, Source
+from scheduler_proc.computing.torch_import import import_fake_tensors
 
 if TYPE_CHECKING:
     from scheduler_proc.computing.loading.checkpoint import (
@@ -86,6 +87,7 @@ def _set_rows(weight: Tensor | PackedWeight, source: Source, rows: Tensor) -> No
 def make_dummy_weights(config: DecoderConfig, placement: Placement, report: Report) -> Weights:
     """Returns random parameters of the real shapes, the same in every run: they time like real ones."""
     weights: Weights = {**allocate(parameter_shapes(config), placement)}
+    import_fake_tensors()  # which torch needs to make a generator
     generator = torch.Generator(placement.device).manual_seed(0)
     for num_done, name in enumerate(list(weights), start=1):
         tensor = weights[name]

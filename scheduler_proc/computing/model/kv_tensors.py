@@ -16,6 +16,7 @@ from kernels.paged_kv import PagedKV
 from kernels.quantized_kv import SCALE_DTYPE
 from messages.config import Config
 from messages.errors import BootError
+from scheduler_proc.computing.cpu.kv_memory import KVMemory
 from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.model.decoder_config import DecoderConfig
 
@@ -39,16 +40,23 @@ class KVTensors:
         self.layers = [PagedKV(key_SGD, value_SGD, page_size, *scales_SG) for key_SGD, value_SGD, *scales_SG in parts]
 
 
-def allocate_cache(config: DecoderConfig, num_pages: int, page_size: int, placement: Placement) -> KVTensors:
-    """Returns an uninitialised cache; a CPU gives the memory only when it is written. Raises `BootError`."""
+def allocate_cache(
+    config: DecoderConfig, num_pages: int, page_size: int, placement: Placement, memory: KVMemory | None = None
+) -> KVTensors:
+    """Returns an uninitialised cache; a CPU gives the memory only when it is written. Raises `BootError`.
+
+    In `memory`, it may hold what a predecessor has computed.
+    """
     shape = (config.num_layers, num_pages * page_size, config.num_kv_heads, config.head_dim)
 
     def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if placement.is_cuda:
             return torch.empty(shape, dtype=dtype, device=placement.device)
-        return empty_huge(shape, dtype)
+        return empty_huge(shape, dtype) if memory is None else memory.take(shape, dtype)
 
     try:
+        if memory is not None:
+            memory.map(num_pages, page_size, num_pages * page_bytes(config, page_size, placement))
         key, value = (empty(shape, placement.kv_dtype) for _ in range(2))
         scales = [empty(shape[:-1], SCALE_DTYPE) for _ in range(2)] if placement.kv_codes else []
     except (RuntimeError, OSError) as error:

@@ -377,7 +377,6 @@ def test_choices_go_on_after_a_restart():
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "not in streams"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is required"),
         ({"guided_regex": "a*", "guided_json": {}}, "guided_regex", "give one of them"),
-        ({"use_beam_search": True}, "use_beam_search", "not supported"),
         (
             {"truncate_prompt_tokens": 0},
             "truncate_prompt_tokens",

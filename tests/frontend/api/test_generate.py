@@ -111,6 +111,10 @@ BAD_BODIES: list[tuple[str, str | bytes, str | None, str]] = [
     ("logit_bias negative id", '{"logit_bias": {"-5": 1}}', "logit_bias", "token ids"),
     ("logit_bias zero before id", '{"logit_bias": {"05": 1}}', "logit_bias", "token ids"),
     ("logit_bias too much", '{"logit_bias": {"5": 100.5}}', "logit_bias", "a number in [-100, 100]"),
+    ("logit_bias true in a list", '{"logit_bias": [["a", true]]}', "logit_bias", "false, which bans"),
+    ("logit_bias banned outside", '{"logit_bias": [[1000, false]]}', "logit_bias", "below 1000"),
+    ("logit_bias many in a list", json.dumps({"logit_bias": [["a", 1]] * 1025}), "logit_bias", "list of up to 1024"),
+    ("use_beam_search", '{"use_beam_search": true}', "use_beam_search", "not supported"),
     ("logit_bias bool", '{"logit_bias": {"5": true}}', "logit_bias", "got"),
     (
         "logit_bias outside",

@@ -1,9 +1,14 @@
 import json
 import logging
+import re
+from pathlib import Path
+from typing import get_args, get_type_hints
 
 import msgspec
 import pytest
+from msgspec import Meta
 
+from frontend.api.grammar import GrammarFields
 from frontend.api.sampling import (
     MAX_REPETITION_PENALTY,
     Sampling,
@@ -79,6 +84,13 @@ def test_edges_of_the_ranges_are_taken():
     assert decode('{"logit_bias": {}, "bad_words": [], "priority": 0}') == decode("{}")
 
 
+def test_biases_as_a_list():
+    params = decode('{"logit_bias": [[7, 1], ["the", -2.5], [7, 0.5], [9, false], ["a b", false]]}')
+    assert (params.bias_ids, params.bias_values) == (pack_int32([7]), pack_float32([1.5]))
+    assert params.bad_word_ids == (pack_int32([9]),)
+    assert params.bias_texts == (("the", -2.5), ("a b", None))
+
+
 def test_a_repetition_penalty_stays_within_what_logits_bear():
     assert decode('{"repetition_penalty": 1e300}').repetition_penalty == MAX_REPETITION_PENALTY
     assert decode('{"repetition_penalty": 1e-300}').repetition_penalty == 1 / MAX_REPETITION_PENALTY
@@ -103,3 +115,20 @@ def test_a_default_that_cannot_be_used_is_logged(name: str, value: float, caplog
     with caplog.at_level(logging.WARNING):
         assert sampling_defaults({name: value}) == SamplingDefaults()
     assert name in caplog.text
+
+
+README_ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| (.+?) \| .+ \|$", re.MULTILINE)
+
+
+def test_the_readme_has_every_parameter_with_what_it_takes_and_its_default():
+    page = Path(__file__).resolve().parents[3].joinpath("README.md").read_text(encoding="utf-8")
+    rows = README_ROW.findall(page.partition("| parameter | takes | default | |")[2].partition("\n\n")[0])
+    names = [name for name in SamplingFields.__struct_fields__ if name not in GrammarFields.__struct_fields__]
+    assert sorted(name for name, _, _ in rows) == sorted(names)
+    hints = get_type_hints(SamplingFields, include_extras=True)
+    for name, takes, default in rows:
+        assert takes == next(part.description for part in get_args(hints[name]) if isinstance(part, Meta))
+        if default.startswith("`") and not default.startswith("`--"):
+            others = {"dry_multiplier": 1} if name.startswith("dry_") and name != "dry_multiplier" else {}
+            given = {**others, name: json.loads(default.strip("`*"))}
+            assert decode(json.dumps(given)) == decode(json.dumps(others)), name

@@ -15,6 +15,12 @@ assert gc.isenabled()
 assert not [name for name in sys.modules if name.startswith((FAKE_TENSORS, "torch._decomp", "torch._refs"))]
 assert torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3)).tolist() == [[3.0] * 4] * 2
 
+from scheduler_proc.computing.loading import weights
+from scheduler_proc.computing.loading.placement import Placement
+weights.parameter_shapes = lambda config: {"x.weight": (2, 3)}
+dummy = weights.make_dummy_weights(None, Placement(torch.device("cpu"), torch.float32), lambda text, fraction: None)
+assert dummy["x.weight"].shape == (2, 3)
+
 from scheduler_proc.computing.torch_observer import TorchObserver
 observer = TorchObserver()
 observer.start()

@@ -2,7 +2,16 @@ import argparse
 
 import pytest
 
-from messages.admin import ClearFaults, EdgeFault, InstructProcesses, Poison, SignalSelf, Starve, StopReading
+from messages.admin import (
+    ClearFaults,
+    DamagePages,
+    EdgeFault,
+    InstructProcesses,
+    Poison,
+    SignalSelf,
+    Starve,
+    StopReading,
+)
 from messages.columns import pack_int32
 from supervisor.cli.inject import add_options, read_command
 
@@ -35,6 +44,7 @@ def read(*arguments: str) -> InstructProcesses:
         ),
         ("starve", InstructProcesses(("scheduler*",), Starve())),
         ("starve --uid 7", InstructProcesses(("scheduler*",), Starve(7))),
+        ("damage-pages --pages 3", InstructProcesses(("scheduler",), DamagePages(3))),
         ("stop-reading tokenizer", InstructProcesses(("tokenizer",), StopReading())),
         ("clear", InstructProcesses((), ClearFaults())),
     ],

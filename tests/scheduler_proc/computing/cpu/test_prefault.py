@@ -47,19 +47,19 @@ def test_the_next_pages_have_memory(layers: list[Tensor], monkeypatch: pytest.Mo
     ahead = Prefault(layers, NUM_PAGES)
     assert ahead._thread is None
     layers[0][3] = 7.0
-    ahead.use(3)
+    ahead.use(3, 1)
     wait(ahead)
     if ahead._num_ready == NUM_PAGES:
         pytest.skip("this system gives no memory ahead")
     assert 14 <= ahead._num_ready <= 16
     assert all(10 <= num_resident(layer) < 30 for layer in layers)
     first = ahead._thread
-    ahead.use(4)  # as much is left as makes a thread worth while
+    ahead.use(4, 1)  # as much is left as makes a thread worth while
     assert ahead._thread is first
-    ahead.use(40)
+    ahead.use(40, 1)
     wait(ahead)
     assert ahead._num_ready >= 51
-    ahead.use(NUM_PAGES - 1)
+    ahead.use(NUM_PAGES - 1, 1)
     wait(ahead)
     assert ahead._num_ready == NUM_PAGES
     assert bool((layers[0][3] == 7.0).all())
@@ -69,7 +69,7 @@ def test_no_memory_is_asked_for_while_a_step_runs(layers: list[Tensor], monkeypa
     monkeypatch.setattr(prefault, "AHEAD_BYTES", 20 << 20)
     ahead = Prefault(layers, NUM_PAGES)
     with ahead:
-        ahead.use(3)
+        ahead.use(3, 1)
         assert ahead._thread is not None
         ahead._thread.join(0.3)
         assert ahead._thread.is_alive()
@@ -81,17 +81,17 @@ def test_no_memory_is_asked_for_while_a_step_runs(layers: list[Tensor], monkeypa
 def test_a_system_that_refuses_is_not_asked_again(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefault, "POPULATE_WRITE", 12345)
     ahead = Prefault(layers, NUM_PAGES)
-    ahead.use(0)
+    ahead.use(0, 1)
     wait(ahead)
     first = ahead._thread
-    ahead.use(30)
+    ahead.use(30, 1)
     assert ahead._thread is first
 
 
 def test_the_thread_ends_with_its_owner(layers: list[Tensor]) -> None:
     ahead = Prefault(layers, NUM_PAGES)
     ahead._is_stepping = True
-    ahead.use(3)
+    ahead.use(3, 1)
     thread = ahead._thread
     assert thread is not None
     del ahead
@@ -106,7 +106,7 @@ from scheduler_proc.computing.cpu.prefault import Prefault
 ahead = [Prefault([torch.zeros(64, 1 << 10)], 64) for _ in range(3)]
 for one in ahead:
     one._is_stepping = True
-    one.use(0)
+    one.use(0, 1)
 print(len(threading.enumerate()))
 atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
 """

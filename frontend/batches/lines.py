@@ -1,0 +1,114 @@
+"""The lines of a batch's input file: what each asks for, and what is wrong with one that asks for nothing sound."""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta, Raw
+
+from messages.errors import SluiceError
+
+ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
+"""What a line may ask for: endpoints that generate and take OpenAI's bodies."""
+
+PRIORITY = 100
+"""Of every line: the last level that there is, behind all requests of clients (decision 0006)."""
+
+MAX_ERRORS = 100
+"""Of one file, that are told."""
+
+
+class LineError(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong with line `line`, which counts from 1, or (`None`) with the file."""
+
+    code: str
+    line: int | None = None
+    message: str
+    param: str | None = None
+
+
+class BadLineError(SluiceError):
+    def __init__(self, code: str, message: str, param: str | None = None):
+        super().__init__(message)
+        self.code, self.param = code, param
+
+
+class BatchLine(msgspec.Struct, frozen=True):
+    custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
+    method: str
+    url: str
+    body: dict[str, Raw]
+
+    def request_body(self, timeout_s: float | None) -> bytes:
+        """Returns the body at the priority of batches, with `timeout_s` if it has no timeout of its own."""
+        patient = {} if timeout_s is None else {"timeout_s": timeout_s}
+        return msgspec.json.encode({**patient, **self.body, "priority": PRIORITY})
+
+
+_decoder = msgspec.json.Decoder(BatchLine)
+
+
+def read_line(raw: bytes, urls: Collection[str], max_bytes: int) -> BatchLine:
+    """Returns a line whose `url` is one of `urls`. Raises `BadLineError`."""
+    if len(raw) > max_bytes:
+        raise BadLineError("line_too_large", f"the line is larger than {max_bytes} bytes (--max-body-mb)")
+    try:
+        line = _decoder.decode(raw)
+        is_streamed: Any = msgspec.json.decode(line.body.get("stream", b"false"))
+    except msgspec.ValidationError as error:
+        field = str(error).partition("`$.")[2].rstrip("`").partition(".")[0]
+        raise BadLineError("invalid_request_line", f"{error}", field or None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadLineError("invalid_json_line", f"the line is not valid JSON: {error}") from None
+    if line.method != "POST":
+        raise BadLineError("invalid_method", f"method must be POST, got {line.method[:60]!r}", "method")
+    if line.url not in urls:
+        expected = " or ".join(urls)
+        raise BadLineError("invalid_url", f"url must be {expected} in this batch, got {line.url[:200]!r}", "url")
+    if is_streamed:
+        raise BadLineError("stream_not_supported", "stream must be false in a batch", "body.stream")
+    return line
+
+
+def numbered_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines that are not blank, with their numbers; of one over `max_bytes` only so much as shows that."""
+    with path.open("rb") as file:
+        number = 0
+        while raw := file.readline(max_bytes + 2):
+            number += 1
+            rest = raw
+            while rest and not rest.endswith(b"\n"):
+                rest = file.readline(max_bytes)
+            content = raw.removeprefix(b"\xef\xbb\xbf").strip()
+            if content:
+                yield number, content
+
+
+class Checked(NamedTuple):
+    num_lines: int
+    errors: tuple[LineError, ...]
+
+
+def check_file(path: Path, urls: Collection[str], max_bytes: int, max_lines: int | None = None) -> Checked:
+    """Reads the whole file and returns the number of its lines and the first `MAX_ERRORS` errors."""
+    errors: list[LineError] = []
+    seen: set[str] = set()
+    num_lines = 0
+    for number, raw in numbered_lines(path, max_bytes):
+        num_lines += 1
+        if max_lines is not None and num_lines > max_lines:
+            errors.append(LineError(code="too_many_tasks", message=f"a batch has at most {max_lines} lines"))
+        if len(errors) >= MAX_ERRORS or num_lines - 1 == max_lines:
+            break
+        try:
+            custom_id = read_line(raw, urls, max_bytes).custom_id
+            if custom_id in seen:
+                message = f"the custom_id {custom_id[:60]!r} is that of an earlier line"
+                raise BadLineError("duplicate_custom_id", message, "custom_id")
+            seen.add(custom_id)
+        except BadLineError as error:
+            errors.append(LineError(code=error.code, line=number, message=str(error), param=error.param))
+    if not num_lines:
+        errors.append(LineError(code="empty_file", message="the file has no line"))
+    return Checked(num_lines, tuple(errors))

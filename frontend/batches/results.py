@@ -1,0 +1,144 @@
+"""The result files of a batch: a line for each that is answered, which also tells that it need not be asked again."""
+
+import errno
+import fcntl
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+from msgspec import Raw
+
+from frontend.http.in_process import Reply
+from messages.errors import SluiceError
+
+
+class LineResponse(msgspec.Struct, frozen=True):
+    status_code: int
+    request_id: str
+    body: Raw
+
+
+class LineFailure(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+
+
+class LineResult(msgspec.Struct, frozen=True):
+    id: str
+    custom_id: str
+    response: LineResponse | None = None
+    error: LineFailure | None = None
+
+
+class _SeenResponse(msgspec.Struct, frozen=True):
+    status_code: int
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    """What is read of a result again."""
+
+    custom_id: str
+    response: _SeenResponse | None
+
+
+BEGINNING = b'{"id":"batch_req_'
+"""Of every result: what ends a file and does not begin so was not written by this program."""
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(_Seen)
+
+
+class ResultsError(SluiceError):
+    """A result file cannot be continued: it holds something else, or another process writes it."""
+
+
+class Results:
+    """Appends results to `output`, those of failed lines to `errors`, which may be the same file.
+
+    Nobody else may write the files until `close`. Call `load` first. Raises `ResultsError`, and `OSError`.
+    """
+
+    def __init__(self, output: Path, errors: Path):
+        self.answered: set[str] = set()
+        """The custom ids of all lines that have a result."""
+        self.num_failed = 0
+        self.is_synced = True
+        self._files: dict[Path, int] = {}
+        try:
+            for path in dict.fromkeys((output, errors)):
+                self._files[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                _lock(path, self._files[path])
+        except BaseException:
+            self.close()
+            raise
+        self._output, self._errors = self._files[output], self._files[errors]
+
+    def load(self) -> None:
+        """Reads what has been answered already. What a crash has torn at the end of a file is cut off.
+
+        Raises `ResultsError` for a file of something else.
+        """
+        for path, descriptor in self._files.items():
+            self._load(path, descriptor)
+
+    def _load(self, path: Path, descriptor: int) -> None:
+        num_bytes = 0
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                is_whole = line.endswith(b"\n")
+                if not is_whole and BEGINNING.startswith(line.rstrip(b"\0")[: len(BEGINNING)]):
+                    os.ftruncate(descriptor, num_bytes)
+                    return
+                try:
+                    seen = _decoder.decode(line if is_whole else b"")
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    raise ResultsError(
+                        f"{path} line {number} is no result of a batch: name another file, or remove the line"
+                    ) from None
+                num_bytes += len(line)
+                self._note(seen.custom_id, is_failed=seen.response is None or seen.response.status_code != 200)
+
+    def _note(self, custom_id: str, *, is_failed: bool) -> None:
+        self.answered.add(custom_id)
+        self.num_failed += is_failed
+
+    @property
+    def num_completed(self) -> int:
+        return len(self.answered) - self.num_failed
+
+    def add(self, custom_id: str, reply: Reply | LineFailure) -> None:
+        """Appends the result of a line, which has none yet. It is on disk after the next `sync`. Raises `OSError`."""
+        result = LineResult(f"batch_req_{secrets.token_hex(12)}", custom_id)
+        if isinstance(reply, Reply):
+            response = LineResponse(reply.status, reply.request_id, Raw(reply.body))
+            result = msgspec.structs.replace(result, response=response)
+        else:
+            result = msgspec.structs.replace(result, error=reply)
+        is_failed = not isinstance(reply, Reply) or reply.status != 200
+        line = _encoder.encode(result) + b"\n"
+        descriptor = self._errors if is_failed else self._output
+        num_written = os.write(descriptor, line)
+        if num_written != len(line):
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - num_written)
+            raise OSError(errno.ENOSPC, "the disk took only a part of a result")
+        self._note(custom_id, is_failed=is_failed)
+        self.is_synced = False
+
+    def sync(self) -> None:
+        """Has everything that was added on disk. Raises `OSError`."""
+        self.is_synced = True
+        for descriptor in self._files.values():
+            os.fsync(descriptor)
+
+    def close(self) -> None:
+        """May be called again."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+
+def _lock(path: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ResultsError(f"{path}: another process is writing results to it") from None

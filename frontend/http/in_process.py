@@ -1,0 +1,60 @@
+"""A call of an endpoint from within this process, by the same code as for a connection and without one."""
+
+import asyncio
+from collections.abc import Callable, MutableMapping
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+
+from frontend.http.endpoint import Endpoint
+from frontend.http.responses import error_reply
+from frontend.requests.trace import RequestTrace
+
+
+class Reply(NamedTuple):
+    status: int
+    request_id: str
+    body: bytes
+
+
+class InProcessCall:
+    """A POST of `body`, JSON, to `endpoint`. `on_response` is called when its response is over, as for any other."""
+
+    def __init__(self, endpoint: Endpoint, body: bytes, on_response: Callable[[RequestTrace], None]):
+        self._endpoint = endpoint
+        self._body = body
+        self._on_response = on_response
+        self.trace: RequestTrace | None = None
+        """Of the latest `run`."""
+
+    @property
+    def num_open(self) -> int:
+        """Counts its choices that have not ended."""
+        return 0 if self.trace is None else sum(entry.final is None for entry in self.trace.generations)
+
+    async def run(self) -> Reply:
+        """Returns the whole reply, also a refusal. It may be called again. A cancellation ends the choices."""
+        headers = [(b"content-type", b"application/json")]
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": self._endpoint.path, "headers": headers}
+        scope |= {"query_string": b"", "scheme": "http", "http_version": "1.1", "client": None, "server": None}
+        self.trace = scope["sluice.trace"] = trace = RequestTrace(scope)
+        bodies, written = [self._body], bytearray()
+
+        async def receive() -> MutableMapping[str, Any]:
+            if not bodies:
+                await asyncio.Event().wait()  # this client never leaves
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            written.extend(message.get("body", b""))
+
+        try:
+            try:
+                response = await self._endpoint.run(Request(scope, receive))
+                await response(scope, receive, send)
+            except Exception as error:
+                await error_reply(error, trace.method, trace.path)(scope, receive, send)
+        finally:
+            self._on_response(trace)
+            trace.write_line(is_quiet=True)
+        return Reply(trace.status, trace.request_id, bytes(written))

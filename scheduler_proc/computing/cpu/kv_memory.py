@@ -1,0 +1,105 @@
+"""The file in memory that holds a run's KV cache, so that a scheduler finds the pages of the one before it.
+
+The launcher owns the file and one scheduler after another maps it: a header, notes about the pages, then K and V.
+"""
+
+import fcntl
+import hashlib
+import os
+import struct
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.cpu.huge_pages import HUGE_PAGE, Chunk
+from messages.config import Config
+from messages.errors import BootError
+from scheduler_proc.computing.loading.placement import Placement
+from scheduler_proc.computing.model.decoder_config import DecoderConfig
+
+HEADER = struct.Struct("<32sQ")
+NOTES = 4096
+"""Where they begin."""
+
+NOTE_BYTES = 80
+"""A page, beside 4 for each of its tokens."""
+
+CODE = Path(__file__).parents[3]
+CODE_PACKAGES, CODE_SUFFIXES = ("scheduler_proc", "kernels", "messages"), (".py", ".c", ".h")
+MASK = 2**64 - 1
+
+
+class KVMemory:
+    """The file at `path`, for a cache that only a scheduler of the same `identity` can go on with.
+
+    `num_pages` is that of the cache in it, 0 where there is none, or another's, whose memory is given back. Raises
+    `BootError` while another scheduler has the file or any of its memory.
+    """
+
+    def __init__(self, path: Path, identity: bytes):
+        self._identity = identity
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._descriptor)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise BootError(f"{path}: {error.strerror}; --no-keep-kv-cache does without it") from None
+        header = os.pread(self._descriptor, HEADER.size, 0).ljust(HEADER.size, b"\0")
+        found, num_pages = HEADER.unpack(header)
+        self.num_pages: int = num_pages if found == identity else 0
+        if not self.num_pages:
+            os.ftruncate(self._descriptor, 0)
+
+    def map(self, num_pages: int, page_size: int, num_bytes: int) -> None:
+        """From now on there is memory for a cache of so many pages and bytes. Raises `OSError`."""
+        num_note_bytes = num_pages * (NOTE_BYTES + 4 * page_size)
+        num_bytes += NOTES + num_note_bytes + HUGE_PAGE
+        os.ftruncate(self._descriptor, num_bytes)
+        self._chunk = Chunk(num_bytes, self._descriptor)
+        self._words: list[np.ndarray] = []
+        self.notes = self._take((NOTES + num_note_bytes,), torch.uint8).numpy().data[NOTES:]
+        self.num_pages = num_pages
+        os.pwrite(self._descriptor, HEADER.pack(self._identity, num_pages), 0)
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Returns one of the cache's tensors, [L, S, …], which are taken in the same order by each scheduler."""
+        tensor = self._take(shape, dtype)
+        self._words.append(_as_words(tensor, self.num_pages))
+        return tensor
+
+    def _take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        tensor = self._chunk.take(shape, dtype)
+        assert tensor is not None, "there is too little memory for the cache"
+        return tensor
+
+    def checksum(self, page: int) -> int:
+        """Returns a sum of all that a page holds, as whole numbers of 64 bits where its size allows."""
+        total = 0
+        for words in self._words:
+            total = (total * 31 + int(np.add.reduce(words[:, page], axis=None, dtype=np.uint64))) & MASK
+        return total
+
+    def damage(self, page: int) -> None:
+        """Makes other numbers of the page's K."""
+        np.invert(self._words[0][:, page], out=self._words[0][:, page])
+
+
+def identity_of(config: Config, decoder: DecoderConfig, placement: Placement) -> bytes:
+    """Returns 32 bytes that only a scheduler has whose K and V would be the same: of flags, model, weights and code."""
+    folders = [CODE / package for package in CODE_PACKAGES]
+    code = [file for folder in folders for file in folder.rglob("*") if file.suffix in CODE_SUFFIXES]
+    model = [file for file in Path(config.facts.model_dir).iterdir() if file.is_file()]
+    stats = [(str(file), file.stat()) for file in sorted([*code, *model])]
+    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    facts = (config.model, config.cache, config.facts, decoder, placement, files, torch.__version__)
+    return hashlib.sha256(repr(facts).encode()).digest()
+
+
+def _as_words(tensor: Tensor, num_pages: int) -> "np.ndarray":
+    """Returns a tensor [L, S, …] as numbers [L, pages, words]."""
+    values = tensor.reshape(tensor.shape[0], num_pages, -1).view(torch.uint8).numpy()
+    return values.view(np.uint64) if values.shape[-1] % 8 == 0 else values
