@@ -13,6 +13,7 @@ import pytest
 from messages.admin import Done, ScaleProcess
 from messages.control import worker_number
 from supervisor.client.admin_client import AdminClient
+from tests.frontend.frontend_run import wait_until
 from tests.ring.client import ADMIN_KEY, OPERATOR, Generated, RingClient
 from tests.ring.conftest import RESTART_FLAGS
 from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, Load, make_requests, processes, replace
@@ -31,7 +32,9 @@ async def status(client: httpx.AsyncClient, process: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, *RESTART_FLAGS, "--admin-key", ADMIN_KEY, "--data-parallel", "2")
+    ring = start_ring(tiny_checkpoint, *RESTART_FLAGS, "--admin-key", ADMIN_KEY, "--data-parallel", "2")
+    wait_until(lambda: all(ring.status(name)["state"] in SERVING for name in ("scheduler", "scheduler-2")), 90.0)
+    return ring  # which takes requests as soon as one of them serves
 
 
 @pytest.fixture(scope="module")
