@@ -36,11 +36,11 @@ def test_each_scheduler_finds_what_the_one_before_it_has_left(run_dir: RunDir) -
 
 
 def test_nothing_is_left_open(run_dir: RunDir) -> None:
-    num_open = len(os.listdir("/proc/self/fd"))
+    num_open = len(list(Path("/proc/self/fd").iterdir()))
     files = KVFiles(run_dir)
     for number in range(2, 9):
         files.provide(f"scheduler-{number}")
     files.drop("scheduler-4")
     files.drop("tokenizer")
     files.close()
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert len(list(Path("/proc/self/fd").iterdir())) == num_open
