@@ -70,6 +70,8 @@ class Child:
         self.is_on_trial = False
         """It has been added to a run that serves: where it cannot start it is given up, and the run goes on."""
         self.boot_error: str | None = None
+        self.has_given_up = False
+        """The latest one ended by itself, with an error."""
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
         self.log = LogRing()
         self.ending = ""
@@ -180,6 +182,7 @@ class Child:
             if code is None:
                 return False
             self.ending = self._why_killed or how_it_ended(code)
+            self.has_given_up = code > 0
         elif _is_alive(self.pid, self.descriptor):
             return False
         else:

@@ -30,6 +30,9 @@ from supervisor.restarts import NoRestartError, Restarts
 LAST_WORDS_S = 0.2
 """How long the loop collects what a dead process has still written and reported."""
 
+EXPLANATION_S = 2.0
+"""The same for one that has given up: it has said why, which a busy machine may deliver late."""
+
 TakeSnapshot = Callable[[str, str, str, Callable[[], None] | None], object]
 """Takes cause, process, text and what is to follow; returns where the snapshot will be, if one is taken."""
 
@@ -221,7 +224,7 @@ class Lifecycle:
 
     def _collect_last_words(self, child: Child) -> None:
         """Takes what a dead process has still written and, where it was starting, reported: the reason is in it."""
-        deadline = time.monotonic() + LAST_WORDS_S
+        deadline = time.monotonic() + (EXPLANATION_S if child.has_given_up else LAST_WORDS_S)
         with contextlib.suppress(RunFailedError):
             while time.monotonic() < deadline:
                 self._receive_reports()
