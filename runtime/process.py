@@ -70,7 +70,6 @@ ControlMessage = Drain | Leave | ProcessTable | Answer
 
 BEAT_INTERVAL_S = 1.0
 WELCOME_TIMEOUT_S = 10.0
-DELIVERY_S = 0.5  # a process that exits takes with it what ZeroMQ has not sent yet, and a busy machine is late to send
 
 log = logging.getLogger("sluice.process")
 
@@ -302,9 +301,7 @@ class ProcessLink:
         self.wake()
 
     def fail(self, message: str) -> None:
-        """Tells the launcher why this process cannot start; its end, which follows, must not overtake that."""
         self._control.send(BootFailed(message))
-        time.sleep(DELIVERY_S)
 
     def close(self) -> None:
         """Leaves the run; the last process of a run whose launcher is gone removes the directory.

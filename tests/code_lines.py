@@ -36,7 +36,7 @@ BUDGETS = {
     "CPU backend": 3_280,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_955,
+    "messages": 1_960,
     "process runtime": 1_500,
     "launcher": 4_400,
     "what-if": 1_015,
