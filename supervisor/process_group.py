@@ -12,7 +12,7 @@ from messages.uids import frontend_socket
 from runtime.run_dir import RunDir
 from supervisor.child import Child, Command
 from supervisor.control_plane import ControlPlane
-from supervisor.kv_files import KVFiles
+from supervisor.memory_files import MemoryFiles
 from supervisor.signals import SignalPipe
 from supervisor.status_board import StatusBoard
 
@@ -41,9 +41,9 @@ class ProcessGroup:
         self.is_draining = False
         self.is_stopping = False
         self._num_frontend_starts = 0
-        self.kv_files = KVFiles(site.run_dir)
+        self.memory_files = MemoryFiles(site.run_dir)
         for name in self._children:
-            self.kv_files.provide(name)
+            self.memory_files.provide(name)
 
     def __iter__(self) -> Iterator[Child]:
         """Iterates over all as they are now; processes may come and go meanwhile."""
@@ -126,14 +126,14 @@ class ProcessGroup:
     def add(self, child: Child, num_restarts: int = 0) -> None:
         """Makes a process part of the run, before its start."""
         self._children[child.name] = child
-        self.kv_files.provide(child.name)
+        self.memory_files.provide(child.name)
         self.board.add(child.name, num_restarts)
 
     def remove(self, child: Child) -> None:
         """Forgets a process that has ended and will not be started again."""
         del self._children[child.name]
         if not any(place_of(name) == place_of(child.name) for name in self._children):
-            self.kv_files.drop(child.name)
+            self.memory_files.drop(child.name)
         self.board.remove(child.name)
         self.control.forget(child.name)
         self.publish(at_once=True)

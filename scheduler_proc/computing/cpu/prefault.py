@@ -17,17 +17,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kernels.cpu.huge_pages import HUGE_PAGE
+from kernels.cpu.huge_pages import POPULATE_WRITE, advise, make_huge
 
 CHUNK_BYTES = 2 << 20
 AHEAD_BYTES = 384 << 20
 """All tensors together."""
-
-POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE, of Linux 5.14: what the memory holds stays as it is."""
-
-COLLAPSE = 25
-"""MADV_COLLAPSE, of Linux 6.1: memory of which at least one small page is there becomes a huge page, in place."""
 
 LOWEST_PRIORITY = 19
 REST_S = 0.05
@@ -44,7 +38,6 @@ class Prefault:
 
     def __init__(self, tensors: Sequence[Tensor], num_pages: int, is_file: bool = False):
         self.is_file = is_file
-        self._libc = ctypes.CDLL(None, use_errno=True)  # its calls let Python's other threads run, unlike mmap's
         self._tensors = tensors
         self._num_pages = num_pages
         self._chunk_pages = max(1, CHUNK_BYTES * num_pages // tensors[0].nbytes)
@@ -66,7 +59,7 @@ class Prefault:
         if self.is_file and self._num_ready < self._num_used:
             begin = max(self._num_ready, self._num_used - max_new_pages)
             for tensor in self._tensors:
-                self._make_huge(tensor, begin, self._num_used)
+                make_huge(*self._find(tensor, begin, self._num_used))
             self._num_ready = self._num_used
         if self._thread is not None and self._thread.is_alive():
             return  # it sees for itself
@@ -99,10 +92,10 @@ class Prefault:
         """Asks for the memory of the next chunk of pages of one tensor, and returns when it is there."""
         end = min(self._num_ready + self._chunk_pages, self._num_pages)
         tensor = self._tensors[self._num_tensors_ahead]
-        if self.is_file:
-            self._make_huge(tensor, self._num_ready, end)
         first, size = self._find(tensor, self._num_ready, end)
-        if not self._advise(first, size, POPULATE_WRITE):
+        if self.is_file:
+            make_huge(first, size)
+        if not advise(first, size, POPULATE_WRITE):
             log.info("page memory is not prefaulted: %s", os.strerror(ctypes.get_errno()))
             self._num_ready = self._num_pages  # nor will it be
             return
@@ -115,17 +108,6 @@ class Prefault:
         page_bytes = tensor.nbytes // self._num_pages
         first = (tensor.data_ptr() + begin * page_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         return first, tensor.data_ptr() + end * page_bytes - first
-
-    def _make_huge(self, tensor: Tensor, begin: int, end: int) -> None:
-        """Has pages [begin, end) of a layer in huge pages, as far as the system has them; what they hold stays."""
-        first, size = self._find(tensor, begin, end)
-        huge = range(first // HUGE_PAGE * HUGE_PAGE, first + size, HUGE_PAGE)
-        for address in huge:
-            self._advise(address, mmap.PAGESIZE, POPULATE_WRITE)
-        self._advise(huge.start, len(huge) * HUGE_PAGE, COLLAPSE)
-
-    def _advise(self, address: int, size: int, advice: int) -> bool:
-        return self._libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice) == 0
 
 
 def _stay_ahead(owner: "weakref.ref[Prefault]") -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 from kernels.cpu.library import load_kernels
 from messages.config import Config
 from messages.errors import BootError
-from scheduler_proc.computing.cpu.kv_memory import KVMemory, identity_of
+from scheduler_proc.computing.cpu.identity import identity_of
+from scheduler_proc.computing.cpu.kv_memory import KVMemory
 from scheduler_proc.computing.cpu.loading import CpuBackend
 from scheduler_proc.computing.gpu.device import CudaDevice
 from scheduler_proc.computing.gpu.loading import GpuBackend
