@@ -32,13 +32,13 @@ BUDGETS = {
     "frontend": 12_720,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_740,
-    "scheduler": 5_235,
-    "CPU backend": 3_280,
+    "scheduler": 5_305,
+    "CPU backend": 3_395,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_960,
+    "messages": 1_965,
     "process runtime": 1_500,
-    "launcher": 4_400,
+    "launcher": 4_410,
     "what-if": 1_015,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

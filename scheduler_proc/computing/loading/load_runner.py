@@ -1,7 +1,10 @@
 """Loads a model and returns its runner, ready for the first step."""
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from kernels.cpu.library import load_kernels
 from messages.config import Config
@@ -9,12 +12,15 @@ from messages.errors import BootError
 from scheduler_proc.computing.cpu.identity import identity_of
 from scheduler_proc.computing.cpu.kv_memory import KVMemory
 from scheduler_proc.computing.cpu.loading import CpuBackend
+from scheduler_proc.computing.cpu.weight_memory import WeightMemory
 from scheduler_proc.computing.gpu.device import CudaDevice
 from scheduler_proc.computing.gpu.loading import GpuBackend
-from scheduler_proc.computing.loading.hf_config import HfConfig, read_hf_config
+from scheduler_proc.computing.loading.hf_config import read_hf_config
 from scheduler_proc.computing.loading.placement import Placement, find_placement, set_cpu_threads, use_gpu
-from scheduler_proc.computing.loading.weights import Report, make_dummy_weights
+from scheduler_proc.computing.loading.weights import Report, Weights, make_dummy_weights, pack_linears
 from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.model.decoder_config import DecoderConfig
+from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.kv_tensors import (
     GIB,
@@ -31,13 +37,97 @@ log = logging.getLogger("sluice.load_runner")
 STEP_TOKENS_CUDA, STEP_TOKENS_CPU = 8192, 512
 
 
-def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path | None = None) -> Runner:
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights, of which runners can be made. `identity`, on a CPU: of what may be left in memory."""
+
+    config: Config
+    engine: int
+    placement: Placement
+    limits: StepLimits
+    decoder: Decoder
+    identity: bytes
+
+    def make_runner(self, report: Report, kv_file: Path | None = None) -> Runner:
+        """Returns a runner that is ready for its first step.
+
+        On a CPU its KV cache is in `kv_file`, if there is one, and holds what a predecessor has computed. Raises
+        `BootError` for memory that does not suffice.
+        """
+        config, decoder, placement, limits = self.config, self.decoder, self.placement, self.limits
+        page_size, memory = config.cache.block_size, None
+        if not placement.is_cuda:
+            self.use_threads()
+            memory = KVMemory(kv_file, self.identity) if kv_file is not None else None
+            backend = CpuBackend(config, decoder, limits)
+        else:
+            backend = GpuBackend(config, decoder, CudaDevice(placement.device), limits, report, placement.kv_codes)
+
+        def make_runner(num_pages: int) -> Runner:
+            return backend.make_runner(allocate_cache(decoder.config, num_pages, page_size, placement, memory))
+
+        bytes_per_page = page_bytes(decoder.config, page_size, placement)
+        if memory is not None and memory.num_pages:
+            num_pages = memory.num_pages
+        else:
+            free_bytes = backend.measure_cache_bytes(make_runner, bytes_per_page)
+            num_pages = choose_num_pages(config, bytes_per_page, free_bytes)
+        report("allocating the KV cache", None)
+        dtype_name, cache_gib = str(placement.kv_dtype).removeprefix("torch."), num_pages * bytes_per_page / GIB
+        log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype_name, cache_gib)
+        runner = make_runner(num_pages)
+        report("warming up", None)
+        runner.page_memory = memory
+        backend.warm_up(runner)
+        return runner
+
+    def use_threads(self) -> None:
+        set_cpu_threads(self.config.model.cpu_threads, self.config.run.data_parallel, self.engine)
+
+    def warm_up(self) -> None:
+        """On a CPU, reads all weights once, in a small cache of its own and on one thread."""
+        torch.set_num_threads(1)
+        cache = allocate_cache(self.decoder.config, self.limits.num_pages, self.config.cache.block_size, self.placement)
+        backend = CpuBackend(self.config, self.decoder, self.limits)
+        backend.warm_up(backend.make_runner(cache))
+
+
+def load_runner(
+    config: Config, report: Report, engine: int = 1, kv_file: Path | None = None, weights_file: Path | None = None
+) -> Runner:
     """Returns a runner that is ready for its first step, and tells `report` what it is doing meanwhile.
 
-    Of several schedulers, number `engine` takes its share of the machine (`--data-parallel`). On a CPU its KV cache is
-    in `kv_file`, if there is one, and holds what a predecessor has computed. Raises `BootError` for a model that is not
-    supported, weights that do not fit it, and memory, cores or GPUs that do not suffice.
+    Of several schedulers, number `engine` takes its share of the machine (`--data-parallel`). The files are in memory
+    and outlive this process; they are used on a CPU. Raises `BootError` for a model that is not supported, weights that
+    do not fit it, and memory, cores or GPUs that do not suffice.
     """
+    return load_model(config, report, engine, weights_file).make_runner(report, kv_file)
+
+
+def load_model(config: Config, report: Report, engine: int = 1, weights_file: Path | None = None) -> LoadedModel:
+    """Returns the model; on a CPU its weights are in `weights_file`, if there is one. Raises `BootError`."""
+    model = _load(config, report, engine, weights_file, is_shared_only=False)
+    assert model is not None
+    return model
+
+
+def find_shared_model(config: Config, report: Report, engine: int, weights_file: Path | None) -> LoadedModel | None:
+    """Returns the model, warmed up, where its weights are in `weights_file` already: it takes little memory then.
+
+    It needs no device, so that a successor can do it beside its predecessor.
+    """
+    if weights_file is None or (config.model.device != "cpu" and torch.cuda.is_available()):
+        return None
+    model = _load(config, report, engine, weights_file, is_shared_only=True)
+    if model is not None:
+        report("warming up", None)
+        model.warm_up()
+    return model
+
+
+def _load(
+    config: Config, report: Report, engine: int, weights_file: Path | None, is_shared_only: bool
+) -> LoadedModel | None:
     report("reading the model's configuration", None)
     hf_config = read_hf_config(Path(config.facts.model_dir))
     placement = find_placement(config.model, config.cache, hf_config, engine)
@@ -51,50 +141,41 @@ def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path |
         use_gpu(placement.device)
     else:
         set_cpu_threads(config.model.cpu_threads, config.run.data_parallel, engine)
-    decoder = _load_decoder(config, hf_config, placement, report)
-    scheduling, page_size = config.scheduling, config.cache.block_size
-    num_tokens = scheduling.max_num_batched_tokens or (STEP_TOKENS_CUDA if placement.is_cuda else STEP_TOKENS_CPU)
-    limits = StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
-    memory = None
-    if kv_file is not None and not placement.is_cuda:
-        memory = KVMemory(kv_file, identity_of(config, decoder.config, placement))
-    if placement.is_cuda:
-        backend = GpuBackend(config, decoder, CudaDevice(placement.device), limits, report, placement.kv_codes)
-    else:
-        backend = CpuBackend(config, decoder, limits)
-
-    def make_runner(num_pages: int) -> Runner:
-        return backend.make_runner(allocate_cache(decoder.config, num_pages, page_size, placement, memory))
-
-    bytes_per_page = page_bytes(decoder.config, page_size, placement)
-    if memory is not None and memory.num_pages:
-        num_pages = memory.num_pages
-    else:
-        num_pages = choose_num_pages(config, bytes_per_page, backend.measure_cache_bytes(make_runner, bytes_per_page))
-    report("allocating the KV cache", None)
-    dtype_name, cache_gib = str(placement.kv_dtype).removeprefix("torch."), num_pages * bytes_per_page / GIB
-    log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype_name, cache_gib)
-    runner = make_runner(num_pages)
-    report("warming up", None)
-    runner.page_memory = memory
-    backend.warm_up(runner)
-    return runner
-
-
-def _load_decoder(config: Config, hf_config: HfConfig, placement: Placement, report: Report) -> Decoder:
+        load_kernels(report)
     family = find_family(hf_config)
     decoder_config = family.read_config(hf_config, config.facts.max_model_len)
-    if not placement.is_cuda:
-        load_kernels(report)
-    if config.model.load_format == "dummy":
-        weights = make_dummy_weights(decoder_config, placement, report)
-    else:
-        # Imported here and not above: they need safetensors, which a machine for random weights may lack.
-        from scheduler_proc.computing.loading.checkpoint import open_checkpoint
-        from scheduler_proc.computing.loading.weight_cache import load_through_cache
+    identity = b"" if placement.is_cuda else identity_of(config, decoder_config, placement)
 
-        checkpoint = open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
-        is_cached = config.model.weight_cache
-        weights = load_through_cache(decoder_config, family, checkpoint, placement, report, is_cached)
+    def load_weights() -> Weights:
+        return _load_weights(config, family, decoder_config, placement, report)
+
+    if placement.is_cuda or weights_file is None:
+        weights = load_weights()
+    else:
+        memory = WeightMemory(weights_file, identity)
+        weights = (
+            memory.find()
+            if is_shared_only
+            else memory.load(lambda: pack_linears(load_weights(), decoder_config), report)
+        )
+    if weights is None:
+        return None
     fuses_norms = placement.is_cuda and config.model.fuse_norms
-    return Decoder(decoder_config, weights, config.facts.max_model_len, fuses_norms)
+    decoder = Decoder(decoder_config, weights, config.facts.max_model_len, fuses_norms)
+    scheduling = config.scheduling
+    num_tokens = scheduling.max_num_batched_tokens or (STEP_TOKENS_CUDA if placement.is_cuda else STEP_TOKENS_CPU)
+    limits = StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
+    return LoadedModel(config, engine, placement, limits, decoder, identity)
+
+
+def _load_weights(
+    config: Config, family: Family, decoder_config: DecoderConfig, placement: Placement, report: Report
+) -> Weights:
+    if config.model.load_format == "dummy":
+        return make_dummy_weights(decoder_config, placement, report)
+    # Imported here and not above: they need safetensors, which a machine for random weights may lack.
+    from scheduler_proc.computing.loading.checkpoint import open_checkpoint
+    from scheduler_proc.computing.loading.weight_cache import load_through_cache
+
+    checkpoint = open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
+    return load_through_cache(decoder_config, family, checkpoint, placement, report, config.model.weight_cache)
