@@ -273,6 +273,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts_per_min: Annotated[
         int, Meta(ge=0, description="restarts of all processes together in a minute, beyond which the run ends")
     ] = 10
+    standby: Annotated[
+        bool,
+        Meta(
+            description="keep a process ready that takes the scheduler's place when that dies; it costs the memory of "
+            "torch's libraries"
+        ),
+    ] = True
     restart_hold_s: Annotated[
         float,
         Meta(

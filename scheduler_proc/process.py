@@ -4,6 +4,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from messages.replies import DetokenizeMsg, OpenStream, ToDetokenizer
 from messages.requests import ToScheduler
 from messages.steps import Batch
 from messages.timeline import ScheduleReport
+from runtime.background import call_at_low_priority
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Observer, Part
 from scheduler_proc.computing.torch_import import import_torch
@@ -63,8 +65,9 @@ def import_runner(link: ProcessLink) -> LoadRunner:
 def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     """Runs steps until the launcher says stop. Raises `BootError` where it cannot start."""
     engine = worker_number(link.name)
-    prefetch(link.config.model, Path(link.config.facts.model_dir))
-    load_runner = find_loader(link)
+    if not link.is_spare:
+        prefetch(link.config.model, Path(link.config.facts.model_dir))
+    load_runner = call_at_low_priority(partial(find_loader, link)) if link.is_spare else find_loader(link)
     if not link.stand_by():
         return
     runner = load_runner(link.config, link.phase, engine)

@@ -32,13 +32,13 @@ BUDGETS = {
     "frontend": 12_720,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_740,
-    "scheduler": 5_305,
-    "CPU backend": 3_395,
+    "scheduler": 5_325,
+    "CPU backend": 3_400,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_965,
-    "process runtime": 1_500,
-    "launcher": 4_410,
+    "messages": 1_975,
+    "process runtime": 1_525,
+    "launcher": 4_490,
     "what-if": 1_015,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

@@ -80,7 +80,7 @@ LAYERS = {
         "supervisor/run.py",
         "supervisor/supervisor.py",
         "supervisor/admin",
-        "supervisor/shutdown.py supervisor/watch.py",
+        "supervisor/shutdown.py supervisor/standby.py supervisor/watch.py",
         "supervisor/stall_watch.py",
         "supervisor/lifecycle.py",
         "supervisor/process_group.py",

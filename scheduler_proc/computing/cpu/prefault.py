@@ -5,7 +5,6 @@ host has to find the memory too, for milliseconds with each huge page. Memory of
 which take longer to read; it is made huge in the same way.
 """
 
-import contextlib
 import ctypes
 import logging
 import mmap
@@ -18,12 +17,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from kernels.cpu.huge_pages import POPULATE_WRITE, advise, make_huge
+from runtime.background import lower_priority
 
 CHUNK_BYTES = 2 << 20
 AHEAD_BYTES = 384 << 20
 """All tensors together."""
 
-LOWEST_PRIORITY = 19
 REST_S = 0.05
 
 log = logging.getLogger("sluice.prefault")
@@ -117,8 +116,7 @@ def _stay_ahead(owner: "weakref.ref[Prefault]") -> None:
     the memory. At the end of the interpreter a daemon thread is unwound where it asks for the lock again, and in C++
     code that means `std::terminate`.
     """
-    with contextlib.suppress(OSError):  # where threads have no priority of their own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+    lower_priority()
     while threading.main_thread().is_alive() and (ahead := owner()) is not None and ahead.wants_more:
         if ahead.is_at_rest:
             ahead.ask()

@@ -1,7 +1,7 @@
 """Loads a model and returns its runner, ready for the first step."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -47,6 +47,8 @@ class LoadedModel:
     limits: StepLimits
     decoder: Decoder
     identity: bytes
+    is_warm: bool = False
+    """A step has been run with it."""
 
     def make_runner(self, report: Report, kv_file: Path | None = None) -> Runner:
         """Returns a runner that is ready for its first step.
@@ -76,20 +78,24 @@ class LoadedModel:
         dtype_name, cache_gib = str(placement.kv_dtype).removeprefix("torch."), num_pages * bytes_per_page / GIB
         log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype_name, cache_gib)
         runner = make_runner(num_pages)
-        report("warming up", None)
         runner.page_memory = memory
-        backend.warm_up(runner)
+        if not self.is_warm:
+            report("warming up", None)
+            backend.warm_up(runner)
+        if isinstance(backend, CpuBackend):
+            backend.begin(runner)
         return runner
 
     def use_threads(self) -> None:
         set_cpu_threads(self.config.model.cpu_threads, self.config.run.data_parallel, self.engine)
 
-    def warm_up(self) -> None:
-        """On a CPU, reads all weights once, in a small cache of its own and on one thread."""
+    def warmed_up(self) -> "LoadedModel":
+        """Returns the model after a step on a CPU, in a small cache of its own and on one thread."""
         torch.set_num_threads(1)
         cache = allocate_cache(self.decoder.config, self.limits.num_pages, self.config.cache.block_size, self.placement)
         backend = CpuBackend(self.config, self.decoder, self.limits)
         backend.warm_up(backend.make_runner(cache))
+        return replace(self, is_warm=True)
 
 
 def load_runner(
@@ -119,10 +125,10 @@ def find_shared_model(config: Config, report: Report, engine: int, weights_file:
     if weights_file is None or (config.model.device != "cpu" and torch.cuda.is_available()):
         return None
     model = _load(config, report, engine, weights_file, is_shared_only=True)
-    if model is not None:
-        report("warming up", None)
-        model.warm_up()
-    return model
+    if model is None:
+        return None
+    report("warming up", None)
+    return model.warmed_up()
 
 
 def _load(
