@@ -30,14 +30,14 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 BUDGETS = {
     "frontend": 12_720,
-    "live page": 1_025,
+    "live page": 1_020,
     "tokenizer and detokenizer": 1_740,
-    "scheduler": 5_235,
+    "scheduler": 5_230,
     "CPU backend": 3_280,
-    "GPU backend": 3_120,
+    "GPU backend": 3_115,
     "operations and references": 1_295,
-    "messages": 1_960,
-    "process runtime": 1_500,
+    "messages": 1_935,
+    "process runtime": 1_495,
     "launcher": 4_400,
     "what-if": 1_015,
 }
