@@ -63,8 +63,7 @@ class Timelines:
         """The response is over, or was never wanted, and the final reply is here. May be called again."""
         if self._live.pop(generation.uid, None) is None:
             return
-        final, timeline = generation.final, generation.timeline
-        assert final is not None, f"uid {generation.uid} has not ended"
+        final, timeline = generation.ended, generation.timeline
         timeline.end_ns = time.monotonic_ns()
         timeline.outcome = Outcome(final.finish_reason, len(generation.output_ids), self.step_ends(timeline))
         self._ended.append(timeline)
