@@ -36,8 +36,8 @@ BUDGETS = {
     "CPU backend": 3_280,
     "GPU backend": 3_115,
     "operations and references": 1_295,
-    "messages": 1_935,
-    "process runtime": 1_495,
+    "messages": 1_940,
+    "process runtime": 1_505,
     "launcher": 4_400,
     "what-if": 1_015,
 }
