@@ -41,6 +41,11 @@ def worker_number(name: str) -> int:
     return int(place_of(name).partition("-")[2] or 1)
 
 
+def age_s(since_ns: int, now_ns: int) -> float | None:
+    """Returns how long ago a stamp is, as it is shown; `None` for 0, which says that it has not happened."""
+    return round(max(0, now_ns - since_ns) / 1e9, 3) if since_ns else None
+
+
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """process → launcher: the first message; the launcher answers `Welcome` or `Refused`."""
 
