@@ -5,6 +5,7 @@ its path and dropped. Frames of requests are numbered (`messages/frames.py`): on
 the place of lost ones the receiver takes a `FramesLost`.
 """
 
+import atexit
 import logging
 import math
 import os
@@ -34,9 +35,13 @@ call, and what waits in the channel reaches the receiver by so much later."""
 log = logging.getLogger("sluice.channels")
 
 
-def _make_socket(kind: int, context: "zmq.Context[zmq.Socket[bytes]] | None" = None) -> "zmq.Socket[bytes]":
-    shared: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()  # pyright: ignore[reportUnknownVariableType]
-    socket = (context or shared).socket(kind)
+# A context that is left at exit takes with it what is not sent yet; its end is waited for, as long as sockets linger.
+atexit.register(lambda: zmq.Context.instance().destroy())
+
+
+def _make_socket(kind: int) -> "zmq.Socket[bytes]":
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()  # pyright: ignore[reportUnknownVariableType]
+    socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, MAX_QUEUED_FRAMES)
     socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_FRAMES)
@@ -162,9 +167,7 @@ class ControlClient(Generic[T]):
         self.path = path
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
-        # A context of its own, whose end is waited for: one that is left at exit takes with it what is not sent yet.
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = _make_socket(zmq.DEALER, self._context)
+        self.socket = _make_socket(zmq.DEALER)
         self.socket.setsockopt(zmq.IDENTITY, _identity(name, os.getpid()))
         self.socket.connect(f"ipc://{path}")
 
@@ -183,9 +186,8 @@ class ControlClient(Generic[T]):
         return _receive(self.socket, self._decoder, self.path, MAX_QUEUED_FRAMES)
 
     def close(self) -> None:
-        """Closes after at most 0.5 s in which the last reports may still leave."""
+        """Closes after at most 0.5 s in which the last reports may still leave, also at the end of the process."""
         self.socket.close(linger=500)
-        self._context.term()
 
 
 class ControlServer(Generic[T]):
