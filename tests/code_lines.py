@@ -37,8 +37,8 @@ BUDGETS = {
     "GPU backend": 3_120,
     "operations and references": 1_295,
     "messages": 1_935,
-    "process runtime": 1_500,
-    "launcher": 4_400,
+    "process runtime": 1_505,
+    "launcher": 4_545,
     "what-if": 1_015,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
