@@ -26,6 +26,9 @@ from messages.requests import EncodeMsg
 USER = {"role": "user", "content": "How far is the moon?"}
 TOOL: dict[str, Any] = {"name": "get_time", "input_schema": {"type": "object", "properties": {}}}
 
+ID_HEADER = "request-id"
+"""Anthropic's clients show it as `_request_id`, and as `request_id` of errors."""
+
 VERSION = Parameter(
     name="anthropic-version",
     place="header",
@@ -94,6 +97,7 @@ def messaging(api: MessagesApi) -> list[Endpoint]:
         events=EVENTS,
         errors=(404,),
         error_form=ANTHROPIC_ERRORS,
+        second_id_header=ID_HEADER,
         parameters=(VERSION,),
         examples={
             "one": {"max_tokens": 64, "messages": [USER], "system": "Be brief."},
@@ -116,6 +120,7 @@ def messaging(api: MessagesApi) -> list[Endpoint]:
         reply=TokenCount,
         errors=(404,),
         error_form=ANTHROPIC_ERRORS,
+        second_id_header=ID_HEADER,
         parameters=(VERSION,),
         examples={"one": {"messages": [USER]}},
     )
