@@ -171,9 +171,8 @@ def _force(schemas: Mapping[str, Any], model_format: ModelFormat, allows_several
     if forced is None or why:
         text = f'tool_choice must be "auto" or "none", for a call cannot be forced: {why}'
         raise bad_request(text, "tool_choice", "not_supported")
-    calls = CallGrammar(
-        force_calls(forced, schemas, allows_several=allows_several), forced.separator if allows_several else ""
-    )
+    separator = forced.separator if allows_several else ""
+    calls = CallGrammar(force_calls(forced, schemas, allows_several=allows_several), separator, tuple(schemas))
     text = msgspec.json.encode(calls).decode()
     if len(text) > MAX_GRAMMAR_BYTES:
         raise bad_request(f"tools may have at most {MAX_GRAMMAR_BYTES} characters with this tool_choice", "tools")
