@@ -5,6 +5,7 @@ its path and dropped. Frames of requests are numbered (`messages/frames.py`): on
 the place of lost ones the receiver takes a `FramesLost`.
 """
 
+import atexit
 import logging
 import math
 import os
@@ -34,9 +35,13 @@ call, and what waits in the channel reaches the receiver by so much later."""
 log = logging.getLogger("sluice.channels")
 
 
-def _make_socket(kind: int, context: "zmq.Context[zmq.Socket[bytes]] | None" = None) -> "zmq.Socket[bytes]":
-    shared: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()  # pyright: ignore[reportUnknownVariableType]
-    socket = (context or shared).socket(kind)
+# A context that is left at exit takes with it what is not sent yet; its end is waited for, as long as sockets linger.
+atexit.register(lambda: zmq.Context.instance().destroy())
+
+
+def _make_socket(kind: int) -> "zmq.Socket[bytes]":
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()  # pyright: ignore[reportUnknownVariableType]
+    socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, MAX_QUEUED_FRAMES)
     socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_FRAMES)
@@ -158,11 +163,11 @@ class Sender(Generic[T]):
 class _Client(Generic[T]):
     """An end that connects, to send and to receive. `union` is what may arrive."""
 
-    def __init__(self, path: Path, union: Any, context: "zmq.Context[zmq.Socket[bytes]] | None" = None):
+    def __init__(self, path: Path, union: Any):
         self.path = path
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
-        self.socket = _make_socket(zmq.DEALER, context)
+        self.socket = _make_socket(zmq.DEALER)
 
     def receive(self) -> Iterator[T]:
         """Iterates over what has arrived and never waits."""
@@ -178,9 +183,7 @@ class ControlClient(_Client[T]):
     """A process's end of the control plane. `union` is what the launcher may send."""
 
     def __init__(self, path: Path, name: str, union: Any):
-        # A context of its own, whose end is waited for: one that is left at exit takes with it what is not sent yet.
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        super().__init__(path, union, self._context)
+        super().__init__(path, union)
         self.socket.setsockopt(zmq.IDENTITY, _identity(name, os.getpid()))
         self.socket.connect(f"ipc://{path}")
 
@@ -195,9 +198,8 @@ class ControlClient(_Client[T]):
             log.warning("%s: the launcher does not read, dropped %s", self.path, type(message).__name__)
 
     def close(self) -> None:
-        """Closes after at most 0.5 s in which the last reports may still leave."""
+        """Closes after at most 0.5 s in which the last reports may still leave, also at the end of the process."""
         self.socket.close(linger=500)
-        self._context.term()
 
 
 class AskClient(_Client[T]):

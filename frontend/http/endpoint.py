@@ -56,6 +56,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     events: tuple[type[msgspec.Struct], ...] = ()
     errors: tuple[int, ...] = ()
     error_form: ErrorForm = OPENAI_ERRORS
+    second_id_header: str | None = None
+    """The header in which clients of this API look for the request's id, beside X-Request-Id."""
     other_replies: dict[int, Any] = {}
     parameters: tuple[Parameter, ...] = ()
     examples: dict[str, Any] = {}

@@ -14,7 +14,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """They change nothing (RFC 9110, 9.2.1), and browsers send them for any page without an Origin, as for an `<img>`."""
 
 CORS_MAX_AGE_S = 600
-EXPOSED_HEADERS = ("X-Request-Id", "Retry-After")
+EXPOSED_HEADERS = ("X-Request-Id", "Request-Id", "Retry-After")
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")

@@ -27,10 +27,19 @@ from messages.requests import EncodeMsg
 USER = {"role": "user", "content": "How far is the moon?"}
 TOOL: dict[str, Any] = {"name": "get_time", "input_schema": {"type": "object", "properties": {}}}
 
+ID_HEADER = "request-id"
+"""Anthropic's clients show it as `_request_id`, and as `request_id` of errors."""
+
 VERSION = Parameter("header", "anthropic-version", Annotated[str, Meta(max_length=64)], "Any is taken, and none.")
 
 _MESSAGES = partial(
-    Endpoint, method="POST", tag="Anthropic", errors=(404,), error_form=ANTHROPIC_ERRORS, parameters=(VERSION,)
+    Endpoint,
+    method="POST",
+    tag="Anthropic",
+    errors=(404,),
+    error_form=ANTHROPIC_ERRORS,
+    second_id_header=ID_HEADER,
+    parameters=(VERSION,),
 )
 
 
