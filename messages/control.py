@@ -200,7 +200,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     """It is being replaced on command: its successor is sure to come soon, so requests are taken and wait."""
     is_killed: bool = False
     """It hung, so the launcher has killed it, and starts it again."""
-    is_by_order: bool = False
+    is_by_command: bool = False
     """This incarnation has taken the place of a healthy one."""
     is_leaving: bool = False
     """It finishes what it has and gets nothing new."""

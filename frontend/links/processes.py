@@ -163,11 +163,11 @@ class ProcessView:
         return find_gone([own_block, *(status.uid_block for status in started)], [own_block, *living])
 
     def has_died(self, name: str) -> bool:
-        """Tells of a process that has ended, and may have been replaced, whether that was by no order."""
+        """Tells of a process that has ended, and may have been replaced, whether no command was the reason."""
         status = self._processes.get(name)
         if status is None or status.is_leaving or status.is_awaited:
             return False
-        return not (status.is_serving and status.is_by_order)
+        return not (status.is_serving and status.is_by_command)
 
     def statuses(self) -> list[ProcessStatus]:
         """Returns every process as the launcher saw it last."""
