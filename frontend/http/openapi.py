@@ -29,14 +29,7 @@ class OpenApiApi:
     """Describes `endpoints`, and itself."""
 
     def __init__(self, endpoints: Sequence[Endpoint], *, version: str, root_path: str, keys: Keys):
-        own = Endpoint(
-            method="GET",
-            path="/openapi.json",
-            run=self.describe,
-            tag="operation",
-            summary="This description",
-            reply=dict[str, Any],
-        )
+        own = Endpoint("/openapi.json", self.describe, "This description", dict[str, Any])
         self.endpoints = [*endpoints, own]
         described = [endpoint for endpoint in self.endpoints if endpoint.is_described]
         self._reply = JsonReply(make_document(described, version, root_path, keys))

@@ -18,7 +18,7 @@ from frontend.api.responses.items import REFERENCE, Item, make_turns, read_items
 from frontend.api.responses.reply import Response, ResponseAnswer
 from frontend.api.responses.store import ResponseStore, StoredResponse
 from frontend.api.sampling import MAX_INT32, Sampling
-from frontend.errors import ErrorBody, ErrorForm, error_body
+from frontend.errors import ErrorBody, ErrorForm, error_body, not_found
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
@@ -211,7 +211,7 @@ class ResponsesApi:
                 return reply
         missing = f"; {others.num_missing} frontends have not answered" if others.num_missing else ""
         text = f"Response with id {response_id[:128]!r} not found{missing}"
-        raise RequestError(ErrorInfo(404, text, "not_found_error", param, code))
+        raise not_found(text, code, param)
 
     def _use(self, question: UseResponse) -> UsedResponse:
         """Does what is asked with what this frontend has stored."""
