@@ -169,7 +169,8 @@ def _is_done(result: ProcessResult) -> bool:
 def server_flags(config: Config) -> list[str]:
     """Returns the flags of a server that computes what a server with `config` does.
 
-    Of its processes each has one, none is replaced, none keeps frames or takes snapshots; nothing of its HTTP side matters.
+    Of its processes each has one, none is replaced or keeps frames, and no snapshot is taken; nothing of its HTTP side
+    matters.
     """
     sections = (config.model, config.cache, config.scheduling)
     return [
