@@ -39,7 +39,7 @@ BUDGETS = {
     "messages": 1_960,
     "process runtime": 1_505,
     "launcher": 4_545,
-    "what-if": 1_015,
+    "what-if": 1_035,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 
