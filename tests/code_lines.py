@@ -38,8 +38,8 @@ BUDGETS = {
     "operations and references": 1_295,
     "messages": 1_940,
     "process runtime": 1_510,
-    "launcher": 4_540,
-    "what-if": 1_015,
+    "launcher": 4_545,
+    "what-if": 1_035,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 
