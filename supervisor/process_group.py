@@ -154,7 +154,7 @@ class ProcessGroup:
         A `child` that still lives, and finishes what it has begun, is called its predecessor.
         """
         name = child.name
-        is_by_order = not successor.is_spare
+        is_by_command = not successor.is_spare
         if successor.is_spare:  # the one before it may have been started again meanwhile
             successor.is_spare, successor.incarnation = False, child.incarnation + 1
             successor.started_s = time.monotonic()
@@ -163,7 +163,7 @@ class ProcessGroup:
         else:
             self.control.forget(name)
         self._rename(successor, name)
-        self.board.taking_over(name, successor.incarnation, is_by_order)
+        self.board.taking_over(name, successor.incarnation, is_by_command)
         self.publish(at_once=True)  # a frontend must know the others before its first connection
         self.control.send(name, TakeOver(successor.incarnation))
 

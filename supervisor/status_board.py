@@ -75,10 +75,10 @@ class StatusBoard:
         """Notes that process `name` has ended and another one, already started, will take its place."""
         self._replace(name, state="restarting")
 
-    def taking_over(self, name: str, incarnation: int, is_by_order: bool) -> None:
-        """Notes that process `name` has got its place, by order or after a death, and is about to serve there."""
+    def taking_over(self, name: str, incarnation: int, is_by_command: bool) -> None:
+        """Notes that process `name` has got its place, by command or after a death, and is about to serve there."""
         self._replace(name, state="starting", phase="taking over", incarnation=incarnation)
-        self._replace(name, is_awaited=is_by_order, is_by_order=is_by_order)
+        self._replace(name, is_awaited=is_by_command, is_by_command=is_by_command)
         self._note_progress(name)
 
     def status(self, name: str) -> ProcessStatus:

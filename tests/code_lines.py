@@ -29,17 +29,17 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 12_725,
+    "frontend": 12_575,
     "live page": 1_025,
-    "tokenizer and detokenizer": 1_740,
-    "scheduler": 5_325,
+    "tokenizer and detokenizer": 1_750,
+    "scheduler": 5_320,
     "CPU backend": 3_400,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_975,
-    "process runtime": 1_525,
-    "launcher": 4_490,
-    "what-if": 1_015,
+    "messages": 1_955,
+    "process runtime": 1_535,
+    "launcher": 4_620,
+    "what-if": 1_035,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 
