@@ -10,6 +10,7 @@ import msgspec
 
 from messages.columns import INT32, runs_of, unpack_int32, unpack_int64
 from messages.control import FRONTEND, kind_of
+from messages.engines import SCHEDULER
 from messages.errors import SluiceError, UsageError
 from messages.frame_files import Record, find_readers
 from messages.replies import DetokenizeMsg, StepReplies
@@ -19,8 +20,6 @@ from supervisor.manifest import read_manifest
 from whatif.calibration import Calibration
 from whatif.recorded_steps import StepReader
 from whatif.traces import Arrival
-
-SCHEDULER = "scheduler"
 
 
 class Recording(NamedTuple):
