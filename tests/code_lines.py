@@ -29,7 +29,7 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 12_555,
+    "frontend": 12_565,
     "live page": 1_020,
     "tokenizer and detokenizer": 1_745,
     "scheduler": 5_230,
@@ -39,7 +39,7 @@ BUDGETS = {
     "messages": 1_940,
     "process runtime": 1_510,
     "launcher": 4_515,
-    "what-if": 1_015,
+    "what-if": 1_035,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

@@ -48,6 +48,7 @@ class _Request:
             self.output_ids.tobytes(),
             params.cache_salt,
             params.priority,
+            self.message.engine,
         )
 
 
@@ -60,9 +61,6 @@ def read_recording(folder: Path) -> Recording:
         )
     except SluiceError as error:
         raise UsageError(str(error)) from None
-    if config.run.data_parallel > 1:
-        num_engines = config.run.data_parallel
-        raise UsageError(f"{folder} was recorded with --data-parallel {num_engines}: only one engine is simulated")
     readers: dict[int, StepReader] = {}
     requests: dict[int, _Request] = {}
     reports: list[ScheduleReport] = []
