@@ -30,11 +30,11 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 BUDGETS = {
     "frontend": 12_565,
-    "live page": 1_020,
+    "live page": 1_025,
     "tokenizer and detokenizer": 1_745,
-    "scheduler": 5_230,
+    "scheduler": 5_235,
     "CPU backend": 3_280,
-    "GPU backend": 3_115,
+    "GPU backend": 3_120,
     "operations and references": 1_295,
     "messages": 1_940,
     "process runtime": 1_510,
