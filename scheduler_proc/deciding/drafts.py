@@ -10,7 +10,7 @@ from typing import Protocol
 
 from messages.columns import INT32
 from scheduler_proc.deciding.ngrams import NgramIndex
-from scheduler_proc.deciding.requests import PendingReq
+from scheduler_proc.deciding.requests import Req
 
 MAX_DRAFTS_BY_MATCH = {2: 2, 3: 4}
 """Most draft tokens after a match of so many tokens; after a longer one there are as many as are wanted."""
@@ -19,7 +19,7 @@ NONE: "array[int]" = array(INT32)
 
 
 class Drafter(Protocol):
-    def propose(self, pending: PendingReq, max_tokens: int) -> "array[int]":
+    def propose(self, req: Req, max_tokens: int) -> "array[int]":
         """Returns at most `max_tokens` int32 ids of the vocabulary that may follow the request's tokens; none is good.
 
         Called before each step in which a row could have some.
@@ -36,10 +36,10 @@ class NgramDrafter:
     def __init__(self, num_speculative_tokens: int):
         self._max_drafts = num_speculative_tokens
 
-    def propose(self, pending: PendingReq, max_tokens: int) -> "array[int]":
+    def propose(self, req: Req, max_tokens: int) -> "array[int]":
+        token_ids, pending = req.token_ids, req.pending
         if pending.ngrams is None:
             pending.ngrams = NgramIndex()
-        token_ids = pending.token_ids
         start, length = pending.ngrams.find(token_ids)
         if not start:
             return NONE

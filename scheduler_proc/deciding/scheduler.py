@@ -14,6 +14,7 @@ from messages.uids import GoneRequests
 from scheduler_proc.deciding.batch_columns import BatchBuilder
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.draft_lengths import DraftLengths
+from scheduler_proc.deciding.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.endings import ABORTED, STOP_STRING, Ending
 from scheduler_proc.deciding.finished_rows import refused_row
@@ -69,7 +70,8 @@ class Scheduler:
         self._cache = cache
         self._limits = limits
         self._stages = Stages(cache)
-        self._policy = Policy(self._stages, cache, budget, drafter, draft_lengths)
+        planner = None if drafter is None else DraftPlanner(cache, drafter, draft_lengths)
+        self._policy = Policy(self._stages, cache, budget, planner)
         self._reports = ScheduleReports(self._stages, cache, self._policy)
         self._results = Results(self._stages, cache)
         self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len)
