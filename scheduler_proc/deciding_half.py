@@ -26,13 +26,13 @@ def make_scheduler(config: Config, runner: Runner, grammars: GrammarSource | Non
         budget.max_num_seqs,
         budget.max_num_batched_tokens,
     )
-    drafter, draft_lengths = runner.drafter, None
-    if config.scheduling.speculative == "ngram":
-        drafter, draft_lengths = NgramDrafter(config.scheduling.num_speculative_tokens), DraftLengths()
     journal = None if runner.page_memory is None else PageJournal(runner.page_memory, runner.num_pages, page_size)
     cache = BlockAllocator(runner.num_pages, page_size, config.cache.enable_prefix_caching, journal)
     if journal is not None and journal.num_recovered + journal.num_dropped:
         log.info("%d pages of the KV cache are taken over, %d dropped", journal.num_recovered, journal.num_dropped)
+    drafter, draft_lengths = runner.drafter, None
+    if config.scheduling.speculative == "ngram":
+        drafter, draft_lengths = NgramDrafter(config.scheduling.num_speculative_tokens, cache), DraftLengths()
     return Scheduler(
         cache,
         Limits(facts.max_model_len, facts.vocab_size, facts.eos_token_ids),

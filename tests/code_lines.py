@@ -32,7 +32,7 @@ BUDGETS = {
     "frontend": 12_720,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_740,
-    "scheduler": 5_235,
+    "scheduler": 5_300,
     "CPU backend": 3_280,
     "GPU backend": 3_120,
     "operations and references": 1_295,

@@ -12,9 +12,11 @@ A page moves: free → held (`grow`) → cached (`share` after a prefill chunk, 
 journal it is sealed when it is cached or, of a row in DECODE, when the next one is begun, and unsealed when it is free.
 """
 
+from array import array
 from collections.abc import Iterable
 
 from messages.cache import CacheAnswer, CacheQuestion, ExplainCache, ListCache
+from messages.columns import INT32
 from scheduler_proc.deciding.cache_questions import explain, list_nodes
 from scheduler_proc.deciding.page_journal import PageJournal
 from scheduler_proc.deciding.pages import PagePool
@@ -95,6 +97,14 @@ class BlockAllocator:
         if not self.is_sharing or start + size >= len(req.token_ids):
             return b""
         return req.token_ids[start : start + size].tobytes()
+
+    def find_continuation(self, req: Req, num_tokens: int) -> "array[int]":
+        """Returns at most so many ids (int32) that other requests had behind the tokens of `req`; none is good."""
+        found: array[int] = array(INT32)
+        if req.node.children:
+            tail = req.token_ids[req.num_shared_pages * self.page_size :].tobytes()
+            found.frombytes(self._tree.find_continuation(req.node, req.pending.salt, tail, 4 * num_tokens))
+        return found
 
     def grow(self, req: Req, num_tokens: int) -> bool:
         """Gives `req` room for `num_tokens` in all, evicting where needed; returns False where there is too little."""

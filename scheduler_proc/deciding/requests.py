@@ -7,6 +7,7 @@ import msgspec
 
 from messages.columns import unpack_int32
 from messages.requests import Stamps, UserMsg
+from scheduler_proc.deciding.continuations import Continuation
 from scheduler_proc.deciding.draft_lengths import AcceptanceRate
 from scheduler_proc.deciding.endings import LENGTH, Ending, end_tokens_of, find_ending
 from scheduler_proc.deciding.grammars import RequestGrammar
@@ -44,12 +45,13 @@ class PendingReq:
     that it gets no row. `logits_processors` is `None` where its logits stay as they are, and
     `prompt_logprobs` where none of its prompt are wanted. `priority_key` orders all requests (`waiting_queue.py`).
     `draft_rate` is about the draft tokens of a drafter, `forced_rate` about those of its grammar, `ngrams` the index of
-    its tokens once one was asked for.
+    its tokens and `continuation` what others had behind them, once they were asked for.
     """
 
     __slots__ = (
         "attempt",
         "cached_tokens",
+        "continuation",
         "draft_rate",
         "end_tokens",
         "first_scheduled_ns",
@@ -98,6 +100,7 @@ class PendingReq:
         self.draft_rate = AcceptanceRate()
         self.forced_rate = AcceptanceRate()
         self.ngrams: NgramIndex | None = None
+        self.continuation: Continuation | None = None
         self.stamps = message.stamps
         self.queued_ns = now_ns
         self.first_scheduled_ns = 0
