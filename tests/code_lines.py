@@ -32,14 +32,14 @@ BUDGETS = {
     "frontend": 12_720,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_740,
-    "scheduler": 5_300,
+    "scheduler": 5_620,
     "CPU backend": 3_280,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_960,
+    "messages": 1_975,
     "process runtime": 1_500,
-    "launcher": 4_400,
-    "what-if": 1_015,
+    "launcher": 4_470,
+    "what-if": 1_020,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

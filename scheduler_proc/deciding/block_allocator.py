@@ -36,6 +36,8 @@ class BlockAllocator:
         self.num_held = 0
         self.num_evicted = 0
         """Pages that were cached and made room for others, since the start."""
+        self.draft_pages: set[int] = set()
+        """Those in use of which the draft model, if there is one, has K and V, too: it adds them."""
         self.journal = journal
         self._tree = RadixTree(page_size, None if journal is None else journal.stamps)
         self._pool = PagePool(num_pages, () if journal is None else journal.recover(self._tree))
@@ -173,6 +175,7 @@ class BlockAllocator:
         assert len(held) == self.num_held, "held pages were miscounted"
         assert len(free) + len(cached) + len(held) == self.num_pages, "free + cached + held is not all pages"
         assert len(free.union(cached, held)) == self.num_pages, "a page has two owners"
+        assert self.draft_pages.isdisjoint(free), "a free page has K and V of the draft model"
         if self.journal is not None:
             sealed = set(self.journal.sealed_pages())
             assert sealed.issuperset(cached), "a cached page is not sealed"
@@ -199,6 +202,7 @@ class BlockAllocator:
     def _free(self, pages: list[int]) -> None:
         if self.journal is not None:
             self.journal.unseal(pages)
+        self.draft_pages.difference_update(pages)
         self._pool.free(pages)
 
     def _give_back(self, pages: list[int]) -> None:

@@ -5,7 +5,7 @@ from array import array
 
 import msgspec
 
-from messages.columns import unpack_int32
+from messages.columns import INT32, unpack_int32
 from messages.requests import Stamps, UserMsg
 from scheduler_proc.deciding.continuations import Continuation
 from scheduler_proc.deciding.draft_lengths import AcceptanceRate
@@ -17,6 +17,8 @@ from scheduler_proc.deciding.prompt_logprobs import PromptLogprobsProgress
 from scheduler_proc.deciding.radix import Node, salt_of
 
 PriorityKey = tuple[int, int]
+
+NO_IDS: "array[int]" = array(INT32)
 
 
 class State(enum.Enum):
@@ -157,9 +159,21 @@ class Req:
     """A running request: a `PendingReq` with its place in the KV cache (the cache alone changes the place).
 
     `pages` hold its tokens in order; the first `num_shared_pages` belong to the radix tree and end at `node`.
+    Of the first `num_drafted` tokens the draft model has K and V, and behind them those of `drafted_ids`, which may be
+    wrong (`draft_model.py` alone changes both).
     """
 
-    __slots__ = ("_num_prefilled", "node", "num_shared_pages", "pages", "pending", "token_ids", "uid")
+    __slots__ = (
+        "_num_prefilled",
+        "drafted_ids",
+        "node",
+        "num_drafted",
+        "num_shared_pages",
+        "pages",
+        "pending",
+        "token_ids",
+        "uid",
+    )
 
     def __init__(self, pending: PendingReq, root: Node):
         self.pending = pending
@@ -168,7 +182,15 @@ class Req:
         self.pages: list[int] = []
         self.node = root
         self.num_shared_pages = 0
+        self.num_drafted = 0
+        self.drafted_ids: array[int] = NO_IDS
         self._num_prefilled = 0
+
+    def twin(self, token_ids: "array[int]") -> "Req":
+        """Returns one on the same pages that has these tokens instead."""
+        twin = Req(self.pending, self.node)
+        twin.token_ids, twin.pages = token_ids, self.pages
+        return twin
 
     @property
     def state(self) -> State:
