@@ -15,10 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from messages.columns import pack_float32, pack_int32
-from messages.config import Config, DraftFacts
+from messages.config import Config
 from messages.requests import AbortMsg, StopSeen, UserMsg
 from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.deciding.batch_columns import BatchBuilder
@@ -201,11 +199,8 @@ def _make_draft_model(runner: Runner, vocab_size: int, cache: BlockAllocator) ->
 
 def family_config(directory: Path, variant: str, draft_dir: Path | None = None) -> Config:
     build_checkpoint(directory, variant)
-    config = make_config(directory, dtype="float32", block_size=PAGE_SIZE, num_pages=NUM_PAGES)
-    if draft_dir is None:
-        return config
-    draft = DraftFacts(model_dir=str(draft_dir), vocab_size=config.facts.vocab_size, max_model_len=CONTEXT)
-    return replace(config, facts=replace(config.facts, draft=draft))
+    draft: dict[str, Any] = {} if draft_dir is None else {"draft_model": draft_dir}
+    return make_config(directory, dtype="float32", block_size=PAGE_SIZE, num_pages=NUM_PAGES, **draft)
 
 
 def main() -> None:
