@@ -9,6 +9,9 @@ DECAY = 0.9
 IDLE_DECAY = 0.99
 """The same after each step for which it was not worth it: in time the row is tried again."""
 
+PROBE_STEPS = 100
+"""After so many steps in which a draft model was not worth it, one row gets a token of it: costs may have changed."""
+
 COST_DECAY = 0.97
 """Weight of what is known of steps after each further step."""
 
@@ -85,16 +88,11 @@ class StepCost:
         slope = (self._covariance + LEAST_COST * average * prior) / (self._variance + prior)
         return min(max(slope, LEAST_COST * average), average)
 
-    def predict(self, num_tokens: int) -> float:
+    def predict(self, num_tokens: float) -> float:
         """Returns seconds; 0 before the first step."""
         return max(0.0, self._seconds + self.seconds_per_token * (num_tokens - self._tokens))
 
-    def fade(self) -> None:
-        """Forgets a little: a step seems to take less, so in time one is tried again."""
-        self._seconds *= IDLE_DECAY
-        self._covariance *= IDLE_DECAY
-
-    def add(self, num_tokens: int, seconds: float) -> None:
+    def add(self, num_tokens: float, seconds: float) -> None:
         """Takes a step into account; the sums are Welford's, with weights that fade (West, 1979)."""
         weight = 1.0
         if self._weight and seconds > (expected := self.predict(num_tokens)):
@@ -119,6 +117,8 @@ class DraftLengths:
     def __init__(self) -> None:
         self.cost = StepCost()
         self.general = AcceptanceRate()
+        self.num_idle = 0
+        """Steps since a draft model has proposed anything."""
         self._num_expected = 0.0
         self._seconds = 0.0
         self._seconds_per_token = 0.0
@@ -146,7 +146,8 @@ class DraftLengths:
         self._num_expected += p * (1 - p**num_drafts) / (1 - p)
 
     def choose_all(self, rates: Sequence[AcceptanceRate], most: Sequence[int], drafting: StepCost) -> list[int]:
-        """Returns how many draft tokens of a draft model are worth their time for each row, at most so many.
+        """Returns how many draft tokens of a draft model are worth their time for each row, at most so many (0 not for
+        all of them).
 
         The j-th tokens of all rows are made by one step of that model, which takes what `drafting` says. They are worth
         it where all of them together make the step yield more, and a row's own where it does by itself.
@@ -168,10 +169,7 @@ class DraftLengths:
             self._seconds += seconds
             for row in chosen:
                 counts[row] = depth
-        for rate, count in zip(rates, counts, strict=True):
-            if not count:
-                rate.fade()
-        if not any(counts):
-            self.general.fade()
-            drafting.fade()
+        self.num_idle += 1
+        if not any(counts) and self.num_idle > PROBE_STEPS:
+            counts[next(row for row, count in enumerate(most) if count)] = 1
         return counts

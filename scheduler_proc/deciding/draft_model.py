@@ -48,7 +48,7 @@ class DraftModel:
     """Proposes tokens for all rows of a step together, one step of the draft model after another.
 
     `run` computes a step. Once one has raised there are no more: rows go on without draft tokens. `cost` is what steps
-    take by their tokens, `seconds` what the latest call of `propose` took in all.
+    take by their tokens, all around them included, `seconds` what the latest call of `propose` took in all.
     """
 
     def __init__(
@@ -88,30 +88,33 @@ class DraftModel:
         for req in rows.reqs:
             self._note(req, self._find_known(req))
         self._catch_up(rows, max_tokens)
+        begin_s = self._clock()
         is_ready = [self._is_ready(req) for req in rows.reqs]
         reqs, rows = list(compress(rows.reqs, is_ready)), rows.kept(is_ready)
         rows.reqs = [req.twin(req.token_ids[:]) for req in reqs]
         left = dict(zip((req.uid for req in reqs), compress(counts, is_ready), strict=True))
         drafts: dict[int, array[int]] = {req.uid: array(INT32) for req in reqs}
-        lacking = [self._lacking(req) for req in reqs]
+        lacking, num_steps, num_fed = [self._lacking(req) for req in reqs], 0, 0
         while rows.reqs:
+            num_steps, num_fed = num_steps + 1, num_fed + sum(lacking)
             tokens = self._sample(rows, lacking)
             for req, token_id in zip(rows.reqs, tokens, strict=True):
                 if 0 <= token_id < self.limits.model_vocab_size:
                     drafts[req.uid].append(token_id)
                     left[req.uid] -= 1
                 else:
-                    left[req.uid] = -1
+                    left[req.uid] = 0
             is_kept = [left[req.uid] > 0 for req in rows.reqs]
-            rows, tokens = rows.kept(is_kept), array(INT32, compress(tokens, is_kept))
+            rows, tokens = _keep(rows, is_kept), array(INT32, compress(tokens, is_kept))
             ended = {row for row, _ in rows.advance(tokens)}
-            if ended:
-                rows = rows.kept([row not in ended for row in range(len(rows))])
+            rows = _keep(rows, [row not in ended for row in range(len(rows))])
             rows.enter_pages()
             lacking = [1] * len(rows)
         for req in reqs:
             self._note(req, len(req.token_ids))
             req.drafted_ids = drafts[req.uid][:-1]
+        if num_steps:
+            self.cost.add(num_fed / num_steps, (self._clock() - begin_s) / num_steps)
         return drafts
 
     def _find_known(self, req: Req) -> int:
@@ -165,12 +168,9 @@ class DraftModel:
 
     def _sample(self, rows: DecodeRows, lacking: Sequence[int]) -> "array[int]":
         """Returns a next token for each row, -1 for none. Each feeds as many of its last tokens as it lacks."""
-        alone = rows.kept([count == 1 for count in lacking])
+        alone = _keep(rows, [count == 1 for count in lacking])
         chunks = [_feed(req, count) for req, count in zip(rows.reqs, lacking, strict=True) if count > 1]
-        batch = self._build(alone, chunks)
-        begin_s = self._clock()
-        sampled = unpack_int32(self._run(batch).next_tokens)
-        self.cost.add(batch.num_tokens, self._clock() - begin_s)
+        sampled = unpack_int32(self._run(self._build(alone, chunks)).next_tokens)
         firsts, others = iter(sampled[: len(alone)]), _last_of_each(sampled[len(alone) :], chunks)
         return array(INT32, [next(firsts if count == 1 else others) for count in lacking])
 
@@ -178,6 +178,10 @@ class DraftModel:
         batch = self._builder.build(0, rows, chunks)
         processing = batch.logits_processing if self.limits.vocab_size == self.limits.model_vocab_size else None
         return msgspec.structs.replace(batch, num_logprobs=b"", prompt_logprobs=None, logits_processing=processing)
+
+
+def _keep(rows: DecodeRows, is_kept: list[bool]) -> DecodeRows:
+    return rows if all(is_kept) else rows.kept(is_kept)
 
 
 def _feed(req: Req, count: int) -> Chunk:

@@ -52,8 +52,7 @@ class DraftPlanner:
         """Adds the draft tokens of the draft model to all rows that have none."""
         has_drafts = {chunk.req.uid for chunk in self._chunks}
         most = [0 if req.uid in has_drafts else self._most(model.limits, req) for req in rows.reqs]
-        rows, most = rows.kept([count > 0 for count in most]), [count for count in most if count]
-        if not most:
+        if not any(most):
             return
         counts = most if self._lengths is None else self._choose(self._lengths, model, rows.reqs, most)
         for row, req in enumerate(rows.reqs):
@@ -61,10 +60,12 @@ class DraftPlanner:
             if counts[row] and not self._cache.grow(req, len(req.token_ids) + counts[row]):
                 counts[row] = 0
             self._num_tokens_left -= counts[row]
-        rows, counts = rows.kept([count > 0 for count in counts]), [count for count in counts if count]
-        if counts:
-            drafts = model.propose(rows, counts, self._num_tokens_left)
+        if any(counts):
+            rows = rows.kept([count > 0 for count in counts])
+            drafts = model.propose(rows, [count for count in counts if count], self._num_tokens_left)
             self.seconds = model.seconds
+            if drafts and self._lengths is not None:
+                self._lengths.num_idle = 0
             self._chunks += [
                 plan_drafts(req, drafts[req.uid], req.pending.draft_rate) for req in rows.reqs if drafts.get(req.uid)
             ]
