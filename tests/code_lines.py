@@ -32,13 +32,13 @@ BUDGETS = {
     "frontend": 12_565,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_745,
-    "scheduler": 5_235,
+    "scheduler": 5_610,
     "CPU backend": 3_280,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_940,
+    "messages": 1_955,
     "process runtime": 1_510,
-    "launcher": 4_515,
+    "launcher": 4_580,
     "what-if": 1_035,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
