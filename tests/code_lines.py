@@ -31,14 +31,14 @@ PLACES: dict[str, tuple[str, ...]] = {
 BUDGETS = {
     "frontend": 12_575,
     "live page": 1_025,
-    "tokenizer and detokenizer": 1_750,
-    "scheduler": 5_320,
+    "tokenizer and detokenizer": 1_745,
+    "scheduler": 5_695,
     "CPU backend": 3_400,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_955,
+    "messages": 1_970,
     "process runtime": 1_535,
-    "launcher": 4_620,
+    "launcher": 4_655,
     "what-if": 1_035,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

@@ -1,13 +1,15 @@
 """Loads a model and returns its runner, ready for the first step."""
 
+import dataclasses
 import logging
-from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from kernels.cpu.library import load_kernels
-from messages.config import Config
+from messages.config import Config, DraftFacts
 from messages.errors import BootError
 from scheduler_proc.computing.cpu.identity import identity_of
 from scheduler_proc.computing.cpu.kv_memory import KVMemory
@@ -15,11 +17,11 @@ from scheduler_proc.computing.cpu.loading import CpuBackend
 from scheduler_proc.computing.cpu.weight_memory import WeightMemory
 from scheduler_proc.computing.gpu.device import CudaDevice
 from scheduler_proc.computing.gpu.loading import GpuBackend
-from scheduler_proc.computing.loading.hf_config import read_hf_config
+from scheduler_proc.computing.loading.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.loading.placement import Placement, find_placement, set_cpu_threads, use_gpu
 from scheduler_proc.computing.loading.weights import Report, Weights, make_dummy_weights, pack_linears
 from scheduler_proc.computing.model.decoder import Decoder
-from scheduler_proc.computing.model.decoder_config import DecoderConfig
+from scheduler_proc.computing.model.decoder_config import DecoderConfig, parameter_shapes
 from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.kv_tensors import (
@@ -37,7 +39,7 @@ log = logging.getLogger("sluice.load_runner")
 STEP_TOKENS_CUDA, STEP_TOKENS_CPU = 8192, 512
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class LoadedModel:
     """A model with its weights, of which runners can be made. `identity`, on a CPU: of what may be left in memory."""
 
@@ -47,6 +49,7 @@ class LoadedModel:
     limits: StepLimits
     decoder: Decoder
     identity: bytes
+    draft: "LoadedModel | None" = None
     is_warm: bool = False
     """A step has been run with it."""
 
@@ -56,19 +59,25 @@ class LoadedModel:
         On a CPU its KV cache is in `kv_file`, if there is one, and holds what a predecessor has computed. Raises
         `BootError` for memory that does not suffice.
         """
-        config, decoder, placement, limits = self.config, self.decoder, self.placement, self.limits
+        config, decoder, placement, draft = self.config, self.decoder, self.placement, self.draft
         page_size, memory = config.cache.block_size, None
-        if not placement.is_cuda:
+        device = CudaDevice(placement.device) if placement.is_cuda else None
+        if device is None:
             self.use_threads()
             memory = KVMemory(kv_file, self.identity) if kv_file is not None else None
-            backend = CpuBackend(config, decoder, limits)
-        else:
-            backend = GpuBackend(config, decoder, CudaDevice(placement.device), limits, report, placement.kv_codes)
+        backend = self.make_backend(device, report)
+        draft_backend = None if draft is None else draft.make_backend(device, report)
 
         def make_runner(num_pages: int) -> Runner:
-            return backend.make_runner(allocate_cache(decoder.config, num_pages, page_size, placement, memory))
+            runner = backend.make_runner(allocate_cache(decoder.config, num_pages, page_size, placement, memory))
+            if draft is not None and draft_backend is not None:
+                draft_cache = allocate_cache(draft.decoder.config, num_pages, page_size, placement)
+                runner.draft_runner = draft_backend.make_runner(draft_cache)
+            return runner
 
         bytes_per_page = page_bytes(decoder.config, page_size, placement)
+        if draft is not None:
+            bytes_per_page += page_bytes(draft.decoder.config, page_size, placement)
         if memory is not None and memory.num_pages:
             num_pages = memory.num_pages
         else:
@@ -82,9 +91,19 @@ class LoadedModel:
         if not self.is_warm:
             report("warming up", None)
             backend.warm_up(runner)
+            if draft_backend is not None and runner.draft_runner is not None:
+                draft_backend.warm_up(runner.draft_runner)
         if isinstance(backend, CpuBackend):
             backend.begin(runner)
+        if isinstance(draft_backend, CpuBackend) and runner.draft_runner is not None:
+            draft_backend.begin(runner.draft_runner)
         return runner
+
+    def make_backend(self, device: CudaDevice | None, report: Report) -> CpuBackend | GpuBackend:
+        """Returns what makes runners for `device`, or for the CPU where there is none."""
+        if device is None:
+            return CpuBackend(self.config, self.decoder, self.limits)
+        return GpuBackend(self.config, self.decoder, device, self.limits, report, self.placement.kv_codes)
 
     def use_threads(self) -> None:
         set_cpu_threads(self.config.model.cpu_threads, self.config.run.data_parallel, self.engine)
@@ -95,7 +114,7 @@ class LoadedModel:
         cache = allocate_cache(self.decoder.config, self.limits.num_pages, self.config.cache.block_size, self.placement)
         backend = CpuBackend(self.config, self.decoder, self.limits)
         backend.warm_up(backend.make_runner(cache))
-        return replace(self, is_warm=True)
+        return dataclasses.replace(self, is_warm=True)
 
 
 def load_runner(
@@ -120,9 +139,13 @@ def load_model(config: Config, report: Report, engine: int = 1, weights_file: Pa
 def find_shared_model(config: Config, report: Report, engine: int, weights_file: Path | None) -> LoadedModel | None:
     """Returns the model, warmed up, where its weights are in `weights_file` already: it takes little memory then.
 
-    It needs no device, so that a successor can do it beside its predecessor.
+    It needs no device, so that a successor can do it beside its predecessor. A draft model has no weights there.
     """
-    if weights_file is None or (config.model.device != "cpu" and torch.cuda.is_available()):
+    if (
+        weights_file is None
+        or config.facts.draft is not None
+        or (config.model.device != "cpu" and torch.cuda.is_available())
+    ):
         return None
     model = _load(config, report, engine, weights_file, is_shared_only=True)
     if model is None:
@@ -148,30 +171,62 @@ def _load(
     else:
         set_cpu_threads(config.model.cpu_threads, config.run.data_parallel, engine)
         load_kernels(report)
-    family = find_family(hf_config)
-    decoder_config = family.read_config(hf_config, config.facts.max_model_len)
-    identity = b"" if placement.is_cuda else identity_of(config, decoder_config, placement)
-
-    def load_weights() -> Weights:
-        return _load_weights(config, family, decoder_config, placement, report)
-
-    if placement.is_cuda or weights_file is None:
-        weights = load_weights()
-    else:
-        memory = WeightMemory(weights_file, identity)
-        weights = (
-            memory.find()
-            if is_shared_only
-            else memory.load(lambda: pack_linears(load_weights(), decoder_config), report)
-        )
-    if weights is None:
-        return None
-    fuses_norms = placement.is_cuda and config.model.fuse_norms
-    decoder = Decoder(decoder_config, weights, config.facts.max_model_len, fuses_norms)
     scheduling = config.scheduling
     num_tokens = scheduling.max_num_batched_tokens or (STEP_TOKENS_CUDA if placement.is_cuda else STEP_TOKENS_CPU)
     limits = StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
-    return LoadedModel(config, engine, placement, limits, decoder, identity)
+
+    def load_one(config: Config, hf_config: HfConfig, weights_file: Path | None) -> LoadedModel | None:
+        family = find_family(hf_config)
+        decoder_config = family.read_config(hf_config, config.facts.max_model_len)
+        identity = b"" if placement.is_cuda else identity_of(config, decoder_config, placement)
+
+        def load_weights() -> Weights:
+            return _load_weights(config, family, decoder_config, placement, report)
+
+        if placement.is_cuda or weights_file is None:
+            weights = load_weights()
+        else:
+            memory = WeightMemory(weights_file, identity)
+            if is_shared_only:
+                weights = memory.find()
+            else:
+                weights = memory.load(lambda: pack_linears(load_weights(), decoder_config), report)
+        if weights is None:
+            return None
+        fuses_norms = placement.is_cuda and config.model.fuse_norms
+        decoder = Decoder(decoder_config, weights, config.facts.max_model_len, fuses_norms)
+        return LoadedModel(config, engine, placement, limits, decoder, identity)
+
+    model = load_one(config, hf_config, weights_file)
+    if model is None or config.facts.draft is None:
+        return model
+    draft = load_one(*_read_draft_config(config, config.facts.draft), None)
+    assert draft is not None
+    _warn_if_large(model.decoder, draft.decoder)
+    return dataclasses.replace(model, draft=draft)
+
+
+def _read_draft_config(config: Config, draft: DraftFacts) -> tuple[Config, HfConfig]:
+    """Returns the configuration as if the draft model were the model; its steps are not captured on a GPU."""
+    sizes = {"vocab_size": draft.vocab_size, "max_model_len": draft.max_model_len}
+    own = replace(
+        config,
+        model=replace(config.model, enforce_eager=True),
+        scheduling=replace(config.scheduling, overlap=False),
+        facts=replace(config.facts, model_dir=draft.model_dir, **sizes),
+    )
+    return own, read_hf_config(Path(draft.model_dir))
+
+
+def _warn_if_large(model: Decoder, draft: Decoder) -> None:
+    size, draft_size = (sum(map(prod, parameter_shapes(each.config).values())) / 1e6 for each in (model, draft))
+    if draft_size >= size:
+        log.warning(
+            "the draft model has %.1f million parameters, the model %.1f million: its draft tokens take more time than "
+            "they save; take a much smaller one",
+            draft_size,
+            size,
+        )
 
 
 def _load_weights(
