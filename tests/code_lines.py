@@ -32,13 +32,13 @@ BUDGETS = {
     "frontend": 12_575,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_745,
-    "scheduler": 5_695,
-    "CPU backend": 3_400,
+    "scheduler": 5_690,
+    "CPU backend": 3_395,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_970,
+    "messages": 1_965,
     "process runtime": 1_535,
-    "launcher": 4_655,
+    "launcher": 4_650,
     "what-if": 1_035,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
