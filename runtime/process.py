@@ -118,6 +118,8 @@ class ProcessLink:
         self._waiter.add_channel(self._control)
         self._waiter.add_descriptor(self._wakeup_reader)
         self._say_hello()
+        if not is_successor:
+            self._record()
 
     def _say_hello(self) -> None:
         self._control.send(Hello(self._seat, os.getpid(), SCHEMA_VERSION))
@@ -142,7 +144,7 @@ class ProcessLink:
                 raise BootError(f"the launcher in {self.run_dir.path} did not answer within {WELCOME_TIMEOUT_S:.0f} s")
 
     def _record(self) -> FrameRecorder:
-        """Returns what keeps frames, from the first channel on: it removes an earlier process's file."""
+        """Returns what keeps frames, of a successor from its first channel on: it removes an earlier process's file."""
         if self._recorder is None:
             self._recorder = FrameRecorder(self.name, self.config, self.run_dir)
         return self._recorder

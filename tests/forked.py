@@ -3,6 +3,7 @@
 Forked by Python's own fork server, which has no threads and no state of the test process.
 """
 
+import atexit
 import ctypes
 import importlib
 import multiprocessing
@@ -82,7 +83,10 @@ def _run(module: str, arguments: Sequence[str], output: Connection, errors: Conn
     output.close()
     errors.close()
     become(arguments, env)
-    sys.exit(importlib.import_module(module).main())
+    try:
+        sys.exit(importlib.import_module(module).main())
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing ends its processes without
 
 
 def become(arguments: Sequence[str], env: Mapping[str, str]) -> None:

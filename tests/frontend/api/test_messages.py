@@ -125,6 +125,7 @@ def test_the_id_of_the_request_is_where_clients_of_this_api_look_for_it(reader: 
             play(reader, message)
             ids = [call.response.getheader(name) for name in ("request-id", "x-request-id")]
             assert ids[0] == ids[1] == headers.get("X-Request-Id", ids[0])
+            call.response.read()
     refused = reader.client.post(PATH, json={}, headers=headers)
     assert refused.headers["request-id"] == refused.headers["x-request-id"]
     assert "request-id" not in reader.client.get("/version").headers
