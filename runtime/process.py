@@ -31,7 +31,7 @@ from messages.admin import (
     StartProfile,
     StopProfile,
 )
-from messages.channels import ControlClient, Receiver, Sender, Waiter
+from messages.channels import ControlClient, Readable, Receiver, Sender, Waiter
 from messages.control import (
     SUCCESSOR,
     Beat,
@@ -99,6 +99,7 @@ class ProcessLink:
         self._hears_nothing = False
         """The launcher had sent nothing as `wait` returned just now, so there is no need to look again."""
         self._executors: dict[type[Any], Callable[[Any], ProcessResult]] = {}
+        self.on_instruction: Callable[[Instruction], None] = self._carry_out
         self.faults = Faults(run_dir) if self.config.run.enable_fault_injection else None
         self._register_faults()
         self.profiler = ProcessProfiler(name, run_dir)
@@ -146,6 +147,10 @@ class ProcessLink:
         self.profiler.receivers.append(receiver)
         if self.faults is not None:
             self.faults.receivers.append(receiver)
+
+    def add_channel(self, channel: Readable) -> None:
+        """Lets `wait` return when something arrives in `channel`, whatever that is."""
+        self._waiter.add_channel(channel)
 
     def open_sender(self, receiver: str) -> Sender[Any]:
         """Returns a new sender to the process `receiver`; beats say what it has sent."""
@@ -200,6 +205,10 @@ class ProcessLink:
     def ready(self, degraded: str = "") -> None:
         """Tells the launcher that it serves; `degraded`, for operators: what it does without, and why."""
         self._control.send(Ready(degraded))
+
+    def report(self, message: PhaseReport | Ready | Beat | Drained | InstructionDone) -> None:
+        """Tells the launcher what the process has said for which this one stands."""
+        self._control.send(message)
 
     def drained(self, num_unfinished: int) -> None:
         self._control.send(Drained(num_unfinished))
@@ -260,11 +269,14 @@ class ProcessLink:
                 case TakeOver(incarnation):
                     self.incarnation, self.is_successor = incarnation, False
                     self.profiler.incarnation = incarnation
-                case Instruction(instruction_id, command):
-                    self._control.send(InstructionDone(instruction_id, self._execute(command)))
+                case Instruction():
+                    self.on_instruction(message)
                 case Welcome():
                     pass
         return messages
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        self._control.send(InstructionDone(instruction.instruction_id, self._execute(instruction.command)))
 
     def _execute(self, command: ProcessCommand) -> ProcessResult:
         execute = self._executors.get(cast("type[Any]", type(command)))

@@ -61,9 +61,8 @@ def read_recording(folder: Path) -> Recording:
         )
     except SluiceError as error:
         raise UsageError(str(error)) from None
-    if config.run.data_parallel > 1:
-        num_engines = config.run.data_parallel
-        raise UsageError(f"{folder} was recorded with --data-parallel {num_engines}: only one engine is simulated")
+    if config.num_engines > 1:
+        raise UsageError(f"{folder} was recorded with {config.num_engines} engines: only one is simulated")
     readers: dict[int, StepReader] = {}
     requests: dict[int, _Request] = {}
     reports: list[ScheduleReport] = []
