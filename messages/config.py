@@ -260,6 +260,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             extra={"metavar": "tcp://HOST:PORT"},
         ),
     ] = ()
+    ray: Annotated[
+        bool,
+        Meta(
+            description="have Ray place the engines of --data-parallel on the nodes of its cluster; needs sluice[ray]"
+        ),
+    ] = False
+    ray_address: Annotated[
+        str, Meta(description="the Ray cluster, as ray.init takes it; auto: the one that runs on this machine")
+    ] = "auto"
     external: Annotated[
         tuple[str, ...], Meta(description="processes that you start by hand (the launcher prints the command)")
     ] = ()

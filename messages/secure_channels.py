@@ -56,6 +56,11 @@ class HeadChannel(Generic[T]):
             reason = "the port is in use" if error.errno == zmq.EADDRINUSE else zmq.strerror(error.errno or 0)
             raise BootError(f"{address} cannot be listened at: {reason}; choose another --remote-engines") from None
 
+    @property
+    def port(self) -> int:
+        """The port where it listens, which the system has chosen where the address says `*`."""
+        return int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
     def receive(self) -> Iterator[tuple[bytes, T]]:
         """Yields (connection, message) of what has arrived and never waits; what does not decode is dropped."""
         while has_arrived(self.socket):

@@ -196,7 +196,7 @@ class ProcessGroup:
         child.has_been_told = True
         if not child.pid:
             return
-        if self.status(child).state == "starting" and not child.is_external:
+        if self.status(child).state == "starting" and not (child.is_external or child.command.is_remote):
             child.kill()  # it may be deep in a load and has nothing to lose
         else:
             self.control.send(child.name, Stop())

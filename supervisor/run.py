@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from messages.config import Config, ModelConfig
+from messages.config import Config, ModelConfig, RunConfig
 from messages.control import FRONTEND, RING
 from messages.engines import SCHEDULER
 from messages.errors import BootError, UsageError
@@ -36,6 +36,8 @@ PACKAGES = {FRONTEND: "frontend"} | {kind: f"{kind}_proc" for kind in RING}
 
 PROXY = "supervisor.remote.proxy"
 """The module of a process that stands for an engine on another machine."""
+
+ANY_PORT = "tcp://0.0.0.0:*"
 
 TOKENIZER = "tokenizer"
 ONE_OF_EACH: Mapping[str, int] = {}
@@ -70,6 +72,7 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
     """Returns the whole configuration, with the facts about the model; this may fetch the model from the hub."""
     run = sections["run"]
     model = sections["model"] = choose_devices(sections["model"], run.data_parallel)
+    run = sections["run"] = _place_by_ray(run)
     _check_names("--external", run.external)
     if FRONTEND in run.external and run.frontend_workers > 1:
         raise UsageError("--frontend-workers: a frontend that is started by hand binds the port alone; leave it at 1")
@@ -77,13 +80,23 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
         raise UsageError(f"--otlp-endpoint: {run.otlp_endpoint} is not a URL, as http://localhost:4318 is")
     if not run.data_parallel + len(run.remote_engines):
         raise UsageError("--data-parallel 0 wants engines on other machines: give their addresses as --remote-engines")
-    for address in run.remote_engines:
-        check_address("--remote-engines", address)
+    if not run.ray:
+        for address in run.remote_engines:
+            check_address("--remote-engines", address)
     check_rules(run.restart)
     _check_names("--restart", [split_rule(rule)[0] for rule in run.restart])
     model_dir = find_model(model, console)
     facts = read_model_facts(model, model_dir, find_tokenizer(model, model_dir, console), model_name(model))
     return Config(**sections, facts=facts)
+
+
+def _place_by_ray(run: RunConfig) -> RunConfig:
+    """Returns `run` with all engines on other machines, at ports that the system chooses, where Ray places them."""
+    if not run.ray:
+        return run
+    if run.remote_engines:
+        raise UsageError("--ray places all engines: give their number as --data-parallel, and no --remote-engines")
+    return msgspec.structs.replace(run, data_parallel=0, remote_engines=(ANY_PORT,) * run.data_parallel)
 
 
 def choose_devices(model: ModelConfig, num_engines: int) -> ModelConfig:

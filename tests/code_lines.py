@@ -36,9 +36,9 @@ BUDGETS = {
     "CPU backend": 3_280,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 2_180,
+    "messages": 2_190,
     "process runtime": 1_510,
-    "launcher": 4_950,
+    "launcher": 5_075,
     "what-if": 1_015,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from messages.errors import BootError, UsageError
 from messages.join_keys import JoinKeys, check_address, read_keys
-from runtime.lifeline import make_lifeline
+from runtime.lifeline import ask_for_death_signal, clear_run, make_lifeline
 from runtime.run_dir import RunDir, claim, default_path
 from supervisor.console import Console
 from supervisor.kv_files import KVFiles
@@ -36,6 +36,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--retry-s", type=float, default=60.0, metavar="X", help="how long to look for the head (default: 60)"
     )
+    parser.add_argument("--once", action="store_true", help="end with the engine, and do not join again")
+    parser.add_argument("--parent-pid", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
@@ -47,7 +49,12 @@ def main(arguments: list[str] | None = None) -> int:
         check_address("the address", options.address)
         keys = read_keys(options.key_file, JoinKeys)
         with SignalPipe() as signals:
-            run_dir, lock = claim(default_path(f"join-{os.getpid()}"))
+            if options.parent_pid:
+                ask_for_death_signal(options.parent_pid)
+            run_path = default_path(f"join-{os.getpid()}")
+            for left_over in run_path.parent.glob(default_path("join-*").name):
+                clear_run(RunDir(left_over))  # of a joiner that was killed together with its engine
+            run_dir, lock = claim(run_path)
             lifeline = make_lifeline(run_dir)
             try:
                 Joiner(options, keys, run_dir, signals, console).run()
@@ -88,9 +95,14 @@ class Joiner:
             try:
                 self._serve_once()
             except EngineEndedError as end:
+                if self._options.once:
+                    self._console.say(str(end))
+                    return
                 self._console.say(f"{end}; joining again")
                 is_end_expected, deadline_s = True, time.monotonic() + min(REJOIN_S, patience_s)
             except NoHeadError as error:
+                if self._has_joined and self._options.once:
+                    raise BootError(str(error)) from None
                 if self._has_joined:
                     self._console.say(f"{error}; looking for the head for {patience_s:g} s", "error")
                     is_end_expected, deadline_s = False, time.monotonic() + patience_s

@@ -57,6 +57,7 @@ class Proxy:
         link.add_channel(self._channel)
         link.on_instruction = self._hand_on_instruction
         self._joiner: bytes | None = None
+        self._placement = self._make_placement() if link.config.run.ray else None
         self._host = ""
         self._inbox: Receiver[ToScheduler] | None = None
         """While the engine serves."""
@@ -69,12 +70,13 @@ class Proxy:
         """Serves until the launcher says stop; the end of an engine that has served ends the process with code 1."""
         link = self._link
         key = link.run_dir.join_keys
-        log.info(
-            "with a copy of %s, run on another machine: python launch.py join %s --key-file %s",
-            key,
-            self._address.replace("0.0.0.0", "THIS-HOST"),
-            key.name,
-        )
+        if self._placement is None:
+            log.info(
+                "with a copy of %s, run on another machine: python launch.py join %s --key-file %s",
+                key,
+                self._address.replace("0.0.0.0", "THIS-HOST"),
+                key.name,
+            )
         while not link.is_stopping:
             for message in link.receive_control():
                 if isinstance(message, Drain):
@@ -90,13 +92,26 @@ class Proxy:
             link.wait()
         self._send(Order(Stop()))
         self._close()
+        if self._placement is not None:
+            self._placement.close()
+
+    def _make_placement(self) -> Any:
+        # Imported here and not above: it is for those who use Ray.
+        from supervisor.remote.ray_placement import RayPlacement
+
+        placement = RayPlacement(self._link.config, self._channel.port, self._link.run_dir.join_keys)
+        self._link.stop_on_signal()  # Ray has its own way with a SIGTERM
+        return placement
 
     def _look(self) -> None:
         """Finds out whether the joiner is there; while none is, the start makes progress all the same."""
         if self._joiner is not None:
             self._send(Probe())
         else:
-            self._link.phase(f"waiting at {self._address}")
+            self._link.phase(f"waiting {'for Ray' if self._placement else f'at {self._address}'}")
+        end = "" if self._placement is None else self._placement.look()
+        if end:
+            log.error("%s", end)
 
     def _receive(self, peer: bytes, message: ToProxy) -> None:
         if isinstance(message, Join):

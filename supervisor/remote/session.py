@@ -91,6 +91,7 @@ class Session:
                     self._carry_out(engine, message)
                 if engine.child.notice_end():
                     self._tell_end(engine)
+                self._check_connection()
         finally:
             engine.stop()
             engine.close()
@@ -100,10 +101,13 @@ class Session:
         readable = self._waiter.wait(timeout_s)
         if any(number in STOP_SIGNALS for number in self._signals.read()):
             raise StopSignalError
+        return readable
+
+    def _check_connection(self) -> None:
+        """Call it when what has come is dealt with: the head's last word comes before its end."""
         trouble = self._channel.monitor.look()
         if trouble:
             raise BootError(trouble) if self._channel.monitor.is_refused else NoHeadError(trouble)
-        return readable
 
     def _receive(self, kind: type[A]) -> A:
         """Returns the head's next message of this kind."""
@@ -115,6 +119,7 @@ class Session:
                     return message
                 if isinstance(message, TurnedAway):
                     raise NoHeadError(message.reason) if message.may_try_again else BootError(message.reason)
+            self._check_connection()
         raise NoHeadError(f"no answer within {ANSWER_TIMEOUT_S:.0f} s")
 
     def _follow(self, engine: Engine, readable: set[int]) -> None:

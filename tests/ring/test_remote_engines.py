@@ -100,9 +100,10 @@ def test_no_stream_notices_the_death_of_an_engine_or_of_its_joiner(tiny_checkpoi
         last = stack.enter_context(joining(address, ring, log))
         wait_until(lambda: engine_file(last).exists(), COMMAND_TIMEOUT_S)
         assert server.stop() == 0, server.log_text()
-        assert last.wait(COMMAND_TIMEOUT_S) == 0, "it ends with the head"
-        assert not default_path(f"join-{last.pid}").exists()
+        exit_code = last.wait(COMMAND_TIMEOUT_S)
         log.seek(0)
         text = log.read()
+        assert exit_code == 0, f"it ends with the head: {text}{server.log_text()}"
+        assert not default_path(f"join-{last.pid}").exists()
         assert len(re.findall(f"joined {address} as {REMOTE}", text)) == 3, text
         assert text.endswith("the head has ended\n"), text

@@ -64,12 +64,19 @@ def test_engines_of_other_machines_come_behind_those_of_this_one():
     ("flags", "message"),
     [
         (["--data-parallel", "0"], "--data-parallel 0 wants engines on other machines"),
+        (["--ray", "--remote-engines", "tcp://a:1"], "--ray places all engines: give their number as --data-parallel"),
         (["--remote-engines", "gpu-box:7001"], "--remote-engines: 'gpu-box:7001' is no address: give it as tcp://"),
     ],
 )
 def test_there_must_be_engines_and_addresses_are_checked(flags: list[str], message: str):
     with pytest.raises(UsageError, match=message):
         build_config(parse_flags(flags))
+
+
+def test_ray_places_every_engine(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 7, "n_ctx": 8}')
+    run = build_config(parse_flags(["--model", str(tmp_path), "--ray", "--data-parallel", "3"])).run
+    assert (run.data_parallel, len(run.remote_engines)) == (0, 3)
 
 
 def make_config(**http: Any) -> Config:
