@@ -41,6 +41,7 @@ class Runner:
         self.can_overlap = forward_passes.last_tokens is not None
         self.degraded = ""
         self.page_memory: KVMemory | None = None
+        self.draft_runner: Runner | None = None
         self.forward_passes = forward_passes
         self._decoder = decoder
         self._vocab_size = decoder.config.vocab_size
