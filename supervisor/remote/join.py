@@ -10,7 +10,7 @@ from messages.join_keys import JoinKeys, check_address, read_keys
 from runtime.lifeline import ask_for_death_signal, clear_run, make_lifeline
 from runtime.run_dir import RunDir, claim, default_path
 from supervisor.console import Console
-from supervisor.kv_files import KVFiles
+from supervisor.memory_files import MemoryFiles
 from supervisor.remote.engine import Engine
 from supervisor.remote.machine import make_config
 from supervisor.remote.session import EngineEndedError, NoHeadError, Session, StopSignalError
@@ -83,7 +83,7 @@ class Joiner:
         self._run_dir = run_dir
         self._signals = signals
         self._console = console
-        self._kv_files = KVFiles(run_dir)
+        self._memory_files = MemoryFiles(run_dir)
         self._has_joined = False
         """In the latest try."""
 
@@ -120,7 +120,7 @@ class Joiner:
             self._has_joined = True
             self._console.say(f"joined {self._options.address} as {admitted.name}; its log is shown at the head")
             config = make_config(admitted, self._options, self._console)
-            self._kv_files.provide(admitted.name)
+            self._memory_files.provide(admitted.name)
             clock_ahead_ns = session.compare_clocks()
             try:
                 engine = Engine(admitted, config, self._run_dir, clock_ahead_ns)
