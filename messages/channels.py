@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 import zmq
@@ -82,6 +82,14 @@ class Receiver(Generic[T]):
             if message is not None:
                 yield message
 
+    def receive_frames(self) -> Iterator[bytes]:
+        """Iterates over the frames that have arrived as they are, for one who hands them on, and never waits."""
+        while has_arrived(self.socket):
+            frame = self.socket.recv(zmq.NOBLOCK)
+            if self.on_frame is not None:
+                self.on_frame(frame)
+            yield frame
+
     def _open(self, frame: bytes) -> T | None:
         """Returns the message in the frame, `None` where it is not to be taken; after a gap that has to wait."""
         if len(frame) < HEADER.size:
@@ -127,7 +135,10 @@ class Sender(Generic[T]):
     def send(self, message: T) -> None:
         """Queues `message` and returns at once. Raises `ChannelFullError` where the receiver has stopped reading."""
         self.num_sent += 1  # also where there is no room, so that the receiver can notice what is missing
-        frame = HEADER.pack(self.sender_id, self.num_sent) + self._encoder.encode(message)
+        self.hand_on(HEADER.pack(self.sender_id, self.num_sent) + self._encoder.encode(message))
+
+    def hand_on(self, frame: bytes) -> None:
+        """As `send`, for a frame that another sender has numbered."""
         if self.on_frame is not None:
             self.on_frame(frame)
         try:
@@ -308,7 +319,10 @@ class AskServer(_Server[T]):
         return self._receive()
 
 
-Readable = Receiver[Any] | ControlClient[Any] | ControlServer[Any] | AskServer[Any] | AskClient[Any]
+class Readable(Protocol):
+    """A channel at which something may arrive."""
+
+    socket: "zmq.Socket[bytes]"
 
 
 class Waiter:

@@ -261,12 +261,29 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel: Annotated[
         int,
         Meta(
-            ge=1,
+            ge=0,
             le=32,
             description="engines: schedulers that share the requests, each with the whole model and a KV cache of its "
-            "own; `launch.py scale scheduler N` changes it at run time",
+            "own; `launch.py scale scheduler N` changes it at run time; 0: only those of --remote-engines",
         ),
     ] = 1
+    remote_engines: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="addresses, an engine each, at which other machines join (`launch.py join`), besides the "
+            "engines of --data-parallel",
+            extra={"metavar": "tcp://HOST:PORT"},
+        ),
+    ] = ()
+    ray: Annotated[
+        bool,
+        Meta(
+            description="have Ray place the engines of --data-parallel on the nodes of its cluster; needs sluice[ray]"
+        ),
+    ] = False
+    ray_address: Annotated[
+        str, Meta(description="the Ray cluster, as ray.init takes it; auto: the one that runs on this machine")
+    ] = "auto"
     external: Annotated[
         tuple[str, ...], Meta(description="processes that you start by hand (the launcher prints the command)")
     ] = ()
@@ -373,3 +390,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     batch: BatchConfig = BatchConfig()
     run: RunConfig = RunConfig()
     facts: ModelFacts
+    first_engine: int = 1
+    """The number of the first engine that runs on this machine, which is another one than the head where it joined."""
+
+    @property
+    def num_engines(self) -> int:
+        """How many engines the server begins with, on all machines."""
+        return self.run.data_parallel + len(self.run.remote_engines)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from messages.control import ToLauncher, ToProcess
+from messages.remote import ToJoiner, ToProxy
 from messages.replies import ToDetokenizer, ToFrontend
 from messages.requests import ToScheduler, ToTokenizer
 
@@ -30,5 +31,7 @@ def _describe(types: typing.Iterable[Any], found: dict[str, str]) -> None:
             _describe(hints.values(), found)
 
 
-SCHEMA_VERSION = make_version(ToTokenizer, ToScheduler, ToDetokenizer, ToFrontend, ToLauncher, ToProcess)
-"""Launcher and processes must have the same."""
+SCHEMA_VERSION = make_version(
+    ToTokenizer, ToScheduler, ToDetokenizer, ToFrontend, ToLauncher, ToProcess, ToProxy, ToJoiner
+)
+"""Launcher and processes must have the same, on all machines."""

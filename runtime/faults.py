@@ -21,6 +21,7 @@ from messages.admin import (
     ClearFaults,
     DamagePages,
     EdgeFault,
+    Failed,
     Fault,
     Poison,
     ProcessResult,
@@ -55,6 +56,10 @@ log = logging.getLogger("sluice.faults")
 
 
 FAULTS: tuple[type[Fault], ...] = get_args(Fault)
+
+
+def refuse_fault(command: Fault) -> ProcessResult:
+    return Failed("impossible", "not for this process, or the server was started without --enable-fault-injection")
 
 
 class PoisonedStepError(Exception):

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from messages.admin import Acknowledged, ProcessResult, SetLogLevel
 from messages.config import RunConfig
 
 TEXT_FORMAT = "%(levelname)s %(name)s: %(message)s"
@@ -78,6 +79,12 @@ def set_up_logging(process: str, run: RunConfig) -> None:
         logging.captureWarnings(True)
         sys.excepthook = _log_uncaught
         threading.excepthook = lambda args: _log_uncaught(*args[:3])
+
+
+def set_log_level(command: SetLogLevel) -> ProcessResult:
+    """Shows log lines from the given level on; those of libraries too."""
+    logging.getLogger().setLevel(command.level.upper())
+    return Acknowledged(f"shows lines of level {command.level} and above")
 
 
 def _log_uncaught(*error: Any) -> None:

@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from messages.admin import (
-    Acknowledged,
     AdminCommand,
     Answer,
     Ask,
     Failed,
-    Fault,
     Instruction,
     InstructionDone,
     ProcessCommand,
@@ -31,7 +29,7 @@ from messages.admin import (
     StartProfile,
     StopProfile,
 )
-from messages.channels import ControlClient, Receiver, Sender, Waiter
+from messages.channels import ControlClient, Readable, Receiver, Sender, Waiter
 from messages.control import (
     SUCCESSOR,
     Beat,
@@ -56,9 +54,9 @@ from messages.errors import BootError, SluiceError
 from messages.histograms import HistogramCounts
 from messages.schema import SCHEMA_VERSION
 from runtime.black_box.frame_recorder import FrameRecorder
-from runtime.faults import FAULTS, Faults
+from runtime.faults import FAULTS, Faults, refuse_fault
 from runtime.lifeline import GRACE_S, ask_for_death_signal, has_launcher, leave_abandoned_run, watch_lifeline
-from runtime.logs import set_up_logging
+from runtime.logs import set_log_level, set_up_logging
 from runtime.profiling import ProcessProfiler
 from runtime.run_dir import RunDir
 from runtime.stacks import write_stacks_on_signal
@@ -102,6 +100,7 @@ class ProcessLink:
         self._hears_nothing = False
         """The launcher had sent nothing as `wait` returned just now, so there is no need to look again."""
         self._executors: dict[type[Any], Callable[[Any], ProcessResult]] = {}
+        self.on_instruction: Callable[[Instruction], None] = self._carry_out
         self.faults = Faults(run_dir) if self.config.run.enable_fault_injection else None
         self._register_faults()
         self.profiler = ProcessProfiler(name, run_dir)
@@ -157,6 +156,10 @@ class ProcessLink:
         if self.faults is not None:
             self.faults.receivers.append(receiver)
 
+    def add_channel(self, channel: Readable) -> None:
+        """Lets `wait` return when something arrives in `channel`, whatever that is."""
+        self._waiter.add_channel(channel)
+
     def open_sender(self, receiver: str) -> Sender[Any]:
         """Returns a new sender to the process `receiver`; beats say what it has sent."""
         sender: Sender[Any] = (
@@ -210,6 +213,10 @@ class ProcessLink:
     def ready(self, degraded: str = "") -> None:
         """Tells the launcher that it serves; `degraded`, for operators: what it does without, and why."""
         self._control.send(Ready(degraded))
+
+    def report(self, message: PhaseReport | Ready | Beat | Drained | InstructionDone) -> None:
+        """Tells the launcher what the process has said for which this one stands."""
+        self._control.send(message)
 
     def drained(self, num_unfinished: int) -> None:
         self._control.send(Drained(num_unfinished))
@@ -270,11 +277,14 @@ class ProcessLink:
                 case TakeOver(incarnation):
                     self.incarnation, self.is_successor = incarnation, False
                     self.profiler.incarnation = incarnation
-                case Instruction(instruction_id, command):
-                    self._control.send(InstructionDone(instruction_id, self._execute(command)))
+                case Instruction():
+                    self.on_instruction(message)
                 case Welcome():
                     pass
         return messages
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        self._control.send(InstructionDone(instruction.instruction_id, self._execute(instruction.command)))
 
     def _execute(self, command: ProcessCommand) -> ProcessResult:
         execute = self._executors.get(cast("type[Any]", type(command)))
@@ -351,16 +361,6 @@ def _lock_name(name: str, run_dir: RunDir) -> int:
         pid = run_dir.pids().get(name, "unknown")
         raise BootError(f"a {name} (pid {pid}) runs in {run_dir.path} already") from None
     return descriptor
-
-
-def set_log_level(command: SetLogLevel) -> ProcessResult:
-    """Shows log lines from the given level on; those of libraries too."""
-    logging.getLogger().setLevel(command.level.upper())
-    return Acknowledged(f"shows lines of level {command.level} and above")
-
-
-def refuse_fault(command: Fault) -> ProcessResult:
-    return Failed("impossible", "not for this process, or the server was started without --enable-fault-injection")
 
 
 def run_process(name: str, serve: Callable[[ProcessLink], None]) -> int:

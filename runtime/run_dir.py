@@ -51,6 +51,16 @@ class RunDir:
         """A directory of the processes' last frames (`runtime/black_box/`), if they are kept."""
         return self.path / "black-box"
 
+    @property
+    def head_keys(self) -> Path:
+        """The keys with which the head meets engines on other machines, if it takes any."""
+        return self.path / "head.key"
+
+    @property
+    def join_keys(self) -> Path:
+        """The keys with which they join; their operators copy the file."""
+        return self.path / "join.key"
+
     def kv_file(self, name: str) -> Path:
         """A link to the launcher's file in memory for the KV cache of scheduler `name`, if it has one."""
         return self.path / f"{name}.kv-cache"
@@ -106,11 +116,11 @@ class RunDir:
             self.path.rmdir()
 
 
-def default_path(port: int) -> Path:
-    """Returns the run directory of the server on `port`: short, and apart for each user."""
+def default_path(name: int | str) -> Path:
+    """Returns the run directory of the server on the port `name`, or of what else runs: short, apart for each user."""
     root = os.environ.get("XDG_RUNTIME_DIR", "")
     parent = Path(root) if root and Path(root).is_dir() else Path("/tmp")
-    return parent / f"sluice-{os.getuid()}-{port}"
+    return parent / f"sluice-{os.getuid()}-{name}"
 
 
 def claim(path: Path) -> tuple[RunDir, int]:

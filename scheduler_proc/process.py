@@ -33,7 +33,7 @@ log = logging.getLogger("sluice.scheduler")
 
 Report = Callable[[str, float | None], None]
 LoadRunner = Callable[[Config, Report, int], Runner]
-"""Loads the model for the scheduler of this number. Raises `BootError` where that cannot be done."""
+"""Loads the model for the scheduler of this number on this machine. Raises `BootError` where that cannot be done."""
 
 FindLoader = Callable[[ProcessLink], LoadRunner]
 """Does what takes time but neither device nor much memory, so that it can be done beside a predecessor."""
@@ -70,7 +70,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     load_runner = call_at_low_priority(partial(find_loader, link)) if link.is_spare else find_loader(link)
     if not link.stand_by():
         return
-    runner = load_runner(link.config, link.phase, engine)
+    runner = load_runner(link.config, link.phase, engine + 1 - link.config.first_engine)
     grammars = GrammarBuilder(link.config, link.wake)
     scheduler = make_scheduler(link.config, runner, grammars)
     receiver: Receiver[ToScheduler] = Receiver(link.run_dir.socket(link.name), ToScheduler)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from messages.control import FRONTEND, PREDECESSOR, SUCCESSOR, kind_of, worker_name
@@ -31,17 +31,21 @@ SIGNAL_HINTS = {
 
 @dataclass(frozen=True)
 class Command:
-    """How process `name` is started; the run directory is added to `arguments`. `is_external`: by hand."""
+    """How process `name` is started; the run directory is added to `arguments`. `is_external`: by hand.
+
+    `is_remote`: it stands for one on another machine, which may come at any time.
+    """
 
     name: str
     arguments: tuple[str, ...]
     is_external: bool = False
+    is_remote: bool = False
 
 
 def command_of_worker(first: Command, number: int) -> Command:
     """Returns how the worker with this number is started, where `first` is how worker 1 is."""
     name = worker_name(first.name, number)
-    return Command(name, (*first.arguments, "--name", name), first.is_external)
+    return replace(first, name=name, arguments=(*first.arguments, "--name", name))
 
 
 class Child:

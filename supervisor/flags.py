@@ -66,7 +66,8 @@ def make_parser() -> argparse.ArgumentParser:
         prog="launch.py",
         description="Serves a language model over HTTP from separate processes.",
         epilog="Commands for a server that runs: launch.py ps, top, logs, restart, scale, profile, snapshot, drain, "
-        "log-level, inject, tail (with --help). Without one: launch.py batch, decode, diff, replay, calibrate, whatif.",
+        "log-level, inject, tail (with --help). Without one: launch.py batch, decode, diff, join, replay, "
+        "calibrate, whatif.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),

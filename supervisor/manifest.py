@@ -54,12 +54,11 @@ def library_versions() -> dict[str, str]:
 
 def make_manifest(config: Config) -> Manifest:
     """Returns the manifest of a server that starts now."""
-    http = msgspec.structs.replace(config.http, api_key=(), admin_key=())
     return Manifest(
         version=VERSION,
         schema_version=SCHEMA_VERSION,
         begun=datetime.now(UTC).isoformat(timespec="seconds"),
-        config=msgspec.structs.replace(config, http=http),
+        config=without_keys(config),
         model_files=identify_model(Path(config.facts.model_dir)),
         python=platform.python_version(),
         machine=platform.platform(),
@@ -72,6 +71,16 @@ def identify_model(model_dir: Path) -> tuple[ModelFile, ...]:
     """Returns the files of the model, by which another directory can be told to hold the same."""
     files = sorted({file for pattern in MODEL_FILES for file in model_dir.glob(pattern) if file.is_file()})
     return tuple(map(_identify, files))
+
+
+def digests_of(model_dir: Path) -> dict[str, str]:
+    """Returns what each file of the model holds, by name, as short text."""
+    return {file.name: f"{file.num_bytes} bytes, {file.digest}" for file in identify_model(model_dir)}
+
+
+def without_keys(config: Config) -> Config:
+    """Returns the configuration without the keys of clients and operators."""
+    return msgspec.structs.replace(config, http=msgspec.structs.replace(config.http, api_key=(), admin_key=()))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

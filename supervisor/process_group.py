@@ -83,6 +83,10 @@ class ProcessGroup:
         """Tells whether it has come to serve and has not ended."""
         return child.name in self and self.status(child).is_up
 
+    def is_ready(self) -> bool:
+        """Tells whether every process serves, apart from engines on machines that have not joined yet."""
+        return self.board.is_ready([child.name for child in self if child.command.is_remote])
+
     def note_started(self) -> None:
         """Every process serves: the frontends open their doors when they hear it."""
         self.has_started = True
@@ -206,7 +210,7 @@ class ProcessGroup:
         child.has_been_told = True
         if not child.pid:
             return
-        if self.status(child).state == "starting" and not child.is_external:
+        if self.status(child).state == "starting" and not (child.is_external or child.command.is_remote):
             child.kill()  # it may be deep in a load and has nothing to lose
         else:
             self.control.send(child.name, Stop())

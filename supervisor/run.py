@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
-from messages.config import Config, ModelConfig
+from messages.config import Config, ModelConfig, RunConfig
 from messages.control import FRONTEND, RING
 from messages.engines import SCHEDULER
 from messages.errors import BootError, UsageError
+from messages.join_keys import check_address, make_keys
 from runtime.lifeline import make_lifeline
 from runtime.run_dir import RunDir, claim, default_path
 from supervisor.child import Command, command_of_worker, python_command
@@ -33,6 +34,11 @@ from supervisor.supervisor import Supervisor
 
 PACKAGES = {FRONTEND: "frontend"} | {kind: f"{kind}_proc" for kind in RING}
 """By process."""
+
+PROXY = "supervisor.remote.proxy"
+"""The module of a process that stands for an engine on another machine."""
+
+ANY_PORT = "tcp://0.0.0.0:*"
 
 TOKENIZER = "tokenizer"
 ONE_OF_EACH: Mapping[str, int] = {}
@@ -52,7 +58,8 @@ def launch(arguments: list[str]) -> int:
         config = build_config(sections, console)
         run = config.run
         num_workers = {FRONTEND: run.frontend_workers, TOKENIZER: run.tokenizer_workers, SCHEDULER: run.data_parallel}
-        return serve(config, server_commands(run.external, num_workers), console, began_s)
+        commands = server_commands(run.external, num_workers, len(run.remote_engines))
+        return serve(config, commands, console, began_s)
     except (UsageError, BootError) as error:
         console.say(f"launch.py: {error}", "error")
         return USAGE_EXIT_CODE if isinstance(error, UsageError) else FAILURE_EXIT_CODE
@@ -66,16 +73,31 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
     """Returns the whole configuration, with the facts about the model; this may fetch the model from the hub."""
     run = sections["run"]
     model = sections["model"] = choose_devices(sections["model"], run.data_parallel)
+    run = sections["run"] = _place_by_ray(run)
     _check_names("--external", run.external)
     if FRONTEND in run.external and run.frontend_workers > 1:
         raise UsageError("--frontend-workers: a frontend that is started by hand binds the port alone; leave it at 1")
     if run.otlp_endpoint and not run.otlp_endpoint.startswith(("http://", "https://")):
         raise UsageError(f"--otlp-endpoint: {run.otlp_endpoint} is not a URL, as http://localhost:4318 is")
+    if not (run.data_parallel or run.remote_engines):
+        raise UsageError("--data-parallel 0 wants engines on other machines: give their addresses as --remote-engines")
+    if not run.ray:
+        for address in run.remote_engines:
+            check_address("--remote-engines", address)
     check_rules(run.restart)
     _check_names("--restart", [split_rule(rule)[0] for rule in run.restart])
     model_dir = find_model(model, console)
     facts = read_model_facts(model, model_dir, find_tokenizer(model, model_dir, console), model_name(model))
     return Config(**sections, facts=add_draft_facts(facts, model, sections["scheduling"], console))
+
+
+def _place_by_ray(run: RunConfig) -> RunConfig:
+    """Returns `run` with all engines on other machines, at ports that the system chooses, where Ray places them."""
+    if not run.ray:
+        return run
+    if run.remote_engines:
+        raise UsageError("--ray places all engines: give their number as --data-parallel, and no --remote-engines")
+    return msgspec.structs.replace(run, data_parallel=0, remote_engines=(ANY_PORT,) * run.data_parallel)
 
 
 def choose_devices(model: ModelConfig, num_engines: int) -> ModelConfig:
@@ -98,14 +120,22 @@ def choose_devices(model: ModelConfig, num_engines: int) -> ModelConfig:
     return msgspec.structs.replace(model, devices=devices, device="cuda")
 
 
-def server_commands(external: Iterable[str], num_workers: Mapping[str, int] = ONE_OF_EACH) -> list[Command]:
-    """Returns how the processes are started, so many of a kind; those named in `external` are started by hand."""
-    commands = [Command(name, python_command(package), name in external) for name, package in PACKAGES.items()]
-    return [
-        first if number == 1 else command_of_worker(first, number)
-        for first in commands
-        for number in range(1, num_workers.get(first.name, 1) + 1)
-    ]
+def server_commands(
+    external: Iterable[str], num_workers: Mapping[str, int] = ONE_OF_EACH, num_remote: int = 0
+) -> list[Command]:
+    """Returns how the processes are started, so many of a kind; those named in `external` are started by hand.
+
+    `num_remote` schedulers more are on other machines.
+    """
+    commands: list[Command] = []
+    for name, package in PACKAGES.items():
+        first = Command(name, python_command(package), name in external)
+        num = num_workers.get(name, 1)
+        commands += [first if number == 1 else command_of_worker(first, number) for number in range(1, num + 1)]
+        if name == SCHEDULER:
+            proxy = Command(name, python_command(PROXY), is_remote=True)
+            commands += [command_of_worker(proxy, number) for number in range(num + 1, num + 1 + num_remote)]
+    return commands
 
 
 def serve(config: Config, commands: list[Command], console: Console, began_s: float) -> int:
@@ -127,12 +157,21 @@ def serve(config: Config, commands: list[Command], console: Console, began_s: fl
             run_dir.write_config(config)
             _write_manifest(config, run_dir)
             run_dir.address_file.write_text(f"{url}\n", encoding="ascii")
+            if config.run.remote_engines:
+                _write_keys(run_dir)
             supervisor = Supervisor(config.run, commands, Site(run_dir, listener, signals), console)
             return supervisor.run(lambda: console.say(ready_text(config, url, time.monotonic() - began_s)))
         finally:
             run_dir.remove()
             os.close(lifeline)
             os.close(lock)
+
+
+def _write_keys(run_dir: RunDir) -> None:
+    """Makes the keys by which engines on other machines and this one know each other, for this run alone."""
+    for file, keys in zip((run_dir.head_keys, run_dir.join_keys), make_keys(), strict=True):
+        file.touch(mode=0o600)
+        file.write_bytes(msgspec.json.encode(keys))
 
 
 def _write_manifest(config: Config, run_dir: RunDir) -> None:

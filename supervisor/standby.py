@@ -48,7 +48,8 @@ class Standby:
         if not self._is_wanted or not group.has_started or group.is_draining or group.is_stopping:
             return None
         schedulers = [child for child in group if kind_of(child.name) == SCHEDULER]
-        has_place = len(schedulers) == 1 and SCHEDULER + SUCCESSOR not in group
+        is_alone = len(schedulers) == 1 and not schedulers[0].command.is_remote
+        has_place = is_alone and SCHEDULER + SUCCESSOR not in group
         scheduler = schedulers[0] if has_place else None
         can_be = scheduler is not None and self._lifecycle.is_replaced(scheduler) and group.is_up(scheduler)
         return scheduler if can_be and not schedulers[0].is_on_trial else None

@@ -1,7 +1,7 @@
 """What is known of each process (state, phase, beats), and when the frontend has to hear of it."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -88,9 +88,11 @@ class StatusBoard:
         """Returns all, in the order of their places; who comes or goes stands beside the one it is about."""
         return tuple(sorted(self._statuses.values(), key=lambda status: self._places.index(place_of(status.name))))
 
-    def is_ready(self) -> bool:
-        """Tells whether every process serves."""
-        return all(status.is_up for status in self._statuses.values())
+    def is_ready(self, may_be_absent: Collection[str] = ()) -> bool:
+        """Tells whether every process serves; those named here may be absent, but not all of their kind."""
+        up = {kind_of(name) for name, status in self._statuses.items() if status.is_up}
+        statuses = self._statuses.items()
+        return all(status.is_up or (name in may_be_absent and kind_of(name) in up) for name, status in statuses)
 
     def started(self, name: str, pid: int, incarnation: int, uid_block: int = 0) -> None:
         """Notes a new incarnation of process `name`."""

@@ -60,7 +60,7 @@ class Supervisor:
         has_failed = False
         try:
             self._lifecycle.start_all()
-            self.turn_until(self._group.board.is_ready)
+            self.turn_until(self._group.is_ready)
             if not self._num_stop_signals:
                 self._console.end_progress()
                 self._group.note_started()

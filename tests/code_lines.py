@@ -36,9 +36,9 @@ BUDGETS = {
     "CPU backend": 3_395,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_965,
-    "process runtime": 1_535,
-    "launcher": 4_650,
+    "messages": 2_200,
+    "process runtime": 1_550,
+    "launcher": 5_335,
     "what-if": 1_035,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

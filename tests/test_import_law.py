@@ -28,6 +28,7 @@ RULES = {
     "launch.py": rule("supervisor", ""),
     "supervisor": rule("supervisor runtime messages", "msgspec psutil"),
     "supervisor/cli/batch.py": rule("supervisor runtime messages", "tqdm"),
+    "supervisor/remote/ray_placement.py": rule("supervisor messages", "ray"),
     "supervisor/model/fetch.py": rule("supervisor runtime messages", "msgspec huggingface_hub"),
     "frontend": rule(
         "frontend runtime messages", "msgspec starlette uvicorn httptools uvloop prometheus_client psutil"
@@ -46,6 +47,8 @@ RULES = {
     ),
     "messages": rule("messages", "msgspec"),
     "messages/channels.py": rule("messages", "msgspec zmq"),
+    "messages/join_keys.py": rule("messages", "msgspec zmq"),
+    "messages/secure_channels.py": rule("messages", "msgspec zmq"),
     "runtime": rule("runtime messages", "msgspec"),
     "runtime/profiling.py": rule("runtime messages", "msgspec pyinstrument"),
     "runtime/tokenizer_files.py": rule("runtime messages", "msgspec transformers"),
@@ -77,6 +80,7 @@ LAYERS = {
         "supervisor/cli",
         "supervisor/profiles supervisor/replay",
         "supervisor/client",
+        "supervisor/remote",
         "supervisor/run.py",
         "supervisor/supervisor.py",
         "supervisor/admin",
@@ -96,6 +100,8 @@ LOADING = "scheduler_proc/computing/loading"
 FUNCTION_LEVEL_IMPORTS = {
     ("launch.py", "supervisor.cli.operate"): "takes a third of the launcher's imports, for commands only",
     ("frontend/http/server.py", "uvloop"): "does not exist on every platform",
+    ("supervisor/remote/proxy.py", "supervisor.remote.ray_placement"): "is for those who use Ray",
+    ("supervisor/remote/ray_placement.py", "ray"): "needs an extra",
     ("frontend/process.py", "frontend.tracing.export"): "needs an extra, and memory",
     ("scheduler_proc/process.py", "scheduler_proc.computing.loading.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/process.py", "scheduler_proc.computing.torch_observer"): "imports torch",

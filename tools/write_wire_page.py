@@ -15,10 +15,11 @@ from messages import frame_files
 from messages.columns import FLOAT32, INT32, INT64
 from messages.control import ToLauncher, ToProcess
 from messages.plain import fields_of, typecode_of
+from messages.remote import ToJoiner, ToProxy
 from messages.schema import SCHEMA_VERSION
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "WIRE.md"
-CONTROL = {"launcher": ToLauncher, "processes": ToProcess}
+CONTROL = {"launcher": ToLauncher, "processes": ToProcess, "proxy": ToProxy, "joiner": ToJoiner}
 FORMATS = {INT32: "int32 column", INT64: "int64 column", FLOAT32: "float32 column"}
 
 HEAD = """# What crosses a process border

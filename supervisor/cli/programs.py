@@ -1,4 +1,4 @@
-"""Commands that need no running server: programs of their own, in packages that the launcher does not import."""
+"""Commands that need no running server here: programs of their own, of which the launcher imports nothing."""
 
 import os
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from supervisor.child import python_command, python_path
 
-PROGRAMS = {"calibrate": "whatif.calibrate", "whatif": "whatif"}
+PROGRAMS = {"join": "supervisor.remote.join", "calibrate": "whatif.calibrate", "whatif": "whatif"}
 """The module of each command."""
 
 

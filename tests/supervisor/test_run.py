@@ -47,6 +47,38 @@ def test_each_process_is_a_package_of_its_own():
     assert [name for name, command in commands.items() if command.is_external] == ["scheduler"]
 
 
+def test_engines_of_other_machines_come_behind_those_of_this_one():
+    commands = server_commands([], {"scheduler": 2}, num_remote=2)
+    assert [command.name for command in commands] == [
+        "frontend", "tokenizer", "scheduler", "scheduler-2", "scheduler-3", "scheduler-4", "detokenizer"
+    ]  # fmt: skip
+    remote = [command for command in commands if command.is_remote]
+    assert [command.arguments[-3:] for command in remote] == [
+        ("supervisor.remote.proxy", "--name", "scheduler-3"),
+        ("supervisor.remote.proxy", "--name", "scheduler-4"),
+    ]
+    assert [command.name for command in server_commands([], {"scheduler": 0}, num_remote=1)][2] == "scheduler"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--data-parallel", "0"], "--data-parallel 0 wants engines on other machines"),
+        (["--ray", "--remote-engines", "tcp://a:1"], "--ray places all engines: give their number as --data-parallel"),
+        (["--remote-engines", "gpu-box:7001"], "--remote-engines: 'gpu-box:7001' is no address: give it as tcp://"),
+    ],
+)
+def test_there_must_be_engines_and_addresses_are_checked(flags: list[str], message: str):
+    with pytest.raises(UsageError, match=message):
+        build_config(parse_flags(flags))
+
+
+def test_ray_places_every_engine(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 7, "n_ctx": 8}')
+    run = build_config(parse_flags(["--model", str(tmp_path), "--ray", "--data-parallel", "3"])).run
+    assert (run.data_parallel, len(run.remote_engines)) == (0, 3)
+
+
 def make_config(**http: Any) -> Config:
     facts = ModelFacts(model_dir="/m", tokenizer_dir="/m", served_names=("a", "b"), vocab_size=1, max_model_len=9)
     return Config(model=ModelConfig(), http=HttpConfig(**http), facts=facts)

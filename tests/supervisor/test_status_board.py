@@ -17,6 +17,20 @@ def make_ready() -> StatusBoard:
     return board
 
 
+def test_who_may_be_absent_may_not_be_all_of_a_kind():
+    board = StatusBoard(["tokenizer", "scheduler", "scheduler-2"], hang_timeout_s=5.0)
+    remote = ["scheduler-2"]
+    board.ready("tokenizer")
+    assert not board.is_ready(remote)
+    board.ready("scheduler-2")
+    assert not board.is_ready(remote), "the one that is started here must come"
+    assert board.is_ready(["scheduler"])
+    board.restarting("scheduler-2")
+    board.ready("scheduler")
+    assert board.is_ready(remote)
+    assert not board.is_ready()
+
+
 def test_states_follow_the_life_of_a_process():
     board = StatusBoard(["a"], hang_timeout_s=5.0)
     assert board.status("a").state == "starting"

@@ -1,0 +1,112 @@
+"""Ray places the engine of a proxy: an actor on some node runs `launch.py join` there, and nothing else.
+
+No token goes through Ray. The actor belongs to the proxy, which is Ray's driver: Ray ends it when the proxy ends.
+"""
+
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from messages.config import Config
+from messages.errors import BootError
+from supervisor.child import ROOT
+
+RETRY_S = 5.0
+"""After a joiner that has ended."""
+
+JOIN_RETRY_S = 10.0
+"""The head is there when a joiner is started, and another one is started where it goes."""
+
+LEAVE_S = 2.0
+NUM_LAST_LINES = 10
+
+
+class JoinerActor:
+    """Runs on the engine's node. Ray gets it as code, so the node needs this module only for `launch.py join`."""
+
+    def run(self, arguments: list[str], key: bytes, root: str) -> str:
+        """Returns when the joiner has ended: its exit code and what it has said last."""
+        path = os.pathsep.join(filter(None, (root if Path(root).is_dir() else "", os.environ.get("PYTHONPATH", ""))))
+        command = [sys.executable, "-P", "-m", "supervisor.remote.join"]
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(key)
+            file.flush()
+            done = subprocess.run(
+                [*command, *arguments, "--key-file", file.name, "--parent-pid", str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": path},
+                check=False,
+            )
+        lines = done.stdout.decode(errors="replace").splitlines()[-NUM_LAST_LINES:]
+        return "\n".join([f"the joiner exited with code {done.returncode}", *lines])
+
+
+class RayPlacement:
+    """Has Ray start a joiner for the head's `port`, again and again. Raises `BootError` where there is no Ray."""
+
+    def __init__(self, config: Config, port: int, key_file: Path):
+        try:
+            self._ray: Any = importlib.import_module("ray")
+        except ImportError as error:
+            raise BootError(f"--ray needs more: pip install 'sluice[ray]' ({error})") from None
+        address = config.run.ray_address
+        try:
+            self._ray.init(address=address, namespace="sluice", log_to_driver=False, configure_logging=False)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise BootError(
+                f"--ray: there is no cluster at --ray-address {address}: `ray start --head` makes one ({error})"
+            ) from None
+        self._ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        host = self._ray.util.get_node_ip_address()
+        threads = config.model.cpu_threads
+        self._arguments = [
+            f"tcp://{host}:{port}",
+            "--cpu-threads",
+            str(threads),
+            "--retry-s",
+            f"{JOIN_RETRY_S:g}",
+            "--once",
+        ]
+        self._key = key_file.read_bytes()
+        has_gpus = self._ray.cluster_resources().get("GPU", 0) > 0
+        wants_gpu = config.model.device == "cuda" or (config.model.device == "auto" and has_gpus)
+        self._options: dict[str, Any] = {
+            "num_cpus": threads or 1,
+            "num_gpus": int(wants_gpu),
+            "max_restarts": 0,
+            "scheduling_strategy": "SPREAD",
+        }
+        self._actor: Any = None
+        self._result: Any = None
+        self._due_s = 0.0
+
+    def look(self) -> str:
+        """Starts an actor where there is none; returns how the one before it ended, "" if none has."""
+        if self._result is None:
+            if time.monotonic() >= self._due_s:
+                self._actor = self._ray.remote(**self._options)(JoinerActor).remote()
+                self._result = self._actor.run.remote(self._arguments, self._key, str(ROOT))
+            return ""
+        ended, _ = self._ray.wait([self._result], timeout=0)
+        if not ended:
+            return ""
+        try:
+            end = self._ray.get(self._result)
+        except self._ray.exceptions.RayError as error:
+            end = f"Ray has lost its actor: {error}".splitlines()[0]
+        self._actor = self._result = None
+        self._due_s = time.monotonic() + RETRY_S
+        return end
+
+    def close(self) -> None:
+        """Ends the actor, and with it the joiner, which gets some time to leave by itself."""
+        if self._result is not None:
+            self._ray.wait([self._result], timeout=LEAVE_S)
+        self._ray.shutdown()

@@ -1,0 +1,110 @@
+"""The channel between machines: who has the keys of the run is let in, and each end notices that the other is gone."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from messages.errors import BootError, UsageError
+from messages.join_keys import HeadKeys, JoinKeys, check_address, make_keys
+from messages.remote import Join, Probe, ToJoiner, ToProxy, TurnedAway
+from messages.secure_channels import HeadChannel, JoinerChannel
+
+LIMIT_S = 60.0
+JOIN = Join(1, "release", "host")
+
+
+def wait_for(look: Callable[[], Any]) -> Any:
+    """Returns the first true result of `look`."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline_s:
+        found = look()
+        if found:
+            return found
+        time.sleep(0.005)
+    raise AssertionError(f"nothing within {LIMIT_S} s")
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"tcp://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def keys() -> tuple[HeadKeys, JoinKeys]:
+    return make_keys()
+
+
+@pytest.fixture
+def head(address: str, keys: tuple[HeadKeys, JoinKeys]) -> Iterator[HeadChannel[Any]]:
+    channel: HeadChannel[Any] = HeadChannel(address, keys[0], ToProxy)
+    yield channel
+    channel.close()
+
+
+def trouble_of(address: str, keys: JoinKeys) -> tuple[str, bool]:
+    """Returns what becomes of a connection with these keys, and whether trying again is of no use."""
+    joiner: JoinerChannel[Any] = JoinerChannel(address, keys, ToJoiner)
+    joiner.send(JOIN)
+    try:
+        return wait_for(joiner.monitor.look), joiner.monitor.is_refused
+    finally:
+        joiner.close()
+
+
+def test_both_ends_hear_each_other_and_notice_when_the_other_is_gone(
+    address: str, keys: tuple[HeadKeys, JoinKeys], head: HeadChannel[Any]
+):
+    joiner: JoinerChannel[Any] = JoinerChannel(address, keys[1], ToJoiner)
+    joiner.send(JOIN)
+    peer, message = wait_for(lambda: next(head.receive(), None))
+    assert message == JOIN
+    assert head.send(peer, TurnedAway("full"))
+    assert wait_for(lambda: next(joiner.receive(), None)) == TurnedAway("full")
+    assert joiner.monitor.look() == ""
+    joiner.close()
+    wait_for(lambda: not head.send(peer, Probe()))
+
+
+def test_a_joiner_notices_that_the_head_is_gone(address: str, keys: tuple[HeadKeys, JoinKeys]):
+    head: HeadChannel[Any] = HeadChannel(address, keys[0], ToProxy)
+    joiner: JoinerChannel[Any] = JoinerChannel(address, keys[1], ToJoiner)
+    joiner.send(JOIN)
+    wait_for(lambda: next(head.receive(), None))
+    head.close()
+    assert wait_for(joiner.monitor.look) == "the connection is lost"
+    assert not joiner.monitor.is_refused
+    joiner.close()
+
+
+def test_unknown_keys_are_refused_on_either_side(address: str, keys: tuple[HeadKeys, JoinKeys], head: HeadChannel[Any]):
+    good, (_, other) = keys[1], make_keys()
+    for bad in (
+        JoinKeys(good.head_public, other.public, other.secret),
+        JoinKeys(other.head_public, good.public, good.secret),
+    ):
+        trouble, is_refused = trouble_of(address, bad)
+        assert is_refused
+        assert "does not know this key" in trouble
+    assert list(head.receive()) == [], "nothing of theirs is heard"
+
+
+def test_an_address_where_nobody_listens(address: str, keys: tuple[HeadKeys, JoinKeys]):
+    assert trouble_of(address, keys[1]) == ("nothing answers there", False)
+
+
+def test_a_port_in_use_is_told(address: str, keys: tuple[HeadKeys, JoinKeys], head: HeadChannel[Any]):
+    with pytest.raises(BootError, match=f"{address} cannot be listened at: the port is in use"):
+        HeadChannel(address, keys[0], ToProxy)
+
+
+@pytest.mark.parametrize(
+    "address", ["host:1", "tcp://host", "tcp://:1", "tcp://host:0", "tcp://host:99999", "ipc:///x"]
+)
+def test_what_is_no_address(address: str):
+    with pytest.raises(UsageError, match="give it as tcp://HOST:PORT"):
+        check_address("--remote-engines", address)
+    check_address("--remote-engines", "tcp://[::1]:80")

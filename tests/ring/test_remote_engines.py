@@ -1,0 +1,109 @@
+"""An engine that joins over tcp: what it had when it, or its joiner, died goes on elsewhere, and it comes back."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+import httpx
+import pytest
+
+from benchmarks.server_process import started_server
+from runtime.run_dir import RunDir, default_path
+from supervisor.child import ROOT
+from tests.frontend.frontend_run import wait_until
+from tests.ring.client import ADMIN_KEY, RingClient
+from tests.ring.conftest import READY_TIMEOUT_S, RESTART_FLAGS
+from tests.ring.test_engines import SERVING, count_streams, status
+from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, Load, make_requests
+
+pytestmark = pytest.mark.ring
+
+REMOTE = "scheduler-2"
+
+
+@contextmanager
+def joining(address: str, ring: RingClient, log: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    """A joiner on this machine; it is killed at the end if it still runs."""
+    command = [sys.executable, str(ROOT / "launch.py"), "join", address, "--key-file", str(ring.run_dir.join_keys)]
+    joiner = subprocess.Popen(
+        [*command, "--cpu-threads", "1", "--retry-s", "6"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True
+    )
+    try:
+        yield joiner
+    finally:
+        joiner.kill()
+        joiner.wait()
+
+
+def engine_file(joiner: subprocess.Popen[str]) -> Path:
+    return RunDir(default_path(f"join-{joiner.pid}")).pid_file(REMOTE)
+
+
+def engine_pid(joiner: subprocess.Popen[str]) -> int:
+    return int(engine_file(joiner).read_text())
+
+
+async def kill_under_load(load: Load, find_victim: Callable[[], int], client: httpx.AsyncClient) -> int:
+    """Kills a process while the engine has streams, and returns when these go on; returns the engine's incarnation."""
+    incarnation = (await status(client, REMOTE))["incarnation"]
+    num_continued = load.num_continued
+    async with asyncio.timeout(COMMAND_TIMEOUT_S):
+        while await count_streams(client, 2) < 2:
+            await asyncio.sleep(0.02)
+        os.kill(find_victim(), signal.SIGKILL)
+        while load.num_continued == num_continued:
+            await asyncio.sleep(0.02)
+    return incarnation
+
+
+async def wait_for_next(client: httpx.AsyncClient, incarnation: int) -> None:
+    async with asyncio.timeout(COMMAND_TIMEOUT_S):
+        while True:
+            now = await status(client, REMOTE)
+            if now["incarnation"] > incarnation and now["state"] in SERVING:
+                return
+            await asyncio.sleep(0.1)
+
+
+def test_no_stream_notices_the_death_of_an_engine_or_of_its_joiner(tiny_checkpoint: Path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+    flags = ["--model", str(tiny_checkpoint), "--cpu-threads", "1", *RESTART_FLAGS, "--admin-key", ADMIN_KEY]
+    with tempfile.TemporaryFile("w+") as log, ExitStack() as stack:
+        server, target = stack.enter_context(started_server([*flags, "--remote-engines", address], READY_TIMEOUT_S))
+        ring = RingClient(f"http://{target.host}:{target.port}", server.run_dir)
+        requests = make_requests(4, max_tokens=190)
+        undisturbed = ring.generate_all(requests)  # by the engine here: no other one has joined
+        load = Load(ring, requests, undisturbed)
+
+        async def act(client: httpx.AsyncClient) -> None:
+            with joining(address, ring, log) as joiner:
+                await wait_for_next(client, 0)
+                incarnation = await kill_under_load(load, lambda: engine_pid(joiner), client)
+                await wait_for_next(client, incarnation)
+                engine = engine_pid(joiner)
+                await kill_under_load(load, lambda: joiner.pid, client)
+                wait_until(lambda: not Path(f"/proc/{engine}").exists(), COMMAND_TIMEOUT_S)
+                wait_until(lambda: not default_path(f"join-{joiner.pid}").exists(), COMMAND_TIMEOUT_S)
+
+        asyncio.run(load.run_during(act))
+        assert ring.status("scheduler")["num_restarts"] == 0
+        last = stack.enter_context(joining(address, ring, log))
+        wait_until(lambda: engine_file(last).exists(), COMMAND_TIMEOUT_S)
+        assert server.stop() == 0, server.log_text()
+        exit_code = last.wait(COMMAND_TIMEOUT_S)
+        log.seek(0)
+        text = log.read()
+        assert exit_code == 0, f"it ends with the head: {text}{server.log_text()}"
+        assert not default_path(f"join-{last.pid}").exists()
+        assert len(re.findall(f"joined {address} as {REMOTE}", text)) == 3, text
+        assert text.endswith("the head has ended\n"), text
