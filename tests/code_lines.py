@@ -38,7 +38,7 @@ BUDGETS = {
     "operations and references": 1_295,
     "messages": 2_200,
     "process runtime": 1_550,
-    "launcher": 5_335,
+    "launcher": 5_320,
     "what-if": 1_035,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
