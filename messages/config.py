@@ -252,6 +252,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             "own; `launch.py scale scheduler N` changes it at run time",
         ),
     ] = 1
+    tensor_parallel: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="ranks of an engine: processes that compute each step together, each with its part of the "
+            "weights and of the KV cache",
+        ),
+    ] = 1
     external: Annotated[
         tuple[str, ...], Meta(description="processes that you start by hand (the launcher prints the command)")
     ] = ()

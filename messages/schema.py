@@ -9,6 +9,7 @@ import msgspec
 from messages.control import ToLauncher, ToProcess
 from messages.replies import ToDetokenizer, ToFrontend
 from messages.requests import ToScheduler, ToTokenizer
+from messages.steps import ToRank
 
 
 def make_version(*types: Any) -> int:
@@ -30,5 +31,5 @@ def _describe(types: typing.Iterable[Any], found: dict[str, str]) -> None:
             _describe(hints.values(), found)
 
 
-SCHEMA_VERSION = make_version(ToTokenizer, ToScheduler, ToDetokenizer, ToFrontend, ToLauncher, ToProcess)
+SCHEMA_VERSION = make_version(ToTokenizer, ToScheduler, ToDetokenizer, ToFrontend, ToLauncher, ToProcess, ToRank)
 """Launcher and processes must have the same."""

@@ -24,6 +24,7 @@ from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding_half import make_scheduler
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.prefetch import prefetch
+from scheduler_proc.ranks import load_as_leader
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Running, Stepper
 
@@ -46,6 +47,8 @@ def import_runner(link: ProcessLink) -> LoadRunner:
     from scheduler_proc.computing.loading.load_runner import load_runner
 
     gc.freeze()
+    if link.config.run.tensor_parallel > 1:
+        return partial(load_as_leader, link, load_runner)
     cache = link.config.cache
     keeps_cache = cache.keep_kv_cache and cache.enable_prefix_caching
     return partial(load_runner, kv_file=link.run_dir.kv_file(place_of(link.name)) if keeps_cache else None)
@@ -113,13 +116,6 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
 
 def add_profile(link: ProcessLink, scheduler: Scheduler, stepper: Stepper) -> None:
     """Says what a profile of this process shows."""
-
-    def make_observer() -> Observer:
-        # Imported here and not above: it imports torch.
-        from scheduler_proc.computing.torch_observer import TorchObserver
-
-        return TorchObserver()
-
     link.profiler.make_observer = make_observer
     link.profiler.parts += [
         Part(scheduler, "schedule", lambda *_: "schedule"),
@@ -127,6 +123,13 @@ def add_profile(link: ProcessLink, scheduler: Scheduler, stepper: Stepper) -> No
         Part(stepper, "result", result_name),
         Part(scheduler, "commit", lambda *_: "commit"),
     ]
+
+
+def make_observer() -> Observer:
+    # Imported here and not above: it imports torch.
+    from scheduler_proc.computing.torch_observer import TorchObserver
+
+    return TorchObserver()
 
 
 def step_name(batch: Batch) -> str:

@@ -70,6 +70,8 @@ class Child:
         self.is_on_trial = False
         """It has been added to a run that serves: where it cannot start it is given up, and the run goes on."""
         self.boot_error: str | None = None
+        self.was_starting = False
+        """The latest incarnation has ended without having served."""
         self.has_given_up = False
         """The latest one ended by itself, with an error."""
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)

@@ -14,7 +14,7 @@ import msgspec
 
 from messages.config import Config, ModelConfig
 from messages.control import FRONTEND, RING
-from messages.engines import SCHEDULER
+from messages.engines import SCHEDULER, rank_name
 from messages.errors import BootError, UsageError
 from runtime.lifeline import make_lifeline
 from runtime.run_dir import RunDir, claim, default_path
@@ -51,7 +51,8 @@ def launch(arguments: list[str]) -> int:
         config = build_config(sections, console)
         run = config.run
         num_workers = {FRONTEND: run.frontend_workers, TOKENIZER: run.tokenizer_workers, SCHEDULER: run.data_parallel}
-        return serve(config, server_commands(run.external, num_workers), console, began_s)
+        commands = server_commands(run.external, num_workers, run.tensor_parallel)
+        return serve(config, commands, console, began_s)
     except (UsageError, BootError) as error:
         console.say(f"launch.py: {error}", "error")
         return USAGE_EXIT_CODE if isinstance(error, UsageError) else FAILURE_EXIT_CODE
@@ -64,10 +65,12 @@ def launch(arguments: list[str]) -> int:
 def build_config(sections: dict[str, Any], console: Console | None = None) -> Config:
     """Returns the whole configuration, with the facts about the model; this may fetch the model from the hub."""
     run = sections["run"]
-    model = sections["model"] = choose_devices(sections["model"], run.data_parallel)
+    model = sections["model"] = choose_devices(sections["model"], run.data_parallel * run.tensor_parallel)
     _check_names("--external", run.external)
     if FRONTEND in run.external and run.frontend_workers > 1:
         raise UsageError("--frontend-workers: a frontend that is started by hand binds the port alone; leave it at 1")
+    if SCHEDULER in run.external and run.tensor_parallel > 1:
+        raise UsageError("--tensor-parallel: the launcher starts all ranks; leave out --external scheduler")
     if run.otlp_endpoint and not run.otlp_endpoint.startswith(("http://", "https://")):
         raise UsageError(f"--otlp-endpoint: {run.otlp_endpoint} is not a URL, as http://localhost:4318 is")
     check_rules(run.restart)
@@ -77,10 +80,10 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
     return Config(**sections, facts=facts)
 
 
-def choose_devices(model: ModelConfig, num_engines: int) -> ModelConfig:
+def choose_devices(model: ModelConfig, num_ranks: int) -> ModelConfig:
     """Returns `model` with the GPUs that `--devices` names, one by one. Raises `UsageError` where they do not suffice.
 
-    Whether they are there is for each scheduler to see, which has torch.
+    `num_ranks` are those of all engines. Whether the GPUs are there is for each of them to see, which has torch.
     """
     devices = tuple(name for text in model.devices for name in text.split(","))
     for name in devices:
@@ -90,20 +93,31 @@ def choose_devices(model: ModelConfig, num_engines: int) -> ModelConfig:
         return model
     if model.device == "cpu":
         raise UsageError("--devices names GPUs, and --device cpu wants none; leave one of them out")
-    if len(set(devices)) < max(len(devices), num_engines):
+    if len(set(devices)) < max(len(devices), num_ranks):
         raise UsageError(
-            f"--devices: {num_engines} engines (--data-parallel) need as many different GPUs, got {', '.join(devices)}"
+            f"--devices: {num_ranks} ranks (--data-parallel times --tensor-parallel) need as many different GPUs, got "
+            f"{', '.join(devices)}"
         )
     return msgspec.structs.replace(model, devices=devices, device="cuda")
 
 
-def server_commands(external: Iterable[str], num_workers: Mapping[str, int] = ONE_OF_EACH) -> list[Command]:
-    """Returns how the processes are started, so many of a kind; those named in `external` are started by hand."""
+def server_commands(
+    external: Iterable[str], num_workers: Mapping[str, int] = ONE_OF_EACH, num_ranks: int = 1
+) -> list[Command]:
+    """Returns how the processes are started, so many of a kind, and of an engine so many ranks.
+
+    Those named in `external` are started by hand.
+    """
     commands = [Command(name, python_command(package), name in external) for name, package in PACKAGES.items()]
+    ranks = [
+        Command(rank_name(rank), (*python_command("scheduler_proc.rank_process"), "--name", rank_name(rank)))
+        for rank in range(1, num_ranks)
+    ]
+    num_engines = num_workers.get(SCHEDULER, 1)
     return [
         first if number == 1 else command_of_worker(first, number)
-        for first in commands
-        for number in range(1, num_workers.get(first.name, 1) + 1)
+        for first in (*commands, *ranks)
+        for number in range(1, (num_engines if first in ranks else num_workers.get(first.name, 1)) + 1)
     ]
 
 

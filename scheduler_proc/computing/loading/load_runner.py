@@ -10,10 +10,11 @@ from scheduler_proc.computing.cpu.kv_memory import KVMemory, identity_of
 from scheduler_proc.computing.cpu.loading import CpuBackend
 from scheduler_proc.computing.gpu.device import CudaDevice
 from scheduler_proc.computing.gpu.loading import GpuBackend
-from scheduler_proc.computing.loading.hf_config import HfConfig, read_hf_config
+from scheduler_proc.computing.loading.hf_config import read_hf_config
 from scheduler_proc.computing.loading.placement import Placement, find_placement, set_cpu_threads, use_gpu
 from scheduler_proc.computing.loading.weights import Report, make_dummy_weights
 from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.kv_tensors import (
     GIB,
@@ -22,6 +23,8 @@ from scheduler_proc.computing.model.kv_tensors import (
     page_bytes,
     pages_per_context,
 )
+from scheduler_proc.computing.model.sharding import Shard
+from scheduler_proc.computing.parallel import ALONE, ParallelGroup, join_group
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.step.shapes import StepLimits
 
@@ -30,16 +33,26 @@ log = logging.getLogger("sluice.load_runner")
 STEP_TOKENS_CUDA, STEP_TOKENS_CPU = 8192, 512
 
 
-def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path | None = None) -> Runner:
+def load_runner(
+    config: Config,
+    report: Report,
+    engine: int = 1,
+    kv_file: Path | None = None,
+    rank: int = 0,
+    ranks_file: Path | None = None,
+) -> Runner:
     """Returns a runner that is ready for its first step, and tells `report` what it is doing meanwhile.
 
     Of several schedulers, number `engine` takes its share of the machine (`--data-parallel`). On a CPU its KV cache is
-    in `kv_file`, if there is one, and holds what a predecessor has computed. Raises `BootError` for a model that is not
-    supported, weights that do not fit it, and memory, cores or GPUs that do not suffice.
+    in `kv_file`, if there is one, and holds what a predecessor has computed. The ranks of an engine
+    (`--tensor-parallel`) load together, and find each other through `ranks_file`. Raises `BootError` for a model that
+    is not supported, or that the ranks cannot divide, weights that do not fit it, and memory, cores or GPUs that do not
+    suffice.
     """
+    num_ranks = config.run.tensor_parallel
     report("reading the model's configuration", None)
     hf_config = read_hf_config(Path(config.facts.model_dir))
-    placement = find_placement(config.model, config.cache, hf_config, engine)
+    placement = find_placement(config.model, config.cache, hf_config, (engine - 1) * num_ranks + rank + 1)
     attention = config.model.attention_backend
     if attention != "auto" and not placement.is_cuda:
         raise BootError(
@@ -49,11 +62,12 @@ def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path |
     if placement.is_cuda:
         use_gpu(placement.device)
     else:
-        set_cpu_threads(config.model.cpu_threads, config.run.data_parallel, engine)
-    decoder = _load_decoder(config, hf_config, placement, report)
-    scheduling, page_size = config.scheduling, config.cache.block_size
-    num_tokens = scheduling.max_num_batched_tokens or (STEP_TOKENS_CUDA if placement.is_cuda else STEP_TOKENS_CPU)
-    limits = StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
+        set_cpu_threads(config.model.cpu_threads, config.run.data_parallel, engine, num_ranks)
+    family = find_family(hf_config)
+    shard = Shard(family.read_config(hf_config, config.facts.max_model_len), rank, num_ranks)
+    parallel = ALONE if num_ranks == 1 else _join(config, shard, placement, report, ranks_file)
+    decoder = _load_decoder(config, family, shard, placement, report, parallel)
+    limits, page_size = _choose_limits(config, placement), config.cache.block_size
     memory = None
     if kv_file is not None and not placement.is_cuda:
         memory = KVMemory(kv_file, identity_of(config, decoder.config, placement))
@@ -70,6 +84,7 @@ def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path |
         num_pages = memory.num_pages
     else:
         num_pages = choose_num_pages(config, bytes_per_page, backend.measure_cache_bytes(make_runner, bytes_per_page))
+    num_pages = parallel.smallest(num_pages, placement.device)
     report("allocating the KV cache", None)
     dtype_name, cache_gib = str(placement.kv_dtype).removeprefix("torch."), num_pages * bytes_per_page / GIB
     log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype_name, cache_gib)
@@ -80,13 +95,26 @@ def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path |
     return runner
 
 
-def _load_decoder(config: Config, hf_config: HfConfig, placement: Placement, report: Report) -> Decoder:
-    family = find_family(hf_config)
-    decoder_config = family.read_config(hf_config, config.facts.max_model_len)
+def _choose_limits(config: Config, placement: Placement) -> StepLimits:
+    scheduling = config.scheduling
+    num_tokens = scheduling.max_num_batched_tokens or (STEP_TOKENS_CUDA if placement.is_cuda else STEP_TOKENS_CPU)
+    return StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
+
+
+def _join(config: Config, shard: Shard, placement: Placement, report: Report, ranks_file: Path | None) -> ParallelGroup:
+    if ranks_file is None:
+        raise BootError(f"--tensor-parallel {shard.num_ranks}: only a server has several ranks; leave it at 1")
+    report("waiting for the other ranks", None)
+    return join_group(ranks_file, shard.rank, shard.num_ranks, placement.device, config.run.boot_timeout_s)
+
+
+def _load_decoder(
+    config: Config, family: Family, shard: Shard, placement: Placement, report: Report, parallel: ParallelGroup
+) -> Decoder:
     if not placement.is_cuda:
         load_kernels(report)
     if config.model.load_format == "dummy":
-        weights = make_dummy_weights(decoder_config, placement, report)
+        weights = make_dummy_weights(shard.own, placement, report)
     else:
         # Imported here and not above: they need safetensors, which a machine for random weights may lack.
         from scheduler_proc.computing.loading.checkpoint import open_checkpoint
@@ -94,6 +122,6 @@ def _load_decoder(config: Config, hf_config: HfConfig, placement: Placement, rep
 
         checkpoint = open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
         is_cached = config.model.weight_cache
-        weights = load_through_cache(decoder_config, family, checkpoint, placement, report, is_cached)
+        weights = load_through_cache(shard, family, checkpoint, placement, report, is_cached)
     fuses_norms = placement.is_cuda and config.model.fuse_norms
-    return Decoder(decoder_config, weights, config.facts.max_model_len, fuses_norms)
+    return Decoder(shard.own, weights, config.facts.max_model_len, fuses_norms, parallel)

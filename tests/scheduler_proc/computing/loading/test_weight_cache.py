@@ -15,6 +15,7 @@ from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.loading.weight_cache import load_through_cache
 from scheduler_proc.computing.loading.weights import Weights
 from scheduler_proc.computing.model.families.registry import find_family
+from scheduler_proc.computing.model.sharding import Shard
 from tests.checkpoints import build_checkpoint
 
 INT4 = Placement(torch.device("cpu"), torch.bfloat16, 4)
@@ -41,7 +42,8 @@ def load(path: Path, placement: Placement = INT4, is_wanted: bool = True) -> tup
     family = find_family(hf_config)
     config, checkpoint = family.read_config(hf_config, 96), open_checkpoint(path, "auto")
     reports: set[str] = set()
-    weights = load_through_cache(config, family, checkpoint, placement, lambda text, _: reports.add(text), is_wanted)
+    shard = Shard(config)
+    weights = load_through_cache(shard, family, checkpoint, placement, lambda text, _: reports.add(text), is_wanted)
     return weights, reports
 
 
