@@ -243,7 +243,8 @@ class Lifecycle:
     def _replace_or_forget(self, child: Child) -> None:
         group, was_starting = self.group, child.was_starting
         has_successor = child.name + SUCCESSOR in group
-        if child.is_passing or child.is_on_trial or (group.status(child).is_leaving and not has_successor):
+        is_on_trial = any(one.is_on_trial for one in (child, *group.ranks_of(child)))
+        if child.is_passing or is_on_trial or (group.status(child).is_leaving and not has_successor):
             has_left = child.has_been_told and not was_starting
             self._console.say_of(child.name, "has left" if has_left else tell_end(child, was_starting))
             group.remove(child)
