@@ -15,6 +15,7 @@ from typing import Any, Self
 from messages.channels import ControlClient, Receiver, Sender, Waiter
 from messages.config import Config
 from messages.control import FRONTEND, RING, Hello, ProcessTable, Ready, ToProcess, kind_of
+from messages.engines import SCHEDULER
 from messages.errors import SluiceError
 from messages.frame_files import UNIONS
 from messages.schema import SCHEMA_VERSION
@@ -50,6 +51,8 @@ class StandIn:
         self._played = [kind for kind in KINDS if kind not in real]
         command = [sys.executable, str(ROOT / "launch.py"), *server_flags(config), *flags]
         command += ["--port", "0", "--run-dir", str(self._run_dir.path), "--external", *self._played]
+        if SCHEDULER in self._played:  # and its ranks with it
+            command += ["--tensor-parallel", "1"]
         own_pid = os.getpid()
         with self._log.open("wb") as log:
             self._launcher = subprocess.Popen(

@@ -47,6 +47,30 @@ def test_each_process_is_a_package_of_its_own():
     assert [name for name, command in commands.items() if command.is_external] == ["scheduler"]
 
 
+def test_each_engine_has_its_ranks():
+    commands = {command.name: command for command in server_commands([], {"scheduler": 2}, num_ranks=3)}
+    ranks = ["rank1", "rank1-2", "rank2", "rank2-2"]
+    assert list(commands) == ["frontend", "tokenizer", "scheduler", "scheduler-2", "detokenizer", *ranks]
+    for name in ranks:
+        module, *names = commands[name].arguments[3:]
+        assert (module, names[-1]) == ("scheduler_proc.rank_process", name)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--external", "scheduler"],
+            "--tensor-parallel: the launcher starts all ranks; leave out",
+        ),
+        (["--devices", "cuda:0,cuda:1", "--data-parallel", "2"], "--devices: 4 ranks .* need as many different GPUs"),
+    ],
+)
+def test_what_several_ranks_cannot_have_is_refused(flags: list[str], message: str):
+    with pytest.raises(UsageError, match=message):
+        build_config(parse_flags(["--tensor-parallel", "2", *flags]))
+
+
 def make_config(**http: Any) -> Config:
     facts = ModelFacts(model_dir="/m", tokenizer_dir="/m", served_names=("a", "b"), vocab_size=1, max_model_len=9)
     return Config(model=ModelConfig(), http=HttpConfig(**http), facts=facts)

@@ -1,23 +1,31 @@
 """Tokens of an engine of several ranks against those of one rank in float32; what each of them holds."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from messages.columns import pack_float32, pack_int32, unpack_float32
+from messages.columns import pack_float32, pack_int32, unpack_float32, unpack_int32
 from messages.errors import BootError
 from messages.requests import SamplingParams
 from messages.steps import Batch
 from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
+from scheduler_proc.computing.device import Fetched
+from scheduler_proc.computing.gpu import loading
+from scheduler_proc.computing.loading import load_runner as load_runner_module
 from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.runner import Runner
+from scheduler_proc.computing.step.results import Result
 from tests.checkpoints import CONTEXT, build_checkpoint, make_config
-from tests.scheduler_proc.computing.drive import GREEDY, Row, Schedule, generate, run_step
+from tests.scheduler_proc.computing.drive import GREEDY, Row, Schedule, generate, plan_batch, run_step
+from tests.scheduler_proc.computing.gpu.late_device import LateDevice
 from tests.scheduler_proc.computing.ranks import ranks_of
 from tests.scheduler_proc.computing.test_generation import make_prompts
 
@@ -74,6 +82,43 @@ def test_several_ranks_give_the_tokens_of_one(
     expected = generate(alone, prompts, 8, SCHEDULE, PARAMS)
     with ranks_of(tmp_path, num_ranks, tmp_path / "ranks", **flags) as (leader, *_):
         assert generate(leader, prompts, 8, SCHEDULE, PARAMS) == expected
+
+
+class EagerDevice(LateDevice):
+    """Stands in for a GPU, which begins what is launched at once."""
+
+    def submit(self, work: Callable[[], Result]) -> Fetched:
+        fetched = super().submit(work)
+        fetched.wait()
+        return fetched
+
+
+def test_ranks_on_a_device_with_graphs_take_the_tokens_of_the_step_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_checkpoint(tmp_path, "llama-gqa-tied")
+    flags = {"max_num_seqs": 4, "max_num_batched_tokens": 128}
+    prompts, params = PROMPTS[:4], PARAMS[:3] + PARAMS[:1]
+    expected = generate(load_runner(make_config(tmp_path, **flags), lambda text, part: None), prompts, 8, params=params)
+    monkeypatch.setattr(loading, "load_triton_kernels", lambda device_type: None)
+    monkeypatch.setattr(Placement, "is_cuda", property(lambda self: True))
+    monkeypatch.setattr(load_runner_module, "CudaDevice", lambda device: EagerDevice())
+    with ranks_of(tmp_path, 2, tmp_path / "ranks", **flags) as (leader, _):
+        assert leader.can_overlap
+        assert generate(leader, prompts, 8, params=params) == expected
+        rows = [
+            Row(i, list(prompt), len(prompt), own, pages=[4 * i + j for j in range(4)])
+            for i, (prompt, own) in enumerate(zip(prompts, params, strict=True))
+        ]
+        first = plan_batch(0, [(row, len(row.ids)) for row in rows], 16)
+        for row in rows:
+            row.num_computed = len(row.ids)
+            row.ids.append(0)
+        sources = pack_int32(range(len(rows)))
+        second = msgspec.structs.replace(plan_batch(1, [(row, 1) for row in rows], 16), future_token_indices=sources)
+        launched = [leader.launch(first), leader.launch(second)]
+        tokens = [unpack_int32(one.result().next_tokens) for one in launched]
+        assert [list(pair) for pair in zip(*tokens, strict=True)] == [output[:2] for output in expected]
 
 
 def test_logprobs_of_outputs_and_prompts_are_those_of_the_whole_vocabulary(tmp_path: Path) -> None:
