@@ -11,8 +11,8 @@ from frontend.api.conversation import Conversation, template_kwargs
 from frontend.api.grammar import ResponseFormat, SchemaFormat
 from frontend.api.openai_body import ModelFields, check_shown, truncation_of
 from frontend.api.responses.items import Input
-from frontend.api.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_LOGPROBS, NumLogprobs, Sampling, Switch
-from frontend.api.tools import Choice, Name, Named, ToolFunction, ToolUse, choose_tools, list_tools
+from frontend.api.sampling import AtLeastOne, NumLogprobs, Sampling, Switch
+from frontend.api.tools import Allowed, Choice, Name, Named, ToolFunction, ToolUse, choose_tools, list_tools
 from frontend.http.field_names import UnknownFields
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import bad_request
@@ -38,10 +38,11 @@ TOOLS_TEXT = (
     'a list of tools, each an object with "type": "function" and a name (1 to 128 letters, digits and _.-), which may '
     "have a description, parameters (an object) and strict"
 )
-CHOICE_TEXT = '"none", "auto", "required" or {"type": "function", "name": …}'
+CHOICE_TEXT = (
+    '"none", "auto", "required", {"type": "function", "name": …} or {"type": "allowed_tools", "mode": "auto" or '
+    '"required", "tools": [{"type": "function", "name": …}]}'
+)
 FORMAT_TEXT = 'an object with a format, whose type is "text", "json_object" or "json_schema" (with name and schema)'
-
-AtLeastOne = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 
 
 class ResponseTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,9 +55,16 @@ class ResponseTool(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool | None = None
 
 
-class ResponseChoice(msgspec.Struct, frozen=True, kw_only=True):
+class NamedTool(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    type: Literal["function"]
+
+
+class ResponseChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: str
     name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[NamedTool], Meta(min_length=1)] | None = None
 
 
 class TextFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +95,7 @@ class ResponseBody(ModelFields, frozen=True, kw_only=True):
     input: Input
     instructions: Annotated[str | None, Meta(description="a string")] = None
     previous_response_id: Annotated[str | None, Meta(description="the id of a stored response")] = None
-    max_output_tokens: Annotated[AtLeastOne | None, Meta(description=AT_LEAST_ONE_TEXT)] = None
+    max_output_tokens: AtLeastOne = None
     tools: Annotated[list[ResponseTool] | None, Meta(description=TOOLS_TEXT)] = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | ResponseChoice | None, Meta(description=CHOICE_TEXT)
@@ -96,7 +104,7 @@ class ResponseBody(ModelFields, frozen=True, kw_only=True):
     text: Annotated[TextOptions | None, Meta(description=FORMAT_TEXT)] = None
     reasoning: Annotated[ReasoningOptions | None, Meta(description="an object with an effort")] = None
     include: Annotated[list[str] | None, Meta(description=f"a list, of {' and '.join(INCLUDABLE)}")] = None
-    top_logprobs: Annotated[NumLogprobs | None, Meta(description=f"a whole number from 0 to {MAX_LOGPROBS}")] = None
+    top_logprobs: NumLogprobs = None
     truncation: Annotated[Literal["auto", "disabled"] | None, Meta(description='"auto" or "disabled"')] = None
     background: Switch = None
     stream_options: Annotated[ResponseStreamOptions | None, Meta(description="an object")] = None
@@ -184,6 +192,8 @@ def _choice(body: ResponseBody) -> Choice:
             return "auto"
         case ResponseChoice(type="function", name=str(name)):
             return Named(name)
+        case ResponseChoice(type="allowed_tools", mode=str(mode), tools=list(tools)):
+            return Allowed(tuple(tool.name for tool in tools), mode)
         case ResponseChoice():
             raise bad_request(f"tool_choice must be {CHOICE_TEXT}", "tool_choice")
         case choice:
