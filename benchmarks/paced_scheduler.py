@@ -26,6 +26,7 @@ class PacedRunner:
     can_overlap = False
     degraded = ""
     drafter = None
+    draft_runner = None
     page_memory = None
 
     def __init__(self, step_s: float, vocab_size: int):

@@ -31,14 +31,14 @@ PLACES: dict[str, tuple[str, ...]] = {
 BUDGETS = {
     "frontend": 12_565,
     "live page": 1_025,
-    "tokenizer and detokenizer": 1_750,
-    "scheduler": 5_560,
+    "tokenizer and detokenizer": 1_745,
+    "scheduler": 5_940,
     "CPU backend": 3_280,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_960,
+    "messages": 1_970,
     "process runtime": 1_515,
-    "launcher": 4_595,
+    "launcher": 4_635,
     "what-if": 1_035,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

@@ -81,7 +81,6 @@ LAYERS = {
         "supervisor/supervisor.py",
         "supervisor/admin",
         "supervisor/shutdown.py supervisor/watch.py",
-        "supervisor/stall_watch.py",
         "supervisor/lifecycle.py",
         "supervisor/process_group.py",
         "supervisor/control_plane.py supervisor/status_board.py supervisor/restarts.py supervisor/admission.py "

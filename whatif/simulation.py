@@ -47,6 +47,7 @@ class SimulatedRunner:
 
     degraded = ""
     drafter = None
+    draft_runner = None
     page_memory = None
 
     def __init__(self, model: CostModel, setting: Setting, can_overlap: bool, arrivals: Sequence[Arrival] = ()):

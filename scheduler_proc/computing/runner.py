@@ -45,6 +45,7 @@ class Runner:
         self.page_memory: KVMemory | None = None
         self.publish: Publish | None = None
         """Has the other ranks run the step that is about to run here."""
+        self.draft_runner: Runner | None = None
         self.forward_passes = forward_passes
         self._decoder = decoder
         self._vocab_size = decoder.config.vocab_size

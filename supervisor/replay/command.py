@@ -29,7 +29,7 @@ REDACTED = (
 
 EPILOG = """
 DIR is what --record was given, or a snapshot or a run directory (or a copy) with the directory black-box in it, of
-which the requests are replayed whose beginning it holds. Flags after -- are the server's, in place of the recorded ones:
+which the requests are replayed whose beginning it holds. Flags after -- are the server's, in place of those recorded:
 
     launch.py replay DIR --only scheduler -- --speculative ngram
 

@@ -50,6 +50,7 @@ class OverlappedRunner:
     can_overlap = True
     degraded = ""
     drafter = None
+    draft_runner = None
     page_memory = None
 
     def __init__(self, runner: Any, attempt_of: Callable[[int], int | None] = lambda uid: 0) -> None:

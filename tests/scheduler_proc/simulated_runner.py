@@ -110,6 +110,7 @@ class SimulatedRunner:
 
     can_overlap = False
     degraded = ""
+    draft_runner = None
     page_memory = None
 
     def __init__(self, num_pages: int, page_size: int, vocab_size: int, max_num_batched_tokens: int = 32):

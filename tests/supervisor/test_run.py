@@ -63,6 +63,7 @@ def test_each_engine_has_its_ranks():
             ["--external", "scheduler"],
             "--tensor-parallel: the launcher starts all ranks; leave out",
         ),
+        (["--speculative", "draft"], "several ranks have no draft model; --speculative ngram needs none"),
         (["--devices", "cuda:0,cuda:1", "--data-parallel", "2"], "--devices: 4 ranks .* need as many different GPUs"),
     ],
 )

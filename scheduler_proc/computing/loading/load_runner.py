@@ -1,20 +1,25 @@
 """Loads a model and returns its runner, ready for the first step."""
 
 import logging
+from functools import partial
+from math import prod
 from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from kernels.cpu.library import load_kernels
-from messages.config import Config
+from messages.config import Config, DraftFacts
 from messages.errors import BootError
 from scheduler_proc.computing.cpu.kv_memory import KVMemory, identity_of
 from scheduler_proc.computing.cpu.loading import CpuBackend
 from scheduler_proc.computing.gpu.device import CudaDevice
 from scheduler_proc.computing.gpu.loading import GpuBackend
-from scheduler_proc.computing.loading.hf_config import read_hf_config
+from scheduler_proc.computing.loading.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.loading.placement import Placement, find_placement, set_cpu_threads, use_gpu
 from scheduler_proc.computing.loading.weights import Report, make_dummy_weights
 from scheduler_proc.computing.model.decoder import Decoder
-from scheduler_proc.computing.model.families.family import Family
+from scheduler_proc.computing.model.decoder_config import parameter_shapes
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.kv_tensors import (
     GIB,
@@ -33,6 +38,13 @@ log = logging.getLogger("sluice.load_runner")
 STEP_TOKENS_CUDA, STEP_TOKENS_CPU = 8192, 512
 
 
+class _Model(NamedTuple):
+    """A model and what makes runners of it."""
+
+    decoder: Decoder
+    backend: CpuBackend | GpuBackend
+
+
 def load_runner(
     config: Config,
     report: Report,
@@ -49,37 +61,32 @@ def load_runner(
     is not supported, or that the ranks cannot divide, weights that do not fit it, and memory, cores or GPUs that do not
     suffice.
     """
-    num_ranks = config.run.tensor_parallel
     report("reading the model's configuration", None)
     hf_config = read_hf_config(Path(config.facts.model_dir))
-    placement = find_placement(config.model, config.cache, hf_config, (engine - 1) * num_ranks + rank + 1)
-    attention = config.model.attention_backend
-    if attention != "auto" and not placement.is_cuda:
-        raise BootError(
-            f"--attention-backend {attention}: the model runs on {placement.device}, and only a GPU has a choice; "
-            "leave it out"
-        )
-    if placement.is_cuda:
-        use_gpu(placement.device)
-    else:
-        set_cpu_threads(config.model.cpu_threads, config.run.data_parallel, engine, num_ranks)
-    family = find_family(hf_config)
-    shard = Shard(family.read_config(hf_config, config.facts.max_model_len), rank, num_ranks)
-    parallel = ALONE if num_ranks == 1 else _join(config, shard, placement, report, ranks_file)
-    decoder = _load_decoder(config, family, shard, placement, report, parallel)
+    placement = _use_device(config, hf_config, engine, rank)
+    parallel = ALONE if config.run.tensor_parallel == 1 else _join(config, rank, placement, report, ranks_file)
     limits, page_size = _choose_limits(config, placement), config.cache.block_size
+    device = CudaDevice(placement.device) if placement.is_cuda else None
+    load = partial(_load_model, placement=placement, device=device, limits=limits)
+    decoder, backend = load(config, hf_config, report, parallel=parallel)
+    draft = None
+    if config.facts.draft is not None:
+        draft = load(*_read_draft_config(config, config.facts.draft), report)
+        _warn_if_large(decoder, draft.decoder)
     memory = None
     if kv_file is not None and not placement.is_cuda:
         memory = KVMemory(kv_file, identity_of(config, decoder.config, placement))
-    if placement.is_cuda:
-        backend = GpuBackend(config, decoder, CudaDevice(placement.device), limits, report, placement.kv_codes)
-    else:
-        backend = CpuBackend(config, decoder, limits)
 
     def make_runner(num_pages: int) -> Runner:
-        return backend.make_runner(allocate_cache(decoder.config, num_pages, page_size, placement, memory))
+        runner = backend.make_runner(allocate_cache(decoder.config, num_pages, page_size, placement, memory))
+        if draft is not None:
+            draft_cache = allocate_cache(draft.decoder.config, num_pages, page_size, placement)
+            runner.draft_runner = draft.backend.make_runner(draft_cache)
+        return runner
 
     bytes_per_page = page_bytes(decoder.config, page_size, placement)
+    if draft is not None:
+        bytes_per_page += page_bytes(draft.decoder.config, page_size, placement)
     if memory is not None and memory.num_pages:
         num_pages = memory.num_pages
     else:
@@ -92,7 +99,26 @@ def load_runner(
     report("warming up", None)
     runner.page_memory = memory
     backend.warm_up(runner)
+    if draft is not None and runner.draft_runner is not None:
+        draft.backend.warm_up(runner.draft_runner)
     return runner
+
+
+def _use_device(config: Config, hf_config: HfConfig, engine: int, rank: int) -> Placement:
+    """Returns where this rank computes, on the GPU that is its own or with its share of the cores from now on."""
+    num_ranks = config.run.tensor_parallel
+    placement = find_placement(config.model, config.cache, hf_config, (engine - 1) * num_ranks + rank + 1)
+    attention = config.model.attention_backend
+    if attention != "auto" and not placement.is_cuda:
+        raise BootError(
+            f"--attention-backend {attention}: the model runs on {placement.device}, and only a GPU has a choice; "
+            "leave it out"
+        )
+    if placement.is_cuda:
+        use_gpu(placement.device)
+    else:
+        set_cpu_threads(config.model.cpu_threads, config.run.data_parallel, engine, num_ranks)
+    return placement
 
 
 def _choose_limits(config: Config, placement: Placement) -> StepLimits:
@@ -101,16 +127,58 @@ def _choose_limits(config: Config, placement: Placement) -> StepLimits:
     return StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
 
 
-def _join(config: Config, shard: Shard, placement: Placement, report: Report, ranks_file: Path | None) -> ParallelGroup:
+def _join(config: Config, rank: int, placement: Placement, report: Report, ranks_file: Path | None) -> ParallelGroup:
+    num_ranks = config.run.tensor_parallel
     if ranks_file is None:
-        raise BootError(f"--tensor-parallel {shard.num_ranks}: only a server has several ranks; leave it at 1")
+        raise BootError(f"--tensor-parallel {num_ranks}: only a server has several ranks; leave it at 1")
     report("waiting for the other ranks", None)
-    return join_group(ranks_file, shard.rank, shard.num_ranks, placement.device, config.run.boot_timeout_s)
+    return join_group(ranks_file, rank, num_ranks, placement.device, config.run.boot_timeout_s)
+
+
+def _load_model(
+    config: Config,
+    hf_config: HfConfig,
+    report: Report,
+    placement: Placement,
+    device: CudaDevice | None,
+    limits: StepLimits,
+    parallel: ParallelGroup = ALONE,
+) -> _Model:
+    """Loads a model for `device`, or for the CPU where there is none."""
+    decoder = _load_decoder(config, hf_config, placement, report, parallel)
+    if device is None:
+        return _Model(decoder, CpuBackend(config, decoder, limits))
+    return _Model(decoder, GpuBackend(config, decoder, device, limits, report, placement.kv_codes))
+
+
+def _read_draft_config(config: Config, draft: DraftFacts) -> tuple[Config, HfConfig]:
+    """Returns the configuration as if the draft model were the model; its steps are not captured on a GPU."""
+    sizes = {"vocab_size": draft.vocab_size, "max_model_len": draft.max_model_len}
+    own = replace(
+        config,
+        model=replace(config.model, enforce_eager=True),
+        scheduling=replace(config.scheduling, overlap=False),
+        facts=replace(config.facts, model_dir=draft.model_dir, **sizes),
+    )
+    return own, read_hf_config(Path(draft.model_dir))
+
+
+def _warn_if_large(model: Decoder, draft: Decoder) -> None:
+    size, draft_size = (sum(map(prod, parameter_shapes(each.config).values())) / 1e6 for each in (model, draft))
+    if draft_size >= size:
+        log.warning(
+            "the draft model has %.1f million parameters, the model %.1f million: its draft tokens take more time than "
+            "they save; take a much smaller one",
+            draft_size,
+            size,
+        )
 
 
 def _load_decoder(
-    config: Config, family: Family, shard: Shard, placement: Placement, report: Report, parallel: ParallelGroup
+    config: Config, hf_config: HfConfig, placement: Placement, report: Report, parallel: ParallelGroup
 ) -> Decoder:
+    family = find_family(hf_config)
+    shard = Shard(family.read_config(hf_config, config.facts.max_model_len), parallel.rank, parallel.size)
     if not placement.is_cuda:
         load_kernels(report)
     if config.model.load_format == "dummy":
