@@ -62,7 +62,7 @@ def cache_bytes(runner: Runner) -> int:
     ("variant", "overrides", "num_ranks", "flags"),
     [
         ("gpt2", {"n_head": 4, "vocab_size": 301}, 2, {}),
-        ("gpt2-untied", {"n_head": 4}, 4, {}),
+        ("gpt2-untied", {"n_head": 4}, 2, {}),
         ("llama-mqa", {}, 2, {}),
         ("llama-biases", {}, 2, {}),
         ("qwen2-mha-untied", {}, 2, {}),
