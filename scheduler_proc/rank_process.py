@@ -46,7 +46,7 @@ def serve(link: ProcessLink) -> None:
     link.phase("importing torch")
     import_torch()
     # Imported here and not above: it needs torch.
-    from scheduler_proc.computing.loading.load_runner import load_runner
+    from scheduler_proc.computing.loading.load_runner import load_model
 
     receiver: Receiver[ToRank] = Receiver(link.run_dir.socket(link.name), ToRank)
     link.add_receiver(receiver)
@@ -57,7 +57,8 @@ def serve(link: ProcessLink) -> None:
             return
         link.wait()
     ranks_file = link.run_dir.ranks_file(engine_name(engine))
-    runner = load_runner(link.config, link.phase, engine, rank=rank, ranks_file=ranks_file)
+    model = load_model(link.config, link.phase, engine, rank=rank, ranks_file=ranks_file)
+    runner = model.make_runner(link.phase)
     loop = RankLoop(runner)
     link.profiler.make_observer = make_observer
     link.profiler.parts.append(Part(loop, "run", step_name))

@@ -11,6 +11,7 @@ from messages.steps import JoinRanks, ToRank
 from runtime.process import ProcessLink
 
 if TYPE_CHECKING:
+    from scheduler_proc.computing.loading.load_runner import LoadedModel
     from scheduler_proc.computing.runner import Runner
 
 log = logging.getLogger("sluice.ranks")
@@ -18,14 +19,16 @@ log = logging.getLogger("sluice.ranks")
 
 def load_as_leader(
     link: ProcessLink,
-    load_runner: "Callable[..., Runner]",
+    load_model: "Callable[..., LoadedModel]",
     config: Config,
     report: Callable[[str, float | None], None],
     engine: int,
 ) -> "Runner":
-    """Has the other ranks load the model with this one; returns a runner whose steps they run too."""
-    if config.cache.keep_kv_cache:
-        log.info("--tensor-parallel: the KV cache ends with its engine, as with --no-keep-kv-cache")
+    """Has the other ranks load the model with this one; returns a runner whose steps they run too.
+
+    It uses none of the files in memory that outlive a scheduler: each rank has its own part of weights and KV cache.
+    """
+    log.info("--tensor-parallel: nothing is left to the next engine, as with --no-share-weights and --no-keep-kv-cache")
     ranks_file = link.run_dir.ranks_file(link.name)
     ranks_file.unlink(missing_ok=True)  # that of the engine before this one
     senders: list[Sender[ToRank]] = [
@@ -37,6 +40,6 @@ def load_as_leader(
             sender.send(message)
 
     send(JoinRanks())
-    runner = load_runner(config, report, engine, ranks_file=ranks_file)
+    runner = load_model(config, report, engine, ranks_file=ranks_file).make_runner(report)
     runner.publish = send
     return runner

@@ -29,16 +29,16 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 12_565,
+    "frontend": 12_575,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_745,
-    "scheduler": 5_940,
-    "CPU backend": 3_280,
+    "scheduler": 6_025,
+    "CPU backend": 3_395,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_970,
-    "process runtime": 1_515,
-    "launcher": 4_635,
+    "messages": 1_985,
+    "process runtime": 1_535,
+    "launcher": 4_715,
     "what-if": 1_035,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

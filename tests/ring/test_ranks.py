@@ -8,6 +8,7 @@ import pytest
 from tests.ring.client import ADMIN_KEY, RingClient
 from tests.ring.conftest import RESTART_FLAGS
 from tests.ring.test_kept_cache import NUM_STREAMS, requests
+from tests.ring.test_standby import maps_of
 
 pytestmark = pytest.mark.ring
 
@@ -36,5 +37,6 @@ def test_streams_go_on_exactly_when_any_rank_dies(ring: RingClient, requests: li
         assert max(one.attempts for one in got) == 2
         for name in ("scheduler", "rank1"):
             ring.wait_for_restart(name, num_deaths)
+            assert not any("memfd:sluice" in path for path in maps_of(ring.status(name)["pid"]))
     ring.wait_until_empty()
     assert ring.status("rank1")["gauges"]["steps"] > 0

@@ -1,25 +1,29 @@
 """Loads a model and returns its runner, ready for the first step."""
 
+import dataclasses
 import logging
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from msgspec.structs import replace
 
 from kernels.cpu.library import load_kernels
 from messages.config import Config, DraftFacts
 from messages.errors import BootError
-from scheduler_proc.computing.cpu.kv_memory import KVMemory, identity_of
+from scheduler_proc.computing.cpu.identity import identity_of
+from scheduler_proc.computing.cpu.kv_memory import KVMemory
 from scheduler_proc.computing.cpu.loading import CpuBackend
+from scheduler_proc.computing.cpu.weight_memory import WeightMemory
 from scheduler_proc.computing.gpu.device import CudaDevice
 from scheduler_proc.computing.gpu.loading import GpuBackend
 from scheduler_proc.computing.loading.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.loading.placement import Placement, find_placement, set_cpu_threads, use_gpu
-from scheduler_proc.computing.loading.weights import Report, make_dummy_weights
+from scheduler_proc.computing.loading.weights import Report, Weights, make_dummy_weights, pack_linears
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.decoder_config import parameter_shapes
+from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.kv_tensors import (
     GIB,
@@ -38,76 +42,190 @@ log = logging.getLogger("sluice.load_runner")
 STEP_TOKENS_CUDA, STEP_TOKENS_CPU = 8192, 512
 
 
-class _Model(NamedTuple):
-    """A model and what makes runners of it."""
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights, of which runners can be made. `identity`, on a CPU: of what may be left in memory."""
 
+    config: Config
+    engine: int
+    placement: Placement
+    limits: StepLimits
     decoder: Decoder
-    backend: CpuBackend | GpuBackend
+    identity: bytes
+    draft: "LoadedModel | None" = None
+    is_warm: bool = False
+    """A step has been run with it."""
+
+    def make_runner(self, report: Report, kv_file: Path | None = None) -> Runner:
+        """Returns a runner that is ready for its first step.
+
+        On a CPU its KV cache is in `kv_file`, if there is one, and holds what a predecessor has computed. Raises
+        `BootError` for memory that does not suffice.
+        """
+        config, decoder, placement, draft = self.config, self.decoder, self.placement, self.draft
+        page_size, memory = config.cache.block_size, None
+        device = CudaDevice(placement.device) if placement.is_cuda else None
+        if device is None:
+            self.use_threads()
+            memory = KVMemory(kv_file, self.identity) if kv_file is not None else None
+        backend = self.make_backend(device, report)
+        draft_backend = None if draft is None else draft.make_backend(device, report)
+
+        def make_runner(num_pages: int) -> Runner:
+            runner = backend.make_runner(allocate_cache(decoder.config, num_pages, page_size, placement, memory))
+            if draft is not None and draft_backend is not None:
+                draft_cache = allocate_cache(draft.decoder.config, num_pages, page_size, placement)
+                runner.draft_runner = draft_backend.make_runner(draft_cache)
+            return runner
+
+        bytes_per_page = page_bytes(decoder.config, page_size, placement)
+        if draft is not None:
+            bytes_per_page += page_bytes(draft.decoder.config, page_size, placement)
+        if memory is not None and memory.num_pages:
+            num_pages = memory.num_pages
+        else:
+            free_bytes = backend.measure_cache_bytes(make_runner, bytes_per_page)
+            num_pages = choose_num_pages(config, bytes_per_page, free_bytes)
+        num_pages = decoder.parallel.smallest(num_pages, placement.device)
+        report("allocating the KV cache", None)
+        dtype_name, cache_gib = str(placement.kv_dtype).removeprefix("torch."), num_pages * bytes_per_page / GIB
+        log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype_name, cache_gib)
+        runner = make_runner(num_pages)
+        runner.page_memory = memory
+        if not self.is_warm:
+            report("warming up", None)
+            backend.warm_up(runner)
+            if draft_backend is not None and runner.draft_runner is not None:
+                draft_backend.warm_up(runner.draft_runner)
+        if isinstance(backend, CpuBackend):
+            backend.begin(runner)
+        if isinstance(draft_backend, CpuBackend) and runner.draft_runner is not None:
+            draft_backend.begin(runner.draft_runner)
+        return runner
+
+    def make_backend(self, device: CudaDevice | None, report: Report) -> CpuBackend | GpuBackend:
+        """Returns what makes runners for `device`, or for the CPU where there is none."""
+        if device is None:
+            return CpuBackend(self.config, self.decoder, self.limits)
+        return GpuBackend(self.config, self.decoder, device, self.limits, report, self.placement.kv_codes)
+
+    def use_threads(self) -> None:
+        run = self.config.run
+        set_cpu_threads(self.config.model.cpu_threads, run.data_parallel, self.engine, run.tensor_parallel)
+
+    def warmed_up(self) -> "LoadedModel":
+        """Returns the model after a step on a CPU, in a small cache of its own and on one thread."""
+        torch.set_num_threads(1)
+        cache = allocate_cache(self.decoder.config, self.limits.num_pages, self.config.cache.block_size, self.placement)
+        backend = CpuBackend(self.config, self.decoder, self.limits)
+        backend.warm_up(backend.make_runner(cache))
+        return dataclasses.replace(self, is_warm=True)
 
 
 def load_runner(
-    config: Config,
-    report: Report,
-    engine: int = 1,
-    kv_file: Path | None = None,
-    rank: int = 0,
-    ranks_file: Path | None = None,
+    config: Config, report: Report, engine: int = 1, kv_file: Path | None = None, weights_file: Path | None = None
 ) -> Runner:
     """Returns a runner that is ready for its first step, and tells `report` what it is doing meanwhile.
 
-    Of several schedulers, number `engine` takes its share of the machine (`--data-parallel`). On a CPU its KV cache is
-    in `kv_file`, if there is one, and holds what a predecessor has computed. The ranks of an engine
-    (`--tensor-parallel`) load together, and find each other through `ranks_file`. Raises `BootError` for a model that
-    is not supported, or that the ranks cannot divide, weights that do not fit it, and memory, cores or GPUs that do not
-    suffice.
+    Of several schedulers, number `engine` takes its share of the machine (`--data-parallel`). The files are in memory
+    and outlive this process; they are used on a CPU. Raises `BootError` for a model that is not supported, weights that
+    do not fit it, and memory, cores or GPUs that do not suffice.
     """
+    return load_model(config, report, engine, weights_file).make_runner(report, kv_file)
+
+
+def load_model(
+    config: Config,
+    report: Report,
+    engine: int = 1,
+    weights_file: Path | None = None,
+    rank: int = 0,
+    ranks_file: Path | None = None,
+) -> LoadedModel:
+    """Returns the model; on a CPU its weights are in `weights_file`, if there is one.
+
+    The ranks of an engine (`--tensor-parallel`) load together, each its part of the weights, and find each other
+    through `ranks_file`. Raises `BootError`, also for a model that they cannot divide.
+    """
+    place = _Place(engine, rank, ranks_file)
+    model = _load(config, report, place, weights_file, is_shared_only=False)
+    assert model is not None
+    return model
+
+
+def find_shared_model(config: Config, report: Report, engine: int, weights_file: Path | None) -> LoadedModel | None:
+    """Returns the model, warmed up, where its weights are in `weights_file` already: it takes little memory then.
+
+    It needs no device, so that a successor can do it beside its predecessor. A draft model has no weights there.
+    """
+    if (
+        weights_file is None
+        or config.facts.draft is not None
+        or (config.model.device != "cpu" and torch.cuda.is_available())
+    ):
+        return None
+    model = _load(config, report, _Place(engine), weights_file, is_shared_only=True)
+    if model is None:
+        return None
+    report("warming up", None)
+    return model.warmed_up()
+
+
+class _Place(NamedTuple):
+    """Which of all processes that compute this one is, and where it finds the other ranks of its engine."""
+
+    engine: int
+    rank: int = 0
+    ranks_file: Path | None = None
+
+
+def _load(
+    config: Config, report: Report, place: _Place, weights_file: Path | None, is_shared_only: bool
+) -> LoadedModel | None:
     report("reading the model's configuration", None)
     hf_config = read_hf_config(Path(config.facts.model_dir))
-    placement = _use_device(config, hf_config, engine, rank)
-    parallel = ALONE if config.run.tensor_parallel == 1 else _join(config, rank, placement, report, ranks_file)
-    limits, page_size = _choose_limits(config, placement), config.cache.block_size
-    device = CudaDevice(placement.device) if placement.is_cuda else None
-    load = partial(_load_model, placement=placement, device=device, limits=limits)
-    decoder, backend = load(config, hf_config, report, parallel=parallel)
-    draft = None
-    if config.facts.draft is not None:
-        draft = load(*_read_draft_config(config, config.facts.draft), report)
-        _warn_if_large(decoder, draft.decoder)
-    memory = None
-    if kv_file is not None and not placement.is_cuda:
-        memory = KVMemory(kv_file, identity_of(config, decoder.config, placement))
+    placement = _use_device(config, hf_config, place)
+    if not placement.is_cuda:
+        load_kernels(report)
+    parallel = ALONE if config.run.tensor_parallel == 1 else _join(config, place, placement, report)
+    limits = _choose_limits(config, placement)
 
-    def make_runner(num_pages: int) -> Runner:
-        runner = backend.make_runner(allocate_cache(decoder.config, num_pages, page_size, placement, memory))
-        if draft is not None:
-            draft_cache = allocate_cache(draft.decoder.config, num_pages, page_size, placement)
-            runner.draft_runner = draft.backend.make_runner(draft_cache)
-        return runner
+    def load_one(config: Config, hf_config: HfConfig, weights_file: Path | None) -> LoadedModel | None:
+        family = find_family(hf_config)
+        shard = Shard(family.read_config(hf_config, config.facts.max_model_len), parallel.rank, parallel.size)
+        identity = b"" if placement.is_cuda else identity_of(config, shard.own, placement)
 
-    bytes_per_page = page_bytes(decoder.config, page_size, placement)
-    if draft is not None:
-        bytes_per_page += page_bytes(draft.decoder.config, page_size, placement)
-    if memory is not None and memory.num_pages:
-        num_pages = memory.num_pages
-    else:
-        num_pages = choose_num_pages(config, bytes_per_page, backend.measure_cache_bytes(make_runner, bytes_per_page))
-    num_pages = parallel.smallest(num_pages, placement.device)
-    report("allocating the KV cache", None)
-    dtype_name, cache_gib = str(placement.kv_dtype).removeprefix("torch."), num_pages * bytes_per_page / GIB
-    log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype_name, cache_gib)
-    runner = make_runner(num_pages)
-    report("warming up", None)
-    runner.page_memory = memory
-    backend.warm_up(runner)
-    if draft is not None and runner.draft_runner is not None:
-        draft.backend.warm_up(runner.draft_runner)
-    return runner
+        def load_weights() -> Weights:
+            return _load_weights(config, family, shard, placement, report)
+
+        if placement.is_cuda or weights_file is None:
+            weights = load_weights()
+        else:
+            memory = WeightMemory(weights_file, identity)
+            if is_shared_only:
+                weights = memory.find()
+            else:
+                weights = memory.load(lambda: pack_linears(load_weights(), shard.own), report)
+        if weights is None:
+            return None
+        fuses_norms = placement.is_cuda and config.model.fuse_norms
+        decoder = Decoder(shard.own, weights, config.facts.max_model_len, fuses_norms, parallel)
+        return LoadedModel(config, place.engine, placement, limits, decoder, identity)
+
+    model = load_one(config, hf_config, weights_file)
+    if model is None or config.facts.draft is None:
+        return model
+    draft = load_one(*_read_draft_config(config, config.facts.draft), None)
+    assert draft is not None
+    _warn_if_large(model.decoder, draft.decoder)
+    return dataclasses.replace(model, draft=draft)
 
 
-def _use_device(config: Config, hf_config: HfConfig, engine: int, rank: int) -> Placement:
+def _use_device(config: Config, hf_config: HfConfig, place: _Place) -> Placement:
     """Returns where this rank computes, on the GPU that is its own or with its share of the cores from now on."""
     num_ranks = config.run.tensor_parallel
-    placement = find_placement(config.model, config.cache, hf_config, (engine - 1) * num_ranks + rank + 1)
+    number = (place.engine - 1) * num_ranks + place.rank + 1
+    placement = find_placement(config.model, config.cache, hf_config, number)
     attention = config.model.attention_backend
     if attention != "auto" and not placement.is_cuda:
         raise BootError(
@@ -117,7 +235,7 @@ def _use_device(config: Config, hf_config: HfConfig, engine: int, rank: int) -> 
     if placement.is_cuda:
         use_gpu(placement.device)
     else:
-        set_cpu_threads(config.model.cpu_threads, config.run.data_parallel, engine, num_ranks)
+        set_cpu_threads(config.model.cpu_threads, config.run.data_parallel, place.engine, num_ranks)
     return placement
 
 
@@ -127,28 +245,12 @@ def _choose_limits(config: Config, placement: Placement) -> StepLimits:
     return StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
 
 
-def _join(config: Config, rank: int, placement: Placement, report: Report, ranks_file: Path | None) -> ParallelGroup:
+def _join(config: Config, place: _Place, placement: Placement, report: Report) -> ParallelGroup:
     num_ranks = config.run.tensor_parallel
-    if ranks_file is None:
+    if place.ranks_file is None:
         raise BootError(f"--tensor-parallel {num_ranks}: only a server has several ranks; leave it at 1")
     report("waiting for the other ranks", None)
-    return join_group(ranks_file, rank, num_ranks, placement.device, config.run.boot_timeout_s)
-
-
-def _load_model(
-    config: Config,
-    hf_config: HfConfig,
-    report: Report,
-    placement: Placement,
-    device: CudaDevice | None,
-    limits: StepLimits,
-    parallel: ParallelGroup = ALONE,
-) -> _Model:
-    """Loads a model for `device`, or for the CPU where there is none."""
-    decoder = _load_decoder(config, hf_config, placement, report, parallel)
-    if device is None:
-        return _Model(decoder, CpuBackend(config, decoder, limits))
-    return _Model(decoder, GpuBackend(config, decoder, device, limits, report, placement.kv_codes))
+    return join_group(place.ranks_file, place.rank, num_ranks, placement.device, config.run.boot_timeout_s)
 
 
 def _read_draft_config(config: Config, draft: DraftFacts) -> tuple[Config, HfConfig]:
@@ -174,22 +276,12 @@ def _warn_if_large(model: Decoder, draft: Decoder) -> None:
         )
 
 
-def _load_decoder(
-    config: Config, hf_config: HfConfig, placement: Placement, report: Report, parallel: ParallelGroup
-) -> Decoder:
-    family = find_family(hf_config)
-    shard = Shard(family.read_config(hf_config, config.facts.max_model_len), parallel.rank, parallel.size)
-    if not placement.is_cuda:
-        load_kernels(report)
+def _load_weights(config: Config, family: Family, shard: Shard, placement: Placement, report: Report) -> Weights:
     if config.model.load_format == "dummy":
-        weights = make_dummy_weights(shard.own, placement, report)
-    else:
-        # Imported here and not above: they need safetensors, which a machine for random weights may lack.
-        from scheduler_proc.computing.loading.checkpoint import open_checkpoint
-        from scheduler_proc.computing.loading.weight_cache import load_through_cache
+        return make_dummy_weights(shard.own, placement, report)
+    # Imported here and not above: they need safetensors, which a machine for random weights may lack.
+    from scheduler_proc.computing.loading.checkpoint import open_checkpoint
+    from scheduler_proc.computing.loading.weight_cache import load_through_cache
 
-        checkpoint = open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
-        is_cached = config.model.weight_cache
-        weights = load_through_cache(shard, family, checkpoint, placement, report, is_cached)
-    fuses_norms = placement.is_cuda and config.model.fuse_norms
-    return Decoder(shard.own, weights, config.facts.max_model_len, fuses_norms, parallel)
+    checkpoint = open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
+    return load_through_cache(shard, family, checkpoint, placement, report, config.model.weight_cache)

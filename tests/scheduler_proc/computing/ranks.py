@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from messages.steps import Batch
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.loading.load_runner import load_model
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.rank_process import RankLoop
 from tests.checkpoints import make_config
 
 TIMEOUT_S = 60.0
+
+
+def no_report(text: str, fraction: float | None) -> None:
+    pass
 
 
 @contextmanager
@@ -27,7 +31,8 @@ def ranks_of(path: Path, num_ranks: int, ranks_file: Path, **flags: Any) -> Iter
 
     def work(rank: int) -> None:
         try:
-            runners[rank] = load_runner(config, lambda text, part: None, rank=rank, ranks_file=ranks_file)
+            model = load_model(config, no_report, rank=rank, ranks_file=ranks_file)
+            runners[rank] = model.make_runner(no_report)
             have_loaded.wait()
             loop = RankLoop(runners[rank])
             while (batch := steps[rank].get()) is not None:
