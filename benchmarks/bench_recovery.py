@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with started_server(flags, START_TIMEOUT_S) as (server, target):
             kills = [process for _ in range(options.kills) for process in options.processes]
-            waits = not {"--no-standby", "--data-parallel"} & set(options.launch_flags)
+            waits = not {"--no-standby", "--data-parallel", "--tensor-parallel"} & set(options.launch_flags)
             recoveries, replacements = uvloop.run(measure(server, target, kills, waits))
     except SluiceError as error:
         print(f"bench_recovery: {error}", file=sys.stderr)

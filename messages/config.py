@@ -49,7 +49,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(
             description="hold the weights in memory once for all engines, and for the scheduler that follows one that "
-            "dies or is replaced (on a CPU)"
+            "dies or is replaced (on a CPU; not with --tensor-parallel)"
         ),
     ] = True
     device: Annotated[
@@ -284,6 +284,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     ray_address: Annotated[
         str, Meta(description="the Ray cluster, as ray.init takes it; auto: the one that runs on this machine")
     ] = "auto"
+    tensor_parallel: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="ranks of an engine: processes that compute each step together, each with its part of the "
+            "weights and of the KV cache",
+        ),
+    ] = 1
     external: Annotated[
         tuple[str, ...], Meta(description="processes that you start by hand (the launcher prints the command)")
     ] = ()
@@ -301,8 +310,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     standby: Annotated[
         bool,
         Meta(
-            description="keep a process ready that takes the scheduler's place when that dies; it costs the memory of "
-            "torch's libraries"
+            description="keep a process ready that takes the scheduler's place when that dies (not with several "
+            "engines or --tensor-parallel); it costs the memory of torch's libraries"
         ),
     ] = True
     restart_hold_s: Annotated[

@@ -27,8 +27,8 @@ def place_of(name: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """`tokenizer-2` → `tokenizer`: what a process does, and what the operator's rules call it."""
-    return place_of(name).partition("-")[0]
+    """`tokenizer-2` → `tokenizer`, `rank1-2` → `rank`: what a process does, and what the operator's rules call it."""
+    return place_of(name).partition("-")[0].rstrip("0123456789")
 
 
 def worker_name(kind: str, number: int) -> str:

@@ -1,6 +1,7 @@
-"""The schedulers of a server (`--data-parallel`), each with a KV cache of its own: their names, and the way to each.
+"""The engines of a server (`--data-parallel`), each with a KV cache of its own: their names, and the way to each.
 
-A message about a request carries the number of its scheduler, from 1 on, as `engine`; the frontend has chosen it.
+A message about a request carries the number of its engine, from 1 on, as `engine`; the frontend has chosen it. An
+engine is a scheduler, which is its rank 0, and its other ranks (`--tensor-parallel`), which run the same steps.
 """
 
 import time
@@ -8,16 +9,26 @@ from collections.abc import Callable
 from typing import Any
 
 from messages.channels import Sender
-from messages.control import worker_name
+from messages.control import kind_of, place_of, worker_name
 from messages.requests import ToScheduler
 
-SCHEDULER = "scheduler"
+SCHEDULER, RANK = "scheduler", "rank"
 TIDY_INTERVAL_S = 1.0
 
 
 def engine_name(engine: int) -> str:
     """Returns the name of the process: `scheduler`, then `scheduler-2` …"""
     return worker_name(SCHEDULER, engine)
+
+
+def rank_name(rank: int, engine: int = 1) -> str:
+    """Returns the name of a process other than the scheduler: `rank1`, of the second engine `rank1-2`."""
+    return worker_name(f"{RANK}{rank}", engine)
+
+
+def rank_of(name: str) -> int:
+    """`rank1-2` → 1; 0 for a scheduler."""
+    return int(place_of(name).partition("-")[0].removeprefix(RANK)) if kind_of(name) == RANK else 0
 
 
 class SchedulerSenders:

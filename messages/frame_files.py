@@ -20,6 +20,7 @@ from messages.frames import HEADER
 from messages.replies import ToDetokenizer, ToFrontend
 from messages.requests import ToScheduler, ToTokenizer
 from messages.schema import SCHEMA_VERSION
+from messages.steps import ToRank
 
 SUFFIX = ".frames"
 MAGIC = b"SLUICEFR"
@@ -49,6 +50,7 @@ UNIONS: dict[str, Any] = {
     "tokenizer": ToTokenizer,
     "scheduler": ToScheduler,
     "detokenizer": ToDetokenizer,
+    "rank": ToRank,
 }
 """What each kind of process receives."""
 

@@ -10,6 +10,7 @@ from messages.control import ToLauncher, ToProcess
 from messages.remote import ToJoiner, ToProxy
 from messages.replies import ToDetokenizer, ToFrontend
 from messages.requests import ToScheduler, ToTokenizer
+from messages.steps import ToRank
 
 
 def make_version(*types: Any) -> int:
@@ -32,6 +33,6 @@ def _describe(types: typing.Iterable[Any], found: dict[str, str]) -> None:
 
 
 SCHEMA_VERSION = make_version(
-    ToTokenizer, ToScheduler, ToDetokenizer, ToFrontend, ToLauncher, ToProcess, ToProxy, ToJoiner
+    ToTokenizer, ToScheduler, ToDetokenizer, ToFrontend, ToLauncher, ToProcess, ToRank, ToProxy, ToJoiner
 )
 """Launcher and processes must have the same, on all machines."""

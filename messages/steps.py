@@ -11,6 +11,7 @@ import msgspec
 
 from messages.axes import Axis, Column, size_of
 from messages.columns import FLOAT32, INT32, INT64
+from messages.requests import FramesLost
 
 Phase = Literal["prefill", "decode", "mixed"]
 
@@ -188,3 +189,11 @@ class ForwardOutput(msgspec.Struct, frozen=True, array_like=True, tag=True):
     def result(self) -> "ForwardOutput":
         """Returns itself: of a step that is computed as it is launched, this is all that has to be waited for."""
         return self
+
+
+class JoinRanks(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """scheduler → its ranks, once: load the model now, with me. What follows are steps, in the order in which all run
+    them."""
+
+
+ToRank = JoinRanks | Batch | FramesLost

@@ -65,6 +65,10 @@ class RunDir:
         """A link to the launcher's file in memory for the KV cache of scheduler `name`, if it has one."""
         return self.path / f"{name}.kv-cache"
 
+    def ranks_file(self, name: str) -> Path:
+        """Where the ranks of scheduler `name` find each other."""
+        return self.path / f"{name}.ranks"
+
     @property
     def weights_file(self) -> Path:
         """A link to the launcher's file in memory for the weights that all schedulers share."""

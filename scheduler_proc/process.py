@@ -25,6 +25,7 @@ from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding_half import make_scheduler
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.prefetch import prefetch
+from scheduler_proc.ranks import load_as_leader
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Running, Stepper
 
@@ -48,6 +49,8 @@ def import_runner(link: ProcessLink) -> LoadRunner:
 
     gc.freeze()
     config, files = link.config, link.run_dir
+    if config.run.tensor_parallel > 1:
+        return partial(load_as_leader, link, load_model)
     keeps_cache = config.cache.keep_kv_cache and config.cache.enable_prefix_caching
     kv_file = files.kv_file(place_of(link.name)) if keeps_cache else None
     weights_file = files.weights_file if config.model.share_weights else None
@@ -125,13 +128,6 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
 
 def add_profile(link: ProcessLink, scheduler: Scheduler, stepper: Stepper) -> None:
     """Says what a profile of this process shows."""
-
-    def make_observer() -> Observer:
-        # Imported here and not above: it imports torch.
-        from scheduler_proc.computing.torch_observer import TorchObserver
-
-        return TorchObserver()
-
     link.profiler.make_observer = make_observer
     link.profiler.parts += [
         Part(scheduler, "schedule", lambda *_: "schedule"),
@@ -139,6 +135,13 @@ def add_profile(link: ProcessLink, scheduler: Scheduler, stepper: Stepper) -> No
         Part(stepper, "result", result_name),
         Part(scheduler, "commit", lambda *_: "commit"),
     ]
+
+
+def make_observer() -> Observer:
+    # Imported here and not above: it imports torch.
+    from scheduler_proc.computing.torch_observer import TorchObserver
+
+    return TorchObserver()
 
 
 def step_name(batch: Batch) -> str:

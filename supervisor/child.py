@@ -76,6 +76,8 @@ class Child:
         self.is_spare = False
         """It stands by in case the one before it dies, and not to replace it."""
         self.boot_error: str | None = None
+        self.was_starting = False
+        """The latest incarnation has ended without having served."""
         self.has_given_up = False
         """The latest one ended by itself, with an error."""
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)

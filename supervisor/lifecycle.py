@@ -54,10 +54,14 @@ class Lifecycle:
 
     def start_all(self) -> None:
         for child in self.group:
-            self.start(child)
+            if self.group.leader_of(child) is child:
+                self.start(child)
 
     def start(self, child: Child) -> None:
-        """Starts a process, for the first time or again. Raises `RunFailedError` where it cannot be started at all."""
+        """Starts a process, for the first time or again, a scheduler with its ranks.
+
+        Raises `RunFailedError` where it cannot be started at all.
+        """
         if child.is_external:
             self._console.say_of(child.name, f"waiting: start it by hand\n  {self.group.how_to_start(child)}")
             return
@@ -65,11 +69,17 @@ class Lifecycle:
         try:
             self.group.spawn(child)
         except OSError as error:
-            child.boot_error = str(error)
-            if child.is_successor or child.is_on_trial:
-                self.group.remove(child)
-            else:
-                self.plan_restart(child, was_starting=True)
+            child.boot_error, child.was_starting = str(error), True
+            self._go_on_after(child)
+            return
+        for rank in self.group.ranks_of(child):
+            self.start(rank)
+
+    def replace_ranks(self, child: Child) -> None:
+        """Starts the ranks of the process that takes the place of `child`, which has ended."""
+        for rank in self.group.ranks_of(child):
+            self.group.board.restarting(rank.name)
+            self.start(rank)
 
     def add(self, command: Command) -> Child:
         """Starts one process more; it is in the group until it ends without having served, or leaves on command."""
@@ -203,7 +213,7 @@ class Lifecycle:
     def _on_end(self, child: Child) -> None:
         group = self.group
         status = group.status(child)
-        was_starting = status.state == "starting"
+        child.was_starting = status.state == "starting"
         if group.can_move_requests(child):
             group.tell_death(child)
         if status.is_up and not (child.has_been_told or status.is_killed or group.is_stopping):
@@ -219,9 +229,32 @@ class Lifecycle:
         self._console.end_progress()
         child.is_welcome = False
         group.board.ended(child.name)
+        self._go_on_after(child)
+
+    def _go_on_after(self, child: Child) -> None:
+        """Does what follows the end of a process; of the processes of an engine, which end together, that of the last.
+
+        Raises `RunFailedError` where the run must end.
+        """
+        if child.was_starting and self.is_first_start(child):
+            self._give_up(child, child.was_starting)
+        leader = self.group.leader_of(child)
+        if leader is not child:
+            level = "info" if leader.has_been_told else "error"
+            self._console.say_of(child.name, tell_end(child, child.was_starting), level)
+        living = [one for one in (leader, *self.group.ranks_of(leader)) if one.pid]
+        for one in living:
+            if not self.group.status(one).is_killed:
+                self.killer(one, f"was ended with {child.name}, which {child.ending}")()
+        if not living:
+            self._replace_or_forget(leader)
+
+    def _replace_or_forget(self, child: Child) -> None:
+        group, was_starting = self.group, child.was_starting
         successor = group.find(child.name + SUCCESSOR)
         has_successor = successor is not None and not successor.is_spare
-        if child.is_passing or child.is_on_trial or (group.status(child).is_leaving and not has_successor):
+        is_on_trial = any(one.is_on_trial for one in (child, *group.ranks_of(child)))
+        if child.is_passing or is_on_trial or (group.status(child).is_leaving and not has_successor):
             has_left = child.has_been_told and not was_starting
             self._console.say_of(child.name, "has left" if has_left else tell_end(child, was_starting))
             group.remove(child)
@@ -246,8 +279,6 @@ class Lifecycle:
 
     def plan_restart(self, child: Child, was_starting: bool) -> None:
         """Has a dead process come back. Raises `RunFailedError` where it must not."""
-        if was_starting and self.is_first_start(child):
-            self._give_up(child, was_starting)
         is_last_frontend = child.is_front and not any(frontend.pid for frontend in self.group.frontends())
         if is_last_frontend and self.group.is_draining:  # nobody is left to whom the others could answer
             self._give_up(child, was_starting)
@@ -263,7 +294,8 @@ class Lifecycle:
             self._tell_restart(child, f"{tell_end(child, was_starting)}; {restart.text}")
 
     def _tell_restart(self, child: Child, text: str) -> None:
-        self.group.board.restarting(child.name)
+        for one in (child, *self.group.ranks_of(child)):
+            self.group.board.restarting(one.name)
         self.group.publish(at_once=True)
         self._console.say_of(child.name, text, "error")
 

@@ -6,8 +6,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from messages.channels import Waiter
-from messages.control import PREDECESSOR, SUCCESSOR, Drain, ProcessStatus, Stop, TakeOver, kind_of, place_of
-from messages.engines import SCHEDULER
+from messages.control import (
+    PREDECESSOR,
+    SUCCESSOR,
+    Drain,
+    ProcessStatus,
+    Stop,
+    TakeOver,
+    kind_of,
+    place_of,
+    worker_number,
+)
+from messages.engines import RANK, SCHEDULER, engine_name
 from messages.uids import frontend_socket
 from runtime.run_dir import RunDir
 from supervisor.child import Child, Command
@@ -64,6 +74,19 @@ class ProcessGroup:
     def frontends(self) -> list[Child]:
         """Returns the frontends that have a place of their own, whether they run now or not."""
         return [child for child in self if child.is_front and not child.is_passing]
+
+    def ranks_of(self, child: Child) -> list[Child]:
+        """Returns the other ranks of a scheduler that has its place; none of another process."""
+        if child.is_passing or kind_of(child.name) != SCHEDULER:
+            return []
+        engine = worker_number(child.name)
+        return [other for other in self if kind_of(other.name) == RANK and worker_number(other.name) == engine]
+
+    def leader_of(self, child: Child) -> Child:
+        """Returns the scheduler of a rank, with which it starts and ends; of another process that itself."""
+        return (
+            self._children.get(engine_name(worker_number(child.name)), child) if kind_of(child.name) == RANK else child
+        )
 
     def status(self, child: Child) -> ProcessStatus:
         return self.board.status(child.name)
@@ -144,7 +167,9 @@ class ProcessGroup:
         self.board.add(child.name, num_restarts)
 
     def remove(self, child: Child) -> None:
-        """Forgets a process that has ended and will not be started again."""
+        """Forgets a process that has ended and will not be started again, with its ranks."""
+        for rank in self.ranks_of(child):
+            self.remove(rank)
         del self._children[child.name]
         if not any(place_of(name) == place_of(child.name) for name in self._children):
             self.memory_files.drop(child.name)

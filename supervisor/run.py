@@ -14,7 +14,7 @@ import msgspec
 
 from messages.config import Config, ModelConfig, RunConfig
 from messages.control import FRONTEND, RING
-from messages.engines import SCHEDULER
+from messages.engines import SCHEDULER, rank_name
 from messages.errors import BootError, UsageError
 from messages.join_keys import check_address, make_keys
 from runtime.lifeline import make_lifeline
@@ -58,7 +58,7 @@ def launch(arguments: list[str]) -> int:
         config = build_config(sections, console)
         run = config.run
         num_workers = {FRONTEND: run.frontend_workers, TOKENIZER: run.tokenizer_workers, SCHEDULER: run.data_parallel}
-        commands = server_commands(run.external, num_workers, len(run.remote_engines))
+        commands = server_commands(run.external, num_workers, len(run.remote_engines), run.tensor_parallel)
         return serve(config, commands, console, began_s)
     except (UsageError, BootError) as error:
         console.say(f"launch.py: {error}", "error")
@@ -72,11 +72,17 @@ def launch(arguments: list[str]) -> int:
 def build_config(sections: dict[str, Any], console: Console | None = None) -> Config:
     """Returns the whole configuration, with the facts about the model; this may fetch the model from the hub."""
     run = sections["run"]
-    model = sections["model"] = choose_devices(sections["model"], run.data_parallel)
+    model = sections["model"] = choose_devices(sections["model"], run.data_parallel * run.tensor_parallel)
     run = sections["run"] = _place_by_ray(run)
     _check_names("--external", run.external)
     if FRONTEND in run.external and run.frontend_workers > 1:
         raise UsageError("--frontend-workers: a frontend that is started by hand binds the port alone; leave it at 1")
+    if SCHEDULER in run.external and run.tensor_parallel > 1:
+        raise UsageError("--tensor-parallel: the launcher starts all ranks; leave out --external scheduler")
+    if sections["scheduling"].speculative == "draft" and run.tensor_parallel > 1:
+        raise UsageError("--tensor-parallel: several ranks have no draft model; --speculative ngram needs none")
+    if run.remote_engines and run.tensor_parallel > 1:
+        raise UsageError("--tensor-parallel: an engine on another machine has one rank; leave it at 1")
     if run.otlp_endpoint and not run.otlp_endpoint.startswith(("http://", "https://")):
         raise UsageError(f"--otlp-endpoint: {run.otlp_endpoint} is not a URL, as http://localhost:4318 is")
     if not (run.data_parallel or run.remote_engines):
@@ -100,10 +106,10 @@ def _place_by_ray(run: RunConfig) -> RunConfig:
     return msgspec.structs.replace(run, data_parallel=0, remote_engines=(ANY_PORT,) * run.data_parallel)
 
 
-def choose_devices(model: ModelConfig, num_engines: int) -> ModelConfig:
+def choose_devices(model: ModelConfig, num_ranks: int) -> ModelConfig:
     """Returns `model` with the GPUs that `--devices` names, one by one. Raises `UsageError` where they do not suffice.
 
-    Whether they are there is for each scheduler to see, which has torch.
+    `num_ranks` are those of all engines. Whether the GPUs are there is for each of them to see, which has torch.
     """
     devices = tuple(name for text in model.devices for name in text.split(","))
     for name in devices:
@@ -113,29 +119,41 @@ def choose_devices(model: ModelConfig, num_engines: int) -> ModelConfig:
         return model
     if model.device == "cpu":
         raise UsageError("--devices names GPUs, and --device cpu wants none; leave one of them out")
-    if len(set(devices)) < max(len(devices), num_engines):
+    if len(set(devices)) < max(len(devices), num_ranks):
         raise UsageError(
-            f"--devices: {num_engines} engines (--data-parallel) need as many different GPUs, got {', '.join(devices)}"
+            f"--devices: {num_ranks} ranks (--data-parallel times --tensor-parallel) need as many different GPUs, got "
+            f"{', '.join(devices)}"
         )
     return msgspec.structs.replace(model, devices=devices, device="cuda")
 
 
 def server_commands(
-    external: Iterable[str], num_workers: Mapping[str, int] = ONE_OF_EACH, num_remote: int = 0
+    external: Iterable[str],
+    num_workers: Mapping[str, int] = ONE_OF_EACH,
+    num_remote: int = 0,
+    num_ranks: int = 1,
 ) -> list[Command]:
-    """Returns how the processes are started, so many of a kind; those named in `external` are started by hand.
+    """Returns how the processes are started, so many of a kind, and of an engine so many ranks.
 
-    `num_remote` schedulers more are on other machines.
+    Those named in `external` are started by hand. `num_remote` schedulers more are on other machines.
     """
     commands: list[Command] = []
     for name, package in PACKAGES.items():
         first = Command(name, python_command(package), name in external)
         num = num_workers.get(name, 1)
-        commands += [first if number == 1 else command_of_worker(first, number) for number in range(1, num + 1)]
+        commands += _numbered(first, range(1, num + 1))
         if name == SCHEDULER:
-            proxy = Command(name, python_command(PROXY), is_remote=True)
-            commands += [command_of_worker(proxy, number) for number in range(num + 1, num + 1 + num_remote)]
+            remote = range(num + 1, num + 1 + num_remote)
+            commands += _numbered(Command(name, python_command(PROXY), is_remote=True), remote)
+    for rank in range(1, num_ranks):
+        name = rank_name(rank)
+        first = Command(name, (*python_command("scheduler_proc.rank_process"), "--name", name))
+        commands += _numbered(first, range(1, num_workers.get(SCHEDULER, 1) + 1))
     return commands
+
+
+def _numbered(first: Command, numbers: Iterable[int]) -> list[Command]:
+    return [first if number == 1 else command_of_worker(first, number) for number in numbers]
 
 
 def serve(config: Config, commands: list[Command], console: Console, began_s: float) -> int:

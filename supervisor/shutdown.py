@@ -55,11 +55,12 @@ class Shutdown:
         self._group.begin_drain(timeout_s)
 
     def stop(self) -> None:
-        """Ends every process: the door first, then what is behind it; whoever does not go is killed."""
+        """Ends every process: the door first, then what is behind it, ranks last; whoever does not go is killed."""
         group = self._group
         group.begin_stop()
         self._lifecycle.cancel_restarts()
         self._stop_all(group.frontends(), FRONT_STOP_TIMEOUT_S)
+        self._stop_all([child for child in group if group.leader_of(child) is child], STOP_TIMEOUT_S)
         self._stop_all(list(group), STOP_TIMEOUT_S)
         for child in group:
             if child.pid and child.is_external:

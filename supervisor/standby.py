@@ -16,13 +16,14 @@ FAILED_S = 60.0
 
 
 class Standby:
-    """Sees to it that one stands by while there is one scheduler.
+    """Sees to it that one stands by while there is one scheduler, which has no other ranks.
 
-    Where there are several, what a dead one had goes on at the others at once.
+    Where there are several, what a dead one had goes on at the others at once. With `--tensor-parallel` the other ranks
+    would have to be started all the same.
     """
 
     def __init__(self, settings: RunConfig, lifecycle: Lifecycle):
-        self._is_wanted = settings.standby
+        self._is_wanted = settings.standby and settings.tensor_parallel == 1
         self._lifecycle = lifecycle
         self._spare: Child | None = None
         self._due_s: float | None = None

@@ -32,13 +32,13 @@ BUDGETS = {
     "frontend": 12_575,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_745,
-    "scheduler": 5_690,
+    "scheduler": 6_025,
     "CPU backend": 3_395,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 2_200,
+    "messages": 2_220,
     "process runtime": 1_550,
-    "launcher": 5_320,
+    "launcher": 5_385,
     "what-if": 1_035,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

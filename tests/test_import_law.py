@@ -105,6 +105,7 @@ FUNCTION_LEVEL_IMPORTS = {
     ("frontend/process.py", "frontend.tracing.export"): "needs an extra, and memory",
     ("scheduler_proc/process.py", "scheduler_proc.computing.loading.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/process.py", "scheduler_proc.computing.torch_observer"): "imports torch",
+    ("scheduler_proc/rank_process.py", "scheduler_proc.computing.loading.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/computing/torch_import.py", "torch"): "the process imports this file long before",
     (f"{LOADING}/load_runner.py", "scheduler_proc.computing.loading.checkpoint"): "random weights need no safetensors",
     (f"{LOADING}/load_runner.py", "scheduler_proc.computing.loading.weight_cache"): "likewise",

@@ -13,6 +13,8 @@ from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
 from scheduler_proc.computing.step.results import Result, compute_result, read_result
 from scheduler_proc.computing.step.shapes import StepLimits
 
+Publish = Callable[[Batch], None]
+
 
 class LaunchedStep:
     """A step on its way."""
@@ -41,6 +43,8 @@ class Runner:
         self.can_overlap = forward_passes.last_tokens is not None
         self.degraded = ""
         self.page_memory: KVMemory | None = None
+        self.publish: Publish | None = None
+        """Has the other ranks run the step that is about to run here."""
         self.draft_runner: Runner | None = None
         self.forward_passes = forward_passes
         self._decoder = decoder
@@ -54,21 +58,28 @@ class Runner:
         """
         sampling = plan_sampling(batch, self._vocab_size)
         forward = self.forward_passes.prepare(batch, sampling.columns)
-        fetched = self._device.submit(partial(self._compute, forward, sampling))
+        fetched = self._device.submit(partial(self._compute, batch, forward, sampling))
         return LaunchedStep(batch.step_id, sampling, fetched)
 
     def run(self, batch: Batch) -> ForwardOutput:
         """Runs the step and returns its result when it is known; the cache holds its K and V afterwards."""
         return self.launch(batch).result()
 
-    def _compute(self, forward: Forward, sampling: SamplingPlan) -> Result:
-        result = compute_result(self._decoder, forward(), sampling)
+    def _compute(self, batch: Batch, forward: Forward, sampling: SamplingPlan) -> Result:
+        try:
+            if self.publish is not None:
+                self.publish(batch)
+            result = compute_result(self._decoder, forward(), sampling)
+        except Exception as error:
+            if self._decoder.parallel.size > 1:  # the others may wait for this rank in mid-step, or run ahead of it
+                raise SystemExit(f"a step failed on rank {self._decoder.parallel.rank}: {error!r}") from error
+            raise
         last_tokens = self.forward_passes.last_tokens
         if last_tokens is not None and not isinstance(result, np.ndarray):
             tokens_S = result[0][
                 : len(last_tokens)
             ]  # none is planned behind a step that samples more often than it has rows
-            last_tokens[: len(tokens_S)].copy_(tokens_S)
+            last_tokens[: len(tokens_S)].copy_(self._decoder.parallel.broadcast(tokens_S))
         return result
 
 

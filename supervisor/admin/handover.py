@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 
 from messages.admin import Done, Progress, RestartProcess
 from messages.control import SUCCESSOR, Drain, Leave, kind_of, place_of
-from messages.engines import SCHEDULER
+from messages.engines import RANK, SCHEDULER
 from supervisor.admin.inquiries import find_process
 from supervisor.admin.tasks import CommandFailedError, Steps, Task, until
 from supervisor.child import Child
@@ -71,6 +71,9 @@ def check_no_handover(group: ProcessGroup, name: str) -> None:
 
 def _check_replaceable(group: ProcessGroup, child: Child) -> None:
     name = child.name
+    if kind_of(name) == RANK:
+        leader = group.leader_of(child).name
+        raise CommandFailedError("impossible", f"the {name} is replaced with its scheduler: restart {leader}")
     if child.is_external:
         raise CommandFailedError("impossible", f"the {name} was started by hand; stop it and start it again there")
     if child.is_passing:
@@ -108,7 +111,9 @@ def _let_give_way(lifecycle: Lifecycle, successor: Child, child: Child, timeout_
         yield from drain_rows(group, child, timeout_s, lambda: not successor.pid)
         _check_stands_by(lifecycle, successor, child)
     yield from stop_process(group, child)
+    yield from until(lambda: not any(rank.pid for rank in group.ranks_of(child)), FOREVER)
     _check_stands_by(lifecycle, successor, child)
+    lifecycle.replace_ranks(child)
     yield from _take_place(group, successor, child)
 
 

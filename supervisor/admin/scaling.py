@@ -25,11 +25,12 @@ def scale_process(lifecycle: Lifecycle, command: ScaleProcess, drain_timeout_s: 
     """Starts workers, or ends those with the highest numbers; what a scheduler has goes on at the others."""
     group = lifecycle.group
     workers = _check_scalable(group, command)
-    names = [worker_name(command.process, number) for number in range(1, command.num + 1)]
+    firsts = (workers[0], *group.ranks_of(workers[0]))
     added = [
-        lifecycle.add(command_of_worker(workers[0].command, number))
-        for number, name in enumerate(names, 1)
-        if name not in group
+        lifecycle.add(command_of_worker(first.command, number))
+        for number in range(1, command.num + 1)
+        if worker_name(command.process, number) not in group
+        for first in firsts
     ]
     if added:
         yield Progress(f"{', '.join(child.name for child in added)} start")

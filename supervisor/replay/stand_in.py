@@ -55,6 +55,8 @@ class StandIn:
         command = [sys.executable, str(ROOT / "launch.py"), *server_flags(config), *flags]
         if SCHEDULER in real:
             command += ["--data-parallel", str(config.run.data_parallel)]
+        else:  # nor has it ranks
+            command += ["--tensor-parallel", "1"]
         command += ["--port", "0", "--run-dir", str(self._run_dir.path), "--external", *self._played]
         own_pid = os.getpid()
         with self._log.open("wb") as log:

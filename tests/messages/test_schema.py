@@ -11,6 +11,7 @@ from messages.remote import ToJoiner, ToProxy
 from messages.replies import ToDetokenizer, ToFrontend
 from messages.requests import ToScheduler, ToTokenizer
 from messages.schema import SCHEMA_VERSION, make_version
+from messages.steps import ToRank
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,5 +55,5 @@ def test_every_process_computes_the_same():
     command = [sys.executable, "-c", code]
     output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
     assert int(output) == SCHEMA_VERSION
-    ring = make_version(ToTokenizer, ToScheduler, ToDetokenizer, ToFrontend, ToLauncher, ToProcess, ToProxy, ToJoiner)
-    assert ring == SCHEMA_VERSION
+    unions = ToTokenizer, ToScheduler, ToDetokenizer, ToFrontend, ToLauncher, ToProcess, ToRank, ToProxy, ToJoiner
+    assert make_version(*unions) == SCHEMA_VERSION

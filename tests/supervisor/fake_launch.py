@@ -12,6 +12,8 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
+import zmq
+
 from messages.config import Config, HttpConfig, ModelFacts, RunConfig
 from messages.errors import BootError, UsageError
 from supervisor import child
@@ -39,6 +41,7 @@ class ForkedChild(subprocess.Popen[bytes]):
                 traceback.print_exc()
             finally:
                 sys.stdout.flush()
+                zmq.Context.instance().destroy()  # what is sent last leaves, as at the end of a new process
                 os._exit(code)
 
         super().__init__(words, env=env, pass_fds=pass_fds, preexec_fn=run, **rest)

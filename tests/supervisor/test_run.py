@@ -60,6 +60,15 @@ def test_engines_of_other_machines_come_behind_those_of_this_one():
     assert [command.name for command in server_commands([], {"scheduler": 0}, num_remote=1)][2] == "scheduler"
 
 
+def test_each_engine_has_its_ranks():
+    commands = {command.name: command for command in server_commands([], {"scheduler": 2}, num_ranks=3)}
+    ranks = ["rank1", "rank1-2", "rank2", "rank2-2"]
+    assert list(commands) == ["frontend", "tokenizer", "scheduler", "scheduler-2", "detokenizer", *ranks]
+    for name in ranks:
+        module, *names = commands[name].arguments[3:]
+        assert (module, names[-1]) == ("scheduler_proc.rank_process", name)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -77,6 +86,24 @@ def test_ray_places_every_engine(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"vocab_size": 7, "n_ctx": 8}')
     run = build_config(parse_flags(["--model", str(tmp_path), "--ray", "--data-parallel", "3"])).run
     assert (run.data_parallel, len(run.remote_engines)) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--external", "scheduler"],
+            "--tensor-parallel: the launcher starts all ranks; leave out",
+        ),
+        (["--speculative", "draft"], "several ranks have no draft model; --speculative ngram needs none"),
+        (["--remote-engines", "tcp://a:1"], "an engine on another machine has one rank"),
+        (["--ray"], "an engine on another machine has one rank"),
+        (["--devices", "cuda:0,cuda:1", "--data-parallel", "2"], "--devices: 4 ranks .* need as many different GPUs"),
+    ],
+)
+def test_what_several_ranks_cannot_have_is_refused(flags: list[str], message: str):
+    with pytest.raises(UsageError, match=message):
+        build_config(parse_flags(["--tensor-parallel", "2", *flags]))
 
 
 def make_config(**http: Any) -> Config:

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import time
 
+from supervisor.standby import QUIET_S
 from tests.supervisor.cli.test_operate import NAMES, SERVING, operate_on, ps
 from tests.supervisor.fake_run import GOOD, FakeRun, is_running, wait_until
 from tests.supervisor.test_replacement import states_of, stop
@@ -11,8 +13,8 @@ SPARE = "scheduler.next"
 TAKES_OVER = "the process that stood by takes over"
 
 
-def start(**behaviours: str) -> FakeRun:
-    return FakeRun({**dict.fromkeys(NAMES, GOOD), **behaviours}, standby=True)
+def start(*others: str, **settings: int) -> FakeRun:
+    return FakeRun(dict.fromkeys((*NAMES, *others), GOOD), standby=True, **settings)
 
 
 def wait_for_spare(run: FakeRun, incarnation: int = 2) -> int:
@@ -94,4 +96,12 @@ def test_more_schedulers_need_none():
         wait_until(lambda: SPARE not in ps(run))
         result = operate_on(run, "scale", "scheduler", "1")
         assert result.returncode == 0, result.stderr
+        stop(run)
+
+
+def test_a_scheduler_of_several_ranks_has_none():
+    with start("rank1", tensor_parallel=2) as run:
+        run.wait_for(SERVING)
+        time.sleep(QUIET_S + 2.0)
+        assert SPARE not in ps(run)
         stop(run)

@@ -66,8 +66,8 @@ class CpuForwardPasses:
         self._bytes = {name: array.reshape(-1).view(np.uint8).data for name, array in arrays.items()}
         self.captures: dict[int, tuple[CapturedCalls, Forwarded]] = {}
         """By the number of rows."""
-        self.can_capture = True
-        """False as soon as something other than C kernels has computed in a step of decode rows."""
+        self.can_capture = decoder.parallel.size == 1
+        """False where something other than C kernels computes in a step of decode rows, or ranks wait for others."""
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
         """Writes a step that can be captured to where captures read it: it must run before the next is prepared."""

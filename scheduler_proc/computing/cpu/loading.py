@@ -28,7 +28,8 @@ class CpuBackend:
         return Runner(self._decoder, self._device, passes, self._limits, cache.num_pages)
 
     def measure_cache_bytes(self, make_runner: MakeRunner, bytes_per_page: int) -> int:
-        return free_cpu_cache_bytes(self._limits.num_pages * bytes_per_page, self._config.run.data_parallel)
+        run = self._config.run
+        return free_cpu_cache_bytes(self._limits.num_pages * bytes_per_page, run.data_parallel * run.tensor_parallel)
 
     def warm_up(self, runner: Runner) -> None:
         """The cache holds what it did."""

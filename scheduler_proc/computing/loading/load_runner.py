@@ -4,6 +4,7 @@ import dataclasses
 import logging
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -21,7 +22,7 @@ from scheduler_proc.computing.loading.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.loading.placement import Placement, find_placement, set_cpu_threads, use_gpu
 from scheduler_proc.computing.loading.weights import Report, Weights, make_dummy_weights, pack_linears
 from scheduler_proc.computing.model.decoder import Decoder
-from scheduler_proc.computing.model.decoder_config import DecoderConfig, parameter_shapes
+from scheduler_proc.computing.model.decoder_config import parameter_shapes
 from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.kv_tensors import (
@@ -31,6 +32,8 @@ from scheduler_proc.computing.model.kv_tensors import (
     page_bytes,
     pages_per_context,
 )
+from scheduler_proc.computing.model.sharding import Shard
+from scheduler_proc.computing.parallel import ALONE, ParallelGroup, join_group
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.step.shapes import StepLimits
 
@@ -83,6 +86,7 @@ class LoadedModel:
         else:
             free_bytes = backend.measure_cache_bytes(make_runner, bytes_per_page)
             num_pages = choose_num_pages(config, bytes_per_page, free_bytes)
+        num_pages = decoder.parallel.smallest(num_pages, placement.device)
         report("allocating the KV cache", None)
         dtype_name, cache_gib = str(placement.kv_dtype).removeprefix("torch."), num_pages * bytes_per_page / GIB
         log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype_name, cache_gib)
@@ -106,7 +110,8 @@ class LoadedModel:
         return GpuBackend(self.config, self.decoder, device, self.limits, report, self.placement.kv_codes)
 
     def use_threads(self) -> None:
-        set_cpu_threads(self.config.model.cpu_threads, self.config.run.data_parallel, self.engine)
+        run = self.config.run
+        set_cpu_threads(self.config.model.cpu_threads, run.data_parallel, self.engine, run.tensor_parallel)
 
     def warmed_up(self) -> "LoadedModel":
         """Returns the model after a step on a CPU, in a small cache of its own and on one thread."""
@@ -129,9 +134,21 @@ def load_runner(
     return load_model(config, report, engine, weights_file).make_runner(report, kv_file)
 
 
-def load_model(config: Config, report: Report, engine: int = 1, weights_file: Path | None = None) -> LoadedModel:
-    """Returns the model; on a CPU its weights are in `weights_file`, if there is one. Raises `BootError`."""
-    model = _load(config, report, engine, weights_file, is_shared_only=False)
+def load_model(
+    config: Config,
+    report: Report,
+    engine: int = 1,
+    weights_file: Path | None = None,
+    rank: int = 0,
+    ranks_file: Path | None = None,
+) -> LoadedModel:
+    """Returns the model; on a CPU its weights are in `weights_file`, if there is one.
+
+    The ranks of an engine (`--tensor-parallel`) load together, each its part of the weights, and find each other
+    through `ranks_file`. Raises `BootError`, also for a model that they cannot divide.
+    """
+    place = _Place(engine, rank, ranks_file)
+    model = _load(config, report, place, weights_file, is_shared_only=False)
     assert model is not None
     return model
 
@@ -147,19 +164,68 @@ def find_shared_model(config: Config, report: Report, engine: int, weights_file:
         or (config.model.device != "cpu" and torch.cuda.is_available())
     ):
         return None
-    model = _load(config, report, engine, weights_file, is_shared_only=True)
+    model = _load(config, report, _Place(engine), weights_file, is_shared_only=True)
     if model is None:
         return None
     report("warming up", None)
     return model.warmed_up()
 
 
+class _Place(NamedTuple):
+    """Which of all processes that compute this one is, and where it finds the other ranks of its engine."""
+
+    engine: int
+    rank: int = 0
+    ranks_file: Path | None = None
+
+
 def _load(
-    config: Config, report: Report, engine: int, weights_file: Path | None, is_shared_only: bool
+    config: Config, report: Report, place: _Place, weights_file: Path | None, is_shared_only: bool
 ) -> LoadedModel | None:
     report("reading the model's configuration", None)
     hf_config = read_hf_config(Path(config.facts.model_dir))
-    placement = find_placement(config.model, config.cache, hf_config, engine)
+    placement = _use_device(config, hf_config, place)
+    if not placement.is_cuda:
+        load_kernels(report)
+    parallel = ALONE if config.run.tensor_parallel == 1 else _join(config, place, placement, report)
+    limits = _choose_limits(config, placement)
+
+    def load_one(config: Config, hf_config: HfConfig, weights_file: Path | None) -> LoadedModel | None:
+        family = find_family(hf_config)
+        shard = Shard(family.read_config(hf_config, config.facts.max_model_len), parallel.rank, parallel.size)
+        identity = b"" if placement.is_cuda else identity_of(config, shard.own, placement)
+
+        def load_weights() -> Weights:
+            return _load_weights(config, family, shard, placement, report)
+
+        if placement.is_cuda or weights_file is None:
+            weights = load_weights()
+        else:
+            memory = WeightMemory(weights_file, identity)
+            if is_shared_only:
+                weights = memory.find()
+            else:
+                weights = memory.load(lambda: pack_linears(load_weights(), shard.own), report)
+        if weights is None:
+            return None
+        fuses_norms = placement.is_cuda and config.model.fuse_norms
+        decoder = Decoder(shard.own, weights, config.facts.max_model_len, fuses_norms, parallel)
+        return LoadedModel(config, place.engine, placement, limits, decoder, identity)
+
+    model = load_one(config, hf_config, weights_file)
+    if model is None or config.facts.draft is None:
+        return model
+    draft = load_one(*_read_draft_config(config, config.facts.draft), None)
+    assert draft is not None
+    _warn_if_large(model.decoder, draft.decoder)
+    return dataclasses.replace(model, draft=draft)
+
+
+def _use_device(config: Config, hf_config: HfConfig, place: _Place) -> Placement:
+    """Returns where this rank computes, on the GPU that is its own or with its share of the cores from now on."""
+    num_ranks = config.run.tensor_parallel
+    number = (place.engine - 1) * num_ranks + place.rank + 1
+    placement = find_placement(config.model, config.cache, hf_config, number)
     attention = config.model.attention_backend
     if attention != "auto" and not placement.is_cuda:
         raise BootError(
@@ -169,41 +235,22 @@ def _load(
     if placement.is_cuda:
         use_gpu(placement.device)
     else:
-        set_cpu_threads(config.model.cpu_threads, config.run.data_parallel, engine)
-        load_kernels(report)
+        set_cpu_threads(config.model.cpu_threads, config.run.data_parallel, place.engine, num_ranks)
+    return placement
+
+
+def _choose_limits(config: Config, placement: Placement) -> StepLimits:
     scheduling = config.scheduling
     num_tokens = scheduling.max_num_batched_tokens or (STEP_TOKENS_CUDA if placement.is_cuda else STEP_TOKENS_CPU)
-    limits = StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
+    return StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
 
-    def load_one(config: Config, hf_config: HfConfig, weights_file: Path | None) -> LoadedModel | None:
-        family = find_family(hf_config)
-        decoder_config = family.read_config(hf_config, config.facts.max_model_len)
-        identity = b"" if placement.is_cuda else identity_of(config, decoder_config, placement)
 
-        def load_weights() -> Weights:
-            return _load_weights(config, family, decoder_config, placement, report)
-
-        if placement.is_cuda or weights_file is None:
-            weights = load_weights()
-        else:
-            memory = WeightMemory(weights_file, identity)
-            if is_shared_only:
-                weights = memory.find()
-            else:
-                weights = memory.load(lambda: pack_linears(load_weights(), decoder_config), report)
-        if weights is None:
-            return None
-        fuses_norms = placement.is_cuda and config.model.fuse_norms
-        decoder = Decoder(decoder_config, weights, config.facts.max_model_len, fuses_norms)
-        return LoadedModel(config, engine, placement, limits, decoder, identity)
-
-    model = load_one(config, hf_config, weights_file)
-    if model is None or config.facts.draft is None:
-        return model
-    draft = load_one(*_read_draft_config(config, config.facts.draft), None)
-    assert draft is not None
-    _warn_if_large(model.decoder, draft.decoder)
-    return dataclasses.replace(model, draft=draft)
+def _join(config: Config, place: _Place, placement: Placement, report: Report) -> ParallelGroup:
+    num_ranks = config.run.tensor_parallel
+    if place.ranks_file is None:
+        raise BootError(f"--tensor-parallel {num_ranks}: only a server has several ranks; leave it at 1")
+    report("waiting for the other ranks", None)
+    return join_group(place.ranks_file, place.rank, num_ranks, placement.device, config.run.boot_timeout_s)
 
 
 def _read_draft_config(config: Config, draft: DraftFacts) -> tuple[Config, HfConfig]:
@@ -229,14 +276,12 @@ def _warn_if_large(model: Decoder, draft: Decoder) -> None:
         )
 
 
-def _load_weights(
-    config: Config, family: Family, decoder_config: DecoderConfig, placement: Placement, report: Report
-) -> Weights:
+def _load_weights(config: Config, family: Family, shard: Shard, placement: Placement, report: Report) -> Weights:
     if config.model.load_format == "dummy":
-        return make_dummy_weights(decoder_config, placement, report)
+        return make_dummy_weights(shard.own, placement, report)
     # Imported here and not above: they need safetensors, which a machine for random weights may lack.
     from scheduler_proc.computing.loading.checkpoint import open_checkpoint
     from scheduler_proc.computing.loading.weight_cache import load_through_cache
 
     checkpoint = open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
-    return load_through_cache(decoder_config, family, checkpoint, placement, report, config.model.weight_cache)
+    return load_through_cache(shard, family, checkpoint, placement, report, config.model.weight_cache)

@@ -44,15 +44,15 @@ class Placement:
         return str(self.dtype).removeprefix("torch.")
 
 
-def find_placement(model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, engine: int = 1) -> Placement:
-    """Resolves `--device`, `--dtype` and `--kv-cache-dtype` for the scheduler of this number.
+def find_placement(model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, place: int = 1) -> Placement:
+    """Resolves `--device`, `--dtype` and `--kv-cache-dtype` for the rank of this number, of all of all engines.
 
     Raises `BootError` for what cannot be had.
     """
     if model.device == "cuda" and not torch.cuda.is_available():
         raise BootError("--device cuda: torch finds no CUDA device; --device cpu runs without one")
     is_cuda = model.device == "cuda" or (model.device == "auto" and torch.cuda.is_available())
-    device = _find_gpu(model.devices, engine) if is_cuda else torch.device("cpu")
+    device = _find_gpu(model.devices, place) if is_cuda else torch.device("cpu")
     if model.quantization != "none" and (is_cuda or model.dtype == "float16"):
         where = "on CUDA" if is_cuda else "with --dtype float16"
         raise BootError(
@@ -95,22 +95,22 @@ def computes_bfloat16(cpu_info: Path) -> bool:
     return not BFLOAT16_CPU_FLAGS.isdisjoint(flags.split())
 
 
-def _find_gpu(devices: Sequence[str], engine: int) -> torch.device:
-    """Returns the GPU of the scheduler of this number: of `devices`, or of all where none are named.
+def _find_gpu(devices: Sequence[str], place: int) -> torch.device:
+    """Returns the GPU of the rank of this number: of `devices`, or of all where none are named.
 
     Raises `BootError` where there is none for it.
     """
-    if engine == 1 and not devices:
+    if place == 1 and not devices:
         return torch.device("cuda:0")
     num_gpus = torch.cuda.device_count()
     names = devices or [f"cuda:{index}" for index in range(num_gpus)]
-    if engine > len(names):
+    if place > len(names):
         source = "--devices names" if devices else "this machine has"
         raise BootError(
-            f"engine {engine} has no GPU: {source} {len(names)} ({', '.join(names)}), and each engine takes one; "
-            "lower --data-parallel"
+            f"rank {place} of all engines has no GPU: {source} {len(names)} ({', '.join(names)}), and each takes one; "
+            "lower --data-parallel or --tensor-parallel"
         )
-    device = torch.device(names[engine - 1])
+    device = torch.device(names[place - 1])
     if device.index >= num_gpus:
         raise BootError(f"--devices {device}: torch finds {num_gpus} CUDA devices, the last is cuda:{num_gpus - 1}")
     return device
@@ -122,17 +122,20 @@ def use_gpu(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def set_cpu_threads(cpu_threads: int, num_engines: int = 1, engine: int = 1) -> None:
-    """Torch computes with that many threads from now on; 0: one for each core, shared equally by `num_engines`.
+def set_cpu_threads(cpu_threads: int, num_engines: int = 1, engine: int = 1, num_ranks: int = 1) -> None:
+    """Torch computes with that many threads from now on; 0: one for each core, shared equally by all ranks of all
+    engines.
 
     Raises `BootError` where schedulers up to number `engine` would have more threads than there are cores.
     """
     num_cores = len(os.sched_getaffinity(0))
-    cpu_threads = cpu_threads or max(1, num_cores // num_engines)
-    num_engines = max(num_engines, engine)
-    if num_engines > 1 and num_engines * cpu_threads > num_cores:
+    cpu_threads = cpu_threads or max(1, num_cores // (num_engines * num_ranks))
+    num_processes = max(num_engines, engine) * num_ranks
+    if num_processes > 1 and num_processes * cpu_threads > num_cores:
+        ranks = f" of {num_ranks} ranks" if num_ranks > 1 else ""
         raise BootError(
-            f"engine {engine} finds too few cores: {num_engines} engines of {cpu_threads} threads each need "
-            f"{num_engines * cpu_threads}, and there are {num_cores}; lower --data-parallel or --cpu-threads"
+            f"engine {engine} finds too few cores: {num_processes // num_ranks} engines{ranks} of {cpu_threads} "
+            f"threads each need {num_processes * cpu_threads}, and there are {num_cores}; lower --data-parallel, "
+            "--tensor-parallel or --cpu-threads"
         )
     torch.set_num_threads(cpu_threads)

@@ -23,8 +23,8 @@ from messages import VERSION
 from scheduler_proc.computing.loading.checkpoint import Checkpoint
 from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.loading.weights import Report, Weights, load_weights
-from scheduler_proc.computing.model.decoder_config import DecoderConfig
 from scheduler_proc.computing.model.families.family import Family
+from scheduler_proc.computing.model.sharding import Shard
 
 LAYOUT = 1
 """Counts changes of what a file holds, of `QuantizedWeight.packed` above all."""
@@ -39,7 +39,7 @@ log = logging.getLogger("sluice.weights")
 
 
 def load_through_cache(
-    config: DecoderConfig,
+    shard: Shard,
     family: Family,
     checkpoint: Checkpoint,
     placement: Placement,
@@ -52,24 +52,25 @@ def load_through_cache(
     """
     files = sorted(set(checkpoint.files.values()))
     if not is_wanted or placement.weight_bits is None or sum(file.stat().st_size for file in files) < LEAST_BYTES:
-        return load_weights(config, family, checkpoint, placement, report)
-    cache = WeightCache(config, files, placement)
+        return load_weights(shard, family, checkpoint, placement, report)
+    cache = WeightCache(shard, files, placement)
     weights = cache.read(report)
     if weights is None:
-        weights = load_weights(config, family, checkpoint, placement, report)
+        weights = load_weights(shard, family, checkpoint, placement, report)
         report("keeping the quantized weights", None)
         cache.write(weights)
     return weights
 
 
 class WeightCache:
-    """The file of one model in one format. `path` need not exist."""
+    """The file of one model in one format, or of one rank's part of it. `path` need not exist."""
 
-    def __init__(self, config: DecoderConfig, files: list[Path], placement: Placement):
-        of_format = (placement.dtype_name, placement.weight_bits)
+    def __init__(self, shard: Shard, files: list[Path], placement: Placement):
+        of_rank = (shard.rank, shard.num_ranks) if shard.num_ranks > 1 else ()
+        of_format = (placement.dtype_name, placement.weight_bits, *of_rank)
         self.path = cache_dir() / f"weights-{_digest(str(files[0].parent.resolve()), *of_format)}.safetensors"
         identity = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        self._key = _digest(LAYOUT, VERSION, config, identity, *of_format)
+        self._key = _digest(LAYOUT, VERSION, shard.own, identity, *of_format)
 
     def read(self, report: Report) -> Weights | None:
         """Returns the weights; None where there is no file, or none that can be used, which is logged."""

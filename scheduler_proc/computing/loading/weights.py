@@ -17,6 +17,7 @@ from messages.errors import BootError
 from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.model.decoder_config import DecoderConfig, Shape, parameter_shapes
 from scheduler_proc.computing.model.families.family import Family, Source
+from scheduler_proc.computing.model.sharding import Part, Shard
 from scheduler_proc.computing.torch_import import import_fake_tensors
 
 if TYPE_CHECKING:
@@ -38,16 +39,20 @@ log = logging.getLogger("sluice.weights")
 
 
 def load_weights(
-    config: DecoderConfig, family: Family, checkpoint: "Checkpoint", placement: Placement, report: Report
+    shard: Shard, family: Family, checkpoint: "Checkpoint", placement: Placement, report: Report
 ) -> Weights:
-    """Returns every parameter with the checkpoint's values, in the placement's formats and on its device.
+    """Returns the shard's part of every parameter with the checkpoint's values, as and where the placement says.
 
     One tensor at a time is read, and cast or packed, so there is never a second copy. Raises `BootError` that names
     missing and misshaped tensors; what the model does not need is only logged.
     """
-    sources = _find_sources(family.list_sources(config), family.prefix, set(checkpoint.files))
+    config = shard.own
+    sources = _find_sources(family.list_sources(shard.whole), family.prefix, set(checkpoint.files))
     _log_unexpected(set(checkpoint.files) - set(sources), family)
-    weights = _with_packed_linears(allocate(parameter_shapes(config), placement), placement)
+    parameters = allocate(parameter_shapes(config), placement)
+    for name in parameters.keys() & {"embedding", "head"}:
+        parameters[name][len(shard.part(name).rows[0]) :].zero_()
+    weights = _with_packed_linears(parameters, placement)
     wrong_shapes: list[str] = []
     missing_rows = Counter[str]()
     for source in sources.values():
@@ -57,7 +62,8 @@ def load_weights(
         if tuple(tensor.shape) != source.shape:
             wrong_shapes.append(f"{name}: expected {list(source.shape)}, got {list(tensor.shape)}")
             continue
-        _set_rows(weights[source.target], source, tensor.T if source.is_transposed else tensor)
+        rows = tensor.T if source.is_transposed else tensor
+        _set_part(weights[source.target], shard.part(source.target), source.first_row, rows)
         missing_rows[source.target] -= source.num_rows
         if missing_rows[source.target] == 0:
             _quantize(weights, source.target, config, placement)
@@ -90,11 +96,22 @@ def pack_linears(weights: Weights, config: DecoderConfig) -> Weights:
     return weights
 
 
-def _set_rows(weight: Tensor | PackedWeight, source: Source, rows: Tensor) -> None:
+def _set_part(weight: Tensor | PackedWeight, part: Part, first_row: int, rows: Tensor) -> None:
+    """Sets what is in `part` of `rows`, which are those of the whole parameter from `first_row` on."""
+    num_before = 0
+    for wanted in part.rows:
+        begin, end = max(wanted.start, first_row), min(wanted.stop, first_row + len(rows))
+        if begin < end:
+            found = rows[begin - first_row : end - first_row]
+            _set_rows(weight, num_before + begin - wanted.start, found[:, part.columns] if rows.dim() > 1 else found)
+        num_before += len(wanted)
+
+
+def _set_rows(weight: Tensor | PackedWeight, first_row: int, rows: Tensor) -> None:
     if isinstance(weight, PackedWeight):
-        pack_rows(weight.packed, source.first_row, rows)
+        pack_rows(weight.packed, first_row, rows)
     else:
-        weight[source.first_row : source.first_row + source.num_rows].copy_(rows)
+        weight[first_row : first_row + len(rows)].copy_(rows)
 
 
 def make_dummy_weights(config: DecoderConfig, placement: Placement, report: Report) -> Weights:

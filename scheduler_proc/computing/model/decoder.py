@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kernels.embed import embed
 from kernels.gelu import GeluKind
@@ -22,9 +23,10 @@ from kernels.rotate_store import rotate_store
 from kernels.silu_mul import silu_mul
 from scheduler_proc.computing.model.decoder_config import DecoderConfig
 from scheduler_proc.computing.model.kv_tensors import KVTensors
-from scheduler_proc.computing.model.linear import Linear, make_linear
+from scheduler_proc.computing.model.linear import Linear, make_linear, make_row_parallel
 from scheduler_proc.computing.model.rope_tables import make_rope_tables
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
+from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 from scheduler_proc.computing.step.inputs import StepInputs
 
 MLP_GELUS: dict[str, GeluKind] = {"gelu_tanh": "tanh", "gelu": "exact"}
@@ -64,15 +66,25 @@ class Decoder:
 
     A weight of a linear layer, the head included, may be a `QuantizedWeight` or a `PackedWeight`. A tied head is the
     embedding unless there is a "head". With `fuses_norms` an RMS norm and the linear layer behind it are one operation
-    where they can be (`norm_linear`).
+    where they can be (`norm_linear`). Of several ranks, `config` and `weights` are this one's (`sharding.py`).
     """
 
-    def __init__(self, config: DecoderConfig, weights: dict[str, Any], max_model_len: int, fuses_norms: bool = False):
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: dict[str, Any],
+        max_model_len: int,
+        fuses_norms: bool = False,
+        parallel: ParallelGroup = ALONE,
+    ):
         def norm(name: str) -> Norm:
             return Norm(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None))
 
         def linear(name: str, activation: GeluKind | None = None) -> Linear:
             return make_linear(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None), activation)
+
+        def row_parallel(name: str) -> Linear:
+            return make_row_parallel(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None), parallel)
 
         def normed_linear(
             norm_name: str, name: str, is_gated: bool = False, activation: GeluKind | None = None
@@ -90,6 +102,7 @@ class Decoder:
             return HeadNorms(query_weight, key_weight, config.norm_eps)
 
         self.config = config
+        self.parallel = parallel
         self._embedding_VE = weights.pop("embedding")
         self._head = make_linear(weights.pop("head", self._embedding_VE), None)
         self._positions_ME = weights.pop("position_embedding", None)
@@ -98,14 +111,14 @@ class Decoder:
             Layer(
                 qkv=normed_linear(f"layers.{index}.attention_norm", f"layers.{index}.qkv"),
                 qk_norms=qk_norms(f"layers.{index}"),
-                attention_out=linear(f"layers.{index}.attention_out"),
+                attention_out=row_parallel(f"layers.{index}.attention_out"),
                 mlp_in=normed_linear(
                     f"layers.{index}.mlp_norm",
                     f"layers.{index}.mlp_in",
                     config.activation == "silu_gated",
                     MLP_GELUS.get(config.activation),
                 ),
-                mlp_out=linear(f"layers.{index}.mlp_out"),
+                mlp_out=row_parallel(f"layers.{index}.mlp_out"),
             )
             for index in range(config.num_layers)
         ]
@@ -123,7 +136,7 @@ class Decoder:
 
         What operations return, the result included, may be put into `room`.
         """
-        residual_TE = embed(step.token_ids, step.positions, self._embedding_VE, self._positions_ME, room.residual)
+        residual_TE = self._embed(step, room.residual)
         update_TE = None
         # One for all layers: what a layer's attention leaves here is read before the next layer's is written.
         attended_THD = room.attended
@@ -143,7 +156,22 @@ class Decoder:
 
     def logits(self, hidden_NE: Tensor, out_NV: Tensor | None = None) -> Tensor:
         """Returns the logits [N, V] of what `forward` returned, or of a part of it, maybe in `out_NV`."""
-        return self._head(hidden_NE, out_NV)
+        if self.parallel.size == 1:
+            return self._head(hidden_NE, out_NV)
+        return self.parallel.gather_columns(self._head(hidden_NE), self.config.vocab_size)
+
+    def _embed(self, step: StepInputs, out_TE: Tensor | None) -> Tensor:
+        """Returns the embeddings of the step's tokens, maybe in `out_TE`. Of several ranks, each has some of them."""
+        table_VE, position_table_ME = self._embedding_VE, self._positions_ME
+        if self.parallel.size == 1:
+            return embed(step.token_ids, step.positions, table_VE, position_table_ME, out_TE)
+        rows_T = step.token_ids - self.parallel.rank * len(table_VE)
+        is_elsewhere_T = (rows_T < 0) | (rows_T >= len(table_VE))
+        part_TE = functional.embedding(rows_T.masked_fill(is_elsewhere_T, 0), table_VE)
+        embedded_TE = self.parallel.all_reduce(part_TE.masked_fill_(is_elsewhere_T[:, None], 0))
+        if position_table_ME is not None:
+            embedded_TE += functional.embedding(step.positions, position_table_ME)
+        return embedded_TE
 
     def _normed_linear(
         self, part: NormedLinear, residual_TE: Tensor, update_TE: Tensor | None, room: Activations, out: Tensor | None

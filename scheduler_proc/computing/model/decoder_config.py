@@ -26,6 +26,7 @@ class DecoderConfig:
 
     `learned_positions` is the number of rows of the position table, 0 for rotary positions (`rope` is set then).
     `has_qk_norm`: each query and key head is RMS-normed, with `norm_eps`, before it is turned by its position.
+    `num_ranks`: of a decoder that is divided among several, heads and MLP are those of one (`sharding.py`).
     """
 
     vocab_size: int
@@ -46,6 +47,7 @@ class DecoderConfig:
     has_attention_out_bias: bool = False
     has_mlp_bias: bool = False
     has_tied_head: bool = False
+    num_ranks: int = 1
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads != 0:
@@ -61,6 +63,11 @@ class DecoderConfig:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     @property
+    def vocab_part(self) -> int:
+        """Entries of the vocabulary for which a rank has embeddings; the last rank's may be filling in part."""
+        return -(-self.vocab_size // self.num_ranks)
+
+    @property
     def mlp_in_size(self) -> int:
         return 2 * self.mlp_size if self.activation == "silu_gated" else self.mlp_size
 
@@ -68,7 +75,7 @@ class DecoderConfig:
 def parameter_shapes(config: DecoderConfig) -> dict[str, Shape]:
     """Returns the shape of every parameter by name; a linear's weight is [out, in]. A tied head is no parameter."""
     hidden = config.hidden_size
-    shapes: dict[str, Shape] = {"embedding": (config.vocab_size, hidden)}
+    shapes: dict[str, Shape] = {"embedding": (config.vocab_part, hidden)}
     if config.learned_positions:
         shapes["position_embedding"] = (config.learned_positions, hidden)
     attended = config.num_heads * config.head_dim
@@ -84,7 +91,7 @@ def parameter_shapes(config: DecoderConfig) -> dict[str, Shape]:
         shapes |= _linear_shapes(f"{layer}.mlp_out", hidden, config.mlp_size, config.has_mlp_bias)
     shapes |= _norm_shapes("final_norm", config)
     if not config.has_tied_head:
-        shapes["head"] = (config.vocab_size, hidden)
+        shapes["head"] = (config.vocab_part, hidden)
     return shapes
 
 

@@ -111,13 +111,13 @@ def _too_small(config: Config, num_pages: int, bytes_per_page: int, origin: str)
     )
 
 
-def free_cpu_cache_bytes(needed_bytes: int, num_engines: int = 1) -> int:
+def free_cpu_cache_bytes(needed_bytes: int, num_processes: int = 1) -> int:
     """Returns what a cache on the CPU may take by default: a quarter of the available memory, at most 4 GiB.
 
-    Where there are several engines, each has its part of the quarter. A request of full length takes `needed_bytes`:
-    where these are more than 4 GiB, they are the most.
+    Where there are several engines or ranks, each has its part of the quarter. A request of full length takes
+    `needed_bytes`: where these are more than 4 GiB, they are the most.
     """
-    share = available_memory_bytes(MEMORY_INFO, CGROUP) // (4 * num_engines)
+    share = available_memory_bytes(MEMORY_INFO, CGROUP) // (4 * num_processes)
     return min(max(MAX_CPU_CACHE_BYTES, needed_bytes), share)
 
 

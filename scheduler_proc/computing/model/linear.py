@@ -12,6 +12,7 @@ from torch.nn import functional
 from kernels.gelu import GeluKind, gelu
 from kernels.packed_linear import PackedWeight, has_packed_kernel, pack, packed_linear
 from kernels.quantized_linear import QuantizedWeight, quantized_linear
+from scheduler_proc.computing.parallel import ParallelGroup
 
 
 class Linear(Protocol):
@@ -46,6 +47,16 @@ def make_linear(
     if activation is None:
         return lambda x_TI, _=None: functional.linear(x_TI, weight_OI, bias_O)
     return lambda x_TI, _=None: gelu(functional.linear(x_TI, weight_OI, bias_O), activation)
+
+
+def make_row_parallel(
+    weight_OI: Tensor | QuantizedWeight | PackedWeight, bias_O: Tensor | None, parallel: ParallelGroup
+) -> Linear:
+    """Returns a layer of which each rank has some of the inputs; it returns the whole sum on all of them."""
+    layer = make_linear(weight_OI, None if parallel.rank else bias_O)
+    if parallel.size == 1:
+        return layer
+    return lambda x_TI, out_TO=None: parallel.all_reduce(layer(x_TI, out_TO))
 
 
 def onednn_has_bfloat16() -> bool:

@@ -14,6 +14,7 @@ from messages.steps import Batch
 from scheduler_proc.computing import runner as runner_module
 from scheduler_proc.computing.cpu.forward_passes import copy_columns
 from scheduler_proc.computing.device import Forward
+from scheduler_proc.computing.parallel import ALONE
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.step.results import Forwarded, Result
 from scheduler_proc.computing.step.shapes import StepLimits
@@ -33,6 +34,7 @@ class Config:
 
 class Model:
     config = Config()
+    parallel = ALONE
 
 
 class NotingPasses:

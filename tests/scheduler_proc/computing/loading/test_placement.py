@@ -101,24 +101,28 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.get_num_threads() == 2
         with pytest.raises(BootError, match="engine 2 finds too few cores: 2 engines of 8 threads each need 16, and"):
             set_cpu_threads(0, num_engines=1, engine=2)
-        with pytest.raises(BootError, match="lower --data-parallel or --cpu-threads"):
+        with pytest.raises(BootError, match="lower --data-parallel, --tensor-parallel or --cpu-threads"):
             set_cpu_threads(3, num_engines=3, engine=1)
+        set_cpu_threads(0, num_engines=2, engine=2, num_ranks=2)
+        assert torch.get_num_threads() == 2
+        with pytest.raises(BootError, match="2 engines of 2 ranks of 3 threads each need 12"):
+            set_cpu_threads(3, num_engines=2, engine=1, num_ranks=2)
     finally:
         torch.set_num_threads(before)
 
 
-def test_each_engine_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
-    def gpu_of(engine: int, *devices: str) -> str:
-        return str(find_placement(ModelConfig(devices=devices), CacheConfig(), HfConfig({}), engine).device)
+    def gpu_of(place: int, *devices: str) -> str:
+        return str(find_placement(ModelConfig(devices=devices), CacheConfig(), HfConfig({}), place).device)
 
     assert [gpu_of(1), gpu_of(2)] == ["cuda:0", "cuda:1"]
     assert gpu_of(1, "cuda:1", "cuda:0") == "cuda:1"
-    with pytest.raises(BootError, match="engine 3 has no GPU: this machine has 2"):
+    with pytest.raises(BootError, match="rank 3 of all engines has no GPU: this machine has 2"):
         gpu_of(3)
-    with pytest.raises(BootError, match="engine 2 has no GPU: --devices names 1"):
+    with pytest.raises(BootError, match="rank 2 of all engines has no GPU: --devices names 1"):
         gpu_of(2, "cuda:0")
     with pytest.raises(BootError, match="--devices cuda:2: torch finds 2 CUDA devices"):
         gpu_of(1, "cuda:2")

@@ -15,7 +15,8 @@ from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.loading.weight_cache import load_through_cache
 from scheduler_proc.computing.loading.weights import Weights
 from scheduler_proc.computing.model.families.registry import find_family
-from tests.checkpoints import build_checkpoint
+from scheduler_proc.computing.model.sharding import Shard
+from tests.checkpoints import VOCAB_SIZE, build_checkpoint
 
 INT4 = Placement(torch.device("cpu"), torch.bfloat16, 4)
 
@@ -41,8 +42,23 @@ def load(path: Path, placement: Placement = INT4, is_wanted: bool = True) -> tup
     family = find_family(hf_config)
     config, checkpoint = family.read_config(hf_config, 96), open_checkpoint(path, "auto")
     reports: set[str] = set()
-    weights = load_through_cache(config, family, checkpoint, placement, lambda text, _: reports.add(text), is_wanted)
+    shard = Shard(config)
+    weights = load_through_cache(shard, family, checkpoint, placement, lambda text, _: reports.add(text), is_wanted)
     return weights, reports
+
+
+def test_each_rank_has_a_file_of_its_own(cache: Path, model_dir: Path) -> None:
+    hf_config = read_hf_config(model_dir)
+    family, checkpoint = find_family(hf_config), open_checkpoint(model_dir, "auto")
+    shards = [Shard(family.read_config(hf_config, 96), rank, 3) for rank in range(3)]
+    made, read = (
+        [load_through_cache(shard, family, checkpoint, INT4, lambda text, _: None, True) for shard in shards]
+        for _ in range(2)
+    )
+    assert len(list(cache.glob("weights-*.safetensors"))) == 3
+    for before, after in zip(made, read, strict=True):
+        assert_same(after, before)
+    assert made[0]["head"].num_outputs == len(made[0]["embedding"]) < VOCAB_SIZE
 
 
 def assert_same(actual: Weights, expected: Weights) -> None:

@@ -18,6 +18,7 @@ from scheduler_proc.computing.loading.hf_config import read_hf_config
 from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.loading.weights import Weights, load_weights, make_dummy_weights
 from scheduler_proc.computing.model.families.registry import find_family
+from scheduler_proc.computing.model.sharding import Shard
 from tests.checkpoints import SavedAs, build_checkpoint
 from tests.kernels.c_library import built_library
 
@@ -34,7 +35,9 @@ def load(path: Path, load_format: Any = "auto", placement: Placement = CPU) -> W
     hf_config = read_hf_config(path)
     family = find_family(hf_config)
     config = family.read_config(hf_config, 96)
-    return load_weights(config, family, open_checkpoint(path, load_format), placement, lambda text, fraction: None)
+    return load_weights(
+        Shard(config), family, open_checkpoint(path, load_format), placement, lambda text, fraction: None
+    )
 
 
 def assert_same(actual: Weights, expected: Weights) -> None:
@@ -257,7 +260,7 @@ def test_progress_goes_up_to_one(tmp_path: Path) -> None:
     family = find_family(hf_config)
     fractions: list[float | None] = []
     load_weights(
-        family.read_config(hf_config, 96),
+        Shard(family.read_config(hf_config, 96)),
         family,
         open_checkpoint(tmp_path, "auto"),
         CPU,

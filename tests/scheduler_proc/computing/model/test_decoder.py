@@ -15,6 +15,7 @@ from scheduler_proc.computing.loading.weights import load_weights
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.kv_tensors import allocate_cache
+from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.step.inputs import make_step_inputs
 from tests.checkpoints import VARIANTS, VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Row, plan_batch
@@ -31,7 +32,8 @@ def our_logits(config: Config, prompts: list[list[int]]) -> Tensor:
     hf_config = read_hf_config(path)
     family, placement = find_family(hf_config), find_placement(config.model, config.cache, hf_config)
     decoder_config = family.read_config(hf_config, config.facts.max_model_len)
-    weights = load_weights(decoder_config, family, open_checkpoint(path, "auto"), placement, lambda text, part: None)
+    shard = Shard(decoder_config)
+    weights = load_weights(shard, family, open_checkpoint(path, "auto"), placement, lambda text, part: None)
     cache = allocate_cache(decoder_config, 16, 16, placement)
     rows = [Row(i, prompt, len(prompt), pages=[3 * i, 3 * i + 1, 3 * i + 2]) for i, prompt in enumerate(prompts)]
     with torch.inference_mode():

@@ -1,0 +1,87 @@
+"""A rank of an engine other than its scheduler: it runs the same steps with its part of the model.
+
+python -m scheduler_proc.rank_process --name rank1 --run-dir DIR
+"""
+
+import gc
+from typing import TYPE_CHECKING
+
+from messages.channels import Receiver
+from messages.control import worker_number
+from messages.engines import RANK, engine_name, rank_of
+from messages.steps import Batch, JoinRanks, ToRank
+from runtime.process import ProcessLink, run_process
+from runtime.profiling import Part
+from scheduler_proc.computing.torch_import import import_torch
+from scheduler_proc.process import make_observer, step_name
+
+if TYPE_CHECKING:
+    from scheduler_proc.stepper import Launched, Runner
+
+
+class RankLoop:
+    """Runs the steps of its scheduler, each as soon as it comes; what they yield is the scheduler's to tell."""
+
+    def __init__(self, runner: "Runner"):
+        self._runner = runner
+        self._latest: Launched | None = None
+        self._num_steps = 0
+
+    def run(self, batch: Batch) -> None:
+        """Runs a step or, where the runner can, launches it and waits for the one before it."""
+        launched = self._runner.launch(batch)
+        self._num_steps += 1
+        if self._runner.can_overlap:
+            before, self._latest = self._latest, launched
+            if before is not None:
+                before.result()
+
+    def gauges(self) -> dict[str, float]:
+        return {"steps": self._num_steps}
+
+
+def serve(link: ProcessLink) -> None:
+    """Runs what the scheduler of its engine runs until the launcher says stop. Raises `BootError`."""
+    engine, rank = worker_number(link.name), rank_of(link.name)
+    link.phase("importing torch")
+    import_torch()
+    # Imported here and not above: it needs torch.
+    from scheduler_proc.computing.loading.load_runner import load_model
+
+    receiver: Receiver[ToRank] = Receiver(link.run_dir.socket(link.name), ToRank)
+    link.add_receiver(receiver)
+    link.phase("waiting for its scheduler")
+    while not any(isinstance(message, JoinRanks) for message in receiver.receive()):
+        link.receive_control()
+        if link.is_stopping:
+            return
+        link.wait()
+    ranks_file = link.run_dir.ranks_file(engine_name(engine))
+    model = load_model(link.config, link.phase, engine, rank=rank, ranks_file=ranks_file)
+    runner = model.make_runner(link.phase)
+    loop = RankLoop(runner)
+    link.profiler.make_observer = make_observer
+    link.profiler.parts.append(Part(loop, "run", step_name))
+    gc.collect()
+    gc.freeze()
+    link.ready(runner.degraded)
+    while not link.is_stopping:
+        link.receive_control()
+        message = next(receiver.receive(limit=1), None)
+        if message is None:
+            link.wait()
+            message = next(receiver.receive(limit=1), None)
+        link.beat(loop.gauges, is_busy=message is not None)
+        if isinstance(message, Batch):
+            loop.run(message)
+        elif message is not None:
+            raise SystemExit(f"{link.name} has missed a step of its scheduler: {message}")
+    receiver.close()
+
+
+def main() -> int:
+    return run_process(RANK, serve)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,42 @@
+"""An engine of two ranks under streams: whichever of them dies, text stays exact."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ring.client import ADMIN_KEY, RingClient
+from tests.ring.conftest import RESTART_FLAGS
+from tests.ring.test_kept_cache import NUM_STREAMS, requests
+from tests.ring.test_standby import maps_of
+
+pytestmark = pytest.mark.ring
+
+__all__ = ["requests"]  # a fixture
+
+
+@pytest.fixture(scope="module")
+def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
+    return start_ring(tiny_checkpoint, *RESTART_FLAGS, "--admin-key", ADMIN_KEY, "--tensor-parallel", "2")
+
+
+def test_streams_go_on_exactly_when_any_rank_dies(ring: RingClient, requests: list[dict[str, Any]]):
+    undisturbed = ring.generate_all(requests)
+    for num_deaths, victim in enumerate(("rank1", "scheduler"), 1):
+        num_tokens = 0
+
+        def kill_amid_streams(more: int, victim: str = victim) -> None:
+            nonlocal num_tokens
+            is_first = num_tokens < NUM_STREAMS * 20 <= num_tokens + more
+            num_tokens += more
+            if is_first:
+                ring.kill(victim)
+
+        got = ring.generate_all(requests, kill_amid_streams)
+        assert [(one.text, one.token_ids) for one in got] == [(one.text, one.token_ids) for one in undisturbed]
+        assert max(one.attempts for one in got) == 2
+        for name in ("scheduler", "rank1"):
+            ring.wait_for_restart(name, num_deaths)
+            assert not any("memfd:sluice" in path for path in maps_of(ring.status(name)["pid"]))
+    ring.wait_until_empty()
+    assert ring.status("rank1")["gauges"]["steps"] > 0

@@ -1,0 +1,63 @@
+"""The ranks of an engine as threads of this process; the first is driven as a runner is that has no others."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from messages.steps import Batch
+from scheduler_proc.computing.loading.load_runner import load_model
+from scheduler_proc.computing.runner import Runner
+from scheduler_proc.rank_process import RankLoop
+from tests.checkpoints import make_config
+
+TIMEOUT_S = 60.0
+
+
+def no_report(text: str, fraction: float | None) -> None:
+    pass
+
+
+@contextmanager
+def ranks_of(path: Path, num_ranks: int, ranks_file: Path, **flags: Any) -> Iterator[list[Runner]]:
+    """Loads the checkpoint on so many ranks: each runs what the first one does. Raises what any of them has raised."""
+    config = make_config(path, tensor_parallel=num_ranks, boot_timeout_s=TIMEOUT_S, **flags)
+    runners: dict[int, Runner] = {}
+    errors: list[BaseException] = []
+    steps: list[queue.SimpleQueue[Batch | None]] = [queue.SimpleQueue() for _ in range(num_ranks)]
+    have_loaded = threading.Barrier(num_ranks + 1, timeout=TIMEOUT_S)
+
+    def work(rank: int) -> None:
+        try:
+            model = load_model(config, no_report, rank=rank, ranks_file=ranks_file)
+            runners[rank] = model.make_runner(no_report)
+            have_loaded.wait()
+            loop = RankLoop(runners[rank])
+            while (batch := steps[rank].get()) is not None:
+                loop.run(batch)
+        except BaseException as error:
+            errors.append(error)
+            have_loaded.abort()
+
+    def publish(batch: Batch | None) -> None:
+        for own in steps[1:]:
+            own.put(batch)
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(num_ranks)]
+    for thread in threads:
+        thread.start()
+    try:
+        have_loaded.wait()
+        runners[0].publish = publish
+        yield [runners[rank] for rank in range(num_ranks)]
+    except threading.BrokenBarrierError:
+        pass
+    finally:
+        publish(None)
+        steps[0].put(None)
+        for thread in threads:
+            thread.join(TIMEOUT_S)
+    if errors:
+        raise errors[0]
