@@ -4,7 +4,6 @@ The launcher owns the file and one scheduler after another maps it: a header, no
 """
 
 import fcntl
-import hashlib
 import os
 import struct
 import weakref
@@ -16,10 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.huge_pages import HUGE_PAGE, Chunk
-from messages.config import Config
 from messages.errors import BootError
-from scheduler_proc.computing.loading.placement import Placement
-from scheduler_proc.computing.model.decoder_config import DecoderConfig
 
 HEADER = struct.Struct("<32sQ")
 NOTES = 4096
@@ -28,8 +24,6 @@ NOTES = 4096
 NOTE_BYTES = 80
 """A page, beside 4 for each of its tokens."""
 
-CODE = Path(__file__).parents[3]
-CODE_PACKAGES, CODE_SUFFIXES = ("scheduler_proc", "kernels", "messages"), (".py", ".c", ".h")
 MASK = 2**64 - 1
 
 
@@ -86,17 +80,6 @@ class KVMemory:
     def damage(self, page: int) -> None:
         """Makes other numbers of the page's K."""
         np.invert(self._words[0][:, page], out=self._words[0][:, page])
-
-
-def identity_of(config: Config, decoder: DecoderConfig, placement: Placement) -> bytes:
-    """Returns 32 bytes that only a scheduler has whose K and V would be the same: of flags, model, weights and code."""
-    folders = [CODE / package for package in CODE_PACKAGES]
-    code = [file for folder in folders for file in folder.rglob("*") if file.suffix in CODE_SUFFIXES]
-    model = [file for file in Path(config.facts.model_dir).iterdir() if file.is_file()]
-    stats = [(str(file), file.stat()) for file in sorted([*code, *model])]
-    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    facts = (config.model, config.cache, config.facts, decoder, placement, files, torch.__version__)
-    return hashlib.sha256(repr(facts).encode()).digest()
 
 
 def _as_words(tensor: Tensor, num_pages: int) -> "np.ndarray":

@@ -6,11 +6,12 @@ from pathlib import Path
 from kernels.cpu.library import load_kernels
 from messages.config import Config
 from messages.errors import BootError
-from scheduler_proc.computing.cpu.kv_memory import KVMemory, identity_of
+from scheduler_proc.computing.cpu.kv_memory import KVMemory
 from scheduler_proc.computing.cpu.loading import CpuBackend
 from scheduler_proc.computing.gpu.device import CudaDevice
 from scheduler_proc.computing.gpu.loading import GpuBackend
 from scheduler_proc.computing.loading.hf_config import HfConfig, read_hf_config
+from scheduler_proc.computing.loading.identity import identity_of
 from scheduler_proc.computing.loading.placement import Placement, find_placement, set_cpu_threads, use_gpu
 from scheduler_proc.computing.loading.weights import Report, make_dummy_weights
 from scheduler_proc.computing.model.decoder import Decoder
@@ -56,7 +57,8 @@ def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path |
     limits = StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
     memory = None
     if kv_file is not None and not placement.is_cuda:
-        memory = KVMemory(kv_file, identity_of(config, decoder.config, placement))
+        flags = config.model, config.cache, config.facts
+        memory = KVMemory(kv_file, identity_of(config, decoder.config, placement, *flags))
     if placement.is_cuda:
         backend = GpuBackend(config, decoder, CudaDevice(placement.device), limits, report, placement.kv_codes)
     else:
