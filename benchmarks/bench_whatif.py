@@ -53,6 +53,7 @@ class LimitedRunner:
     degraded = ""
     drafter = None
     page_memory = None
+    page_store = None
 
     def __init__(self, runner: Runner, setting: Setting):
         self.num_pages = setting.num_pages

@@ -7,6 +7,7 @@ from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafts import NgramDrafter
 from scheduler_proc.deciding.page_journal import PageJournal
+from scheduler_proc.deciding.page_tiers import PageTiers
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import GrammarSource, Scheduler
@@ -30,7 +31,9 @@ def make_scheduler(config: Config, runner: Runner, grammars: GrammarSource | Non
     if config.scheduling.speculative == "ngram":
         drafter, draft_lengths = NgramDrafter(config.scheduling.num_speculative_tokens), DraftLengths()
     journal = None if runner.page_memory is None else PageJournal(runner.page_memory, runner.num_pages, page_size)
-    cache = BlockAllocator(runner.num_pages, page_size, config.cache.enable_prefix_caching, journal)
+    store, is_sharing = runner.page_store, config.cache.enable_prefix_caching
+    tiers = None if store is None else PageTiers(store, runner.num_pages, page_size)
+    cache = BlockAllocator(runner.num_pages, page_size, is_sharing, journal, tiers)
     if journal is not None and journal.num_recovered + journal.num_dropped:
         log.info("%d pages of the KV cache are taken over, %d dropped", journal.num_recovered, journal.num_dropped)
     return Scheduler(

@@ -29,6 +29,8 @@ from scheduler_proc.stepper import Runner, Running, Stepper
 
 log = logging.getLogger("sluice.scheduler")
 
+SAVE_S = 2.0
+"""At the end, for cached pages on their way to the tiers below; the launcher waits somewhat longer."""
 
 Report = Callable[[str, float | None], None]
 LoadRunner = Callable[[Config, Report, int], Runner]
@@ -65,6 +67,9 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     sender: Sender[ToDetokenizer] = link.open_sender("detokenizer")
     link.add_receiver(receiver)
     step_times = StepTimes()
+    store = runner.page_store
+    if store is not None:
+        store.wake = link.wake
 
     def histograms() -> dict[str, HistogramCounts]:
         return {**step_times.counts(), "grammar_seconds": grammars.seconds.counts()}
@@ -109,6 +114,9 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
         link.wait()
     receiver.close()
     sender.close()
+    if store is not None:
+        scheduler.save_cache(SAVE_S)
+        store.close()
 
 
 def add_profile(link: ProcessLink, scheduler: Scheduler, stepper: Stepper) -> None:

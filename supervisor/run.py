@@ -70,6 +70,11 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
         raise UsageError("--frontend-workers: a frontend that is started by hand binds the port alone; leave it at 1")
     if run.otlp_endpoint and not run.otlp_endpoint.startswith(("http://", "https://")):
         raise UsageError(f"--otlp-endpoint: {run.otlp_endpoint} is not a URL, as http://localhost:4318 is")
+    cache = sections["cache"]
+    if not cache.enable_prefix_caching and (cache.kv_disk or cache.kv_offload_gb):
+        raise UsageError(
+            "--kv-disk and --kv-offload-gb keep pages of the prefix cache: leave --no-enable-prefix-caching out"
+        )
     check_rules(run.restart)
     _check_names("--restart", [split_rule(rule)[0] for rule in run.restart])
     model_dir = find_model(model, console)

@@ -12,6 +12,7 @@ from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
 from scheduler_proc.computing.step.results import Result, compute_result, read_result
 from scheduler_proc.computing.step.shapes import StepLimits
+from scheduler_proc.computing.tiers.tiered_pages import TieredPages
 
 
 class LaunchedStep:
@@ -41,6 +42,7 @@ class Runner:
         self.can_overlap = forward_passes.last_tokens is not None
         self.degraded = ""
         self.page_memory: KVMemory | None = None
+        self.page_store: TieredPages | None = None
         self.forward_passes = forward_passes
         self._decoder = decoder
         self._vocab_size = decoder.config.vocab_size

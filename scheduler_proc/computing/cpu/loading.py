@@ -18,12 +18,12 @@ class CpuBackend:
         self._config = config
         self._decoder = decoder
         self._limits = limits
-        self._device = CpuDevice()
+        self.device = CpuDevice()
 
     def make_runner(self, cache: KVTensors) -> Runner:
         self._cache = cache
-        passes = CpuForwardPasses(self._decoder, cache, self._device, self._limits)
-        return Runner(self._decoder, self._device, passes, self._limits, cache.num_pages)
+        passes = CpuForwardPasses(self._decoder, cache, self.device, self._limits)
+        return Runner(self._decoder, self.device, passes, self._limits, cache.num_pages)
 
     def measure_cache_bytes(self, make_runner: MakeRunner, bytes_per_page: int) -> int:
         return free_cpu_cache_bytes(self._limits.num_pages * bytes_per_page, self._config.run.data_parallel)
@@ -35,4 +35,4 @@ class CpuBackend:
         runner.run(plan_warm_up(self._config, self._limits.max_num_batched_tokens))
         for tensor, slots in zip(tensors, before, strict=True):
             tensor[:WARM_UP_TOKENS] = slots
-        self._device.prefault = Prefault(tensors, self._cache.num_pages, runner.page_memory is not None)
+        self.device.prefault = Prefault(tensors, self._cache.num_pages, runner.page_memory is not None)

@@ -18,6 +18,7 @@ from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.kv_tensors import (
     GIB,
+    KVTensors,
     allocate_cache,
     choose_num_pages,
     page_bytes,
@@ -25,6 +26,8 @@ from scheduler_proc.computing.model.kv_tensors import (
 )
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.step.shapes import StepLimits
+from scheduler_proc.computing.tiers.open_tiers import open_tiers
+from scheduler_proc.computing.tiers.page_copies import PageCopies
 
 log = logging.getLogger("sluice.load_runner")
 
@@ -47,6 +50,10 @@ def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path |
             f"--attention-backend {attention}: the model runs on {placement.device}, and only a GPU has a choice; "
             "leave it out"
         )
+    if config.cache.kv_offload_gb and not placement.is_cuda:
+        raise BootError(
+            "--kv-offload-gb: on a CPU the KV cache is in the host's memory; raise --kv-cache-memory-gb instead"
+        )
     if placement.is_cuda:
         use_gpu(placement.device)
     else:
@@ -64,8 +71,11 @@ def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path |
     else:
         backend = CpuBackend(config, decoder, limits)
 
+    def make_cache(num_pages: int) -> KVTensors:
+        return allocate_cache(decoder.config, num_pages, page_size, placement, memory)
+
     def make_runner(num_pages: int) -> Runner:
-        return backend.make_runner(allocate_cache(decoder.config, num_pages, page_size, placement, memory))
+        return backend.make_runner(make_cache(num_pages))
 
     bytes_per_page = page_bytes(decoder.config, page_size, placement)
     if memory is not None and memory.num_pages:
@@ -75,10 +85,15 @@ def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path |
     report("allocating the KV cache", None)
     dtype_name, cache_gib = str(placement.kv_dtype).removeprefix("torch."), num_pages * bytes_per_page / GIB
     log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype_name, cache_gib)
-    runner = make_runner(num_pages)
+    cache = make_cache(num_pages)
+    runner = backend.make_runner(cache)
     report("warming up", None)
     runner.page_memory = memory
     backend.warm_up(runner)
+    if config.cache.kv_disk or config.cache.kv_offload_gb:
+        copies, identity = PageCopies(cache, backend.device), identity_of(config, decoder.config, placement)
+        runner.page_store, missing = open_tiers(config.cache, copies, identity, engine)
+        runner.degraded = "; ".join(filter(None, (runner.degraded, missing)))
     return runner
 
 

@@ -1,0 +1,200 @@
+"""The tiers below the KV cache as the scheduler sees them: evicted pages go down, and come back ahead of a request.
+
+A page is named by the digest of its tokens and of the page before it (`page_journal.py`), so whoever begins with the
+same tokens finds it. A `PageStore` has the tiers, and copies pages out of the cache and into it; nothing here waits for
+it.
+
+A request in PREFILL may have a load: pages of its own that the store fills, in order. Until the load has ended the
+request has no chunk, and others go on. A load that breaks off leaves the pages that have come; the rest is computed.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from scheduler_proc.deciding.page_journal import NOTHING_BEFORE, digest_of
+from scheduler_proc.deciding.requests import Req
+
+LOAD_TIMEOUT_S = 5.0
+"""A load of which no page has come for so long breaks off."""
+
+REST_S = 60.0
+"""For so long after that, none begins: a disk hangs."""
+
+DECAY = 0.9
+"""What a measurement still counts when the next one comes."""
+
+IMPATIENCE = 1.05
+"""Each load that was not worth its time lets the next take so much longer: in the end one is tried, and measured."""
+
+
+class Loaded(NamedTuple):
+    """Of the load of request `uid`, the first `num_pages` hold their K and V for every step that is launched now."""
+
+    uid: int
+    num_pages: int
+    has_ended: bool
+
+
+class PageStore(Protocol):
+    """Keeps K and V of pages that the cache has no room for. Only `settle` waits for anything."""
+
+    def find(self, digest: bytes) -> str | None:
+        """Returns the name of the tier that has a page, `None` where it would have to be computed."""
+        ...
+
+    def touch(self, digests: Sequence[bytes]) -> None:
+        """Lets the pages of a beginning be the last that leave."""
+        ...
+
+    def put(self, pages: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Keeps what the pages hold, as far as there is time for it. They may be written by any later step."""
+        ...
+
+    def estimate_s(self, digests: Sequence[bytes]) -> float:
+        """Returns how long a load of these pages would take, at the rates measured; 0 before the first."""
+        ...
+
+    def load(self, uid: int, pages: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Has the pages filled with what `put` was given under these names."""
+        ...
+
+    def cancel(self, uid: int) -> None:
+        """Leaves the pages of a load alone from now on. There need not be one."""
+        ...
+
+    def pop_loaded(self) -> list[Loaded]:
+        """Returns the loads of which more pages have come, or that have ended; a load may end early."""
+        ...
+
+    def sizes(self) -> dict[str, int]:
+        """Returns how many pages each tier has."""
+        ...
+
+    def settle(self, timeout_s: float) -> bool:
+        """Returns whether all that was put is kept now, or dropped; waits for that."""
+        ...
+
+    def clear(self) -> None:
+        """Forgets every page."""
+        ...
+
+    def gauges(self) -> dict[str, float]:
+        """Returns sizes and counters by name."""
+        ...
+
+
+class _Load:
+    def __init__(self, req: Req, start: int):
+        self.req = req
+        self.start = start
+        self.deadline_s = time.monotonic() + LOAD_TIMEOUT_S
+
+
+class PageTiers:
+    """Names the cached pages, puts them into `store` when they are evicted, and has the loads of requests."""
+
+    def __init__(self, store: PageStore, num_pages: int, page_size: int):
+        self.store = store
+        self._page_size = page_size
+        self._digests = [b""] * num_pages
+        """By page: of those in the radix tree, and stale otherwise."""
+        self._loads: dict[int, _Load] = {}
+        self._num_prefilled_tokens = 0.0
+        self._prefill_s = 0.0
+        self._patience = 1.0
+        self._rest_until_s = 0.0
+
+    def set_digest(self, page: int, digest: bytes) -> None:
+        self._digests[page] = digest
+
+    def name(self, req: Req, start: int, end: int) -> None:
+        """Names pages `start` to `end` of the request, which are in the tree."""
+        for page, digest in zip(req.pages[start:end], self._digests_of(req, start, end), strict=True):
+            self._digests[page] = digest
+
+    def put(self, pages: Sequence[int]) -> None:
+        """Has the store keep pages that are about to be free."""
+        self.store.put(pages, [self._digests[page] for page in pages])
+
+    def is_loading(self, req: Req) -> bool:
+        return req.uid in self._loads
+
+    @property
+    def has_loads(self) -> bool:
+        return bool(self._loads)
+
+    def find_worth_loading(self, req: Req) -> list[bytes]:
+        """Returns the names of the pages behind the shared ones that the store has sooner than a step computes them."""
+        digests: list[bytes] = []
+        for digest in self._digests_of(req, req.num_shared_pages, req.pending.num_reusable_tokens // self._page_size):
+            if self.store.find(digest) is None:
+                break
+            digests.append(digest)
+        self.store.touch(digests)
+        if not digests or time.monotonic() < self._rest_until_s:
+            return []
+        if not self._prefill_s:
+            return digests
+        compute_s = len(digests) * self._page_size * self._prefill_s / self._num_prefilled_tokens
+        is_worth_it = self.store.estimate_s(digests) < compute_s * self._patience
+        self._patience = 1.0 if is_worth_it else self._patience * IMPATIENCE
+        return digests if is_worth_it else []
+
+    def load(self, req: Req, digests: Sequence[bytes]) -> None:
+        """Begins a load of the pages behind the shared ones, which `req` holds."""
+        start = req.num_shared_pages
+        self._loads[req.uid] = _Load(req, start)
+        self.store.load(req.uid, req.pages[start : start + len(digests)], digests)
+
+    def cancel(self, req: Req) -> None:
+        """Breaks off the load of `req`, if it has one."""
+        if self._loads.pop(req.uid, None) is not None:
+            self.store.cancel(req.uid)
+
+    def pop_loaded(self) -> list[tuple[Req, int, bool]]:
+        """Returns the requests of which more is loaded, how many of their first tokens that is, and whether it is all
+        that will be."""
+        if not self._loads:
+            return []
+        found: list[tuple[Req, int, bool]] = []
+        now_s = time.monotonic()
+        for uid, num_pages, has_ended in self.store.pop_loaded():
+            load = self._loads[uid]
+            load.deadline_s = now_s + LOAD_TIMEOUT_S
+            found.append((load.req, (load.start + num_pages) * self._page_size, has_ended))
+            if has_ended:
+                del self._loads[uid]
+        for load in [load for load in self._loads.values() if load.deadline_s < now_s]:
+            self.cancel(load.req)
+            self._rest_until_s = now_s + REST_S
+        return found
+
+    def note_prefill(self, num_tokens: int, seconds: float) -> None:
+        """Tells how long a step with prompts took for its tokens."""
+        self._num_prefilled_tokens = DECAY * self._num_prefilled_tokens + num_tokens
+        self._prefill_s = DECAY * self._prefill_s + seconds
+
+    def count_tokens(self, salt: bytes, key: bytes, start: int) -> dict[str, int]:
+        """Returns how many tokens of `key`, token bytes of whole pages, each tier has from page `start` on, up to the
+        first that none has."""
+        counts: dict[str, int] = {}
+        for index, digest in enumerate(_chain(NOTHING_BEFORE, salt, key, 4 * self._page_size)):
+            if index >= start:
+                name = self.store.find(digest)
+                if name is None:
+                    break
+                counts[name] = counts.get(name, 0) + self._page_size
+        return counts
+
+    def _digests_of(self, req: Req, start: int, end: int) -> Iterator[bytes]:
+        """Yields the names of pages `start` to `end` of a request; those before are in the tree."""
+        before = self._digests[req.pages[start - 1]] if start else NOTHING_BEFORE
+        key = req.token_ids[start * self._page_size : end * self._page_size]
+        return _chain(before, req.pending.salt, key.tobytes(), 4 * self._page_size)
+
+
+def _chain(before: bytes, salt: bytes, key: bytes, page_bytes: int) -> Iterator[bytes]:
+    for position in range(0, len(key), page_bytes):
+        before = digest_of(before, salt, key[position : position + page_bytes])
+        yield before
