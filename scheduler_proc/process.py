@@ -20,6 +20,7 @@ from messages.timeline import ScheduleReport
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Observer, Part
 from scheduler_proc.computing.torch_import import import_torch
+from scheduler_proc.deciding.page_tiers import SAVE_S
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding_half import make_scheduler
 from scheduler_proc.grammar_builder import GrammarBuilder
@@ -28,9 +29,6 @@ from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Running, Stepper
 
 log = logging.getLogger("sluice.scheduler")
-
-SAVE_S = 2.0
-"""At the end, for cached pages on their way to the tiers below; the launcher waits somewhat longer."""
 
 Report = Callable[[str, float | None], None]
 LoadRunner = Callable[[Config, Report, int], Runner]

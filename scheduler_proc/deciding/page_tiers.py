@@ -21,6 +21,9 @@ LOAD_TIMEOUT_S = 5.0
 REST_S = 60.0
 """For so long after that, none begins: a disk hangs."""
 
+SAVE_S = 2.0
+"""At the end of a process, for cached pages on their way to the store; the launcher waits somewhat longer."""
+
 DECAY = 0.9
 """What a measurement still counts when the next one comes."""
 

@@ -43,7 +43,7 @@ class Tier:
         return digest in self._writing
 
     def place(self, digest: bytes) -> tuple[int, bytes | None] | None:
-        """Returns the slot into which a page is to be written, and the page that leaves it; `None`: there is no room."""
+        """Returns the slot into which a page is to be written, and the page that leaves it; `None`: no slot is left."""
         victim = None
         if self._free:
             slot = self._free.pop()

@@ -1,4 +1,4 @@
-"""Evicted pages come back from a store: for whom, when that is worth it, and what becomes of loads that fail or hang."""
+"""Evicted pages come back from a store: for whom, when it is worth it, and what becomes of loads that fail or hang."""
 
 import random
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import pytest
 
 from messages.cache import CacheExplained, CacheListed, ExplainCache, ListCache
 from messages.columns import pack_int32
-from messages.requests import AbortMsg, FlushCache
+from messages.requests import AbortMsg, FlushCache, UserMsg
 from scheduler_proc.deciding import page_tiers
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_runner import SimulatedPages, expected_output
@@ -18,8 +18,8 @@ NUM_PAGES, PAGE_SIZE, MAX_MODEL_LEN = 17, 4, 64
 NO_EOS = VOCAB_SIZE
 
 
-def make_bench(store: SimulatedStore, **given: object) -> Bench:
-    return Bench(NUM_PAGES, PAGE_SIZE, MAX_MODEL_LEN, eos_token_id=NO_EOS, store=store, **given)
+def make_bench(store: SimulatedStore, pages: SimulatedPages | None = None) -> Bench:
+    return Bench(NUM_PAGES, PAGE_SIZE, MAX_MODEL_LEN, eos_token_id=NO_EOS, store=store, pages=pages)
 
 
 def prompt_of(number: int, num_tokens: int = 41) -> list[int]:
@@ -35,7 +35,7 @@ def serve(bench: Bench, uid: int, prompt: Sequence[int], num_tokens: int = 3, **
     return bench.end(uid).usage.cached_tokens
 
 
-def expected(prompt: Sequence[int], message: object) -> list[int]:
+def expected(prompt: Sequence[int], message: UserMsg) -> list[int]:
     return expected_output(prompt, message.sampling_params, VOCAB_SIZE, MAX_MODEL_LEN, (NO_EOS,))
 
 
@@ -69,7 +69,7 @@ def test_the_beginning_is_found_in_the_cache_and_the_rest_in_the_store(store: Si
     assert listed.tier_tokens == {"disk": PAGE_SIZE * len(store.kept)}
 
 
-def ask(bench: Bench, question: ExplainCache | ListCache) -> list[object]:
+def ask(bench: Bench, question: ExplainCache | ListCache) -> Sequence[object]:
     bench.scheduler.receive(question)
     return bench.scheduler.pop_replies()
 
@@ -221,7 +221,7 @@ def test_texts_are_exact_whatever_is_dropped_lost_or_late(seed: int, keeps_pages
     store = SimulatedStore(PAGE_SIZE, max_pages=chance.choice((6, 25, 200)), chance=chance)
     bench = make_bench(store, pages=SimulatedPages(NUM_PAGES, PAGE_SIZE) if keeps_pages else None)
     beginnings = [prompt_of(number, 24) for number in range(3)]
-    messages = {}
+    messages: dict[int, tuple[list[int], UserMsg]] = {}
     for uid in range(1, 60):
         prompt = chance.choice(beginnings)[: chance.randrange(4, 25)] + [uid % VOCAB_SIZE] * chance.randrange(1, 12)
         salt = chance.choice(("", "", "mine"))
