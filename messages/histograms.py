@@ -32,6 +32,7 @@ COUNTERS = (
     "drafts",
     "draft_tokens",
     "accepted_tokens",
+    "tier_skipped_pages",
     "tier_dropped_pages",
     *(f"{tier}_{count}" for tier in KV_TIERS for count in TIER_COUNTERS),
 )

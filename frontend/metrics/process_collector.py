@@ -45,6 +45,7 @@ COUNTERS = (
     ("sluice_pages_dropped", "Full pages that it could not take over, or not trust.", "pages_dropped"),
     ("sluice_resumed_tokens", "Tokens of requests that went on after a replacement or a loss.", "resumed_tokens"),
     ("sluice_recomputed_tokens", "Those of them that were computed again.", "recomputed_tokens"),
+    ("sluice_kv_tier_skipped_pages", "Evicted pages not kept: too few are asked for again.", "tier_skipped_pages"),
     ("sluice_kv_tier_dropped_pages", "Evicted pages for which no tier had time or room.", "tier_dropped_pages"),
     ("sluice_steps", "Forward passes.", "steps"),
 )

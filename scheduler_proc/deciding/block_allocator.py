@@ -169,8 +169,7 @@ class BlockAllocator:
         deadline_s = time.monotonic() + timeout_s
         pages = [page for node in sorted(self._tree.nodes(), key=lambda node: -node.used) for page in node.pages]
         for start in range(0, len(pages), SAVED_AT_ONCE):
-            self.tiers.put(pages[start : start + SAVED_AT_ONCE])
-            if not self.tiers.store.settle(deadline_s - time.monotonic()):
+            if not self.tiers.save(pages[start : start + SAVED_AT_ONCE], deadline_s - time.monotonic()):
                 return
 
     def share(self, req: Req) -> None:

@@ -27,6 +27,15 @@ SAVE_S = 2.0
 DECAY = 0.9
 """What a measurement still counts when the next one comes."""
 
+NUM_MEASURED_PAGES = 2048
+"""Latest evicted pages of which it is counted how many are asked for again."""
+
+NUM_HOPED_FOR = 64
+"""So many hits are assumed at first."""
+
+MAX_FORGOTTEN = 65536
+"""Evicted pages that were not put, whose names are remembered to count who asks for them."""
+
 IMPATIENCE = 1.05
 """Each load that was not worth its time lets the next take so much longer: in the end one is tried, and measured."""
 
@@ -41,6 +50,11 @@ class Loaded(NamedTuple):
 
 class PageStore(Protocol):
     """Keeps K and V of pages that the cache has no room for. Only `settle` waits for anything."""
+
+    @property
+    def page_put_s(self) -> float:
+        """What steps lose for each page that is put, as measured; 0 before the first."""
+        ...
 
     def find(self, digest: bytes) -> str | None:
         """Returns the name of the tier that has a page, `None` where it would have to be computed."""
@@ -107,6 +121,10 @@ class PageTiers:
         self._prefill_s = 0.0
         self._patience = 1.0
         self._rest_until_s = 0.0
+        self._num_evicted = self._num_asked_for = float(NUM_HOPED_FOR)
+        self._forgotten: dict[bytes, None] = {}
+        self.num_skipped = 0
+        """Evicted pages that were not put."""
 
     def set_digest(self, page: int, digest: bytes) -> None:
         self._digests[page] = digest
@@ -117,8 +135,23 @@ class PageTiers:
             self._digests[page] = digest
 
     def put(self, pages: Sequence[int]) -> None:
-        """Has the store keep pages that are about to be free."""
+        """Has the store keep pages that are about to be free, if it is likely enough that they are asked for again."""
+        digests = [self._digests[page] for page in pages]
+        share = (1 - 1 / NUM_MEASURED_PAGES) ** len(pages)
+        self._num_asked_for *= share
+        self._num_evicted = self._num_evicted * share + len(pages)
+        if self._page_compute_s * self._num_asked_for >= self.store.page_put_s * self._num_evicted:
+            self.store.put(pages, digests)
+            return
+        self.num_skipped += len(pages)
+        self._forgotten.update(dict.fromkeys(digests))
+        while len(self._forgotten) > MAX_FORGOTTEN:
+            del self._forgotten[next(iter(self._forgotten))]
+
+    def save(self, pages: Sequence[int], timeout_s: float) -> bool:
+        """Has the store keep cached pages; returns whether it has done so in time."""
         self.store.put(pages, [self._digests[page] for page in pages])
+        return self.store.settle(timeout_s)
 
     def is_loading(self, req: Req) -> bool:
         return req.uid in self._loads
@@ -130,17 +163,21 @@ class PageTiers:
     def find_worth_loading(self, req: Req) -> list[bytes]:
         """Returns the names of the pages behind the shared ones that the store has sooner than a step computes them."""
         digests: list[bytes] = []
+        is_whole = True
         for digest in self._digests_of(req, req.num_shared_pages, req.pending.num_reusable_tokens // self._page_size):
-            if self.store.find(digest) is None:
+            is_whole = is_whole and self.store.find(digest) is not None
+            if is_whole:
+                digests.append(digest)
+            elif digest in self._forgotten:
+                del self._forgotten[digest]
+                self._num_asked_for += 1
+            else:
                 break
-            digests.append(digest)
-        self.store.touch(digests)
         if not digests or time.monotonic() < self._rest_until_s:
             return []
-        if not self._prefill_s:
-            return digests
-        compute_s = len(digests) * self._page_size * self._prefill_s / self._num_prefilled_tokens
-        is_worth_it = self.store.estimate_s(digests) < compute_s * self._patience
+        self.store.touch(digests)
+        compute_s = len(digests) * self._page_compute_s
+        is_worth_it = not compute_s or self.store.estimate_s(digests) < compute_s * self._patience
         self._patience = 1.0 if is_worth_it else self._patience * IMPATIENCE
         return digests if is_worth_it else []
 
@@ -148,6 +185,7 @@ class PageTiers:
         """Begins a load of the pages behind the shared ones, which `req` holds."""
         start = req.num_shared_pages
         self._loads[req.uid] = _Load(req, start)
+        self._num_asked_for += len(digests)
         self.store.load(req.uid, req.pages[start : start + len(digests)], digests)
 
     def cancel(self, req: Req) -> None:
@@ -172,6 +210,15 @@ class PageTiers:
             self.cancel(load.req)
             self._rest_until_s = now_s + REST_S
         return found
+
+    @property
+    def _page_compute_s(self) -> float:
+        """What a step takes for the tokens of a page, 0 before the first."""
+        return self._page_size * self._prefill_s / self._num_prefilled_tokens if self._prefill_s else 0.0
+
+    def gauges(self) -> dict[str, float]:
+        """Returns sizes and counters by name."""
+        return {"tier_skipped_pages": self.num_skipped, **self.store.gauges()}
 
     def note_prefill(self, num_tokens: int, seconds: float) -> None:
         """Tells how long a step with prompts took for its tokens."""

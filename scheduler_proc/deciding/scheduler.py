@@ -231,7 +231,7 @@ class Scheduler:
             "accepted_tokens": results.num_accepted_tokens,
         }
         if cache.tiers is not None:
-            gauges |= cache.tiers.store.gauges()
+            gauges |= cache.tiers.gauges()
         gauges.update((f"finished_{reason}", count) for reason, count in results.num_finished.items())
         return gauges
 

@@ -19,6 +19,7 @@ class SimulatedStore:
         self.kept: dict[bytes, Slots] = {}
         self.pages_at_once = 1000
         self.page_s = 0.0
+        self.page_put_s = 0.0
         self.num_put = 0
         self.loads: dict[int, tuple[Sequence[int], Sequence[bytes], int]] = {}
         self.num_loads = 0

@@ -23,6 +23,8 @@ class PageCopies:
         ]
         self._sizes = [part.shape[0] * part.shape[2] for part in self._parts_LPB]
         self.page_bytes = sum(self._sizes)
+        self.has_own_processor = self._parts_LPB[0].device.type != "cpu"
+        """Steps lose nothing to threads of the host."""
 
     def allocate_host(self, num_pages: int) -> Tensor:
         """Returns room for pages, uint8 [N, page_bytes], for `copy_in`."""

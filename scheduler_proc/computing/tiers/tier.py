@@ -5,7 +5,7 @@ from collections import OrderedDict
 from scheduler_proc.computing.tiers.slot_file import SlotFile
 
 DECAY = 0.98
-"""What the reading of a page still counts when that of the next is measured."""
+"""What a measurement of reading or writing still counts when the next one comes."""
 
 
 class Tier:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from scheduler_proc.computing.device import Fetched
 from scheduler_proc.computing.tiers.page_copies import PageCopies
-from scheduler_proc.computing.tiers.tier import Tier
+from scheduler_proc.computing.tiers.tier import DECAY, Tier
 from scheduler_proc.deciding.page_tiers import Loaded
 
 MAX_QUEUED_BYTES = 128 << 20
@@ -72,6 +72,7 @@ class TieredPages:
     def __init__(self, copies: PageCopies, tiers: Sequence[Tier]):
         self.wake: Callable[[], None] = lambda: None
         self.num_dropped = 0
+        self.page_put_s = 0.0
         self._copies = copies
         self._tiers = tiers
         self._max_queued = max(1, MAX_QUEUED_BYTES // copies.page_bytes)
@@ -97,6 +98,7 @@ class TieredPages:
                 tier.has(digest)
 
     def put(self, pages: Sequence[int], digests: Sequence[bytes]) -> None:
+        begin_s = time.monotonic()
         self._note_written()
         wanted = [pair for pair in zip(pages, digests, strict=True) if not self._tiers[0].has(pair[1])]
         kept = wanted[: self._max_queued - self._num_queued]
@@ -105,7 +107,7 @@ class TieredPages:
             moves = [move for row, (_, digest) in enumerate(kept) for move in self._plan(digest, row)]
             rows = self._copies.copy_out([page for page, _ in kept])
             self._num_queued += len(kept)
-            self._writer.submit(self._write, rows, moves, len(kept))
+            self._writer.submit(self._write, rows, moves, len(kept), time.monotonic() - begin_s)
 
     def estimate_s(self, digests: Sequence[bytes]) -> float:
         """What is read for others first counts, and for how long the running read has taken."""
@@ -192,8 +194,9 @@ class TieredPages:
                 moves.append(_Move(below[0], place[0], victim, -1, first, slot))
         return [*moves, _Move(first, slot, digest, row)]
 
-    def _write(self, fetched: Fetched, moves: Sequence[_Move], num_pages: int) -> None:
-        """In the thread that writes."""
+    def _write(self, fetched: Fetched, moves: Sequence[_Move], num_pages: int, put_s: float) -> None:
+        """In the thread that writes. `put_s` is what the main thread has spent."""
+        begin_s = time.thread_time()
         done: list[tuple[_Move, OSError | None]] = []
         try:
             (rows,) = fetched.wait()
@@ -211,6 +214,9 @@ class TieredPages:
                     error = caught
                 done.append((move, error))
         finally:
+            written_s = 0.0 if self._copies.has_own_processor else time.thread_time() - begin_s
+            page_s = (put_s + written_s) / num_pages
+            self.page_put_s = DECAY * self.page_put_s + (1 - DECAY) * page_s if self.page_put_s else page_s
             self._written.append((num_pages, done))
 
     def _note_written(self) -> None:

@@ -179,6 +179,24 @@ def test_a_slow_store_is_asked_again_now_and_then(store: SimulatedStore):
     assert store.num_loads == num_before + 1
 
 
+def test_pages_that_nobody_asks_for_again_are_not_put_until_somebody_does(store: SimulatedStore):
+    bench = make_bench(store)
+    tiers = bench.cache.tiers
+    assert tiers is not None
+    tiers.note_prefill(1000, 1.0)
+    store.page_put_s = PAGE_SIZE / 1000 / 10
+    chance = random.Random(3)
+    prompts = [[chance.randrange(VOCAB_SIZE) for _ in range(41)] for _ in range(120)]
+    for uid, prompt in enumerate(prompts, start=1):
+        serve(bench, uid, prompt)
+    assert bench.gauge("tier_skipped_pages") > 0.3 * bench.gauge("pages_evicted")
+    assert 300 < store.num_put < 900
+    num_before = store.num_put
+    for uid, prompt in enumerate(prompts[60:], start=200):
+        serve(bench, uid, prompt)
+    assert store.num_put > num_before
+
+
 def test_a_flush_empties_the_store_too(store: SimulatedStore):
     bench = make_bench(store)
     serve(bench, 1, prompt_of(1))

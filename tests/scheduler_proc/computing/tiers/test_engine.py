@@ -13,6 +13,7 @@ from scheduler_proc.computing.loading import load_runner as loader
 from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.tiers.tiered_pages import TieredPages
+from scheduler_proc.deciding.page_tiers import PageTiers
 from scheduler_proc.offline import OfflineEngine, Output
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.computing.gpu.late_device import LateDevice
@@ -47,9 +48,10 @@ def run(engine: OfflineEngine) -> tuple[list[list[int]], list[int]]:
 
 
 @pytest.fixture(autouse=True)
-def all_loads_are_worth_it(monkeypatch: pytest.MonkeyPatch):
+def all_pages_are_worth_it(monkeypatch: pytest.MonkeyPatch):
     """On a busy machine the clock would decide."""
     monkeypatch.setattr(TieredPages, "estimate_s", lambda self, digests: 0.0)
+    monkeypatch.setattr(PageTiers, "_page_compute_s", 1e9)
 
 
 @pytest.fixture
