@@ -35,7 +35,15 @@ MAX_TOKENS = 600
 MAX_SCHEMA_CHARS = 1 << 18
 CLOSERS = tuple('"}],:0123456789tfn')
 CLOSING_SHARE = 0.8
-BFCL_TYPES = {"dict": "object", "float": "number", "tuple": "array", "HashMap": "object", "ArrayList": "array"}
+BFCL_TYPES = {
+    **dict.fromkeys(("dict", "HashMap"), "object"),
+    **dict.fromkeys(("float", "double"), "number"),
+    **dict.fromkeys(("tuple", "ArrayList", "Array"), "array"),
+    **dict.fromkeys(("String", "char"), "string"),
+    "long": "integer",
+    "Boolean": "boolean",
+}
+"""As BFCL itself translates them (bfcl_eval/constants/type_mappings.py), and its one Boolean."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -172,7 +180,7 @@ def as_schema(value: Any) -> Any:
     schema = {name: as_schema(each) for name, each in value.items()}
     if isinstance(schema.get("type"), str):
         schema["type"] = BFCL_TYPES.get(schema["type"], schema["type"])
-        if schema["type"] == "any":
+        if schema["type"] in ("any", ""):
             del schema["type"]
     return schema
 

@@ -24,6 +24,16 @@ class UnavailableError(RequestError):
         self.retry_after_s = retry_after_s
 
 
+def forbidden(message: str, code: str) -> RequestError:
+    """Returns a 403."""
+    return RequestError(ErrorInfo(403, message, "permission_error", code=code))
+
+
+def not_found(message: str, code: str, param: str | None = None) -> RequestError:
+    """Returns a 404; `param` is the field of the body that names what does not exist, if one does."""
+    return RequestError(ErrorInfo(404, message, "not_found_error", param, code))
+
+
 class ErrorFields(msgspec.Struct, frozen=True):
     message: str
     type: str

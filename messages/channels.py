@@ -5,6 +5,7 @@ its path and dropped. Frames of requests are numbered (`messages/frames.py`): on
 the place of lost ones the receiver takes a `FramesLost`.
 """
 
+import atexit
 import logging
 import math
 import os
@@ -34,9 +35,13 @@ call, and what waits in the channel reaches the receiver by so much later."""
 log = logging.getLogger("sluice.channels")
 
 
-def _make_socket(kind: int, context: "zmq.Context[zmq.Socket[bytes]] | None" = None) -> "zmq.Socket[bytes]":
-    shared: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()  # pyright: ignore[reportUnknownVariableType]
-    socket = (context or shared).socket(kind)
+# A context that is left at exit takes with it what is not sent yet; its end is waited for, as long as sockets linger.
+atexit.register(lambda: zmq.Context.instance().destroy())
+
+
+def _make_socket(kind: int) -> "zmq.Socket[bytes]":
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()  # pyright: ignore[reportUnknownVariableType]
+    socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, MAX_QUEUED_FRAMES)
     socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_FRAMES)
@@ -155,16 +160,30 @@ class Sender(Generic[T]):
         self.socket.close(linger=200)
 
 
-class ControlClient(Generic[T]):
-    """A process's end of the control plane. `union` is what the launcher may send."""
+class _Client(Generic[T]):
+    """An end that connects, to send and to receive. `union` is what may arrive."""
 
-    def __init__(self, path: Path, name: str, union: Any):
+    def __init__(self, path: Path, union: Any):
         self.path = path
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
-        # A context of its own, whose end is waited for: one that is left at exit takes with it what is not sent yet.
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = _make_socket(zmq.DEALER, self._context)
+        self.socket = _make_socket(zmq.DEALER)
+
+    def receive(self) -> Iterator[T]:
+        """Iterates over what has arrived and never waits."""
+        for _ in range(MAX_QUEUED_FRAMES):
+            if not has_arrived(self.socket):
+                return
+            message = _decode(self._decoder, self.socket.recv(zmq.NOBLOCK), self.path)
+            if message is not None:
+                yield message
+
+
+class ControlClient(_Client[T]):
+    """A process's end of the control plane. `union` is what the launcher may send."""
+
+    def __init__(self, path: Path, name: str, union: Any):
+        super().__init__(path, union)
         self.socket.setsockopt(zmq.IDENTITY, _identity(name, os.getpid()))
         self.socket.connect(f"ipc://{path}")
 
@@ -178,37 +197,66 @@ class ControlClient(Generic[T]):
         except zmq.Again:
             log.warning("%s: the launcher does not read, dropped %s", self.path, type(message).__name__)
 
-    def receive(self) -> Iterator[T]:
-        """Iterates over what has arrived and never waits."""
-        return _receive(self.socket, self._decoder, self.path, MAX_QUEUED_FRAMES)
+    def close(self) -> None:
+        """Closes after at most 0.5 s in which the last reports may still leave, also at the end of the process."""
+        self.socket.close(linger=500)
+
+
+class AskClient(_Client[T]):
+    """Asks at an `AskServer`; `union` is what it may answer."""
+
+    def __init__(self, path: Path, union: Any):
+        super().__init__(path, union)
+        self.socket.connect(f"ipc://{path}")
+
+    def ask(self, message: Any) -> None:
+        self.socket.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     def close(self) -> None:
-        """Closes after at most 0.5 s in which the last reports may still leave."""
-        self.socket.close(linger=500)
-        self._context.term()
+        self.socket.close()
 
 
-class ControlServer(Generic[T]):
-    """The launcher's end of the control plane; `union` is what processes may send.
-
-    Processes are told apart by name. Of two under one name the admitted one is meant, or else the one heard last.
-    """
+class _Server(Generic[T]):
+    """An end that binds, to receive from many connections and to send to each. `union` is what may arrive."""
 
     def __init__(self, path: Path, union: Any):
         self.path = path
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
         self.socket = _make_socket(zmq.ROUTER)
+        path.unlink(missing_ok=True)
+        self.socket.bind(f"ipc://{path}")
+
+    def send_to(self, identity: bytes, message: Any) -> None:
+        """Queues `message` for one connection; it is dropped where that is gone."""
+        self.socket.send_multipart([identity, self._encoder.encode(message)], zmq.NOBLOCK)
+
+    def _receive(self) -> Iterator[tuple[bytes, T]]:
+        """Yields (connection, message) of what has arrived and never waits."""
+        while has_arrived(self.socket):
+            frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            message = _decode(self._decoder, frames[-1], self.path)
+            if message is not None:
+                yield frames[0], message
+
+    def close(self) -> None:
+        """Closes after at most 0.2 s in which the last messages may still leave."""
+        self.socket.close(linger=200)
+
+
+class ControlServer(_Server[T]):
+    """The launcher's end of the control plane; `union` is what processes may send.
+
+    Processes are told apart by name. Of two under one name the admitted one is meant, or else the one heard last.
+    """
+
+    def __init__(self, path: Path, union: Any):
+        super().__init__(path, union)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._admitted: dict[str, bytes] = {}
         self._heard: dict[str, bytes] = {}
         self._names: dict[bytes, str] = {}
         """The names of connections that have been renamed."""
-        path.unlink(missing_ok=True)
-        self.socket.bind(f"ipc://{path}")
-
-    def fileno(self) -> int:
-        return int(self.socket.getsockopt(zmq.FD))
 
     def send(self, name: str, message: Any) -> None:
         """Queues `message` for process `name`; it is dropped where that process is not connected."""
@@ -221,10 +269,6 @@ class ControlServer(Generic[T]):
     def identity_of(self, name: str) -> bytes:
         """Returns the connection that `name` means now, to send to it also when the name has gone to another."""
         return self._admitted.get(name) or self._heard.get(name) or name.encode()
-
-    def send_to(self, identity: bytes, message: Any) -> None:
-        """Queues `message` for one connection; it is dropped where that is gone."""
-        self.socket.send_multipart([identity, self._encoder.encode(message)], zmq.NOBLOCK)
 
     def send_to_pid(self, name: str, pid: int, message: Any) -> None:
         """Queues `message` for the process `pid` that calls itself `name`, admitted or not."""
@@ -248,61 +292,20 @@ class ControlServer(Generic[T]):
 
         Where a name has been admitted, others that call themselves so are heard only with `from_anybody`, a type.
         """
-        for identity, message in _receive_from_many(self.socket, self._decoder, self.path):
+        for identity, message in self._receive():
             name = self._names.get(identity) or identity.rpartition(b".")[0].decode(errors="replace")
             if self._admitted.get(name, identity) != identity and not isinstance(message, from_anybody):
                 continue
             self._heard[name] = identity
             yield name, message
 
-    def close(self) -> None:
-        """Closes after at most 0.2 s in which queued messages may still leave."""
-        self.socket.close(linger=200)
 
-
-class AskServer(Generic[T]):
+class AskServer(_Server[T]):
     """A socket at which anybody who may open it asks and is answered; `union` is what may be asked."""
-
-    def __init__(self, path: Path, union: Any):
-        self.path = path
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
-        self.socket = _make_socket(zmq.ROUTER)
-        path.unlink(missing_ok=True)
-        self.socket.bind(f"ipc://{path}")
 
     def receive(self) -> Iterator[tuple[bytes, T]]:
         """Iterates over (asker, message) of what has arrived and never waits."""
-        return _receive_from_many(self.socket, self._decoder, self.path)
-
-    def answer(self, asker: bytes, message: Any) -> None:
-        """Queues `message` for one asker; it is dropped where that has gone."""
-        self.socket.send_multipart([asker, self._encoder.encode(message)], zmq.NOBLOCK)
-
-    def close(self) -> None:
-        """Closes after at most 0.2 s in which the last answers may still leave."""
-        self.socket.close(linger=200)
-
-
-class AskClient(Generic[T]):
-    """Asks at an `AskServer`; `union` is what it may answer."""
-
-    def __init__(self, path: Path, union: Any):
-        self.path = path
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
-        self.socket = _make_socket(zmq.DEALER)
-        self.socket.connect(f"ipc://{path}")
-
-    def ask(self, message: Any) -> None:
-        self.socket.send(self._encoder.encode(message), zmq.NOBLOCK)
-
-    def receive(self) -> Iterator[T]:
-        """Iterates over what has arrived and never waits."""
-        return _receive(self.socket, self._decoder, self.path, MAX_QUEUED_FRAMES)
-
-    def close(self) -> None:
-        self.socket.close()
+        return self._receive()
 
 
 Readable = Receiver[Any] | ControlClient[Any] | ControlServer[Any] | AskServer[Any] | AskClient[Any]
@@ -347,35 +350,10 @@ def _identity(name: str, pid: int) -> bytes:
     return f"{name}.{pid}".encode()
 
 
-def _receive(socket: "zmq.Socket[bytes]", decoder: "msgspec.msgpack.Decoder[T]", path: Path, limit: int) -> Iterator[T]:
-    for _ in range(limit):
-        if not has_arrived(socket):
-            return
-        message = _decode(decoder, socket.recv(zmq.NOBLOCK), path)
-        if message is not None:
-            yield message
-
-
-def _receive_from_many(
-    socket: "zmq.Socket[bytes]", decoder: "msgspec.msgpack.Decoder[T]", path: Path
-) -> Iterator[tuple[bytes, T]]:
-    """Yields (connection, message) of what has arrived and never waits."""
-    while has_arrived(socket):
-        frames = socket.recv_multipart(zmq.NOBLOCK)
-        message = _decode(decoder, frames[-1], path)
-        if message is not None:
-            yield frames[0], message
-
-
 def _decode(decoder: "msgspec.msgpack.Decoder[T]", frame: bytes | memoryview, path: Path) -> T | None:
     try:
         return decoder.decode(frame)
     except msgspec.DecodeError as error:
-        log.error(
-            "%s: dropped a frame of %d bytes that does not decode: %s (pid %d)",
-            path,
-            len(frame),
-            error,
-            os.getpid(),
-        )
+        text = "%s: dropped a frame of %d bytes that does not decode: %s (pid %d)"
+        log.error(text, path, len(frame), error, os.getpid())
         return None

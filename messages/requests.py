@@ -21,11 +21,13 @@ GrammarKind = Literal["json_schema", "regex", "choice", "lark", "structural_tag"
 class CallGrammar(msgspec.Struct, frozen=True):
     """The calls of tools that an answer must be, one of `calls`: each is (begin, JSON schema, end).
 
-    Where there is a `separator`, more of them may follow, each after it.
+    Where there is a `separator`, more of them may follow, each after it. `names` are those of the tools: each has one
+    of `calls` with the schema of its parameters, or they share one, which has an object with these for each of them.
     """
 
     calls: tuple[tuple[str, dict[str, Any], str], ...]
     separator: str = ""
+    names: tuple[str, ...] = ()
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):

@@ -3,7 +3,6 @@
 Without the flag none of this is made: senders are plain ones and steps are run as they are.
 """
 
-import json
 import logging
 import os
 import queue
@@ -11,8 +10,11 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, get_args
+
+import msgspec
 
 from messages.admin import (
     Acknowledged,
@@ -47,6 +49,8 @@ INT32_BYTES = 4
 UNREAD_TURN_S = 0.05
 """What a main loop waits in each turn in place of receiving: while messages are there its own wait returns at once."""
 
+POISON_FILE = "poison.json"
+
 log = logging.getLogger("sluice.faults")
 
 
@@ -58,10 +62,10 @@ class PoisonedStepError(Exception):
 
 
 class Faults:
-    """What one process is told to do wrong. Poison is kept in the run directory, so that a successor knows it too."""
+    """What one process is told to do wrong. Poison is kept beside the frames: a successor and a replay need it too."""
 
     def __init__(self, run_dir: RunDir):
-        self._file = run_dir.path / "poison.json"
+        self._folder = run_dir.black_box
         self._has_steps = False
         self._senders: dict[str, FaultySender] = {}
         self.receivers: list[Receiver[Any]] = []
@@ -69,7 +73,7 @@ class Faults:
         """By the scheduler: the requests that it leaves out of its steps; 0 stands for the queue."""
         self.damage_pages: Callable[[int], None] | None = None
         """Of the scheduler: overwrites so many pages."""
-        self._poisons: list[dict[str, Any]] = json.loads(self._file.read_text()) if self._file.exists() else []
+        self._poisons = read_poisons(self._folder)
 
     def executors(self, process_kind: str) -> dict[type[Any], Callable[[Any], ProcessResult]]:
         """Returns what carries out each fault that can be asked of this kind of process."""
@@ -129,7 +133,7 @@ class Faults:
         """From now on the step that computes a token of the request, or all of the token ids in one row, fails."""
         if not self._has_steps:
             raise SluiceError("it runs no steps; poison is for the scheduler")
-        self._keep_poisons([*self._poisons, {"kind": command.kind, "uid": command.uid, "ids": command.token_ids.hex()}])
+        self._keep_poisons([*self._poisons, command])
         return Acknowledged(f"{len(self._poisons)} poisons")
 
     def starve(self, command: Starve) -> ProcessResult:
@@ -165,19 +169,30 @@ class Faults:
 
         def launch_or_fail(batch: Batch) -> T:
             for poison in self._poisons:
-                if _has_poison(batch, poison["uid"], bytes.fromhex(poison["ids"])):
-                    if poison["kind"] == "kill":
+                if _has_poison(batch, poison.uid, poison.token_ids):
+                    if poison.kind == "kill":
                         os.kill(os.getpid(), signal.SIGKILL)
                     raise PoisonedStepError(f"step {batch.step_id} has poison in it")
             return launch(batch)
 
         return launch_or_fail
 
-    def _keep_poisons(self, poisons: list[dict[str, Any]]) -> None:
+    def _keep_poisons(self, poisons: list[Poison]) -> None:
         self._poisons = poisons
-        new = self._file.with_suffix(".new")
-        new.write_text(json.dumps(poisons))
-        new.rename(self._file)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        write_poisons(self._folder, poisons)
+
+
+def read_poisons(folder: Path) -> list[Poison]:
+    """Returns what was poison for the processes whose frames are in `folder`."""
+    file = folder / POISON_FILE
+    return msgspec.json.decode(file.read_bytes(), type=list[Poison]) if file.exists() else []
+
+
+def write_poisons(folder: Path, poisons: Sequence[Poison]) -> None:
+    new = folder / f"{POISON_FILE}.new"
+    new.write_bytes(msgspec.json.encode(poisons))
+    new.rename(folder / POISON_FILE)
 
 
 class Rule:

@@ -43,6 +43,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     num_cpus: int
     libraries: dict[str, str]
+    is_redacted: bool = False
+    """Placeholders stand for the texts and tokens in the frames."""
 
 
 def library_versions() -> dict[str, str]:

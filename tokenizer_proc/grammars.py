@@ -11,11 +11,11 @@ import msgspec
 from messages.config import Config
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.replies import UserReply
-from messages.requests import AbortMsg, Grammar, UserMsg
+from messages.requests import AbortMsg, CallGrammar, Grammar, UserMsg
 from runtime.background import BackgroundCalls
 from runtime.grammars import GrammarCompiler, GrammarError, shortened
 from tokenizer_proc.call_grammars import call_grammar
-from tokenizer_proc.schema_faults import find_fault
+from tokenizer_proc.schema_faults import explain_calls, find_fault
 from tokenizer_proc.structural_tags import structural_tag_grammar
 
 
@@ -70,9 +70,7 @@ class GrammarChecks:
             text = self._translate(grammar)
             self._compiler.compile(text)
         except GrammarError as error:
-            place = find_fault(grammar.text, compile_schema) if grammar.kind == "json_schema" else ""
-            where = f" (at {place})" if place else ""
-            raise bad_request(f"{grammar.param} cannot be used: {error}{where}", grammar.param) from None
+            raise bad_request(f"{grammar.param} cannot be used: {_words(grammar, error)}", grammar.param) from None
         return Grammar("llguidance", text, grammar.param)
 
     def _translate(self, grammar: Grammar) -> str:
@@ -102,6 +100,16 @@ class GrammarChecks:
             words = f"took longer than {self._timeout_s:g} s to compile (--grammar-timeout-s): make it simpler"
             return ErrorInfo(400, f"{param} {words}", param=param)
         return ErrorInfo(500, f"{param} could not be compiled: {type(error).__name__}", "server_error", param)
+
+
+def _words(grammar: Grammar, error: GrammarError) -> str:
+    """Returns what is wrong with a grammar, with the place where that is known."""
+    if grammar.kind == "json_schema":
+        place = find_fault(grammar.text, compile_schema)
+        return f"{error} (at {place})" if place else f"{error}"
+    if grammar.kind == "calls":
+        return explain_calls(msgspec.json.decode(grammar.text, type=CallGrammar), compile_schema) or f"{error}"
+    return f"{error}"
 
 
 def schema_grammar(schema: str, whitespace: str | None = None) -> str:

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from messages.requests import CallGrammar
+
 MAX_SEARCH_S = 1.0
 MAX_POINTER_CHARS = 80
 
@@ -30,6 +32,30 @@ def find_fault(schema_text: str, explain: Callable[[str], str]) -> str:
         return _find_fault(whole, explain, time.monotonic() + MAX_SEARCH_S) if isinstance(whole, dict) else ""  # pyright: ignore[reportUnknownArgumentType]
     except (ValueError, RecursionError):
         return ""
+
+
+def explain_calls(asked: CallGrammar, explain: Callable[[str], str]) -> str:
+    """Returns the first tool whose parameters by themselves have a fault, and which; empty where none is found."""
+    deadline_s = time.monotonic() + MAX_SEARCH_S
+    for name, schema in zip(asked.names, _parameters(asked), strict=False):
+        text = json.dumps(schema)
+        words = explain(text) if time.monotonic() < deadline_s else ""
+        if words:
+            return f"the parameters of {name!r}: {words} (at {find_fault(text, explain) or '#'})"
+    return ""
+
+
+def _parameters(asked: CallGrammar) -> Iterator[Schema]:
+    """Yields the schema of each tool's parameters, which may have the definitions of others too."""
+    marks, (schema, *others) = zip(asked.names, asked.calls, strict=False), [call[1] for call in asked.calls]
+    if len(asked.names) == len(asked.calls) and all(name in begin for name, (begin, _, _) in marks):
+        yield from (schema, *others)
+        return
+    definitions = {name: schema[name] for name in DEFINITIONS if name in schema}
+    calls = schema.get("items", schema)
+    for call in calls.get("anyOf", [calls]):
+        _, parameters = call["properties"].values()
+        yield definitions | parameters
 
 
 def _find_fault(whole: Schema, explain: Callable[[str], str], deadline_s: float) -> str:

@@ -7,61 +7,28 @@ from msgspec import Meta
 
 from frontend.api.admin import AdminApi, ProcessesReply, RestartReply, SnapshotReply
 from frontend.api.profile import ProfileApi, ProfileBegun, ProfileFile
-from frontend.http.endpoint import Endpoint, Parameter
+from frontend.http.endpoint import Endpoint, Name, Parameter
 
-_OPERATOR = partial(Endpoint, tag="administration", access="operator", errors=(404, 409, 504))
+_GET = partial(Endpoint, tag="administration", access="operator", errors=(404, 409, 504))
+_POST = partial(_GET, method="POST")
 
-PROCESS = Parameter(
-    name="process",
-    place="path",
-    schema=Annotated[str, Meta(min_length=1)],
-    description="A name as in `/admin/processes`.",
-)
+PROCESS = Parameter("path", "process", Name, "A name as in `/admin/processes`.")
 TIMEOUT = Parameter(
-    name="timeout_s",
-    place="query",
-    schema=Annotated[float, Meta(ge=0)],
-    description="Seconds that running requests may take to end before they go on in the new process.",
+    "query",
+    "timeout_s",
+    Annotated[float, Meta(ge=0)],
+    "Seconds that running requests may take to end before they go on in the new process.",
 )
 
 
 def administering(admin: AdminApi, profile: ProfileApi) -> list[Endpoint]:
     """Returns the endpoints of commands and profiles."""
+    restart = "Replace a process by a new one; running requests go on"
+    snapshot = "Write all that can be known of the server into a directory on its machine"
     return [
-        _OPERATOR(
-            method="GET",
-            path="/admin/processes",
-            run=admin.processes,
-            summary="Every process with its state, CPU and memory",
-            reply=ProcessesReply,
-        ),
-        _OPERATOR(
-            method="POST",
-            path="/admin/restart/{process}",
-            run=admin.restart,
-            summary="Replace a process by a new one; running requests go on",
-            reply=RestartReply,
-            parameters=(PROCESS, TIMEOUT),
-        ),
-        _OPERATOR(
-            method="POST",
-            path="/admin/snapshot",
-            run=admin.snapshot,
-            summary="Write all that can be known of the server into a directory on its machine",
-            reply=SnapshotReply,
-        ),
-        _OPERATOR(
-            method="POST",
-            path="/start_profile",
-            run=profile.start,
-            summary="Begin a profile of all processes",
-            reply=ProfileBegun,
-        ),
-        _OPERATOR(
-            method="POST",
-            path="/stop_profile",
-            run=profile.stop,
-            summary="End the profile and merge it into one trace",
-            reply=ProfileFile,
-        ),
+        _GET("/admin/processes", admin.processes, "Every process with its state, CPU and memory", ProcessesReply),
+        _POST("/admin/restart/{process}", admin.restart, restart, RestartReply, parameters=(PROCESS, TIMEOUT)),
+        _POST("/admin/snapshot", admin.snapshot, snapshot, SnapshotReply),
+        _POST("/start_profile", profile.start, "Begin a profile of all processes", ProfileBegun),
+        _POST("/stop_profile", profile.stop, "End the profile and merge it into one trace", ProfileFile),
     ]

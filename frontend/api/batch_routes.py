@@ -1,32 +1,23 @@
 """The part of the route table that is about batches and their files."""
 
-from typing import Annotated, Any
-
-import msgspec
-from msgspec import Meta
+from functools import partial
 
 from frontend.api.batches import MAX_LIMIT, BatchApi, BatchBody, BatchList
 from frontend.api.files import FORM_TYPE, MAX_FILES_SHOWN, FileDeleted, FileList, FilesApi, UploadForm
 from frontend.batches.records import BatchRecord, FileRecord
-from frontend.http.endpoint import Endpoint, Parameter
+from frontend.http.endpoint import Endpoint, Name, Parameter, limit_of
 
-ID = Parameter(name="id", place="path", schema=Annotated[str, Meta(min_length=1)], description="The id.")
-AFTER = Parameter(name="after", place="query", schema=str, description="Only what follows the one with this id.")
+_BATCHES = partial(Endpoint, tag="batches", errors=(404,))
+_ONE = partial(_BATCHES, parameters=(Parameter("path", "id", Name, "The id."),))
 
-
-def _limit(most: int) -> Parameter:
-    schema = Annotated[int, Meta(ge=1, le=most)]
-    return Parameter(name="limit", place="query", schema=schema, description="The most to show.")
-
-
+AFTER = Parameter("query", "after", str, "Only what follows the one with this id.")
 FILE_QUERY = (
     AFTER,
-    _limit(MAX_FILES_SHOWN),
-    Parameter(name="purpose", place="query", schema=str, description="Only files of this purpose."),
-    Parameter(
-        name="order", place="query", schema=str, description="desc, the newest first (if it is not given), or asc."
-    ),
+    limit_of(MAX_FILES_SHOWN, "The most to show."),
+    Parameter("query", "purpose", str, "Only files of this purpose."),
+    Parameter("query", "order", str, "desc, the newest first (if it is not given), or asc."),
 )
+BATCH_QUERY = (AFTER, limit_of(MAX_LIMIT, "The most to show."))
 EXAMPLE = {
     "input_file_id": "file-18720adf6a4c14f05f1c2b3a",
     "endpoint": "/v1/chat/completions",
@@ -40,32 +31,37 @@ def batching(files: FilesApi, batches: BatchApi) -> list[Endpoint]:
 
 
 def _of_files(api: FilesApi) -> list[Endpoint]:
-    text = "Upload a file of requests for a batch"
     return [
-        _endpoint("POST", "/v1/files", api.upload, text, FileRecord, body=UploadForm, body_type=FORM_TYPE),
-        _endpoint("GET", "/v1/files", api.list_files, "The files", FileList, parameters=FILE_QUERY),
-        _endpoint("GET", "/v1/files/{id}", api.show, "One file", FileRecord, parameters=(ID,)),
-        _endpoint("DELETE", "/v1/files/{id}", api.delete, "Delete a file", FileDeleted, parameters=(ID,)),
-        _endpoint("GET", "/v1/files/{id}/content", api.content, "The content of a file", None, parameters=(ID,)),
+        _BATCHES(
+            "/v1/files",
+            api.upload,
+            "Upload a file of requests for a batch",
+            FileRecord,
+            method="POST",
+            body=UploadForm,
+            body_type=FORM_TYPE,
+        ),
+        _BATCHES("/v1/files", api.list_files, "The files", FileList, parameters=FILE_QUERY),
+        _ONE("/v1/files/{id}", api.show, "One file", FileRecord),
+        _ONE("/v1/files/{id}", api.delete, "Delete a file", FileDeleted, method="DELETE"),
+        _ONE("/v1/files/{id}/content", api.content, "The content of a file"),
     ]
 
 
 def _of_batches(api: BatchApi) -> list[Endpoint]:
-    create = _endpoint(
-        "POST", "/v1/batches", api.create, "Answer the requests of a file when there is time", BatchRecord
-    )
-    query = (AFTER, _limit(MAX_LIMIT))
-    cancel = _endpoint(
-        "POST", "/v1/batches/{id}/cancel", api.cancel, "End a batch; what is answered stays", BatchRecord
-    )
+    end = "End a batch; what is answered stays"
     return [
-        msgspec.structs.replace(create, body=BatchBody, errors=(404, 429), examples={"chats": EXAMPLE}),
-        _endpoint("GET", "/v1/batches", api.list_batches, "The batches, the newest first", BatchList, parameters=query),
-        _endpoint("GET", "/v1/batches/{id}", api.show, "One batch", BatchRecord, parameters=(ID,)),
-        msgspec.structs.replace(cancel, parameters=(ID,), errors=(404, 409)),
+        _BATCHES(
+            "/v1/batches",
+            api.create,
+            "Answer the requests of a file when there is time",
+            BatchRecord,
+            method="POST",
+            body=BatchBody,
+            errors=(404, 429),
+            examples={"chats": EXAMPLE},
+        ),
+        _BATCHES("/v1/batches", api.list_batches, "The batches, the newest first", BatchList, parameters=BATCH_QUERY),
+        _ONE("/v1/batches/{id}", api.show, "One batch", BatchRecord),
+        _ONE("/v1/batches/{id}/cancel", api.cancel, end, BatchRecord, method="POST", errors=(404, 409)),
     ]
-
-
-def _endpoint(method: Any, path: str, run: Any, summary: str, reply: Any, **more: Any) -> Endpoint:
-    fields: dict[str, Any] = {"errors": (404,), "tag": "batches", **more}
-    return Endpoint(method=method, path=path, run=run, summary=summary, reply=reply, **fields)

@@ -20,6 +20,9 @@ MAX_STOP_TOKENS = 64
 
 def check_choices(body: OpenAiFields, params: SamplingParams, num_choices: int, name: str, facts: ModelFacts) -> None:
     """Raises `RequestError` (400) where `num_choices`, which the field `name` asks for, cannot be had in this way."""
+    if body.num_beams not in (None, num_choices if body.use_beam_search else 1):
+        text = f"num_beams cannot be {body.num_beams} here: beam search has use_beam_search true and as many beams as"
+        raise bad_request(f"{text} {name}", "num_beams")
     if body.use_beam_search:
         _check_beam_search(body, params, num_choices, name, facts)
         return

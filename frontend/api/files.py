@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from frontend.api.requests import read_count
 from frontend.batches.records import FileRecord, KeepSeconds
 from frontend.batches.store import KEEP_S, BatchStore
+from frontend.errors import not_found
 from frontend.http.responses import JsonReply
 from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
 from messages.errors import ErrorInfo, RequestError, bad_request
@@ -156,8 +157,7 @@ class FileContent(FileResponse):
 def need_store(store: BatchStore | None) -> BatchStore:
     """Raises `RequestError` (404) where there is none."""
     if store is None:
-        message = "this server keeps no files and batches: start it with --batch-dir DIR"
-        raise RequestError(ErrorInfo(404, message, "not_found_error", code="no_batch_dir"))
+        raise not_found("this server keeps no files and batches: start it with --batch-dir DIR", "no_batch_dir")
     return store
 
 

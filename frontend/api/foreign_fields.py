@@ -42,7 +42,7 @@ _OF_SERVERS = {
         custom_token_bans token_ban_ranges no_repeat_ngram_size repetition_penalty_range
         encoder_repetition_penalty penalty_alpha guidance_scale negative_prompt truncation_length ban_eos_token
         add_bos_token auto_max_new_tokens preset mode character instruction_template prompt_lookup_num_tokens
-        min_length num_beams
+        min_length
     """,
     "vLLM": """
         logprob_token_ids vllm_xargs kv_transfer_params chat_template_content_format

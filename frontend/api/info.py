@@ -7,9 +7,9 @@ from typing import Literal
 import msgspec
 from starlette.requests import Request
 
+from frontend.api.models import check_model
 from frontend.http.responses import JsonReply
 from messages.config import CacheConfig, Config, HttpConfig, ModelConfig, ModelFacts, RunConfig, SchedulingConfig
-from messages.errors import ErrorInfo, RequestError
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,12 +63,8 @@ class InfoApi:
     async def model(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404) for a name that is not served."""
         name = request.path_params["id"]
-        card = self._cards.get(name)
-        if card is None:
-            raise RequestError(
-                ErrorInfo(404, f"The model `{name}` does not exist", "not_found_error", "model", "model_not_found")
-            )
-        return JsonReply(card)
+        check_model(self._config.facts, name)
+        return JsonReply(self._cards[name])
 
     async def version(self, request: Request) -> JsonReply:
         return JsonReply(VersionReply(self._version))

@@ -38,6 +38,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "mirostat": (0,),
     "mirostat_mode": (0,),
     "use_beam_search": (False,),
+    "num_beams": (1,),
     "length_penalty": (1,),
     "early_stopping": (False,),
     "prompt_embeds": (),
@@ -94,6 +95,7 @@ class OpenAiFields(ModelFields, frozen=True, kw_only=True):
         StreamOptions | None, Meta(description="an object with include_usage and continuous_usage_stats")
     ] = None
     use_beam_search: Switch = None
+    num_beams: Annotated[NumChoices | None, Meta(description="a whole number, with use_beam_search that of n")] = None
     length_penalty: Annotated[LengthPenalty | None, Meta(description="a number in [-10, 10]")] = None
     early_stopping: Annotated[EarlyStopping | None, Meta(description='true, false or "never"')] = None
 

@@ -13,12 +13,13 @@ from starlette.requests import Request
 from frontend.api.aborts import names_of
 from frontend.api.request_view import RequestLine, RequestState, RequestTimeline, make_line, make_timeline, state_of
 from frontend.api.wait_reasons import WaitReasons
+from frontend.errors import not_found
 from frontend.http.responses import JsonReply
 from frontend.http.stream import OpenStreams
 from frontend.requests.generation import Generation
 from frontend.requests.timeline import Stage, Timeline
 from frontend.service import Service
-from messages.errors import ErrorInfo, RequestError, bad_request
+from messages.errors import RequestError, bad_request
 from messages.peers import FindRequests, FoundRequest, FoundRequests
 
 DEFAULT_LIMIT = 100
@@ -177,4 +178,4 @@ def _heard_s(found: FoundRequests) -> float | None:
 def _unknown(name: str, num_missing: int) -> RequestError:
     missing = f"; {num_missing} frontends have not answered" if num_missing else ""
     message = f"No request {name[:128]!r} is open or among the latest 1000 that have ended{missing}"
-    return RequestError(ErrorInfo(404, message, "not_found_error", code="request_not_found"))
+    return not_found(message, "request_not_found")

@@ -1,6 +1,6 @@
 """The tools of a chat: checked, told to the chat template, and whether the model may or must call one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -20,7 +20,10 @@ TOOLS_TEXT = (
     f'a list of at most {MAX_TOOLS} tools, each an object with "type": "function" and a function that has a name '
     "(1 to 128 letters, digits and _.-) and may have a description, parameters (an object) and strict"
 )
-CHOICE_TEXT = '"none", "auto", "required" or {"type": "function", "function": {"name": …}}'
+CHOICE_TEXT = (
+    '"none", "auto", "required", {"type": "function", "function": {"name": …}} or {"type": "allowed_tools", '
+    '"allowed_tools": {"mode": "auto" or "required", "tools": […]}}'
+)
 
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 
@@ -50,6 +53,16 @@ class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["function"] = "function"
 
 
+class ToolSubset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolChoice], Meta(min_length=1)]
+
+
+class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    allowed_tools: ToolSubset
+    type: Literal["allowed_tools"] = "allowed_tools"
+
+
 class ToolUse(NamedTuple):
     """What a chat may call: `listed` as the template gets it, `schemas` of parameters by name; they may be empty.
 
@@ -74,7 +87,14 @@ class Named(NamedTuple):
     name: str
 
 
-Choice = Literal["none", "auto", "required"] | Named
+class Allowed(NamedTuple):
+    """The model is told of the tools `names` alone, and may or must call them as `mode` says."""
+
+    names: tuple[str, ...]
+    mode: Literal["auto", "required"]
+
+
+Choice = Literal["none", "auto", "required"] | Named | Allowed
 
 
 def check_tools(given: list[Any] | None) -> ToolUse:
@@ -127,12 +147,19 @@ def choose_tools(tools: ToolUse, choice: Choice, model_format: ModelFormat, *, a
             "tools",
             "not_supported",
         )
+    if isinstance(choice, Allowed):
+        tools, choice = _only(tools, choice.names), choice.mode
     if choice == "auto":
         return tools
     schemas = tools.schemas
     if isinstance(choice, Named):
         schemas, allows_several = {choice.name: schemas[choice.name]}, False
     return tools._replace(forced=_force(schemas, model_format, allows_several))
+
+
+def _only(tools: ToolUse, names: Collection[str]) -> ToolUse:
+    listed = [tool for tool in tools.listed if tool["function"]["name"] in names]
+    return ToolUse(listed, {name: schema for name, schema in tools.schemas.items() if name in names})
 
 
 def _force(schemas: Mapping[str, Any], model_format: ModelFormat, allows_several: bool) -> Grammar:
@@ -144,9 +171,8 @@ def _force(schemas: Mapping[str, Any], model_format: ModelFormat, allows_several
     if forced is None or why:
         text = f'tool_choice must be "auto" or "none", for a call cannot be forced: {why}'
         raise bad_request(text, "tool_choice", "not_supported")
-    calls = CallGrammar(
-        force_calls(forced, schemas, allows_several=allows_several), forced.separator if allows_several else ""
-    )
+    separator = forced.separator if allows_several else ""
+    calls = CallGrammar(force_calls(forced, schemas, allows_several=allows_several), separator, tuple(schemas))
     text = msgspec.json.encode(calls).decode()
     if len(text) > MAX_GRAMMAR_BYTES:
         raise bad_request(f"tools may have at most {MAX_GRAMMAR_BYTES} characters with this tool_choice", "tools")
@@ -158,10 +184,12 @@ def _check_choice(choice: Choice, tools: ToolUse) -> None:
         return
     if not tools.listed:
         raise bad_request('tool_choice must be "none" or "auto": there are no tools', "tool_choice")
-    if isinstance(choice, Named) and choice.name not in tools.schemas:
-        raise bad_request(
-            f"tool_choice must have the name of one of the tools, got {choice.name[:MAX_SHOWN_CHARS]!r}", "tool_choice"
-        )
+    names = (choice.name,) if isinstance(choice, Named) else choice.names if isinstance(choice, Allowed) else ()
+    for name in names:
+        if name not in tools.schemas:
+            raise bad_request(
+                f"tool_choice must have the name of one of the tools, got {name[:MAX_SHOWN_CHARS]!r}", "tool_choice"
+            )
 
 
 def read_choice(choice: str | dict[str, Any] | None) -> Choice:
@@ -173,6 +201,9 @@ def read_choice(choice: str | dict[str, Any] | None) -> Choice:
             return choice
         case _:
             try:
+                if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+                    allowed = msgspec.convert(choice, AllowedTools).allowed_tools
+                    return Allowed(tuple(tool.function.name for tool in allowed.tools), allowed.mode)
                 return Named(msgspec.convert(choice, ToolChoice).function.name)
             except msgspec.ValidationError as error:
                 raise bad_request(

@@ -9,8 +9,11 @@ from msgspec import Meta, Raw
 
 from messages.errors import SluiceError
 
-ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
+ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 """What a line may ask for: endpoints that generate and take OpenAI's bodies."""
+
+REFUSED = {"stream": "stream_not_supported", "background": "background_not_supported"}
+"""Switches that must be off, as a line has one result, with the codes of their errors."""
 
 PRIORITY = 100
 """Of every line: the last level that there is, behind all requests of clients (decision 0006)."""
@@ -41,9 +44,12 @@ class BatchLine(msgspec.Struct, frozen=True):
     body: dict[str, Raw]
 
     def request_body(self, timeout_s: float | None) -> bytes:
-        """Returns the body at the priority of batches, with `timeout_s` if it has no timeout of its own."""
+        """Returns the body at the priority of batches, with `timeout_s` if it has no timeout of its own.
+
+        A response is stored only if it says so: those of a batch would push out what clients go on from.
+        """
         patient = {} if timeout_s is None else {"timeout_s": timeout_s}
-        return msgspec.json.encode({**patient, **self.body, "priority": PRIORITY})
+        return msgspec.json.encode({"store": False, **patient, **self.body, "priority": PRIORITY})
 
 
 _decoder = msgspec.json.Decoder(BatchLine)
@@ -55,7 +61,7 @@ def read_line(raw: bytes, urls: Collection[str], max_bytes: int) -> BatchLine:
         raise BadLineError("line_too_large", f"the line is larger than {max_bytes} bytes (--max-body-mb)")
     try:
         line = _decoder.decode(raw)
-        is_streamed: Any = msgspec.json.decode(line.body.get("stream", b"false"))
+        asked: dict[str, Any] = {name: msgspec.json.decode(line.body.get(name, b"false")) for name in REFUSED}
     except msgspec.ValidationError as error:
         field = str(error).partition("`$.")[2].rstrip("`").partition(".")[0]
         raise BadLineError("invalid_request_line", f"{error}", field or None) from None
@@ -66,8 +72,9 @@ def read_line(raw: bytes, urls: Collection[str], max_bytes: int) -> BatchLine:
     if line.url not in urls:
         expected = " or ".join(urls)
         raise BadLineError("invalid_url", f"url must be {expected} in this batch, got {line.url[:200]!r}", "url")
-    if is_streamed:
-        raise BadLineError("stream_not_supported", "stream must be false in a batch", "body.stream")
+    for name, code in REFUSED.items():
+        if asked[name]:
+            raise BadLineError(code, f"{name} must be false in a batch", f"body.{name}")
     return line
 
 

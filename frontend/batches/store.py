@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from frontend.batches.records import BatchRecord, FileRecord
+from frontend.errors import not_found
 from messages.errors import BootError, ErrorInfo, RequestError
 
 KEEP_S = 30 * 86400
@@ -267,5 +268,4 @@ def _scan(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _not_found(kind: str, name: str) -> RequestError:
-    message = f"there is no {kind} {name[:100]!r}"
-    return RequestError(ErrorInfo(404, message, "not_found_error", code=f"{kind}_not_found"))
+    return not_found(f"there is no {kind} {name[:100]!r}", f"{kind}_not_found")

@@ -4,12 +4,12 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Scope
 
+from frontend.errors import forbidden
 from frontend.http.endpoint import Access
 from frontend.http.hosts import AllowedHosts, is_loopback
 from frontend.http.keys import Keys
 from frontend.http.origins import AllowedOrigins, find_foreign
 from messages.config import HttpConfig
-from messages.errors import ErrorInfo, RequestError
 
 FORWARDED = frozenset({b"forwarded", b"via", b"x-real-ip"})
 FORWARDED_PREFIX = b"x-forwarded-"
@@ -46,11 +46,4 @@ def check_is_local(client: tuple[str, int] | None, scheme: str, headers: Collect
         if name in FORWARDED or name.startswith(FORWARDED_PREFIX):
             is_local = False
     if not is_local:
-        raise RequestError(
-            ErrorInfo(
-                403,
-                "this is only for programs on the server's own machine, not through a proxy",
-                "permission_error",
-                code="not_local",
-            )
-        )
+        raise forbidden("this is only for programs on the server's own machine, not through a proxy", code="not_local")

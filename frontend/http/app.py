@@ -52,6 +52,8 @@ class App:
         scope["sluice.trace"] = trace
         scope["app"] = self
         endpoint = self._find_endpoint(trace.path)
+        if endpoint is not None and endpoint.second_id_header:
+            trace.id_names.append(endpoint.second_id_header.encode())
         try:
             self._rules.check("client" if endpoint is None else endpoint.access, scope)
             if not (self._processes.has_started or (endpoint and endpoint.is_early)):

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -18,35 +19,45 @@ Run = Callable[[Request], Awaitable[ASGIApp]]
 """Returns an ASGI response or raises what `frontend/http/responses.py` makes an error of."""
 
 
-class Parameter(msgspec.Struct, frozen=True, kw_only=True):
+Name = Annotated[str, Meta(min_length=1)]
+
+
+class Parameter(msgspec.Struct, frozen=True):
     """A parameter outside of the body; `schema` is an annotated type."""
 
-    name: str
     place: Literal["path", "query", "header"]
+    name: str
     schema: Any
     description: str
 
 
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+def limit_of(most: int, description: str) -> Parameter:
+    """Returns the parameter `limit` of a list."""
+    return Parameter("query", "limit", Annotated[int, Meta(ge=1, le=most)], description)
+
+
+class Endpoint(msgspec.Struct, frozen=True):
     """`body`, `reply` and `event` are the types that decode and encode: what is described is what is checked.
 
     `errors` are the statuses of refusals besides those that every endpoint can have; `other_replies` are other
     statuses whose body is no error. `events` are what a stream's events hold, where the reply may be a stream.
     """
 
-    method: Literal["GET", "POST", "DELETE"]
     path: str
     run: Run
-    tag: str
     summary: str
+    reply: Any = None
+    """`None` for a reply of plain text or, with `events`, one that is always a stream."""
+    method: Literal["GET", "POST", "DELETE"] = "GET"
+    tag: str = "operation"
     description: str = ""
     body: type[msgspec.Struct] | None = None
     body_type: str = "application/json"
-    reply: Any = None
-    """`None` for a reply of plain text or, with `events`, one that is always a stream."""
     events: tuple[type[msgspec.Struct], ...] = ()
     errors: tuple[int, ...] = ()
     error_form: ErrorForm = OPENAI_ERRORS
+    second_id_header: str | None = None
+    """The header in which clients of this API look for the request's id, beside X-Request-Id."""
     other_replies: dict[int, Any] = {}
     parameters: tuple[Parameter, ...] = ()
     examples: dict[str, Any] = {}

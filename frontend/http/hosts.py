@@ -4,7 +4,8 @@ import ipaddress
 import re
 from collections.abc import Iterable
 
-from messages.errors import BootError, ErrorInfo, RequestError
+from frontend.errors import forbidden
+from messages.errors import BootError
 
 MAX_SHOWN_CHARS = 100
 
@@ -32,14 +33,10 @@ class AllowedHosts:
             return
         for name, value in headers:
             if name == b"host" and not self._is_allowed(host := value.decode("latin-1")):
-                raise RequestError(
-                    ErrorInfo(
-                        403,
-                        f"the host {host[:MAX_SHOWN_CHARS]!r} is not allowed: start the server with --allowed-hosts "
-                        "and this name, if it is one of the server's",
-                        "permission_error",
-                        code="host_not_allowed",
-                    )
+                raise forbidden(
+                    f"the host {host[:MAX_SHOWN_CHARS]!r} is not allowed: start the server with --allowed-hosts and "
+                    "this name, if it is one of the server's",
+                    code="host_not_allowed",
                 )
 
     def _is_allowed(self, host: str) -> bool:

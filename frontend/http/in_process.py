@@ -53,7 +53,8 @@ class InProcessCall:
                 response = await self._endpoint.run(Request(scope, receive))
                 await response(scope, receive, send)
             except Exception as error:
-                await error_reply(error, trace.method, trace.path)(scope, receive, send)
+                form = self._endpoint.error_form
+                await error_reply(error, trace.method, trace.path, form)(scope, receive, send)
         finally:
             self._on_response(trace)
             trace.write_line(is_quiet=True)

@@ -4,6 +4,7 @@ import hmac
 from collections.abc import Iterable
 from pathlib import Path
 
+from frontend.errors import forbidden
 from frontend.http.endpoint import Access
 from messages.config import HttpConfig
 from messages.errors import BootError, ErrorInfo, RequestError
@@ -42,7 +43,11 @@ class Keys:
         """
         accepted = self._accepted[access]
         if access == "operator" and not accepted:
-            raise _no_operator()
+            raise forbidden(
+                "admin commands over HTTP need a key: use `python launch.py` (ps, restart, profile, …) on the server's "
+                "machine, or start the server with --admin-key-file or --admin-key",
+                code="no_admin_key",
+            )
         if not accepted:
             return
         kind = "an admin key" if access == "operator" else "an API key"
@@ -81,18 +86,6 @@ def read_keys(flag: str, given: Iterable[str], file: str) -> tuple[str, ...]:
         if not key or not key.isascii() or not key.isprintable() or " " in key:
             raise BootError(f"{flag}: a key must be printable ASCII without spaces, and not empty")
     return tuple(dict.fromkeys(keys))
-
-
-def _no_operator() -> RequestError:
-    return RequestError(
-        ErrorInfo(
-            403,
-            "admin commands over HTTP need a key: use `python launch.py` (ps, restart, profile, …) on the server's "
-            "machine, or start the server with --admin-key-file or --admin-key",
-            "permission_error",
-            code="no_admin_key",
-        )
-    )
 
 
 def _read_file(flag: str, name: str) -> list[str]:

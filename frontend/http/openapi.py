@@ -29,14 +29,7 @@ class OpenApiApi:
     """Describes `endpoints`, and itself."""
 
     def __init__(self, endpoints: Sequence[Endpoint], *, version: str, root_path: str, keys: Keys):
-        own = Endpoint(
-            method="GET",
-            path="/openapi.json",
-            run=self.describe,
-            tag="operation",
-            summary="This description",
-            reply=dict[str, Any],
-        )
+        own = Endpoint("/openapi.json", self.describe, "This description", dict[str, Any])
         self.endpoints = [*endpoints, own]
         described = [endpoint for endpoint in self.endpoints if endpoint.is_described]
         self._reply = JsonReply(make_document(described, version, root_path, keys))
@@ -112,18 +105,19 @@ def _operation(endpoint: Endpoint, schemas: _Schemas, *, needs_key: bool) -> Jso
 
 
 def _responses(endpoint: Endpoint, schemas: _Schemas, *, needs_key: bool) -> Iterator[tuple[int, Json]]:
-    headers = {**_ID_HEADER, **_TIMING_HEADER} if endpoint.events and endpoint.reply else _ID_HEADER
+    id_headers = _id_headers(endpoint)
+    headers = {**id_headers, **_TIMING_HEADER} if endpoint.events and endpoint.reply else id_headers
     yield 200, {"description": _success_text(endpoint), "headers": headers, "content": _content(endpoint, schemas)}
     for status, kind in endpoint.other_replies.items():
         content = {"application/json": {"schema": schemas.of(kind)}}
-        yield status, {"description": HTTPStatus(status).phrase, "headers": _ID_HEADER, "content": content}
+        yield status, {"description": HTTPStatus(status).phrase, "headers": id_headers, "content": content}
     statuses = {*ERRORS_OF_ALL, *endpoint.errors}
     if endpoint.body is not None:
         statuses |= {*ERRORS_OF_BODIES}
     if needs_key:
         statuses.add(401)
     for status in sorted(statuses - set(endpoint.other_replies)):
-        yield status, _error(status, schemas.of(endpoint.error_form.struct))
+        yield status, _error(status, schemas.of(endpoint.error_form.struct), id_headers)
 
 
 def _content(endpoint: Endpoint, schemas: _Schemas) -> Json:
@@ -147,8 +141,8 @@ def _content(endpoint: Endpoint, schemas: _Schemas) -> Json:
     return content
 
 
-def _error(status: int, schema: Json) -> Json:
-    headers: Json = dict(_ID_HEADER)
+def _error(status: int, schema: Json, id_headers: Json) -> Json:
+    headers: Json = dict(id_headers)
     if status == 503:
         headers["Retry-After"] = {
             "description": "Seconds after which to try again.",
@@ -164,6 +158,11 @@ def _error(status: int, schema: Json) -> Json:
     }
 
 
+def _id_headers(endpoint: Endpoint) -> Json:
+    names = ("X-Request-Id", *filter(None, [endpoint.second_id_header]))
+    return dict.fromkeys(names, _ID_HEADER)
+
+
 def _success_text(endpoint: Endpoint) -> str:
     return "The whole reply or, with `stream`, its events." if endpoint.events and endpoint.reply else endpoint.summary
 
@@ -175,12 +174,7 @@ def _operation_id(endpoint: Endpoint) -> str:
 
 _BEARER: Json = {"type": "http", "scheme": "bearer"}
 
-_ID_HEADER: Json = {
-    "X-Request-Id": {
-        "description": "The id of the request, as sent or made here.",
-        "schema": {"type": "string"},
-    }
-}
+_ID_HEADER: Json = {"description": "The id of the request, as sent or made here.", "schema": {"type": "string"}}
 
 _TIMING_HEADER: Json = {
     "Server-Timing": {

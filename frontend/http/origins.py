@@ -6,14 +6,15 @@ from collections.abc import Iterable
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from frontend.errors import forbidden
 from frontend.http.hosts import MAX_SHOWN_CHARS, host_name
-from messages.errors import BootError, ErrorInfo, RequestError
+from messages.errors import BootError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """They change nothing (RFC 9110, 9.2.1), and browsers send them for any page without an Origin, as for an `<img>`."""
 
 CORS_MAX_AGE_S = 600
-EXPOSED_HEADERS = ("X-Request-Id", "Retry-After")
+EXPOSED_HEADERS = ("X-Request-Id", "Request-Id", "Retry-After")
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
@@ -38,14 +39,10 @@ class AllowedOrigins:
             return
         for origin in find_foreign(scheme, headers):
             if origin.lower() not in self._listed:
-                raise RequestError(
-                    ErrorInfo(
-                        403,
-                        f"web pages of the origin {origin[:MAX_SHOWN_CHARS]!r} may not do this: list it in "
-                        "--cors-allow-origins, the server's own origin too where a proxy ends TLS or changes Host",
-                        "permission_error",
-                        code="origin_not_allowed",
-                    )
+                raise forbidden(
+                    f"web pages of the origin {origin[:MAX_SHOWN_CHARS]!r} may not do this: list it in "
+                    "--cors-allow-origins, the server's own origin too where a proxy ends TLS or changes Host",
+                    code="origin_not_allowed",
                 )
 
     def with_cors(self, app: ASGIApp) -> ASGIApp:

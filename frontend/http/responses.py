@@ -19,7 +19,7 @@ from frontend.errors import (
     internal_error,
     routing_error,
 )
-from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
+from frontend.requests.trace import trace_of
 from messages.errors import RequestError
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -47,7 +47,7 @@ class JsonReply:
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(self._body)).encode()),
-            (REQUEST_ID_HEADER, trace.request_id.encode()),
+            *trace.id_headers,
             *self._headers,
         ]
         await send({"type": "http.response.start", "status": self._status, "headers": headers})

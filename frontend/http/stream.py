@@ -13,7 +13,7 @@ from frontend.http import sse
 from frontend.http.responses import JsonReply, log_internal
 from frontend.http.server_timing import SERVER_TIMING_HEADER, server_timing
 from frontend.requests.generation import Generation
-from frontend.requests.trace import REQUEST_ID_HEADER, RequestTrace, trace_of
+from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
 from messages.errors import ErrorInfo, RequestError
 from messages.replies import UserReply
@@ -270,7 +270,7 @@ async def write_head(send: Send, trace: RequestTrace) -> None:
         (b"content-type", b"text/event-stream; charset=utf-8"),
         (b"cache-control", b"no-cache"),
         (b"x-accel-buffering", b"no"),
-        (REQUEST_ID_HEADER, trace.request_id.encode()),
+        *trace.id_headers,
     ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import NamedTuple, get_args
 
 import psutil
@@ -70,6 +71,10 @@ HISTOGRAMS = {
         "What a request has waited for its grammar to compile, where it was not known.",
     ),
 }
+
+
+_gauge = partial(GaugeMetricFamily, labels=[PROCESS_LABEL])
+_counter = partial(CounterMetricFamily, labels=[PROCESS_LABEL])
 
 
 class ProcessCollector(Collector):
@@ -169,22 +174,11 @@ class ProcessCollector(Collector):
         state = GaugeMetricFamily(
             "sluice_process_state", "1 for the state that a process is in.", labels=[PROCESS_LABEL, "state"]
         )
-        degraded = GaugeMetricFamily(
-            "sluice_process_degraded",
-            "1 where a process serves without something; /health says what.",
-            labels=[PROCESS_LABEL],
-        )
-        age = GaugeMetricFamily(
-            "sluice_process_beat_age_seconds",
-            "Since the last heartbeat that the launcher has heard.",
-            labels=[PROCESS_LABEL],
-        )
-        incarnation = GaugeMetricFamily("sluice_process_incarnation", "Starts of a process.", labels=[PROCESS_LABEL])
-        restarts = CounterMetricFamily(
-            "sluice_process_restarts",
-            "How often a process was replaced after it had died or hung, or by command.",
-            labels=[PROCESS_LABEL],
-        )
+        degraded = _gauge("sluice_process_degraded", "1 where a process serves without something; /health says what.")
+        age = _gauge("sluice_process_beat_age_seconds", "Since the last heartbeat that the launcher has heard.")
+        incarnation = _gauge("sluice_process_incarnation", "Starts of a process.")
+        text = "How often a process was replaced after it had died or hung, or by command."
+        restarts = _counter("sluice_process_restarts", text)
         for status in statuses:
             for name in get_args(ProcessState):
                 state.add_metric([status.name, name], float(status.state == name))
@@ -204,17 +198,11 @@ class ProcessCollector(Collector):
     def _costs(self, statuses: list[ProcessStatus]) -> Iterator[Metric]:
         """They are of the process that has the place now, and missing where nothing runs."""
         families = (
-            CounterMetricFamily(
-                "sluice_process_cpu_seconds", "CPU time of a process, user and system.", labels=[PROCESS_LABEL]
-            ),
-            GaugeMetricFamily("sluice_process_resident_bytes", "Resident memory of a process.", labels=[PROCESS_LABEL]),
-            GaugeMetricFamily("sluice_process_threads", "Threads of a process.", labels=[PROCESS_LABEL]),
-            GaugeMetricFamily("sluice_process_open_fds", "Open file descriptors of a process.", labels=[PROCESS_LABEL]),
-            GaugeMetricFamily(
-                "sluice_process_start_time_seconds",
-                "When the process was started, in seconds since 1970.",
-                labels=[PROCESS_LABEL],
-            ),
+            _counter("sluice_process_cpu_seconds", "CPU time of a process, user and system."),
+            _gauge("sluice_process_resident_bytes", "Resident memory of a process."),
+            _gauge("sluice_process_threads", "Threads of a process."),
+            _gauge("sluice_process_open_fds", "Open file descriptors of a process."),
+            _gauge("sluice_process_start_time_seconds", "When the process was started, in seconds since 1970."),
         )
         for status in statuses:
             cost = find_cost(status.pid)

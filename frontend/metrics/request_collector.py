@@ -1,6 +1,6 @@
 """The request metrics by their public names: vLLM's where the meaning is the same, so that its dashboards work."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -47,7 +47,9 @@ class RequestCollector(Collector):
             ("sluice_streams", "Responses that are being streamed.", "streams"),
             ("sluice_connections", "Open connections of clients.", "connections"),
         ):
-            yield self._gauge(name, text, gauges[key])
+            family = GaugeMetricFamily(name, text, labels=self._names)
+            family.add_metric(self._labels, gauges[key])
+            yield family
 
     def _counters(self) -> Iterator[Metric]:
         metrics = self._metrics
@@ -59,24 +61,14 @@ class RequestCollector(Collector):
             "Prompt tokens of ended requests that were found in the prefix cache.",
             metrics.num_cached_tokens,
         )
-        ended = self._by(
-            "vllm:request_success",
-            "Requests that have ended; those that were refused after admission are errors.",
-            "finished_reason",
-        )
-        for reason in get_args(FinishReason):
-            ended.add_metric([*self._labels, reason], metrics.num_ended[reason])
-        yield ended
-        refused = self._by(
-            "sluice_requests_refused", "Requests answered 503, at admission or after they were on hold.", "code"
-        )
-        for code in ("queue_full", "not_ready", "draining"):
-            refused.add_metric([*self._labels, code], self._admission.num_refused[code])
-        yield refused
-        spans = self._by("sluice_otlp_spans", "Spans for --otlp-endpoint: sent, or lost and why.", "outcome")
-        for outcome in ("exported", "queue_full", "export_failed"):
-            spans.add_metric([*self._labels, outcome], self._num_spans.get(outcome, 0))
-        yield spans
+        text = "Requests that have ended; those that were refused after admission are errors."
+        yield self._by("vllm:request_success", text, "finished_reason", get_args(FinishReason), metrics.num_ended)
+        text = "Requests answered 503, at admission or after they were on hold."
+        codes = ("queue_full", "not_ready", "draining")
+        yield self._by("sluice_requests_refused", text, "code", codes, self._admission.num_refused)
+        text = "Spans for --otlp-endpoint: sent, or lost and why."
+        outcomes = ("exported", "queue_full", "export_failed")
+        yield self._by("sluice_otlp_spans", text, "outcome", outcomes, self._num_spans)
         yield self._counter("sluice_clients_gone", "Requests whose client left early.", metrics.num_clients_gone)
         yield self._counter(
             "sluice_continuations",
@@ -127,13 +119,12 @@ class RequestCollector(Collector):
         family.add_metric(self._labels, value)
         return family
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=self._names)
-        family.add_metric(self._labels, value)
+    def _by(self, name: str, text: str, label: str, values: Iterable[str], counts: Mapping[str, int]) -> Metric:
+        """Returns a counter with a sample for each value of `label`."""
+        family = CounterMetricFamily(name, text, labels=[*self._names, label])
+        for value in values:
+            family.add_metric([*self._labels, value], counts.get(value, 0))
         return family
-
-    def _by(self, name: str, text: str, label: str) -> CounterMetricFamily:
-        return CounterMetricFamily(name, text, labels=[*self._names, label])
 
     def _histogram(self, name: str, text: str, values: Distribution) -> Metric:
         family = HistogramMetricFamily(name, text, labels=self._names)

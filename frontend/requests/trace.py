@@ -39,10 +39,16 @@ class RequestTrace:
         self.path: str = scope["path"]
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.request_id = _given_id(self.headers) or secrets.token_hex(12)
+        self.id_names = [REQUEST_ID_HEADER]
+        """The headers of the response that tell it."""
         self.status = 0
         self.generations: list[Generation] = []
         """The choices of the request, in their order."""
         self.received_ns = time.monotonic_ns()
+
+    @property
+    def id_headers(self) -> list[tuple[bytes, bytes]]:
+        return [(name, self.request_id.encode()) for name in self.id_names]
 
     @property
     def shown_status(self) -> int:

@@ -38,7 +38,7 @@ class FrameRecorder:
         self._name = name
         self._keepers: list[Keeper] = []
         run = config.run
-        num_processes = run.frontend_workers + run.tokenizer_workers + 2
+        num_processes = run.frontend_workers + run.tokenizer_workers + run.data_parallel + 1
         if run.black_box_mb:
             # A process that is replaced leaves its file: there are two of each name.
             num_bytes = run.black_box_mb * MIB // num_processes // 2

@@ -52,7 +52,7 @@ class AdminServer:
     def follow(self) -> None:
         """Takes new commands and goes on with the open ones; call it at the end of each turn."""
         for asker, ask in self.channel.receive():
-            self._begin(ask, lambda answer, asker=asker: self.channel.answer(asker, answer))
+            self._begin(ask, lambda answer, asker=asker: self.channel.send_to(asker, answer))
         for identity, ask in self._group.control.pop_asks():
             self._begin(ask, lambda answer, identity=identity: self._group.control.send_to(identity, answer))
         self._open = [command for command in self._open if command.resume()]

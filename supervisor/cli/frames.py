@@ -1,6 +1,7 @@
 """`launch.py tail`, `decode` and `diff`: recorded frames as people and programs read them."""
 
 import argparse
+import contextlib
 import itertools
 import sys
 import time
@@ -17,7 +18,10 @@ from messages.frame_files import SUFFIX, FrameFileError, FrameReader, Record, fi
 from messages.plain import to_plain
 from messages.timeline import ScheduleReport, Tokenized
 from runtime.black_box.redaction import redact, redact_file
+from runtime.faults import read_poisons, write_poisons
+from runtime.run_dir import RunDir
 from supervisor.client.running import RunningServer
+from supervisor.manifest import read_manifest, write_manifest
 
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2
 POLL_S = 0.2
@@ -185,7 +189,16 @@ def _as_json(record: Record, options: argparse.Namespace) -> str:
 
 
 def redact_snapshot(directory: Path) -> None:
-    """Takes out of a snapshot what requests say: from its frames, and with the logs, which may hold prompts."""
+    """Takes out of a snapshot what requests say: from its frames, and with the logs, which may hold prompts.
+
+    Its manifest says so afterwards, for a replay cannot give the same.
+    """
+    black_box = RunDir(directory).black_box
+    poisons = read_poisons(black_box)
+    if poisons:
+        write_poisons(black_box, [redact(poison) for poison in poisons])
+    with contextlib.suppress(SluiceError):  # no frames are kept
+        write_manifest(black_box, msgspec.structs.replace(read_manifest(black_box), is_redacted=True))
     for path in directory.rglob(f"*{SUFFIX}"):
         redacted = path.with_suffix(".redacted")
         redact_file(path, redacted)

@@ -5,19 +5,27 @@ Exit codes: 0 the same, 1 a difference or the end of the server, 2 nothing to re
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from messages.control import RING
+from messages.engines import SCHEDULER, engine_name
 from messages.errors import SluiceError
 from messages.schema import SCHEMA_VERSION
 from supervisor.manifest import Manifest, identify_model
+from supervisor.replay.culprit import describe_culprits, find_culprits
 from supervisor.replay.differences import describe, find_first
 from supervisor.replay.drive import Drive, output_channels
-from supervisor.replay.recording import Recording
+from supervisor.replay.recording import Attempt, Recording
 from supervisor.replay.stand_in import ServerEndedError, StandIn
 
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2
+
+REDACTED = (
+    "the recording is redacted: with placeholders for texts and tokens outputs cannot be compared, and a crash that "
+    "depends on them does not come again"
+)
 
 EPILOG = """
 DIR is what --record was given, or a run directory or a copy of it with the directory black-box in it, of which the
@@ -53,31 +61,82 @@ def replay(options: argparse.Namespace) -> int:
         print(f"note: {note}", file=sys.stderr)
     if recording.num_unreadable:
         print(f"note: {recording.num_unreadable} frames cannot be decoded and are left out", file=sys.stderr)
-    attempts = list(recording.attempts.values())
-    num_requests = len({uid for uid, _ in recording.attempts})
-    scope = f"{num_requests} requests, {len(attempts)} attempts"
+    flags = options.server_flags
+    num_recorded = recording.config.run.data_parallel
+    num_engines = int(_value_of("--data-parallel", flags) or num_recorded)
+    if num_engines < num_recorded:
+        print(f"note: what {num_recorded} engines served goes to {num_engines}", file=sys.stderr)
+    recording.place(num_engines)
+    scope = _scope_of(recording)
     print(f"replaying {scope}, recorded {manifest.begun} by sluice {manifest.version}", file=sys.stderr, flush=True)
-    real = (options.only,) if options.only else RING
-    ended = ""
     try:
-        with StandIn(recording.config, options.server_flags, real, output_channels(recording, options.only)) as server:
-            Drive(recording, options.only, options.speed).run(server)
-    except ServerEndedError as error:
-        ended = str(error)
+        ended = _play(options, recording)
+        # What has ended by itself counts also where the server then died: a wrong token may be why.
+        whole = [one for one in recording.attempts.values() if not ended or one.replayed.reason]
+        is_same = manifest.is_redacted or _tell_difference(whole, manifest, flags)
+        if ended:
+            _tell_death(options, recording, ended)
     except SluiceError as error:
         return _complain(str(error), DIFFERENT)
-    # What has ended by itself counts also where the server then died: a wrong token may be why.
-    found = find_first(one for one in attempts if not ended or one.replayed.reason)
-    if found is not None:
-        print(describe(found))
-        _tell_of_rounding(manifest, options.server_flags)
-    if ended:
-        open_now = [f"{uid}" for (uid, _), one in recording.attempts.items() if one.is_sent and not one.replayed.reason]
-        print(f"{ended}\nrequests that ran: {', '.join(open_now) or 'none'}")
-    if found is None and not ended:
-        print(f"the same: {scope}, {sum(len(one.outcome.tokens) for one in attempts)} tokens")
-        return SAME
-    return DIFFERENT
+    if ended or not is_same:
+        return DIFFERENT
+    if recording.trouble:
+        print(f"note: this does not come again: {recording.trouble}", file=sys.stderr)
+    if manifest.is_redacted:
+        return _complain(REDACTED, UNUSABLE)
+    print(f"the same: {scope}, {sum(len(one.outcome.tokens) for one in whole)} tokens")
+    return SAME
+
+
+def _play(options: argparse.Namespace, recording: Recording) -> str:
+    """Replays on a new server; returns how that ended before its time, empty where it did not.
+
+    Raises `SluiceError` where nothing comes of it any more.
+    """
+    real = (options.only,) if options.only else RING
+    poisons = recording.poisons if SCHEDULER in real else []
+    flags = [*("--enable-fault-injection",) * bool(poisons), *options.server_flags]
+    try:
+        with StandIn(recording.config, flags, real, output_channels(recording, options.only)) as server:
+            if poisons:
+                server.poison(poisons)
+            Drive(recording, options.only, options.speed).run(server)
+    except ServerEndedError as error:
+        return str(error)
+    return ""
+
+
+def _tell_death(options: argparse.Namespace, recording: Recording, ended: str) -> None:
+    """Says how the server ended, which request ended it, and what had been recorded of that."""
+    running = recording.open_now()
+    print(f"{ended}\nrequests that ran: {', '.join(f'{one.key[0]}' for one in running) or 'none'}", flush=True)
+    if recording.trouble:
+        print(f"in the recorded run: {recording.trouble}")
+    if running:
+        print(f"looking for the one of {len(running)} that kills it", file=sys.stderr, flush=True)
+        print(describe_culprits(find_culprits(recording, lambda some: _play(options, some))))
+
+
+def _scope_of(recording: Recording) -> str:
+    by_engine = Counter(attempt.engine for attempt in recording.attempts.values())
+    parts = [f"{engine_name(engine)} {num}" for engine, num in sorted(by_engine.items())]
+    where = f" ({', '.join(parts)})" if len(parts) > 1 else ""
+    return f"{len({uid for uid, _ in recording.attempts})} requests, {len(recording.attempts)} attempts{where}"
+
+
+def _tell_difference(attempts: Iterable[Attempt], manifest: Manifest, flags: Sequence[str]) -> bool:
+    """Says where the first of them differs; returns whether none does."""
+    found = find_first(attempts)
+    if found is None:
+        return True
+    print(describe(found))
+    dtype = _value_of("--dtype", flags) or manifest.config.model.dtype
+    if dtype != "float32":
+        print(
+            f"(--dtype {dtype}: in 16 bits the sums of a row may round otherwise in another batch, and a later token "
+            "may then differ without a fault)"
+        )
+    return False
 
 
 def find_notes(manifest: Manifest, flags: Sequence[str]) -> list[str]:
@@ -96,13 +155,8 @@ def find_notes(manifest: Manifest, flags: Sequence[str]) -> list[str]:
     return notes
 
 
-def _tell_of_rounding(manifest: Manifest, flags: Sequence[str]) -> None:
-    dtype = flags[flags.index("--dtype") + 1] if "--dtype" in flags[:-1] else manifest.config.model.dtype
-    if dtype != "float32":
-        print(
-            f"(--dtype {dtype}: in 16 bits the sums of a row may round otherwise in another batch, and a later token "
-            "may then differ without a fault)"
-        )
+def _value_of(flag: str, flags: Sequence[str]) -> str:
+    return flags[flags.index(flag) + 1] if flag in flags[:-1] else ""
 
 
 def _complain(message: str, code: int) -> int:

@@ -59,8 +59,7 @@ def _facts(attempt: Attempt) -> list[tuple[str, Any, Any]]:
 
 def describe(found: Difference) -> str:
     """Returns the difference as people read it, with the messages in which both sides have it."""
-    uid, number = found.attempt.key
-    lines = [f"request {uid}, attempt {number}: {found.what} differs"]
+    lines = [f"{found.attempt.name}: {found.what} differs"]
     sides = (
         ("recorded", found.recorded, found.attempt.outcome),
         ("replayed", found.replayed, found.attempt.replayed),

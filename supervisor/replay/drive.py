@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from messages.columns import unpack_int64
 from messages.control import RING
+from messages.engines import SCHEDULER, engine_name
 from messages.errors import SluiceError
 from messages.replies import OpenStream
 from messages.uids import block_of, frontend_socket
@@ -33,7 +34,8 @@ class Drive:
         self._open: dict[Key, Attempt] = {}
         self._outcomes = Outcomes(self._find_outcome)
         scheduling = recording.config.scheduling
-        self._max_open = scheduling.max_num_seqs + scheduling.max_queued_requests
+        num_engines = recording.config.run.data_parallel
+        self._max_open = num_engines * scheduling.max_num_seqs + scheduling.max_queued_requests
         self._begun_s = 0.0
         self._first_ns = 0
 
@@ -62,11 +64,11 @@ class Drive:
     def _look_for_ends(self, server: StandIn | None) -> None:
         """Ends what was ended by request, if there is a `server` to tell, and forgets what has ended."""
         for key, attempt in list(self._open.items()):
-            has_come_so_far = len(attempt.replayed.tokens) >= len(attempt.outcome.tokens)
+            has_come_so_far = len(attempt.replayed.tokens) >= attempt.num_tokens_before_end
             if attempt.replayed.reason:
                 del self._open[key]
             elif server is not None and attempt.end is not None and has_come_so_far and not attempt.is_end_sent:
-                server.send(self._target, attempt.end)
+                server.send(self._receiver_of(attempt), attempt.end)
                 attempt.is_end_sent = True
 
     def _make_request_sender(self, server: StandIn) -> Callable[[], float]:
@@ -87,7 +89,7 @@ class Drive:
                 self._open[attempt.key] = waiting.popleft()
                 open_uids.add(attempt.key[0])
                 attempt.is_sent = True
-                server.send(self._target, attempt.opening)
+                server.send(self._receiver_of(attempt), attempt.opening)
             return float("inf")
 
         return send_due
@@ -108,6 +110,9 @@ class Drive:
 
         return send_due
 
+    def _receiver_of(self, attempt: Attempt) -> str:
+        return engine_name(attempt.engine) if self._target == SCHEDULER else self._target
+
     def _due_in_s(self, sent_ns: int) -> float:
         if not self._speed:
             return 0.0
@@ -121,9 +126,10 @@ def output_channels(recording: Recording, only: str) -> list[str]:
         if hasattr(message, "step_id"):
             uids.update(unpack_int64(message.uids))
     frontends = sorted({frontend_socket(block_of(uid)) for uid in uids})
+    schedulers = [engine_name(engine + 1) for engine in range(recording.config.run.data_parallel)]
     return {
         "": frontends,
-        "tokenizer": ["scheduler", *frontends],
+        "tokenizer": [*schedulers, *frontends],
         "scheduler": ["detokenizer"],
-        "detokenizer": ["scheduler", *frontends],
+        "detokenizer": [*schedulers, *frontends],
     }[only]

@@ -1,19 +1,23 @@
 """A directory of recorded frames as requests: what went into the replayed processes, and what came out of them."""
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+import copy
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from messages.config import Config
 from messages.control import FRONTEND, kind_of
+from messages.engines import engine_name
 from messages.errors import SluiceError
 from messages.frame_files import Record, find_readers
 from messages.frames import Arrivals
 from messages.replies import OpenStream
-from messages.requests import AbortMsg, DropBefore, FramesLost, StopSeen, TokenizeMsg, UserMsg
+from messages.requests import AbortMsg, FramesLost, StopSeen, TokenizeMsg, UserMsg
+from runtime.faults import read_poisons
 from runtime.run_dir import RunDir
 from supervisor.manifest import Manifest, read_manifest
 from supervisor.replay.outcomes import BY_REQUEST, Key, Outcome, Outcomes
@@ -26,18 +30,23 @@ OPENINGS: dict[str, type[Any]] = {
 }
 """By what is replayed (the whole ring: empty): the first message of an attempt that goes into it."""
 
+MORE_TOKENS = 32
+"""That what had not ended gets beyond those that were seen of it: as many may have been on their way at a death."""
+
 
 @dataclass
 class Attempt:
     """One attempt of a request. `outcome` is what was recorded of it, `replayed` what comes now.
 
-    `end` ends it: it is sent when as many tokens have come as in the recording, for what ended by request was ended
-    after that many, and what had not ended there need not go on.
+    `end` ends it: it is sent after as many tokens as in the recording where it was ended by request. What had not ended
+    there need not go on to its end, but far enough to meet again what may have killed its process.
     """
 
     key: Key
     opening: Any
     sent_ns: int
+    frame: str = ""
+    """The frame that has brought it, as `launch.py decode` shows it."""
     outcome: Outcome = field(default_factory=Outcome)
     replayed: Outcome = field(default_factory=Outcome)
     end: AbortMsg | StopSeen | None = None
@@ -51,20 +60,48 @@ class Attempt:
         """Tells whether it ended by itself in the recording, so that all of it must come again."""
         return self.end is None
 
+    @property
+    def num_tokens_before_end(self) -> int:
+        """Returns how many tokens it is to get before it is ended by request."""
+        return len(self.outcome.tokens) + MORE_TOKENS * (not self.outcome.reason)
+
+    @property
+    def is_open(self) -> bool:
+        """Tells whether the replayed processes have it now."""
+        return self.is_sent and not self.replayed.reason
+
+    @property
+    def engine(self) -> int:
+        """The number of its scheduler; what a detokenizer is told of a request does not say it."""
+        return getattr(self.opening, "engine", 1)
+
+    @property
+    def name(self) -> str:
+        """As people read it, with its scheduler where that is not the first."""
+        uid, number = self.key
+        where = f" ({engine_name(self.engine)})" if self.engine > 1 else ""
+        return f"request {uid}, attempt {number}{where}"
+
+    def renew(self) -> "Attempt":
+        """Returns it as it is before it is replayed."""
+        return replace(self, replayed=Outcome(), is_sent=False, is_end_sent=False)
+
 
 class Recording:
     """What `directory`, or the black box in it, holds of the replayed processes: one kind, or (empty) all together.
 
-    `inputs` are all messages that went in, in their order; what went to several engines goes to one. Raises
-    `SluiceError` where the directory holds nothing that can be replayed. Frames that do not decode are counted, not
-    replayed. With `uids` only these requests count.
+    `inputs` are all messages that went in, in their order. `trouble` is what a snapshot was taken of, `poisons` the
+    faults that had been injected into steps. Raises `SluiceError` where the directory holds nothing that can be
+    replayed. Frames that do not decode are counted, not replayed. With `uids` only these requests count.
     """
 
     def __init__(self, directory: Path, only: str = "", uids: Collection[int] = ()):
         black_box = RunDir(directory).black_box
+        self.trouble = _read_trouble(directory / "manifest.json") if black_box.is_dir() else ""
         directory = black_box if black_box.is_dir() else directory
         self.manifest: Manifest = read_manifest(directory)
         self.config: Config = self.manifest.config
+        self.poisons = read_poisons(directory)
         self.inputs: list[tuple[int, Any]] = []
         """Each with its monotonic stamp."""
         self.attempts: dict[Key, Attempt] = {}
@@ -83,6 +120,31 @@ class Recording:
             attempt.end = self._find_end(attempt)
         if not self.attempts:
             raise SluiceError(f"{directory} holds no {'such ' * bool(uids)}request from its beginning on")
+        engines = {getattr(message, "engine", 1) for _, message in self.inputs}
+        self._set_num_engines(max(self.config.run.data_parallel, *engines))  # a command may have added some
+
+    def place(self, num_engines: int) -> None:
+        """Has what was served by engines beyond `num_engines` served by those that there are, in turn."""
+        self._set_num_engines(num_engines)
+        for attempt in self.attempts.values():
+            if attempt.engine > num_engines:
+                engine = (attempt.engine - 1) % num_engines + 1
+                attempt.opening = msgspec.structs.replace(attempt.opening, engine=engine)
+                attempt.end = attempt.end and msgspec.structs.replace(attempt.end, engine=engine)
+
+    def _set_num_engines(self, num_engines: int) -> None:
+        run = msgspec.structs.replace(self.config.run, data_parallel=num_engines)
+        self.config = msgspec.structs.replace(self.config, run=run)
+
+    def choose(self, attempts: Iterable[Attempt]) -> Self:
+        """Returns these attempts alone, as they are before they are replayed."""
+        chosen = copy.copy(self)
+        chosen.attempts = {one.key: one.renew() for one in attempts}
+        return chosen
+
+    def open_now(self) -> list[Attempt]:
+        """Returns what the replayed processes have now, the oldest first."""
+        return [attempt for attempt in self.attempts.values() if attempt.is_open]
 
     def _find_outcome(self, key: Key) -> Outcome | None:
         attempt = self.attempts.get(key)
@@ -105,11 +167,11 @@ class Recording:
                 self._break_open()
             self._outcomes.collect(message)
             return
-        message = _for_one_engine(message)
         self.inputs.append((record.monotonic_ns, message))
         if isinstance(message, self._opening):
             key = (message.uid, message.attempt)
-            self.attempts.setdefault(key, Attempt(key, message, record.monotonic_ns))
+            frame = f"frame {record.number} of sender {record.sender_id:x} on {record.edge}"
+            self.attempts.setdefault(key, Attempt(key, message, record.monotonic_ns, frame))
         elif isinstance(message, AbortMsg | StopSeen):
             self._ends[message.uid, message.attempt] = message
 
@@ -124,10 +186,10 @@ class Recording:
         is_by_request = reason in BY_REQUEST or isinstance(end, StopSeen)
         if reason and (not is_by_request or self._opening is OpenStream):  # a detokenizer is told of every end
             return None
-        return end or AbortMsg(*attempt.key)
+        return end or AbortMsg(*attempt.key, engine=attempt.engine)
 
 
-def _for_one_engine(message: Any) -> Any:
-    if isinstance(message, DropBefore):
-        return msgspec.structs.replace(message, engines=(1,))
-    return msgspec.structs.replace(message, engine=1) if getattr(message, "engine", 1) > 1 else message
+def _read_trouble(manifest: Path) -> str:
+    """Returns what the manifest of a snapshot says of a process; empty where there is none, or nothing was wrong."""
+    content: dict[str, Any] = json.loads(manifest.read_bytes()) if manifest.exists() else {}
+    return f"{content['process']}: {content['text']}" if content.get("process") else ""

@@ -7,20 +7,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from messages.admin import Acknowledged, Collected, InstructProcesses, Poison, ProcessResult
 from messages.channels import ControlClient, Receiver, Sender, Waiter
 from messages.config import Config
-from messages.control import FRONTEND, RING, Hello, ProcessTable, Ready, ToProcess, kind_of
+from messages.control import FRONTEND, RING, Hello, ProcessTable, Ready, Stop, ToProcess, kind_of
+from messages.engines import SCHEDULER
 from messages.errors import SluiceError
 from messages.frame_files import UNIONS
 from messages.schema import SCHEMA_VERSION
 from runtime.lifeline import ask_for_death_signal
 from runtime.run_dir import RunDir
 from supervisor.child import ROOT
+from supervisor.client.admin_client import AdminClient
 from supervisor.flags import flags_of
 
 KINDS = (FRONTEND, *RING)
@@ -29,6 +32,7 @@ NEVER_S = "1e9"
 
 SAME_SIGNAL_S = 0.5
 STOP_TIMEOUT_S = 20.0
+POISON_TIMEOUT_S = 30.0
 NUM_LOG_LINES = 25
 
 
@@ -49,6 +53,8 @@ class StandIn:
         self._run_dir = RunDir(Path(self._folder.name) / "run")
         self._played = [kind for kind in KINDS if kind not in real]
         command = [sys.executable, str(ROOT / "launch.py"), *server_flags(config), *flags]
+        if SCHEDULER in real:
+            command += ["--data-parallel", str(config.run.data_parallel)]
         command += ["--port", "0", "--run-dir", str(self._run_dir.path), "--external", *self._played]
         own_pid = os.getpid()
         with self._log.open("wb") as log:
@@ -65,6 +71,8 @@ class StandIn:
         self._receivers: list[Receiver[Any]] = []
         self._senders: dict[str, Sender[Any]] = {}
         self._channels = channels
+        self._is_stopping = False
+        """The server ends, which nobody here has to wait for."""
 
     def __enter__(self) -> Self:
         try:
@@ -102,10 +110,12 @@ class StandIn:
         return bool(tables) and all(process.is_serving for process in tables[-1].processes)
 
     def _receive_control(self) -> list[ToProcess]:
-        return [message for control in self._controls for message in control.receive()]
+        messages = [message for control in self._controls for message in control.receive()]
+        self._is_stopping = self._is_stopping or any(isinstance(message, Stop) for message in messages)
+        return messages
 
     def _check(self) -> None:
-        if self._launcher.poll() is not None:
+        if self._is_stopping or self._launcher.poll() is not None:
             lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-NUM_LOG_LINES:]
             raise ServerEndedError("the server has ended:\n" + "\n".join(lines))
 
@@ -114,6 +124,14 @@ class StandIn:
         if receiver not in self._senders:
             self._senders[receiver] = Sender(self._run_dir.socket(receiver))
         self._senders[receiver].send(message)
+
+    def poison(self, poisons: Iterable[Poison]) -> None:
+        """Injects into the steps what was injected there; the server must have been started for that."""
+        with AdminClient(self._run_dir) as line:
+            for poison in poisons:
+                result = line.give(InstructProcesses((f"{SCHEDULER}*",), poison), POISON_TIMEOUT_S)
+                if not isinstance(result, Collected) or not all(map(_is_done, result.results.values())):
+                    raise SluiceError(f"the recorded faults cannot be injected: {result}")
 
     def receive(self, timeout_s: float) -> list[Any]:
         """Returns what has arrived for the played processes, after at most `timeout_s`.
@@ -142,6 +160,10 @@ class StandIn:
         for channel in (*self._receivers, *self._senders.values(), *self._controls):
             channel.close()
         self._folder.cleanup()
+
+
+def _is_done(result: ProcessResult) -> bool:
+    return isinstance(result, Acknowledged)
 
 
 def server_flags(config: Config) -> list[str]:

@@ -102,12 +102,12 @@ def test_each_asker_gets_its_own_answer(directory: Path):
             assert ask.command == (command if ask.ask_id else ReadLog("a", after=4, wait_s=0.5))
             askers[ask.ask_id] = asker
     for number in reversed(askers):
-        server.answer(askers[number], Answer(number, Done(f"to {number}")))
+        server.send_to(askers[number], Answer(number, Done(f"to {number}")))
     for number, client in enumerate(clients):
         waiter = Waiter()
         waiter.add_channel(client)
         waiter.wait(TIMEOUT_S)
         assert list(client.receive()) == [Answer(number, Done(f"to {number}"))]
         client.close()
-    server.answer(askers[0], Answer(0, Done("nobody hears this")))
+    server.send_to(askers[0], Answer(0, Done("nobody hears this")))
     server.close()

@@ -1,5 +1,7 @@
 import logging
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -17,6 +19,7 @@ from messages.errors import ChannelFullError
 from messages.replies import OpenStream, ToDetokenizer
 from messages.requests import AbortMsg, DropBefore, FramesLost, StopSeen, ToScheduler
 
+ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 30.0
 
 
@@ -157,7 +160,7 @@ def test_what_finds_no_room_is_dropped_and_told_once(
         sender.send_or_drop(StopSeen(uid, 0))
     receiver: Receiver[Any] = Receiver(socket_path, ToScheduler)
     assert take(receiver, 5) == [StopSeen(uid, 0) for uid in range(5)]
-    assert sender.socket.poll(1000 * TIMEOUT_S, zmq.POLLOUT), "ZeroMQ's own threads make room, in their time"
+    assert sender.socket.poll(int(1000 * TIMEOUT_S), zmq.POLLOUT), "ZeroMQ's own threads make room, in their time"
     sender.send_or_drop(StopSeen(8, 0))
     assert take(receiver, 2) == [FramesLost("x", sender.sender_id, 6, 8), StopSeen(8, 0)]
     told = [record.getMessage() for record in caplog.records if record.name == "sluice.channels"]
@@ -174,7 +177,7 @@ def test_what_is_sent_while_a_receiver_is_replaced_reaches_the_next_one(socket_p
     assert take(old, 1) == [DropBefore(1)]
     monitor = sender.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     old.close()
-    assert monitor.poll(TIMEOUT_S * 1000), "the sender did not notice"
+    assert monitor.poll(int(1000 * TIMEOUT_S)), "the sender did not notice"
     sender.socket.disable_monitor()
     monitor.close()
     for uid in (2, 3):
@@ -267,3 +270,38 @@ def test_the_waiter_tells_which_descriptors_are_readable_and_when_time_is_over(s
     os.close(reader)
     os.close(writer)
     server.close()
+
+
+LAST_WORDS = """
+import sys
+from pathlib import Path
+from messages.channels import Sender
+from messages.requests import StopSeen
+sender = Sender(Path(sys.argv[1]))
+sender.send(StopSeen(1, 0))
+sender.close()
+print("leaves", flush=True)
+"""
+NUM_TRIES = 10
+LATE_S = 0.08
+
+
+def test_what_a_process_says_last_is_heard_by_who_comes_late(socket_path: Path):
+    """It has closed its sender before anybody reads. On a busy machine that may be too late, so it may try again."""
+    for _ in range(NUM_TRIES):
+        command = [sys.executable, "-c", LAST_WORDS, str(socket_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"leaves\n"
+            time.sleep(LATE_S)  # an exit that does not wait is over by then
+            receiver: Receiver[Any] = Receiver(socket_path, ToScheduler)
+            assert process.wait(TIMEOUT_S) == 0
+        waiter = Waiter()
+        waiter.add_channel(receiver)
+        waiter.wait(1.0)
+        heard = list(receiver.receive())
+        receiver.close()
+        if heard:
+            assert heard == [StopSeen(1, 0)]
+            return
+    pytest.fail(f"nothing was heard in {NUM_TRIES} tries")

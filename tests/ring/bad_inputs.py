@@ -285,7 +285,9 @@ def of_responses() -> list[Bad]:
         Bad(RESPONSES, {"input": "word " * 500}, "input", f"maximum context length is {CONTEXT} tokens"),
         *items("input[1]: an item of type 'web_search_call'", {"type": "web_search_call", "id": "ws_1"}),
         *items(
-            "input[1]: an item of type 'item_reference'", {"id": "msg_1"}, {"type": "item_reference", "id": "msg_1"}
+            "input[1]: 'msg_1' is in the output of no response",
+            {"id": "msg_1"},
+            {"type": "item_reference", "id": "msg_1"},
         ),
         *items("input[1].role", {"role": "tool", "content": "5"}, {"type": "message", "content": "x"}, {"role": ""}),
         *items("input[1].content is required", {"role": "user"}, {"role": "user", "content": None}),

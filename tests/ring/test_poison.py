@@ -1,14 +1,20 @@
 """A request that really kills the scheduler: it alone is refused, the streams beside it go on and stay exact."""
 
 import asyncio
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
-from messages.admin import ClearFaults, Poison
+from benchmarks.server_process import LAUNCH
+from messages.admin import ClearFaults, Done, Poison, TakeSnapshot
 from messages.columns import pack_int32
-from tests.ring.client import Generated, RingClient, body, collect
+from messages.frame_files import find_readers
+from messages.requests import TokenizeMsg
+from supervisor.client.admin_client import AdminClient
+from tests.ring.client import TIMEOUT_S, Generated, RingClient, body, collect
 
 pytestmark = pytest.mark.ring
 
@@ -49,3 +55,37 @@ def test_the_culprit_is_refused_and_nobody_else(ring: RingClient):
     ring.wait_for_restart("scheduler", num_restarts)
     assert ring.status("scheduler")["num_restarts"] == num_restarts
     ring.wait_until_empty()
+
+
+def test_a_replay_of_a_snapshot_dies_of_the_same_request(ring: RingClient, tmp_path: Path):
+    """Of all that other modules have recorded in this server, the poison and a stream beside it are replayed."""
+    poison = body([5, *POISON, 7], max_tokens=5, stream=False)
+    other = body([9, 8, 7], max_tokens=200, ignore_eos=True)
+    num_restarts = ring.status("scheduler")["num_restarts"] + 3
+
+    async def run() -> None:
+        async with ring.connect() as client:
+            has_begun = asyncio.Event()
+            stream = asyncio.create_task(collect(client, other, lambda _: has_begun.set()))
+            await has_begun.wait()
+            assert (await client.post("/generate", json=poison)).status_code == 500
+            await stream
+
+    asyncio.run(run())
+    ring.wait_for_restart("scheduler", num_restarts)
+    with AdminClient(ring.run_dir) as line:
+        assert isinstance(line.give(TakeSnapshot(str(tmp_path / "snapshot")), TIMEOUT_S), Done)
+    uids = [uid_of(tmp_path / "snapshot" / "black-box", request["prompt"]) for request in (poison, other)]
+    command = [*LAUNCH, "replay", str(tmp_path / "snapshot"), "--uid", *map(str, uids)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=4 * TIMEOUT_S, check=False)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "scheduler died: it was killed by SIGKILL" in result.stdout
+    assert f"request {uids[0]}, attempt 0 kills it: frame " in result.stdout
+    assert "on frontend:tokenizer\n  recorded  did not end there either, after 0 tokens" in result.stdout
+
+
+def uid_of(folder: Path, prompt: list[int]) -> int:
+    """Returns the uid of the latest request with this prompt."""
+    (frontend,) = (reader for reader in find_readers(folder) if reader.process == "frontend")
+    opened = [record.decode() for record in frontend.read() if record.is_sent]
+    return [one.uid for one in opened if isinstance(one, TokenizeMsg) and one.prompt_ids == pack_int32(prompt)][-1]

@@ -139,9 +139,9 @@ def test_only_a_process_with_steps_writes_what_is_poison(run_dir: RunDir):
     scheduler = Faults(run_dir)
     scheduler.poisoned(run)
     scheduler.poison(Poison("fail", uid=7))
-    before = {file: file.read_bytes() for file in run_dir.path.iterdir()}
+    before = {file: file.read_bytes() for file in run_dir.black_box.iterdir()}
     Faults(run_dir).clear(ClearFaults())
-    assert {file: file.read_bytes() for file in run_dir.path.iterdir()} == before
+    assert {file: file.read_bytes() for file in run_dir.black_box.iterdir()} == before
 
 
 def test_a_process_that_does_not_receive_finds_its_messages_when_it_does_again(edge: Edge):

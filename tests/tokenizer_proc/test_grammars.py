@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from frontend.api.tools import ToolFunction, choose_tools, list_tools
+from frontend.parsing.model_format import choose_format
 from messages.columns import pack_int32
 from messages.config import Config, ModelFacts, SchedulingConfig
 from messages.errors import RequestError
@@ -42,6 +44,24 @@ def message(uid: int, grammar: Grammar, attempt: int = 0) -> UserMsg:
 
 def schema(text: object) -> Grammar:
     return Grammar("json_schema", text if isinstance(text, str) else json.dumps(text), "response_format")
+
+
+BAD_TOOL = {"type": "object", "properties": {"x": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"uniqueItems": True}}}
+
+
+@pytest.mark.parametrize("model_format", ["hermes", "mistral", "llama3_json", "openai"])
+@pytest.mark.parametrize("num_good", [0, 3])
+def test_a_tool_whose_parameters_cannot_be_kept_to_is_named(checks: GrammarChecks, model_format: str, num_good: int):
+    """One of the others is named as a part of the marks."""
+    names = [*("call", "good", "other")[:num_good], "bad"]
+    tools = [ToolFunction(name, parameters=BAD_TOOL if name == "bad" else None) for name in names]
+    use = choose_tools(list_tools(tools), "required", choose_format(model_format, "none", ""), allows_several=True)
+    assert use.forced is not None
+    with pytest.raises(RequestError) as refused:
+        checks.check(use.forced)
+    text = refused.value.info.message
+    assert text.startswith("""tools cannot be used: the parameters of 'bad': Unimplemented keys: ["uniqueItems"]""")
+    assert "defs/" in text.partition("(at #/")[2]
 
 
 GBNF = 'root ::= "a" | "b" root'

@@ -1,6 +1,7 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`, and their entries in the route table."""
 
 import secrets
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -26,11 +27,19 @@ from messages.requests import EncodeMsg
 USER = {"role": "user", "content": "How far is the moon?"}
 TOOL: dict[str, Any] = {"name": "get_time", "input_schema": {"type": "object", "properties": {}}}
 
-VERSION = Parameter(
-    name="anthropic-version",
-    place="header",
-    schema=Annotated[str, Meta(max_length=64)],
-    description="Any is taken, and none.",
+ID_HEADER = "request-id"
+"""Anthropic's clients show it as `_request_id`, and as `request_id` of errors."""
+
+VERSION = Parameter("header", "anthropic-version", Annotated[str, Meta(max_length=64)], "Any is taken, and none.")
+
+_MESSAGES = partial(
+    Endpoint,
+    method="POST",
+    tag="Anthropic",
+    errors=(404,),
+    error_form=ANTHROPIC_ERRORS,
+    second_id_header=ID_HEADER,
+    parameters=(VERSION,),
 )
 
 
@@ -83,40 +92,31 @@ class MessagesApi:
 
 def messaging(api: MessagesApi) -> list[Endpoint]:
     """Returns the endpoints of Anthropic's API."""
-    create = Endpoint(
-        method="POST",
-        path="/v1/messages",
-        run=api.create,
-        tag="Anthropic",
-        summary="Continue a conversation",
-        body=MessagesBody,
-        reply=MessageReply,
-        events=EVENTS,
-        errors=(404,),
-        error_form=ANTHROPIC_ERRORS,
-        parameters=(VERSION,),
-        examples={
-            "one": {"max_tokens": 64, "messages": [USER], "system": "Be brief."},
-            "a tool, streamed": {
-                "max_tokens": 64,
-                "messages": [USER],
-                "stream": True,
-                "tools": [TOOL],
-                "tool_choice": {"type": "none"},
+    return [
+        _MESSAGES(
+            "/v1/messages",
+            api.create,
+            "Continue a conversation",
+            MessageReply,
+            body=MessagesBody,
+            events=EVENTS,
+            examples={
+                "one": {"max_tokens": 64, "messages": [USER], "system": "Be brief."},
+                "a tool, streamed": {
+                    "max_tokens": 64,
+                    "messages": [USER],
+                    "stream": True,
+                    "tools": [TOOL],
+                    "tool_choice": {"type": "none"},
+                },
             },
-        },
-    )
-    count = Endpoint(
-        method="POST",
-        path="/v1/messages/count_tokens",
-        run=api.count_tokens,
-        tag="Anthropic",
-        summary="How many tokens the prompt of a message has",
-        body=CountBody,
-        reply=TokenCount,
-        errors=(404,),
-        error_form=ANTHROPIC_ERRORS,
-        parameters=(VERSION,),
-        examples={"one": {"messages": [USER]}},
-    )
-    return [create, count]
+        ),
+        _MESSAGES(
+            "/v1/messages/count_tokens",
+            api.count_tokens,
+            "How many tokens the prompt of a message has",
+            TokenCount,
+            body=CountBody,
+            examples={"one": {"messages": [USER]}},
+        ),
+    ]

@@ -12,7 +12,7 @@ from frontend.api.grammar import ResponseFormat, SchemaFormat
 from frontend.api.openai_body import ModelFields, check_shown, truncation_of
 from frontend.api.responses.items import Input
 from frontend.api.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_LOGPROBS, NumLogprobs, Sampling, Switch
-from frontend.api.tools import Choice, Name, Named, ToolFunction, ToolUse, choose_tools, list_tools
+from frontend.api.tools import Allowed, Choice, Name, Named, ToolFunction, ToolUse, choose_tools, list_tools
 from frontend.http.field_names import UnknownFields
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import bad_request
@@ -38,7 +38,10 @@ TOOLS_TEXT = (
     'a list of tools, each an object with "type": "function" and a name (1 to 128 letters, digits and _.-), which may '
     "have a description, parameters (an object) and strict"
 )
-CHOICE_TEXT = '"none", "auto", "required" or {"type": "function", "name": …}'
+CHOICE_TEXT = (
+    '"none", "auto", "required", {"type": "function", "name": …} or {"type": "allowed_tools", "mode": "auto" or '
+    '"required", "tools": [{"type": "function", "name": …}]}'
+)
 FORMAT_TEXT = 'an object with a format, whose type is "text", "json_object" or "json_schema" (with name and schema)'
 
 AtLeastOne = Annotated[int, Meta(ge=1, le=MAX_INT32)]
@@ -54,9 +57,16 @@ class ResponseTool(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool | None = None
 
 
-class ResponseChoice(msgspec.Struct, frozen=True, kw_only=True):
+class NamedTool(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    type: Literal["function"]
+
+
+class ResponseChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: str
     name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[NamedTool], Meta(min_length=1)] | None = None
 
 
 class TextFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,6 +194,8 @@ def _choice(body: ResponseBody) -> Choice:
             return "auto"
         case ResponseChoice(type="function", name=str(name)):
             return Named(name)
+        case ResponseChoice(type="allowed_tools", mode=str(mode), tools=list(tools)):
+            return Allowed(tuple(tool.name for tool in tools), mode)
         case ResponseChoice():
             raise bad_request(f"tool_choice must be {CHOICE_TEXT}", "tool_choice")
         case choice:

@@ -1,5 +1,6 @@
 """The endpoints below `/v1/responses`: create, show, list the input, cancel and delete."""
 
+import contextlib
 from typing import Literal
 
 import msgspec
@@ -13,11 +14,11 @@ from frontend.api.requests import read_count
 from frontend.api.responses.background import BackgroundResponses, FollowingStream
 from frontend.api.responses.body import IGNORED, REFUSED, ResponseBody, make_conversation, served_tools
 from frontend.api.responses.events import ResponseEvents
-from frontend.api.responses.items import Item, make_turns, read_items
+from frontend.api.responses.items import REFERENCE, Item, make_turns, read_items, response_of
 from frontend.api.responses.reply import Response, ResponseAnswer
 from frontend.api.responses.store import ResponseStore, StoredResponse
 from frontend.api.sampling import MAX_INT32, Sampling
-from frontend.errors import ErrorBody, ErrorForm, error_body
+from frontend.errors import ErrorBody, ErrorForm, error_body, not_found
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
@@ -80,7 +81,7 @@ class ResponsesApi:
                 "--max-stored-responses not 0",
                 "background",
             )
-        given = read_items(body.input)
+        given = read_items(await self._resolved(body.input))
         items = [*await self._items_before(body.previous_response_id), *given]
         conversation = make_conversation(
             body,
@@ -175,6 +176,27 @@ class ResponsesApi:
             raise bad_request(text, "previous_response_id", "response_in_progress")
         return [*_decode_items(found), *previous.output]
 
+    async def _resolved(self, given: str | list[Item]) -> str | list[Item]:
+        """Returns the input with items of stored responses in place of references to them. Raises `RequestError`."""
+        if isinstance(given, str):
+            return given
+        outputs: dict[str, list[Item]] = {}
+        for response_id in dict.fromkeys(response_of(item.id or "") for item in given if item.kind == REFERENCE):
+            if response_id is not None:
+                with contextlib.suppress(RequestError):
+                    found = await self._find(response_id)
+                    outputs[response_id] = msgspec.json.decode(found.response, type=_Output).output
+        known = {item.id: item for output in outputs.values() for item in output if item.status != "in_progress"}
+        for index, item in enumerate(given):
+            if item.kind == REFERENCE and item.id not in known:
+                raise bad_request(
+                    f"input[{index}]: {item.id!r:.160} is in the output of no response that is stored and has ended: "
+                    "send the item itself",
+                    "input",
+                    "item_not_found",
+                )
+        return [known[item.id] if item.kind == REFERENCE else item for item in given]
+
     async def _find(
         self, response_id: str, action: Action = "show", *, code: str = "response_not_found", param: str | None = None
     ) -> UsedResponse:
@@ -189,7 +211,7 @@ class ResponsesApi:
                 return reply
         missing = f"; {others.num_missing} frontends have not answered" if others.num_missing else ""
         text = f"Response with id {response_id[:128]!r} not found{missing}"
-        raise RequestError(ErrorInfo(404, text, "not_found_error", param, code))
+        raise not_found(text, code, param)
 
     def _use(self, question: UseResponse) -> UsedResponse:
         """Does what is asked with what this frontend has stored."""

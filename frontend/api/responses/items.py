@@ -1,6 +1,7 @@
 """The input of a response: text or items, checked, made into the messages of a chat, and shown again."""
 
 import binascii
+import re
 import secrets
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
@@ -20,7 +21,15 @@ TEXT_TYPES = frozenset({"input_text", "output_text", "text", "summary_text", "re
 REASONING_KEY = "sluice-reasoning:"
 """What reasoning begins with that is sent to a client to be kept there. It is encoded, not encrypted."""
 
-INPUT_TEXT = "a string or a list of items, not empty: messages, function_call, function_call_output and reasoning"
+REFERENCE = "item_reference"
+ID_BYTES = 24
+RESPONSE_PREFIX = "resp_"
+OUTPUT_ID = re.compile(rf"[a-z]{{1,8}}_([0-9a-f]{{{2 * ID_BYTES}}})[0-9]{{4,}}\Z")
+
+INPUT_TEXT = (
+    "a string or a list of items, not empty: messages, function_call, function_call_output, reasoning and "
+    "item_reference"
+)
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -45,6 +54,10 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     summary: list[Part] | None = None
     encrypted_content: str | None = None
 
+    @property
+    def kind(self) -> str:
+        return self.type or ("message" if self.role is not None else REFERENCE)
+
 
 Input = Annotated[
     Annotated[str, Meta(min_length=1)] | Annotated[list[Item], Meta(min_length=1)], Meta(description=INPUT_TEXT)
@@ -58,7 +71,7 @@ def read_items(given: str | list[Item]) -> list[Item]:
 
 
 def _checked(item: Item, where: str) -> Item:
-    kind = item.type or ("message" if item.role is not None else "item_reference")
+    kind = item.kind
     if kind not in ITEM_PREFIXES:
         raise bad_request(
             f"{where}: an item of type {kind[:60]!r} is not supported: {', '.join(ITEM_PREFIXES)} are",
@@ -155,4 +168,15 @@ def _foreign_reasoning() -> RequestError:
 
 
 def new_id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(24)}"
+    return f"{prefix}_{secrets.token_hex(ID_BYTES)}"
+
+
+def output_id(prefix: str, response_id: str, index: int) -> str:
+    """Returns the id of an item of a response's output, which tells the response."""
+    return f"{prefix}_{response_id.removeprefix(RESPONSE_PREFIX)}{index:04d}"
+
+
+def response_of(item_id: str) -> str | None:
+    """Returns the id of the response in whose output an item is that has such an id, `None` where there is none."""
+    found = OUTPUT_ID.match(item_id)
+    return found and RESPONSE_PREFIX + found[1]

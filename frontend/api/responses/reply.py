@@ -18,7 +18,7 @@ from frontend.api.responses.body import (
     ResponseTool,
     TextOptions,
 )
-from frontend.api.responses.items import new_id, pack_reasoning
+from frontend.api.responses.items import new_id, output_id, pack_reasoning
 from messages.errors import ErrorInfo
 from messages.replies import PositionLogprobs, Usage, UserReply
 
@@ -197,7 +197,7 @@ class ResponseAnswer:
 
     def item_id(self, block: Block) -> str:
         prefix = {"text": "msg", "reasoning": "rs", "call": "fc"}[block.kind]
-        return f"{prefix}_{self.id.partition('_')[2]}{block.index:04d}"
+        return output_id(prefix, self.id, block.index)
 
     def part(self, block: Block) -> OutputPart:
         """Returns the part that a text or reasoning consists of."""

@@ -70,6 +70,27 @@ def test_a_batch_from_its_upload_to_its_results(batches: FrontendRun):
     assert "completed" in error_of(batches.client.post(f"{path}/cancel"), 409)["message"]
 
 
+def test_responses_in_a_batch_are_not_stored_unless_they_say_so(batches: FrontendRun):
+    lines = [
+        {"custom_id": name, "method": "POST", "url": "/v1/responses", "body": {"input": name, **fields}}
+        for name, fields in (("a", {}), ("b", {"store": True}), ("c", {"max_output_tokens": 0}))
+    ]
+    file_id = upload(batches, b"\n".join(json.dumps(each).encode() for each in lines)).json()["id"]
+    path = f"/v1/batches/{create(batches, file_id, endpoint='/v1/responses').json()['id']}"
+    for message in [batches.take_request() for _ in range(2)]:
+        assert message.sampling_params.priority == 100
+        batches.replies.send(step([(message, 7, "ho")], finals=(final(message, finish_reason="stop"),)))
+    wait_until(lambda: batches.client.get(path).json()["status"] == "completed")
+    batch = batches.client.get(path).json()
+    content = batches.client.get(f"/v1/files/{batch['output_file_id']}/content").text
+    by_id = {result["custom_id"]: result["response"]["body"] for result in map(json.loads, content.splitlines())}
+    assert [reply["output"][0]["content"][0]["text"] for reply in by_id.values()] == ["ho"] * 2
+    stored = {name: batches.client.get(f"/v1/responses/{reply['id']}").status_code for name, reply in by_id.items()}
+    assert stored == {"a": 404, "b": 200}
+    failure = json.loads(batches.client.get(f"/v1/files/{batch['error_file_id']}/content").content)
+    assert failure["response"]["body"]["error"]["param"] == "max_output_tokens"
+
+
 def test_a_batch_whose_lines_are_bad_fails(batches: FrontendRun):
     file_id = upload(batches, line("a") + b"\n" + line("a")).json()["id"]
     path = f"/v1/batches/{create(batches, file_id).json()['id']}"

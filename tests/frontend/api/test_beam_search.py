@@ -248,6 +248,7 @@ def test_metrics_count_the_choices_and_not_their_parts():
         ("truncate_prompt_tokens", -1),
         ("length_penalty", 11),
         ("early_stopping", "always"),
+        ("num_beams", 3),
         ("n", 65),
     ],
 )
@@ -256,7 +257,24 @@ def test_what_cannot_be_with_it(server: FrontendRun, name: str, value: Any):
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
 
 
-@pytest.mark.parametrize("field", [{"length_penalty": 0.5}, {"early_stopping": True}])
+def test_num_beams_may_say_what_n_says(server: FrontendRun):
+    with open_search(server, num_beams=2, length_penalty=3) as call:
+        play(server, 1, 2, 2, 2)
+        assert len(call.json()["choices"]) == 2
+    with server.call({"num_beams": 1}, path=PATH) as call:
+        server.send(final(server.take_request()))
+        assert call.response.status == 200
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/responses", "/v1/messages"])
+def test_beams_are_refused_where_there_is_no_beam_search(server: FrontendRun, path: str):
+    reply = server.client.post(path, json={"num_beams": 4})
+    assert (reply.status_code, "num_beams is not supported" in reply.text) == (400, True)
+
+
+@pytest.mark.parametrize(
+    "field", [{"length_penalty": 0.5}, {"early_stopping": True}, {"num_beams": 4}, {"num_beams": 2, "n": 2}]
+)
 def test_what_is_only_for_it(server: FrontendRun, field: dict[str, Any]):
     reply = server.client.post(PATH, json={"prompt": "hi", **field})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, next(iter(field)))

@@ -116,6 +116,20 @@ def test_a_whole_message(reader: FrontendRun):
     }
 
 
+@pytest.mark.parametrize("headers", [{}, {"X-Request-Id": "mine"}])
+def test_the_id_of_the_request_is_where_clients_of_this_api_look_for_it(reader: FrontendRun, headers: dict[str, str]):
+    for stream in (False, True):
+        call = reader.call({"max_tokens": 99, "messages": [USER], "prompt": None, "stream": stream}, headers, PATH)
+        message = reader.take_request()
+        with call:
+            play(reader, message)
+            ids = [call.response.getheader(name) for name in ("request-id", "x-request-id")]
+            assert ids[0] == ids[1] == headers.get("X-Request-Id", ids[0])
+    refused = reader.client.post(PATH, json={}, headers=headers)
+    assert refused.headers["request-id"] == refused.headers["x-request-id"]
+    assert "request-id" not in reader.client.get("/version").headers
+
+
 def test_the_events_of_a_stream_add_up_to_the_message(reader: FrontendRun):
     call, message = send(reader, tools=[TOOL], stream=True)
     with call:

@@ -259,6 +259,41 @@ def test_a_response_goes_on_from_a_stored_one_and_can_be_shown_listed_and_delete
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "previous_response_not_found")
 
 
+def test_items_are_named_by_their_ids(reader: FrontendRun):
+    first = ask(reader, TEXT, tools=[TOOL])
+    thought, text, call_item = ({"type": "item_reference", "id": item["id"]} for item in first["output"])
+    result = {"type": "function_call_output", "call_id": first["output"][2]["call_id"], "output": "21"}
+    items = [{"role": "user", "content": "hi"}, thought, {"id": text["id"]}, call_item, result]
+    call, message = send(reader, input=items, tools=[TOOL])
+    with call:
+        _, assistant, tool = messages_of(message)
+        assert (assistant["content"], assistant["reasoning_content"], tool["content"]) == ("Well.", "Hm", "21")
+        assert assistant["tool_calls"][0]["function"]["name"] == "get_weather"
+        play(reader, message, "21 degrees.")
+        second = call.json()
+    reader.client.delete(f"{PATH}/{first['id']}")
+    listed = reader.client.get(f"{PATH}/{second['id']}/input_items", params={"order": "asc"}).json()["data"]
+    assert [item["type"] for item in listed] == [
+        *("message", "reasoning", "message", "function_call", "function_call_output")
+    ]
+    for item_id in (call_item["id"], "msg_1"):
+        gone = reader.client.post(PATH, json={"input": [items[0], {"type": "item_reference", "id": item_id}]})
+        error = gone.json()["error"]
+        assert (gone.status_code, error["param"], error["code"]) == (400, "input", "item_not_found")
+        assert f"input[1]: '{item_id}'" in error["message"]
+
+
+def test_the_model_is_told_of_allowed_tools_alone(reader: FrontendRun):
+    names = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "now"}]}
+    call, message = send(reader, tools=[TOOL, {**TOOL, "name": "now"}], tool_choice=names)
+    with call:
+        assert message.chat is not None
+        (told,) = json.loads(message.chat.template_kwargs)["tools"]
+        assert told["function"]["name"] == "now"
+        play(reader, message, "Noon.")
+        assert call.json()["tool_choice"] == names
+
+
 def test_one_in_the_background_goes_on_without_its_client(reader: FrontendRun):
     call, message = send(reader, background=True)
     with call:

@@ -196,6 +196,11 @@ def test_choices_are_read_apart(reader: FrontendRun):
     assert choices[1]["message"]["content"] == "Hello"
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 CHOSEN = {"type": "function", "function": {"name": "now"}}
 
 
@@ -226,6 +231,11 @@ CHOSEN = {"type": "function", "function": {"name": "now"}}
             "tool_choice",
             "tool_choice must have the name of one of the tools, got 'f'",
         ),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "`allowed_tools`"),
+        ({"tools": TOOLS, "tool_choice": allowed("required")}, "tool_choice", "(at tool_choice.allowed_tools.tools)"),
+        ({"tools": TOOLS, "tool_choice": allowed("none", "now")}, "tool_choice", "allowed_tools.mode"),
+        ({"tools": TOOLS, "tool_choice": allowed("auto", "now", "f")}, "tool_choice", "got 'f'"),
+        ({"tool_choice": allowed("auto", "now")}, "tool_choice", "there are no tools"),
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "cannot be forced"),
         ({"tools": TOOLS, "tool_choice": CHOSEN}, "tool_choice", "--reasoning-parser none"),
         ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
@@ -258,6 +268,17 @@ def test_a_call_that_must_be_made_is_a_grammar(choice: Any, allows_several: bool
     assert len(schema.get("anyOf", [schema])) == num_calls
     if num_calls == 1:
         assert schema["properties"]["name"] == {"const": "now"}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_of_allowed_tools_the_model_is_told_alone(mode: str):
+    choice = read_choice(allowed(mode, "now"))
+    use = choose_tools(check_tools(TOOLS), choice, HERMES, allows_several=True)
+    assert (use.listed, [*use.schemas]) == (TOOLS[1:], ["now"])
+    assert (use.forced is not None) == (mode == "required")
+    if use.forced is not None:
+        grammar = msgspec.json.decode(use.forced.text, type=CallGrammar)
+        assert (grammar.calls[0][1]["properties"]["name"], grammar.separator) == ({"const": "now"}, "\n")
 
 
 def test_calls_that_are_not_json_and_tools_that_are_too_long_cannot_be_forced():

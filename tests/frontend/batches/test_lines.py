@@ -43,6 +43,7 @@ def test_a_sound_file(tmp_path: Path):
         (line(url="/v1/embeddings"), "invalid_url", "url"),
         (line(body=[1]), "invalid_request_line", "body"),
         (line(body={"stream": True}), "stream_not_supported", "body.stream"),
+        (line(body={"background": True}), "background_not_supported", "body.background"),
         (line("first"), "duplicate_custom_id", "custom_id"),
         (line(body={"prompt": "x" * MAX_BYTES}), "line_too_large", None),
     ],
@@ -63,6 +64,8 @@ def test_files_with_too_little_or_too_much(tmp_path: Path):
 def test_a_line_goes_behind_all_others_and_keeps_its_own_timeout():
     body = {"prompt": "é", "priority": -5, "seed": 2**60, "timeout_s": 3}
     request = read_line(line(body=body).encode(), URLS, MAX_BYTES)
-    assert json.loads(request.request_body(9.0)) == {**body, "priority": PRIORITY}
+    assert json.loads(request.request_body(9.0)) == {**body, "priority": PRIORITY, "store": False}
     assert json.loads(read_line(line().encode(), URLS, MAX_BYTES).request_body(9.0))["timeout_s"] == 9.0
     assert "timeout_s" not in json.loads(read_line(line().encode(), URLS, MAX_BYTES).request_body(None))
+    stored = read_line(line(body={"prompt": "hi", "store": True}).encode(), URLS, MAX_BYTES)
+    assert json.loads(stored.request_body(None))["store"] is True

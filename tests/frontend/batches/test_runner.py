@@ -71,7 +71,7 @@ class Endpoints:
         return Gate(config, self.registry, self.processes, 1)  # type: ignore[arg-type]
 
     def caller(self, gate: Gate | None = None) -> LineCaller:
-        endpoint = Endpoint(method="POST", path=URL, run=self.answer, tag="", summary="")
+        endpoint = Endpoint(URL, self.answer, "", method="POST")
         return LineCaller({URL: endpoint}, self.gate() if gate is None else gate, self.note_over, 10**6)
 
     def runner(self, request_timeout_s: float | None = None) -> BatchRunner:

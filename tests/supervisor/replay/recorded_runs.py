@@ -1,6 +1,6 @@
 """Servers without processes for the tests of replaying, and recordings of what they do."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,9 @@ import msgspec
 
 from detokenizer_proc.detokenizer import Detokenizer
 from detokenizer_proc.vocabulary import load_vocabulary
+from messages.admin import Poison
 from messages.config import Config, ModelFacts
+from messages.control import kind_of
 from messages.frame_files import IS_SENT
 from messages.frames import HEADER
 from messages.requests import StopSeen, UserMsg
@@ -29,26 +31,36 @@ PAGE_SIZE = 4
 NUM_PAGES = 400
 MAX_NUM_SEQS = 4
 
-Sample = Callable[[Batch], ForwardOutput]
+Change = Callable[[Batch, ForwardOutput], ForwardOutput]
 
 
 class SchedulerAlone:
-    """The scheduler's code with a simulated model; `change` may make other tokens of a step's."""
+    """The scheduler's code with a simulated model; `change` may make other tokens of a step's.
 
-    def __init__(self, change: Callable[[Batch, ForwardOutput], ForwardOutput] | None = None, dies_of: int = 0):
+    It dies when it has got the requests `dies_of`. Several engines are one.
+    """
+
+    def __init__(self, change: Change | None = None, dies_of: Collection[int] = ()):
         self._runner = SimulatedRunner(NUM_PAGES, PAGE_SIZE, VOCAB_SIZE)
         limits, budget = Limits(CONTEXT, VOCAB_SIZE, (2,)), Budget(MAX_NUM_SEQS, 32)
         self._scheduler = Scheduler(BlockAllocator(NUM_PAGES, PAGE_SIZE), limits, budget)
         self._change = change
-        self._dies_of = dies_of
+        self._dies_of = set(dies_of)
+        self.receivers: list[str] = []
+        self.poisons: list[Poison] = []
         self.sent: list[Any] = []
 
     def send(self, receiver: str, message: Any) -> None:
-        assert receiver == "scheduler"
+        assert kind_of(receiver) == "scheduler"
+        self.receivers.append(receiver)
         self.sent.append(message)
         self._scheduler.receive(message)
-        if isinstance(message, UserMsg) and message.uid == self._dies_of:
+        uids = {one.uid for one in self.sent if isinstance(one, UserMsg)}
+        if self._dies_of and self._dies_of <= uids:
             raise ServerEndedError("the server has ended:\nscheduler was killed by SIGSEGV")
+
+    def poison(self, poisons: Sequence[Poison]) -> None:
+        self.poisons = list(poisons)
 
     def receive(self, timeout_s: float) -> list[Any]:
         batch = self._scheduler.schedule()
