@@ -2,13 +2,16 @@
 
     python -m benchmarks.bench_kv_tiers TRACE --json FILE
 
-The gain: servers of the bundled model, one with the flag and one without, get the requests of a Mooncake trace at their
-times. The KV cache has room for a tenth of the trace's different pages. Two loads: the prompt tokens that arrive in a
-second are so many times what the server computes. The cost: engines with and without it serve prompts that have
-nothing in common, in turns, in one process; compared are the times of turns that follow each other.
+The gain: a server with the flag and one without get the requests of a Mooncake trace. The first half is sent as fast
+as they take it, then come parts at their times, each at a load: the prompt tokens that arrive in a second are so many
+times what the server computes. The KV cache has room for a tenth of the trace's different pages. The model has the
+shape of the bundled one, random weights and a context of 2,048 tokens. The cost: engines of the bundled model with and
+without the flag serve prompts that have nothing in common, in turns, in one process, on one thread; compared are the
+times of turns that follow each other.
 """
 
 import argparse
+import json
 import random
 import statistics
 import sys
@@ -26,17 +29,18 @@ from benchmarks.load.server_facts import ServerUnavailableError
 from benchmarks.load.workloads import PlannedRequest, SamplingFields
 from benchmarks.result_file import ROOT, write_result
 from benchmarks.server_process import started_server
-from benchmarks.shape_runner import make_config
+from benchmarks.shape_runner import configured_shape, make_config
 from messages.errors import SluiceError
 from messages.requests import SamplingParams
 from scheduler_proc.offline import OfflineEngine
 from whatif.traces import Arrival, fit_scale, read_trace, replay
 
 BUNDLED = ROOT / "assets" / "shakespeare-gpt2"
-CONTEXT, VOCAB_SIZE, PAGE_SIZE = 1024, 3000, 16
+CONTEXT, VOCAB_SIZE, PAGE_SIZE = 2048, 3000, 16
+CONCURRENCY = 4
 CACHE_SHARE = 0.1
 START_TIMEOUT_S, RUN_TIMEOUT_S = 120.0, 300.0
-NUM_CALIBRATION, CALIBRATION_TOKENS = 60, 900
+NUM_CALIBRATION, CALIBRATION_TOKENS = 110, 500
 DISK_GB = "8"
 
 WARM_UP_ROUNDS = 3
@@ -49,8 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("trace", type=Path, help="a Mooncake trace, as conversation_trace.jsonl")
-    add("--requests", type=int, default=900, help="first requests of the trace (default: %(default)s)")
-    add("--loads", type=float, nargs="+", default=[0.6, 1.2], help="default: %(default)s")
+    add("--requests", type=int, default=1200, help="first requests of the trace (default: %(default)s)")
+    add("--loads", type=float, nargs="+", default=[0.6, 1.3], help="default: %(default)s")
     add("--rounds", type=int, default=16, help="turns of each engine (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args(arguments)
@@ -68,32 +72,28 @@ def main(arguments: list[str] | None = None) -> int:
 def measure_gains(trace_file: Path, num_requests: int, loads: Sequence[float]) -> dict[str, Any]:
     """Returns the times to first token of each load and side. Raises `UsageError`, `ServerUnavailableError`."""
     trace = read_trace(trace_file, num_requests)
-    scale = fit_scale(trace, CONTEXT, 1.0)
-    arrivals = list(replay(trace, scale, VOCAB_SIZE, seed=1))
-    num_tokens = sum(len(arrival.prompt_ids) for arrival in arrivals)
+    arrivals = list(replay(trace, fit_scale(trace, CONTEXT, 1.0), VOCAB_SIZE, seed=1))
     num_pages = int(CACHE_SHARE * count_pages(arrivals))
-    flags = ["--num-pages", str(num_pages)]
-    prefilled_per_s = measure_prefill(flags)
-    facts = {
-        "requests": len(arrivals),
-        "prompt_tokens": num_tokens,
-        "cache_pages": num_pages,
-        "prefilled_tokens_per_s": round(prefilled_per_s),
-    }
-    print(facts, flush=True)
-    results: dict[str, Any] = {}
-    for load in loads:
-        speed = load * prefilled_per_s / (num_tokens / arrivals[-1].at_s)
-        planned = [PlannedRequest(one.prompt_ids, one.num_output, one.at_s / speed) for one in arrivals]
-        sides: dict[str, Any] = {}
+    shape = json.loads((BUNDLED / "config.json").read_text(encoding="utf-8")) | {"n_positions": CONTEXT}
+    with configured_shape(shape, []) as config:
+        model = ["--model", config.facts.model_dir, "--tokenizer", str(BUNDLED), "--load-format", "dummy"]
+        flags = [*model, "--num-pages", str(num_pages)]
+        prefilled_per_s = measure_prefill(flags)
+        facts = {
+            "requests": len(arrivals),
+            "cache_pages": num_pages,
+            "prefilled_tokens_per_s": round(prefilled_per_s),
+        }
+        print(facts, flush=True)
+        sides: dict[str, dict[str, Any]] = {}
         for name in ("without", "with"):
             with tempfile.TemporaryDirectory(prefix="sluice-kv-") as folder:
                 disk = ["--kv-disk", folder, "--kv-disk-gb", DISK_GB] if name == "with" else []
-                sides[name] = serve(planned, [*flags, *disk])
-            print(f"load {load:g}, {name}: {sides[name]}", flush=True)
-        p50 = {name: side["ttft_ms"]["p50"] for name, side in sides.items()}
-        results[f"{load:g}"] = {**sides, "ttft_p50_ratio": round(p50["without"] / p50["with"], 2)}
-    return {**facts, "loads": results}
+                sides[name] = serve(arrivals, loads, prefilled_per_s, [*flags, *disk])
+    p50s = {name: [part["ttft_ms"]["p50"] for part in side.values()] for name, side in sides.items()}
+    ratios = [round(before / after, 2) for before, after in zip(p50s["without"], p50s["with"], strict=True)]
+    print(f"time to first token, p50, without / with: {ratios}")
+    return {**facts, "sides": sides, "ttft_p50_ratios": dict(zip(map(str, loads), ratios, strict=True))}
 
 
 def count_pages(arrivals: Sequence[Arrival]) -> int:
@@ -112,37 +112,51 @@ def measure_prefill(flags: Sequence[str]) -> float:
     planned = [
         PlannedRequest(rng.choices(range(3, VOCAB_SIZE), k=CALIBRATION_TOKENS), 1) for _ in range(NUM_CALIBRATION)
     ]
-    with started_server(["--model", str(BUNDLED), *flags], START_TIMEOUT_S) as (_, target):
-        run(target, planned[:10])
+    with started_server(flags, START_TIMEOUT_S) as (_, target):
+        run(target, planned[:10], is_timed=False)
         begin_s = time.monotonic()
-        run(target, planned[10:])
+        run(target, planned[10:], is_timed=False)
         return (NUM_CALIBRATION - 10) * CALIBRATION_TOKENS / (time.monotonic() - begin_s)
 
 
-def serve(planned: Sequence[PlannedRequest], flags: Sequence[str]) -> dict[str, Any]:
-    """Returns what a new server makes of the requests."""
-    rng = random.Random(3)
-    warm_up = [PlannedRequest(rng.choices(range(3, VOCAB_SIZE), k=100), 8) for _ in range(32)]
-    with started_server(["--model", str(BUNDLED), *flags], START_TIMEOUT_S) as (_, target):
-        run(target, warm_up)
-        load = run(target, planned)
+def serve(arrivals: Sequence[Arrival], loads: Sequence[float], prefilled_per_s: float, flags: Sequence[str]) -> Any:
+    """Returns what a new server makes of the second half of the requests, by load, after it has served the first."""
+    num_first = len(arrivals) // 2
+    num_each = (len(arrivals) - num_first) // len(loads)
+    found: dict[str, Any] = {}
+    with started_server(flags, START_TIMEOUT_S) as (_, target):
+        run(target, [PlannedRequest(one.prompt_ids, 1) for one in arrivals[:num_first]], is_timed=False)
+        for index, load in enumerate(loads):
+            part = arrivals[num_first + index * num_each :][:num_each]
+            duration_s = sum(len(one.prompt_ids) for one in part) / (load * prefilled_per_s)
+            speed = (part[-1].at_s - part[0].at_s) / duration_s
+            planned = [
+                PlannedRequest(one.prompt_ids, one.num_output, (one.at_s - part[0].at_s) / speed) for one in part
+            ]
+            found[str(load)] = summarize(run(target, planned), len(planned))
+            print(f"load {load:g}, {' '.join(flags[6:])}: {found[str(load)]}", flush=True)
+    return found
+
+
+def summarize(load: Load, num_planned: int) -> dict[str, Any]:
+    """Raises `ServerUnavailableError` where a request has failed."""
     results = [result for result in load.measurement.results if result.outcome == "ok"]
-    if len(results) < len(planned):
-        raise ServerUnavailableError(f"{len(planned) - len(results)} requests did not end well")
+    if len(results) < num_planned:
+        raise ServerUnavailableError(f"{num_planned - len(results)} requests did not end well")
     ttft_ms = [(one.arrivals_ns[0] - one.begin_ns) / 1e6 for one in results]
     usages = [one.usage for one in results if one.usage is not None]
-    cached, prompts = (sum(getattr(one, name) for one in usages) for name in ("cached_tokens", "prompt_tokens"))
+    num_cached, num_prompt = sum(one.cached_tokens for one in usages), sum(one.prompt_tokens for one in usages)
     return {
         "ttft_ms": {f"p{part}": round(float(np.percentile(ttft_ms, part)), 1) for part in (50, 90, 99)},
-        "cached_share": round(cached / prompts, 3),
+        "cached_share": round(num_cached / num_prompt, 3),
         "seconds": round(load.measurement.seconds, 1),
     }
 
 
-def run(target: Target, planned: Sequence[PlannedRequest]) -> Load:
-    """Sends the requests at their times, and returns when all have ended."""
+def run(target: Target, planned: Sequence[PlannedRequest], *, is_timed: bool = True) -> Load:
+    """Sends the requests, at their times or a few at once, and returns when all have ended."""
     load = Load(target, SamplingFields(ignore_eos=True), Limits(len(planned), RUN_TIMEOUT_S))
-    run_interruptible(load, load.open_loop(planned))
+    run_interruptible(load, load.open_loop(planned) if is_timed else load.closed_loop(planned, CONCURRENCY))
     return load
 
 

@@ -7,7 +7,7 @@ from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafts import NgramDrafter
 from scheduler_proc.deciding.page_journal import PageJournal
-from scheduler_proc.deciding.page_tiers import PageTiers
+from scheduler_proc.deciding.page_tiers import SAVE_S, PageTiers
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import GrammarSource, Scheduler
@@ -44,3 +44,10 @@ def make_scheduler(config: Config, runner: Runner, grammars: GrammarSource | Non
         grammars,
         draft_lengths,
     )
+
+
+def close_store(scheduler: Scheduler, runner: Runner) -> None:
+    """Puts what is cached into the tiers below the KV cache, if there are any, and ends them."""
+    if runner.page_store is not None:
+        scheduler.save_cache(SAVE_S)
+        runner.page_store.close()

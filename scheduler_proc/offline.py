@@ -19,8 +19,8 @@ from messages.errors import ErrorInfo, UsageError
 from messages.replies import DetokenizeMsg, FinishedRow, FinishReason, ToDetokenizer, Usage
 from messages.requests import SamplingParams, Stamps, UserMsg
 from scheduler_proc.computing.loading.load_runner import load_runner
-from scheduler_proc.deciding.page_tiers import LOAD_TIMEOUT_S, SAVE_S
-from scheduler_proc.deciding_half import make_scheduler
+from scheduler_proc.deciding.page_tiers import LOAD_TIMEOUT_S
+from scheduler_proc.deciding_half import close_store, make_scheduler
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Stepper
 
@@ -52,9 +52,9 @@ class OfflineEngine:
         self._stepper = Stepper(self._scheduler, runner.launch, runner.can_overlap, StepTimes())
         self._next_uid = 0
         self._has_pages = threading.Event()
-        self._store = runner.page_store
-        if self._store is not None:
-            self._store.wake = self._has_pages.set
+        self._runner = runner
+        if runner.page_store is not None:
+            runner.page_store.wake = self._has_pages.set
         # A full collection in mid-step would walk all that loading has made.
         gc.collect()
         gc.freeze()
@@ -89,9 +89,7 @@ class OfflineEngine:
 
     def close(self) -> None:
         """Puts what is cached into the tiers below the KV cache, if there are any, and ends them."""
-        if self._store is not None:
-            self._scheduler.save_cache(SAVE_S)
-            self._store.close()
+        close_store(self._scheduler, self._runner)
 
 
 class _Inbox:

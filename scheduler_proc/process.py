@@ -20,9 +20,8 @@ from messages.timeline import ScheduleReport
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Observer, Part
 from scheduler_proc.computing.torch_import import import_torch
-from scheduler_proc.deciding.page_tiers import SAVE_S
 from scheduler_proc.deciding.scheduler import Scheduler
-from scheduler_proc.deciding_half import make_scheduler
+from scheduler_proc.deciding_half import close_store, make_scheduler
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.prefetch import prefetch
 from scheduler_proc.step_times import StepTimes
@@ -65,9 +64,8 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     sender: Sender[ToDetokenizer] = link.open_sender("detokenizer")
     link.add_receiver(receiver)
     step_times = StepTimes()
-    store = runner.page_store
-    if store is not None:
-        store.wake = link.wake
+    if runner.page_store is not None:
+        runner.page_store.wake = link.wake
 
     def histograms() -> dict[str, HistogramCounts]:
         return {**step_times.counts(), "grammar_seconds": grammars.seconds.counts()}
@@ -93,10 +91,9 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
         send_replies(scheduler, sender, engine)
         start_s = time.monotonic()
         batch = scheduler.schedule()
+        # What timelines are told of the plan leaves before a step that may be long, else with its result.
         if batch is not None and step_times.may_be_long(batch):
-            send_replies(
-                scheduler, sender, engine
-            )  # what timelines are told of the plan; else it leaves with the result
+            send_replies(scheduler, sender, engine)
         is_busy = batch is not None or stepper.has_step
         link.beat(scheduler.gauges, is_busy=is_busy, histograms=histograms)
         if is_busy:
@@ -112,9 +109,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
         link.wait()
     receiver.close()
     sender.close()
-    if store is not None:
-        scheduler.save_cache(SAVE_S)
-        store.close()
+    close_store(scheduler, runner)
 
 
 def add_profile(link: ProcessLink, scheduler: Scheduler, stepper: Stepper) -> None:

@@ -10,7 +10,7 @@ request has no chunk, and others go on. A load that breaks off leaves the pages 
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from scheduler_proc.deciding.page_journal import NOTHING_BEFORE, digest_of
 from scheduler_proc.deciding.requests import Req
@@ -38,14 +38,6 @@ MAX_FORGOTTEN = 65536
 
 IMPATIENCE = 1.05
 """Each load that was not worth its time lets the next take so much longer: in the end one is tried, and measured."""
-
-
-class Loaded(NamedTuple):
-    """Of the load of request `uid`, the first `num_pages` hold their K and V for every step that is launched now."""
-
-    uid: int
-    num_pages: int
-    has_ended: bool
 
 
 class PageStore(Protocol):
@@ -80,8 +72,12 @@ class PageStore(Protocol):
         """Leaves the pages of a load alone from now on. There need not be one."""
         ...
 
-    def pop_loaded(self) -> list[Loaded]:
-        """Returns the loads of which more pages have come, or that have ended; a load may end early."""
+    def pop_loaded(self) -> list[tuple[int, int, bool]]:
+        """Returns the loads of which more pages have come, or that have ended, which may be early.
+
+        Of each its uid, how many of its first pages hold K and V for every step that is launched now, and whether it
+        has ended.
+        """
         ...
 
     def sizes(self) -> dict[str, int]:

@@ -3,8 +3,6 @@
 import random
 from collections.abc import Sequence
 
-from scheduler_proc.deciding.page_tiers import Loaded
-
 Slots = list[tuple[int, int] | None]
 
 
@@ -62,8 +60,8 @@ class SimulatedStore:
     def cancel(self, uid: int) -> None:
         self.loads.pop(uid, None)
 
-    def pop_loaded(self) -> list[Loaded]:
-        loaded: list[Loaded] = []
+    def pop_loaded(self) -> list[tuple[int, int, bool]]:
+        loaded: list[tuple[int, int, bool]] = []
         left = self.pages_at_once if self._chance is None else self._chance.randrange(4)
         for uid, (pages, digests, start) in list(self.loads.items()):
             done = start
@@ -79,7 +77,7 @@ class SimulatedStore:
             if has_ended:
                 del self.loads[uid]
             if has_ended or done > start:
-                loaded.append(Loaded(uid, done, has_ended))
+                loaded.append((uid, done, has_ended))
         return loaded
 
     def sizes(self) -> dict[str, int]:

@@ -44,16 +44,7 @@ def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path |
     report("reading the model's configuration", None)
     hf_config = read_hf_config(Path(config.facts.model_dir))
     placement = find_placement(config.model, config.cache, hf_config, engine)
-    attention = config.model.attention_backend
-    if attention != "auto" and not placement.is_cuda:
-        raise BootError(
-            f"--attention-backend {attention}: the model runs on {placement.device}, and only a GPU has a choice; "
-            "leave it out"
-        )
-    if config.cache.kv_offload_gb and not placement.is_cuda:
-        raise BootError(
-            "--kv-offload-gb: on a CPU the KV cache is in the host's memory; raise --kv-cache-memory-gb instead"
-        )
+    _refuse_what_is_for_gpus(config, placement)
     if placement.is_cuda:
         use_gpu(placement.device)
     else:
@@ -95,6 +86,21 @@ def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path |
         runner.page_store, missing = open_tiers(config.cache, copies, identity, engine)
         runner.degraded = "; ".join(filter(None, (runner.degraded, missing)))
     return runner
+
+
+def _refuse_what_is_for_gpus(config: Config, placement: Placement) -> None:
+    attention = config.model.attention_backend
+    if placement.is_cuda:
+        return
+    if attention != "auto":
+        raise BootError(
+            f"--attention-backend {attention}: the model runs on {placement.device}, and only a GPU has a choice; "
+            "leave it out"
+        )
+    if config.cache.kv_offload_gb:
+        raise BootError(
+            "--kv-offload-gb: on a CPU the KV cache is in the host's memory; raise --kv-cache-memory-gb instead"
+        )
 
 
 def _load_decoder(config: Config, hf_config: HfConfig, placement: Placement, report: Report) -> Decoder:

@@ -13,9 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from messages.errors import BootError
-from scheduler_proc.computing.tiers.slot_file import SlotFile
+from scheduler_proc.computing.tiers.slot_file import DIGEST_BYTES, SlotFile
 from scheduler_proc.computing.tiers.tier import Tier
-from scheduler_proc.deciding.page_journal import DIGEST_BYTES
 
 HEADER = struct.Struct("<8s32sQ")
 MAGIC = b"sluiceKV"

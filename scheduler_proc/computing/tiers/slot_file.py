@@ -5,7 +5,10 @@ import os
 import struct
 from zlib import crc32
 
-HEADER = struct.Struct("<16sI4x")
+DIGEST_BYTES = 16
+"""Of the name of a page, which whoever keeps it has chosen."""
+
+HEADER = struct.Struct(f"<{DIGEST_BYTES}sI4x")
 """The page's digest, and the checksum of digest and page."""
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from scheduler_proc.computing.device import Fetched
 from scheduler_proc.computing.tiers.page_copies import PageCopies
 from scheduler_proc.computing.tiers.tier import DECAY, Tier
-from scheduler_proc.deciding.page_tiers import Loaded
 
 MAX_QUEUED_BYTES = 128 << 20
 """Pages that wait to be written; those that are evicted meanwhile are dropped."""
@@ -133,8 +132,8 @@ class TieredPages:
         if load is not None:
             load.is_over = True
 
-    def pop_loaded(self) -> list[Loaded]:
-        loaded: dict[int, Loaded] = {}
+    def pop_loaded(self) -> list[tuple[int, int, bool]]:
+        loaded: dict[int, tuple[int, int, bool]] = {}
         while self._reads:
             read = self._reads.popleft()
             self._reads_ahead.release()
@@ -144,7 +143,7 @@ class TieredPages:
                 load.is_over = len(read.rows) > read.num_good or load.num_loaded == len(load.places)
                 if load.is_over:
                     del self._loads[load.uid]
-                loaded[load.uid] = Loaded(load.uid, load.num_loaded, load.is_over)
+                loaded[load.uid] = load.uid, load.num_loaded, load.is_over
         return list(loaded.values())
 
     def sizes(self) -> dict[str, int]:

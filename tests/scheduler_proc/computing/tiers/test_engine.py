@@ -42,7 +42,7 @@ def run(engine: OfflineEngine) -> tuple[list[list[int]], list[int]]:
     outputs: list[Output] = []
     for prompt, own in zip(PROMPTS, PARAMS, strict=True):
         outputs += engine.generate([prompt], [own])
-        store = engine._store
+        store = engine._runner.page_store
         assert store is None or store.settle(60.0)
     return [one.token_ids for one in outputs], [one.usage.cached_tokens for one in outputs]
 

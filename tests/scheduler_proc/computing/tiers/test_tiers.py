@@ -23,7 +23,6 @@ from scheduler_proc.computing.tiers.page_copies import PageCopies
 from scheduler_proc.computing.tiers.slot_file import SlotFile
 from scheduler_proc.computing.tiers.tier import Tier
 from scheduler_proc.computing.tiers.tiered_pages import TieredPages
-from scheduler_proc.deciding.page_tiers import Loaded
 from tests.scheduler_proc.computing.gpu.late_device import LateDevice
 
 PATIENCE_S = 60.0
@@ -277,13 +276,14 @@ class Pages:
     def load(self, pages: Sequence[int], numbers: Sequence[int], uid: int = 1) -> None:
         self.store.load(uid, pages, [digest(number) for number in numbers])
 
-    def wait(self, uid: int = 1) -> Loaded:
+    def wait(self, uid: int = 1) -> int:
+        """Waits for the end of a load, and returns how many pages have come."""
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             self.woken.clear()
-            for loaded in self.store.pop_loaded():
-                if loaded.uid == uid and loaded.has_ended:
-                    return loaded
+            for loaded, num_pages, has_ended in self.store.pop_loaded():
+                if loaded == uid and has_ended:
+                    return num_pages
             assert self.woken.wait(deadline_s - time.monotonic())
 
     def has(self, page: int, number: int) -> bool:
@@ -317,7 +317,7 @@ def test_pages_come_back_as_they_were(make_pages: MakePages, monkeypatch: pytest
     pages.put(0, 1, 2, 3, 4, 5)
     assert pages.store.settle(PATIENCE_S)
     pages.load([6, 7, 8, 9, 10], [0, 1, 2, 3, 4])
-    assert pages.wait() == Loaded(1, 5, has_ended=True)
+    assert pages.wait() == 5
     assert all(pages.has(6 + number, number) for number in range(5))
     pages.put(6)
     gauges = pages.store.gauges()
@@ -337,7 +337,7 @@ def test_what_leaves_the_host_goes_to_disk_and_comes_back_from_either(make_pages
     assert pages.store.settle(PATIENCE_S)
     assert pages.places(0, 1, 2, 3, 4) == ["disk", "disk", "disk", "host", "host"]
     pages.load([8, 9, 10], [1, 4, 2])
-    assert pages.wait().num_pages == 3
+    assert pages.wait() == 3
     assert (pages.has(8, 1), pages.has(9, 4), pages.has(10, 2)) == (True, True, True)
     gauges = pages.store.gauges()
     assert (gauges["host_hit_pages"], gauges["disk_hit_pages"], gauges["disk_pages"]) == (1, 2, 3)
@@ -369,7 +369,7 @@ def test_a_page_that_cannot_be_read_ends_its_load_and_is_forgotten(
     assert slot is not None
     pages.tiers[0].file.write(slot, digest(9), memoryview(bytes(pages.tiers[0].file.slot_bytes - 24)))
     pages.load([6, 7, 8], [0, 1, 2])
-    assert pages.wait() == Loaded(1, 1, has_ended=True)
+    assert pages.wait() == 1
     assert pages.has(6, 0)
     assert pages.has(7, 7)
     assert pages.places(0, 1, 2) == ["disk", None, "disk"]
@@ -381,9 +381,9 @@ def test_a_page_that_left_meanwhile_ends_its_load(make_pages: MakePages):
     pages.put(0)
     assert pages.store.settle(PATIENCE_S)
     pages.load([6, 7], [0, 1])
-    assert pages.wait() == Loaded(1, 1, has_ended=True)
+    assert pages.wait() == 1
     pages.load([6, 7], [1, 0])
-    assert pages.wait() == Loaded(1, 0, has_ended=True)
+    assert pages.wait() == 0
 
 
 def test_a_disk_that_is_full_keeps_its_pages(
@@ -436,7 +436,7 @@ def test_a_read_that_hangs_is_told_by_the_estimate_and_blocks_no_one(
     pages.store.cancel(1)
     pages.load([8], [1], uid=2)
     may_read.set()
-    assert pages.wait(2).num_pages == 1
+    assert pages.wait(2) == 1
     assert pages.has(8, 1)
     assert pages.has(7, 7), "nobody writes to the pages of a load that is cancelled"
 
