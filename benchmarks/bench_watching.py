@@ -1,18 +1,23 @@
-"""How fast a server under load answers those who watch it, also while its scheduler is stopped.
+"""How fast a server answers those who watch it: under load, while its scheduler is stopped, and in long prefills.
 
     python -m benchmarks.bench_watching [--seconds 30] [--concurrency 16] [--json FILE] [FLAGS]
 
 FLAGS are the server's own. One client asks in turn for each of `PATHS`, over a connection that stays open, while
-bench_server loads the server; `stopped` is the same after SIGSTOP to the scheduler, with the requests then open.
+bench_server loads the server; `stopped` is the same after SIGSTOP to the scheduler, with the requests then open. Then
+another server, of the shape `PREFILL_SHAPE` with random weights, prefills one prompt of its whole context after the
+other, each in one step: `prefilling`.
 """
 
 import argparse
 import http.client
+import itertools
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -21,12 +26,19 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.load.connection import Target
+from benchmarks.model_shapes import SHAPES
 from benchmarks.result_file import ROOT, write_result
+from benchmarks.served_shape import served_shape
 from benchmarks.server_process import started_server
 
 START_TIMEOUT_S = 120.0
 TIMEOUT_S = 60.0
+PREFILL_TIMEOUT_S = 300.0
+LOOK_S = 0.02
 STOPPED_S = 5.0
+FIRST_ID, NUM_IDS = 100, 1000
+"""Of token ids in the prompts of prefills: none of these begins as another, so nothing is cached."""
+
 NUM_KEPT = 1000
 """Ended requests of which a frontend keeps the timelines: so many there must be before anything is measured."""
 
@@ -34,6 +46,9 @@ LOAD = (
     *("--num-requests", "1000000", "--max-seconds", "3600"),
     *("--input-tokens", "8:32", "--output-tokens", "4:64"),
 )
+PREFILL_SHAPE = "llama-135m"
+TOKENIZER = ROOT / "assets" / "shakespeare-gpt2"
+
 PATHS = ("/health", "/requests", f"/requests?limit={NUM_KEPT}", "/requests/{id}", "/metrics")
 
 
@@ -77,6 +92,43 @@ class Watcher:
         return {path: latency_of(each) for path, each in seconds.items()}
 
 
+def watch_prefills(seconds: float) -> tuple[dict[str, Latency], float]:
+    """Returns the latencies of each path while one prompt after the other is prefilled, and how long each took."""
+    num_tokens = int(str(SHAPES[PREFILL_SHAPE]["max_position_embeddings"]))
+    flags = ("--max-num-batched-tokens", f"{num_tokens}", "--log-level", "warning")
+    took_s: list[float] = []
+    is_over = threading.Event()
+
+    def prefill(target: Target) -> None:
+        connection = http.client.HTTPConnection(target.host, target.port, timeout=PREFILL_TIMEOUT_S)
+        for number in itertools.count():
+            if is_over.is_set():
+                return
+            begin_s = time.perf_counter()
+            prompt = [FIRST_ID + (number + index) % NUM_IDS for index in range(num_tokens - 1)]
+            body = json.dumps({"prompt": prompt, "max_tokens": 1, "stream": False})
+            connection.request("POST", "/generate", body, {"Content-Type": "application/json"})
+            answer = connection.getresponse().read()
+            assert b"finish_reason" in answer, answer  # ends this thread, and then the benchmark
+            took_s.append(time.perf_counter() - begin_s)
+
+    with (
+        served_shape(SHAPES[PREFILL_SHAPE], TOKENIZER) as model,
+        started_server([*model, *flags], START_TIMEOUT_S) as (_, target),
+    ):
+        client = threading.Thread(target=prefill, args=(target,), daemon=True)
+        client.start()
+        watcher = Watcher(target)
+        while not json.loads(watcher.get("/requests?limit=1"))["requests"]:
+            assert client.is_alive(), "no prefill runs"
+            time.sleep(LOOK_S)
+        latencies = watcher.watch(deadline(seconds))
+        is_over.set()
+        client.join()
+    assert took_s, "no prefill has ended"
+    return latencies, statistics.median(took_s)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -105,11 +157,14 @@ def main(arguments: list[str] | None = None) -> int:
         finally:
             load.kill()
             load.wait()
-    result = {"concurrency": options.concurrency, "loaded": loaded, "stopped": stopped}
-    for name, latencies in (("loaded", loaded), ("stopped", stopped)):
+    prefilling, prefill_s = watch_prefills(options.seconds)
+    phases = {"loaded": loaded, "stopped": stopped, "prefilling": prefilling}
+    result = {"concurrency": options.concurrency, **phases, "prefill_s": round(prefill_s, 2)}
+    print(f"a prefill took {prefill_s:.2f} s")
+    for name, latencies in phases.items():
         for path, latency in latencies.items():
             times = f"p50 {latency.p50_ms:7.2f}  p99 {latency.p99_ms:7.2f}  max {latency.max_ms:7.2f} ms"
-            print(f"{name:<8} {path:<22} {times}")
+            print(f"{name:<10} {path:<22} {times}")
     if options.json:
         write_result(options.json, "watching", {**result, "flags": flags})
     return 0

@@ -40,6 +40,7 @@ from whatif.traces import Arrival, fit_scale, read_trace, replay
 LARGEST = ["--max-num-seqs", "32", "--max-num-batched-tokens", "512", "--num-pages", "2048"]
 SETTINGS = [Setting(8, 2000, 384), Setting(16, 2000, 256), Setting(24, 2000, 128), Setting(32, 80, 256)]
 LATENCIES, QUANTILES = ("ttft", "inter_token", "e2e"), ("p50_ms", "p90_ms")
+FACTS = ("requests_per_s", "num_preemptions", "prefix_hit_rate")
 GOAL = 0.15
 
 Case = tuple[str, Setting]
@@ -151,8 +152,13 @@ def measure(arrivals: Sequence[Arrival], config: Config, runner: Runner, setting
     return summarize(served, setting, 0.0)
 
 
-def compare(case: Case, predicted: list[Outcome], measured: list[Outcome]) -> dict[str, Any]:
-    """Returns the medians of both, and by how much the prediction is off, for one load and setting."""
+def compare(
+    case: Case, predicted: list[Outcome], measured: list[Outcome], facts: Sequence[str] = FACTS
+) -> dict[str, Any]:
+    """Returns the medians of both, and by how much the prediction is off, for one load and setting.
+
+    `facts` are given as they are.
+    """
     line: dict[str, Any] = {"load": case[0], "setting": case[1], "latencies": {}}
     for latency in LATENCIES:
         for quantile in QUANTILES:
@@ -167,7 +173,7 @@ def compare(case: Case, predicted: list[Outcome], measured: list[Outcome]) -> di
                 "error": error,
                 "rounds": values,
             }
-    for name in ("requests_per_s", "num_preemptions", "prefix_hit_rate"):
+    for name in facts:
         line[name] = {
             side: statistics.median(getattr(outcome, name) for outcome in some)
             for side, some in (("predicted", predicted), ("measured", measured))

@@ -91,13 +91,8 @@ class Detokenizer:
 
     def _make_stream(self, opening: OpenStream) -> Stream:
         decoder = self._vocabulary.open_decoder(opening.skip_special_tokens)
-        if opening.num_prompt_logprobs is not None:
-            skips_special_tokens = opening.skip_special_tokens
-            prompt_logprobs = PromptLogprobReader(
-                self._vocabulary, opening.prompt_ids, skips_special_tokens, opening.num_prompt_logprobs
-            )
-        else:
-            prompt_logprobs = None
+        wants_prompt = opening.num_prompt_logprobs is not None
+        prompt_logprobs = PromptLogprobReader(self._vocabulary, opening) if wants_prompt else None
         if opening.num_logprobs is None:
             return Stream(opening, decoder, prompt_logprobs=prompt_logprobs)
         counting = CountingDecoder(decoder)

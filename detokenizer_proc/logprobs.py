@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from detokenizer_proc.decoders import CountingDecoder, Decoder
 from detokenizer_proc.vocabulary import Spelling, Vocabulary
 from messages.columns import unpack_float32, unpack_int32
-from messages.replies import PositionLogprobs, PromptLogprobs, PromptReply, TokenLogprob
+from messages.replies import OpenStream, PositionLogprobs, PromptLogprobs, PromptReply, TokenLogprob
 from messages.steps import LogprobColumns
 
 
@@ -55,29 +55,27 @@ class OutputLogprobs:
 class PromptLogprobReader:
     """What is kept of a prompt until its logprobs have come."""
 
-    __slots__ = ("_num_top", "_prompt_ids", "_skips_special_tokens", "_vocabulary")
+    __slots__ = ("_opening", "_vocabulary")
 
-    def __init__(self, vocabulary: Vocabulary, prompt_ids: bytes, skips_special_tokens: bool, num_top: int):
+    def __init__(self, vocabulary: Vocabulary, opening: OpenStream):
         self._vocabulary = vocabulary
-        self._prompt_ids = prompt_ids
-        self._skips_special_tokens = skips_special_tokens
-        self._num_top = num_top
+        self._opening = opening
 
     def tell(self, message: PromptLogprobs) -> PromptReply:
         """Returns the prompt's tokens; the first has no logprob. Raises `ValueError` for another prompt's logprobs."""
-        prompt_ids = unpack_int32(self._prompt_ids)
-        table = LogprobTable(message.logprobs)
+        prompt_ids = unpack_int32(self._opening.prompt_ids)
+        table, num_top = LogprobTable(message.logprobs), self._opening.num_prompt_logprobs or 0
         if prompt_ids[1:] != table.token_ids:
             raise ValueError(f"logprobs of {len(table.token_ids)} tokens for a prompt of {len(prompt_ids)}")
-        decoder = CountingDecoder(self._vocabulary.open_decoder(self._skips_special_tokens))
+        decoder = CountingDecoder(self._vocabulary.open_decoder(self._opening.skip_special_tokens))
         first = TokenLogprob(prompt_ids[0], *self._vocabulary.spell_first(prompt_ids[0]), None)
         tokens = [PositionLogprobs(first, (), 0)]
         texts = [decoder.push(prompt_ids[0])]
         for index, token_id in enumerate(table.token_ids):
-            tokens.append(_describe(self._vocabulary, decoder, table, index, self._num_top))
+            tokens.append(_describe(self._vocabulary, decoder, table, index, num_top))
             texts.append(decoder.push(token_id))
         text = "".join(texts) + decoder.settle()
-        return PromptReply(message.uid, message.attempt, text, tuple(tokens), self._prompt_ids)
+        return PromptReply(message.uid, message.attempt, text, tuple(tokens), self._opening.prompt_ids)
 
 
 def read_prompt(decoder: Decoder, prompt_ids: Sequence[int]) -> str:

@@ -4,7 +4,6 @@ The rules are those of the `tokenizers` library's decoders, read from the decode
 other rules than the known ones is asked itself, through a window of tokens.
 """
 
-import importlib
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from detokenizer_proc.decoders import ByteLevelDecoder, Decoder, PieceDecoder, WindowDecoder
-from runtime.tokenizer_files import load_tokenizer, return_freed_memory
+from runtime.tokenizer_files import load_tokenizer
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 
@@ -45,13 +44,11 @@ def load_vocabulary(directory: str, vocab_size: int) -> Vocabulary:
 
     Raises `BootError` where there is none.
     """
-    vocabulary = load_tokenizer(
+    return load_tokenizer(
         directory,
         lambda file: vocabulary_of(Tokenizer.from_file(file), vocab_size),
-        lambda folder: _from_directory(folder, vocab_size),
+        lambda loaded: _from_transformers(loaded, vocab_size),
     )
-    return_freed_memory()
-    return vocabulary
 
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
@@ -126,9 +123,7 @@ def _spell_windowed_first(decode: Callable[[list[int]], str], missing: frozenset
     return text, text.encode()
 
 
-def _from_directory(directory: str, vocab_size: int) -> Vocabulary:
-    transformers: Any = importlib.import_module("transformers")  # 60 MB that a process with tokenizer.json saves
-    loaded: Any = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+def _from_transformers(loaded: Any, vocab_size: int) -> Vocabulary:
     backend = getattr(loaded, "backend_tokenizer", None)
     if isinstance(backend, Tokenizer):
         return vocabulary_of(backend, vocab_size)

@@ -46,7 +46,7 @@ TABLE_TIMEOUT_S = 1.0
 """The launcher sends the table right behind the welcome."""
 
 DRAIN_TIMEOUT_S = 60.0
-"""For the answer to an order that ends this process too."""
+"""For the answer to a command that ends this process too."""
 
 log = logging.getLogger("sluice.frontend")
 

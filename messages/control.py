@@ -41,6 +41,11 @@ def worker_number(name: str) -> int:
     return int(place_of(name).partition("-")[2] or 1)
 
 
+def age_s(since_ns: int, now_ns: int) -> float | None:
+    """Returns how long ago a stamp is, as it is shown; `None` for 0, which says that it has not happened."""
+    return round(max(0, now_ns - since_ns) / 1e9, 3) if since_ns else None
+
+
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """process → launcher: the first message; the launcher answers `Welcome` or `Refused`."""
 
@@ -195,7 +200,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     """It is being replaced on command: its successor is sure to come soon, so requests are taken and wait."""
     is_killed: bool = False
     """It hung, so the launcher has killed it, and starts it again."""
-    is_by_order: bool = False
+    is_by_command: bool = False
     """This incarnation has taken the place of a healthy one."""
     is_leaving: bool = False
     """It finishes what it has and gets nothing new."""

@@ -4,8 +4,9 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from messages.errors import BootError
 
@@ -16,11 +17,11 @@ OTHER_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spie
 """Files that tell `transformers` what tokenizer to make. Without any it makes one of no words, and says nothing."""
 
 
-def load_tokenizer(directory: str, from_json: Callable[[str], T], from_directory: Callable[[str], T]) -> T:
-    """Returns what `from_json` makes of tokenizer.json or, where there is none, `from_directory` of the directory.
+def load_tokenizer(directory: str, from_json: Callable[[str], T], from_transformers: Callable[[Any], T]) -> T:
+    """Returns what `from_json` makes of tokenizer.json or, where there is none, `from_transformers` of the tokenizer
+    that `transformers` makes of the directory.
 
-    `from_directory` may import `transformers`, and no torch comes with it. Raises `BootError`, which says what was
-    looked for, where, and what went wrong.
+    Raises `BootError`, which says what was looked for, where, and what went wrong.
     """
     file = Path(directory) / TOKENIZER_JSON
     try:
@@ -29,9 +30,14 @@ def load_tokenizer(directory: str, from_json: Callable[[str], T], from_directory
         if not _other_files(file.parent):
             raise FileNotFoundError(f"no {TOKENIZER_JSON}, nor any other file of a tokenizer")
         _keep_torch_out()
-        return from_directory(directory)
+        transformers: Any = import_module("transformers")  # 60 MB that a process with tokenizer.json saves
+        return from_transformers(
+            transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        )
     except BaseException as error:  # plain `Exception` for most bad files, and a panic is no Exception
         raise BootError(_explain(file, error)) from error
+    finally:
+        return_freed_memory()
 
 
 def return_freed_memory() -> None:

@@ -72,8 +72,8 @@ class StatusBoard:
         self._replace(name, state="restarting")
 
     def taking_over(self, name: str) -> None:
-        """Notes that process `name` has got its place by order and is about to serve there."""
-        self._replace(name, state="starting", phase="taking over", is_awaited=True, is_by_order=True)
+        """Notes that process `name` has got its place by command and is about to serve there."""
+        self._replace(name, state="starting", phase="taking over", is_awaited=True, is_by_command=True)
         self._note_progress(name)
 
     def status(self, name: str) -> ProcessStatus:

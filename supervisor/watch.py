@@ -1,4 +1,7 @@
-"""What time tells of the processes: one that hangs is killed and replaced, one whose start is stuck has failed."""
+"""What time tells of the processes: one that hangs is killed and replaced, one whose start is stuck has failed.
+
+Of a stall the operator is told once, a snapshot is taken, and with `--on-stall restart` the process is replaced.
+"""
 
 import time
 
@@ -8,14 +11,20 @@ from supervisor.child import Child
 from supervisor.console import Console
 from supervisor.endings import quote
 from supervisor.lifecycle import Lifecycle, RunFailedError, TakeSnapshot
-from supervisor.stall_watch import StallWatch
+from supervisor.process_files import run_state_of
+from supervisor.stalls import StallDetector
 
 MAX_GAP_S = 3.0
 """Between two looks. After a longer one the launcher itself was stopped (Ctrl-Z), and everybody looks hung."""
 
+STALL_LOOK_NS = 1_000_000_000
+"""Between two looks for stalls; beats come as often."""
+
+KILLED = {"hang": "hung and was killed", "stall": "stalled and was killed"}
+
 
 class Watch:
-    """Looks at the age of beats and phases, as often as the loop turns."""
+    """Looks at the age of beats and phases as often as the loop turns, and for stalls once a second."""
 
     def __init__(self, settings: RunConfig, lifecycle: Lifecycle, console: Console, take_snapshot: TakeSnapshot):
         self._settings = settings
@@ -23,7 +32,8 @@ class Watch:
         self._group = lifecycle.group
         self._console = console
         self._take_snapshot = take_snapshot
-        self._stalls = StallWatch(settings, lifecycle, console, take_snapshot)
+        self._stalls = StallDetector(settings.stall_s, run_state_of)
+        self._looked_for_stalls_ns = 0
         self._last_look_ns = time.monotonic_ns()
 
     def look(self) -> None:
@@ -41,20 +51,34 @@ class Watch:
             stuck_s = self._group.board.seconds_without_progress(child.name, now_ns)
             if stuck_s > self._settings.boot_timeout_s and not child.is_external:
                 self._end_stuck_start(child, stuck_s)
-        self._stalls.look(now_ns)
+        if self._settings.stall_s and now_ns - self._looked_for_stalls_ns >= STALL_LOOK_NS:
+            self._looked_for_stalls_ns = now_ns
+            self._look_for_stalls(now_ns)
+
+    def _look_for_stalls(self, now_ns: int) -> None:
+        board = self._group.board
+        new = self._stalls.look(board.statuses(), now_ns)
+        board.note_stalls(new, self._stalls.open.values())
+        for stall in new:
+            replaces = self._settings.on_stall == "restart"
+            end = "; it is replaced (--on-stall restart)"
+            self._deal_with("stall", stall.process, stall.text, f"STALL ({stall.kind}): ", end, replaces=replaces)
 
     def _deal_with_hang(self, status: ProcessStatus, now_ns: int) -> None:
-        """Kills a hung process where it can be replaced; its end brings the replacement."""
-        child = self._group.find(status.name)
-        assert child is not None
         age_s = (now_ns - status.beat_ns) / 1e9
         what = "in one step" if status.busy_since_ns else "idle"
-        is_replaced = self._lifecycle.is_replaced(child)
-        end = ", so it is killed" if is_replaced else ""
-        text = f"hangs: no heartbeat for {age_s:.0f} s, {what}"
-        replace = self._lifecycle.killer(child, "hung and was killed") if is_replaced else None
-        path = self._take_snapshot("hang", child.name, text, replace)
-        self._console.say_of(child.name, f"{text}{end}{f'; snapshot: {path}' if path else ''}", "error")
+        self._deal_with("hang", status.name, f"hangs: no heartbeat for {age_s:.0f} s, {what}", "", ", so it is killed")
+
+    def _deal_with(self, cause: str, name: str, text: str, kind: str, end: str, *, replaces: bool = True) -> None:
+        """Takes a snapshot, and then kills the process where it can be replaced and with `replaces`: its end brings the
+        replacement. The operator is told."""
+        child = self._group.find(name)
+        assert child is not None
+        is_replaced = replaces and self._lifecycle.is_replaced(child)
+        replace = self._lifecycle.killer(child, KILLED[cause]) if is_replaced else None
+        path = self._take_snapshot(cause, name, text, replace)
+        snapshot = f"; snapshot: {path}" if path else ""
+        self._console.say_of(name, f"{kind}{text}{end if is_replaced else ''}{snapshot}", "error")
 
     def _end_stuck_start(self, child: Child, stuck_s: float) -> None:
         phase = self._group.status(child).phase

@@ -29,17 +29,17 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 12_660,
+    "frontend": 12_605,
     "live page": 1_025,
-    "tokenizer and detokenizer": 1_765,
-    "scheduler": 6_000,
+    "tokenizer and detokenizer": 1_745,
+    "scheduler": 5_980,
     "CPU backend": 3_280,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_970,
-    "process runtime": 1_505,
-    "launcher": 4_550,
-    "what-if": 1_015,
+    "messages": 1_965,
+    "process runtime": 1_510,
+    "launcher": 4_520,
+    "what-if": 1_035,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

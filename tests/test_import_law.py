@@ -34,9 +34,8 @@ RULES = {
     ),
     "frontend/parsing": rule("frontend.parsing runtime messages", "msgspec regex"),
     "frontend/tracing": rule("frontend messages", "opentelemetry"),
-    "tokenizer_proc": rule("tokenizer_proc runtime messages", "msgspec tokenizers transformers jinja2"),
+    "tokenizer_proc": rule("tokenizer_proc runtime messages", "msgspec tokenizers jinja2"),
     "detokenizer_proc": rule("detokenizer_proc runtime messages", "msgspec tokenizers"),
-    "detokenizer_proc/vocabulary.py": rule("detokenizer_proc runtime messages", "msgspec tokenizers transformers"),
     "scheduler_proc": rule("scheduler_proc runtime messages", "msgspec"),
     "scheduler_proc/deciding": rule("scheduler_proc.deciding messages", "msgspec"),
     "scheduler_proc/computing": rule(
@@ -49,6 +48,7 @@ RULES = {
     "messages/channels.py": rule("messages", "msgspec zmq"),
     "runtime": rule("runtime messages", "msgspec"),
     "runtime/profiling.py": rule("runtime messages", "msgspec pyinstrument"),
+    "runtime/tokenizer_files.py": rule("runtime messages", "msgspec transformers"),
     "runtime/grammars.py": rule("runtime messages", "msgspec llguidance"),
     "tokenizer_proc/grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/call_grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
@@ -81,7 +81,6 @@ LAYERS = {
         "supervisor/supervisor.py",
         "supervisor/admin",
         "supervisor/shutdown.py supervisor/watch.py",
-        "supervisor/stall_watch.py",
         "supervisor/lifecycle.py",
         "supervisor/process_group.py",
         "supervisor/control_plane.py supervisor/status_board.py supervisor/restarts.py supervisor/admission.py "
@@ -109,8 +108,7 @@ FUNCTION_LEVEL_IMPORTS = {
     ("tokenizer_proc/grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/call_grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/structural_tags.py", "llguidance"): "is needed from the first grammar on",
-    ("tokenizer_proc/encoding.py", "transformers"): "60 MB that a process with tokenizer.json saves",
-    ("detokenizer_proc/vocabulary.py", "transformers"): "60 MB that a process with tokenizer.json saves",
+    ("runtime/tokenizer_files.py", "transformers"): "60 MB that a process with tokenizer.json saves",
 }
 """Imports that are not at the top of their file, with the reason."""
 

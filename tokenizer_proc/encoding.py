@@ -1,13 +1,12 @@
 """The model's tokenizer as this process needs it: text in, ids out."""
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from runtime.tokenizer_files import load_tokenizer, return_freed_memory
+from runtime.tokenizer_files import load_tokenizer
 
 MAX_ENCODED_CHARS = 2_000_000
 """Of a text that is encoded whatever the context: it takes about two seconds, in which no prompt is tokenized."""
@@ -33,13 +32,7 @@ class Encoding:
 
 def load_encoding(directory: str) -> Encoding:
     """Returns the encoding of the tokenizer in `directory`. Raises `BootError` where there is none."""
-    encoding = load_tokenizer(directory, _from_json, _from_directory)
-    return_freed_memory()
-    return encoding
-
-
-def _from_json(file: str) -> Encoding:
-    return _from_tokenizer(Tokenizer.from_file(file))
+    return load_tokenizer(directory, lambda file: _from_tokenizer(Tokenizer.from_file(file)), _from_transformers)
 
 
 def _from_tokenizer(tokenizer: Tokenizer) -> Encoding:
@@ -57,9 +50,7 @@ def _from_tokenizer(tokenizer: Tokenizer) -> Encoding:
     return Encoding(to_ids, to_text, tokenizer.id_to_token, longest)
 
 
-def _from_directory(directory: str) -> Encoding:
-    transformers: Any = importlib.import_module("transformers")  # 60 MB that a process with tokenizer.json saves
-    loaded: Any = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+def _from_transformers(loaded: Any) -> Encoding:
     backend = getattr(loaded, "backend_tokenizer", None)
     if isinstance(backend, Tokenizer):
         return _from_tokenizer(backend)

@@ -129,6 +129,9 @@ def read_source(options: argparse.Namespace) -> tuple[Calibration, list[Arrival]
     recording = read_recording(options.source)
     arrivals = [replace(one, at_s=one.at_s / options.trace_speed) for one in recording.arrivals[: options.num_requests]]
     notes = [f"{len(arrivals)} requests over {arrivals[-1].at_s:,.0f} s"]
+    num_engines = len({arrival.engine for arrival in arrivals})
+    if num_engines > 1:
+        notes.append(f"{num_engines} engines: each request is served by the one that it had; settings are of each")
     if recording.num_left_out:
         notes.append(f"{recording.num_left_out} requests got no token, or began before the recording: left out")
     return read_calibration(options.steps) if options.steps else recording.calibration, arrivals, notes

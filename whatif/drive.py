@@ -62,6 +62,18 @@ class Served:
     waits: Counter[str]
     gauges: dict[str, float]
 
+    @classmethod
+    def joined(cls, parts: Sequence["Served"]) -> "Served":
+        """Returns what several engines have served, one after the other; counters add up."""
+        return cls(
+            np.concatenate([part.arrived_s for part in parts]),
+            np.concatenate([part.first_s for part in parts]),
+            np.concatenate([part.last_s for part in parts]),
+            np.concatenate([part.gaps_s for part in parts]),
+            sum((part.waits for part in parts), Counter[str]()),
+            {name: sum(part.gauges[name] for part in parts) for name in parts[0].gauges},
+        )
+
 
 def serve(
     arrivals: Sequence[Arrival],

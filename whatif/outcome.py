@@ -47,18 +47,27 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def simulate(arrivals: Sequence[Arrival], calibration: Calibration, model: CostModel, setting: Setting) -> Outcome:
-    """Runs the arrivals under a setting on a simulated clock. The same input gives the same outcome."""
-    runner = SimulatedRunner(model, setting, calibration.can_overlap, arrivals)
-    served = serve(arrivals, make_config(setting, calibration), runner, runner.clock, StepTimes())
+    """Runs the arrivals under a setting on a simulated clock. The same input gives the same outcome.
+
+    Each engine has the setting and runs for itself, with the requests that are its own.
+    """
+    config = make_config(setting, calibration)
+    parts: list[Served] = []
+    runners: list[SimulatedRunner] = []
+    for engine in sorted({arrival.engine for arrival in arrivals}):
+        own = [arrival for arrival in arrivals if arrival.engine == engine]
+        runners.append(SimulatedRunner(model, setting, calibration.can_overlap, own))
+        parts.append(serve(own, config, runners[-1], runners[-1].clock, StepTimes()))
+    served = Served.joined(parts)
     assert not np.isnan(served.last_s).any(), "a request got no token"
     outcome = summarize(served, setting, calibration.pipeline_s)
-    return msgspec.structs.replace(outcome, extrapolated=_describe_extrapolation(runner, calibration))
+    return msgspec.structs.replace(outcome, extrapolated=_describe_extrapolation(runners, calibration))
 
 
 def summarize(served: Served, setting: Setting, pipeline_s: float) -> Outcome:
     """Returns the figures of a run, with what a request takes outside of the scheduler."""
     gauges, num_requests = served.gauges, len(served.arrived_s)
-    seconds = float(served.last_s.max() - served.arrived_s[0])
+    seconds = float(served.last_s.max() - served.arrived_s.min())
     return Outcome(
         setting=setting,
         num_requests=num_requests,
@@ -75,12 +84,13 @@ def summarize(served: Served, setting: Setting, pipeline_s: float) -> Outcome:
     )
 
 
-def _describe_extrapolation(runner: SimulatedRunner, calibration: Calibration) -> str:
+def _describe_extrapolation(runners: Sequence[SimulatedRunner], calibration: Calibration) -> str:
     sizes = [step.size for step in calibration.steps]
     measured = max(size.decode_rows for size in sizes), max(size.decode_rows + size.prefill_tokens for size in sizes)
+    simulated = max(runner.most_rows for runner in runners), max(runner.most_tokens for runner in runners)
     return ", ".join(
         f"steps of {most} {what}, measured are up to {known}"
-        for what, most, known in zip(("rows", "tokens"), (runner.most_rows, runner.most_tokens), measured, strict=True)
+        for what, most, known in zip(("rows", "tokens"), simulated, measured, strict=True)
         if most > EXTRAPOLATED * known
     )
 

@@ -10,6 +10,7 @@ import msgspec
 
 from messages.columns import INT32, runs_of, unpack_int32, unpack_int64
 from messages.control import FRONTEND, kind_of
+from messages.engines import SCHEDULER
 from messages.errors import SluiceError, UsageError
 from messages.frame_files import Record, find_readers
 from messages.replies import DetokenizeMsg, StepReplies
@@ -19,8 +20,6 @@ from supervisor.manifest import read_manifest
 from whatif.calibration import Calibration
 from whatif.recorded_steps import StepReader
 from whatif.traces import Arrival
-
-SCHEDULER = "scheduler"
 
 
 class Recording(NamedTuple):
@@ -49,6 +48,7 @@ class _Request:
             self.output_ids.tobytes(),
             params.cache_salt,
             params.priority,
+            self.message.engine,
         )
 
 
@@ -61,9 +61,6 @@ def read_recording(folder: Path) -> Recording:
         )
     except SluiceError as error:
         raise UsageError(str(error)) from None
-    if config.run.data_parallel > 1:
-        num_engines = config.run.data_parallel
-        raise UsageError(f"{folder} was recorded with --data-parallel {num_engines}: only one engine is simulated")
     readers: dict[int, StepReader] = {}
     requests: dict[int, _Request] = {}
     reports: list[ScheduleReport] = []

@@ -33,7 +33,7 @@ class TraceRequest:
 class Arrival:
     """One request for a server: it arrives `at_s` seconds after the start and gets `num_output` tokens.
 
-    These are `output_ids` (int32) where they are known: later prompts may go on from them.
+    These are `output_ids` (int32) where they are known: later prompts may go on from them. `engine` serves it.
     """
 
     prompt_ids: list[int]
@@ -42,6 +42,7 @@ class Arrival:
     output_ids: bytes = b""
     cache_salt: str = ""
     priority: int = 0
+    engine: int = 1
 
 
 @dataclass(frozen=True, slots=True)

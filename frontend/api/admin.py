@@ -84,4 +84,4 @@ def _timeout_s(text: str | None) -> float | None:
 
 
 def command_error(failed: Failed) -> RequestError:
-    return RequestError(ErrorInfo(STATUSES[failed.reason], failed.message, "order_error", code=failed.reason))
+    return RequestError(ErrorInfo(STATUSES[failed.reason], failed.message, "command_error", code=failed.reason))

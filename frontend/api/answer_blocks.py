@@ -79,8 +79,7 @@ class AnswerBlocks:
 
     def read_whole(self) -> UserReply:
         """Takes all of the choice, which has ended, and returns its end."""
-        final = self.generation.final
-        assert final is not None, f"uid {self.generation.uid} has not ended"
+        final = self.generation.ended
         for _ in self.finish(final):
             pass
         return final

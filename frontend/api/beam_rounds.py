@@ -42,8 +42,7 @@ class PromptSearch:
 
     async def _search(self) -> None:
         (first,) = await self._run([self._message], echo=True)
-        final, prompt = first.final, first.prompt
-        assert final is not None
+        final, prompt = first.ended, first.prompt
         assert prompt is not None
         for choice in self._choices:
             choice.timeline.begin_decoding(final.stamps.first_token_ns, final.usage)
@@ -65,8 +64,7 @@ class PromptSearch:
         """Has the ring end every beam as it would have ended by itself: with its last token, the only one allowed."""
         parts = await self._send([self._ending(beam.token_ids) for beam in beams])
         for choice, part in zip(self._choices, parts, strict=True):
-            final = part.final
-            assert final is not None
+            final = part.ended
             text, token_ids = part.pop_all()
             stamps = msgspec.structs.replace(
                 first.stamps,
@@ -123,10 +121,9 @@ class PromptSearch:
             for part in parts:
                 self._service.leave(part)
         for part in parts:
-            assert part.final is not None
-            if part.final.error is not None:
-                raise RequestError(part.final.error)
-            if part.final.finish_reason not in ("length", "stop"):
+            if part.ended.error is not None:
+                raise RequestError(part.ended.error)
+            if part.ended.finish_reason not in ("length", "stop"):
                 raise _EndedEarlyError
         return parts
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from frontend.api.chat_messages import MESSAGES_TEXT, Messages
 from frontend.api.requests import RequestsApi, read_count
-from frontend.api.sampling import MAX_LOGPROBS, TOKEN_IDS_TEXT, NumLogprobs, Salt, Switch, TokenId
+from frontend.api.sampling import TOKEN_IDS_TEXT, NumLogprobs, Salt, Switch, TokenIds
 from frontend.api.tokens import TokenizeBody, question_of
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import UnknownFields
@@ -22,16 +22,14 @@ DEFAULT_NODES = 50
 MAX_NODES = 1000
 MAX_ENGINES = 64
 
-Ids = Annotated[list[TokenId], Meta(min_length=1)]
-
 
 class ExplainBody(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt as for `/generate`, or the messages of a chat, with what decides what may be found for it."""
 
-    prompt: Annotated[str | Ids | None, Meta(description=f"a string or {TOKEN_IDS_TEXT}")] = None
+    prompt: Annotated[str | TokenIds | None, Meta(description=f"a string or {TOKEN_IDS_TEXT}")] = None
     messages: Annotated[Messages | None, Meta(description=MESSAGES_TEXT)] = None
     cache_salt: Annotated[Salt | None, Meta(description="a string of 1 to 128 characters")] = None
-    prompt_logprobs: Annotated[NumLogprobs | None, Meta(description=f"a whole number from 0 to {MAX_LOGPROBS}")] = None
+    prompt_logprobs: NumLogprobs = None
     add_special_tokens: Switch = None
     add_generation_prompt: Switch = None
     continue_final_message: Switch = None

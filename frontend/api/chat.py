@@ -22,7 +22,7 @@ from frontend.api.openai_body import (
     truncation_of,
     usage_options,
 )
-from frontend.api.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_LOGPROBS, NumLogprobs, Sampling, Switch
+from frontend.api.sampling import AtLeastOne, NumLogprobs, Sampling, Switch
 from frontend.api.tools import CHOICE_TEXT, TOOLS_TEXT, check_tools, choose_tools, read_choice
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
@@ -42,7 +42,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
 }
 
-AtLeastOne = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 Choice = Annotated[str | dict[str, Any] | None, Meta(description='"none", "auto" or an object')]
 Functions = Annotated[list[Any] | None, Meta(description="a list")]
 
@@ -51,9 +50,9 @@ class ChatBody(OpenAiFields, frozen=True, kw_only=True):
     """`functions`, which `tools` has replaced, are taken where their choice is none; the model is not told of them."""
 
     messages: Messages
-    max_completion_tokens: Annotated[AtLeastOne | None, Meta(description=AT_LEAST_ONE_TEXT)] = None
+    max_completion_tokens: AtLeastOne = None
     logprobs: Switch = None
-    top_logprobs: Annotated[NumLogprobs | None, Meta(description=f"a whole number from 0 to {MAX_LOGPROBS}")] = None
+    top_logprobs: NumLogprobs = None
     echo: Switch = None
     add_generation_prompt: Switch = None
     continue_final_message: Switch = None

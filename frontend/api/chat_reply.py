@@ -139,8 +139,7 @@ class ChatView(msgspec.Struct, frozen=True, kw_only=True):
         return pieces
 
     def _choice(self, generation: Generation) -> ChatChoice:
-        final = generation.final
-        assert final is not None, f"uid {generation.uid} has not ended"
+        final = generation.ended
         text, token_ids = generation.pop_all()
         if self.rules is None:
             answer, finish_reason = ChatAnswer(self.role, self.echoed + text), final.finish_reason

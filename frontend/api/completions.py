@@ -1,7 +1,7 @@
 """`POST /v1/completions`: OpenAI's endpoint for plain prompts, one or several at once."""
 
 import time
-from typing import Annotated, Any, TypeGuard
+from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta
@@ -21,7 +21,7 @@ from frontend.api.openai_body import (
     truncation_of,
     usage_options,
 )
-from frontend.api.sampling import MAX_LOGPROBS, TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, Switch, TokenId
+from frontend.api.sampling import TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, Switch, TokenId, TokenIds
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
 from frontend.requests.prompt_request import PromptRequest
@@ -31,7 +31,6 @@ from messages.errors import bad_request
 
 DEFAULT_MAX_TOKENS = 16
 
-TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 Several = Annotated[list[NonEmpty | TokenId | TokenIds], Meta(min_length=1)]
 PROMPT_TEXT = f"a string, a list of strings, {TOKEN_IDS_TEXT} or a list of such lists, none of them empty"
 
@@ -42,7 +41,7 @@ class CompletionBody(OpenAiFields, frozen=True, kw_only=True):
     prompt: Annotated[NonEmpty | Several, Meta(description=PROMPT_TEXT)]
     best_of: Annotated[NumChoices | None, Meta(description=NUM_CHOICES_TEXT)] = None
     echo: Switch = None
-    logprobs: Annotated[NumLogprobs | None, Meta(description=f"a whole number from 0 to {MAX_LOGPROBS}")] = None
+    logprobs: NumLogprobs = None
 
 
 class CompletionApi:
@@ -140,20 +139,7 @@ def _prompts(body: CompletionBody) -> list[str] | list[list[int]]:
     prompt = body.prompt
     if isinstance(prompt, str):
         return [prompt]
-    if _are_ids(prompt):
-        return [prompt]
-    if _are_texts(prompt) or _are_lists(prompt):
-        return prompt
-    raise bad_request(f"prompt must be {PROMPT_TEXT}, got a list that mixes them", "prompt")
-
-
-def _are_ids(entries: list[str | int | list[int]]) -> TypeGuard[list[int]]:
-    return all(isinstance(entry, int) for entry in entries)
-
-
-def _are_texts(entries: list[str | int | list[int]]) -> TypeGuard[list[str]]:
-    return all(isinstance(entry, str) for entry in entries)
-
-
-def _are_lists(entries: list[str | int | list[int]]) -> TypeGuard[list[list[int]]]:
-    return all(isinstance(entry, list) for entry in entries)
+    kinds = {type(entry) for entry in prompt}
+    if len(kinds) > 1:
+        raise bad_request(f"prompt must be {PROMPT_TEXT}, got a list that mixes them", "prompt")
+    return cast("list[str] | list[list[int]]", [prompt] if kinds == {int} else prompt)

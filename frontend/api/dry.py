@@ -5,9 +5,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from frontend.api.grammar import GrammarFields
+from frontend.api.logit_bias import MAX_INT32
 from messages.requests import Dry
 
-MAX_INT32 = 2**31 - 1
 MAX_BREAKERS = 64
 DEFAULT_BREAKERS = ("\n", ":", '"', "*")
 DEFAULT_BASE = 1.75

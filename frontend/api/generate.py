@@ -9,7 +9,7 @@ from starlette.requests import Request
 from frontend.api.generate_events import GenerateEvents, GenerateView, end_event
 from frontend.api.logprob_fields import TokenNames
 from frontend.api.openai_body import CommonFields, name_rules, truncation_of
-from frontend.api.sampling import MAX_LOGPROBS, TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, TokenId
+from frontend.api.sampling import TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, TokenIds
 from frontend.http.body import BodyDecoder, read_body
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
@@ -23,13 +23,12 @@ DEFAULT_MAX_TOKENS = 128
 NOT_HERE: dict[str, tuple[Any, ...]] = {"best_of": (1,), "echo": (False,), "suffix": ("",), "top_logprobs": (0,)}
 """Parameters of other endpoints, each with the values that ask for nothing."""
 
-PromptIds = Annotated[list[TokenId], Meta(min_length=1)]
 One = Annotated[int, Meta(ge=1)]
 
 
 class GenerateBody(CommonFields, frozen=True, kw_only=True):
-    prompt: Annotated[NonEmpty | PromptIds, Meta(description=f"a string or {TOKEN_IDS_TEXT}, not empty")]
-    logprobs: Annotated[NumLogprobs | None, Meta(description=f"a whole number from 0 to {MAX_LOGPROBS}")] = None
+    prompt: Annotated[NonEmpty | TokenIds, Meta(description=f"a string or {TOKEN_IDS_TEXT}, not empty")]
+    logprobs: NumLogprobs = None
     n: Annotated[One | None, Meta(description="1; /v1/completions gives several choices")] = None
 
 

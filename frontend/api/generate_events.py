@@ -75,8 +75,7 @@ def tokens_frame(uid: int, text: str, token_ids: list[int]) -> bytes:
 
 def end_event(generation: Generation, view: GenerateView) -> EndEvent:
     """Takes what has arrived and returns it with how the request ended, what it used and how long it took."""
-    final = generation.final
-    assert final is not None, f"uid {generation.uid} has not ended"
+    final = generation.ended
     params = generation.message.sampling_params
     text, token_ids = generation.pop_all()
     return EndEvent(

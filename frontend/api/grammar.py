@@ -5,13 +5,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Raw
 
+from frontend.api.logit_bias import NonEmpty
 from messages.errors import bad_request
 from messages.requests import Grammar, GrammarKind
 
 MAX_GRAMMAR_BYTES = 1 << 18
 ANY_OBJECT = '{"type":"object"}'
 
-NonEmpty = Annotated[str, Meta(min_length=1)]
 Choices = Annotated[list[NonEmpty], Meta(min_length=1)]
 
 SCHEMA_TEXT = "a JSON schema (an object, true, or its text)"

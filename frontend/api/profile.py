@@ -74,7 +74,7 @@ class ProfileApi:
         texts = {name: one.text for name, one in result.results.items() if isinstance(one, Acknowledged)}
         if not texts:
             reasons = [f"{name}: {one.message}" for name, one in result.results.items() if isinstance(one, Failed)]
-            raise RequestError(ErrorInfo(409, "; ".join(reasons), "order_error", code="failed"))
+            raise RequestError(ErrorInfo(409, "; ".join(reasons), "command_error", code="failed"))
         return texts
 
 

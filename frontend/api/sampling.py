@@ -32,17 +32,20 @@ TopNSigma = Annotated[float, Meta(ge=-1, le=100)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(gt=0)]
 StopStrings = Annotated[list[NonEmpty], Meta(max_length=MAX_STOPS)]
-AllowedIds = Annotated[list[TokenId], Meta(min_length=1)]
+TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 BadWords = Annotated[list[NonEmpty], Meta(max_length=MAX_BIASES)]
-NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 Salt = Annotated[str, Meta(min_length=1, max_length=128)]
 Seconds = Annotated[float, Meta(gt=0)]
-
-Switch = Annotated[bool | None, Meta(description="true or false")]
 
 AT_LEAST_ONE_TEXT = f"a whole number from 1 to {MAX_INT32}"
 TOKEN_IDS_TEXT = f"a list of token ids (whole numbers from 0 to {MAX_INT32})"
 INT64_TEXT = "a whole number in [-2**63, 2**63 - 1]"
+
+Switch = Annotated[bool | None, Meta(description="true or false")]
+AtLeastOne = Annotated[Annotated[int, Meta(ge=1, le=MAX_INT32)] | None, Meta(description=AT_LEAST_ONE_TEXT)]
+NumLogprobs = Annotated[
+    Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None, Meta(description=f"a whole number from 0 to {MAX_LOGPROBS}")
+]
 
 log = logging.getLogger("sluice.frontend")
 
@@ -76,11 +79,11 @@ class SamplingFields(DryFields, frozen=True, kw_only=True):
     include_stop_str_in_output: Switch = None
     skip_special_tokens: Switch = None
     logit_bias: Annotated[BiasObject | BiasList | None, Meta(description=BIAS_TEXT)] = None
-    allowed_token_ids: Annotated[AllowedIds | None, Meta(description=f"{TOKEN_IDS_TEXT}, not empty")] = None
+    allowed_token_ids: Annotated[TokenIds | None, Meta(description=f"{TOKEN_IDS_TEXT}, not empty")] = None
     bad_words: Annotated[
         BadWords | None, Meta(description=f"a list of up to {MAX_BIASES} strings, none of them empty")
     ] = None
-    prompt_logprobs: Annotated[NumLogprobs | None, Meta(description=f"a whole number from 0 to {MAX_LOGPROBS}")] = None
+    prompt_logprobs: NumLogprobs = None
     priority: Annotated[Int64 | None, Meta(description=INT64_TEXT)] = None
     cache_salt: Annotated[Salt | None, Meta(description="a string of 1 to 128 characters")] = None
     timeout_s: Annotated[Seconds | None, Meta(description="a number of seconds above 0")] = None

@@ -46,6 +46,10 @@ class ChosenFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
 
 
+class NamedFunction(msgspec.Struct, frozen=True):
+    name: str
+
+
 class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The tool that must be called."""
 
@@ -53,9 +57,16 @@ class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["function"] = "function"
 
 
+class AllowedTool(msgspec.Struct, frozen=True):
+    """It may be the whole tool: its name counts."""
+
+    function: NamedFunction
+    type: Literal["function"]
+
+
 class ToolSubset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ToolChoice], Meta(min_length=1)]
+    tools: Annotated[list[AllowedTool], Meta(min_length=1)]
 
 
 class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

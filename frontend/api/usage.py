@@ -27,8 +27,7 @@ def usage_of(generations: Iterable[Generation], num_choices: int) -> UsageReply:
     prompts: dict[int, tuple[int, int]] = {}
     num_output = 0
     for generation in generations:
-        assert generation.final is not None, f"uid {generation.uid} has not ended"
-        usage = generation.final.usage
+        usage = generation.ended.usage
         index = generation.index // num_choices
         num_prompt, num_cached = prompts.get(index, (0, 0))
         prompts[index] = (max(num_prompt, usage.prompt_tokens), max(num_cached, usage.cached_tokens))

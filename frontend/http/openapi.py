@@ -77,7 +77,7 @@ class _Schemas:
 
 def _operation(endpoint: Endpoint, schemas: _Schemas, *, needs_key: bool) -> Json:
     operation: Json = {
-        "operationId": _operation_id(endpoint),
+        "operationId": "_".join([endpoint.method.lower(), *re.findall(r"\w+", endpoint.template)]),
         "summary": endpoint.summary,
         "tags": [endpoint.tag],
         "responses": {str(status): reply for status, reply in _responses(endpoint, schemas, needs_key=needs_key)},
@@ -144,18 +144,15 @@ def _content(endpoint: Endpoint, schemas: _Schemas) -> Json:
 def _error(status: int, schema: Json, id_headers: Json) -> Json:
     headers: Json = dict(id_headers)
     if status == 503:
-        headers["Retry-After"] = {
-            "description": "Seconds after which to try again.",
-            "schema": {"type": "integer", "minimum": 1},
-        }
+        headers["Retry-After"] = _header("Seconds after which to try again.", {"type": "integer", "minimum": 1})
     if status == 401:
-        headers["WWW-Authenticate"] = {"description": "The scheme, Bearer.", "schema": {"type": "string"}}
+        headers["WWW-Authenticate"] = _header("The scheme, Bearer.")
     text = _ERROR_TEXTS.get(status, HTTPStatus(status).phrase)
-    return {
-        "description": text,
-        "headers": headers,
-        "content": {"application/json": {"schema": schema}},
-    }
+    return {"description": text, "headers": headers, "content": {"application/json": {"schema": schema}}}
+
+
+def _header(text: str, schema: Json | None = None) -> Json:
+    return {"description": text, "schema": schema or {"type": "string"}}
 
 
 def _id_headers(endpoint: Endpoint) -> Json:
@@ -167,20 +164,11 @@ def _success_text(endpoint: Endpoint) -> str:
     return "The whole reply or, with `stream`, its events." if endpoint.events and endpoint.reply else endpoint.summary
 
 
-def _operation_id(endpoint: Endpoint) -> str:
-    words = re.findall(r"\w+", endpoint.template)
-    return "_".join([endpoint.method.lower(), *words])
-
-
 _BEARER: Json = {"type": "http", "scheme": "bearer"}
 
-_ID_HEADER: Json = {"description": "The id of the request, as sent or made here.", "schema": {"type": "string"}}
-
+_ID_HEADER: Json = _header("The id of the request, as sent or made here.")
 _TIMING_HEADER: Json = {
-    "Server-Timing": {
-        "description": "Of a whole reply: milliseconds of each stage, and their sum as `total`.",
-        "schema": {"type": "string"},
-    }
+    "Server-Timing": _header("Of a whole reply: milliseconds of each stage, and their sum as `total`.")
 }
 
 _ERROR_TEXTS = {

@@ -15,6 +15,7 @@ from messages.control import (
     ProcessTable,
     Stall,
     StallKind,
+    age_s,
     kind_of,
     place_of,
     worker_number,
@@ -85,9 +86,6 @@ class ProcessView:
     def is_ready(self) -> bool:
         """Tells whether the ring is closed: of each kind of process that it passes through, one serves now."""
         return all(any(status.is_serving for status in self._of_kind(kind)) for kind in RING)
-
-    def all(self) -> tuple[ProcessStatus, ...]:
-        return tuple(self._processes.values())
 
     @property
     def is_open(self) -> bool:
@@ -165,11 +163,11 @@ class ProcessView:
         return find_gone([own_block, *(status.uid_block for status in started)], [own_block, *living])
 
     def has_died(self, name: str) -> bool:
-        """Tells of a process that has ended, and may have been replaced, whether that was by no order."""
+        """Tells of a process that has ended, and may have been replaced, whether no command was the reason."""
         status = self._processes.get(name)
         if status is None or status.is_leaving or status.is_awaited:
             return False
-        return not (status.is_serving and status.is_by_order)
+        return not (status.is_serving and status.is_by_command)
 
     def statuses(self) -> list[ProcessStatus]:
         """Returns every process as the launcher saw it last."""
@@ -237,7 +235,7 @@ class ProcessView:
         """Returns the stalls that go on."""
         now_ns = time.monotonic_ns()
         return [
-            StallHealth(one.kind, one.process, _age_s(one.since_ns, now_ns) or 0.0, one.text) for one in self._stalls
+            StallHealth(one.kind, one.process, age_s(one.since_ns, now_ns) or 0.0, one.text) for one in self._stalls
         ]
 
     def health(self) -> dict[str, ProcessHealth]:
@@ -278,15 +276,11 @@ def _health(status: ProcessStatus, now_ns: int) -> ProcessHealth:
         state=status.state,
         pid=status.pid,
         incarnation=status.incarnation,
-        beat_age_s=_age_s(status.beat_ns, now_ns),
+        beat_age_s=age_s(status.beat_ns, now_ns),
         gauges=status.gauges,
         num_restarts=status.num_restarts,
-        busy_s=_age_s(status.busy_since_ns, now_ns),
+        busy_s=age_s(status.busy_since_ns, now_ns),
         phase=status.phase if is_starting and status.phase else None,
         fraction=status.fraction if is_starting else None,
         degraded=status.degraded,
     )
-
-
-def _age_s(since_ns: int, now_ns: int) -> float | None:
-    return round(max(0, now_ns - since_ns) / 1e9, 3) if since_ns else None

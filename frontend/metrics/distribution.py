@@ -21,10 +21,6 @@ class Distribution:
         self._counts[bisect_left(self._bounds, value)] += num_times
         self.total += value * num_times
 
-    @property
-    def num_values(self) -> int:
-        return sum(self._counts)
-
     def buckets(self) -> Buckets:
         return make_buckets(self._bounds, self._counts)
 

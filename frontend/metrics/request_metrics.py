@@ -68,8 +68,7 @@ class RequestMetrics:
 
     def note_end(self, generation: Generation) -> None:
         """Counts a request that has ended for its client just now."""
-        final = generation.final
-        assert final is not None, f"uid {generation.uid} has not ended"
+        final = generation.ended
         self.num_ended[final.finish_reason] += 1
         num_last = num_int32(final.token_ids)
         now_ns = time.monotonic_ns()

@@ -36,10 +36,10 @@ class Forced(NamedTuple):
     """Between calls; without it, and where they are no list, there is one."""
 
 
-class ToolFormat(NamedTuple):
-    """How calls are written. `fields`: the fields `tool_calls` of a response template. `found_by`: see `find_format`.
+class MarkedFormat(NamedTuple):
+    """How calls, or reasoning, are written. `fields`: those of a response template. `found_by`: see `find_format`.
 
-    `forced` is `None` where calls are not JSON, which a grammar cannot make of a tool's schema.
+    `forced` is `None` for reasoning, and where calls are not JSON, which a grammar cannot make of a tool's schema.
     """
 
     fields: tuple[dict[str, Any], ...]
@@ -51,15 +51,8 @@ class ToolFormat(NamedTuple):
     forced: Forced | None = None
 
 
-class ReasoningFormat(NamedTuple):
-    fields: tuple[dict[str, Any], ...]
-    found_by: tuple[tuple[str, ...], ...]
-    needs_special_tokens: bool = False
-    content_close: Mapping[str, Any] = {}
-
-
-TOOL_FORMATS: dict[str, ToolFormat] = {
-    "openai": ToolFormat(
+TOOL_FORMATS: dict[str, MarkedFormat] = {
+    "openai": MarkedFormat(
         tuple(
             {"open_pattern": pattern, "close": ["<|call|>", "<|end|>"], "content": "json", "transform": NAMED_CALL}
             for pattern in HARMONY_CALLS
@@ -69,7 +62,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         content_close={"close_pattern": HARMONY_REST},
         forced=Forced("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", "<|call|>"),
     ),
-    "qwen3_coder": ToolFormat(
+    "qwen3_coder": MarkedFormat(
         (
             {
                 "open_pattern": r"<tool_call>\s{0,8}<function=(?P<name>[^>\n]{1,128})>",
@@ -83,14 +76,14 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         needs_special_tokens=True,
         content_close={"close": END_MARKS},
     ),
-    "hermes": ToolFormat(
+    "hermes": MarkedFormat(
         ({"open": "<tool_call>", "close": "</tool_call>", "content": "json", "transform": CALL},),
         found_by=(("<tool_call>",),),
         needs_special_tokens=True,
         content_close={"close": END_MARKS},
         forced=Forced("<tool_call>\n", "\n</tool_call>", separator="\n"),
     ),
-    "mistral": ToolFormat(
+    "mistral": MarkedFormat(
         (
             {
                 "open_pattern": r"\[TOOL_CALLS\]\s{0,8}(?=[\[{])",
@@ -111,7 +104,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         has_short_ids=True,
         forced=Forced("[TOOL_CALLS]", is_list=True),
     ),
-    "pythonic": ToolFormat(
+    "pythonic": MarkedFormat(
         (
             {
                 "open_pattern": r"\s{0,8}(?:<\|python_start\|>)?\s{0,8}(?=\[\s{0,8}[A-Za-z_][\w.]{0,127}\()",
@@ -122,7 +115,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         ),
         found_by=(("<|python_start|>",), ("[func_name1(",)),
     ),
-    "llama3_json": ToolFormat(
+    "llama3_json": MarkedFormat(
         (
             {
                 "open_pattern": r'\s{0,8}(?:<\|python_tag\|>)?\s{0,8}(?=\{\s{0,8}")',
@@ -139,22 +132,22 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
 
 THINK = ({"open": "<think>", "close": "</think>"},)
 
-REASONING_FORMATS: dict[str, ReasoningFormat] = {
-    "openai_gptoss": ReasoningFormat(
+REASONING_FORMATS: dict[str, MarkedFormat] = {
+    "openai_gptoss": MarkedFormat(
         ({"open_pattern": r"<\|channel\|>analysis(?: [^<]{0,64})?<\|message\|>", "close": ["<|end|>", "<|return|>"]},),
         found_by=(("<|channel|>", "<|message|>"),),
         needs_special_tokens=True,
         content_close={"close_pattern": HARMONY_REST},
     ),
-    "qwen3": ReasoningFormat(THINK, found_by=(("<think>", "enable_thinking"),)),
-    "deepseek_r1": ReasoningFormat(THINK, found_by=(("<think>",), ("</think>",))),
-    "mistral": ReasoningFormat(
+    "qwen3": MarkedFormat(THINK, found_by=(("<think>", "enable_thinking"),)),
+    "deepseek_r1": MarkedFormat(THINK, found_by=(("<think>",), ("</think>",))),
+    "mistral": MarkedFormat(
         ({"open": "[THINK]", "close": "[/THINK]"},), found_by=(("[THINK]",),), needs_special_tokens=True
     ),
 }
 
 
-def find_format(formats: Mapping[str, ToolFormat] | Mapping[str, ReasoningFormat], chat_template: str) -> str | None:
+def find_format(formats: Mapping[str, MarkedFormat], chat_template: str) -> str | None:
     """Returns the name of the first format of which the chat template has all texts of one of `found_by`."""
     for name, entry in formats.items():
         if any(all(text in chat_template for text in texts) for texts in entry.found_by):

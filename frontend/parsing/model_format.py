@@ -6,14 +6,7 @@ import string
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from frontend.parsing.formats import (
-    REASONING_FORMATS,
-    TOOL_FORMATS,
-    Forced,
-    ReasoningFormat,
-    ToolFormat,
-    find_format,
-)
+from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS, Forced, MarkedFormat, find_format
 from frontend.parsing.regions import Format, FormatError, Kind, Region, read_region, read_template
 from messages.config import Config
 from runtime.chat_files import read_chat_files
@@ -56,7 +49,7 @@ class _Choice(NamedTuple):
 
     name: str
     regions: tuple[Region, ...] = ()
-    entry: ToolFormat | ReasoningFormat | None = None
+    entry: MarkedFormat | None = None
 
 
 def load_model_format(config: Config) -> ModelFormat:
@@ -86,7 +79,7 @@ def choose_format(tool_call_parser: str, reasoning_parser: str, chat_template: s
         regions=(*base.regions, *calls.regions),
         needs_special_tokens=base.needs_special_tokens or _needs_special_tokens(calls),
     )
-    entry = calls.entry if isinstance(calls.entry, ToolFormat) else None
+    entry = calls.entry
     return ModelFormat(
         with_tools=with_tools if with_tools.regions else None,
         without_tools=base if base.regions else None,
@@ -96,11 +89,7 @@ def choose_format(tool_call_parser: str, reasoning_parser: str, chat_template: s
 
 
 def _choose(
-    kind: Kind,
-    flag: str,
-    formats: Mapping[str, ToolFormat] | Mapping[str, ReasoningFormat],
-    chat_template: str,
-    own: Format | None,
+    kind: Kind, flag: str, formats: Mapping[str, MarkedFormat], chat_template: str, own: Format | None
 ) -> _Choice:
     if flag == AUTO and own is not None:
         return _Choice(OWN, tuple(region for region in own.regions if region.kind == kind))

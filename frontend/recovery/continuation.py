@@ -107,7 +107,7 @@ class Continuations:
             log.info("%d requests go on at another scheduler", len(moving))
 
     def _look_for_losses(self) -> None:
-        losses = self._sequences.follow(self._processes.all())
+        losses = self._sequences.follow(self._processes.statuses())
         for lost in losses.certain:
             log.error("%s: sender %x, frames %d to %d are lost", *msgspec.structs.astuple(lost))
         self._has_unanswered_loss = self._has_unanswered_loss or bool(losses.certain)

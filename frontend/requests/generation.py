@@ -115,6 +115,12 @@ class Generation:
         self._num_ids_before = len(self.output_ids)
 
     @property
+    def ended(self) -> UserReply:
+        """How it has ended; only for one that has."""
+        assert self.final is not None, f"uid {self.uid} has not ended"
+        return self.final
+
+    @property
     def log_extra(self) -> dict[str, Any]:
         """The `extra` of a log line about this request."""
         return {FIELDS: {"uid": self.uid, "request_id": self.request_id}}

@@ -3,8 +3,9 @@
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from typing import TypeVar
 
 from frontend.requests.generation import Generation
 from frontend.requests.step_log import MAX_POINTS, StepLog
@@ -14,7 +15,7 @@ from messages.timeline import ChunkRow, DelayedRow, PreemptedRow, ScheduleReport
 
 NUM_ENDED = 1000
 
-AnyRow = TokenizedRow | ChunkRow | WaitingRow | DelayedRow | PreemptedRow
+R = TypeVar("R", TokenizedRow, ChunkRow, WaitingRow, DelayedRow, PreemptedRow)
 
 log = logging.getLogger("sluice.frontend")
 
@@ -63,8 +64,7 @@ class Timelines:
         """The response is over, or was never wanted, and the final reply is here. May be called again."""
         if self._live.pop(generation.uid, None) is None:
             return
-        final, timeline = generation.final, generation.timeline
-        assert final is not None, f"uid {generation.uid} has not ended"
+        final, timeline = generation.ended, generation.timeline
         timeline.end_ns = time.monotonic_ns()
         timeline.outcome = Outcome(final.finish_reason, len(generation.output_ids), self.step_ends(timeline))
         self._ended.append(timeline)
@@ -81,34 +81,24 @@ class Timelines:
 
     def note_tokenized(self, message: Tokenized) -> None:
         """The tokenizer has passed prompts on."""
-        for row in message.rows:
-            timeline = self._find(row)
-            if timeline is not None:
-                timeline.prompt_tokens = row.num_tokens
-                timeline.mark_once(row.begun_ns, "tokenize")
-                timeline.mark_once(row.tokenized_ns, "scheduler_inbox")
+        for row, timeline in self._find(message.rows):
+            timeline.prompt_tokens = row.num_tokens
+            timeline.mark_once(row.begun_ns, "tokenize")
+            timeline.mark_once(row.tokenized_ns, "scheduler_inbox")
 
     def note_schedule(self, report: ScheduleReport) -> None:
         """The scheduler has planned a step."""
         self.heard_ns, planned_ns = time.monotonic_ns(), report.planned_ns
-        for preempted in report.preempted:
-            timeline = self._find(preempted)
-            if timeline is not None:
-                timeline.mark(planned_ns, "preempted")
-        for waiting in report.waiting:
-            timeline = self._find(waiting)
-            if timeline is not None:
-                timeline.mark_once(waiting.queued_ns, "queue")
-                timeline.told = Told(planned_ns, report.facts, waiting)
-        for chunk in report.chunks:
-            timeline = self._find(chunk)
-            if timeline is not None:
-                timeline.num_to_compute = chunk.num_tokens
-                timeline.note_chunk(ChunkSpan(planned_ns, chunk.start, chunk.end), chunk.queued_ns)
-        for delayed in report.delayed:
-            timeline = self._find(delayed)
-            if timeline is not None:
-                timeline.told = Told(planned_ns, report.facts, delayed)
+        for _, timeline in self._find(report.preempted):
+            timeline.mark(planned_ns, "preempted")
+        for waiting, timeline in self._find(report.waiting):
+            timeline.mark_once(waiting.queued_ns, "queue")
+            timeline.told = Told(planned_ns, report.facts, waiting)
+        for chunk, timeline in self._find(report.chunks):
+            timeline.num_to_compute = chunk.num_tokens
+            timeline.note_chunk(ChunkSpan(planned_ns, chunk.start, chunk.end), chunk.queued_ns)
+        for delayed, timeline in self._find(report.delayed):
+            timeline.told = Told(planned_ns, report.facts, delayed)
 
     def step_ends(self, timeline: Timeline) -> tuple[int, ...]:
         """Returns when the steps ended in which the request decoded, as far as they are kept."""
@@ -120,9 +110,12 @@ class Timelines:
         max_points = max(1, MAX_POINTS // max(1, len(decoding)))
         return tuple(chain.from_iterable(steps.between(*span, max_points) for span in decoding))
 
-    def _find(self, row: AnyRow) -> Timeline | None:
-        generation = self._find_open(row.uid)
-        return generation.timeline if generation is not None and generation.attempt == row.attempt else None
+    def _find(self, rows: Iterable[R]) -> Iterator[tuple[R, Timeline]]:
+        """Yields those rows that are about a present attempt, with its timeline."""
+        for row in rows:
+            generation = self._find_open(row.uid)
+            if generation is not None and generation.attempt == row.attempt:
+                yield row, generation.timeline
 
 
 def describe(timeline: Timeline, now_ns: int) -> str:

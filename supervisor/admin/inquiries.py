@@ -14,7 +14,7 @@ from messages.admin import (
     ProcessResult,
     ReadLog,
 )
-from messages.control import ProcessStatus
+from messages.control import ProcessStatus, age_s
 from supervisor.admin.tasks import CommandFailedError, Task, until
 from supervisor.admin.usage import MIN_SPAN_S, UsageMeter
 from supervisor.child import Child
@@ -98,15 +98,11 @@ def _info(status: ProcessStatus, meter: UsageMeter) -> ProcessInfo:
         pid=status.pid,
         incarnation=status.incarnation,
         num_restarts=status.num_restarts,
-        beat_age_s=_age_s(status.beat_ns, now_ns),
-        busy_s=_age_s(status.busy_since_ns, now_ns),
+        beat_age_s=age_s(status.beat_ns, now_ns),
+        busy_s=age_s(status.busy_since_ns, now_ns),
         cpu_percent=meter.cpu_percent(status.pid) if status.pid else None,
         rss_bytes=meter.rss_bytes(status.pid) if status.pid else None,
         phase=status.phase if status.state == "starting" else "",
         fraction=status.fraction,
         gauges=status.gauges,
     )
-
-
-def _age_s(since_ns: int, now_ns: int) -> float | None:
-    return round(max(0, now_ns - since_ns) / 1e9, 3) if since_ns else None

@@ -45,9 +45,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("fault", choices=FAULTS)
     parser.add_argument("target", nargs="?", default="", help="a process, or an edge FROM:TO")
-    parser.add_argument("--frames", type=int, default=1, metavar="N", help="frames that are met (default: 1)")
-    parser.add_argument("--probability", type=float, default=0.0, metavar="P", help="of each frame to be met")
-    parser.add_argument("--seconds", type=float, default=0.0, metavar="X", help="of a stop or a delay")
+    parser.add_argument("--frames", type=int, default=1, metavar="N", help="frames that are affected (default: 1)")
+    parser.add_argument("--probability", type=float, default=0.0, metavar="P", help="of each frame to be affected")
+    parser.add_argument("--seconds", type=float, default=0.0, metavar="X", help="how long a stop or a delay lasts")
     parser.add_argument("--uid", type=int, default=0, metavar="N", help="the request that is poisoned or starved")
     parser.add_argument("--token-ids", default="", metavar="N,N,…", help="the poison in a prompt")
     parser.add_argument("--pages", type=int, default=1, metavar="N", help="that are damaged (default: 1)")

@@ -127,7 +127,8 @@ def list_processes(options: argparse.Namespace, server: RunningServer, line: Adm
     if not isinstance(result, ProcessList):
         return _end(options, result)
     if options.json:
-        _print_json({**_server_fields(server), "processes": result.processes})
+        where = {"port": server.config.http.port, "models": server.config.facts.served_names}
+        _print_json({**where, "run_dir": str(server.run_dir.path), "processes": result.processes})
     else:
         print(f"{', '.join(server.config.facts.served_names)} on port {server.config.http.port}")
         print(process_table(result.processes))
@@ -205,7 +206,7 @@ def instruct(options: argparse.Namespace, line: AdminClient, command: InstructPr
     if not isinstance(result, Collected):
         return _end(options, result)
     if options.json:
-        _print_json({name: _fields(entry) for name, entry in result.results.items()})
+        _print_json({name: msgspec.structs.asdict(entry) for name, entry in result.results.items()})
     else:
         for name, entry in result.results.items():
             print(f"{name:<12} {entry.text if isinstance(entry, Acknowledged) else entry.message}")
@@ -273,18 +274,6 @@ def _seconds(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is no time")
     return value
-
-
-def _server_fields(server: RunningServer) -> dict[str, Any]:
-    return {
-        "port": server.config.http.port,
-        "models": server.config.facts.served_names,
-        "run_dir": str(server.run_dir.path),
-    }
-
-
-def _fields(result: Acknowledged | Failed) -> dict[str, Any]:
-    return msgspec.structs.asdict(result)
 
 
 def _print_json(value: object) -> None:

@@ -28,12 +28,13 @@ REDACTED = (
 )
 
 EPILOG = """
-DIR is what --record was given, or a run directory or a copy of it with the directory black-box in it, of which the
-requests are replayed whose beginning it holds. Flags after -- are the server's, in place of the recorded ones:
+DIR is what --record was given, or a snapshot or a run directory (or a copy) with the directory black-box in it, of
+which the requests are replayed whose beginning it holds. Flags after -- are the server's, in place of those recorded:
 
     launch.py replay DIR --only scheduler -- --speculative ngram
 
-A request that was aborted, or had not ended, is compared up to there. In float32 the tokens of a request do not depend
+A request that was aborted, or had not ended, is compared up to there. Where the server dies, halves of what it had are
+replayed until the request is found that kills it. In float32 the tokens of a request do not depend
 on what else is in its batch; in 16 bits they may.
 """
 

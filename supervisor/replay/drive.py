@@ -8,7 +8,7 @@ from messages.columns import unpack_int64
 from messages.control import RING
 from messages.engines import SCHEDULER, engine_name
 from messages.errors import SluiceError
-from messages.replies import OpenStream
+from messages.replies import DetokenizeMsg, OpenStream
 from messages.uids import block_of, frontend_socket
 from supervisor.replay.outcomes import Key, Outcome, Outcomes
 from supervisor.replay.recording import OPENINGS, Attempt, Recording
@@ -123,7 +123,7 @@ def output_channels(recording: Recording, only: str) -> list[str]:
     """Returns the channels on which the replayed processes send; each frontend that there was has its own."""
     uids = {uid for uid, _ in recording.attempts}
     for _, message in recording.inputs:
-        if hasattr(message, "step_id"):
+        if isinstance(message, DetokenizeMsg):
             uids.update(unpack_int64(message.uids))
     frontends = sorted({frontend_socket(block_of(uid)) for uid in uids})
     schedulers = [engine_name(engine + 1) for engine in range(recording.config.run.data_parallel)]

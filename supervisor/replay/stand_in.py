@@ -169,7 +169,8 @@ def _is_done(result: ProcessResult) -> bool:
 def server_flags(config: Config) -> list[str]:
     """Returns the flags of a server that computes what a server with `config` does.
 
-    Of its processes each has one, none is replaced, and none keeps frames; nothing of its HTTP side matters.
+    Of its processes each has one, none is replaced or keeps frames, and no snapshot is taken; nothing of its HTTP side
+    matters.
     """
     sections = (config.model, config.cache, config.scheduling)
     return [
@@ -177,5 +178,5 @@ def server_flags(config: Config) -> list[str]:
         *("--model", config.facts.model_dir, "--tokenizer", config.facts.tokenizer_dir),
         *("--served-model-name", config.facts.served_names[0]),
         *("--restart", *(f"{kind}=never" for kind in RING)),
-        *("--hang-timeout-s", NEVER_S, "--drain-timeout-s", "0", "--black-box-mb", "0"),
+        *("--hang-timeout-s", NEVER_S, "--drain-timeout-s", "0", "--black-box-mb", "0", "--max-snapshots", "0"),
     ]

@@ -127,22 +127,81 @@ def test_flags_that_runbooks_name_exist():
     assert [flag for flag in flags if f"    {flag.replace('-', '_')}: " not in config] == []
 
 
-def test_prometheus_can_read_all_queries(tmp_path: Path):
+def ask_promtool(*words: str) -> str:
+    """Returns what it prints."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("needs promtool, which comes with Prometheus")
+    result = subprocess.run([promtool, *words], capture_output=True, text=True, timeout=60, check=False)
+    return f"exit code {result.returncode}\n{result.stdout}{result.stderr}"
+
+
+def test_prometheus_can_read_all_queries(tmp_path: Path):
     rules = [
         {"record": f"query:{index}", "expr": re.sub(r"\$__rate_interval", "1m", query)}
         for index, query in enumerate(dashboard_queries())
     ]
     written = tmp_path / "dashboard.yml"
     written.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
-    command = [promtool, "check", "rules", str(ALERTS), str(written)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    command = [promtool, "check", "config", "--syntax-only", str(ALERTS.with_name("prometheus.yml"))]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
+    config = str(ALERTS.with_name("prometheus.yml"))
+    for words in (("rules", str(ALERTS), str(written)), ("config", "--syntax-only", config)):
+        output = ask_promtool("check", *words)
+        assert output.startswith("exit code 0\n"), output
+
+
+AT_A_SICK_SERVER = {
+    'up{job="sluice", instance="gone"}': "0x20",
+    'sluice_process_state{process="scheduler", state="hung"}': "1x20",
+    'sluice_process_restarts_total{process="scheduler"}': "0+1x20",
+    'sluice_process_degraded{process="scheduler"}': "1x20",
+    'sluice_process_beat_age_seconds{process="tokenizer"}': "21x20",
+    'sluice_requests_refused_total{code="queue_full"}': "0+1x20",
+    "vllm:num_requests_waiting": "3x20",
+    'vllm:time_to_first_token_seconds_bucket{le="10"}': "0x20",
+    'vllm:time_to_first_token_seconds_bucket{le="20"}': "0+60x20",
+    'vllm:time_to_first_token_seconds_bucket{le="+Inf"}': "0+60x20",
+    "vllm:num_preemptions_total": "0+120x20",
+    'vllm:request_success_total{finished_reason="error"}': "0+2x20",
+    'vllm:request_success_total{finished_reason="stop"}': "0+98x20",
+    'http_requests_total{status="5xx", handler="/generate"}': "0+2x20",
+    'http_requests_total{status="2xx", handler="/generate"}': "0+98x20",
+    "sluice_frontends_missing": "1x20",
+    'sluice_otlp_spans_total{outcome="export_failed"}': "0+1x20",
+}
+"""Series by the minute, with which every alert fires."""
+
+AT_A_HEALTHY_SERVER = {
+    'up{job="sluice", instance="here"}': "1x20",
+    'sluice_process_restarts_total{process="scheduler"}': "1x20",
+    'sluice_process_beat_age_seconds{process="tokenizer"}': "1x20",
+    'sluice_requests_refused_total{code="queue_full"}': "7x20",
+    "vllm:num_requests_waiting": "3 0 3 0 3 0 3 0 3 0 3 0 3 0 3 0 3 0 3 0 3",
+    'vllm:time_to_first_token_seconds_bucket{le="10"}': "0+60x20",
+    'vllm:time_to_first_token_seconds_bucket{le="+Inf"}': "0+60x20",
+    "vllm:num_preemptions_total": "0+30x20",
+    'vllm:request_success_total{finished_reason="error"}': "5x20",
+    'vllm:request_success_total{finished_reason="stop"}': "0+98x20",
+    'http_requests_total{status="5xx", handler="/health"}': "0+50x20",
+    'http_requests_total{status="2xx", handler="/generate"}': "0+98x20",
+    'sluice_otlp_spans_total{outcome="exported"}': "0+1x20",
+}
+
+
+@pytest.mark.parametrize(("series", "fires"), [(AT_A_SICK_SERVER, True), (AT_A_HEALTHY_SERVER, False)])
+def test_every_alert_fires_at_a_sick_server_and_none_at_a_healthy_one(
+    tmp_path: Path, series: dict[str, str], fires: bool
+):
+    """All of them are expected to fire, with labels and texts that nobody looks at; promtool lists what it got."""
+    names = [rule["alert"] for rule in alerts()]
+    cases = [{"eval_time": "20m", "alertname": name, "exp_alerts": []} for name in names]
+    values = [{"series": name, "values": value} for name, value in series.items()]
+    written = tmp_path / "test.yml"
+    tests = [{"interval": "1m", "input_series": values, "alert_rule_test": cases}]
+    written.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": tests}))
+    output = ask_promtool("test", "rules", str(written))
+    fired = {name for name in names if re.search(rf"alertname: ?{name}\b", output)}
+    assert fired == (set(names) if fires else set()), output
+    assert output.startswith(f"exit code {int(fires)}\n"), output
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_a_successor_disowns_its_predecessors_requests_only_when_that_has_left()
         run.round_trip()
 
 
-def test_requests_wait_for_a_process_that_is_replaced_by_order():
+def test_requests_wait_for_a_process_that_is_replaced_by_command():
     with FrontendRun() as run:
         awaited = [
             ProcessStatus(status.name, "restarting", is_awaited=True) if status.name == "scheduler" else status

@@ -1,6 +1,7 @@
 """Chaos: processes of a real ring die or hang at random under many streams, and every stream must stay exact.
 
     python -m tests.ring.chaos --seconds 600 --seed 1
+    python -m tests.ring.chaos --seconds 3600 --quiet       # nothing is killed: no stall may be told, nothing restarted
 
 Each request of a fixed set is first run undisturbed. Then 32 clients take requests of the set at random, some leave in
 the middle, and every few seconds the tokenizer, the scheduler or the detokenizer is killed (SIGKILL) or stopped
@@ -47,6 +48,7 @@ STOP_CHANCE = 0.25
 MIN_TURNS = 4
 """So many disturbances happen, however slow the machine: every second one harms frames."""
 MAX_FRAMES = 3
+PAUSE_S = (2.0, 5.0)
 FRAME_FAULTS = ("drop", "drop", "duplicate", "corrupt")
 EDGES = (
     ("frontend", "tokenizer"),
@@ -61,6 +63,9 @@ FLAGS = (
     *("--dtype", "float32", "--enable-fault-injection", "--max-restarts-per-min", "1000"),
     *("--hang-timeout-s", "3", "--stall-s", "6", "--sse-keepalive-s", "5"),
 )
+
+QUIET_FLAGS = ("--hang-timeout-s", "60")
+"""Where nothing is stopped, nothing hangs either, however busy the machine."""
 
 QUESTIONS = Path(__file__).resolve().parents[3] / "shared" / "prompts" / "gsm8k" / "test.jsonl"
 
@@ -111,7 +116,7 @@ class Pause:
 class Chaos:
     """The clients and the killer of one ring."""
 
-    def __init__(self, ring: RingClient, seed: int, pause_s: tuple[float, float]):
+    def __init__(self, ring: RingClient, seed: int, pause_s: tuple[float, float] | None):
         self.ring = ring
         schedulers = [name for name in ring.health()["processes"] if kind_of(name) == "scheduler"]
         self.processes = (*PROCESSES, *schedulers[1:])
@@ -213,6 +218,9 @@ class Chaos:
 
     async def _kill_again_and_again(self, seconds: float) -> None:
         """Kills and harms frames in turn."""
+        if self._pause_s is None:
+            await asyncio.sleep(seconds)
+            return
         end_s, num_turns = time.monotonic() + seconds, 0
         while num_turns < MIN_TURNS or time.monotonic() < end_s:
             await asyncio.sleep(self._rng.uniform(*self._pause_s))
@@ -312,8 +320,11 @@ def report(counts: Counts) -> str:
     return "\n".join(lines + counts.wrong[:10])
 
 
-def run_chaos(ring: RingClient, seconds: float, seed: int, pause_s: tuple[float, float] = (2.0, 5.0)) -> Counts:
-    """Runs chaos on a ring with `FLAGS`, something every `pause_s`; afterwards nothing may be left in any process."""
+def run_chaos(ring: RingClient, seconds: float, seed: int, pause_s: tuple[float, float] | None = PAUSE_S) -> Counts:
+    """Runs chaos on a ring with `FLAGS`, something every `pause_s` (`None`: nothing ever).
+
+    Afterwards nothing may be left in any process.
+    """
     chaos = Chaos(ring, seed, pause_s)
     asyncio.run(chaos.run(seconds))
     for process in chaos.processes:
@@ -339,16 +350,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="how long processes are killed")
     parser.add_argument("--seed", type=int, default=1, help="of everything random but the machine")
     parser.add_argument("--data-parallel", type=int, default=1, metavar="N", help="engines, as for launch.py")
+    parser.add_argument("--quiet", action="store_true", help="load alone: nothing is killed or harmed")
     arguments = parser.parse_args()
-    with chaos_ring("--data-parallel", str(arguments.data_parallel)) as (server, ring):
+    flags = QUIET_FLAGS if arguments.quiet else ()
+    with chaos_ring("--data-parallel", str(arguments.data_parallel), *flags) as (server, ring):
         try:
-            counts = run_chaos(ring, arguments.seconds, arguments.seed)
+            counts = run_chaos(ring, arguments.seconds, arguments.seed, None if arguments.quiet else PAUSE_S)
         except BaseException:
             print(server.log_text(), file=sys.stderr)
             raise
         exit_code = server.stop()
     print(report(counts))
-    return 1 if counts.wrong or counts.stalls or exit_code else 0
+    has_restarted = arguments.quiet and counts.continuations
+    return 1 if counts.wrong or counts.stalls or exit_code or has_restarted else 0
 
 
 if __name__ == "__main__":

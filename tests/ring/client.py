@@ -119,6 +119,12 @@ class RingClient:
             time.sleep(0.05)
         raise AssertionError(f"{process} was not replaced within {timeout_s} s: {health}")
 
+    def num_continued(self) -> float:
+        """Returns how many requests have gone on after a process died."""
+        text = httpx.get(f"{self.url}/metrics", timeout=TIMEOUT_S).text
+        (line,) = (line for line in text.splitlines() if line.startswith("sluice_continuations_total"))
+        return float(line.split()[-1])
+
     def stalls(self) -> list[str]:
         """Returns the counters of stalls in the metrics that are not 0, as `{kind="edge"} 1.0`."""
         lines = httpx.get(f"{self.url}/metrics", timeout=TIMEOUT_S).text.splitlines()

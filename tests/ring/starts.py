@@ -126,7 +126,7 @@ def end_by_signal(run: Run) -> None:
     run.check_end(0, TIMEOUT_S)
 
 
-def end_by_order(run: Run) -> None:
+def end_by_command(run: Run) -> None:
     run.drain()
     run.check_end(0, TIMEOUT_S)
 
@@ -145,7 +145,7 @@ def end_by_kill(run: Run) -> None:
 
 
 End = Callable[[Run], None]
-ENDS: tuple[End, ...] = (end_by_kill, end_by_order, end_under_load, end_by_signal)
+ENDS: tuple[End, ...] = (end_by_kill, end_by_command, end_under_load, end_by_signal)
 
 
 def start_and_stop(

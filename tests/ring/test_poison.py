@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pytest
@@ -22,61 +23,67 @@ NUM_OTHERS = 15
 POISON = [319, 318, 319, 318, 319]
 """A row of token ids that no other prompt has."""
 
+CULPRIT = [5, *POISON, 6]
 
-@pytest.fixture
+
+class Killed(NamedTuple):
+    """What the clients got while the scheduler died three times, and without that."""
+
+    got: list[Generated]
+    undisturbed: list[Generated]
+    refusal: httpx.Response
+    num_restarts: int
+
+
+OTHERS = [
+    body([7 + index, 8, 9], max_tokens=200, ignore_eos=True, temperature=index % 2, seed=index)
+    for index in range(NUM_OTHERS)
+]
+
+
+@pytest.fixture(scope="module")
 def ring(faulty_ring: RingClient) -> Iterator[RingClient]:
     faulty_ring.instruct("scheduler", Poison("kill", token_ids=pack_int32(POISON)))
     yield faulty_ring
     faulty_ring.instruct("scheduler", ClearFaults())
 
 
-def test_the_culprit_is_refused_and_nobody_else(ring: RingClient):
-    requests = [
-        body([7 + index, 8, 9], max_tokens=200, ignore_eos=True, temperature=index % 2, seed=index)
-        for index in range(NUM_OTHERS)
-    ]
-    undisturbed = ring.generate_all(requests)
+@pytest.fixture(scope="module")
+def killed(ring: RingClient) -> Killed:
+    undisturbed = ring.generate_all(OTHERS)
     num_restarts = ring.status("scheduler")["num_restarts"] + 3
 
     async def run() -> tuple[list[Generated], httpx.Response]:
         async with ring.connect() as client:
             has_begun = asyncio.Event()
-            streams = [asyncio.create_task(collect(client, request, lambda _: has_begun.set())) for request in requests]
+            streams = [asyncio.create_task(collect(client, request, lambda _: has_begun.set())) for request in OTHERS]
             await has_begun.wait()
-            poison = await client.post("/generate", json=body([5, *POISON, 6], max_tokens=5, stream=False))
+            poison = await client.post("/generate", json=body(CULPRIT, max_tokens=5, stream=False))
             return await asyncio.gather(*streams), poison
 
     got, refusal = asyncio.run(run())
-    assert refusal.status_code == 500
-    assert "reference" in refusal.json()["error"]["message"]
-    for now, before in zip(got, undisturbed, strict=True):
-        assert (now.text, now.token_ids) == (before.text, before.token_ids)
-    assert max(reply.attempts for reply in got) >= 3
     ring.wait_for_restart("scheduler", num_restarts)
-    assert ring.status("scheduler")["num_restarts"] == num_restarts
+    return Killed(got, undisturbed, refusal, num_restarts)
+
+
+def test_the_culprit_is_refused_and_nobody_else(ring: RingClient, killed: Killed):
+    assert killed.refusal.status_code == 500
+    assert "reference" in killed.refusal.json()["error"]["message"]
+    for now, before in zip(killed.got, killed.undisturbed, strict=True):
+        assert (now.text, now.token_ids) == (before.text, before.token_ids)
+    assert max(reply.attempts for reply in killed.got) >= 3
+    assert ring.status("scheduler")["num_restarts"] == killed.num_restarts
     ring.wait_until_empty()
 
 
+@pytest.mark.usefixtures("killed")
 def test_a_replay_of_a_snapshot_dies_of_the_same_request(ring: RingClient, tmp_path: Path):
-    """Of all that other modules have recorded in this server, the poison and a stream beside it are replayed."""
-    poison = body([5, *POISON, 7], max_tokens=5, stream=False)
-    other = body([9, 8, 7], max_tokens=200, ignore_eos=True)
-    num_restarts = ring.status("scheduler")["num_restarts"] + 3
-
-    async def run() -> None:
-        async with ring.connect() as client:
-            has_begun = asyncio.Event()
-            stream = asyncio.create_task(collect(client, other, lambda _: has_begun.set()))
-            await has_begun.wait()
-            assert (await client.post("/generate", json=poison)).status_code == 500
-            await stream
-
-    asyncio.run(run())
-    ring.wait_for_restart("scheduler", num_restarts)
+    """Of all that is recorded of this server, the poison and a stream beside it are replayed."""
+    snapshot = tmp_path / "snapshot"
     with AdminClient(ring.run_dir) as line:
-        assert isinstance(line.give(TakeSnapshot(str(tmp_path / "snapshot")), TIMEOUT_S), Done)
-    uids = [uid_of(tmp_path / "snapshot" / "black-box", request["prompt"]) for request in (poison, other)]
-    command = [*LAUNCH, "replay", str(tmp_path / "snapshot"), "--uid", *map(str, uids)]
+        assert isinstance(line.give(TakeSnapshot(str(snapshot)), TIMEOUT_S), Done)
+    uids = [uid_of(snapshot / "black-box", prompt) for prompt in (CULPRIT, OTHERS[0]["prompt"])]
+    command = [*LAUNCH, "replay", str(snapshot), "--uid", *map(str, uids)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=4 * TIMEOUT_S, check=False)
     assert result.returncode == 1, result.stdout + result.stderr
     assert "scheduler died: it was killed by SIGKILL" in result.stdout

@@ -159,22 +159,16 @@ def stream_raw(ring: RingClient, kill: str | None = None) -> Seen:
     return seen
 
 
-def num_continued(ring: RingClient) -> float:
-    text = httpx.get(f"{ring.url}/metrics", timeout=TIMEOUT_S).text
-    (line,) = (line for line in text.splitlines() if line.startswith("sluice_continuations_total"))
-    return float(line.split()[-1])
-
-
 @pytest.mark.parametrize("process", ["scheduler", "detokenizer"])
 def test_a_call_goes_on_when_a_process_dies_in_the_middle_of_it(ring: RingClient, process: str):
     expected = stream_raw(ring)
     assert [call["name"] for call in expected.calls] == ["get_weather", "now"]
     assert json.loads(expected.calls[0]["arguments"]) == WEATHER
     for _ in range(MAX_TRIES):
-        before, num_restarts = num_continued(ring), ring.status(process)["num_restarts"]
+        before, num_restarts = ring.num_continued(), ring.status(process)["num_restarts"]
         assert vars(stream_raw(ring, kill=process)) == vars(expected)
         ring.wait_for_restart(process, num_restarts + 1)
-        if num_continued(ring) > before:
+        if ring.num_continued() > before:
             return
     raise AssertionError(f"the {process} never died in mid-stream")
 
@@ -273,7 +267,7 @@ def test_errors_are_those_of_the_messages_client(messages_client: Anthropic):
 def test_a_message_goes_on_when_a_process_dies_in_the_middle_of_a_call(ring: RingClient, messages_client: Anthropic):
     expected = messages_client.messages.create(messages=[QUESTION], **ASKED)
     for _ in range(MAX_TRIES):
-        before, num_restarts = num_continued(ring), ring.status("detokenizer")["num_restarts"]
+        before, num_restarts = ring.num_continued(), ring.status("detokenizer")["num_restarts"]
         num_pieces = 0
         with messages_client.messages.stream(messages=[QUESTION], **ASKED) as stream:
             for event in stream:
@@ -284,7 +278,7 @@ def test_a_message_goes_on_when_a_process_dies_in_the_middle_of_a_call(ring: Rin
         ring.wait_for_restart("detokenizer", num_restarts + 1)
         assert (final.stop_reason, final.usage.output_tokens) == (expected.stop_reason, expected.usage.output_tokens)
         assert [shown(block) for block in final.content] == [shown(block) for block in expected.content]
-        if num_continued(ring) > before:
+        if ring.num_continued() > before:
             return
     raise AssertionError("the detokenizer never died in mid-stream")
 

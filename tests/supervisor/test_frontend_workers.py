@@ -50,7 +50,7 @@ def test_the_other_one_hears_of_a_death_and_of_the_replacement(victim: str, othe
         stop(run)
 
 
-def test_each_is_replaced_by_order():
+def test_each_is_replaced_by_command():
     with start() as run:
         run.wait_for(SERVING)
         pids = run.note_pids()

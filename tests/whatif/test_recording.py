@@ -9,12 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from messages.columns import pack_int32
+from messages.columns import pack_int32, pack_int64, unpack_int64
 from messages.errors import UsageError
-from messages.frame_files import IS_SENT
+from messages.frame_files import IS_SENT, FrameReader, Record, write_frames
 from messages.frames import HEADER
 from messages.replies import DetokenizeMsg, StepReplies
+from messages.requests import UserMsg
 from messages.steps import Batch
+from messages.timeline import ScheduleReport
 from runtime.black_box.frame_writer import FrameWriter
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.step_times import StepTimes
@@ -30,6 +32,9 @@ from whatif.simulation import SimulatedRunner, SimulatedStep
 from whatif.traces import Arrival
 
 SETTING = Setting(max_num_seqs=3, num_pages=17, max_num_batched_tokens=16)
+SECOND = 1000
+"""The uids of the second engine begin behind so many."""
+
 REPLY_NS = 2_000_000
 """From a commit to the frontend."""
 
@@ -119,6 +124,52 @@ def test_its_own_settings_give_what_was_recorded(
     assert outcome["prefix_hit_rate"] == expected["prefix_hit_rate"] > 0
     for latency in ("ttft", "inter_token", "e2e"):
         assert outcome[latency] == pytest.approx(expected[latency], rel=0.02)
+
+
+def test_each_engine_serves_what_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A second engine has served the same at the same times: what each request gets is as it was with one."""
+    record(tmp_path, monkeypatch)
+    monkeypatch.undo()
+    assert main([str(tmp_path), "--json"]) == 0
+    (alone,) = json.loads(capsys.readouterr().out)["outcomes"]
+    copy_to_second_engine(tmp_path)
+    assert main([str(tmp_path), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    (both,) = result["outcomes"]
+    assert "2 engines: each request is served by the one that it had; settings are of each" in result["notes"]
+    assert both["num_requests"] == 2 * alone["num_requests"]
+    assert both["num_preemptions"] == 2 * alone["num_preemptions"] > 0
+    assert both["waits"] == {lack: 2 * count for lack, count in alone["waits"].items()}
+    for name in ("seconds", "prefix_hit_rate"):
+        assert both[name] == pytest.approx(alone[name])
+    for latency in ("ttft", "inter_token", "e2e"):
+        assert both[latency]["p50_ms"] == pytest.approx(alone[latency]["p50_ms"], rel=0.02)
+
+
+def copy_to_second_engine(folder: Path) -> None:
+    """Writes what the scheduler has received and sent as `scheduler-2`'s, under other uids."""
+    reader = FrameReader(folder / "scheduler.1.frames")
+    reader.pid, reader.process = 2, "scheduler-2"
+    frames: list[tuple[Record, bytes]] = []
+    for one in reader.read():
+        if one.body:
+            frames.append((one, one.frame[: HEADER.size] + msgspec.msgpack.encode(of_second_engine(one.decode()))))
+    write_frames(folder / "scheduler-2.2.frames", reader, frames)
+
+
+def of_second_engine(message: Any) -> Any:
+    if isinstance(message, ScheduleReport):
+        chunks = tuple(msgspec.structs.replace(chunk, uid=chunk.uid + SECOND) for chunk in message.chunks)
+        return msgspec.structs.replace(message, chunks=chunks, engine=2)
+    if isinstance(message, DetokenizeMsg):
+        uids = pack_int64([uid + SECOND for uid in unpack_int64(message.uids)])
+        finished = tuple(msgspec.structs.replace(row, uid=row.uid + SECOND) for row in message.finished)
+        return msgspec.structs.replace(message, uids=uids, finished=finished, engine=2)
+    if isinstance(message, UserMsg):
+        return msgspec.structs.replace(message, uid=message.uid + SECOND, engine=2)
+    return message
 
 
 def test_of_a_recording_the_first_requests_faster(

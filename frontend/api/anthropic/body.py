@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Raw
 
+from frontend.api.anthropic.errors import THREAD
 from frontend.api.conversation import Conversation, template_kwargs
 from frontend.api.grammar import ResponseFormat, SchemaFormat
 from frontend.api.openai_body import ModelFields, check_shown, truncation_of
@@ -16,7 +17,7 @@ from messages.errors import RequestError, bad_request
 
 T = TypeVar("T")
 
-REFUSED: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],)}
+REFUSED: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],), THREAD: ()}
 IGNORED = (
     *("betas", "cache_control", "context_management", "diagnostics", "inference_geo", "speed", "user_profile_id"),
     *("workspace_id", "anthropic_beta"),

@@ -3,6 +3,7 @@
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from frontend.errors import ErrorForm
 from messages.errors import ErrorInfo
@@ -18,9 +19,22 @@ TYPES = {
 """By status; others are `invalid_request_error` below 500, and `api_error`."""
 
 
+class ErrorDetails(msgspec.Struct, frozen=True):
+    error_code: str
+    unsupported: tuple[str, ...] = ()
+
+
+THREAD = "thread"
+"""A field by which the server would keep the conversation."""
+
+NO_THREADS = ErrorDetails("thread_unsupported_request")
+"""At this clients send the whole conversation again, without the field: their loops of tools begin with it."""
+
+
 class AnthropicErrorFields(msgspec.Struct, frozen=True):
     type: str
     message: str
+    details: ErrorDetails | UnsetType = UNSET
 
 
 class AnthropicError(msgspec.Struct, frozen=True):
@@ -30,7 +44,7 @@ class AnthropicError(msgspec.Struct, frozen=True):
 
 def anthropic_error(info: ErrorInfo) -> AnthropicError:
     kind = TYPES.get(info.status, "invalid_request_error" if info.status < 500 else "api_error")
-    return AnthropicError(AnthropicErrorFields(kind, info.message))
+    return AnthropicError(AnthropicErrorFields(kind, info.message, NO_THREADS if info.param == THREAD else UNSET))
 
 
 ANTHROPIC_ERRORS = ErrorForm(AnthropicError, anthropic_error)

@@ -127,7 +127,7 @@ class MessageAnswer(msgspec.Struct, frozen=True):
         final = self.blocks.read_whole()
         stop = self.stop(final)
         return self._reply(
-            [_whole_block(block) for block in self.blocks.blocks],
+            [_block(block, block.text) for block in self.blocks.blocks],
             final.usage,
             stop_reason=stop.stop_reason,
             stop_sequence=stop.stop_sequence,
@@ -161,14 +161,15 @@ def usage_of(usage: Usage) -> MessageUsage:
     return MessageUsage(usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens, usage.completion_tokens)
 
 
-def _whole_block(block: Block) -> AnswerBlock:
+def _block(block: Block, text: str) -> AnswerBlock:
+    """Returns the block with `text`: all of its text or, where it has just begun, none."""
     match block.kind:
         case "text":
-            return TextBlock(block.text)
+            return TextBlock(text)
         case "reasoning":
-            return ThinkingBlock(block.text, _sign(block.text))
+            return ThinkingBlock(text, _sign(text) if text else "")
         case "call":
-            return ToolUseBlock(block.call_id, block.name, _arguments(block.text))
+            return ToolUseBlock(block.call_id, block.name, _arguments(text))
 
 
 def _arguments(text: str) -> dict[str, Any]:
@@ -216,23 +217,13 @@ class MessageEvents(EventWriter):
             index = event.block.index
             match event:
                 case Began(block):
-                    yield _frame(BlockStart(index, _empty_block(block)))
+                    yield _frame(BlockStart(index, _block(block, "")))
                 case Grew(block, text):
                     yield _frame(BlockDelta(index, _delta(block, text)))
                 case Ended(block):
                     if block.kind == "reasoning":
                         yield _frame(BlockDelta(index, SignatureDelta(_sign(block.text))))
                     yield _frame(BlockStop(index))
-
-
-def _empty_block(block: Block) -> AnswerBlock:
-    match block.kind:
-        case "text":
-            return TextBlock("")
-        case "reasoning":
-            return ThinkingBlock("", "")
-        case "call":
-            return ToolUseBlock(block.call_id, block.name, {})
 
 
 def _delta(block: Block, text: str) -> TextDelta | ThinkingDelta | InputDelta:

@@ -11,7 +11,7 @@ from frontend.api.conversation import Conversation, template_kwargs
 from frontend.api.grammar import ResponseFormat, SchemaFormat
 from frontend.api.openai_body import ModelFields, check_shown, truncation_of
 from frontend.api.responses.items import Input
-from frontend.api.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_LOGPROBS, NumLogprobs, Sampling, Switch
+from frontend.api.sampling import AtLeastOne, NumLogprobs, Sampling, Switch
 from frontend.api.tools import Allowed, Choice, Name, Named, ToolFunction, ToolUse, choose_tools, list_tools
 from frontend.http.field_names import UnknownFields
 from frontend.parsing.model_format import ModelFormat
@@ -43,8 +43,6 @@ CHOICE_TEXT = (
     '"required", "tools": [{"type": "function", "name": …}]}'
 )
 FORMAT_TEXT = 'an object with a format, whose type is "text", "json_object" or "json_schema" (with name and schema)'
-
-AtLeastOne = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 
 
 class ResponseTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +95,7 @@ class ResponseBody(ModelFields, frozen=True, kw_only=True):
     input: Input
     instructions: Annotated[str | None, Meta(description="a string")] = None
     previous_response_id: Annotated[str | None, Meta(description="the id of a stored response")] = None
-    max_output_tokens: Annotated[AtLeastOne | None, Meta(description=AT_LEAST_ONE_TEXT)] = None
+    max_output_tokens: AtLeastOne = None
     tools: Annotated[list[ResponseTool] | None, Meta(description=TOOLS_TEXT)] = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | ResponseChoice | None, Meta(description=CHOICE_TEXT)
@@ -106,7 +104,7 @@ class ResponseBody(ModelFields, frozen=True, kw_only=True):
     text: Annotated[TextOptions | None, Meta(description=FORMAT_TEXT)] = None
     reasoning: Annotated[ReasoningOptions | None, Meta(description="an object with an effort")] = None
     include: Annotated[list[str] | None, Meta(description=f"a list, of {' and '.join(INCLUDABLE)}")] = None
-    top_logprobs: Annotated[NumLogprobs | None, Meta(description=f"a whole number from 0 to {MAX_LOGPROBS}")] = None
+    top_logprobs: NumLogprobs = None
     truncation: Annotated[Literal["auto", "disabled"] | None, Meta(description='"auto" or "disabled"')] = None
     background: Switch = None
     stream_options: Annotated[ResponseStreamOptions | None, Meta(description="an object")] = None

@@ -83,7 +83,7 @@ def test_a_restart_of_the_frontend_replies_when_the_new_one_accepts(run: Fronten
 def test_what_fails_is_an_error(run: FrontendRun, reason: Reason, status: int):
     _, call = restart(run, "tokenizer", Failed(reason, "why not"))
     assert call.response.status == status
-    assert call.json()["error"] == {"message": "why not", "type": "order_error", "param": None, "code": reason}
+    assert call.json()["error"] == {"message": "why not", "type": "command_error", "param": None, "code": reason}
     call.leave()
 
 
@@ -97,7 +97,7 @@ ENDPOINTS += [("POST", "/start_profile"), ("POST", "/stop_profile")]
 
 
 @pytest.mark.parametrize(("method", "path"), ENDPOINTS)
-def test_only_who_has_the_key_on_this_machine_gives_orders(run: FrontendRun, method: str, path: str):
+def test_only_who_has_the_key_on_this_machine_gives_commands(run: FrontendRun, method: str, path: str):
     for key in ("", "Bearer wrong"):
         assert run.client.request(method, path, headers={"Authorization": key}).status_code == 401
     for header in ("Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP", "Via", "Origin"):
@@ -108,7 +108,7 @@ def test_only_who_has_the_key_on_this_machine_gives_orders(run: FrontendRun, met
 
 
 @pytest.mark.parametrize(("method", "path"), ENDPOINTS)
-def test_without_a_key_nobody_gives_orders_over_http(server: FrontendRun, method: str, path: str):
+def test_without_a_key_nobody_gives_commands_over_http(server: FrontendRun, method: str, path: str):
     refused = server.client.request(method, path)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "no_admin_key")
     assert "launch.py" in refused.json()["error"]["message"]

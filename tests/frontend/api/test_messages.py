@@ -130,6 +130,17 @@ def test_the_id_of_the_request_is_where_clients_of_this_api_look_for_it(reader: 
     assert "request-id" not in reader.client.get("/version").headers
 
 
+def test_a_client_that_would_have_its_conversation_kept_is_told_to_send_it(reader: FrontendRun):
+    """Its second request has no more than the result of a tool: an answer to that alone would be nonsense."""
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        refused = reader.client.post(PATH, json={"max_tokens": 9, "messages": [USER], "thread": thread})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["type"]) == (400, "invalid_request_error")
+        assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": []}
+    other = reader.client.post(PATH, json={"max_tokens": 9, "messages": [USER], "container": "x"}).json()["error"]
+    assert "details" not in other
+
+
 def test_the_events_of_a_stream_add_up_to_the_message(reader: FrontendRun):
     call, message = send(reader, tools=[TOOL], stream=True)
     with call:

@@ -275,6 +275,8 @@ def test_of_allowed_tools_the_model_is_told_alone(mode: str):
     choice = read_choice(allowed(mode, "now"))
     use = choose_tools(check_tools(TOOLS), choice, HERMES, allows_several=True)
     assert (use.listed, [*use.schemas]) == (TOOLS[1:], ["now"])
+    whole = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": TOOLS[1:]}}
+    assert choose_tools(check_tools(TOOLS), read_choice(whole), HERMES, allows_several=True) == use
     assert (use.forced is not None) == (mode == "required")
     if use.forced is not None:
         grammar = msgspec.json.decode(use.forced.text, type=CallGrammar)

@@ -53,11 +53,11 @@ def test_the_whole_ring_keeps_to_its_limit_through_restarts(tmp_path: Path, monk
     run_dir = RunDir(tmp_path)
     for pid in range(5):
         monkeypatch.setattr("os.getpid", lambda pid=pid: pid)
-        for name in ("frontend", "tokenizer", "scheduler", "detokenizer"):
-            FrameRecorder(name, config_of(black_box_mb=2), run_dir)
+        for name in ("frontend", "tokenizer", "scheduler", "scheduler-2", "detokenizer"):
+            FrameRecorder(name, config_of(black_box_mb=2, data_parallel=2), run_dir)
     files = list(run_dir.black_box.iterdir())
-    assert sorted(reader.pid for reader in find_readers(run_dir.black_box)) == [3] * 4 + [4] * 4
-    assert sum(file.stat().st_size for file in files) <= 2 * 2**20 + 128 * len(files)
+    assert sorted(reader.pid for reader in find_readers(run_dir.black_box)) == [3] * 5 + [4] * 5
+    assert sum(file.stat().st_size for file in files) <= 2 * 2**20 + 160 * len(files)
 
 
 def test_a_recording_keeps_every_frame_until_its_limit(tmp_path: Path):

@@ -187,6 +187,7 @@ def test_a_detokenizer_comes_again_and_another_text_is_found(tmp_path: Path, mod
     recording, found = replay(tmp_path / "detokenizer", "detokenizer", detokenizer_alone(model_dir))
     assert found is None
     assert {attempt.is_whole for attempt in recording.attempts.values()} == {True}
+    assert output_channels(recording, "detokenizer") == ["scheduler", "frontend"]
     right = detokenizer_alone(model_dir)
 
     def other_text(message: Any) -> list[Any]:

@@ -1,0 +1,172 @@
+"""What `launch.py whatif` predicts beside what clients of a real server measure over HTTP.
+
+    python -m benchmarks.bench_whatif_http --cpu-threads 1 [--rounds 3] [--json FILE] [FLAGS]
+
+In each round a server with the largest settings is recorded (`--record`) under a load of its own, of 1, 2, 4 … requests
+at a time; its steps, and what HTTP, tokenizer and detokenizer take, make the prediction. Then one server for each
+setting serves the loads of `bench_whatif`, which are none that was recorded, and the client measures. Figures are
+medians of the rounds. Time is that of the clock, so nothing else should run.
+"""
+
+import argparse
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from benchmarks.bench_whatif import GOAL, LARGEST, SETTINGS, Case, compare, make_loads, show
+from benchmarks.load.answer import OK
+from benchmarks.load.drive import Limits, Load, Measurement
+from benchmarks.load.server_facts import ServerUnavailableError
+from benchmarks.load.workloads import LengthRange, Lengths, PlannedRequest, SamplingFields, random_prompts
+from benchmarks.result_file import write_result
+from benchmarks.server_process import started_server
+from messages.config import Config
+from messages.errors import SluiceError
+from supervisor.flags import parse_flags
+from supervisor.run import build_config
+from whatif.calibration import Calibration
+from whatif.cost_model import CostModel, fit
+from whatif.outcome import Outcome, quantiles, simulate
+from whatif.recording import read_recording
+from whatif.settings import Setting
+from whatif.traces import Arrival
+
+START_TIMEOUT_S = 120.0
+MAX_SECONDS = 120.0
+WARM_UP_REQUESTS = 4
+MANY = 1_000_000
+CALIBRATION_SEED = 1001
+LEAST_CHUNK = 8
+COMPARED = ("ttft", "inter_token")
+FACTS = ("requests_per_s",)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 0, or 1 where a server or the trace cannot be used."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    trace = Path("../shared/traces/mooncake/conversation_trace.jsonl")
+    add("--trace", type=Path, default=trace, help="the second load (default: %(default)s)")
+    add("--num-requests", type=int, default=40, help="of each load (default: %(default)s)")
+    add("--rounds", type=int, default=3, help="default: %(default)s")
+    add("--seconds", type=float, default=24.0, help="of the recorded load in each round (default: %(default)g)")
+    add("--json", type=Path, metavar="FILE", help="write the result to FILE")
+    options, flags = parser.parse_known_args(arguments)
+    flags = ["--device", "cpu", "--log-level", "warning", *flags]
+    predicted: dict[Case, list[Outcome]] = {}
+    measured: dict[Case, list[Outcome]] = {}
+    models: list[CostModel] = []
+    lines: list[dict[str, Any]] = []
+    try:
+        config = build_config(dict(parse_flags([*LARGEST, *flags])))
+        loads = make_loads(options, config)
+        for _ in range(options.rounds):
+            found = calibrate(config, flags, options.seconds)
+            models.append(fit(found.steps))
+            for setting in SETTINGS:
+                for load, outcome in zip(loads, measure(list(loads.values()), flags, setting), strict=True):
+                    measured.setdefault((load, setting), []).append(outcome)
+                    simulated = simulate(loads[load], found, models[-1], setting)
+                    predicted.setdefault((load, setting), []).append(simulated)
+            lines = [compare(case, predicted[case], measured[case], FACTS) for case in predicted]
+            if options.json:  # after each round, for the machine may be wanted for something else
+                settings = {name: getattr(options, name) for name in ("num_requests", "seconds")}
+                facts = {**settings, "trace": options.trace.name, "flags": flags, "cost_models": models}
+                write_result(options.json, "whatif_http", {**facts, "within_goal": within_goal(lines), "cases": lines})
+    except SluiceError as error:
+        print(f"bench_whatif_http: {error}", file=sys.stderr)
+        return 1
+    for line in lines:
+        show(line)
+    print(within_goal(lines))
+    return 0
+
+
+def calibrate(config: Config, flags: Sequence[str], seconds: float) -> Calibration:
+    """Returns the steps of a recorded server under requests of random lengths, each number of them at once as long."""
+    context = config.facts.max_model_len
+    lengths = Lengths(LengthRange(LEAST_CHUNK, context // 2), LengthRange(16, context // 8))
+    levels = [1 << power for power in range(config.scheduling.max_num_seqs.bit_length())]
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        recording = Path(folder) / "recording"
+        command = [*LARGEST, *flags, "--record", str(recording)]
+        with started_server(command, START_TIMEOUT_S) as (_, target):
+            for level in levels:
+                requests = random_prompts(config.facts.vocab_size, lengths, 0, CALIBRATION_SEED + level)
+                load = Load(target, _sampling(), Limits(MANY, seconds / len(levels)))
+                uvloop.run(load.closed_loop(requests, level))
+                _check(load.measurement)
+        return read_recording(recording).calibration
+
+
+def measure(loads: Sequence[list[Arrival]], flags: Sequence[str], setting: Setting) -> list[Outcome]:
+    """Returns what the clients of a server with this setting see, load by load. Raises `ServerUnavailableError`."""
+    outcomes: list[Outcome] = []
+    with started_server([*flags, *str(setting).split()], START_TIMEOUT_S) as (_, target):
+        for number, arrivals in enumerate([loads[0][:WARM_UP_REQUESTS], *loads]):
+            load = Load(target, _sampling(), Limits(MANY, MAX_SECONDS))
+            requests = (PlannedRequest(one.prompt_ids, one.num_output, one.at_s) for one in arrivals)
+            uvloop.run(load.open_loop(requests))
+            _check(load.measurement)
+            if number:  # the first one has warmed up
+                outcomes.append(summarize(load.measurement, setting))
+    return outcomes
+
+
+def summarize(measurement: Measurement, setting: Setting) -> Outcome:
+    """Returns the client's figures; what only the scheduler knows is 0."""
+    results = measurement.results
+    gaps = [np.diff(np.asarray(result.arrivals_ns, dtype=np.int64)) for result in results]
+    return Outcome(
+        setting=setting,
+        num_requests=len(results),
+        num_steps=0,
+        seconds=measurement.seconds,
+        ttft=quantiles(np.array([result.arrivals_ns[0] - result.begin_ns for result in results]) / 1e9),
+        inter_token=quantiles(np.concatenate(gaps) / 1e9),
+        e2e=quantiles(np.array([result.arrivals_ns[-1] - result.begin_ns for result in results]) / 1e9),
+        requests_per_s=len(results) / measurement.seconds,
+        output_tokens_per_s=sum(result.num_tokens for result in results) / measurement.seconds,
+        num_preemptions=0,
+        prefix_hit_rate=0.0,
+        waits={},
+    )
+
+
+def within_goal(lines: Sequence[dict[str, Any]]) -> str:
+    """Returns how many figures of those that are promised are as close as that."""
+    errors = [
+        abs(values["error"])
+        for line in lines
+        for name, values in line["latencies"].items()
+        if name.split()[0] in COMPARED
+    ]
+    num_within = sum(error <= GOAL for error in errors)
+    return (
+        f"{num_within} of {len(errors)} figures (p50 and p90 of {' and '.join(COMPARED)}) within {GOAL:.0%}; "
+        f"median error {median(errors):.1%}, largest {max(errors):.1%}"
+    )
+
+
+def _sampling() -> SamplingFields:
+    """No load finds anything of another one in the prefix cache."""
+    return SamplingFields(ignore_eos=True, cache_salt=uuid.uuid4().hex)
+
+
+def _check(measurement: Measurement) -> None:
+    failed = [result for result in measurement.results if result.outcome != OK]
+    if failed:
+        raise ServerUnavailableError(f"a request failed: {failed[0].outcome}: {failed[0].detail}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
