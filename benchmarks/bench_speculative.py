@@ -1,11 +1,20 @@
-"""What `--speculative ngram` gains and costs: the same requests with and without it, in turns, in one process.
+"""What `--speculative` gains and costs: the same requests without it and with each kind, in turns, in one process.
 
-    python -m benchmarks.bench_speculative [--model DIR] [--rows 1 2 4 8 16 32] [--cpu-threads 1] [FLAGS]
+    python -m benchmarks.bench_speculative [--model DIR] [--draft-model DIR] [--rows 1 2 4] [--cpu-threads 1] [FLAGS]
 
-"repeats" are greedy continuations of passages of a text, which small models soon repeat; "random" are random prompts
-whose outputs are drawn at temperature 1; W1 to W4 are the workloads of `http_workloads.py`, drawn the same way. A
-figure is the time without over the time with speculation, the median of the rounds: `wall` by the clock, `cpu` by the
-CPU time of the thread that computes, which with `--cpu-threads 1` also tells it on a machine that others use.
+"repeats" are greedy continuations of passages of a text, which small models soon repeat; "drawn" are the same at
+temperature 0.8, "again" greedy ones of prompts that were sent before; "random" are random prompts whose outputs are
+drawn at temperature 1; W1 to W4 are the workloads of `http_workloads.py`, drawn the same way. `draft` is measured with
+--draft-model (`make_draft_model.py` makes one). A figure is the time without over the time with speculation, the median
+of the rounds: `wall` by the clock, `cpu` by the CPU time of the thread that computes, which with `--cpu-threads 1` also
+tells it on a machine that others use.
+
+The table of results/speculative_draft.json (the first command trains for some minutes, the second takes less than six):
+
+    python -m benchmarks.make_draft_model /tmp/draft --slow-model /tmp/slow
+    python -m benchmarks.bench_speculative --model /tmp/slow --draft-model /tmp/draft --only repeats drawn again \\
+        --rows 1 4 8 32 --output 64 --rounds 2 --cpu-threads 1 --dtype float32 \\
+        --json benchmarks/results/speculative_draft.json
 """
 
 import argparse
@@ -32,7 +41,6 @@ from supervisor.flags import parse_flags
 from supervisor.run import build_config
 from whatif.traces import random_ids
 
-MODES = ("none", "ngram")
 PROMPT_TOKENS = 64
 
 Prompts = Callable[[int], list[list[int]]]
@@ -70,6 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     text = Path("../shared/prompts/tinyshakespeare/input.txt")
     add("--model", default="", help="a checkpoint (default: the bundled model)")
+    add("--draft-model", default="", help="a smaller checkpoint with the same tokenizer")
     add("--text", type=Path, default=text, help="what passages are cut from (default: %(default)s)")
     add("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], help="default: 1 2 4 8 16 32")
     add("--rounds", type=int, default=5, help="default: %(default)s")
@@ -78,17 +87,20 @@ def main(arguments: list[str] | None = None) -> int:
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options, flags = parser.parse_known_args(arguments)
     try:
-        config = make_config(options.model, "none", flags)
-        engines = {mode: OfflineEngine(make_config(options.model, mode, flags)) for mode in MODES}
+        modes = {"none": [], "ngram": []} | (
+            {"draft": ["--draft-model", options.draft_model]} if options.draft_model else {}
+        )
+        configs = {mode: make_config(options.model, mode, [*more, *flags]) for mode, more in modes.items()}
+        engines = {mode: OfflineEngine(config) for mode, config in configs.items()}
     except SluiceError as error:
         print(f"bench_speculative: {error}", file=sys.stderr)
         return 1
-    cases = [case for case in all_cases(config, options) if case.name.startswith(tuple(options.only) or "")]
+    cases = [case for case in all_cases(configs["none"], options) if case.name.startswith(tuple(options.only) or "")]
     lines = [line for case in cases for line in [measure(case, engines, options.rounds)] if show(line)]
     if options.json:
-        settings = {name: getattr(options, name) for name in ("model", "text", "rounds", "output")}
+        settings = {name: getattr(options, name) for name in ("model", "draft_model", "text", "rounds", "output")}
         write_result(options.json, "speculative", {**settings, "flags": flags, "cases": lines})
-    return int("float32" in flags and not all(line["same"] for line in lines))
+    return int("float32" in flags and not all(gain["same"] for line in lines for gain in line["modes"].values()))
 
 
 def make_config(model: str, mode: str, flags: list[str]) -> Config:
@@ -103,9 +115,9 @@ def all_cases(config: Config, options: argparse.Namespace) -> Iterator[Case]:
     tokenizer = Tokenizer.from_file(str(Path(config.facts.tokenizer_dir) / "tokenizer.json"))
     text_ids = tokenizer.encode(options.text.read_text(encoding="utf-8"), add_special_tokens=False).ids
 
-    def passages(rows: int) -> Prompts:
+    def passages(rows: int, same: bool = False) -> Prompts:
         def cut(seed: int) -> list[list[int]]:
-            chance = random.Random(seed)
+            chance = random.Random(-1 if same else seed)
             starts = [chance.randrange(len(text_ids) - PROMPT_TOKENS) for _ in range(rows)]
             return [text_ids[start : start + PROMPT_TOKENS] for start in starts]
 
@@ -119,6 +131,10 @@ def all_cases(config: Config, options: argparse.Namespace) -> Iterator[Case]:
     for rows in options.rows:
         yield Case("repeats", rows, options.output, 0.0, passages(rows))
     for rows in options.rows:
+        yield Case("drawn", rows, options.output, 0.8, passages(rows))
+    for rows in options.rows:
+        yield Case("again", rows, options.output, 0.0, passages(rows, same=True))
+    for rows in options.rows:
         yield Case("random", rows, 128, 1.0, noise(rows))
     for name, load in WORKLOADS.items():
         yield Case(name, load.concurrency, load.num_output, 1.0, partial(workload_prompts, load, vocab_size))
@@ -130,24 +146,32 @@ def workload_prompts(load: Workload, vocab_size: int, seed: int) -> list[list[in
 
 def measure(case: Case, engines: dict[str, OfflineEngine], rounds: int) -> dict[str, Any]:
     """Returns the figures of a case; the first of its rounds, a warm-up, does not count."""
-    turns: dict[str, list[Turn]] = {mode: [] for mode in MODES}
+    modes = list(engines)
+    turns: dict[str, list[Turn]] = {mode: [] for mode in modes}
     for index in range(rounds + 1):
-        for mode in MODES if index % 2 else MODES[::-1]:
+        for mode in modes if index % 2 else modes[::-1]:
             turn = run(case, engines[mode], index)
             if index:
                 turns[mode].append(turn)
-    pairs = list(zip(*turns.values(), strict=True))
-    drafting = turns["ngram"]
-    num_tokens = sum(map(len, turns["none"][0].outputs))
+    plain = turns["none"]
+    num_tokens = sum(map(len, plain[0].outputs))
     return {
         "name": case.name,
         "rows": case.rows,
         "num_output": case.num_output,
-        "tok/s": {mode: [num_tokens / turn.wall_s for turn in turns[mode]] for mode in MODES},
-        "tok/cpu_s": {mode: [num_tokens / turn.cpu_s for turn in turns[mode]] for mode in MODES},
+        "tok/s": {mode: [num_tokens / turn.wall_s for turn in turns[mode]] for mode in modes},
+        "tok/cpu_s": {mode: [num_tokens / turn.cpu_s for turn in turns[mode]] for mode in modes},
+        "modes": {mode: compare(plain, turns[mode]) for mode in modes[1:]},
+    }
+
+
+def compare(plain: list[Turn], drafting: list[Turn]) -> dict[str, Any]:
+    """Returns what one kind of speculation gains."""
+    pairs = list(zip(plain, drafting, strict=True))
+    return {
         "wall": statistics.median(off.wall_s / on.wall_s for off, on in pairs),
         "cpu": statistics.median(off.cpu_s / on.cpu_s for off, on in pairs),
-        "steps": sum(turn.num_steps for turn in drafting) / sum(turn.num_steps for turn in turns["none"]),
+        "steps": sum(turn.num_steps for turn in drafting) / sum(turn.num_steps for turn in plain),
         "draft_tokens": sum(turn.num_draft_tokens for turn in drafting),
         "accepted_tokens": sum(turn.num_accepted_tokens for turn in drafting),
         "same": all(off.outputs == on.outputs for off, on in pairs),
@@ -174,12 +198,13 @@ def run(case: Case, engine: OfflineEngine, seed: int) -> Turn:
 
 def show(line: dict[str, Any]) -> bool:
     tokens = {mode: statistics.median(values) for mode, values in line["tok/s"].items()}
-    print(
-        f"{line['name']:8} {line['rows']:3} rows  {tokens['none']:7,.0f} -> {tokens['ngram']:7,.0f} tok/s  "
-        f"x{line['wall']:.2f} wall  x{line['cpu']:.2f} cpu  steps x{line['steps']:.2f}  "
-        f"accepted {line['accepted_tokens']:.0f} of {line['draft_tokens']:.0f}  same {line['same']}",
-        flush=True,
-    )
+    for mode, gain in line["modes"].items():
+        print(
+            f"{line['name']:8} {line['rows']:3} rows  {mode:5}  {tokens['none']:7,.0f} -> {tokens[mode]:7,.0f} tok/s  "
+            f"x{gain['wall']:.2f} wall  x{gain['cpu']:.2f} cpu  steps x{gain['steps']:.2f}  "
+            f"accepted {gain['accepted_tokens']:.0f} of {gain['draft_tokens']:.0f}  same {gain['same']}",
+            flush=True,
+        )
     return True
 
 

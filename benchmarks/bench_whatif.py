@@ -53,6 +53,7 @@ class LimitedRunner:
     can_overlap = False
     degraded = ""
     drafter = None
+    draft_runner = None
     page_memory = None
     page_store = None
 

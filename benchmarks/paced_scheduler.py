@@ -26,6 +26,7 @@ class PacedRunner:
     can_overlap = False
     degraded = ""
     drafter = None
+    draft_runner = None
     page_memory = None
     page_store = None
 

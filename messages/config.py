@@ -179,12 +179,20 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="plan and launch a step while the GPU runs the one before it (on a CPU it is never done)"),
     ] = True
     speculative: Annotated[
-        Literal["none", "ngram"],
+        Literal["none", "ngram", "draft"],
         Meta(
             description="draft tokens that are verified several in one step, which changes no output; ngram: what "
-            "followed the same tokens earlier in the prompt or the output"
+            "followed the same tokens earlier in the prompt or the output, or in another request; draft: what "
+            "--draft-model samples"
         ),
     ] = "none"
+    draft_model: Annotated[
+        str,
+        Meta(
+            description="for --speculative draft: a directory or name on the hub of a smaller model with the same "
+            "tokenizer"
+        ),
+    ] = ""
     num_speculative_tokens: Annotated[
         int,
         Meta(
@@ -337,6 +345,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "text"
 
 
+class DraftFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The same about the draft model."""
+
+    model_dir: str
+    vocab_size: int
+    max_model_len: int
+    """Its context, or the model's `max_model_len` where that is shorter."""
+
+
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the launcher found out about the model; not flags. `sampling_defaults` come from generation_config.json."""
 
@@ -348,6 +365,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Longest prompt plus output in tokens, `--max-model-len` applied."""
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: dict[str, float] = {}
+    draft: DraftFacts | None = None
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

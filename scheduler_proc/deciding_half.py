@@ -1,10 +1,14 @@
 """Makes the deciding half for the runner that is to run its steps."""
 
 import logging
+from functools import partial
 
 from messages.config import Config
+from messages.steps import Batch, ForwardOutput
+from scheduler_proc.deciding.batch_columns import BatchBuilder
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.draft_lengths import DraftLengths
+from scheduler_proc.deciding.draft_model import DraftLimits, DraftModel
 from scheduler_proc.deciding.drafts import NgramDrafter
 from scheduler_proc.deciding.page_journal import PageJournal
 from scheduler_proc.deciding.page_tiers import SAVE_S, PageTiers
@@ -27,15 +31,20 @@ def make_scheduler(config: Config, runner: Runner, grammars: GrammarSource | Non
         budget.max_num_seqs,
         budget.max_num_batched_tokens,
     )
-    drafter, draft_lengths = runner.drafter, None
-    if config.scheduling.speculative == "ngram":
-        drafter, draft_lengths = NgramDrafter(config.scheduling.num_speculative_tokens), DraftLengths()
     journal = None if runner.page_memory is None else PageJournal(runner.page_memory, runner.num_pages, page_size)
     store, is_sharing = runner.page_store, config.cache.enable_prefix_caching
     tiers = None if store is None else PageTiers(store, runner.num_pages, page_size)
     cache = BlockAllocator(runner.num_pages, page_size, is_sharing, journal, tiers)
     if journal is not None and journal.num_recovered + journal.num_dropped:
         log.info("%d pages of the KV cache are taken over, %d dropped", journal.num_recovered, journal.num_dropped)
+    drafter, draft_lengths = runner.drafter, None
+    if config.scheduling.speculative == "ngram":
+        drafter, draft_lengths = NgramDrafter(config.scheduling.num_speculative_tokens, cache), DraftLengths()
+    elif runner.draft_runner is not None and facts.draft is not None:
+        vocab_sizes = facts.draft.vocab_size, facts.vocab_size
+        limits = DraftLimits(config.scheduling.num_speculative_tokens, facts.draft.max_model_len, *vocab_sizes)
+        builder = BatchBuilder(runner.num_pages, page_size, facts.max_model_len)
+        drafter, draft_lengths = DraftModel(partial(_run, runner.draft_runner), builder, cache, limits), DraftLengths()
     return Scheduler(
         cache,
         Limits(facts.max_model_len, facts.vocab_size, facts.eos_token_ids),
@@ -51,3 +60,7 @@ def close_store(scheduler: Scheduler, runner: Runner) -> None:
     if runner.page_store is not None:
         scheduler.save_cache(SAVE_S)
         runner.page_store.close()
+
+
+def _run(runner: Runner, batch: Batch) -> ForwardOutput:
+    return runner.launch(batch).result()

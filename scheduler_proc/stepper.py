@@ -41,9 +41,10 @@ class Runner(Protocol):
 
     `max_num_batched_tokens`: the flag, or its default on the device. `can_overlap`: a second step may be launched
     before the result of the first is asked for, and it may name tokens of the first (`Batch.future_token_indices`).
-    `drafter` proposes draft tokens, `None` where nothing does. `page_memory` is that of its pages, if it outlives the
-    process, and `page_store` keeps pages that are evicted, if there is one. `degraded` tells operators what is missing
-    or slower than it should be; empty where nothing is.
+    `drafter` proposes draft tokens, `None` where nothing does; `draft_runner` runs the draft model, on pages with the
+    same numbers. `page_memory` is that of its pages, if it outlives the process, and `page_store` keeps pages that are
+    evicted, if there is one. `degraded` tells operators what is missing or slower than it should be; empty where
+    nothing is.
     """
 
     num_pages: int
@@ -53,6 +54,9 @@ class Runner(Protocol):
 
     @property
     def drafter(self) -> Drafter | None: ...
+
+    @property
+    def draft_runner(self) -> "Runner | None": ...
 
     @property
     def page_memory(self) -> PageMemory | None: ...

@@ -23,6 +23,7 @@ from supervisor.console import Console
 from supervisor.flags import parse_flags
 from supervisor.listener import base_url, open_listener
 from supervisor.manifest import claim_recording, make_manifest, write_manifest
+from supervisor.model.draft import add_draft_facts
 from supervisor.model.facts import read_model_facts
 from supervisor.model.lookup import find_model, find_tokenizer, model_name
 from supervisor.process_group import Site
@@ -79,7 +80,7 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
     _check_names("--restart", [split_rule(rule)[0] for rule in run.restart])
     model_dir = find_model(model, console)
     facts = read_model_facts(model, model_dir, find_tokenizer(model, model_dir, console), model_name(model))
-    return Config(**sections, facts=facts)
+    return Config(**sections, facts=add_draft_facts(facts, model, sections["scheduling"], console))
 
 
 def choose_devices(model: ModelConfig, num_engines: int) -> ModelConfig:

@@ -20,7 +20,16 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from messages.config import CacheConfig, Config, HttpConfig, ModelConfig, ModelFacts, RunConfig, SchedulingConfig
+from messages.config import (
+    CacheConfig,
+    Config,
+    DraftFacts,
+    HttpConfig,
+    ModelConfig,
+    ModelFacts,
+    RunConfig,
+    SchedulingConfig,
+)
 from tests.tiny_llama import VOCAB_SIZE
 
 SavedAs = Literal["safetensors", "sharded", "pt", "pt-sharded"]
@@ -137,14 +146,27 @@ def _save(model: PreTrainedModel, path: Path, saved_as: SavedAs) -> None:
     (path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
 
 
+def _read_hf_config(model_dir: Path) -> tuple[dict[str, Any], int]:
+    """Returns config.json, and the context in it."""
+    hf_config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    return hf_config, hf_config.get("n_positions") or hf_config["max_position_embeddings"]
+
+
 def make_config(model_dir: Path, **flags: Any) -> Config:
     """Returns the configuration that serves `model_dir`; `flags` are fields of any section, by their names.
 
     Unless they say otherwise: float32 on the CPU, one thread, and pages enough for a few requests.
     """
-    hf_config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-    context = hf_config.get("n_positions") or hf_config["max_position_embeddings"]
+    hf_config, context = _read_hf_config(model_dir)
     max_model_len = min(context, flags.get("max_model_len") or context)
+    draft = None
+    if "draft_model" in flags:
+        draft_dir = flags["draft_model"] = str(flags["draft_model"])
+        draft_hf_config, draft_context = _read_hf_config(Path(draft_dir))
+        draft_max_len = min(draft_context, max_model_len)
+        vocab_size = draft_hf_config["vocab_size"]
+        draft = DraftFacts(model_dir=draft_dir, vocab_size=vocab_size, max_model_len=draft_max_len)
+        flags["speculative"] = "draft"
     eos = hf_config.get("eos_token_id")
     flags = {"model": str(model_dir), "dtype": "float32", "device": "cpu", "cpu_threads": 1, "num_pages": 256} | flags
     sections = {
@@ -159,5 +181,6 @@ def make_config(model_dir: Path, **flags: Any) -> Config:
         vocab_size=hf_config["vocab_size"],
         max_model_len=max_model_len,
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        draft=draft,
     )
     return msgspec.convert(sections | {"facts": facts}, Config, from_attributes=True)

@@ -32,13 +32,13 @@ BUDGETS = {
     "frontend": 12_605,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_745,
-    "scheduler": 5_980,
+    "scheduler": 6_360,
     "CPU backend": 3_280,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_965,
+    "messages": 1_980,
     "process runtime": 1_510,
-    "launcher": 4_520,
+    "launcher": 4_585,
     "what-if": 1_035,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

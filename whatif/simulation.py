@@ -47,6 +47,7 @@ class SimulatedRunner:
 
     degraded = ""
     drafter = None
+    draft_runner = None
     page_memory = None
     page_store = None
 

@@ -43,6 +43,7 @@ class Runner:
         self.degraded = ""
         self.page_memory: KVMemory | None = None
         self.page_store: TieredPages | None = None
+        self.draft_runner: Runner | None = None
         self.forward_passes = forward_passes
         self._decoder = decoder
         self._vocab_size = decoder.config.vocab_size

@@ -132,26 +132,27 @@ def _logits_processing(decode: DecodeRows, chunks: list[Chunk]) -> LogitsProcess
     columns, index = LogitsProcessingColumns(), -1
     for index, (req, context_len) in enumerate(zip(decode.reqs, decode.context_lens, strict=True)):
         _add_processors(columns, index, req, req.token_ids, context_len + 1)
-        if req.pending.grammar is not None:
-            columns.add_bitmask(index, req.pending.grammar.bitmask())
     for req, _, _, wanted, draft_ids, _ in chunks:
         for num_drafts in range(wanted.num_tokens):
             index += 1
             token_ids = req.token_ids + draft_ids[:num_drafts] if num_drafts else req.token_ids
             _add_processors(columns, index, req, token_ids, len(token_ids))
-            if req.pending.grammar is not None:
-                columns.add_bitmask(index, req.pending.grammar.bitmask(draft_ids[:num_drafts]))
     return columns.columns()
 
 
 def _add_processors(
     columns: LogitsProcessingColumns, index: int, req: Req, token_ids: "array[int]", num_tokens: int
 ) -> None:
-    """Adds what a request changes about the token after these `num_tokens`, the last of which may not be known."""
+    """Adds what a request changes about the token after these `num_tokens`, the last of which may not be known.
+
+    Those that the request does not have are draft tokens.
+    """
     pending = req.pending
     if pending.logits_processors is not None:
         num_output_tokens = num_tokens - pending.num_prompt_tokens
         columns.add(index, pending.logits_processors, token_ids, pending.num_prompt_tokens, num_output_tokens)
+    if pending.grammar is not None:
+        columns.add_bitmask(index, pending.grammar.bitmask(token_ids[len(pending.token_ids) :]))
 
 
 def _page_tables(decode: DecodeRows, chunks: list[Chunk], width: int) -> bytes:

@@ -14,11 +14,13 @@ With tiers below the cache (`page_tiers.py`) it is kept there when it is evicted
 """
 
 import time
+from array import array
 from collections.abc import Iterable
 
 import msgspec
 
 from messages.cache import CacheAnswer, CacheExplained, CacheQuestion, ExplainCache, ListCache
+from messages.columns import INT32
 from scheduler_proc.deciding.cache_questions import explain, list_nodes
 from scheduler_proc.deciding.page_journal import PageJournal
 from scheduler_proc.deciding.page_tiers import PageTiers
@@ -49,6 +51,8 @@ class BlockAllocator:
         self.num_held = 0
         self.num_evicted = 0
         """Pages that were cached and made room for others, since the start."""
+        self.draft_pages: set[int] = set()
+        """Those in use of which the draft model, if there is one, has K and V, too: it adds them."""
         self.journal = journal
         self._tree = RadixTree(page_size, None if journal is None else journal.stamps)
         recovered = set[int]() if journal is None else journal.recover(self._tree)
@@ -117,6 +121,14 @@ class BlockAllocator:
         if not self.is_sharing or start + size >= len(req.token_ids):
             return b""
         return req.token_ids[start : start + size].tobytes()
+
+    def find_continuation(self, req: Req, num_tokens: int) -> "array[int]":
+        """Returns at most so many ids (int32) that other requests had behind the tokens of `req`; none is good."""
+        found: array[int] = array(INT32)
+        if req.node.children:
+            tail = req.token_ids[req.num_shared_pages * self.page_size :].tobytes()
+            found.frombytes(self._tree.find_continuation(req.node, req.pending.salt, tail, 4 * num_tokens))
+        return found
 
     def grow(self, req: Req, num_tokens: int) -> bool:
         """Gives `req` room for `num_tokens` in all, evicting where needed; returns False where there is too little."""
@@ -233,6 +245,7 @@ class BlockAllocator:
         assert len(held) == self.num_held, "held pages were miscounted"
         assert len(free) + len(cached) + len(held) == self.num_pages, "free + cached + held is not all pages"
         assert len(free.union(cached, held)) == self.num_pages, "a page has two owners"
+        assert self.draft_pages.isdisjoint(free), "a free page has K and V of the draft model"
         if self.journal is not None:
             sealed = set(self.journal.sealed_pages())
             assert sealed.issuperset(cached), "a cached page is not sealed"
@@ -267,6 +280,7 @@ class BlockAllocator:
     def _free(self, pages: list[int]) -> None:
         if self.journal is not None:
             self.journal.unseal(pages)
+        self.draft_pages.difference_update(pages)
         self._pool.free(pages)
 
     def _give_back(self, pages: list[int]) -> None:

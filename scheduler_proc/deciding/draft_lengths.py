@@ -1,5 +1,6 @@
 """How many draft tokens are worth their time: from what was accepted of a row, and from what steps take."""
 
+from collections.abc import Sequence
 from math import log
 
 DECAY = 0.9
@@ -7,6 +8,9 @@ DECAY = 0.9
 
 IDLE_DECAY = 0.99
 """The same after each step for which it was not worth it: in time the row is tried again."""
+
+PROBE_STEPS = 100
+"""After so many steps in which a draft model was not worth it, one row gets a token of it: costs may have changed."""
 
 COST_DECAY = 0.97
 """Weight of what is known of steps after each further step."""
@@ -26,12 +30,19 @@ NO_LIMIT = 1 << 30
 
 
 class AcceptanceRate:
-    """How likely a row's next draft token is right, by its latest ones: without any, one third."""
+    """How likely a row's next draft token is right, by its latest ones: without any, as likely as `general` says, which
+    counts those of all rows, or else one third."""
 
-    __slots__ = ("_accepted", "_tried", "value")
+    __slots__ = ("_accepted", "_general", "_tried", "value")
 
     def __init__(self) -> None:
         self._accepted = self._tried = 0.0
+        self._general: AcceptanceRate | None = None
+        self._update()
+
+    def follow(self, general: "AcceptanceRate") -> None:
+        """From now on what is not known of this row is taken from `general`, which counts its draft tokens, too."""
+        self._general = general
         self._update()
 
     def add(self, num_drafts: int, num_accepted: int) -> None:
@@ -41,6 +52,8 @@ class AcceptanceRate:
         """
         self._accepted = DECAY * self._accepted + num_accepted
         self._tried = DECAY * self._tried + num_accepted + (num_accepted < num_drafts)
+        if self._general is not None:
+            self._general.add(num_drafts, num_accepted)
         self._update()
 
     def fade(self) -> None:
@@ -52,7 +65,8 @@ class AcceptanceRate:
         self._update()
 
     def _update(self) -> None:
-        self.value = (self._accepted + 1) / (self._tried + 3)
+        prior = 1 / 3 if self._general is None else self._general.value
+        self.value = (self._accepted + 3 * prior) / (self._tried + 3)
 
 
 class StepCost:
@@ -74,11 +88,11 @@ class StepCost:
         slope = (self._covariance + LEAST_COST * average * prior) / (self._variance + prior)
         return min(max(slope, LEAST_COST * average), average)
 
-    def predict(self, num_tokens: int) -> float:
+    def predict(self, num_tokens: float) -> float:
         """Returns seconds; 0 before the first step."""
         return max(0.0, self._seconds + self.seconds_per_token * (num_tokens - self._tokens))
 
-    def add(self, num_tokens: int, seconds: float) -> None:
+    def add(self, num_tokens: float, seconds: float) -> None:
         """Takes a step into account; the sums are Welford's, with weights that fade (West, 1979)."""
         weight = 1.0
         if self._weight and seconds > (expected := self.predict(num_tokens)):
@@ -96,10 +110,15 @@ class DraftLengths:
 
     A row's j-th draft token is accepted with probability p^j, where p is its `AcceptanceRate`. It is worth its time
     where p^j / (seconds of a token) is above the (expected tokens) / (seconds) of the step without it.
+
+    `general` is the rate of all rows with drafts of a draft model.
     """
 
     def __init__(self) -> None:
         self.cost = StepCost()
+        self.general = AcceptanceRate()
+        self.num_idle = 0
+        """Steps since a draft model has proposed anything."""
         self._num_expected = 0.0
         self._seconds = 0.0
         self._seconds_per_token = 0.0
@@ -125,3 +144,32 @@ class DraftLengths:
         self._seconds += num_drafts * self._seconds_per_token
         p = rate.value
         self._num_expected += p * (1 - p**num_drafts) / (1 - p)
+
+    def choose_all(self, rates: Sequence[AcceptanceRate], most: Sequence[int], drafting: StepCost) -> list[int]:
+        """Returns how many draft tokens of a draft model are worth their time for each row, at most so many (0 not for
+        all of them).
+
+        The j-th tokens of all rows are made by one step of that model, which takes what `drafting` says. They are worth
+        it where all of them together make the step yield more, and a row's own where it does by itself.
+        """
+        counts = [0] * len(rates)
+        for depth in range(1, max(most) + 1):
+            per_token = self._seconds_per_token + drafting.seconds_per_token
+            worth = self._num_expected * per_token
+            chosen = [
+                row
+                for row, rate in enumerate(rates)
+                if counts[row] == depth - 1 < most[row] and rate.value**depth * self._seconds >= worth
+            ]
+            gain = sum(rates[row].value ** depth for row in chosen)
+            seconds = drafting.predict(len(chosen)) + len(chosen) * self._seconds_per_token
+            if not chosen or gain * self._seconds < self._num_expected * seconds:
+                break
+            self._num_expected += gain
+            self._seconds += seconds
+            for row in chosen:
+                counts[row] = depth
+        self.num_idle += 1
+        if not any(counts) and self.num_idle > PROBE_STEPS:
+            counts[next(row for row, count in enumerate(most) if count)] = 1
+        return counts

@@ -55,6 +55,11 @@ class RequestGrammar:
     def is_complete(self) -> bool:
         return self._matcher.is_stopped() and not self._matcher.get_error()
 
+    @property
+    def is_slow(self) -> bool:
+        """Tells whether a bitmask has taken so long that only so many more may."""
+        return self._slow_s > 0
+
     def accept(self, token_id: int) -> Ending | None:
         """Moves on by a token that does not end the request; returns how the request ends with it, if it does."""
         matcher = self._matcher

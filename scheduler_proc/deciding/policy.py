@@ -5,11 +5,10 @@ from collections.abc import Collection
 import msgspec
 
 from messages.timeline import DelayedRow, PreemptedRow
-from scheduler_proc.deciding.batch_columns import NO_DRAFTS, Chunk, plan_chunk, plan_drafts
+from scheduler_proc.deciding.batch_columns import Chunk, plan_chunk
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
-from scheduler_proc.deciding.draft_lengths import NO_LIMIT, DraftLengths
-from scheduler_proc.deciding.drafts import Drafter
+from scheduler_proc.deciding.draft_planner import DraftPlanner
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.plan_notes import AdmissionRate, PlanNotes
 from scheduler_proc.deciding.requests import Req, State
@@ -52,11 +51,9 @@ class Policy:
         stages: Stages,
         cache: BlockAllocator,
         budget: Budget,
-        drafter: Drafter | None = None,
-        draft_lengths: DraftLengths | None = None,
+        draft_planner: DraftPlanner | None = None,
     ):
-        self._drafter = drafter
-        self._draft_lengths = draft_lengths
+        self._draft_planner = draft_planner
         self._stages = stages
         self._cache = cache
         self.budget = budget
@@ -101,8 +98,12 @@ class Policy:
         rows.enter_pages()
         if self.starved:
             rows = rows.kept([req.uid not in self.starved for req in rows.reqs])
-        if self._drafter is not None:
-            rows = self._add_drafts(self._drafter, rows, plan)
+        if self._draft_planner is not None:
+            drafted = self._draft_planner.plan(rows, plan.chunks, plan.num_tokens_left)
+            plan.chunks += drafted
+            plan.num_tokens_left -= sum(len(chunk.draft_ids) for chunk in drafted)
+            uids = {chunk.req.uid for chunk in drafted}
+            rows = rows.kept([req.uid not in uids for req in rows.reqs]) if uids else rows
         self.notes.num_step_tokens = self.budget.max_num_batched_tokens - plan.num_tokens_left
         return rows, plan.chunks
 
@@ -115,33 +116,6 @@ class Policy:
         num_pages = -(-(len(stages.waiting.first.token_ids) + 1) // self._cache.page_size)
         has_pages = num_pages + num_running <= self._cache.num_available
         return has_pages and num_running < min(budget.max_num_seqs, budget.max_num_batched_tokens)
-
-    def _add_drafts(self, drafter: Drafter, rows: DecodeRows, plan: _Plan) -> DecodeRows:
-        """Adds a chunk for each row that has draft tokens, as far as tokens and pages are left; returns the others.
-
-        What a row's grammar forces goes before what the drafter proposes.
-        """
-        drafted: set[int] = set()
-        lengths = self._draft_lengths
-        if lengths is not None:
-            num_rows = len(rows) + sum(chunk.wanted.num_tokens for chunk in plan.chunks)
-            lengths.begin_step(num_rows, self.budget.max_num_batched_tokens - plan.num_tokens_left)
-        for req in rows.reqs:
-            num_tokens, pending = len(req.token_ids), req.pending
-            forced_ids = NO_DRAFTS if pending.grammar is None else pending.grammar.forced_ids()
-            rate = pending.forced_rate if forced_ids else pending.draft_rate
-            max_drafts = NO_LIMIT if lengths is None else lengths.choose(rate)
-            max_drafts = max(0, min(max_drafts, plan.num_tokens_left, pending.max_len - num_tokens - 1))
-            draft_ids = forced_ids[:max_drafts]
-            if max_drafts and not draft_ids:
-                draft_ids = drafter.propose(pending, max_drafts)
-            if draft_ids and self._cache.grow(req, num_tokens + len(draft_ids)):
-                plan.chunks.append(plan_drafts(req, draft_ids, rate))
-                plan.num_tokens_left -= len(draft_ids)
-                drafted.add(req.uid)
-                if lengths is not None:
-                    lengths.add(rate, len(draft_ids))
-        return rows.kept([req.uid not in drafted for req in rows.reqs]) if drafted else rows
 
     def _make_room(self, req: Req, num_tokens: int, may_preempt: bool) -> bool:
         """Gives `req` pages for `num_tokens` in all; returns False where it had to give way itself."""

@@ -8,9 +8,13 @@ import hashlib
 import heapq
 import time
 from collections.abc import Iterator
+from itertools import islice
 
 MAX_EVICTED = 4096
 """Evicted pages that are remembered, so that it can be said of a prompt that it was cached."""
+
+MAX_BRANCHES = 32
+"""Children of a node that are looked at where only part of a page is known, the latest first."""
 
 SALT_BYTES = 16
 
@@ -104,6 +108,22 @@ class RadixTree:
             node = child
             position += num_same * self.page_bytes
         return path
+
+    def find_continuation(self, node: Node, salt: bytes, tail: bytes, num_bytes: int) -> bytes:
+        """Returns at most `num_bytes` token bytes that the tree has behind `tail` below `node`; there may be none.
+
+        `tail` need not be whole pages. Where the tree goes on in several ways, it is the one that was added last.
+        """
+        position, found = 0, b""
+        while len(found) < num_bytes:
+            child = self._find_branch(node, salt, tail[position:])
+            rest = tail[position : position + len(child.key)] if child is not None else b""
+            if child is None or not child.key.startswith(rest):
+                break
+            position += len(rest)
+            found += child.key[len(rest) :]
+            node = child
+        return found[:num_bytes]
 
     def find_evicted(self, node: Node, place: int, edge: bytes) -> tuple[int, int] | None:
         """Returns which request computed the page that was page `place` behind `node`, and when it was evicted."""
@@ -224,6 +244,15 @@ class RadixTree:
 
     def _edge(self, node: Node, salt: bytes, page: bytes) -> bytes:
         return page if node is not self.root else salt + page
+
+    def _find_branch(self, node: Node, salt: bytes, tail: bytes) -> Node | None:
+        """Returns a child whose first page begins with `tail`, or with its first page."""
+        prefix = self._edge(node, salt, tail[: self.page_bytes])
+        if len(tail) >= self.page_bytes:
+            return node.children.get(prefix)
+        num_bytes = len(self._edge(node, salt, b"")) + self.page_bytes  # of another salt's edges it is another length
+        latest = islice(reversed(node.children.values()), MAX_BRANCHES)
+        return next((child for child in latest if len(child.edge) == num_bytes and child.edge.startswith(prefix)), None)
 
     def _num_same_pages(self, label: bytes, key: bytes, position: int) -> int:
         """Returns how many whole pages of `label` are those of `key` from `position` on (bisection over memcmp)."""

@@ -5,8 +5,9 @@ from array import array
 
 import msgspec
 
-from messages.columns import unpack_int32
+from messages.columns import INT32, unpack_int32
 from messages.requests import Stamps, UserMsg
+from scheduler_proc.deciding.continuations import Continuation
 from scheduler_proc.deciding.draft_lengths import AcceptanceRate
 from scheduler_proc.deciding.endings import LENGTH, Ending, end_tokens_of, find_ending
 from scheduler_proc.deciding.grammars import RequestGrammar
@@ -16,6 +17,8 @@ from scheduler_proc.deciding.prompt_logprobs import PromptLogprobsProgress
 from scheduler_proc.deciding.radix import Node, salt_of
 
 PriorityKey = tuple[int, int]
+
+NO_IDS: "array[int]" = array(INT32)
 
 
 class State(enum.Enum):
@@ -44,12 +47,13 @@ class PendingReq:
     that it gets no row. `logits_processors` is `None` where its logits stay as they are, and
     `prompt_logprobs` where none of its prompt are wanted. `priority_key` orders all requests (`waiting_queue.py`).
     `draft_rate` is about the draft tokens of a drafter, `forced_rate` about those of its grammar, `ngrams` the index of
-    its tokens once one was asked for.
+    its tokens and `continuation` what others had behind them, once they were asked for.
     """
 
     __slots__ = (
         "attempt",
         "cached_tokens",
+        "continuation",
         "draft_rate",
         "end_tokens",
         "first_scheduled_ns",
@@ -98,6 +102,7 @@ class PendingReq:
         self.draft_rate = AcceptanceRate()
         self.forced_rate = AcceptanceRate()
         self.ngrams: NgramIndex | None = None
+        self.continuation: Continuation | None = None
         self.stamps = message.stamps
         self.queued_ns = now_ns
         self.first_scheduled_ns = 0
@@ -154,9 +159,21 @@ class Req:
     """A running request: a `PendingReq` with its place in the KV cache (the cache alone changes the place).
 
     `pages` hold its tokens in order; the first `num_shared_pages` belong to the radix tree and end at `node`.
+    Of the first `num_drafted` tokens the draft model has K and V, and behind them those of `drafted_ids`, which may be
+    wrong (`draft_model.py` alone changes both).
     """
 
-    __slots__ = ("_num_prefilled", "node", "num_shared_pages", "pages", "pending", "token_ids", "uid")
+    __slots__ = (
+        "_num_prefilled",
+        "drafted_ids",
+        "node",
+        "num_drafted",
+        "num_shared_pages",
+        "pages",
+        "pending",
+        "token_ids",
+        "uid",
+    )
 
     def __init__(self, pending: PendingReq, root: Node):
         self.pending = pending
@@ -165,7 +182,15 @@ class Req:
         self.pages: list[int] = []
         self.node = root
         self.num_shared_pages = 0
+        self.num_drafted = 0
+        self.drafted_ids: array[int] = NO_IDS
         self._num_prefilled = 0
+
+    def twin(self, token_ids: "array[int]") -> "Req":
+        """Returns one on the same pages that has these tokens instead."""
+        twin = Req(self.pending, self.node)
+        twin.token_ids, twin.pages = token_ids, self.pages
+        return twin
 
     @property
     def state(self) -> State:

@@ -14,6 +14,8 @@ from messages.uids import GoneRequests
 from scheduler_proc.deciding.batch_columns import BatchBuilder
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.draft_lengths import DraftLengths
+from scheduler_proc.deciding.draft_model import DraftModel
+from scheduler_proc.deciding.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.endings import ABORTED, STOP_STRING, Ending
 from scheduler_proc.deciding.finished_rows import refused_row
@@ -61,7 +63,7 @@ class Scheduler:
         cache: BlockAllocator,
         limits: Limits,
         budget: Budget,
-        drafter: Drafter | None = None,
+        drafter: Drafter | DraftModel | None = None,
         grammars: GrammarSource | None = None,
         draft_lengths: DraftLengths | None = None,
     ):
@@ -69,11 +71,11 @@ class Scheduler:
         self._cache = cache
         self._limits = limits
         self._stages = Stages(cache)
-        self._policy = Policy(self._stages, cache, budget, drafter, draft_lengths)
+        self._draft_planner = None if drafter is None else DraftPlanner(cache, drafter, draft_lengths)
+        self._policy = Policy(self._stages, cache, budget, self._draft_planner)
         self._reports = ScheduleReports(self._stages, cache, self._policy)
         self._results = Results(self._stages, cache)
         self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len)
-        self._has_drafter = drafter is not None
         self._grammars = grammars
         self._draft_lengths = draft_lengths
         self._in_flight: deque[StepInFlight] = deque()
@@ -126,7 +128,7 @@ class Scheduler:
             return None
         assert len(self._in_flight) < 2, "there are two steps in flight"
         before = self._in_flight[0] if self._in_flight else None
-        if before is not None and self._has_drafter:
+        if before is not None and self._draft_planner is not None:
             return None  # what may come next is proposed from all tokens, and how many there will be is not known
         try:
             rows = self._stages.decode if before is None else before.rows_behind()
@@ -176,9 +178,11 @@ class Scheduler:
             self._stages.decode.enter_pages()  # which the step behind was given
 
     def note_time(self, batch: Batch, seconds: float) -> None:
-        """Tells what a step took: without a chunk of a prompt that decides about draft tokens, with one about loads."""
-        if self._draft_lengths is not None and batch.num_tokens == batch.num_sampled:
-            self._draft_lengths.cost.add(batch.num_tokens, seconds)
+        """Tells what a step and its plan took: without a chunk of a prompt that decides about draft tokens, with one
+        about loads."""
+        lengths, planner = self._draft_lengths, self._draft_planner
+        if lengths is not None and planner is not None and batch.num_tokens == batch.num_sampled:
+            lengths.cost.add(batch.num_tokens, seconds - planner.seconds)
         if self._cache.tiers is not None and batch.num_tokens > batch.num_sampled:
             self._cache.tiers.note_prefill(batch.num_tokens, seconds)
 

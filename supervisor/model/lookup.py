@@ -21,8 +21,7 @@ def find_model(model: ModelConfig, console: Console | None = None) -> Path:
         if not BUNDLED_MODEL.is_dir():
             raise BootError(f"the bundled model is not in {BUNDLED_MODEL}; give a model with --model")
         return BUNDLED_MODEL
-    wanted = "none" if model.load_format == "dummy" else model.load_format
-    return _find("--model", model.model, model.revision, wanted, console)
+    return _find("--model", model.model, model.revision, _wanted(model), console)
 
 
 def find_tokenizer(model: ModelConfig, model_dir: Path, console: Console | None = None) -> Path:
@@ -32,9 +31,18 @@ def find_tokenizer(model: ModelConfig, model_dir: Path, console: Console | None 
     return _find("--tokenizer", model.tokenizer, "main", "tokenizer", console)
 
 
+def find_draft_model(name: str, model: ModelConfig, console: Console | None = None) -> Path:
+    """Returns the directory of the draft model."""
+    return _find("--draft-model", name, "main", _wanted(model), console)
+
+
 def model_name(model: ModelConfig) -> str:
     """Returns the name under which clients know the model where no flag gives one."""
     return model.model.rstrip("/") or BUNDLED_MODEL.name
+
+
+def _wanted(model: ModelConfig) -> str:
+    return "none" if model.load_format == "dummy" else model.load_format
 
 
 def _find(flag: str, name: str, revision: str, wanted: str, console: Console | None) -> Path:

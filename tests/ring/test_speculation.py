@@ -14,12 +14,12 @@ from tests.ring.test_restart import Killer, check_same, disturb, mixed_requests
 pytestmark = pytest.mark.ring
 
 MAX_TRIES = 20
-FLAGS = ("--dtype", "float32", "--speculative", "ngram", "--max-restarts-per-min", "100")
+FLAGS = ("--dtype", "float32", "--max-restarts-per-min", "100")
 
 
 @pytest.fixture(scope="module")
 def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, *FLAGS)
+    return start_ring(tiny_checkpoint, *FLAGS, "--speculative", "ngram")
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,19 @@ def test_the_same_with_and_without_and_where_the_scheduler_dies(
     disturb(Killer(ring, "scheduler", (200, 900), signal.SIGKILL), ring, requests, expected)
     assert counter(ring, "vllm:spec_decode_num_accepted_tokens_total") >= gauges["accepted_tokens"]
     assert counter(plain_ring, "vllm:spec_decode_num_draft_tokens_total") == 0
+
+
+def test_the_same_with_a_draft_model_and_where_the_scheduler_dies(
+    tiny_checkpoint: Path, start_ring: Any, plain_ring: RingClient, requests: list[dict[str, Any]]
+):
+    """The model is its own draft model: that saves no time, so it drafts seldom, but then it is right."""
+    ring = start_ring(tiny_checkpoint, *FLAGS, "--speculative", "draft", "--draft-model", str(tiny_checkpoint))
+    expected = plain_ring.generate_all(requests)
+    check_same(ring.generate_all(requests), expected)
+    ring.wait_until_empty()
+    gauges = ring.gauges("scheduler")
+    assert gauges["accepted_tokens"] > 0.9 * gauges["draft_tokens"] > 0
+    disturb(Killer(ring, "scheduler", (300,), signal.SIGKILL), ring, requests, expected)
 
 
 def test_what_a_grammar_forces_comes_in_fewer_steps(ring: RingClient, plain_ring: RingClient):

@@ -136,8 +136,8 @@ class Bench:
         tiers = None if store is None else PageTiers(store, num_pages, page_size)
         self.cache = BlockAllocator(num_pages, page_size, is_sharing, journal, tiers)
         self.grammars = SimulatedGrammars(self.limits)
-        budget = Budget(max_num_seqs, max_num_batched_tokens)
-        self.scheduler = Scheduler(self.cache, self.limits, budget, drafter, self.grammars)
+        self.budget = Budget(max_num_seqs, max_num_batched_tokens)
+        self.scheduler = Scheduler(self.cache, self.limits, self.budget, drafter, self.grammars)
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
         if pages is not None:
             self.runner.slots = pages.slots

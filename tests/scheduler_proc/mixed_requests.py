@@ -9,7 +9,9 @@ the same in float32, and prints how many draft tokens there were.
 import argparse
 import random
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ from messages.columns import pack_float32, pack_int32
 from messages.config import Config
 from messages.requests import AbortMsg, StopSeen, UserMsg
 from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.deciding.batch_columns import BatchBuilder
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.draft_lengths import DraftLengths
+from scheduler_proc.deciding.draft_model import DraftLimits, DraftModel
 from scheduler_proc.deciding.drafts import Drafter, NgramDrafter
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
@@ -36,6 +40,9 @@ PAGE_SIZE, NUM_PAGES = 4, 48
 MAX_ROWS, STEP_TOKENS = 8, 48
 NUM_DRAFTS = 6
 LOGPROB_TOLERANCE = 1e-3
+
+
+MakeDrafter = Callable[[BlockAllocator], Drafter | DraftModel | None]
 
 
 @dataclass(frozen=True)
@@ -99,10 +106,14 @@ def _params(chance: random.Random, pattern: list[int], vocab_size: int) -> dict[
 class Client:
     """Sends the requests, some later than others; aborts some in the middle and asks others on as after a restart."""
 
-    def __init__(self, runner: Runner, messages: list[UserMsg], vocab_size: int, drafter: Drafter | None, adapts: bool):
+    def __init__(
+        self, runner: Runner, messages: list[UserMsg], vocab_size: int, make_drafter: MakeDrafter, adapts: bool = False
+    ):
         self.inbox = Inbox()
+        cache = BlockAllocator(NUM_PAGES, PAGE_SIZE)
+        drafter = make_drafter(cache)
         self.scheduler = Scheduler(
-            BlockAllocator(NUM_PAGES, PAGE_SIZE),
+            cache,
             Limits(CONTEXT, vocab_size, (0,)),
             Budget(MAX_ROWS, STEP_TOKENS),
             drafter,
@@ -170,16 +181,26 @@ def check(config: Config, num_requests: int, seed: int = 1) -> dict[str, float]:
     runner = load_runner(config, lambda text, fraction: None)
     vocab_size = config.facts.vocab_size
     messages = mixed_messages(num_requests, vocab_size, seed)
-    plain = Client(runner, messages, vocab_size, None, adapts=False).run()
-    eager = Client(runner, messages, vocab_size, NgramDrafter(NUM_DRAFTS), adapts=False).run()
+    make_drafter = partial(NgramDrafter, NUM_DRAFTS)
+    if runner.draft_runner is not None:
+        make_drafter = partial(_make_draft_model, runner.draft_runner, vocab_size)
+    plain = Client(runner, messages, vocab_size, lambda cache: None).run()
+    eager = Client(runner, messages, vocab_size, make_drafter).run()
     compare(plain, eager)
-    compare(plain, Client(runner, messages, vocab_size, NgramDrafter(NUM_DRAFTS), adapts=True).run())
+    compare(plain, Client(runner, messages, vocab_size, make_drafter, adapts=True).run())
     return eager.gauges
 
 
-def family_config(directory: Path, variant: str) -> Config:
+def _make_draft_model(runner: Runner, vocab_size: int, cache: BlockAllocator) -> DraftModel:
+    builder = BatchBuilder(NUM_PAGES, PAGE_SIZE, CONTEXT)
+    limits = DraftLimits(NUM_DRAFTS, CONTEXT, vocab_size, vocab_size)
+    return DraftModel(lambda batch: runner.launch(batch).result(), builder, cache, limits)
+
+
+def family_config(directory: Path, variant: str, draft_dir: Path | None = None) -> Config:
     build_checkpoint(directory, variant)
-    return make_config(directory, dtype="float32", block_size=PAGE_SIZE, num_pages=NUM_PAGES)
+    draft: dict[str, Any] = {} if draft_dir is None else {"draft_model": draft_dir}
+    return make_config(directory, dtype="float32", block_size=PAGE_SIZE, num_pages=NUM_PAGES, **draft)
 
 
 def main() -> None:

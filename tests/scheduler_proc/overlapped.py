@@ -50,6 +50,7 @@ class OverlappedRunner:
     can_overlap = True
     degraded = ""
     drafter = None
+    draft_runner = None
     page_memory = None
     page_store = None
 

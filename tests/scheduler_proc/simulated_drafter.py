@@ -3,7 +3,7 @@
 import random
 from array import array
 
-from scheduler_proc.deciding.requests import PendingReq
+from scheduler_proc.deciding.requests import PendingReq, Req
 from tests.scheduler_proc.simulated_runner import expected_output
 
 NEVER = 1 << 20
@@ -20,9 +20,9 @@ class SimulatedDrafter:
         self._error_rate = error_rate
         self._outputs: dict[bytes, list[int]] = {}
 
-    def propose(self, pending: PendingReq, max_tokens: int) -> "array[int]":
+    def propose(self, req: Req, max_tokens: int) -> "array[int]":
         num_drafts = min(max_tokens, self._chance.randint(0, self._max_drafts))
-        right = self._output(pending)[pending.num_output_tokens :][:num_drafts]
+        right = self._output(req.pending)[req.pending.num_output_tokens :][:num_drafts]
         drafts = [
             self._chance.randrange(self._vocab_size) if self._chance.random() < self._error_rate else token_id
             for token_id in right

@@ -110,6 +110,7 @@ class SimulatedRunner:
 
     can_overlap = False
     degraded = ""
+    draft_runner = None
     page_memory = None
     page_store = None
 

@@ -13,7 +13,7 @@ from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.policy import Budget
-from scheduler_proc.deciding.requests import Limits, PendingReq
+from scheduler_proc.deciding.requests import Limits, Req
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Stepper
@@ -101,9 +101,9 @@ class Recalled:
         self._max_drafts = max_drafts
         self._chance = random.Random(6)
 
-    def propose(self, pending: PendingReq, max_tokens: int) -> "array[int]":
-        start = pending.num_output_tokens
-        drafts = self._outputs[pending.uid][start : start + min(max_tokens, self._max_drafts)]
+    def propose(self, req: Req, max_tokens: int) -> "array[int]":
+        start = req.pending.num_output_tokens
+        drafts = self._outputs[req.uid][start : start + min(max_tokens, self._max_drafts)]
         if drafts and self._chance.random() < 0.3:
             drafts[self._chance.randrange(len(drafts))] ^= 1
             self.num_wrong += 1

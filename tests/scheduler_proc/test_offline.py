@@ -78,6 +78,19 @@ def test_overlapped_steps_give_the_same_tokens(
     assert expected[5].finish_reason == "stop"
 
 
+def test_with_a_draft_model_on_a_gpu_no_step_runs_ahead_and_the_tokens_are_the_same(
+    model_dir: Path, expected: list[Output]
+) -> None:
+    """The model is its own draft model; its graphs are captured, and the draft model's are not."""
+    device = LateDevice()
+    engine = late_engine(model_dir, device, draft_model=model_dir)
+    outputs = engine.generate(PROMPTS, PARAMS)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+    assert engine.gauges["accepted_tokens"] == engine.gauges["draft_tokens"] > 0
+    assert engine.gauges["steps_ahead"] == 0
+    assert device.num_replays > 0
+
+
 def test_the_prefix_cache_lasts_from_call_to_call(model_dir: Path) -> None:
     engine = OfflineEngine(make_config(model_dir))
     first = engine.generate(PROMPTS[1:2], PARAMS[:1])

@@ -1,10 +1,15 @@
 """Loads a model and returns its runner, ready for the first step."""
 
 import logging
+from functools import partial
+from math import prod
 from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from kernels.cpu.library import load_kernels
-from messages.config import Config
+from messages.config import Config, DraftFacts
 from messages.errors import BootError
 from scheduler_proc.computing.cpu.kv_memory import KVMemory
 from scheduler_proc.computing.cpu.loading import CpuBackend
@@ -15,6 +20,7 @@ from scheduler_proc.computing.loading.identity import identity_of
 from scheduler_proc.computing.loading.placement import Placement, find_placement, set_cpu_threads, use_gpu
 from scheduler_proc.computing.loading.weights import Report, make_dummy_weights
 from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.model.decoder_config import parameter_shapes
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.kv_tensors import (
     GIB,
@@ -34,6 +40,13 @@ log = logging.getLogger("sluice.load_runner")
 STEP_TOKENS_CUDA, STEP_TOKENS_CPU = 8192, 512
 
 
+class _Model(NamedTuple):
+    """A model and what makes runners of it."""
+
+    decoder: Decoder
+    backend: CpuBackend | GpuBackend
+
+
 def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path | None = None) -> Runner:
     """Returns a runner that is ready for its first step, and tells `report` what it is doing meanwhile.
 
@@ -49,43 +62,62 @@ def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path |
         use_gpu(placement.device)
     else:
         set_cpu_threads(config.model.cpu_threads, config.run.data_parallel, engine)
-    decoder = _load_decoder(config, hf_config, placement, report)
     scheduling, page_size = config.scheduling, config.cache.block_size
     num_tokens = scheduling.max_num_batched_tokens or (STEP_TOKENS_CUDA if placement.is_cuda else STEP_TOKENS_CPU)
     limits = StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
+    device = CudaDevice(placement.device) if placement.is_cuda else None
+    load = partial(_load_model, placement=placement, device=device, limits=limits)
+    decoder, backend = load(config, hf_config, report)
+    draft = None
+    if config.facts.draft is not None:
+        draft = load(*_read_draft_config(config, config.facts.draft), report)
+        _warn_if_large(decoder, draft.decoder)
     memory = None
     if kv_file is not None and not placement.is_cuda:
         flags = config.model, config.cache, config.facts
         memory = KVMemory(kv_file, identity_of(config, decoder.config, placement, *flags))
-    if placement.is_cuda:
-        backend = GpuBackend(config, decoder, CudaDevice(placement.device), limits, report, placement.kv_codes)
-    else:
-        backend = CpuBackend(config, decoder, limits)
 
     def make_cache(num_pages: int) -> KVTensors:
         return allocate_cache(decoder.config, num_pages, page_size, placement, memory)
 
-    def make_runner(num_pages: int) -> Runner:
-        return backend.make_runner(make_cache(num_pages))
+    def add_runner(cache: KVTensors) -> Runner:
+        runner = backend.make_runner(cache)
+        if draft is not None:
+            draft_cache = allocate_cache(draft.decoder.config, cache.num_pages, page_size, placement)
+            runner.draft_runner = draft.backend.make_runner(draft_cache)
+        return runner
 
     bytes_per_page = page_bytes(decoder.config, page_size, placement)
+    if draft is not None:
+        bytes_per_page += page_bytes(draft.decoder.config, page_size, placement)
     if memory is not None and memory.num_pages:
         num_pages = memory.num_pages
     else:
-        num_pages = choose_num_pages(config, bytes_per_page, backend.measure_cache_bytes(make_runner, bytes_per_page))
+        free_bytes = backend.measure_cache_bytes(lambda num: add_runner(make_cache(num)), bytes_per_page)
+        num_pages = choose_num_pages(config, bytes_per_page, free_bytes)
     report("allocating the KV cache", None)
-    dtype_name, cache_gib = str(placement.kv_dtype).removeprefix("torch."), num_pages * bytes_per_page / GIB
-    log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype_name, cache_gib)
+    _log_size(num_pages * page_size, placement, num_pages * bytes_per_page)
     cache = make_cache(num_pages)
-    runner = backend.make_runner(cache)
     report("warming up", None)
+    runner = add_runner(cache)
     runner.page_memory = memory
     backend.warm_up(runner)
+    if draft is not None and runner.draft_runner is not None:
+        draft.backend.warm_up(runner.draft_runner)
     if config.cache.kv_disk or config.cache.kv_offload_gb:
-        copies, identity = PageCopies(cache, backend.device), identity_of(config, decoder.config, placement)
-        runner.page_store, missing = open_tiers(config.cache, copies, identity, engine)
-        runner.degraded = "; ".join(filter(None, (runner.degraded, missing)))
+        identity = identity_of(config, decoder.config, placement)
+        _add_tiers(runner, PageCopies(cache, backend.device), config, identity, engine)
     return runner
+
+
+def _log_size(num_tokens: int, placement: Placement, num_bytes: int) -> None:
+    dtype_name = str(placement.kv_dtype).removeprefix("torch.")
+    log.info("KV cache: %d tokens in %s, %.2f GiB", num_tokens, dtype_name, num_bytes / GIB)
+
+
+def _add_tiers(runner: Runner, copies: PageCopies, config: Config, identity: bytes, engine: int) -> None:
+    runner.page_store, missing = open_tiers(config.cache, copies, identity, engine)
+    runner.degraded = "; ".join(filter(None, (runner.degraded, missing)))
 
 
 def _refuse_what_is_for_gpus(config: Config, placement: Placement) -> None:
@@ -100,6 +132,44 @@ def _refuse_what_is_for_gpus(config: Config, placement: Placement) -> None:
     if config.cache.kv_offload_gb:
         raise BootError(
             "--kv-offload-gb: on a CPU the KV cache is in the host's memory; raise --kv-cache-memory-gb instead"
+        )
+
+
+def _load_model(
+    config: Config,
+    hf_config: HfConfig,
+    report: Report,
+    placement: Placement,
+    device: CudaDevice | None,
+    limits: StepLimits,
+) -> _Model:
+    """Loads a model for `device`, or for the CPU where there is none."""
+    decoder = _load_decoder(config, hf_config, placement, report)
+    if device is None:
+        return _Model(decoder, CpuBackend(config, decoder, limits))
+    return _Model(decoder, GpuBackend(config, decoder, device, limits, report, placement.kv_codes))
+
+
+def _read_draft_config(config: Config, draft: DraftFacts) -> tuple[Config, HfConfig]:
+    """Returns the configuration as if the draft model were the model; its steps are not captured on a GPU."""
+    sizes = {"vocab_size": draft.vocab_size, "max_model_len": draft.max_model_len}
+    own = replace(
+        config,
+        model=replace(config.model, enforce_eager=True),
+        scheduling=replace(config.scheduling, overlap=False),
+        facts=replace(config.facts, model_dir=draft.model_dir, **sizes),
+    )
+    return own, read_hf_config(Path(draft.model_dir))
+
+
+def _warn_if_large(model: Decoder, draft: Decoder) -> None:
+    size, draft_size = (sum(map(prod, parameter_shapes(each.config).values())) / 1e6 for each in (model, draft))
+    if draft_size >= size:
+        log.warning(
+            "the draft model has %.1f million parameters, the model %.1f million: its draft tokens take more time than "
+            "they save; take a much smaller one",
+            draft_size,
+            size,
         )
 
 

@@ -9,7 +9,7 @@ from messages.columns import pack_int32, unpack_int32
 from messages.requests import AbortMsg, StopSeen
 from messages.steps import Batch, ForwardOutput
 from scheduler_proc.deciding.drafts import num_accepted
-from scheduler_proc.deciding.requests import PendingReq
+from scheduler_proc.deciding.requests import Req
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.overlapped import OverlappedBench
 from tests.scheduler_proc.simulated_runner import check_shapes, expected_logprobs, expected_output
@@ -24,7 +24,7 @@ class Proposals:
         self.drafts = list(drafts)
         self.limits: list[int] = []
 
-    def propose(self, pending: PendingReq, max_tokens: int) -> "array[int]":
+    def propose(self, req: Req, max_tokens: int) -> "array[int]":
         self.limits.append(max_tokens)
         return array("i", self.drafts.pop(0)[:max_tokens] if self.drafts else [])
 

@@ -10,7 +10,7 @@ from messages.requests import AbortMsg, Grammar, SamplingParams
 from runtime.grammars import GrammarCompiler
 from scheduler_proc.deciding.endings import Ending
 from scheduler_proc.deciding.grammars import MAX_SLOW_S, RequestGrammar, make_grammar
-from scheduler_proc.deciding.requests import PendingReq
+from scheduler_proc.deciding.requests import Req
 from scheduler_proc.deciding.scheduler import Scheduler
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_grammar import FORCING, SimulatedMatcher, allowed_next, grammar_of
@@ -100,7 +100,7 @@ def test_what_must_come_is_forced_in_the_tokens_of_the_tokenizer(compiler: Gramm
 
 
 class NoDrafts:
-    def propose(self, pending: PendingReq, max_tokens: int) -> "array[int]":
+    def propose(self, req: Req, max_tokens: int) -> "array[int]":
         return array("i")
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from scheduler_proc.deciding.draft_lengths import NO_LIMIT
 from scheduler_proc.deciding.drafts import NgramDrafter
 from scheduler_proc.deciding.ngrams import MAX_ADDED, MAX_CANDIDATES, MAX_MATCH, NgramIndex
-from scheduler_proc.deciding.requests import Limits, PendingReq
+from scheduler_proc.deciding.radix import RadixTree
+from scheduler_proc.deciding.requests import Limits, PendingReq, Req
 from tests.scheduler_proc.clients import user_msg
 
 
@@ -48,7 +49,7 @@ def test_a_long_prompt_is_indexed_bit_by_bit():
 
 def proposed(prompt: list[int], max_tokens: int = NO_LIMIT, num_speculative_tokens: int = 8) -> list[int]:
     pending = PendingReq(user_msg(1, prompt, 100), Limits(4096, 1 << 30), 0)
-    return list(NgramDrafter(num_speculative_tokens).propose(pending, max_tokens))
+    return list(NgramDrafter(num_speculative_tokens).propose(Req(pending, RadixTree(4).root), max_tokens))
 
 
 def test_a_longer_match_is_trusted_with_more_tokens():

@@ -1,0 +1,39 @@
+"""What came behind a request's tokens when another request had the same, as the radix tree still knows it."""
+
+from array import array
+from collections.abc import Callable
+
+from messages.columns import INT32
+
+MAX_AHEAD = 256
+"""Tokens that one lookup remembers, so that most steps compare a few tokens and look nothing up."""
+
+LookUp = Callable[[int], "array[int]"]
+"""Returns at most so many int32 ids that another request had behind the request's tokens; none is good."""
+
+
+class Continuation:
+    """What one request may go on with. It is looked up at most once for each `interval` of the request's tokens."""
+
+    __slots__ = ("_guess", "_interval", "_next_lookup", "_start")
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._guess: array[int] = array(INT32)
+        self._start = 0
+        """How many tokens there were in front of the guess."""
+        self._next_lookup = 0
+
+    def find(self, token_ids: "array[int]", look_up: LookUp) -> "array[int]":
+        """Returns what may come behind all these tokens, which have grown since the last call; it may be nothing."""
+        num_tokens = len(token_ids)
+        num_new = num_tokens - self._start
+        if self._guess[:num_new] == token_ids[self._start :]:
+            self._guess = self._guess[num_new:]
+        else:
+            self._guess = array(INT32)
+        self._start = num_tokens
+        if not self._guess and num_tokens >= self._next_lookup:
+            self._next_lookup = num_tokens + self._interval
+            self._guess = look_up(MAX_AHEAD)
+        return self._guess

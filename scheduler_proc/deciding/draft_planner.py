@@ -1,0 +1,95 @@
+"""Which rows of a step in the making have draft tokens, and which."""
+
+from array import array
+
+from scheduler_proc.deciding.batch_columns import NO_DRAFTS, Chunk, plan_drafts
+from scheduler_proc.deciding.block_allocator import BlockAllocator
+from scheduler_proc.deciding.decode_rows import DecodeRows
+from scheduler_proc.deciding.draft_lengths import NO_LIMIT, AcceptanceRate, DraftLengths
+from scheduler_proc.deciding.draft_model import DraftLimits, DraftModel
+from scheduler_proc.deciding.drafts import Drafter
+from scheduler_proc.deciding.requests import Req
+
+
+class DraftPlanner:
+    """Gives rows in DECODE what `drafter` proposes, as much of it as `lengths` say, or all without them.
+
+    `seconds` is what a draft model has computed for the latest plan.
+    """
+
+    def __init__(self, cache: BlockAllocator, drafter: Drafter | DraftModel, lengths: DraftLengths | None = None):
+        self._cache = cache
+        self._drafter = drafter
+        self._lengths = lengths
+        self.seconds = 0.0
+        self._chunks: list[Chunk] = []
+        self._num_tokens_left = 0
+
+    def plan(self, rows: DecodeRows, others: list[Chunk], max_num_tokens: int) -> list[Chunk]:
+        """Returns a chunk for each of `rows` that has draft tokens, at most so many in all, as far as there are pages.
+
+        `others` are the step's prefill chunks. What a row's grammar forces goes before what the drafter proposes.
+        """
+        self._chunks, self._num_tokens_left = [], max_num_tokens
+        if self._lengths is not None:
+            num_sampled = len(rows) + sum(chunk.wanted.num_tokens for chunk in others)
+            self._lengths.begin_step(num_sampled, len(rows) + sum(chunk.end - chunk.start for chunk in others))
+        for req in rows.reqs:
+            grammar = req.pending.grammar
+            forced_ids = NO_DRAFTS if grammar is None else grammar.forced_ids()
+            if forced_ids:
+                self._add(req, forced_ids[: self._limit(req, req.pending.forced_rate)], req.pending.forced_rate)
+            elif isinstance(self._drafter, DraftModel):
+                continue
+            elif limit := self._limit(req, req.pending.draft_rate):
+                self._add(req, self._drafter.propose(req, limit), req.pending.draft_rate)
+        self.seconds = 0.0
+        if isinstance(self._drafter, DraftModel) and not self._drafter.has_failed:
+            self._ask(self._drafter, rows)
+        return self._chunks
+
+    def _ask(self, model: DraftModel, rows: DecodeRows) -> None:
+        """Adds the draft tokens of the draft model to all rows that have none."""
+        has_drafts = {chunk.req.uid for chunk in self._chunks}
+        most = [0 if req.uid in has_drafts else self._most(model.limits, req) for req in rows.reqs]
+        if not any(most):
+            return
+        counts = most if self._lengths is None else self._choose(self._lengths, model, rows.reqs, most)
+        for row, req in enumerate(rows.reqs):
+            counts[row] = min(counts[row], self._num_tokens_left)
+            if counts[row] and not self._cache.grow(req, len(req.token_ids) + counts[row]):
+                counts[row] = 0
+            self._num_tokens_left -= counts[row]
+        if any(counts):
+            rows = rows.kept([count > 0 for count in counts])
+            drafts = model.propose(rows, [count for count in counts if count], self._num_tokens_left)
+            self.seconds = model.seconds
+            if drafts and self._lengths is not None:
+                self._lengths.num_idle = 0
+            self._chunks += [
+                plan_drafts(req, drafts[req.uid], req.pending.draft_rate) for req in rows.reqs if drafts.get(req.uid)
+            ]
+
+    def _most(self, limits: DraftLimits, req: Req) -> int:
+        """Returns the most draft tokens that a row may have. A slow grammar is asked no more than it must be."""
+        if req.pending.grammar is not None and req.pending.grammar.is_slow:
+            return 0
+        num_tokens = len(req.token_ids)
+        return max(0, min(limits.max_drafts, req.pending.max_len - num_tokens - 1, limits.max_len - num_tokens + 1))
+
+    def _choose(self, lengths: DraftLengths, model: DraftModel, reqs: list[Req], most: list[int]) -> list[int]:
+        rates = [req.pending.draft_rate for req in reqs]
+        for rate in rates:
+            rate.follow(lengths.general)
+        return lengths.choose_all(rates, most, model.cost)
+
+    def _limit(self, req: Req, rate: AcceptanceRate) -> int:
+        num_useful = NO_LIMIT if self._lengths is None else self._lengths.choose(rate)
+        return max(0, min(num_useful, self._num_tokens_left, req.pending.max_len - len(req.token_ids) - 1))
+
+    def _add(self, req: Req, draft_ids: "array[int]", rate: AcceptanceRate) -> None:
+        if draft_ids and self._cache.grow(req, len(req.token_ids) + len(draft_ids)):
+            self._chunks.append(plan_drafts(req, draft_ids, rate))
+            self._num_tokens_left -= len(draft_ids)
+            if self._lengths is not None:
+                self._lengths.add(rate, len(draft_ids))
