@@ -74,8 +74,7 @@ def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path |
         _warn_if_large(decoder, draft.decoder)
     memory = None
     if kv_file is not None and not placement.is_cuda:
-        flags = config.model, config.cache, config.facts
-        memory = KVMemory(kv_file, identity_of(config, decoder.config, placement, *flags))
+        memory = KVMemory(kv_file, identity_of(config, decoder.config, placement, config))
 
     def make_cache(num_pages: int) -> KVTensors:
         return allocate_cache(decoder.config, num_pages, page_size, placement, memory)
