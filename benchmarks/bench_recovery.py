@@ -35,6 +35,8 @@ from benchmarks.load.workloads import PlannedRequest, SamplingFields
 from benchmarks.result_file import write_result
 from benchmarks.server_process import ServerProcess, started_server
 from messages.admin import Done, RestartProcess
+from messages.control import SUCCESSOR
+from messages.engines import SCHEDULER
 from messages.errors import SluiceError
 from runtime.run_dir import RunDir
 from supervisor.client.admin_client import AdminClient
@@ -48,6 +50,7 @@ SETTLE_S = 3.0
 AFTERMATH_S = 1.0
 """For which streams and log are watched when all is as before."""
 
+STANDBY_TIMEOUT_S = 240.0
 AWAY_TIMEOUT_S = 60.0
 RETRY_S = 0.02
 PROMPT = "Once upon a time "
@@ -94,7 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with started_server(flags, START_TIMEOUT_S) as (server, target):
             kills = [process for _ in range(options.kills) for process in options.processes]
-            recoveries, replacements = uvloop.run(measure(server, target, kills))
+            waits = not {"--no-standby", "--data-parallel"} & set(options.launch_flags)
+            recoveries, replacements = uvloop.run(measure(server, target, kills, waits))
     except SluiceError as error:
         print(f"bench_recovery: {error}", file=sys.stderr)
         return 1
@@ -106,8 +110,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-async def measure(server: ServerProcess, target: Target, kills: list[str]) -> tuple[list[Recovery], list[Replacement]]:
-    """Kills the processes in turn under load, then replaces each on command.
+async def measure(
+    server: ServerProcess, target: Target, kills: list[str], waits_for_standby: bool, replaces: bool = True
+) -> tuple[list[Recovery], list[Replacement]]:
+    """Kills the processes in turn under load, then replaces each on command, if wanted.
 
     Raises `ServerUnavailableError` where one does not come back.
     """
@@ -119,10 +125,10 @@ async def measure(server: ServerProcess, target: Target, kills: list[str]) -> tu
     found: list[Recovery] = []
     for process in kills:
         await asyncio.sleep(SETTLE_S)
-        found.append(await kill(server, target, process, load))
+        found.append(await kill(server, target, process, load, waits_for_standby))
         print(f"{process}: ready after {found[-1].ready_s:.2f} s", file=sys.stderr)
     replaced: list[Replacement] = []
-    for process in dict.fromkeys(kills):
+    for process in dict.fromkeys(kills) if replaces else ():
         await asyncio.sleep(SETTLE_S)
         replaced.append(await replace(server, target, process, load))
         print(f"{process}: replaced in {replaced[-1].seconds:.2f} s", file=sys.stderr)
@@ -131,8 +137,12 @@ async def measure(server: ServerProcess, target: Target, kills: list[str]) -> tu
     return found, replaced
 
 
-async def kill(server: ServerProcess, target: Target, process: str, load: Load) -> Recovery:
-    """Kills one process and returns when all is as before."""
+async def kill(
+    server: ServerProcess, target: Target, process: str, load: Load, waits_for_standby: bool = False
+) -> Recovery:
+    """Kills one process and returns when all is as before. The scheduler is killed when one stands by, if wanted."""
+    if process == SCHEDULER and waits_for_standby:
+        await standby_is_ready(target)
     status = await asyncio.to_thread(process_status, target, process)
     killed_ns, log_length = time.monotonic_ns(), len(server.log)
     os.kill(status["pid"], signal.SIGKILL)
@@ -160,6 +170,15 @@ async def kill(server: ServerProcess, target: Target, process: str, load: Load) 
         stream_pause_s=None if process == "frontend" else round(longest_pause_ns(load, killed_ns) / 1e9, 3),
         phases=phases,
     )
+
+
+async def standby_is_ready(target: Target) -> None:
+    """Returns when a process stands by for the scheduler. Raises `ServerUnavailableError`."""
+    deadline_s = time.monotonic() + STANDBY_TIMEOUT_S
+    while (await asyncio.to_thread(process_status, target, SCHEDULER + SUCCESSOR))["state"] != "standby":
+        if time.monotonic() > deadline_s:
+            raise ServerUnavailableError(f"nothing stands by after {STANDBY_TIMEOUT_S:g} s")
+        await asyncio.sleep(RETRY_S * 10)
 
 
 async def replace(server: ServerProcess, target: Target, process: str, load: Load) -> Replacement:

@@ -45,6 +45,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="keep quantized weights in $XDG_CACHE_HOME/sluice or ~/.cache/sluice for the next start"),
     ] = True
+    share_weights: Annotated[
+        bool,
+        Meta(
+            description="hold the weights in memory once for all engines, and for the scheduler that follows one that "
+            "dies or is replaced (on a CPU)"
+        ),
+    ] = True
     device: Annotated[
         Literal["auto", "cuda", "cpu"], Meta(description="where the model runs; auto: cuda if there is one")
     ] = "auto"
@@ -293,6 +300,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts_per_min: Annotated[
         int, Meta(ge=0, description="restarts of all processes together in a minute, beyond which the run ends")
     ] = 10
+    standby: Annotated[
+        bool,
+        Meta(
+            description="keep a process ready that takes the scheduler's place when that dies; it costs the memory of "
+            "torch's libraries"
+        ),
+    ] = True
     restart_hold_s: Annotated[
         float,
         Meta(

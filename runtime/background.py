@@ -1,9 +1,12 @@
 """Calls that take long, made in threads beside a main loop, each with a deadline."""
 
+import contextlib
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, NamedTuple, TypeVar
 
 K = TypeVar("K")
@@ -12,6 +15,21 @@ R = TypeVar("R")
 NUM_THREADS = 2
 STACK_BYTES = 256 << 20
 """Of address space: a parser may go as deep as its input is nested. A page is memory once it is touched."""
+
+
+LOWEST_PRIORITY = 19
+
+
+def lower_priority() -> None:
+    """The calling thread, which cannot go back, runs when others do not want to; where threads have priorities."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+
+
+def call_at_low_priority(call: Callable[[], R]) -> R:
+    """Returns what `call` does, in a thread of its own that has ended then; this one waits, and keeps its priority."""
+    with ThreadPoolExecutor(1, initializer=lower_priority) as thread:
+        return thread.submit(call).result()
 
 
 class _Job(NamedTuple, Generic[K, R]):

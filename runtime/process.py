@@ -80,8 +80,10 @@ class ProcessLink:
     `is_stopping` turns true once: on `Stop`, on SIGTERM, or when the launcher dies.
     """
 
-    def __init__(self, name: str, run_dir: RunDir, *, is_successor: bool = False):
+    def __init__(self, name: str, run_dir: RunDir, *, is_successor: bool = False, is_spare: bool = False):
         self.name = name
+        self.is_spare = is_spare
+        """It is there in case the process of the same name dies: what it prepares is not to be felt."""
         self.is_successor = is_successor
         """It waits in `stand_by` until the process of the same name has left."""
         self.run_dir = run_dir
@@ -92,6 +94,7 @@ class ProcessLink:
         self.is_stopping = False
         self._is_launcher_gone = threading.Event()
         self._was_signalled = False
+        self._recorder: FrameRecorder | None = None
         self._last_beat_ns = 0
         self._was_busy: bool = False
         self._kept_messages: list[ControlMessage] = []
@@ -115,7 +118,6 @@ class ProcessLink:
         self._waiter.add_channel(self._control)
         self._waiter.add_descriptor(self._wakeup_reader)
         self._say_hello()
-        self._recorder = FrameRecorder(name, self.config, run_dir)
 
     def _say_hello(self) -> None:
         self._control.send(Hello(self._seat, os.getpid(), SCHEMA_VERSION))
@@ -139,9 +141,15 @@ class ProcessLink:
             if time.monotonic() >= deadline and not self.is_stopping:
                 raise BootError(f"the launcher in {self.run_dir.path} did not answer within {WELCOME_TIMEOUT_S:.0f} s")
 
+    def _record(self) -> FrameRecorder:
+        """Returns what keeps frames, from the first channel on: it removes an earlier process's file."""
+        if self._recorder is None:
+            self._recorder = FrameRecorder(self.name, self.config, self.run_dir)
+        return self._recorder
+
     def add_receiver(self, receiver: Receiver[Any]) -> None:
         """Lets `wait` return when something arrives for `receiver`, and beats say what it has taken."""
-        receiver.on_frame = self._recorder.received_as(receiver.path.stem)
+        receiver.on_frame = self._record().received_as(receiver.path.stem)
         self._waiter.add_channel(receiver)
         self.profiler.receivers.append(receiver)
         if self.faults is not None:
@@ -152,7 +160,7 @@ class ProcessLink:
         sender: Sender[Any] = (
             self.faults.open_sender(self.run_dir, receiver) if self.faults else Sender(self.run_dir.socket(receiver))
         )
-        sender.on_frame = self._recorder.sent_to(receiver)
+        sender.on_frame = self._record().sent_to(receiver)
         self.profiler.senders.append(sender)
         return sender
 
@@ -309,7 +317,8 @@ class ProcessLink:
         The signal of a launcher's death comes some milliseconds before its lifeline ends (it has several threads), so
         after a signal this waits for the end, for at most the grace.
         """
-        self._recorder.close()
+        if self._recorder is not None:
+            self._recorder.close()
         self._control.close()
         if self._has_pid_file():
             self.run_dir.pid_file(self.name).unlink(missing_ok=True)
@@ -361,10 +370,12 @@ def run_process(name: str, serve: Callable[[ProcessLink], None]) -> int:
     parser.add_argument("--run-dir", required=True, type=Path, help="the run directory of the server")
     parser.add_argument("--name", default=name.removesuffix("_proc"), help="what the launcher knows it as")
     parser.add_argument("--parent-pid", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--stand-by", action="store_true", help=argparse.SUPPRESS)
+    for flag in ("--stand-by", "--spare"):
+        parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     try:
-        link = ProcessLink(arguments.name, RunDir(arguments.run_dir.absolute()), is_successor=arguments.stand_by)
+        run_dir = RunDir(arguments.run_dir.absolute())
+        link = ProcessLink(arguments.name, run_dir, is_successor=arguments.stand_by, is_spare=arguments.spare)
     except SluiceError as error:
         sys.stderr.write(f"{name}: {error}\n")
         return 1

@@ -56,6 +56,11 @@ class RunDir:
         return self.path / f"{name}.kv-cache"
 
     @property
+    def weights_file(self) -> Path:
+        """A link to the launcher's file in memory for the weights that all schedulers share."""
+        return self.path / "weights"
+
+    @property
     def lock_file(self) -> Path:
         return self.path / "lock"
 

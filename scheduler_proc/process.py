@@ -17,6 +17,7 @@ from messages.replies import DetokenizeMsg, OpenStream, ToDetokenizer
 from messages.requests import ToScheduler
 from messages.steps import Batch
 from messages.timeline import ScheduleReport
+from runtime.background import call_at_low_priority
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Observer, Part
 from scheduler_proc.computing.torch_import import import_torch
@@ -42,19 +43,30 @@ def import_runner(link: ProcessLink) -> LoadRunner:
     link.phase("importing torch")
     import_torch()
     # Imported here and not above: it needs torch, and the operator should see what is being waited for.
-    from scheduler_proc.computing.loading.load_runner import load_runner
+    from scheduler_proc.computing.loading.load_runner import find_shared_model, load_model
 
     gc.freeze()
-    cache = link.config.cache
-    keeps_cache = cache.keep_kv_cache and cache.enable_prefix_caching
-    return partial(load_runner, kv_file=link.run_dir.kv_file(place_of(link.name)) if keeps_cache else None)
+    config, files = link.config, link.run_dir
+    keeps_cache = config.cache.keep_kv_cache and config.cache.enable_prefix_caching
+    kv_file = files.kv_file(place_of(link.name)) if keeps_cache else None
+    weights_file = files.weights_file if config.model.share_weights else None
+    prepared = None
+    if link.is_successor:
+        prepared = find_shared_model(config, link.phase, worker_number(link.name), weights_file)
+
+    def load_runner(config: Config, report: Report, engine: int) -> Runner:
+        model = prepared or load_model(config, report, engine, weights_file)
+        return model.make_runner(report, kv_file)
+
+    return load_runner
 
 
 def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     """Runs steps until the launcher says stop. Raises `BootError` where it cannot start."""
     engine = worker_number(link.name)
-    prefetch(link.config.model, Path(link.config.facts.model_dir))
-    load_runner = find_loader(link)
+    if not link.is_spare:
+        prefetch(link.config.model, Path(link.config.facts.model_dir))
+    load_runner = call_at_low_priority(partial(find_loader, link)) if link.is_spare else find_loader(link)
     if not link.stand_by():
         return
     runner = load_runner(link.config, link.phase, engine)

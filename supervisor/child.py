@@ -69,6 +69,8 @@ class Child:
         """It has been asked to stop, so its end is no death."""
         self.is_on_trial = False
         """It has been added to a run that serves: where it cannot start it is given up, and the run goes on."""
+        self.is_spare = False
+        """It stands by in case the one before it dies, and not to replace it."""
         self.boot_error: str | None = None
         self.has_given_up = False
         """The latest one ended by itself, with an error."""
@@ -118,6 +120,7 @@ class Child:
             [
                 *self.command.arguments,
                 *(["--stand-by"] if self.is_successor else []),
+                *(["--spare"] if self.is_spare else []),
                 "--run-dir",
                 str(run_path),
                 "--parent-pid",

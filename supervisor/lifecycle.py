@@ -79,9 +79,13 @@ class Lifecycle:
         self.start(child)
         return child
 
-    def start_successor(self, child: Child) -> Child:
-        """Starts, beside `child`, the process that will take its place; it is in the group until it ends."""
+    def start_successor(self, child: Child, is_spare: bool = False) -> Child:
+        """Starts, beside `child`, the process that will take its place; it is in the group until it ends.
+
+        With `is_spare` it is to take it only if `child` dies.
+        """
         successor = Child.successor_of(child)
+        successor.is_spare = is_spare
         self.group.add(successor, self.group.status(child).num_restarts + 1)
         self.start(successor)
         return successor
@@ -98,7 +102,12 @@ class Lifecycle:
         for name in self._restarts.pop_due(time.monotonic()):
             child = self.group.find(name)
             assert child is not None
-            self.start(child)
+            spare = self.group.find_spare(child)
+            if spare is not None:
+                self._console.say_of(name, "the process that stood by takes over")
+                self.group.give_place(spare, child)
+            else:
+                self.start(child)
 
     def due_in_s(self) -> float:
         """Returns when the next restart or the frontends' next table is due; never where nothing is to be done."""
@@ -210,7 +219,8 @@ class Lifecycle:
         self._console.end_progress()
         child.is_welcome = False
         group.board.ended(child.name)
-        has_successor = child.name + SUCCESSOR in group
+        successor = group.find(child.name + SUCCESSOR)
+        has_successor = successor is not None and not successor.is_spare
         if child.is_passing or child.is_on_trial or (group.status(child).is_leaving and not has_successor):
             has_left = child.has_been_told and not was_starting
             self._console.say_of(child.name, "has left" if has_left else tell_end(child, was_starting))

@@ -6,15 +6,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from messages.channels import Waiter
-from messages.control import PREDECESSOR, Drain, ProcessStatus, Stop, TakeOver, kind_of, place_of
+from messages.control import PREDECESSOR, SUCCESSOR, Drain, ProcessStatus, Stop, TakeOver, kind_of, place_of
 from messages.engines import SCHEDULER
 from messages.uids import frontend_socket
 from runtime.run_dir import RunDir
 from supervisor.child import Child, Command
 from supervisor.control_plane import ControlPlane
-from supervisor.kv_files import KVFiles
+from supervisor.memory_files import MemoryFiles
 from supervisor.signals import SignalPipe
 from supervisor.status_board import StatusBoard
+
+FRESH_S = 5.0
+"""A process that stands by and has not beaten for longer may hang."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,9 @@ class ProcessGroup:
         self.is_draining = False
         self.is_stopping = False
         self._num_frontend_starts = 0
-        self.kv_files = KVFiles(site.run_dir)
+        self.memory_files = MemoryFiles(site.run_dir)
         for name in self._children:
-            self.kv_files.provide(name)
+            self.memory_files.provide(name)
 
     def __iter__(self) -> Iterator[Child]:
         """Iterates over all as they are now; processes may come and go meanwhile."""
@@ -68,6 +71,13 @@ class ProcessGroup:
     def state(self, child: Child) -> str:
         """Returns its `ProcessState`; `dead` for one that is not part of the run any more."""
         return self.status(child).state if child.name in self else "dead"
+
+    def find_spare(self, child: Child) -> Child | None:
+        """Returns the process that can take the place of `child`, which has died, at once: it has beaten just now."""
+        spare = self.find(child.name + SUCCESSOR)
+        if spare is None or not spare.is_spare or self.state(spare) != "standby":
+            return None
+        return spare if time.monotonic_ns() - self.status(spare).beat_ns < FRESH_S * 1e9 else None
 
     def is_up(self, child: Child) -> bool:
         """Tells whether it has come to serve and has not ended."""
@@ -126,14 +136,14 @@ class ProcessGroup:
     def add(self, child: Child, num_restarts: int = 0) -> None:
         """Makes a process part of the run, before its start."""
         self._children[child.name] = child
-        self.kv_files.provide(child.name)
+        self.memory_files.provide(child.name)
         self.board.add(child.name, num_restarts)
 
     def remove(self, child: Child) -> None:
         """Forgets a process that has ended and will not be started again."""
         del self._children[child.name]
         if not any(place_of(name) == place_of(child.name) for name in self._children):
-            self.kv_files.drop(child.name)
+            self.memory_files.drop(child.name)
         self.board.remove(child.name)
         self.control.forget(child.name)
         self.publish(at_once=True)
@@ -144,12 +154,16 @@ class ProcessGroup:
         A `child` that still lives, and finishes what it has begun, is called its predecessor.
         """
         name = child.name
+        is_by_command = not successor.is_spare
+        if successor.is_spare:  # the one before it may have been started again meanwhile
+            successor.is_spare, successor.incarnation = False, child.incarnation + 1
+            successor.started_s = time.monotonic()
         if child.pid:
             self._rename(child, name + PREDECESSOR)
         else:
             self.control.forget(name)
         self._rename(successor, name)
-        self.board.taking_over(name)
+        self.board.taking_over(name, successor.incarnation, is_by_command)
         self.publish(at_once=True)  # a frontend must know the others before its first connection
         self.control.send(name, TakeOver(successor.incarnation))
 

@@ -71,7 +71,7 @@ class Shutdown:
             self._lifecycle.show_output(child)
             group.close_output(child)
         group.control.close()
-        group.kv_files.close()
+        group.memory_files.close()
 
     def _stop_all(self, children: list[Child], timeout_s: float) -> None:
         for child in children:

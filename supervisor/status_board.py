@@ -46,8 +46,12 @@ class StatusBoard:
     def rename(self, name: str, new_name: str) -> None:
         """Shows under `new_name`, in place of whatever that was, the process that was shown as `name`."""
         status, replaced = self._statuses.pop(name), self._statuses.get(new_name)
-        before = status.counted_before if replaced is None else replaced.counted
-        self._statuses[new_name] = msgspec.structs.replace(status, name=new_name, counted_before=before)
+        before, num_restarts = status.counted_before, status.num_restarts
+        if replaced is not None:
+            before, num_restarts = replaced.counted, max(num_restarts, replaced.num_restarts)
+        self._statuses[new_name] = msgspec.structs.replace(
+            status, name=new_name, counted_before=before, num_restarts=num_restarts
+        )
         self._progress_ns[new_name] = self._progress_ns.pop(name)
         self._has_changed = True
 
@@ -71,9 +75,10 @@ class StatusBoard:
         """Notes that process `name` has ended and another one, already started, will take its place."""
         self._replace(name, state="restarting")
 
-    def taking_over(self, name: str) -> None:
-        """Notes that process `name` has got its place by command and is about to serve there."""
-        self._replace(name, state="starting", phase="taking over", is_awaited=True, is_by_command=True)
+    def taking_over(self, name: str, incarnation: int, is_by_command: bool) -> None:
+        """Notes that process `name` has got its place, by command or after a death, and is about to serve there."""
+        self._replace(name, state="starting", phase="taking over", incarnation=incarnation)
+        self._replace(name, is_awaited=is_by_command, is_by_command=is_by_command)
         self._note_progress(name)
 
     def status(self, name: str) -> ProcessStatus:

@@ -16,6 +16,7 @@ from supervisor.lifecycle import Lifecycle, RunFailedError
 from supervisor.process_group import ProcessGroup, Site
 from supervisor.shutdown import Shutdown
 from supervisor.signals import STOP_SIGNALS
+from supervisor.standby import Standby
 from supervisor.watch import Watch
 
 TURN_S = 1.0
@@ -38,6 +39,7 @@ class Supervisor:
         self._snapshots = Snapshots(site.run_dir, self._group, console)
         self._lifecycle = Lifecycle(settings, self._group, console, self._snapshots.take)
         self._watch = Watch(settings, self._lifecycle, console, self._snapshots.take)
+        self._standby = Standby(settings, self._lifecycle)
         self._shutdown = Shutdown(self._lifecycle, console, self)
         self._admin = AdminServer(
             site.run_dir, self._lifecycle, self._shutdown, self._snapshots, settings.drain_timeout_s
@@ -93,6 +95,7 @@ class Supervisor:
         self._count_stop_signals()
         self._lifecycle.follow(readable)
         self._watch.look()
+        self._standby.look()
         self._snapshots.follow()
         self._admin.follow()
         self._group.publish()

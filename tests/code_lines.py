@@ -29,16 +29,16 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 12_605,
+    "frontend": 12_610,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_745,
-    "scheduler": 6_360,
-    "CPU backend": 3_280,
+    "scheduler": 6_440,
+    "CPU backend": 3_395,
     "GPU backend": 3_120,
     "operations and references": 1_295,
-    "messages": 1_980,
-    "process runtime": 1_510,
-    "launcher": 4_585,
+    "messages": 1_990,
+    "process runtime": 1_535,
+    "launcher": 4_655,
     "what-if": 1_035,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

@@ -63,13 +63,19 @@ class Router:
         self._num_turns = 0
 
     def follow(self) -> None:
-        """Takes the engines that serve now; what has started anew has an empty cache."""
+        """Takes the engines that serve now; what has started anew has an empty cache, unless it says otherwise."""
         processes = self._processes
-        incarnations = processes.serving_of(SCHEDULER)
-        for name in self._incarnations:
-            if incarnations.get(name) != self._incarnations[name]:
+        all_gauges = processes.engine_gauges()
+        for name, incarnation in processes.serving_of(SCHEDULER).items():
+            gauges, known = all_gauges[worker_number(name)], self._incarnations.get(name, incarnation)
+            if known != incarnation and not gauges:
+                continue  # its first beat will tell
+            if known != incarnation and not gauges.get("pages_recovered"):
                 self._prefixes.forget(worker_number(name))
-        self._incarnations = incarnations
+            self._incarnations[name] = incarnation
+        for name in [name for name in self._incarnations if worker_number(name) not in all_gauges]:
+            self._prefixes.forget(worker_number(name))
+            del self._incarnations[name]
         self._engines = processes.open_engines() or (1,)
         if len(self._engines) > 1 and processes.other_fronts(self._own_block):
             self._others_load = {engine: self._count_others(engine) for engine in self._engines}

@@ -17,19 +17,29 @@ from torch import Tensor
 HUGE_PAGE, CHUNK_BYTES, ALIGNMENT = 2 << 20, 32 << 20, 64
 MAP_FIXED = 0x10
 
+POPULATE_WRITE = 23
+"""MADV_POPULATE_WRITE, of Linux 5.14: what the memory holds stays as it is."""
+
+COLLAPSE = 25
+"""MADV_COLLAPSE, of Linux 6.1: memory of which at least one small page is there becomes a huge page, in place."""
+
+_libc = ctypes.CDLL(None, use_errno=True)  # its calls let Python's other threads run, unlike mmap's
+_libc.mmap.restype = ctypes.c_void_p
+
 
 class Chunk:
     """A stretch of memory that tensors are cut from, one after another; it is given back when the last one is gone.
 
-    With a `descriptor` it is that file's, of `num_bytes`, and others that map it see the same. Raises `OSError`.
+    With a `descriptor` it is that file's, of `num_bytes`, and others that map it see the same; not to be written to, if
+    `is_read_only`. Raises `OSError`.
     """
 
-    def __init__(self, num_bytes: int, descriptor: int | None = None):
+    def __init__(self, num_bytes: int, descriptor: int | None = None, is_read_only: bool = False):
         memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self._next = -self._bytes.data_ptr() % HUGE_PAGE
         if descriptor is not None:
-            _map_file(self._bytes.data_ptr() + self._next, num_bytes, descriptor)
+            _map_file(self._bytes.data_ptr() + self._next, num_bytes, descriptor, is_read_only)
         with contextlib.suppress(AttributeError, OSError):  # a system without them: the memory is as good as any
             memory.madvise(mmap.MADV_HUGEPAGE)
 
@@ -42,14 +52,25 @@ class Chunk:
         return self._bytes[begin : begin + num_bytes].view(dtype).view(*shape)
 
 
-def _map_file(address: int, num_bytes: int, descriptor: int) -> None:
+def _map_file(address: int, num_bytes: int, descriptor: int, is_read_only: bool) -> None:
     """Puts a file in the place of memory. Python's own call takes no address, and huge pages need one that fits."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
     where, flags = ctypes.c_void_p(address), mmap.MAP_SHARED | MAP_FIXED
-    size, access, offset = ctypes.c_size_t(num_bytes), mmap.PROT_READ | mmap.PROT_WRITE, ctypes.c_long(0)
-    if libc.mmap(where, size, access, flags, descriptor, offset) != address:
+    access = mmap.PROT_READ if is_read_only else mmap.PROT_READ | mmap.PROT_WRITE
+    if _libc.mmap(where, ctypes.c_size_t(num_bytes), access, flags, descriptor, ctypes.c_long(0)) != address:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def make_huge(address: int, num_bytes: int) -> None:
+    """Has memory of a file in huge pages, as far as the system has them; what it holds stays."""
+    huge = range(address // HUGE_PAGE * HUGE_PAGE, address + num_bytes, HUGE_PAGE)
+    for page in huge:
+        advise(page, mmap.PAGESIZE, POPULATE_WRITE)
+    advise(huge.start, len(huge) * HUGE_PAGE, COLLAPSE)
+
+
+def advise(address: int, num_bytes: int, advice: int) -> bool:
+    """Returns whether the system has taken the advice."""
+    return _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), advice) == 0
 
 
 _chunks: list[Chunk] = []

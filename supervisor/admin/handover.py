@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator
 
 from messages.admin import Done, Progress, RestartProcess
-from messages.control import Drain, Leave, kind_of, place_of
+from messages.control import SUCCESSOR, Drain, Leave, kind_of, place_of
 from messages.engines import SCHEDULER
 from supervisor.admin.inquiries import find_process
 from supervisor.admin.tasks import CommandFailedError, Steps, Task, until
@@ -31,6 +31,10 @@ def restart_process(lifecycle: Lifecycle, command: RestartProcess, drain_timeout
     group = lifecycle.group
     child = find_process(group, command.process)
     _check_replaceable(group, child)
+    spare = group.find(child.name + SUCCESSOR)
+    if spare is not None:  # it may be of older code than what the new one shall run
+        yield from stop_process(group, spare)
+        _check_replaceable(group, child)
     began_s = time.monotonic()
     successor = lifecycle.start_successor(child)
     if not child.is_front:  # the first word that HTTP hears of that is an end
@@ -61,7 +65,7 @@ def check_no_handover(group: ProcessGroup, name: str) -> None:
     """Raises `CommandFailedError` while the server starts or drains, and while process `name` is being replaced."""
     if group.is_draining or not group.has_started:
         raise CommandFailedError("busy", f"the server is {'draining' if group.is_draining else 'starting'}")
-    if any(other.is_passing and place_of(other.name) == name for other in group):
+    if any(other.is_passing and not other.is_spare and place_of(other.name) == name for other in group):
         raise CommandFailedError("busy", f"the {name} is being replaced already")
 
 

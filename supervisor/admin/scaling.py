@@ -55,7 +55,7 @@ def _check_scalable(group: ProcessGroup, command: ScaleProcess) -> list[Child]:
             "impossible", f"there can be 1 to {MAX_WORKERS[kind]} of the {kind}, not {command.num}"
         )
     check_no_handover(group, kind)
-    workers = [child for child in group if kind_of(child.name) == kind]
+    workers = [child for child in group if kind_of(child.name) == kind and not child.is_spare]
     if any(child.is_on_trial or child.is_passing or group.status(child).is_leaving for child in workers):
         raise CommandFailedError("busy", f"the {kind} is being scaled or replaced already")
     if any(child.is_external for child in workers):

@@ -148,7 +148,7 @@ class RingClient:
         """Returns the gauges that should be zero when nothing runs and are not."""
         left: dict[str, float] = {}
         for name, process in self.health()["processes"].items():
-            if not process["gauges"]:
+            if not process["gauges"] and process["state"] != "standby":
                 left[f"{name}.gauges_unknown"] = 1.0
             for gauge, value in process["gauges"].items():
                 if value and gauge in GAUGES_OF_REQUESTS:

@@ -46,7 +46,7 @@ def starting() -> Iterator[Start]:
     clients: list[RingClient] = []
 
     def start(model_dir: Path, *flags: str) -> RingClient:
-        server = ServerProcess(["--model", str(model_dir), "--cpu-threads", "1", *flags])
+        server = ServerProcess(["--model", str(model_dir), "--cpu-threads", "1", "--no-standby", *flags])
         servers.append(server)
         target = server.wait_until_ready(READY_TIMEOUT_S)
         clients.append(RingClient(f"http://{target.host}:{target.port}", server.run_dir))

@@ -49,7 +49,10 @@ class FakeRun:
     def __init__(self, behaviours: dict[str, str], run_dir: RunDir | None = None, **run: Any):
         self._tmp = tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp")
         self.run_dir = run_dir or RunDir(Path(self._tmp.name) / "run")
-        settings = {"behaviours": behaviours, "run": {"run_dir": str(self.run_dir.path), "max_snapshots": 0, **run}}
+        settings = {
+            "behaviours": behaviours,
+            "run": {"run_dir": str(self.run_dir.path), "max_snapshots": 0, "standby": False, **run},
+        }
         self._errors, errors = os.pipe()
         self.launcher = ForkedProcess("tests.supervisor.fake_launch", [json.dumps(settings)], errors)
         os.close(errors)

@@ -1,5 +1,7 @@
 """What loading does for a CPU."""
 
+from torch import Tensor
+
 from messages.config import Config
 from scheduler_proc.computing.cpu.device import CpuDevice
 from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
@@ -29,10 +31,16 @@ class CpuBackend:
         return free_cpu_cache_bytes(self._limits.num_pages * bytes_per_page, self._config.run.data_parallel)
 
     def warm_up(self, runner: Runner) -> None:
-        """From now on memory for pages is asked for before they are used. The cache holds what it did."""
-        tensors = [part for layer in self._cache.layers for part in layer.tensors]
+        """The cache holds what it did."""
+        tensors = self._tensors()
         before = [tensor[:WARM_UP_TOKENS].clone() for tensor in tensors]
         runner.run(plan_warm_up(self._config, self._limits.max_num_batched_tokens))
         for tensor, slots in zip(tensors, before, strict=True):
             tensor[:WARM_UP_TOKENS] = slots
-        self.device.prefault = Prefault(tensors, self._cache.num_pages, runner.page_memory is not None)
+
+    def begin(self, runner: Runner) -> None:
+        """From now on memory for pages is asked for before they are used."""
+        self.device.prefault = Prefault(self._tensors(), self._cache.num_pages, runner.page_memory is not None)
+
+    def _tensors(self) -> list[Tensor]:
+        return [part for layer in self._cache.layers for part in layer.tensors]

@@ -5,7 +5,6 @@ host has to find the memory too, for milliseconds with each huge page. Memory of
 which take longer to read; it is made huge in the same way.
 """
 
-import contextlib
 import ctypes
 import logging
 import mmap
@@ -17,19 +16,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kernels.cpu.huge_pages import HUGE_PAGE
+from kernels.cpu.huge_pages import POPULATE_WRITE, advise, make_huge
+from runtime.background import lower_priority
 
 CHUNK_BYTES = 2 << 20
 AHEAD_BYTES = 384 << 20
 """All tensors together."""
 
-POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE, of Linux 5.14: what the memory holds stays as it is."""
-
-COLLAPSE = 25
-"""MADV_COLLAPSE, of Linux 6.1: memory of which at least one small page is there becomes a huge page, in place."""
-
-LOWEST_PRIORITY = 19
 REST_S = 0.05
 
 log = logging.getLogger("sluice.prefault")
@@ -44,7 +37,6 @@ class Prefault:
 
     def __init__(self, tensors: Sequence[Tensor], num_pages: int, is_file: bool = False):
         self.is_file = is_file
-        self._libc = ctypes.CDLL(None, use_errno=True)  # its calls let Python's other threads run, unlike mmap's
         self._tensors = tensors
         self._num_pages = num_pages
         self._chunk_pages = max(1, CHUNK_BYTES * num_pages // tensors[0].nbytes)
@@ -66,7 +58,7 @@ class Prefault:
         if self.is_file and self._num_ready < self._num_used:
             begin = max(self._num_ready, self._num_used - max_new_pages)
             for tensor in self._tensors:
-                self._make_huge(tensor, begin, self._num_used)
+                make_huge(*self._find(tensor, begin, self._num_used))
             self._num_ready = self._num_used
         if self._thread is not None and self._thread.is_alive():
             return  # it sees for itself
@@ -99,10 +91,10 @@ class Prefault:
         """Asks for the memory of the next chunk of pages of one tensor, and returns when it is there."""
         end = min(self._num_ready + self._chunk_pages, self._num_pages)
         tensor = self._tensors[self._num_tensors_ahead]
-        if self.is_file:
-            self._make_huge(tensor, self._num_ready, end)
         first, size = self._find(tensor, self._num_ready, end)
-        if not self._advise(first, size, POPULATE_WRITE):
+        if self.is_file:
+            make_huge(first, size)
+        if not advise(first, size, POPULATE_WRITE):
             log.info("page memory is not prefaulted: %s", os.strerror(ctypes.get_errno()))
             self._num_ready = self._num_pages  # nor will it be
             return
@@ -116,17 +108,6 @@ class Prefault:
         first = (tensor.data_ptr() + begin * page_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         return first, tensor.data_ptr() + end * page_bytes - first
 
-    def _make_huge(self, tensor: Tensor, begin: int, end: int) -> None:
-        """Has pages [begin, end) of a layer in huge pages, as far as the system has them; what they hold stays."""
-        first, size = self._find(tensor, begin, end)
-        huge = range(first // HUGE_PAGE * HUGE_PAGE, first + size, HUGE_PAGE)
-        for address in huge:
-            self._advise(address, mmap.PAGESIZE, POPULATE_WRITE)
-        self._advise(huge.start, len(huge) * HUGE_PAGE, COLLAPSE)
-
-    def _advise(self, address: int, size: int, advice: int) -> bool:
-        return self._libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice) == 0
-
 
 def _stay_ahead(owner: "weakref.ref[Prefault]") -> None:
     """Asks for memory until there is enough, the owner is gone or the main thread has ended.
@@ -135,8 +116,7 @@ def _stay_ahead(owner: "weakref.ref[Prefault]") -> None:
     the memory. At the end of the interpreter a daemon thread is unwound where it asks for the lock again, and in C++
     code that means `std::terminate`.
     """
-    with contextlib.suppress(OSError):  # where threads have no priority of their own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+    lower_priority()
     while threading.main_thread().is_alive() and (ahead := owner()) is not None and ahead.wants_more:
         if ahead.is_at_rest:
             ahead.ask()

@@ -1,10 +1,12 @@
-"""What K and V depend on: only a scheduler of the same identity can go on with those of another."""
+"""What packed weights, K and V depend on: only a scheduler of the same identity can go on with those of another."""
 
 import hashlib
+import os
 from pathlib import Path
 
 import torch
 
+from kernels.cpu.library import ISA_VARIABLE
 from messages.config import Config
 from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.model.decoder_config import DecoderConfig
@@ -14,9 +16,10 @@ CODE_PACKAGES, CODE_SUFFIXES = ("scheduler_proc", "kernels", "messages"), (".py"
 
 
 def identity_of(config: Config, decoder: DecoderConfig, placement: Placement, *more: object) -> bytes:
-    """Returns 32 bytes that only a scheduler has whose pages would be the same: of model, weights, formats and code.
+    """Returns 32 bytes that only a scheduler has whose pages would be the same.
 
-    Files are known by size and time of change. `more` has to be the same as well.
+    They are of model, weights, formats, code, torch and the instruction set that was asked for. Files are
+    known by size and time of change. `more` has to be the same as well.
     """
     folders = [CODE / package for package in CODE_PACKAGES]
     code = [file for folder in folders for file in folder.rglob("*") if file.suffix in CODE_SUFFIXES]
@@ -24,5 +27,5 @@ def identity_of(config: Config, decoder: DecoderConfig, placement: Placement, *m
     stats = [(str(file), file.stat()) for file in sorted([*code, *model])]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     formats = config.model.load_format, config.cache.block_size, config.cache.kv_cache_dtype
-    facts = (formats, decoder, placement, files, torch.__version__, *more)
+    facts = (formats, decoder, placement, files, torch.__version__, os.environ.get(ISA_VARIABLE), *more)
     return hashlib.sha256(repr(facts).encode()).digest()

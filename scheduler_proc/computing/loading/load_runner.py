@@ -1,11 +1,11 @@
 """Loads a model and returns its runner, ready for the first step."""
 
+import dataclasses
 import logging
-from functools import partial
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
 
+import torch
 from msgspec.structs import replace
 
 from kernels.cpu.library import load_kernels
@@ -13,14 +13,16 @@ from messages.config import Config, DraftFacts
 from messages.errors import BootError
 from scheduler_proc.computing.cpu.kv_memory import KVMemory
 from scheduler_proc.computing.cpu.loading import CpuBackend
+from scheduler_proc.computing.cpu.weight_memory import WeightMemory
 from scheduler_proc.computing.gpu.device import CudaDevice
 from scheduler_proc.computing.gpu.loading import GpuBackend
 from scheduler_proc.computing.loading.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.loading.identity import identity_of
 from scheduler_proc.computing.loading.placement import Placement, find_placement, set_cpu_threads, use_gpu
-from scheduler_proc.computing.loading.weights import Report, make_dummy_weights
+from scheduler_proc.computing.loading.weights import Report, Weights, make_dummy_weights, pack_linears
 from scheduler_proc.computing.model.decoder import Decoder
-from scheduler_proc.computing.model.decoder_config import parameter_shapes
+from scheduler_proc.computing.model.decoder_config import DecoderConfig, parameter_shapes
+from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.kv_tensors import (
     GIB,
@@ -40,20 +42,135 @@ log = logging.getLogger("sluice.load_runner")
 STEP_TOKENS_CUDA, STEP_TOKENS_CPU = 8192, 512
 
 
-class _Model(NamedTuple):
-    """A model and what makes runners of it."""
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights, of which runners can be made. `identity`, on a CPU: of what may be left in memory."""
 
+    config: Config
+    engine: int
+    placement: Placement
+    limits: StepLimits
     decoder: Decoder
-    backend: CpuBackend | GpuBackend
+    identity: bytes
+    draft: "LoadedModel | None" = None
+    is_warm: bool = False
+    """A step has been run with it."""
+
+    def make_runner(self, report: Report, kv_file: Path | None = None) -> Runner:
+        """Returns a runner that is ready for its first step.
+
+        On a CPU its KV cache is in `kv_file`, if there is one, and holds what a predecessor has computed. Raises
+        `BootError` for memory that does not suffice.
+        """
+        config, decoder, placement, draft = self.config, self.decoder, self.placement, self.draft
+        page_size, memory = config.cache.block_size, None
+        device = CudaDevice(placement.device) if placement.is_cuda else None
+        if device is None:
+            self.use_threads()
+            memory = KVMemory(kv_file, self.identity) if kv_file is not None else None
+        backend = self.make_backend(device, report)
+        draft_backend = None if draft is None else draft.make_backend(device, report)
+
+        def make_cache(num_pages: int) -> KVTensors:
+            return allocate_cache(decoder.config, num_pages, page_size, placement, memory)
+
+        def add_runner(cache: KVTensors) -> Runner:
+            runner = backend.make_runner(cache)
+            if draft is not None and draft_backend is not None:
+                draft_cache = allocate_cache(draft.decoder.config, cache.num_pages, page_size, placement)
+                runner.draft_runner = draft_backend.make_runner(draft_cache)
+            return runner
+
+        bytes_per_page = page_bytes(decoder.config, page_size, placement)
+        if draft is not None:
+            bytes_per_page += page_bytes(draft.decoder.config, page_size, placement)
+        if memory is not None and memory.num_pages:
+            num_pages = memory.num_pages
+        else:
+            free_bytes = backend.measure_cache_bytes(lambda num: add_runner(make_cache(num)), bytes_per_page)
+            num_pages = choose_num_pages(config, bytes_per_page, free_bytes)
+        report("allocating the KV cache", None)
+        dtype_name, cache_gib = str(placement.kv_dtype).removeprefix("torch."), num_pages * bytes_per_page / GIB
+        log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype_name, cache_gib)
+        cache = make_cache(num_pages)
+        runner = add_runner(cache)
+        runner.page_memory = memory
+        if not self.is_warm:
+            report("warming up", None)
+            backend.warm_up(runner)
+            if draft_backend is not None and runner.draft_runner is not None:
+                draft_backend.warm_up(runner.draft_runner)
+        if isinstance(backend, CpuBackend):
+            backend.begin(runner)
+        if isinstance(draft_backend, CpuBackend) and runner.draft_runner is not None:
+            draft_backend.begin(runner.draft_runner)
+        if config.cache.kv_disk or config.cache.kv_offload_gb:
+            self._add_tiers(runner, PageCopies(cache, backend.device))
+        return runner
+
+    def _add_tiers(self, runner: Runner, copies: PageCopies) -> None:
+        identity = identity_of(self.config, self.decoder.config, self.placement)
+        runner.page_store, missing = open_tiers(self.config.cache, copies, identity, self.engine)
+        runner.degraded = "; ".join(filter(None, (runner.degraded, missing)))
+
+    def make_backend(self, device: CudaDevice | None, report: Report) -> CpuBackend | GpuBackend:
+        """Returns what makes runners for `device`, or for the CPU where there is none."""
+        if device is None:
+            return CpuBackend(self.config, self.decoder, self.limits)
+        return GpuBackend(self.config, self.decoder, device, self.limits, report, self.placement.kv_codes)
+
+    def use_threads(self) -> None:
+        set_cpu_threads(self.config.model.cpu_threads, self.config.run.data_parallel, self.engine)
+
+    def warmed_up(self) -> "LoadedModel":
+        """Returns the model after a step on a CPU, in a small cache of its own and on one thread."""
+        torch.set_num_threads(1)
+        cache = allocate_cache(self.decoder.config, self.limits.num_pages, self.config.cache.block_size, self.placement)
+        backend = CpuBackend(self.config, self.decoder, self.limits)
+        backend.warm_up(backend.make_runner(cache))
+        return dataclasses.replace(self, is_warm=True)
 
 
-def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path | None = None) -> Runner:
+def load_runner(
+    config: Config, report: Report, engine: int = 1, kv_file: Path | None = None, weights_file: Path | None = None
+) -> Runner:
     """Returns a runner that is ready for its first step, and tells `report` what it is doing meanwhile.
 
-    Of several schedulers, number `engine` takes its share of the machine (`--data-parallel`). On a CPU its KV cache is
-    in `kv_file`, if there is one, and holds what a predecessor has computed. Raises `BootError` for a model that is not
-    supported, weights that do not fit it, and memory, cores or GPUs that do not suffice.
+    Of several schedulers, number `engine` takes its share of the machine (`--data-parallel`). The files are in memory
+    and outlive this process; they are used on a CPU. Raises `BootError` for a model that is not supported, weights that
+    do not fit it, and memory, cores or GPUs that do not suffice.
     """
+    return load_model(config, report, engine, weights_file).make_runner(report, kv_file)
+
+
+def load_model(config: Config, report: Report, engine: int = 1, weights_file: Path | None = None) -> LoadedModel:
+    """Returns the model; on a CPU its weights are in `weights_file`, if there is one. Raises `BootError`."""
+    model = _load(config, report, engine, weights_file, is_shared_only=False)
+    assert model is not None
+    return model
+
+
+def find_shared_model(config: Config, report: Report, engine: int, weights_file: Path | None) -> LoadedModel | None:
+    """Returns the model, warmed up, where its weights are in `weights_file` already: it takes little memory then.
+
+    It needs no device, so that a successor can do it beside its predecessor. A draft model has no weights there.
+    """
+    if (
+        weights_file is None
+        or config.facts.draft is not None
+        or (config.model.device != "cpu" and torch.cuda.is_available())
+    ):
+        return None
+    model = _load(config, report, engine, weights_file, is_shared_only=True)
+    if model is None:
+        return None
+    report("warming up", None)
+    return model.warmed_up()
+
+
+def _load(
+    config: Config, report: Report, engine: int, weights_file: Path | None, is_shared_only: bool
+) -> LoadedModel | None:
     report("reading the model's configuration", None)
     hf_config = read_hf_config(Path(config.facts.model_dir))
     placement = find_placement(config.model, config.cache, hf_config, engine)
@@ -62,61 +179,42 @@ def load_runner(config: Config, report: Report, engine: int = 1, kv_file: Path |
         use_gpu(placement.device)
     else:
         set_cpu_threads(config.model.cpu_threads, config.run.data_parallel, engine)
-    scheduling, page_size = config.scheduling, config.cache.block_size
+        load_kernels(report)
+    scheduling = config.scheduling
     num_tokens = scheduling.max_num_batched_tokens or (STEP_TOKENS_CUDA if placement.is_cuda else STEP_TOKENS_CPU)
     limits = StepLimits(scheduling.max_num_seqs, num_tokens, pages_per_context(config))
-    device = CudaDevice(placement.device) if placement.is_cuda else None
-    load = partial(_load_model, placement=placement, device=device, limits=limits)
-    decoder, backend = load(config, hf_config, report)
-    draft = None
-    if config.facts.draft is not None:
-        draft = load(*_read_draft_config(config, config.facts.draft), report)
-        _warn_if_large(decoder, draft.decoder)
-    memory = None
-    if kv_file is not None and not placement.is_cuda:
-        memory = KVMemory(kv_file, identity_of(config, decoder.config, placement, config))
 
-    def make_cache(num_pages: int) -> KVTensors:
-        return allocate_cache(decoder.config, num_pages, page_size, placement, memory)
+    def load_one(config: Config, hf_config: HfConfig, weights_file: Path | None) -> LoadedModel | None:
+        family = find_family(hf_config)
+        decoder_config = family.read_config(hf_config, config.facts.max_model_len)
+        identity = b""
+        if not placement.is_cuda:
+            identity = identity_of(config, decoder_config, placement, config.model, config.cache, config.facts)
 
-    def add_runner(cache: KVTensors) -> Runner:
-        runner = backend.make_runner(cache)
-        if draft is not None:
-            draft_cache = allocate_cache(draft.decoder.config, cache.num_pages, page_size, placement)
-            runner.draft_runner = draft.backend.make_runner(draft_cache)
-        return runner
+        def load_weights() -> Weights:
+            return _load_weights(config, family, decoder_config, placement, report)
 
-    bytes_per_page = page_bytes(decoder.config, page_size, placement)
-    if draft is not None:
-        bytes_per_page += page_bytes(draft.decoder.config, page_size, placement)
-    if memory is not None and memory.num_pages:
-        num_pages = memory.num_pages
-    else:
-        free_bytes = backend.measure_cache_bytes(lambda num: add_runner(make_cache(num)), bytes_per_page)
-        num_pages = choose_num_pages(config, bytes_per_page, free_bytes)
-    report("allocating the KV cache", None)
-    _log_size(num_pages * page_size, placement, num_pages * bytes_per_page)
-    cache = make_cache(num_pages)
-    report("warming up", None)
-    runner = add_runner(cache)
-    runner.page_memory = memory
-    backend.warm_up(runner)
-    if draft is not None and runner.draft_runner is not None:
-        draft.backend.warm_up(runner.draft_runner)
-    if config.cache.kv_disk or config.cache.kv_offload_gb:
-        identity = identity_of(config, decoder.config, placement)
-        _add_tiers(runner, PageCopies(cache, backend.device), config, identity, engine)
-    return runner
+        if placement.is_cuda or weights_file is None:
+            weights = load_weights()
+        else:
+            memory = WeightMemory(weights_file, identity)
+            if is_shared_only:
+                weights = memory.find()
+            else:
+                weights = memory.load(lambda: pack_linears(load_weights(), decoder_config), report)
+        if weights is None:
+            return None
+        fuses_norms = placement.is_cuda and config.model.fuse_norms
+        decoder = Decoder(decoder_config, weights, config.facts.max_model_len, fuses_norms)
+        return LoadedModel(config, engine, placement, limits, decoder, identity)
 
-
-def _log_size(num_tokens: int, placement: Placement, num_bytes: int) -> None:
-    dtype_name = str(placement.kv_dtype).removeprefix("torch.")
-    log.info("KV cache: %d tokens in %s, %.2f GiB", num_tokens, dtype_name, num_bytes / GIB)
-
-
-def _add_tiers(runner: Runner, copies: PageCopies, config: Config, identity: bytes, engine: int) -> None:
-    runner.page_store, missing = open_tiers(config.cache, copies, identity, engine)
-    runner.degraded = "; ".join(filter(None, (runner.degraded, missing)))
+    model = load_one(config, hf_config, weights_file)
+    if model is None or config.facts.draft is None:
+        return model
+    draft = load_one(*_read_draft_config(config, config.facts.draft), None)
+    assert draft is not None
+    _warn_if_large(model.decoder, draft.decoder)
+    return dataclasses.replace(model, draft=draft)
 
 
 def _refuse_what_is_for_gpus(config: Config, placement: Placement) -> None:
@@ -132,21 +230,6 @@ def _refuse_what_is_for_gpus(config: Config, placement: Placement) -> None:
         raise BootError(
             "--kv-offload-gb: on a CPU the KV cache is in the host's memory; raise --kv-cache-memory-gb instead"
         )
-
-
-def _load_model(
-    config: Config,
-    hf_config: HfConfig,
-    report: Report,
-    placement: Placement,
-    device: CudaDevice | None,
-    limits: StepLimits,
-) -> _Model:
-    """Loads a model for `device`, or for the CPU where there is none."""
-    decoder = _load_decoder(config, hf_config, placement, report)
-    if device is None:
-        return _Model(decoder, CpuBackend(config, decoder, limits))
-    return _Model(decoder, GpuBackend(config, decoder, device, limits, report, placement.kv_codes))
 
 
 def _read_draft_config(config: Config, draft: DraftFacts) -> tuple[Config, HfConfig]:
@@ -172,20 +255,14 @@ def _warn_if_large(model: Decoder, draft: Decoder) -> None:
         )
 
 
-def _load_decoder(config: Config, hf_config: HfConfig, placement: Placement, report: Report) -> Decoder:
-    family = find_family(hf_config)
-    decoder_config = family.read_config(hf_config, config.facts.max_model_len)
-    if not placement.is_cuda:
-        load_kernels(report)
+def _load_weights(
+    config: Config, family: Family, decoder_config: DecoderConfig, placement: Placement, report: Report
+) -> Weights:
     if config.model.load_format == "dummy":
-        weights = make_dummy_weights(decoder_config, placement, report)
-    else:
-        # Imported here and not above: they need safetensors, which a machine for random weights may lack.
-        from scheduler_proc.computing.loading.checkpoint import open_checkpoint
-        from scheduler_proc.computing.loading.weight_cache import load_through_cache
+        return make_dummy_weights(decoder_config, placement, report)
+    # Imported here and not above: they need safetensors, which a machine for random weights may lack.
+    from scheduler_proc.computing.loading.checkpoint import open_checkpoint
+    from scheduler_proc.computing.loading.weight_cache import load_through_cache
 
-        checkpoint = open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
-        is_cached = config.model.weight_cache
-        weights = load_through_cache(decoder_config, family, checkpoint, placement, report, is_cached)
-    fuses_norms = placement.is_cuda and config.model.fuse_norms
-    return Decoder(decoder_config, weights, config.facts.max_model_len, fuses_norms)
+    checkpoint = open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
+    return load_through_cache(decoder_config, family, checkpoint, placement, report, config.model.weight_cache)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.huge_pages import HUGE_PAGE, empty_huge
-from kernels.packed_linear import PackedWeight, allocate_packed, has_packed_kernel, pack_rows
+from kernels.packed_linear import PackedWeight, allocate_packed, has_packed_kernel, pack, pack_rows
 from kernels.quantized_linear import quantize
 from messages.errors import BootError
 from scheduler_proc.computing.loading.placement import Placement
@@ -75,6 +75,19 @@ def _with_packed_linears(weights: dict[str, Tensor], placement: Placement) -> We
         else weight
         for name, weight in weights.items()
     }
+
+
+def pack_linears(weights: Weights, config: DecoderConfig) -> Weights:
+    """Packs, in place, what is not packed yet and has a kernel for it, so that a decoder has nothing to pack."""
+    if config.has_tied_head:
+        weights.setdefault("head", weights["embedding"])
+    for name in filter(LINEAR_WEIGHT.fullmatch, list(weights)):
+        weight = weights[name]
+        if isinstance(weight, Tensor) and has_packed_kernel(weight):
+            weights[name] = PackedWeight(pack(weight), len(weight))
+    if weights.get("head") is weights["embedding"]:
+        del weights["head"]  # it is no other tensor, and a decoder knows
+    return weights
 
 
 def _set_rows(weight: Tensor | PackedWeight, source: Source, rows: Tensor) -> None:

@@ -85,12 +85,26 @@ def test_no_cache_is_worth_more_than_the_limit():
     assert choose_engine([behind._replace(load_tokens=MAX_LEAD_TOKENS), idle]).engine == 1
 
 
-def test_an_engine_that_has_started_anew_has_nothing_cached():
+@pytest.mark.parametrize("num_recovered", [0.0, 4.0])
+def test_an_engine_that_has_started_anew_has_what_it_says_that_it_recovered(num_recovered: float):
     played = Played(2)
     first = played.router.place(ask(1, LONG))
     played.router.release(1)
-    played.show(*(engine(number, incarnation=2) for number in (1, 2)))
-    assert played.router.place(ask(2, LONG)) != first
+    played.show(*(engine(number, state="restarting") for number in (1, 2)))
+    played.show(*(engine(number, incarnation=2) for number in (1, 2)))  # it has not beaten yet
+    gauges = {"pages_all": 9.0, "pages_recovered": num_recovered}
+    played.show(*(engine(number, incarnation=2, gauges=gauges) for number in (1, 2)))
+    assert (played.router.place(ask(2, LONG)) == first) == (num_recovered > 0)
+
+
+def test_an_engine_that_has_left_and_comes_again_has_nothing_cached():
+    played = Played(3)
+    assert [played.router.place(ask(uid, text)) for uid, text in ((1, "1"), (2, LONG))] == [1, 2]
+    for uid in (1, 2):
+        played.router.release(uid)
+    played.show(engine(1), engine(3))
+    played.show(engine(1), engine(2), engine(3))
+    assert played.router.place(ask(4, LONG)) == 3, "it was chosen longest ago"
 
 
 def test_only_engines_that_take_work_get_requests():

@@ -8,7 +8,7 @@ import pytest
 
 from messages.control import PREDECESSOR, SUCCESSOR
 from runtime.run_dir import RunDir, claim
-from supervisor.kv_files import KVFiles
+from supervisor.memory_files import MemoryFiles
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def run_dir(tmp_path: Path) -> Iterator[RunDir]:
 
 
 def test_each_scheduler_finds_what_the_one_before_it_has_left(run_dir: RunDir) -> None:
-    files = KVFiles(run_dir)
+    files = MemoryFiles(run_dir)
     for name in ("tokenizer", "scheduler", "scheduler-2", f"scheduler-2{SUCCESSOR}", f"scheduler{PREDECESSOR}"):
         files.provide(name)
     assert not run_dir.kv_file("tokenizer").exists()
@@ -37,7 +37,7 @@ def test_each_scheduler_finds_what_the_one_before_it_has_left(run_dir: RunDir) -
 
 def test_nothing_is_left_open(run_dir: RunDir) -> None:
     num_open = len(list(Path("/proc/self/fd").iterdir()))
-    files = KVFiles(run_dir)
+    files = MemoryFiles(run_dir)
     for number in range(2, 9):
         files.provide(f"scheduler-{number}")
     files.drop("scheduler-4")

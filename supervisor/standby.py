@@ -1,0 +1,54 @@
+"""A process that stands by for the scheduler, so that nobody waits for a start when that dies (`--no-standby`)."""
+
+import time
+
+from messages.config import RunConfig
+from messages.control import SUCCESSOR, kind_of
+from messages.engines import SCHEDULER
+from supervisor.child import Child
+from supervisor.lifecycle import Lifecycle
+
+QUIET_S = 5.0
+"""The server has served for so long before one is started: it competes with no start."""
+
+FAILED_S = 60.0
+"""The same after one that ended by itself."""
+
+
+class Standby:
+    """Sees to it that one stands by while there is one scheduler.
+
+    Where there are several, what a dead one had goes on at the others at once.
+    """
+
+    def __init__(self, settings: RunConfig, lifecycle: Lifecycle):
+        self._is_wanted = settings.standby
+        self._lifecycle = lifecycle
+        self._spare: Child | None = None
+        self._due_s: float | None = None
+
+    def look(self) -> None:
+        """Starts one where it is time; call it in each turn."""
+        now_s = time.monotonic()
+        if self._spare is not None and self._spare.is_successor and not self._spare.pid:
+            self._due_s = now_s + (QUIET_S if self._spare.has_been_told else FAILED_S)
+            self._spare = None
+        scheduler = self._find_alone()
+        if scheduler is None:
+            self._due_s = None
+        elif self._due_s is None:
+            self._due_s = now_s + QUIET_S
+        elif now_s >= self._due_s:
+            self._spare = self._lifecycle.start_successor(scheduler, is_spare=True)
+            self._due_s = None
+
+    def _find_alone(self) -> Child | None:
+        """Returns the scheduler that one could stand by for now."""
+        group = self._lifecycle.group
+        if not self._is_wanted or not group.has_started or group.is_draining or group.is_stopping:
+            return None
+        schedulers = [child for child in group if kind_of(child.name) == SCHEDULER]
+        has_place = len(schedulers) == 1 and SCHEDULER + SUCCESSOR not in group
+        scheduler = schedulers[0] if has_place else None
+        can_be = scheduler is not None and self._lifecycle.is_replaced(scheduler) and group.is_up(scheduler)
+        return scheduler if can_be and not schedulers[0].is_on_trial else None
