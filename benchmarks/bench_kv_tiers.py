@@ -2,12 +2,15 @@
 
     python -m benchmarks.bench_kv_tiers TRACE --json FILE
 
-The gain: a server with the flag and one without get the requests of a Mooncake trace. The first half is sent as fast
-as they take it, then come parts at their times, each at a load: the prompt tokens that arrive in a second are so many
-times what the server computes. The KV cache has room for a tenth of the trace's different pages. The model has the
-shape of the bundled one, random weights and a context of 2,048 tokens. The cost: engines of the bundled model with and
-without the flag serve prompts that have nothing in common, in turns, in one process, on one thread; compared are the
-times of turns that follow each other.
+The gain: a scheduler with the flag and one without serve the requests of a Mooncake trace at their times, at each load:
+the prompt tokens that arrive in a second are so many times what the model computes. The KV cache has room for a tenth
+of the trace's different pages; the second half of the requests counts. The model has the shape of the bundled one,
+random weights and a context of 2,048 tokens. The cost: engines of the bundled model with and without the flag serve
+prompts that have nothing in common, in turns; compared are the times of turns that follow each other.
+
+All runs in one process, on one thread of the model. Of the gain the clock is the CPU time of the process, threads that
+read and write among it, and the time in which nothing is done but to wait for pages: what else the machine does changes
+no queue, which near the limit would hide all else.
 """
 
 import argparse
@@ -16,51 +19,75 @@ import random
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace as replace_struct
 
-from benchmarks.load.connection import Target
-from benchmarks.load.drive import Limits, Load, run_interruptible
-from benchmarks.load.server_facts import ServerUnavailableError
-from benchmarks.load.workloads import PlannedRequest, SamplingFields
 from benchmarks.result_file import ROOT, write_result
-from benchmarks.server_process import started_server
 from benchmarks.shape_runner import configured_shape, make_config
+from messages.config import Config
 from messages.errors import SluiceError
 from messages.requests import SamplingParams
-from scheduler_proc.offline import OfflineEngine
+from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.tiers.tiered_pages import TieredPages
+from scheduler_proc.offline import OfflineEngine, no_report
+from scheduler_proc.step_times import StepTimes
+from whatif.drive import SkippingClock
+from whatif.drive import serve as drive
 from whatif.traces import Arrival, fit_scale, read_trace, replay
 
 BUNDLED = ROOT / "assets" / "shakespeare-gpt2"
 CONTEXT, VOCAB_SIZE, PAGE_SIZE = 2048, 3000, 16
-CONCURRENCY = 4
 CACHE_SHARE = 0.1
-START_TIMEOUT_S, RUN_TIMEOUT_S = 120.0, 300.0
-NUM_CALIBRATION, CALIBRATION_TOKENS = 110, 500
+NUM_CALIBRATION, CALIBRATION_TOKENS = 40, 500
 DISK_GB = "8"
+WAIT_S = 5.0
 
-WARM_UP_ROUNDS = 3
-TURNS = {"prompts": (24, 800, 1), "both": (32, 200, 100)}
+WARM_UP_ROUNDS = 6
+"""Until it is known that nothing is asked for again."""
+TURNS = {"prompts": (24, 400, 1), "both": (24, 300, 50)}
 """Rows, tokens of each prompt and of each output of a turn."""
 
 
+class CpuClock(SkippingClock):
+    """CPU time of the process; while nothing runs but loads of `store`, the time on the wall."""
+
+    def __init__(self, store: TieredPages | None):
+        super().__init__(time.process_time)
+        self._store = store
+        self._has_pages = threading.Event()
+        if store is not None:
+            store.wake = self._has_pages.set
+
+    def wait_until(self, at_s: float) -> None:
+        if self._store is None or not self._store.has_loads:
+            super().wait_until(at_s)
+            return
+        begin_s = time.monotonic()
+        self._has_pages.wait(WAIT_S)
+        self._has_pages.clear()
+        super().wait_until(self() + time.monotonic() - begin_s)
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, or 1 where a server or the trace cannot be had."""
+    """Returns 0, or 1 where the trace cannot be had."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("trace", type=Path, help="a Mooncake trace, as conversation_trace.jsonl")
-    add("--requests", type=int, default=1200, help="first requests of the trace (default: %(default)s)")
-    add("--loads", type=float, nargs="+", default=[0.6, 1.3], help="default: %(default)s")
-    add("--rounds", type=int, default=16, help="turns of each engine (default: %(default)s)")
+    add("--requests", type=int, default=800, help="first requests of the trace (default: %(default)s)")
+    add("--loads", type=float, nargs="+", default=[0.8], help="default: %(default)s")
+    add("--rounds", type=int, default=10, help="turns of each engine (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args(arguments)
     try:
-        costs = {name: compare_speed(name, options.rounds) for name in TURNS}
         gains = measure_gains(options.trace, options.requests, options.loads)
+        costs = {name: compare_speed(name, options.rounds) for name in TURNS}
     except SluiceError as error:
         print(f"bench_kv_tiers: {error}", file=sys.stderr)
         return 1
@@ -70,30 +97,32 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure_gains(trace_file: Path, num_requests: int, loads: Sequence[float]) -> dict[str, Any]:
-    """Returns the times to first token of each load and side. Raises `UsageError`, `ServerUnavailableError`."""
+    """Returns the times to first token of each load and side. Raises `UsageError`."""
     trace = read_trace(trace_file, num_requests)
     arrivals = list(replay(trace, fit_scale(trace, CONTEXT, 1.0), VOCAB_SIZE, seed=1))
-    num_pages = int(CACHE_SHARE * count_pages(arrivals))
+    num_pages, num_different = sum(len(one.prompt_ids) // PAGE_SIZE for one in arrivals), count_pages(arrivals)
     shape = json.loads((BUNDLED / "config.json").read_text(encoding="utf-8")) | {"n_positions": CONTEXT}
-    with configured_shape(shape, []) as config:
-        model = ["--model", config.facts.model_dir, "--tokenizer", str(BUNDLED), "--load-format", "dummy"]
-        flags = [*model, "--num-pages", str(num_pages)]
-        prefilled_per_s = measure_prefill(flags)
+    flags = ["--device", "cpu", "--cpu-threads", "1", "--num-pages", str(int(CACHE_SHARE * num_different))]
+    with configured_shape(shape, flags) as config:
+        prefilled_per_s = measure_prefill(config)
         facts = {
             "requests": len(arrivals),
-            "cache_pages": num_pages,
+            "cache_pages": int(CACHE_SHARE * num_different),
+            "share_asked_for_again": round(1 - num_different / num_pages, 3),
             "prefilled_tokens_per_s": round(prefilled_per_s),
         }
         print(facts, flush=True)
-        sides: dict[str, dict[str, Any]] = {}
-        for name in ("without", "with"):
+        found: dict[str, dict[str, Any]] = {}
+        for load in loads:
+            timed = at_load(arrivals, load * prefilled_per_s)
+            sides = {"without": serve(timed, config)}
             with tempfile.TemporaryDirectory(prefix="sluice-kv-") as folder:
-                disk = ["--kv-disk", folder, "--kv-disk-gb", DISK_GB] if name == "with" else []
-                sides[name] = serve(arrivals, loads, prefilled_per_s, [*flags, *disk])
-    p50s = {name: [part["ttft_ms"]["p50"] for part in side.values()] for name, side in sides.items()}
-    ratios = [round(before / after, 2) for before, after in zip(p50s["without"], p50s["with"], strict=True)]
-    print(f"time to first token, p50, without / with: {ratios}")
-    return {**facts, "sides": sides, "ttft_p50_ratios": dict(zip(map(str, loads), ratios, strict=True))}
+                cache = replace_struct(config.cache, kv_disk=folder, kv_disk_gb=float(DISK_GB))
+                sides["with"] = serve(timed, replace_struct(config, cache=cache))
+            p50s = [side["ttft_ms"]["p50"] for side in sides.values()]
+            found[str(load)] = {**sides, "ttft_p50_ratio": round(p50s[0] / p50s[1], 2)}
+            print(f"load {load:g}: {found[str(load)]}", flush=True)
+    return {**facts, "loads": found}
 
 
 def count_pages(arrivals: Sequence[Arrival]) -> int:
@@ -106,58 +135,42 @@ def count_pages(arrivals: Sequence[Arrival]) -> int:
     return len(ends)
 
 
-def measure_prefill(flags: Sequence[str]) -> float:
-    """Returns how many tokens of different prompts a server computes in a second."""
+def at_load(arrivals: Sequence[Arrival], tokens_per_s: float) -> list[Arrival]:
+    """Returns them at times at which so many prompt tokens arrive in a second."""
+    duration_s = sum(len(one.prompt_ids) for one in arrivals) / tokens_per_s
+    speed = (arrivals[-1].at_s - arrivals[0].at_s) / duration_s
+    return [replace(one, at_s=(one.at_s - arrivals[0].at_s) / speed) for one in arrivals]
+
+
+def measure_prefill(config: Config) -> float:
+    """Returns how many tokens of different prompts are computed in a second of CPU time."""
     rng = random.Random(2)
-    planned = [
-        PlannedRequest(rng.choices(range(3, VOCAB_SIZE), k=CALIBRATION_TOKENS), 1) for _ in range(NUM_CALIBRATION)
+    arrivals = [
+        Arrival(rng.choices(range(3, VOCAB_SIZE), k=CALIBRATION_TOKENS), 1, 0.0) for _ in range(NUM_CALIBRATION)
     ]
-    with started_server(flags, START_TIMEOUT_S) as (_, target):
-        run(target, planned[:10], is_timed=False)
-        begin_s = time.monotonic()
-        run(target, planned[10:], is_timed=False)
-        return (NUM_CALIBRATION - 10) * CALIBRATION_TOKENS / (time.monotonic() - begin_s)
+    runner = load_runner(config, no_report)
+    served = drive(arrivals, config, runner, CpuClock(None), StepTimes())
+    return NUM_CALIBRATION * CALIBRATION_TOKENS / float(served.last_s.max())
 
 
-def serve(arrivals: Sequence[Arrival], loads: Sequence[float], prefilled_per_s: float, flags: Sequence[str]) -> Any:
-    """Returns what a new server makes of the second half of the requests, by load, after it has served the first."""
-    num_first = len(arrivals) // 2
-    num_each = (len(arrivals) - num_first) // len(loads)
-    found: dict[str, Any] = {}
-    with started_server(flags, START_TIMEOUT_S) as (_, target):
-        run(target, [PlannedRequest(one.prompt_ids, 1) for one in arrivals[:num_first]], is_timed=False)
-        for index, load in enumerate(loads):
-            part = arrivals[num_first + index * num_each :][:num_each]
-            duration_s = sum(len(one.prompt_ids) for one in part) / (load * prefilled_per_s)
-            speed = (part[-1].at_s - part[0].at_s) / duration_s
-            planned = [
-                PlannedRequest(one.prompt_ids, one.num_output, (one.at_s - part[0].at_s) / speed) for one in part
-            ]
-            found[str(load)] = summarize(run(target, planned), len(planned))
-            print(f"load {load:g}, {' '.join(flags[6:])}: {found[str(load)]}", flush=True)
-    return found
-
-
-def summarize(load: Load, num_planned: int) -> dict[str, Any]:
-    """Raises `ServerUnavailableError` where a request has failed."""
-    results = [result for result in load.measurement.results if result.outcome == "ok"]
-    if len(results) < num_planned:
-        raise ServerUnavailableError(f"{num_planned - len(results)} requests did not end well")
-    ttft_ms = [(one.arrivals_ns[0] - one.begin_ns) / 1e6 for one in results]
-    usages = [one.usage for one in results if one.usage is not None]
-    num_cached, num_prompt = sum(one.cached_tokens for one in usages), sum(one.prompt_tokens for one in usages)
+def serve(arrivals: Sequence[Arrival], config: Config) -> dict[str, Any]:
+    """Returns what a new scheduler makes of the requests; times are of the second half."""
+    runner = load_runner(config, no_report)
+    begin_s = time.process_time()
+    served = drive(arrivals, config, runner, CpuClock(runner.page_store), StepTimes())
+    cpu_s = time.process_time() - begin_s
+    if runner.page_store is not None:
+        runner.page_store.close()
+    half = len(arrivals) // 2
+    ttft_ms = 1e3 * (served.first_s - served.arrived_s)[half:]
+    gauges = served.gauges
+    names = ("pages_evicted", "tier_skipped_pages", "disk_pages", "disk_hit_pages", "preemptions", "steps")
     return {
         "ttft_ms": {f"p{part}": round(float(np.percentile(ttft_ms, part)), 1) for part in (50, 90, 99)},
-        "cached_share": round(num_cached / num_prompt, 3),
-        "seconds": round(load.measurement.seconds, 1),
+        "cached_share": round(gauges["prefix_hit_tokens"] / gauges["prompt_tokens"], 3),
+        "cpu_seconds": round(cpu_s, 1),
+        **{name: round(gauges[name]) for name in names if name in gauges},
     }
-
-
-def run(target: Target, planned: Sequence[PlannedRequest], *, is_timed: bool = True) -> Load:
-    """Sends the requests, at their times or a few at once, and returns when all have ended."""
-    load = Load(target, SamplingFields(ignore_eos=True), Limits(len(planned), RUN_TIMEOUT_S))
-    run_interruptible(load, load.open_loop(planned) if is_timed else load.closed_loop(planned, CONCURRENCY))
-    return load
 
 
 def compare_speed(kind: str, num_rounds: int) -> dict[str, Any]:

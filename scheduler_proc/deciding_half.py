@@ -1,6 +1,7 @@
 """Makes the deciding half for the runner that is to run its steps."""
 
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from messages.config import Config
@@ -20,8 +21,13 @@ from scheduler_proc.stepper import Runner
 log = logging.getLogger("sluice.scheduler")
 
 
-def make_scheduler(config: Config, runner: Runner, grammars: GrammarSource | None = None) -> Scheduler:
-    """Returns a scheduler for the pages of `runner`, in which a request of full length has room."""
+def make_scheduler(
+    config: Config, runner: Runner, grammars: GrammarSource | None = None, wake: Callable[[], None] | None = None
+) -> Scheduler:
+    """Returns a scheduler for the pages of `runner`, in which a request of full length has room.
+
+    `wake` is called, in another thread, when pages have come from a lower tier.
+    """
     facts, page_size = config.facts, config.cache.block_size
     budget = Budget(config.scheduling.max_num_seqs, runner.max_num_batched_tokens)
     log.info(
@@ -33,6 +39,8 @@ def make_scheduler(config: Config, runner: Runner, grammars: GrammarSource | Non
     )
     journal = None if runner.page_memory is None else PageJournal(runner.page_memory, runner.num_pages, page_size)
     store, is_sharing = runner.page_store, config.cache.enable_prefix_caching
+    if store is not None and wake is not None:
+        store.wake = wake
     tiers = None if store is None else PageTiers(store, runner.num_pages, page_size)
     cache = BlockAllocator(runner.num_pages, page_size, is_sharing, journal, tiers)
     if journal is not None and journal.num_recovered + journal.num_dropped:

@@ -48,13 +48,11 @@ class OfflineEngine:
         """Loads the model. Raises `BootError` where that cannot be done."""
         runner = load_runner(config, report)
         self.gauges: dict[str, float] = {}
-        self._scheduler = make_scheduler(config, runner)
+        self._has_pages = threading.Event()
+        self._scheduler = make_scheduler(config, runner, wake=self._has_pages.set)
         self._stepper = Stepper(self._scheduler, runner.launch, runner.can_overlap, StepTimes())
         self._next_uid = 0
-        self._has_pages = threading.Event()
         self._runner = runner
-        if runner.page_store is not None:
-            runner.page_store.wake = self._has_pages.set
         # A full collection in mid-step would walk all that loading has made.
         gc.collect()
         gc.freeze()

@@ -71,13 +71,11 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
         return
     runner = load_runner(link.config, link.phase, engine)
     grammars = GrammarBuilder(link.config, link.wake)
-    scheduler = make_scheduler(link.config, runner, grammars)
+    scheduler = make_scheduler(link.config, runner, grammars, link.wake)
     receiver: Receiver[ToScheduler] = Receiver(link.run_dir.socket(link.name), ToScheduler)
     sender: Sender[ToDetokenizer] = link.open_sender("detokenizer")
     link.add_receiver(receiver)
     step_times = StepTimes()
-    if runner.page_store is not None:
-        runner.page_store.wake = link.wake
 
     def histograms() -> dict[str, HistogramCounts]:
         return {**step_times.counts(), "grammar_seconds": grammars.seconds.counts()}

@@ -32,14 +32,14 @@ BUDGETS = {
     "frontend": 12_610,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_745,
-    "scheduler": 6_440,
+    "scheduler": 6_445,
     "CPU backend": 3_395,
     "GPU backend": 3_120,
     "operations and references": 1_295,
     "messages": 1_990,
     "process runtime": 1_535,
     "launcher": 4_655,
-    "what-if": 1_035,
+    "what-if": 1_040,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

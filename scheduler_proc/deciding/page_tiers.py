@@ -27,11 +27,14 @@ SAVE_S = 2.0
 DECAY = 0.9
 """What a measurement still counts when the next one comes."""
 
-NUM_MEASURED_PAGES = 2048
+NUM_MEASURED_PAGES = 4096
 """Latest evicted pages of which it is counted how many are asked for again."""
 
-NUM_HOPED_FOR = 64
-"""So many hits are assumed at first."""
+NUM_HOPED_FOR = 512
+"""So many hits are assumed at first: conversations come back only after many others."""
+
+NUM_SKIPPED_AT_ONCE = 256
+"""Behind so many evicted pages that were not put, some are: what that costs is measured again."""
 
 MAX_FORGOTTEN = 65536
 """Evicted pages that were not put, whose names are remembered to count who asks for them."""
@@ -119,6 +122,7 @@ class PageTiers:
         self._rest_until_s = 0.0
         self._num_evicted = self._num_asked_for = float(NUM_HOPED_FOR)
         self._forgotten: dict[bytes, None] = {}
+        self._num_skipped_at_once = 0
         self.num_skipped = 0
         """Evicted pages that were not put."""
 
@@ -136,10 +140,13 @@ class PageTiers:
         share = (1 - 1 / NUM_MEASURED_PAGES) ** len(pages)
         self._num_asked_for *= share
         self._num_evicted = self._num_evicted * share + len(pages)
-        if self._page_compute_s * self._num_asked_for >= self.store.page_put_s * self._num_evicted:
+        is_worth_it = self._page_compute_s * self._num_asked_for >= self.store.page_put_s * self._num_evicted
+        if is_worth_it or self._num_skipped_at_once >= NUM_SKIPPED_AT_ONCE:
+            self._num_skipped_at_once = 0
             self.store.put(pages, digests)
             return
         self.num_skipped += len(pages)
+        self._num_skipped_at_once += len(pages)
         self._forgotten.update(dict.fromkeys(digests))
         while len(self._forgotten) > MAX_FORGOTTEN:
             del self._forgotten[next(iter(self._forgotten))]

@@ -72,6 +72,7 @@ class TieredPages:
         self.wake: Callable[[], None] = lambda: None
         self.num_dropped = 0
         self.page_put_s = 0.0
+        self._num_puts = 0
         self._copies = copies
         self._tiers = tiers
         self._max_queued = max(1, MAX_QUEUED_BYTES // copies.page_bytes)
@@ -87,6 +88,10 @@ class TieredPages:
         self._reading_since_s = 0.0
         """0 while nothing is being read."""
         self._warned_s = 0.0
+
+    @property
+    def has_loads(self) -> bool:
+        return bool(self._loads)
 
     def find(self, digest: bytes) -> str | None:
         return next((tier.name for tier in self._tiers if tier.find(digest) is not None), None)
@@ -215,7 +220,8 @@ class TieredPages:
         finally:
             written_s = 0.0 if self._copies.has_own_processor else time.thread_time() - begin_s
             page_s = (put_s + written_s) / num_pages
-            self.page_put_s = DECAY * self.page_put_s + (1 - DECAY) * page_s if self.page_put_s else page_s
+            self._num_puts += 1  # the first ones are slow, so until there are many, all count alike
+            self.page_put_s += max(1 - DECAY, 1 / self._num_puts) * (page_s - self.page_put_s)
             self._written.append((num_pages, done))
 
     def _note_written(self) -> None:

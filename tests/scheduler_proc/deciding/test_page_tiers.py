@@ -179,7 +179,10 @@ def test_a_slow_store_is_asked_again_now_and_then(store: SimulatedStore):
     assert store.num_loads == num_before + 1
 
 
-def test_pages_that_nobody_asks_for_again_are_not_put_until_somebody_does(store: SimulatedStore):
+def test_pages_that_nobody_asks_for_again_are_not_put_until_somebody_does(
+    store: SimulatedStore, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(page_tiers, "NUM_HOPED_FOR", 64)
     bench = make_bench(store)
     tiers = bench.cache.tiers
     assert tiers is not None
@@ -194,6 +197,23 @@ def test_pages_that_nobody_asks_for_again_are_not_put_until_somebody_does(store:
     num_before = store.num_put
     for uid, prompt in enumerate(prompts[60:], start=200):
         serve(bench, uid, prompt)
+    assert store.num_put > num_before
+
+
+def test_that_putting_has_become_cheap_is_noticed(store: SimulatedStore):
+    bench = make_bench(store)
+    tiers = bench.cache.tiers
+    assert tiers is not None
+    tiers.note_prefill(1000, 1.0)
+    store.page_put_s = 1.0
+    chance = random.Random(3)
+    uid = 0
+    while bench.gauge("pages_evicted") < 2 * page_tiers.NUM_SKIPPED_AT_ONCE:
+        serve(bench, uid := uid + 1, [chance.randrange(VOCAB_SIZE) for _ in range(41)])
+    assert 0 < store.num_put < 20
+    store.page_put_s = 0.0
+    num_before = store.num_put
+    serve(bench, uid + 1, prompt_of(1))
     assert store.num_put > num_before
 
 
