@@ -55,6 +55,7 @@ class LimitedRunner:
     drafter = None
     draft_runner = None
     page_memory = None
+    page_store = None
 
     def __init__(self, runner: Runner, setting: Setting):
         self.num_pages = setting.num_pages

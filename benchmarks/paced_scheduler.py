@@ -28,6 +28,7 @@ class PacedRunner:
     drafter = None
     draft_runner = None
     page_memory = None
+    page_store = None
 
     def __init__(self, step_s: float, vocab_size: int):
         self._step_s = step_s

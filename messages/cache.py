@@ -34,7 +34,8 @@ class CacheExplained(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     The match ends before token `position`: of it for "different_token", else `num_hit_tokens`. `cached_token` is the
     one that stands there in what request `other_uid` computed; that is also whose pages were evicted, `evicted_s` ago,
-    or have another salt. 0 and -1: there is none.
+    or have another salt. 0 and -1: there is none. Of the tokens behind the match, tiers below the cache have as many as
+    `tier_tokens` says by their names.
     """
 
     uid: int
@@ -45,6 +46,7 @@ class CacheExplained(msgspec.Struct, frozen=True, array_like=True, tag=True):
     cached_token: int = -1
     other_uid: int = 0
     evicted_s: float = 0.0
+    tier_tokens: dict[str, int] = {}
 
 
 class ListCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -70,13 +72,17 @@ class CacheNode(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CacheListed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """scheduler → detokenizer → frontend: the answer to `ListCache`, the largest nodes first."""
+    """scheduler → detokenizer → frontend: the answer to `ListCache`, the largest nodes first.
+
+    Tiers below the cache have as many tokens as `tier_tokens` says by their names; some of them are cached, too.
+    """
 
     uid: int
     nodes: tuple[CacheNode, ...]
     num_nodes: int
     num_cached_tokens: int
     num_evictable_tokens: int
+    tier_tokens: dict[str, int] = {}
 
 
 CacheQuestion = ExplainCache | ListCache

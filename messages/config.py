@@ -145,6 +145,25 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     keep_kv_cache: Annotated[
         bool, Meta(description="let the next scheduler have the KV cache of one that dies or is replaced (on a CPU)")
     ] = True
+    kv_disk: Annotated[
+        str,
+        Meta(
+            description="directory for pages that are evicted from the KV cache; they come back where that is faster "
+            "than computing them, also after a restart of the server (default: none)",
+            extra={"metavar": "DIR"},
+        ),
+    ] = ""
+    kv_disk_gb: Annotated[
+        float, Meta(gt=0, description="GiB that each engine may take in --kv-disk; then the least recently used goes")
+    ] = 16.0
+    kv_offload_gb: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="GiB of the host's memory, for each engine, for pages that are evicted from a GPU's KV cache; "
+            "from there they go to --kv-disk, if it is given",
+        ),
+    ] = 0.0
     shared_prefix_attention: Annotated[
         bool,
         Meta(description="read pages that several running rows share once for all of them (on a CPU it is never done)"),

@@ -13,6 +13,12 @@ BOUNDS: dict[str, tuple[float, ...]] = {
 """Upper bounds of the buckets by name, inclusive; above the last there is one more bucket."""
 
 
+KV_TIERS = "host", "disk"
+"""Below the KV cache."""
+
+TIER_COUNTERS = "hit_pages", "read_bytes", "written_bytes", "errors"
+"""Of each tier; behind its name."""
+
 COUNTERS = (
     "steps",
     "preemptions",
@@ -26,6 +32,9 @@ COUNTERS = (
     "drafts",
     "draft_tokens",
     "accepted_tokens",
+    "tier_skipped_pages",
+    "tier_dropped_pages",
+    *(f"{tier}_{count}" for tier in KV_TIERS for count in TIER_COUNTERS),
 )
 """The scheduler's gauges that only grow."""
 

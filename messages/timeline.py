@@ -49,7 +49,7 @@ class WaitingRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class DelayedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A prompt in work that has no chunk in the step: request `by_uid` computes the page that it needs next, or (0)
-    decode rows and earlier prompts have spent the step's tokens."""
+    decode rows and earlier prompts have spent the step's tokens, or (its own uid) its pages come from a lower tier."""
 
     uid: int
     attempt: int

@@ -1,6 +1,7 @@
 """Makes the deciding half for the runner that is to run its steps."""
 
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from messages.config import Config
@@ -11,6 +12,7 @@ from scheduler_proc.deciding.draft_lengths import DraftLengths
 from scheduler_proc.deciding.draft_model import DraftLimits, DraftModel
 from scheduler_proc.deciding.drafts import NgramDrafter
 from scheduler_proc.deciding.page_journal import PageJournal
+from scheduler_proc.deciding.page_tiers import SAVE_S, PageTiers
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import GrammarSource, Scheduler
@@ -19,8 +21,13 @@ from scheduler_proc.stepper import Runner
 log = logging.getLogger("sluice.scheduler")
 
 
-def make_scheduler(config: Config, runner: Runner, grammars: GrammarSource | None = None) -> Scheduler:
-    """Returns a scheduler for the pages of `runner`, in which a request of full length has room."""
+def make_scheduler(
+    config: Config, runner: Runner, grammars: GrammarSource | None = None, wake: Callable[[], None] | None = None
+) -> Scheduler:
+    """Returns a scheduler for the pages of `runner`, in which a request of full length has room.
+
+    `wake` is called, in another thread, when pages have come from a lower tier.
+    """
     facts, page_size = config.facts, config.cache.block_size
     budget = Budget(config.scheduling.max_num_seqs, runner.max_num_batched_tokens)
     log.info(
@@ -31,7 +38,11 @@ def make_scheduler(config: Config, runner: Runner, grammars: GrammarSource | Non
         budget.max_num_batched_tokens,
     )
     journal = None if runner.page_memory is None else PageJournal(runner.page_memory, runner.num_pages, page_size)
-    cache = BlockAllocator(runner.num_pages, page_size, config.cache.enable_prefix_caching, journal)
+    store, is_sharing = runner.page_store, config.cache.enable_prefix_caching
+    if store is not None and wake is not None:
+        store.wake = wake
+    tiers = None if store is None else PageTiers(store, runner.num_pages, page_size)
+    cache = BlockAllocator(runner.num_pages, page_size, is_sharing, journal, tiers)
     if journal is not None and journal.num_recovered + journal.num_dropped:
         log.info("%d pages of the KV cache are taken over, %d dropped", journal.num_recovered, journal.num_dropped)
     drafter, draft_lengths = runner.drafter, None
@@ -50,6 +61,13 @@ def make_scheduler(config: Config, runner: Runner, grammars: GrammarSource | Non
         grammars,
         draft_lengths,
     )
+
+
+def close_store(scheduler: Scheduler, runner: Runner) -> None:
+    """Puts what is cached into the tiers below the KV cache, if there are any, and ends them."""
+    if runner.page_store is not None:
+        scheduler.save_cache(SAVE_S)
+        runner.page_store.close()
 
 
 def _run(runner: Runner, batch: Batch) -> ForwardOutput:

@@ -7,6 +7,7 @@ It needs torch, numpy and msgspec (Triton on a GPU), and nothing that the other 
 """
 
 import gc
+import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -18,7 +19,8 @@ from messages.errors import ErrorInfo, UsageError
 from messages.replies import DetokenizeMsg, FinishedRow, FinishReason, ToDetokenizer, Usage
 from messages.requests import SamplingParams, Stamps, UserMsg
 from scheduler_proc.computing.loading.load_runner import load_runner
-from scheduler_proc.deciding_half import make_scheduler
+from scheduler_proc.deciding.page_tiers import LOAD_TIMEOUT_S
+from scheduler_proc.deciding_half import close_store, make_scheduler
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Stepper
 
@@ -46,9 +48,11 @@ class OfflineEngine:
         """Loads the model. Raises `BootError` where that cannot be done."""
         runner = load_runner(config, report)
         self.gauges: dict[str, float] = {}
-        self._scheduler = make_scheduler(config, runner)
+        self._has_pages = threading.Event()
+        self._scheduler = make_scheduler(config, runner, wake=self._has_pages.set)
         self._stepper = Stepper(self._scheduler, runner.launch, runner.can_overlap, StepTimes())
         self._next_uid = 0
+        self._runner = runner
         # A full collection in mid-step would walk all that loading has made.
         gc.collect()
         gc.freeze()
@@ -71,11 +75,19 @@ class OfflineEngine:
             start_s = time.monotonic()
             batch = self._scheduler.schedule()
             if batch is None and not self._stepper.has_step:
-                break
+                if self._scheduler.is_idle:
+                    break
+                self._has_pages.wait(LOAD_TIMEOUT_S)  # from a lower tier
+                self._has_pages.clear()
+                continue
             self._stepper.step(batch, start_s)
             inbox.take(self._scheduler.pop_replies())
         self.gauges = self._scheduler.gauges()
         return [inbox.output(uid) for uid in range(first_uid, self._next_uid)]
+
+    def close(self) -> None:
+        """Puts what is cached into the tiers below the KV cache, if there are any, and ends them."""
+        close_store(self._scheduler, self._runner)
 
 
 class _Inbox:

@@ -22,7 +22,7 @@ from runtime.process import ProcessLink, run_process
 from runtime.profiling import Observer, Part
 from scheduler_proc.computing.torch_import import import_torch
 from scheduler_proc.deciding.scheduler import Scheduler
-from scheduler_proc.deciding_half import make_scheduler
+from scheduler_proc.deciding_half import close_store, make_scheduler
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.prefetch import prefetch
 from scheduler_proc.ranks import load_as_leader
@@ -30,7 +30,6 @@ from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Running, Stepper
 
 log = logging.getLogger("sluice.scheduler")
-
 
 Report = Callable[[str, float | None], None]
 LoadRunner = Callable[[Config, Report, int], Runner]
@@ -75,7 +74,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
         return
     runner = load_runner(link.config, link.phase, engine + 1 - link.config.first_engine)
     grammars = GrammarBuilder(link.config, link.wake)
-    scheduler = make_scheduler(link.config, runner, grammars)
+    scheduler = make_scheduler(link.config, runner, grammars, link.wake)
     receiver: Receiver[ToScheduler] = Receiver(link.run_dir.socket(link.name), ToScheduler)
     sender: Sender[ToDetokenizer] = link.open_sender("detokenizer")
     link.add_receiver(receiver)
@@ -105,10 +104,9 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
         send_replies(scheduler, sender, engine)
         start_s = time.monotonic()
         batch = scheduler.schedule()
+        # What timelines are told of the plan leaves before a step that may be long, else with its result.
         if batch is not None and step_times.may_be_long(batch):
-            send_replies(
-                scheduler, sender, engine
-            )  # what timelines are told of the plan; else it leaves with the result
+            send_replies(scheduler, sender, engine)
         is_busy = batch is not None or stepper.has_step
         link.beat(scheduler.gauges, is_busy=is_busy, histograms=histograms)
         if is_busy:
@@ -124,6 +122,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
         link.wait()
     receiver.close()
     sender.close()
+    close_store(scheduler, runner)
 
 
 def add_profile(link: ProcessLink, scheduler: Scheduler, stepper: Stepper) -> None:

@@ -11,6 +11,7 @@ from messages.steps import Batch, ForwardOutput
 from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.isolation import run_step
 from scheduler_proc.deciding.page_journal import PageMemory
+from scheduler_proc.deciding.page_tiers import PageStore
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.step_times import StepTimes
 
@@ -25,14 +26,25 @@ class Launched(Protocol):
         ...
 
 
+class TierStore(PageStore, Protocol):
+    """A `PageStore` with threads. `wake` is called, in one of them, when pages have come."""
+
+    wake: Callable[[], None]
+
+    def close(self) -> None:
+        """Ends the threads; what waits to be written is dropped."""
+        ...
+
+
 class Runner(Protocol):
     """The computing half as the loop sees it.
 
     `max_num_batched_tokens`: the flag, or its default on the device. `can_overlap`: a second step may be launched
     before the result of the first is asked for, and it may name tokens of the first (`Batch.future_token_indices`).
     `drafter` proposes draft tokens, `None` where nothing does; `draft_runner` runs the draft model, on pages with the
-    same numbers. `page_memory` is that of its pages, if it outlives the process. `degraded` tells operators why steps
-    are slower than they should be; empty where they are not.
+    same numbers. `page_memory` is that of its pages, if it outlives the process, and `page_store` keeps pages that are
+    evicted, if there is one. `degraded` tells operators what is missing or slower than it should be; empty where
+    nothing is.
     """
 
     num_pages: int
@@ -48,6 +60,9 @@ class Runner(Protocol):
 
     @property
     def page_memory(self) -> PageMemory | None: ...
+
+    @property
+    def page_store(self) -> TierStore | None: ...
 
     def launch(self, batch: Batch) -> Launched:
         """Starts a step. Steps run in the order of their launches; K and V of one are in the cache for the next.

@@ -81,6 +81,9 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
         raise UsageError("--tensor-parallel: the launcher starts all ranks; leave out --external scheduler")
     if sections["scheduling"].speculative == "draft" and run.tensor_parallel > 1:
         raise UsageError("--tensor-parallel: several ranks have no draft model; --speculative ngram needs none")
+    cache = sections["cache"]
+    if (cache.kv_disk or cache.kv_offload_gb) and run.tensor_parallel > 1:
+        raise UsageError("--tensor-parallel: --kv-disk and --kv-offload-gb keep the pages of one rank; leave them out")
     if run.remote_engines and run.tensor_parallel > 1:
         raise UsageError("--tensor-parallel: an engine on another machine has one rank; leave it at 1")
     if run.otlp_endpoint and not run.otlp_endpoint.startswith(("http://", "https://")):
@@ -90,6 +93,10 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
     if not run.ray:
         for address in run.remote_engines:
             check_address("--remote-engines", address)
+    if not cache.enable_prefix_caching and (cache.kv_disk or cache.kv_offload_gb):
+        raise UsageError(
+            "--kv-disk and --kv-offload-gb keep pages of the prefix cache: leave --no-enable-prefix-caching out"
+        )
     check_rules(run.restart)
     _check_names("--restart", [split_rule(rule)[0] for rule in run.restart])
     model_dir = find_model(model, console)

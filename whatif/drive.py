@@ -105,8 +105,10 @@ def serve(
             stepper.step(batch, now_s)
         elif num_received < num_arrivals:
             clock.wait_until(arrivals[num_received].at_s)
-        else:
+        elif scheduler.is_idle:
             break
+        else:
+            clock.wait_until(math.inf)  # for pages from a lower tier
         inbox.take(scheduler.pop_replies(), clock())
     return inbox.served(scheduler.gauges())
 

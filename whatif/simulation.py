@@ -49,6 +49,7 @@ class SimulatedRunner:
     drafter = None
     draft_runner = None
     page_memory = None
+    page_store = None
 
     def __init__(self, model: CostModel, setting: Setting, can_overlap: bool, arrivals: Sequence[Arrival] = ()):
         self.num_pages = setting.num_pages

@@ -48,7 +48,8 @@ class CacheSourceView(msgspec.Struct, frozen=True):
 class ExplainReply(msgspec.Struct, frozen=True):
     """`hit_tokens` of `prompt_tokens` would be taken from the cache now. `ended_by` is why no more, `text` says it.
 
-    Of several engines it is the one that has most of it.
+    Of several engines it is the one that has most of it. Of the tokens behind these, tiers below the cache have as many
+    as `tier_tokens` says by their names; a request gets them from there if that is faster than computing them.
 
     `position` is the first token that would be computed or, of `different_token`, the one that differs: the prompt has
     `prompt_token` there, and `cached_token` is what `other_uid` (`other_request_id`) computed.
@@ -65,6 +66,7 @@ class ExplainReply(msgspec.Struct, frozen=True):
     other_uid: int | None
     other_request_id: str | None
     engine: int
+    tier_tokens: dict[str, int]
 
 
 class CacheNodeView(msgspec.Struct, frozen=True):
@@ -84,13 +86,14 @@ class CacheNodeView(msgspec.Struct, frozen=True):
 class CacheTreeReply(msgspec.Struct, frozen=True):
     """`nodes` are the largest of `num_nodes` of the engine that was asked for (`engine`, else the first).
 
-    Cached tokens that no request uses are `evictable_tokens`."""
+    Cached tokens that no request uses are `evictable_tokens`. `tier_tokens` are in tiers below the cache, by name."""
 
     num_nodes: int
     cached_tokens: int
     evictable_tokens: int
     nodes: list[CacheNodeView]
     engine: int
+    tier_tokens: dict[str, int]
 
 
 class CacheViewApi:
@@ -133,7 +136,7 @@ class CacheViewApi:
             for node in listed.nodes
         ]
         sizes = listed.num_nodes, listed.num_cached_tokens, listed.num_evictable_tokens
-        return JsonReply(CacheTreeReply(*sizes, nodes, engine))
+        return JsonReply(CacheTreeReply(*sizes, nodes, engine, listed.tier_tokens))
 
     async def _find_ids(self, body: ExplainBody) -> bytes:
         """Returns the int32 ids that the prompt has in the ring. Raises `RequestError`."""
@@ -162,6 +165,7 @@ class CacheViewApi:
         num_tokens = num_int32(input_ids)
         is_computed = body.prompt_logprobs is not None
         text = _text_of(answer, num_tokens, self._page_tokens)
+        text += "".join(f"; {tier} has {count} of the next tokens" for tier, count in answer.tier_tokens.items())
         if is_computed:
             text = f"prompt_logprobs need every token to be computed; else {answer.num_hit_tokens} would be found"
         has_other = answer.ended_by == "different_token"
@@ -180,6 +184,7 @@ class CacheViewApi:
             other_uid=answer.other_uid or None,
             other_request_id=names.get(answer.other_uid),
             engine=engine,
+            tier_tokens={} if is_computed else answer.tier_tokens,
         )
 
 

@@ -20,6 +20,7 @@ WaitsFor = Literal[
     "pages",
     "drain",
     "same_page",
+    "load",
     "quarantine",
     "client",
     "choices",
@@ -118,6 +119,8 @@ def _waiting_of(told: Told) -> Waiting:
         case DelayedRow(by_uid=0):
             text = f"the step had no tokens left for its prompt: {_tokens(told.facts)}"
             return Waiting("tokens", text, heard_s)
+        case DelayedRow(uid=uid, by_uid=by_uid) if uid == by_uid:
+            return Waiting("load", "the KV cache of its beginning comes from a lower tier (--kv-disk)", heard_s)
         case DelayedRow(by_uid=by_uid):
             text = f"request {by_uid} computes the page that it needs next, which it will find in the cache"
             return Waiting("same_page", text, heard_s)

@@ -67,14 +67,14 @@ class Queries:
         )
 
     async def explain_cache(self, input_ids: bytes, cache_salt: str) -> tuple[int, CacheExplained]:
-        """Returns which scheduler has most of int32 `input_ids` in its prefix cache, how much, and why not more.
+        """Returns which scheduler has most of int32 `input_ids` cached, in its tiers too, how much, and why not more.
 
         Raises `UnavailableError`.
         """
         engines = self._engines()
         asking = [self._ask(ExplainCache(self._next_uid(), input_ids, cache_salt, engine)) for engine in engines]
         answers = [answer for answer in await asyncio.gather(*asking) if isinstance(answer, CacheExplained)]
-        return max(zip(engines, answers, strict=True), key=lambda one: one[1].num_hit_tokens)
+        return max(zip(engines, answers, strict=True), key=lambda one: _num_cached_tokens(one[1]))
 
     async def list_cache(self, limit: int, engine: int) -> CacheListed:
         """Returns the largest nodes of the prefix cache of a scheduler. Raises `UnavailableError`."""
@@ -141,3 +141,7 @@ class Queries:
             self._ring.send(question)
         except ChannelFullError as error:
             log.error("%s was not sent: %s", type(question).__name__, error)
+
+
+def _num_cached_tokens(answer: CacheExplained) -> int:
+    return answer.num_hit_tokens + sum(answer.tier_tokens.values())

@@ -15,7 +15,7 @@ from frontend.metrics.distribution import make_buckets
 from messages import VERSION
 from messages.config import Config
 from messages.control import ProcessState, ProcessStatus, StallKind
-from messages.histograms import BOUNDS, Counted
+from messages.histograms import BOUNDS, KV_TIERS, Counted
 from runtime.histograms import Histogram
 
 MODEL_LABEL, PROCESS_LABEL = "model_name", "process"
@@ -46,7 +46,20 @@ COUNTERS = (
     ("sluice_pages_dropped", "Full pages that it could not take over, or not trust.", "pages_dropped"),
     ("sluice_resumed_tokens", "Tokens of requests that went on after a replacement or a loss.", "resumed_tokens"),
     ("sluice_recomputed_tokens", "Those of them that were computed again.", "recomputed_tokens"),
+    ("sluice_kv_tier_skipped_pages", "Evicted pages not kept: too few are asked for again.", "tier_skipped_pages"),
+    ("sluice_kv_tier_dropped_pages", "Evicted pages for which no tier had time or room.", "tier_dropped_pages"),
     ("sluice_steps", "Forward passes.", "steps"),
+)
+TIER_GAUGES = (
+    ("sluice_kv_tier_pages", "Pages in a tier below the KV cache.", "pages"),
+    ("sluice_kv_tier_bytes", "Bytes of the pages in a tier below the KV cache.", "bytes"),
+    ("sluice_kv_tier_read_bytes_per_second", "How fast pages of a tier have been read of late.", "read_bytes_per_s"),
+)
+TIER_COUNTERS = (
+    ("sluice_kv_tier_hit_pages", "Pages that requests had from a tier.", "hit_pages"),
+    ("sluice_kv_tier_read_bytes", "Bytes that were read from a tier.", "read_bytes"),
+    ("sluice_kv_tier_written_bytes", "Bytes of evicted pages that were written to a tier.", "written_bytes"),
+    ("sluice_kv_tier_errors", "Pages of a tier that could not be written, or not be used.", "errors"),
 )
 
 HISTOGRAMS = {
@@ -77,6 +90,7 @@ class ProcessCollector(Collector):
         yield from self._scheduler_gauges()
         counted = self._processes.counted() or {1: Counted()}
         yield from self._counters(counted)
+        yield from self._tiers(counted)
         yield from self._histograms(counted)
         statuses = self._processes.statuses()
         yield from self._states(statuses)
@@ -131,6 +145,21 @@ class ProcessCollector(Collector):
             for engine, each in counted.items():
                 family.add_metric(self._values(engine), each.counters.get(key, 0.0))
             yield family
+
+    def _tiers(self, counted: Mapping[int, Counted]) -> Iterator[Metric]:
+        """Yields those of the tiers below the KV cache."""
+        gauges = self._processes.engine_gauges() or {1: {}}
+        counters = {engine: each.counters for engine, each in counted.items()}
+        for make, table, values in (
+            (GaugeMetricFamily, TIER_GAUGES, gauges),
+            (CounterMetricFamily, TIER_COUNTERS, counters),
+        ):
+            for name, text, key in table:
+                family = make(name, text, labels=[*self._labels, "tier"])
+                for engine, of_engine in values.items():
+                    for tier in KV_TIERS:
+                        family.add_metric([*self._values(engine), tier], of_engine.get(f"{tier}_{key}", 0.0))
+                yield family
 
     def _histograms(self, counted: Mapping[int, Counted]) -> Iterator[Metric]:
         for key, (name, text) in HISTOGRAMS.items():

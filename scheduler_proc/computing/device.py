@@ -1,6 +1,6 @@
 """What the runner asks of a device, whichever it is."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +26,18 @@ class Device(Protocol):
 
     def submit(self, work: Callable[[], Result]) -> Fetched:
         """Launches the work, and the copy of its result to the host. Raises what the work raises."""
+        ...
+
+    def allocate_host(self, num_bytes: int) -> Tensor:
+        """Returns a buffer (uint8) for copies; it may be dropped as soon as they are launched."""
+        ...
+
+    def send(self, host: Tensor) -> Tensor:
+        """Returns a copy of the buffer on the device for the work that is being launched; does not wait for it."""
+        ...
+
+    def will_write(self, pages: Sequence[int]) -> None:
+        """Is told which pages of the cache something other than a step is about to write."""
         ...
 
 

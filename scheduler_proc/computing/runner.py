@@ -12,6 +12,7 @@ from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
 from scheduler_proc.computing.step.results import Result, compute_result, read_result
 from scheduler_proc.computing.step.shapes import StepLimits
+from scheduler_proc.computing.tiers.tiered_pages import TieredPages
 
 Publish = Callable[[Batch], None]
 
@@ -45,6 +46,7 @@ class Runner:
         self.page_memory: KVMemory | None = None
         self.publish: Publish | None = None
         """Has the other ranks run the step that is about to run here."""
+        self.page_store: TieredPages | None = None
         self.draft_runner: Runner | None = None
         self.forward_passes = forward_passes
         self._decoder = decoder

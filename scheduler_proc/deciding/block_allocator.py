@@ -10,18 +10,26 @@ The tokens of a running request, from its first (page-aligned where marked |):
 
 A page moves: free → held (`grow`) → cached (`share` after a prefill chunk, `close` at the end) → free (evicted). With a
 journal it is sealed when it is cached or, of a row in DECODE, when the next one is begun, and unsealed when it is free.
+With tiers below the cache (`page_tiers.py`) it is kept there when it is evicted, and held pages are filled from there.
 """
 
+import time
 from array import array
 from collections.abc import Iterable
 
-from messages.cache import CacheAnswer, CacheQuestion, ExplainCache, ListCache
+import msgspec
+
+from messages.cache import CacheAnswer, CacheExplained, CacheQuestion, ExplainCache, ListCache
 from messages.columns import INT32
 from scheduler_proc.deciding.cache_questions import explain, list_nodes
 from scheduler_proc.deciding.page_journal import PageJournal
+from scheduler_proc.deciding.page_tiers import PageTiers
 from scheduler_proc.deciding.pages import PagePool
-from scheduler_proc.deciding.radix import Node, RadixTree
+from scheduler_proc.deciding.radix import Node, RadixTree, salt_of
 from scheduler_proc.deciding.requests import PendingReq, Req
+
+SAVED_AT_ONCE = 8
+"""Pages."""
 
 
 class BlockAllocator:
@@ -30,7 +38,14 @@ class BlockAllocator:
     What the `journal` knows of a predecessor's pages is cached from the start.
     """
 
-    def __init__(self, num_pages: int, page_size: int, is_sharing: bool = True, journal: PageJournal | None = None):
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        is_sharing: bool = True,
+        journal: PageJournal | None = None,
+        tiers: PageTiers | None = None,
+    ):
         self.page_size = page_size
         self.is_sharing = is_sharing
         self.num_held = 0
@@ -40,7 +55,12 @@ class BlockAllocator:
         """Those in use of which the draft model, if there is one, has K and V, too: it adds them."""
         self.journal = journal
         self._tree = RadixTree(page_size, None if journal is None else journal.stamps)
-        self._pool = PagePool(num_pages, () if journal is None else journal.recover(self._tree))
+        recovered = set[int]() if journal is None else journal.recover(self._tree)
+        self._pool = PagePool(num_pages, recovered)
+        self.tiers = tiers
+        if tiers is not None and journal is not None:
+            for page in recovered:
+                tiers.set_digest(page, journal.digest(page))
 
     @property
     def num_pages(self) -> int:
@@ -79,6 +99,8 @@ class BlockAllocator:
         At least one token is left to compute, for without one there is no next token, and so are all those after which
         the logprobs of a prompt token are still to come.
         """
+        if self.tiers is not None and self.tiers.is_loading(req):
+            return
         page = self.next_page(req)
         if not page or not self._tree.has_child(req.node, req.pending.salt, page):
             return
@@ -117,10 +139,50 @@ class BlockAllocator:
                 return False
             evicted = self._tree.evict(missing - self._pool.num_free)
             self.num_evicted += len(evicted)
+            if self.tiers is not None:
+                self.tiers.put(evicted)
             self._free(evicted)
         req.pages += self._pool.allocate(missing)
         self.num_held += missing
         return True
+
+    @property
+    def has_loads(self) -> bool:
+        """Tells whether a request waits for pages from a lower tier."""
+        return self.tiers is not None and self.tiers.has_loads
+
+    def load(self, req: Req) -> bool:
+        """Tells whether pages behind the shared ones are being loaded from a lower tier; begins that if it is worth it.
+
+        Call it behind `find_prefix`.
+        """
+        tiers = self.tiers
+        if tiers is None:
+            return False
+        if not tiers.is_loading(req):
+            digests = tiers.find_worth_loading(req)
+            if not digests or not self.grow(req, (req.num_shared_pages + len(digests)) * self.page_size):
+                return False
+            tiers.load(req, digests)
+        return True
+
+    def collect_loaded(self) -> None:
+        """Notes which pages have come from lower tiers since the last call."""
+        if self.tiers is not None:
+            for req, num_tokens, has_ended in self.tiers.pop_loaded():
+                req.num_computed_tokens = max(req.num_computed_tokens, num_tokens)
+                if has_ended:
+                    self.share(req)
+
+    def save(self, timeout_s: float) -> None:
+        """Puts cached pages into the lower tiers, the last used first; waits for that, but no longer."""
+        if self.tiers is None:
+            return
+        deadline_s = time.monotonic() + timeout_s
+        pages = [page for node in sorted(self._tree.nodes(), key=lambda node: -node.used) for page in node.pages]
+        for start in range(0, len(pages), SAVED_AT_ONCE):
+            if not self.tiers.save(pages[start : start + SAVED_AT_ONCE], deadline_s - time.monotonic()):
+                return
 
     def share(self, req: Req) -> None:
         """Puts the full computed pages of `req` into the tree; one that the tree had already replaces the own one."""
@@ -136,6 +198,8 @@ class BlockAllocator:
         self._free([page for page, kept in zip(own, cached, strict=True) if page != kept])
         req.pages[start:end] = cached
         self._seal(req, end)
+        if self.tiers is not None:
+            self.tiers.name(req, start, end)
         self._extend_shared(req, node, end)
 
     def close(self, req: Req, is_reusable: bool = True) -> None:
@@ -143,6 +207,8 @@ class BlockAllocator:
 
         With `is_reusable` false, none that only this request used is kept: what it computed cannot be trusted.
         """
+        if self.tiers is not None:
+            self.tiers.cancel(req)
         if is_reusable:
             self.share(req)
         self._give_back(req.pages[req.num_shared_pages :])
@@ -155,14 +221,18 @@ class BlockAllocator:
         """Returns what is cached of a prompt, or what the largest nodes are; nothing changes."""
         match question:
             case ExplainCache():
-                return explain(self._tree, question, is_sharing=self.is_sharing)
+                return self._add_tiers(question, explain(self._tree, question, is_sharing=self.is_sharing))
             case ListCache():
-                return list_nodes(self._tree, question)
+                tier_pages = {} if self.tiers is None else self.tiers.store.sizes()
+                tier_tokens = {name: num_pages * self.page_size for name, num_pages in tier_pages.items()}
+                return msgspec.structs.replace(list_nodes(self._tree, question), tier_tokens=tier_tokens)
 
     def flush(self) -> int:
-        """Frees every cached page that no running request uses; returns how many."""
+        """Frees every cached page that no running request uses, and returns how many; lower tiers are empty then."""
         pages = self._tree.evict(self._tree.num_evictable)
         self._free(pages)
+        if self.tiers is not None:
+            self.tiers.store.clear()
         return len(pages)
 
     def check(self, running: Iterable[Req]) -> None:
@@ -198,6 +268,14 @@ class BlockAllocator:
             before = req.pages[index - 1] if index else None
             tokens = req.token_ids[index * size : (index + 1) * size].tobytes()
             journal.seal(req.pages[index], before, tokens, req.pending.salt, req.uid, self._tree.clock)
+
+    def _add_tiers(self, question: ExplainCache, answer: CacheExplained) -> CacheExplained:
+        if self.tiers is None:
+            return answer
+        key = question.input_ids[: (len(question.input_ids) - 4) // (4 * self.page_size) * 4 * self.page_size]
+        num_pages = answer.num_hit_tokens // self.page_size
+        counts = self.tiers.count_tokens(salt_of(question.cache_salt), key, num_pages)
+        return msgspec.structs.replace(answer, tier_tokens=counts)
 
     def _free(self, pages: list[int]) -> None:
         if self.journal is not None:

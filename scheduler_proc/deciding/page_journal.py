@@ -68,6 +68,11 @@ class PageJournal:
         self._records = memory.notes[2 * end : 2 * end + num_pages * self._num_bytes]
         assert len(self._records) == num_pages * self._num_bytes, "there is no room for a record of each page"
 
+    def digest(self, page: int) -> bytes:
+        """Returns the digest of a sealed page."""
+        start = page * self._num_bytes
+        return bytes(self._records[start : start + DIGEST_BYTES])
+
     def is_sealed(self, page: int) -> bool:
         return self._seals[page] != 0
 
@@ -76,11 +81,8 @@ class PageJournal:
 
     def seal(self, page: int, page_before: int | None, tokens: bytes, salt: bytes, uid: int, stamp: int) -> None:
         """Notes that `page` holds `tokens` (int32) behind those of the sealed page before, or as the first ones."""
-        before = NOTHING_BEFORE
-        if page_before is not None:
-            start = page_before * self._num_bytes
-            before = bytes(self._records[start : start + DIGEST_BYTES])
-        digest = blake2b(before + salt + tokens, digest_size=DIGEST_BYTES).digest()
+        before = NOTHING_BEFORE if page_before is None else self.digest(page_before)
+        digest = digest_of(before, salt, tokens)
         record = FIELDS.pack(digest, before, salt, uid, self._memory.checksum(page)) + tokens
         self._records[page * self._num_bytes : (page + 1) * self._num_bytes] = record
         self.stamps[page] = stamp
@@ -158,6 +160,11 @@ class PageJournal:
         record = bytes(self._records[start : start + self._num_bytes])
         digest, before, salt, uid, checksum = FIELDS.unpack_from(record)
         return Record(digest, before, b"" if salt == NO_SALT else salt, uid, checksum, record[FIELDS.size :])
+
+
+def digest_of(before: bytes, salt: bytes, tokens: bytes) -> bytes:
+    """Returns what names a page of `tokens` (int32) behind the page of which `before` is the digest."""
+    return blake2b(before + salt + tokens, digest_size=DIGEST_BYTES).digest()
 
 
 def _seal_of(page: int, record: bytes) -> int:

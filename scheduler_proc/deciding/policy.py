@@ -134,7 +134,7 @@ class Policy:
         """Adds the next chunk of a prompt.
 
         Not so where an earlier row of this step, or of the one in flight, computes the same page: after the step it can
-        be found (but not by a prompt whose logprobs are wanted).
+        be found (but not by a prompt whose logprobs are wanted). Nor while pages are loaded from a lower tier.
         """
         if req.state is State.WAITING:
             return
@@ -147,6 +147,10 @@ class Policy:
             by_uid = plan.pages_in_work.get(self._page_key(req))
             if by_uid is not None and not req.pending.lacks_prompt_logprobs:
                 self._note_delay(req, by_uid)
+                return
+            if self._cache.load(req):
+                plan.pages_in_work[self._page_key(req)] = req.uid
+                self._note_delay(req, req.uid)
                 return
             start = req.num_computed_tokens
         end = min(start + plan.num_tokens_left, len(req.token_ids))

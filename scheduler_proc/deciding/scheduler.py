@@ -123,6 +123,7 @@ class Scheduler:
         """
         if self._grammars is not None:
             self._release_compiled(self._grammars)
+        self._cache.collect_loaded()
         if self.is_idle or (self._policy.is_closed and not self._stages.running):
             return None
         assert len(self._in_flight) < 2, "there are two steps in flight"
@@ -135,7 +136,7 @@ class Scheduler:
         except MustCommitError:
             return None
         if not rows.reqs and not chunks:
-            is_held = self._stages.compiling or self._policy.starved
+            is_held = self._stages.compiling or self._policy.starved or self._cache.has_loads
             assert before is not None or is_held, "there are requests and none can run"
             return None
         self._num_steps += 1
@@ -177,11 +178,18 @@ class Scheduler:
             self._stages.decode.enter_pages()  # which the step behind was given
 
     def note_time(self, batch: Batch, seconds: float) -> None:
-        """Tells what a step and its plan took: where it had no chunk of a prompt, that decides about draft tokens."""
-        if self._draft_lengths is None or self._draft_planner is None:
-            return
-        if batch.num_tokens == batch.num_sampled:
-            self._draft_lengths.cost.add(batch.num_tokens, seconds - self._draft_planner.seconds)
+        """Tells what a step and its plan took: without a chunk of a prompt that decides about draft tokens, with one
+        about loads."""
+        lengths, planner = self._draft_lengths, self._draft_planner
+        if lengths is not None and planner is not None and batch.num_tokens == batch.num_sampled:
+            lengths.cost.add(batch.num_tokens, seconds - planner.seconds)
+        if self._cache.tiers is not None and batch.num_tokens > batch.num_sampled:
+            self._cache.tiers.note_prefill(batch.num_tokens, seconds)
+
+    def save_cache(self, timeout_s: float) -> None:
+        """Keeps what is cached in the tiers below, if there are any and no successor takes it over, for so long."""
+        if not (self._policy.is_closed and self.journal is not None):
+            self._cache.save(timeout_s)
 
     def forget_steps(self) -> None:
         """Lets all be as if the steps in flight had not been planned; they must have ended, well or not."""
@@ -226,6 +234,8 @@ class Scheduler:
             "draft_tokens": results.num_draft_tokens,
             "accepted_tokens": results.num_accepted_tokens,
         }
+        if cache.tiers is not None:
+            gauges |= cache.tiers.gauges()
         gauges.update((f"finished_{reason}", count) for reason, count in results.num_finished.items())
         return gauges
 

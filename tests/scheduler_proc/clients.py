@@ -9,11 +9,13 @@ from messages.steps import LogprobColumns
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.drafts import Drafter
 from scheduler_proc.deciding.page_journal import PageJournal
+from scheduler_proc.deciding.page_tiers import PageTiers
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
 from tests.scheduler_proc.simulated_grammar import SimulatedGrammars
 from tests.scheduler_proc.simulated_runner import Logprob, SimulatedPages, SimulatedRunner, unpack_logprobs
+from tests.scheduler_proc.simulated_store import SimulatedStore
 
 VOCAB_SIZE = 50
 EOS = 7
@@ -113,7 +115,7 @@ class Inbox:
 class Bench:
     """A scheduler, a simulated runner and an inbox, stepped by hand and checked after every move.
 
-    It takes over what is in `pages`, if they are given.
+    It takes over what is in `pages`, if they are given, and keeps pages in `store`.
     """
 
     def __init__(
@@ -127,16 +129,20 @@ class Bench:
         eos_token_id: int = EOS,
         drafter: Drafter | None = None,
         pages: SimulatedPages | None = None,
+        store: SimulatedStore | None = None,
     ):
         self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,))
         journal = None if pages is None else PageJournal(pages, num_pages, page_size)
-        self.cache = BlockAllocator(num_pages, page_size, is_sharing, journal)
+        tiers = None if store is None else PageTiers(store, num_pages, page_size)
+        self.cache = BlockAllocator(num_pages, page_size, is_sharing, journal, tiers)
         self.grammars = SimulatedGrammars(self.limits)
         self.budget = Budget(max_num_seqs, max_num_batched_tokens)
         self.scheduler = Scheduler(self.cache, self.limits, self.budget, drafter, self.grammars)
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
         if pages is not None:
             self.runner.slots = pages.slots
+        if store is not None:
+            store.slots = self.runner.slots
         self.inbox = Inbox()
         self.max_num_batched_tokens = max_num_batched_tokens
 
@@ -149,7 +155,7 @@ class Bench:
     def step(self) -> dict[int, int]:
         """Runs one step; returns the number of tokens that each request had in it, in the order of the rows."""
         batch = self.scheduler.schedule()
-        while batch is None and self.grammars.compiling:
+        while batch is None and (self.grammars.compiling or self.cache.has_loads):
             batch = self.scheduler.schedule()
         self.inbox.take(self.scheduler.pop_replies())
         if batch is None:

@@ -52,6 +52,7 @@ class OverlappedRunner:
     drafter = None
     draft_runner = None
     page_memory = None
+    page_store = None
 
     def __init__(self, runner: Any, attempt_of: Callable[[int], int | None] = lambda uid: 0) -> None:
         self.num_pages: int = runner.num_pages

@@ -112,6 +112,7 @@ class SimulatedRunner:
     degraded = ""
     draft_runner = None
     page_memory = None
+    page_store = None
 
     def __init__(self, num_pages: int, page_size: int, vocab_size: int, max_num_batched_tokens: int = 32):
         self.num_pages = num_pages

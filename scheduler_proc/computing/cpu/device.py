@@ -1,7 +1,10 @@
 """The processor that plans steps as the device that computes them: work is done when it is submitted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from scheduler_proc.computing.cpu.prefault import Prefault
 from scheduler_proc.computing.step.results import Result
@@ -27,3 +30,13 @@ class CpuDevice:
             return Done(work())
         with self.prefault:
             return Done(work())
+
+    def allocate_host(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def send(self, host: Tensor) -> Tensor:
+        return host
+
+    def will_write(self, pages: Sequence[int]) -> None:
+        if self.prefault is not None:
+            self.prefault.use(max(pages), len(pages))

@@ -20,12 +20,12 @@ class CpuBackend:
         self._config = config
         self._decoder = decoder
         self._limits = limits
-        self._device = CpuDevice()
+        self.device = CpuDevice()
 
     def make_runner(self, cache: KVTensors) -> Runner:
         self._cache = cache
-        passes = CpuForwardPasses(self._decoder, cache, self._device, self._limits)
-        return Runner(self._decoder, self._device, passes, self._limits, cache.num_pages)
+        passes = CpuForwardPasses(self._decoder, cache, self.device, self._limits)
+        return Runner(self._decoder, self.device, passes, self._limits, cache.num_pages)
 
     def measure_cache_bytes(self, make_runner: MakeRunner, bytes_per_page: int) -> int:
         run = self._config.run
@@ -41,7 +41,7 @@ class CpuBackend:
 
     def begin(self, runner: Runner) -> None:
         """From now on memory for pages is asked for before they are used."""
-        self._device.prefault = Prefault(self._tensors(), self._cache.num_pages, runner.page_memory is not None)
+        self.device.prefault = Prefault(self._tensors(), self._cache.num_pages, runner.page_memory is not None)
 
     def _tensors(self) -> list[Tensor]:
         return [part for layer in self._cache.layers for part in layer.tensors]

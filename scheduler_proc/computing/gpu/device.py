@@ -26,14 +26,6 @@ class GpuDevice(Device, Protocol):
 
     torch_device: torch.device
 
-    def allocate_host(self, num_bytes: int) -> Tensor:
-        """Returns a buffer (uint8) for copies; it may be dropped as soon as they are launched."""
-        ...
-
-    def send(self, host: Tensor) -> Tensor:
-        """Returns a copy of the buffer on the device for the work that is being launched; does not wait for it."""
-        ...
-
     def mark(self) -> Callable[[], None]:
         """Returns what waits until all that has been launched before this call has been done."""
         ...
@@ -95,6 +87,9 @@ class CudaDevice:
             done.record()
         result.record_stream(self._fetching)
         return _OnItsWay(host, tensors, done)
+
+    def will_write(self, pages: Sequence[int]) -> None:
+        pass  # all memory of the cache is there
 
     def mark(self) -> Callable[[], None]:
         event = torch.cuda.Event()

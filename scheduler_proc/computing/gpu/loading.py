@@ -45,7 +45,7 @@ class GpuBackend:
     ):
         self._config = config
         self._decoder = decoder
-        self._device = device
+        self.device = device
         self._limits = limits
         self._report = report
         self._degraded: list[str] = []
@@ -56,8 +56,8 @@ class GpuBackend:
 
     def make_runner(self, cache: KVTensors) -> Runner:
         may_overlap = self._config.scheduling.overlap
-        passes = GpuForwardPasses(self._decoder, cache, self._device, self._limits, self._attention, may_overlap)
-        return Runner(self._decoder, self._device, passes, self._limits, cache.num_pages)
+        passes = GpuForwardPasses(self._decoder, cache, self.device, self._limits, self._attention, may_overlap)
+        return Runner(self._decoder, self.device, passes, self._limits, cache.num_pages)
 
     def measure_cache_bytes(self, make_runner: MakeRunner, bytes_per_page: int) -> int:
         """Returns the bytes that a KV cache may take.
@@ -68,15 +68,15 @@ class GpuBackend:
         self._report("measuring the memory of a step", None)
         context_pages = pages_per_context(self._config)
         runner = make_runner(context_pages)
-        self._device.release_unused()  # what loading took
+        self.device.release_unused()  # what loading took
         self._run_full_step(runner)
         # What the step took is kept for later use, so it counts as used.
-        free_bytes, total_bytes = self._device.memory()
+        free_bytes, total_bytes = self.device.memory()
         used_bytes = total_bytes - free_bytes - context_pages * bytes_per_page
         graph_bytes = self._capture(runner, is_rehearsal=True)
         del runner
         gc.collect()
-        self._device.release_unused()
+        self.device.release_unused()
         left_bytes = int(total_bytes * self._config.cache.gpu_memory_utilization) - used_bytes - graph_bytes
         log.info(
             "GPU memory: %.2f GiB in all, %.2f for weights and steps, %.2f for graphs; %.2f are left for the KV cache",
@@ -140,7 +140,7 @@ class GpuBackend:
             self._try(partial(runner.run, batch))
         except torch.OutOfMemoryError as error:
             raise BootError(
-                f"a step of {num_tokens} tokens does not fit into the memory of {self._device.torch_device} beside the "
+                f"a step of {num_tokens} tokens does not fit into the memory of {self.device.torch_device} beside the "
                 f"weights: {str(error).splitlines()[0]} Lower --max-num-batched-tokens, --max-num-seqs or "
                 "--max-model-len"
             ) from None

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from kernels.cpu.library import load_kernels
 from messages.config import Config, DraftFacts
 from messages.errors import BootError
-from scheduler_proc.computing.cpu.identity import identity_of
 from scheduler_proc.computing.cpu.kv_memory import KVMemory
 from scheduler_proc.computing.cpu.loading import CpuBackend
 from scheduler_proc.computing.cpu.weight_memory import WeightMemory
 from scheduler_proc.computing.gpu.device import CudaDevice
 from scheduler_proc.computing.gpu.loading import GpuBackend
 from scheduler_proc.computing.loading.hf_config import HfConfig, read_hf_config
+from scheduler_proc.computing.loading.identity import identity_of
 from scheduler_proc.computing.loading.placement import Placement, find_placement, set_cpu_threads, use_gpu
 from scheduler_proc.computing.loading.weights import Report, Weights, make_dummy_weights, pack_linears
 from scheduler_proc.computing.model.decoder import Decoder
@@ -27,6 +27,7 @@ from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.kv_tensors import (
     GIB,
+    KVTensors,
     allocate_cache,
     choose_num_pages,
     page_bytes,
@@ -36,6 +37,8 @@ from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup, join_group
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.step.shapes import StepLimits
+from scheduler_proc.computing.tiers.open_tiers import open_tiers
+from scheduler_proc.computing.tiers.page_copies import PageCopies
 
 log = logging.getLogger("sluice.load_runner")
 
@@ -71,10 +74,13 @@ class LoadedModel:
         backend = self.make_backend(device, report)
         draft_backend = None if draft is None else draft.make_backend(device, report)
 
-        def make_runner(num_pages: int) -> Runner:
-            runner = backend.make_runner(allocate_cache(decoder.config, num_pages, page_size, placement, memory))
+        def make_cache(num_pages: int) -> KVTensors:
+            return allocate_cache(decoder.config, num_pages, page_size, placement, memory)
+
+        def add_runner(cache: KVTensors) -> Runner:
+            runner = backend.make_runner(cache)
             if draft is not None and draft_backend is not None:
-                draft_cache = allocate_cache(draft.decoder.config, num_pages, page_size, placement)
+                draft_cache = allocate_cache(draft.decoder.config, cache.num_pages, page_size, placement)
                 runner.draft_runner = draft_backend.make_runner(draft_cache)
             return runner
 
@@ -84,13 +90,14 @@ class LoadedModel:
         if memory is not None and memory.num_pages:
             num_pages = memory.num_pages
         else:
-            free_bytes = backend.measure_cache_bytes(make_runner, bytes_per_page)
+            free_bytes = backend.measure_cache_bytes(lambda num: add_runner(make_cache(num)), bytes_per_page)
             num_pages = choose_num_pages(config, bytes_per_page, free_bytes)
         num_pages = decoder.parallel.smallest(num_pages, placement.device)
         report("allocating the KV cache", None)
         dtype_name, cache_gib = str(placement.kv_dtype).removeprefix("torch."), num_pages * bytes_per_page / GIB
         log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype_name, cache_gib)
-        runner = make_runner(num_pages)
+        cache = make_cache(num_pages)
+        runner = add_runner(cache)
         runner.page_memory = memory
         if not self.is_warm:
             report("warming up", None)
@@ -101,7 +108,14 @@ class LoadedModel:
             backend.begin(runner)
         if isinstance(draft_backend, CpuBackend) and runner.draft_runner is not None:
             draft_backend.begin(runner.draft_runner)
+        if config.cache.kv_disk or config.cache.kv_offload_gb:
+            self._add_tiers(runner, PageCopies(cache, backend.device))
         return runner
+
+    def _add_tiers(self, runner: Runner, copies: PageCopies) -> None:
+        identity = identity_of(self.config, self.decoder.config, self.placement)
+        runner.page_store, missing = open_tiers(self.config.cache, copies, identity, self.engine)
+        runner.degraded = "; ".join(filter(None, (runner.degraded, missing)))
 
     def make_backend(self, device: CudaDevice | None, report: Report) -> CpuBackend | GpuBackend:
         """Returns what makes runners for `device`, or for the CPU where there is none."""
@@ -193,7 +207,9 @@ def _load(
     def load_one(config: Config, hf_config: HfConfig, weights_file: Path | None) -> LoadedModel | None:
         family = find_family(hf_config)
         shard = Shard(family.read_config(hf_config, config.facts.max_model_len), parallel.rank, parallel.size)
-        identity = b"" if placement.is_cuda else identity_of(config, shard.own, placement)
+        identity = b""
+        if not placement.is_cuda:
+            identity = identity_of(config, shard.own, placement, config.model, config.cache, config.facts)
 
         def load_weights() -> Weights:
             return _load_weights(config, family, shard, placement, report)
@@ -226,12 +242,7 @@ def _use_device(config: Config, hf_config: HfConfig, place: _Place) -> Placement
     num_ranks = config.run.tensor_parallel
     number = (place.engine - 1) * num_ranks + place.rank + 1
     placement = find_placement(config.model, config.cache, hf_config, number)
-    attention = config.model.attention_backend
-    if attention != "auto" and not placement.is_cuda:
-        raise BootError(
-            f"--attention-backend {attention}: the model runs on {placement.device}, and only a GPU has a choice; "
-            "leave it out"
-        )
+    _refuse_what_is_for_gpus(config, placement)
     if placement.is_cuda:
         use_gpu(placement.device)
     else:
@@ -251,6 +262,21 @@ def _join(config: Config, place: _Place, placement: Placement, report: Report) -
         raise BootError(f"--tensor-parallel {num_ranks}: only a server has several ranks; leave it at 1")
     report("waiting for the other ranks", None)
     return join_group(place.ranks_file, place.rank, num_ranks, placement.device, config.run.boot_timeout_s)
+
+
+def _refuse_what_is_for_gpus(config: Config, placement: Placement) -> None:
+    attention = config.model.attention_backend
+    if placement.is_cuda:
+        return
+    if attention != "auto":
+        raise BootError(
+            f"--attention-backend {attention}: the model runs on {placement.device}, and only a GPU has a choice; "
+            "leave it out"
+        )
+    if config.cache.kv_offload_gb:
+        raise BootError(
+            "--kv-offload-gb: on a CPU the KV cache is in the host's memory; raise --kv-cache-memory-gb instead"
+        )
 
 
 def _read_draft_config(config: Config, draft: DraftFacts) -> tuple[Config, HfConfig]:

@@ -36,7 +36,9 @@ class KVTensors:
 
     def __init__(self, key_LSGD: Tensor, value_LSGD: Tensor, page_size: int, scales: Sequence[Tensor] = ()):
         self.num_pages = key_LSGD.shape[1] // page_size
-        parts = zip(key_LSGD, value_LSGD, *scales, strict=True)
+        self.tensors = [key_LSGD, value_LSGD, *scales]
+        """All that pages consist of."""
+        parts = zip(*self.tensors, strict=True)
         self.layers = [PagedKV(key_SGD, value_SGD, page_size, *scales_SG) for key_SGD, value_SGD, *scales_SG in parts]
 
 

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ class LateDevice:
     """Does submitted work in order, but none before a result of it, or of later work, is waited for.
 
     A "graph" does again what was captured; `num_captures` may be made and then `capture_error` is raised. Buffers hold
-    garbage. With `may_wait` off, work must not look at the values of tensors.
+    garbage. Any thread may wait. With `may_wait` off, work must not look at the values of tensors.
     """
 
     capture_error: Exception = torch.OutOfMemoryError("CUDA out of memory.\nmore")
@@ -50,6 +51,7 @@ class LateDevice:
         self._num_captures = num_captures
         self._around = nullcontext if may_wait else waiting_refused
         self._work: deque[_LateWork] = deque()
+        self._is_working = Lock()
 
     def allocate_host(self, num_bytes: int) -> Tensor:
         return torch.full((num_bytes,), GARBAGE, dtype=torch.uint8)
@@ -62,6 +64,9 @@ class LateDevice:
         self._work.append(late)
         self.most_waiting = max(self.most_waiting, len(self._work))
         return late
+
+    def will_write(self, pages: Sequence[int]) -> None:
+        pass
 
     def mark(self) -> Callable[[], None]:
         """Asked for amid work, which is done at once then."""
@@ -91,13 +96,14 @@ class LateDevice:
 
     def do_until(self, last: "_LateWork | None") -> None:
         """Does all work up to `last`, or all there is."""
-        while self._work and (last is None or last.result is None):
-            late = self._work.popleft()
-            with self._around():
-                tensors = late.work()
-                assert not isinstance(tensors, np.ndarray)
-                late.result = [tensor.clone() for tensor in tensors]
-            self.num_done += 1
+        with self._is_working:
+            while self._work and (last is None or last.result is None):
+                late = self._work.popleft()
+                with self._around():
+                    tensors = late.work()
+                    assert not isinstance(tensors, np.ndarray)
+                    late.result = [tensor.clone() for tensor in tensors]
+                self.num_done += 1
 
 
 class _LateWork:

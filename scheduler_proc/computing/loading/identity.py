@@ -1,4 +1,4 @@
-"""Tells whether a scheduler may use what another one has left in memory."""
+"""What packed weights, K and V depend on: only a scheduler of the same identity can go on with those of another."""
 
 import hashlib
 import os
@@ -15,16 +15,17 @@ CODE = Path(__file__).parents[3]
 CODE_PACKAGES, CODE_SUFFIXES = ("scheduler_proc", "kernels", "messages"), (".py", ".c", ".h")
 
 
-def identity_of(config: Config, decoder: DecoderConfig, placement: Placement) -> bytes:
-    """Returns 32 bytes that only a scheduler has whose packed weights, K and V would be the same.
+def identity_of(config: Config, decoder: DecoderConfig, placement: Placement, *more: object) -> bytes:
+    """Returns 32 bytes that only a scheduler has whose pages would be the same.
 
-    They are of flags, model, weights, code, torch and the instruction set that was asked for.
+    They are of model, weights, formats, code, torch and the instruction set that was asked for. Files are
+    known by size and time of change. `more` has to be the same as well.
     """
     folders = [CODE / package for package in CODE_PACKAGES]
     code = [file for folder in folders for file in folder.rglob("*") if file.suffix in CODE_SUFFIXES]
     model = [file for file in Path(config.facts.model_dir).iterdir() if file.is_file()]
     stats = [(str(file), file.stat()) for file in sorted([*code, *model])]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    isa = os.environ.get(ISA_VARIABLE)
-    facts = (config.model, config.cache, config.facts, decoder, placement, files, torch.__version__, isa)
+    formats = config.model.load_format, config.cache.block_size, config.cache.kv_cache_dtype
+    facts = (formats, decoder, placement, files, torch.__version__, os.environ.get(ISA_VARIABLE), *more)
     return hashlib.sha256(repr(facts).encode()).digest()

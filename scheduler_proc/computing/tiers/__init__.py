@@ -1,0 +1,1 @@
+"""Tiers below the KV cache: copies of its pages in the host's memory and on disk."""

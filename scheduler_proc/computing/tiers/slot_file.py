@@ -1,0 +1,43 @@
+"""Pages in a file of slots of one size. Each slot says which page it holds, so a torn or stale one is recognised."""
+
+import errno
+import os
+import struct
+from zlib import crc32
+
+DIGEST_BYTES = 16
+"""Of the name of a page, which whoever keeps it has chosen."""
+
+HEADER = struct.Struct(f"<{DIGEST_BYTES}sI4x")
+"""The page's digest, and the checksum of digest and page."""
+
+
+class SlotFile:
+    """Slots for pages of `page_bytes` in an open file, which may be one in memory.
+
+    It may be used from several threads. A slot that is written while it is read holds no page for the reader.
+    """
+
+    def __init__(self, descriptor: int, page_bytes: int):
+        self._descriptor = descriptor
+        self.slot_bytes = HEADER.size + page_bytes
+
+    def write(self, slot: int, digest: bytes, page: memoryview) -> None:
+        """The slot holds the page from now on. Raises `OSError`; then it holds none."""
+        num_written = os.pwritev(self._descriptor, [_header(digest, page), page], slot * self.slot_bytes)
+        if num_written < self.slot_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def read(self, slot: int, digest: bytes, page: memoryview) -> None:
+        """Fills `page` with that of this name. Raises `OSError`, also where the slot does not hold it."""
+        header = bytearray(HEADER.size)
+        num_read = os.preadv(self._descriptor, [header, page], slot * self.slot_bytes)
+        if num_read < self.slot_bytes or header != _header(digest, page):
+            raise OSError(errno.EBADMSG, "its checksum is wrong")
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _header(digest: bytes, page: memoryview) -> bytes:
+    return HEADER.pack(digest, crc32(page, crc32(digest)))

@@ -1,0 +1,109 @@
+"""One tier: which page lies in which slot of its file, and what reading has cost."""
+
+from collections import OrderedDict
+
+from scheduler_proc.computing.tiers.slot_file import SlotFile
+
+DECAY = 0.98
+"""What a measurement of reading or writing still counts when the next one comes."""
+
+
+class Tier:
+    """The index is the main thread's: a page is in it when it has been written, and until its slot is wanted again."""
+
+    def __init__(self, name: str, file: SlotFile, num_slots: int):
+        self.name = name
+        self.file = file
+        self.num_slots = num_slots
+        self._slots: OrderedDict[bytes, int] = OrderedDict()
+        """By digest; the least recently used first."""
+        self._writing: dict[bytes, int] = {}
+        self._free: list[int] = []
+        self._num_taken = 0
+        """Slots from here on were never used."""
+        self.page_read_s = 0.0
+        """What reading a page takes, 0 before the first."""
+        self.num_hit_pages = 0
+        self.num_written_pages = 0
+        self.num_errors = 0
+
+    @property
+    def num_pages(self) -> int:
+        return len(self._slots)
+
+    def find(self, digest: bytes) -> int | None:
+        """Returns the slot of a page."""
+        return self._slots.get(digest)
+
+    def has(self, digest: bytes) -> bool:
+        """Tells whether the tier has a page, or will have; it counts as used now."""
+        if digest in self._slots:
+            self._slots.move_to_end(digest)
+            return True
+        return digest in self._writing
+
+    def place(self, digest: bytes) -> tuple[int, bytes | None] | None:
+        """Returns the slot into which a page is to be written, and the page that leaves it; `None`: no slot is left."""
+        victim = None
+        if self._free:
+            slot = self._free.pop()
+        elif self._num_taken < self.num_slots:
+            slot = self._num_taken
+            self._num_taken += 1
+        elif self._slots:
+            victim, slot = self._slots.popitem(last=False)
+        else:
+            return None
+        self._writing[digest] = slot
+        return slot, victim
+
+    def note_written(self, slot: int, digest: bytes, error: OSError | None) -> None:
+        """The page is there or, after an error, its slot is given up: a full disk leaves the tier at its size."""
+        if self._writing.get(digest) != slot:  # the tier has been cleared meanwhile
+            self._free.append(slot)
+            return
+        del self._writing[digest]
+        if error is None:
+            self._slots[digest] = slot
+            self.num_written_pages += 1
+        else:
+            self.num_errors += 1
+            self.num_slots = self._num_taken
+
+    def note_read(self, seconds: float) -> None:
+        """Tells how long reading a page took, in the thread that reads."""
+        self.page_read_s = DECAY * self.page_read_s + (1 - DECAY) * seconds if self.page_read_s else seconds
+
+    def drop(self, digest: bytes) -> None:
+        """Forgets a page that could not be read."""
+        slot = self._slots.pop(digest, None)
+        self.num_errors += 1
+        if slot is not None:
+            self._free.append(slot)
+
+    def write(self, slot: int, digest: bytes, page: memoryview) -> None:
+        """Puts a page into the slot that `place` has returned, in the thread that writes. Raises `OSError`."""
+        self.file.write(slot, digest, page)
+
+    def clear(self) -> None:
+        """Forgets every page."""
+        self._free += self._slots.values()
+        self._slots.clear()
+        self._writing.clear()
+
+    def close(self) -> None:
+        """Closes the file; nothing may be written or read any more."""
+        self.file.close()
+
+    def gauges(self) -> dict[str, float]:
+        """Returns sizes and counters; all names begin with the tier's."""
+        page_bytes, name = self.file.slot_bytes, self.name
+        return {
+            f"{name}_pages": self.num_pages,
+            f"{name}_bytes": self.num_pages * page_bytes,
+            f"{name}_hit_pages": self.num_hit_pages,
+            f"{name}_written_bytes": self.num_written_pages * page_bytes,
+            f"{name}_read_bytes": self.num_hit_pages * page_bytes,
+            f"{name}_read_bytes_per_s": page_bytes / self.page_read_s if self.page_read_s else 0.0,
+            f"{name}_errors": self.num_errors,
+        }

@@ -1,0 +1,279 @@
+"""The tiers below the KV cache, with one thread that writes to them and one that reads.
+
+A page goes into the first tier; what leaves that goes into the next. The main thread copies pages out of the cache and
+into it and has the indices; the threads get slots, copy between files and memory, and report.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Semaphore
+from typing import NamedTuple
+
+from torch import Tensor
+
+from scheduler_proc.computing.device import Fetched
+from scheduler_proc.computing.tiers.page_copies import PageCopies
+from scheduler_proc.computing.tiers.tier import DECAY, Tier
+
+MAX_QUEUED_BYTES = 128 << 20
+"""Pages that wait to be written; those that are evicted meanwhile are dropped."""
+
+READ_BYTES = 4 << 20
+NUM_READS_AHEAD = 3
+"""So many reads, of this size or of a page, may have ended before the main thread has copied them into the cache."""
+
+READER_PATIENCE_S = 10.0
+"""If the main thread copies nothing for so long, nobody wants it any more."""
+
+WARN_EVERY_S = 60.0
+
+log = logging.getLogger("sluice.kv_tiers")
+
+
+class _Move(NamedTuple):
+    """A page goes to `slot`: from `row` of what is evicted or, where that is -1, from a slot of the tier above."""
+
+    tier: Tier
+    slot: int
+    digest: bytes
+    row: int
+    above: Tier | None = None
+    slot_above: int = 0
+
+
+class _Load:
+    """`places` are tier and slot of each page. `is_over`: nothing more is wanted."""
+
+    def __init__(self, uid: int, pages: Sequence[int], digests: Sequence[bytes], places: list[tuple[Tier, int]]):
+        self.uid = uid
+        self.pages = pages
+        self.digests = digests
+        self.places = places
+        self.num_loaded = 0
+        self.is_over = False
+
+
+class _Read(NamedTuple):
+    """The next rows of a load. Those behind `num_good` could not be read."""
+
+    load: _Load
+    rows: Tensor
+    num_good: int
+
+
+class TieredPages:
+    """A `PageStore` of tiers, the fastest first. `wake` is called when pages have come, in another thread."""
+
+    def __init__(self, copies: PageCopies, tiers: Sequence[Tier]):
+        self.wake: Callable[[], None] = lambda: None
+        self.num_dropped = 0
+        self.page_put_s = 0.0
+        self._num_puts = 0
+        self._copies = copies
+        self._tiers = tiers
+        self._max_queued = max(1, MAX_QUEUED_BYTES // copies.page_bytes)
+        self._read_pages = max(1, READ_BYTES // copies.page_bytes)
+        self._writer = ThreadPoolExecutor(1, "kv-tier-writer")
+        self._reader = ThreadPoolExecutor(1, "kv-tier-reader")
+        self._num_queued = 0
+        """Pages of which nobody has noted yet that they are written."""
+        self._written: deque[tuple[int, list[tuple[_Move, OSError | None]]]] = deque()
+        self._loads: dict[int, _Load] = {}
+        self._reads: deque[_Read] = deque()
+        self._reads_ahead = Semaphore(NUM_READS_AHEAD)
+        self._reading_since_s = 0.0
+        """0 while nothing is being read."""
+        self._warned_s = 0.0
+
+    @property
+    def has_loads(self) -> bool:
+        return bool(self._loads)
+
+    def find(self, digest: bytes) -> str | None:
+        return next((tier.name for tier in self._tiers if tier.find(digest) is not None), None)
+
+    def touch(self, digests: Sequence[bytes]) -> None:
+        for digest in reversed(digests):  # the first one leads to all others, so it leaves last
+            for tier in self._tiers:
+                tier.has(digest)
+
+    def put(self, pages: Sequence[int], digests: Sequence[bytes]) -> None:
+        begin_s = time.monotonic()
+        self._note_written()
+        wanted = [pair for pair in zip(pages, digests, strict=True) if not self._tiers[0].has(pair[1])]
+        kept = wanted[: self._max_queued - self._num_queued]
+        self.num_dropped += len(wanted) - len(kept)
+        if kept:
+            moves = [move for row, (_, digest) in enumerate(kept) for move in self._plan(digest, row)]
+            rows = self._copies.copy_out([page for page, _ in kept])
+            self._num_queued += len(kept)
+            self._writer.submit(self._write, rows, moves, len(kept), time.monotonic() - begin_s)
+
+    def estimate_s(self, digests: Sequence[bytes]) -> float:
+        """What is read for others first counts, and for how long the running read has taken."""
+        tiers = [next(tier for tier in self._tiers if tier.find(digest) is not None) for digest in digests]
+        queued_s = sum(
+            (len(load.places) - load.num_loaded) * load.places[-1][0].page_read_s for load in self._loads.values()
+        )
+        since_s = self._reading_since_s
+        return sum(tier.page_read_s for tier in tiers) + queued_s + (time.monotonic() - since_s if since_s else 0.0)
+
+    def load(self, uid: int, pages: Sequence[int], digests: Sequence[bytes]) -> None:
+        places: list[tuple[Tier, int]] = []
+        for digest in digests:
+            found = [(tier, slot) for tier in self._tiers if (slot := tier.find(digest)) is not None]
+            if not found:
+                break  # it had to leave for others
+            places.append(found[0])
+        load = self._loads[uid] = _Load(uid, pages, digests, places)
+        self._reader.submit(self._read, load)
+
+    def cancel(self, uid: int) -> None:
+        load = self._loads.pop(uid, None)
+        if load is not None:
+            load.is_over = True
+
+    def pop_loaded(self) -> list[tuple[int, int, bool]]:
+        loaded: dict[int, tuple[int, int, bool]] = {}
+        while self._reads:
+            read = self._reads.popleft()
+            self._reads_ahead.release()
+            load = read.load
+            if not load.is_over:
+                self._take(read)
+                load.is_over = len(read.rows) > read.num_good or load.num_loaded == len(load.places)
+                if load.is_over:
+                    del self._loads[load.uid]
+                loaded[load.uid] = load.uid, load.num_loaded, load.is_over
+        return list(loaded.values())
+
+    def sizes(self) -> dict[str, int]:
+        self._note_written()
+        return {tier.name: tier.num_pages for tier in self._tiers}
+
+    def settle(self, timeout_s: float) -> bool:
+        with suppress(TimeoutError):
+            self._writer.submit(int).result(max(0.0, timeout_s))
+        self._note_written()
+        return not self._num_queued
+
+    def clear(self) -> None:
+        for tier in self._tiers:
+            tier.clear()
+
+    def gauges(self) -> dict[str, float]:
+        self._note_written()
+        gauges = {"tier_dropped_pages": float(self.num_dropped)}
+        for tier in self._tiers:
+            gauges |= tier.gauges()
+        return gauges
+
+    def close(self) -> None:
+        """Ends the threads and closes the tiers; what waits to be written is dropped."""
+        for load in self._loads.values():
+            load.is_over = True
+        self._reads_ahead.release(NUM_READS_AHEAD)
+        for executor in (self._reader, self._writer):
+            executor.shutdown(cancel_futures=True)
+        self._note_written()
+        for tier in self._tiers:
+            tier.close()
+
+    def _plan(self, digest: bytes, row: int) -> list[_Move]:
+        """Returns how a row gets into the first tier, and before that, how what is there gets into the next."""
+        first, *below = self._tiers
+        placed = first.place(digest)
+        if placed is None:
+            self.num_dropped += 1
+            return []
+        slot, victim = placed
+        moves: list[_Move] = []
+        if victim is not None and below and not below[0].has(victim):
+            place = below[0].place(victim)
+            if place is not None:
+                moves.append(_Move(below[0], place[0], victim, -1, first, slot))
+        return [*moves, _Move(first, slot, digest, row)]
+
+    def _write(self, fetched: Fetched, moves: Sequence[_Move], num_pages: int, put_s: float) -> None:
+        """In the thread that writes. `put_s` is what the main thread has spent."""
+        begin_s = time.thread_time()
+        done: list[tuple[_Move, OSError | None]] = []
+        try:
+            (rows,) = fetched.wait()
+            assert isinstance(rows, Tensor)
+            memory = rows.numpy()
+            for move in moves:
+                error = None
+                try:
+                    page = memory[move.row].data
+                    if move.above is not None:
+                        page = memoryview(bytearray(self._copies.page_bytes))
+                        move.above.file.read(move.slot_above, move.digest, page)
+                    move.tier.write(move.slot, move.digest, page)
+                except OSError as caught:
+                    error = caught
+                done.append((move, error))
+        finally:
+            written_s = 0.0 if self._copies.has_own_processor else time.thread_time() - begin_s
+            page_s = (put_s + written_s) / num_pages
+            self._num_puts += 1  # the first ones are slow, so until there are many, all count alike
+            self.page_put_s += max(1 - DECAY, 1 / self._num_puts) * (page_s - self.page_put_s)
+            self._written.append((num_pages, done))
+
+    def _note_written(self) -> None:
+        while self._written:
+            num_pages, done = self._written.popleft()
+            self._num_queued -= num_pages
+            for move, error in done:
+                move.tier.note_written(move.slot, move.digest, error)
+                if error is not None:
+                    self._warn(f"writing to {move.tier.name} failed ({error.strerror}); it grows no more")
+
+    def _read(self, load: _Load) -> None:
+        """In the thread that reads."""
+        for start in range(0, max(1, len(load.places)), self._read_pages):
+            if not self._reads_ahead.acquire(timeout=READER_PATIENCE_S) or load.is_over:
+                return
+            places = load.places[start : start + self._read_pages]
+            rows = self._copies.allocate_host(len(places))
+            num_good = self._read_rows(rows, places, load.digests[start : start + len(places)])
+            self._reads.append(_Read(load, rows, num_good))
+            self.wake()
+            if num_good < len(places):
+                return
+
+    def _read_rows(self, rows: Tensor, places: Sequence[tuple[Tier, int]], digests: Sequence[bytes]) -> int:
+        """Returns how many of the pages have been read: all, or those before the first that cannot be."""
+        memory = rows.numpy()
+        for row, ((tier, slot), digest) in enumerate(zip(places, digests, strict=True)):
+            self._reading_since_s = begin_s = time.monotonic()
+            try:
+                tier.file.read(slot, digest, memory[row].data)
+            except OSError as error:
+                self._warn(f"a page of {tier.name} cannot be used ({error.strerror}); it is computed again")
+                return row
+            finally:
+                self._reading_since_s = 0.0
+            tier.note_read(time.monotonic() - begin_s)
+        return len(places)
+
+    def _take(self, read: _Read) -> None:
+        """Copies what has been read into the cache, and forgets the page that could not be."""
+        load, start = read.load, read.load.num_loaded
+        load.num_loaded += read.num_good
+        if read.num_good:
+            self._copies.copy_in(load.pages[start : load.num_loaded], read.rows[: read.num_good])
+        for tier, _ in load.places[start : load.num_loaded]:
+            tier.num_hit_pages += 1
+        if read.num_good < len(read.rows):
+            load.places[load.num_loaded][0].drop(load.digests[load.num_loaded])
+
+    def _warn(self, text: str) -> None:
+        now_s = time.monotonic()
+        if now_s - self._warned_s >= WARN_EVERY_S or not self._warned_s:
+            self._warned_s = now_s
+            log.warning("%s", text)
