@@ -9,12 +9,12 @@ drawn at temperature 1; W1 to W4 are the workloads of `http_workloads.py`, drawn
 of the rounds: `wall` by the clock, `cpu` by the CPU time of the thread that computes, which with `--cpu-threads 1` also
 tells it on a machine that others use.
 
-The table of results/speculative_draft.json (the first command trains for some minutes, the second takes less than six):
+Such a table of a pair that is made for it (the first command trains for some minutes):
 
     python -m benchmarks.make_draft_model /tmp/draft --slow-model /tmp/slow
     python -m benchmarks.bench_speculative --model /tmp/slow --draft-model /tmp/draft --only repeats drawn again \\
         --rows 1 4 8 32 --output 64 --rounds 2 --cpu-threads 1 --dtype float32 \\
-        --json benchmarks/results/speculative_draft.json
+        --json FILE
 """
 
 import argparse
