@@ -47,6 +47,8 @@ def make_sample(hint: Any, name: str = "") -> Any:
         return make_sample(next(part for part in parts if part is not type(None)), name)
     if origin is tuple:
         return tuple(make_sample(part, name) for part in ([parts[0]] * FEW if parts[-1] is ... else parts))
+    if origin is dict:
+        return {"ours": make_sample(parts[1])}
     plain = {int: TOKEN_ID, float: 0.5, str: "ours" if name in WORDS else SECRET, bool: True}
     return plain[hint] if hint in plain else sample_bytes(name)
 
