@@ -150,7 +150,7 @@ class Session:
         deadline_s = time.monotonic() + LAST_WORDS_S
         child = engine.child
         while time.monotonic() < deadline_s and not (child.is_silent and (engine.has_served or engine.boot_error)):
-            self._follow(engine, {child.descriptor} - ({child.descriptor} if child.is_silent else set()))
+            self._follow(engine, set() if child.is_silent else {child.descriptor})
             time.sleep(0.01)
         if engine.has_served:
             raise EngineEndedError(f"{engine.name} {child.ending}")
