@@ -8,7 +8,6 @@ setting serves the loads of `bench_whatif`, which are none that was recorded, an
 medians of the rounds. Time is that of the clock, so nothing else should run.
 """
 
-import argparse
 import sys
 import tempfile
 import uuid
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from benchmarks.bench_whatif import GOAL, LARGEST, SETTINGS, Case, compare, make_loads, show
+from benchmarks.bench_whatif import GOAL, LARGEST, SETTINGS, Case, compare, make_loads, make_parser, show
 from benchmarks.load.answer import OK
 from benchmarks.load.drive import Limits, Load, Measurement
 from benchmarks.load.server_facts import ServerUnavailableError
@@ -50,17 +49,7 @@ FACTS = ("requests_per_s",)
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns 0, or 1 where a server or the trace cannot be used."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    add = parser.add_argument
-    trace = Path("../shared/traces/mooncake/conversation_trace.jsonl")
-    add("--trace", type=Path, default=trace, help="the second load (default: %(default)s)")
-    add("--num-requests", type=int, default=40, help="of each load (default: %(default)s)")
-    add("--rounds", type=int, default=3, help="default: %(default)s")
-    add("--seconds", type=float, default=24.0, help="of the recorded load in each round (default: %(default)g)")
-    add("--json", type=Path, metavar="FILE", help="write the result to FILE")
-    options, flags = parser.parse_known_args(arguments)
+    options, flags = make_parser(__doc__, seconds=24.0).parse_known_args(arguments)
     flags = ["--device", "cpu", "--log-level", "warning", *flags]
     predicted: dict[Case, list[Outcome]] = {}
     measured: dict[Case, list[Outcome]] = {}
