@@ -2,18 +2,20 @@
 
 import itertools
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from messages.columns import pack_int32, pack_int64, unpack_int64
 from messages.errors import UsageError
 from messages.frame_files import IS_SENT, FrameReader, Record, write_frames
 from messages.frames import HEADER
-from messages.replies import DetokenizeMsg, StepReplies
+from messages.replies import DetokenizeMsg, StepReplies, UserReply
 from messages.requests import UserMsg
 from messages.steps import Batch
 from messages.timeline import ScheduleReport
@@ -27,6 +29,7 @@ from whatif.cost_model import size_of_step
 from whatif.drive import Served, serve
 from whatif.outcome import summarize
 from whatif.recording import read_recording
+from whatif.self_check import find_errors
 from whatif.settings import Setting, make_config
 from whatif.simulation import SimulatedRunner, SimulatedStep
 from whatif.traces import Arrival
@@ -37,6 +40,9 @@ SECOND = 1000
 
 REPLY_NS = 2_000_000
 """From a commit to the frontend."""
+
+WAKE_S = 0.0004
+"""Until an idle scheduler runs."""
 
 FIRST = Arrival(list(range(9000, 9010)), 6, 9.0, pack_int32(range(70, 76)), "salt")
 ARRIVALS = [
@@ -52,6 +58,8 @@ class RecordedRunner(SimulatedRunner):
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, can_overlap: bool = False):
         super().__init__(MODEL, SETTING, can_overlap, ARRIVALS)
         self.batches: list[Batch] = []
+        self.woken_at: set[int] = set()
+        """The indices of steps for which the scheduler woke."""
         self.delay_ns = 1  # a stamp of 0 says that there is none
         self._files = {
             name: FrameWriter(folder / f"{name}.1.frames", name, 1 << 20) for name in ("scheduler", "frontend")
@@ -60,6 +68,9 @@ class RecordedRunner(SimulatedRunner):
         receive, pop_replies = Scheduler.receive, Scheduler.pop_replies
 
         def note_received(scheduler: Scheduler, message: Any) -> None:
+            if isinstance(message, UserMsg) and scheduler.is_idle:
+                self.clock.wait_until(self.clock() + WAKE_S)
+                self.woken_at.add(len(self.batches))
             self._write("scheduler", 0, "scheduler", message)
             receive(scheduler, message)
 
@@ -69,7 +80,10 @@ class RecordedRunner(SimulatedRunner):
                 self._write("scheduler", IS_SENT, "detokenizer", reply)
                 if isinstance(reply, DetokenizeMsg):
                     self.delay_ns += REPLY_NS
-                    self._write("frontend", 0, "frontend", StepReplies(reply.step_id, reply.uids, b"", b"", ()))
+                    ended = {row.uid for row in reply.finished}
+                    going_on = pack_int64([uid for uid in unpack_int64(reply.uids) if uid not in ended])
+                    finals = tuple(UserReply(uid, 0, "length", token_ids=pack_int32([7])) for uid in ended)
+                    self._write("frontend", 0, "frontend", StepReplies(reply.step_id, going_on, b"", b"", (), finals))
                     self.delay_ns -= REPLY_NS
             return replies
 
@@ -104,7 +118,9 @@ def test_the_steps_of_a_recording_are_those_that_ran(tmp_path: Path, monkeypatch
     sizes = [size_of_step(batch) for batch in runner.batches]
     found = read_recording(tmp_path).calibration
     assert [step.size for step in found.steps] == sizes
-    assert [step.seconds for step in found.steps] == pytest.approx([MODEL.predict(size) for size in sizes])
+    assert len(runner.woken_at) > 1
+    expected = [MODEL.predict(size) + WAKE_S * (index in runner.woken_at) for index, size in enumerate(sizes)]
+    assert [step.seconds for step in found.steps] == pytest.approx(expected)
     assert found.pipeline_s == pytest.approx(REPLY_NS / 1e9)
     known = calibration(max_num_seqs=3, num_pages=17, model="known")
     for name in ("model", "max_model_len", "block_size", "num_pages", "max_num_seqs", "max_num_batched_tokens"):
@@ -124,6 +140,44 @@ def test_its_own_settings_give_what_was_recorded(
     assert outcome["prefix_hit_rate"] == expected["prefix_hit_rate"] > 0
     for latency in ("ttft", "inter_token", "e2e"):
         assert outcome[latency] == pytest.approx(expected[latency], rel=0.02)
+
+
+def test_the_error_of_its_own_settings_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    served, _ = record(tmp_path, monkeypatch)
+    monkeypatch.undo()
+    recording = read_recording(tmp_path)
+    reply_s = REPLY_NS / 1e9
+    assert [times_s[0] for times_s in recording.token_times_s] == pytest.approx(
+        (served.first_s - served.arrived_s + reply_s).tolist()
+    )
+    assert np.sort(np.concatenate([np.diff(times_s) for times_s in recording.token_times_s])) == pytest.approx(
+        np.sort(served.gaps_s)
+    )
+    errors = find_errors(recording, MODEL, len(ARRIVALS))
+    assert list(errors) == [
+        f"{name} {part}" for name in ("TTFT", "inter-token", "end to end") for part in ("p50", "p90")
+    ]
+    assert list(errors.values()) == pytest.approx([0.0] * 6, abs=0.02)
+    slow = msgspec.structs.replace(MODEL, knot_seconds=tuple(2 * one for one in MODEL.knot_seconds))
+    assert find_errors(recording, slow, len(ARRIVALS))["inter-token p50"] == pytest.approx(1.0, abs=0.02)
+    assert main([str(tmp_path)]) == 0
+    assert re.search(r"off by: TTFT p50 [+-]\d+%, .*end to end p90 [+-]\d+%; expect", capsys.readouterr().out)
+
+
+def test_a_cold_start_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    _, runner = record(tmp_path, monkeypatch)
+    monkeypatch.undo()
+    recording = read_recording(tmp_path, len(ARRIVALS) - 2)  # what is left comes after an idle time
+    assert [arrival.num_output for arrival in recording.arrivals] == [6, 3]
+    sizes = [size_of_step(batch) for batch in runner.batches]
+    assert [step.size for step in recording.calibration.steps] == sizes[-len(recording.calibration.steps) :]
+    assert len(recording.calibration.steps) == 9
+    assert main([str(tmp_path), "--skip-requests", "2"]) == 0
+    assert f"{len(ARRIVALS) - 2} requests over" in capsys.readouterr().out
+    assert main([str(tmp_path), "--skip-requests", "100"]) == 2
+    assert "holds no request" in capsys.readouterr().err
 
 
 def test_each_engine_serves_what_it_had(
