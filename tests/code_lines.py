@@ -39,7 +39,7 @@ BUDGETS = {
     "messages": 2_250,
     "process runtime": 1_550,
     "launcher": 5_395,
-    "what-if": 1_040,
+    "what-if": 1_110,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

@@ -24,6 +24,8 @@ from whatif.calibration import Calibration
 from whatif.recorded_steps import StepReader
 from whatif.traces import Arrival
 
+NUM_JITTERS = 100
+
 
 class Recording(NamedTuple):
     """What was served, and how. `num_left_out` requests have no token, or began before the first frame.
@@ -89,7 +91,7 @@ def read_recording(folder: Path, num_skipped: int = 0) -> Recording:
     if not served:
         raise UsageError(f"{folder} holds no request that got a token from its beginning on")
     arrivals = [request.arrival(served[0].at_ns) for request in served]
-    _note_replies(requests, _messages(records, FRONTEND))
+    delays_ns = _note_replies(requests, _messages(records, FRONTEND))
     calibration = Calibration(
         model=", ".join(config.facts.served_names),
         can_overlap=False,
@@ -100,6 +102,7 @@ def read_recording(folder: Path, num_skipped: int = 0) -> Recording:
         max_num_batched_tokens=reports[0].facts.max_num_batched_tokens,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         pipeline_s=_pipeline_s(served),
+        jitter_s=_jitter_s(delays_ns),
         steps=[step for reader in readers.values() for step in reader.steps],
     )
     token_times_s = [(np.array(one.seen_ns) - one.received_ns) / 1e9 for one in served]
@@ -137,16 +140,27 @@ def _num_pages(report: ScheduleReport, page_size: int) -> int:
     return report.facts.num_free_pages + report.facts.num_evictable_pages + of_prompt
 
 
-def _note_replies(requests: dict[int, _Request], replies: Iterable[tuple[Record, Any]]) -> None:
-    """Notes when the frontend had the tokens of each request."""
+def _note_replies(requests: dict[int, _Request], replies: Iterable[tuple[Record, Any]]) -> list[int]:
+    """Notes when the frontend had the tokens of each request. Returns the ns from the commit of each step."""
+    delays_ns: list[int] = []
     for record, message in replies:
         if isinstance(message, StepReplies):
+            if message.committed_ns:
+                delays_ns.append(record.monotonic_ns - message.committed_ns)
             for uid in (*unpack_int64(message.uids), *(final.uid for final in message.finals if final.token_ids)):
                 if uid in requests:
                     requests[uid].seen_ns.append(record.monotonic_ns)
+    return delays_ns
 
 
 def _pipeline_s(served: Sequence[_Request]) -> float:
     """Returns the median of what a request took from the frontend to the scheduler, and its first token back."""
     times_ns = [one.at_ns - one.received_ns + one.seen_ns[0] - one.first_token_ns for one in served if one.seen_ns]
     return statistics.median(times_ns or [0]) / 1e9
+
+
+def _jitter_s(delays_ns: Sequence[int]) -> tuple[float, ...]:
+    """Returns how far the delays are from their median: the means of equally many of them, in order."""
+    delays_s = np.sort(np.array(delays_ns or [0])) / 1e9
+    groups = np.array_split(delays_s - np.median(delays_s), min(NUM_JITTERS, len(delays_s)))
+    return tuple(float(group.mean()) for group in groups)

@@ -83,7 +83,8 @@ class RecordedRunner(SimulatedRunner):
                     ended = {row.uid for row in reply.finished}
                     going_on = pack_int64([uid for uid in unpack_int64(reply.uids) if uid not in ended])
                     finals = tuple(UserReply(uid, 0, "length", token_ids=pack_int32([7])) for uid in ended)
-                    self._write("frontend", 0, "frontend", StepReplies(reply.step_id, going_on, b"", b"", (), finals))
+                    step = StepReplies(reply.step_id, going_on, b"", b"", (), finals, committed_ns=reply.committed_ns)
+                    self._write("frontend", 0, "frontend", step)
                     self.delay_ns -= REPLY_NS
             return replies
 
