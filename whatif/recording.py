@@ -160,7 +160,7 @@ def _pipeline_s(served: Sequence[_Request]) -> float:
 
 
 def _jitter_s(delays_ns: Sequence[int]) -> tuple[float, ...]:
-    """Returns how far the delays are from their median: the means of equally many of them, in order."""
-    delays_s = np.sort(np.array(delays_ns or [0])) / 1e9
-    groups = np.array_split(delays_s - np.median(delays_s), min(NUM_JITTERS, len(delays_s)))
-    return tuple(float(group.mean()) for group in groups)
+    """Returns how far the delays are from their median, as quantiles at equal distances."""
+    delays_s = np.array(delays_ns or [0]) / 1e9
+    parts = (np.arange(NUM_JITTERS) + 0.5) / NUM_JITTERS
+    return tuple((np.quantile(delays_s, parts) - np.median(delays_s)).tolist())

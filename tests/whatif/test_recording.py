@@ -55,7 +55,7 @@ ARRIVALS = [
 class RecordedRunner(SimulatedRunner):
     """Writes what its scheduler receives and sends into files, with stamps of the simulated clock."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, can_overlap: bool = False):
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, can_overlap: bool = False, late_ns: int = 0):
         super().__init__(MODEL, SETTING, can_overlap, ARRIVALS)
         self.batches: list[Batch] = []
         self.woken_at: set[int] = set()
@@ -79,13 +79,14 @@ class RecordedRunner(SimulatedRunner):
             for reply in replies:
                 self._write("scheduler", IS_SENT, "detokenizer", reply)
                 if isinstance(reply, DetokenizeMsg):
-                    self.delay_ns += REPLY_NS
+                    reply_ns = REPLY_NS + late_ns * (reply.step_id % 4 == 0)
+                    self.delay_ns += reply_ns
                     ended = {row.uid for row in reply.finished}
                     going_on = pack_int64([uid for uid in unpack_int64(reply.uids) if uid not in ended])
                     finals = tuple(UserReply(uid, 0, "length", token_ids=pack_int32([7])) for uid in ended)
                     step = StepReplies(reply.step_id, going_on, b"", b"", (), finals, committed_ns=reply.committed_ns)
                     self._write("frontend", 0, "frontend", step)
-                    self.delay_ns -= REPLY_NS
+                    self.delay_ns -= reply_ns
             return replies
 
         monkeypatch.setattr(Scheduler, "receive", note_received)
@@ -104,10 +105,13 @@ class RecordedRunner(SimulatedRunner):
         self._files[process].add(flags, receiver.encode(), frame)
 
 
-def record(folder: Path, monkeypatch: pytest.MonkeyPatch, can_overlap: bool = False) -> tuple[Served, RecordedRunner]:
+def record(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, can_overlap: bool = False, late_ns: int = 0
+) -> tuple[Served, RecordedRunner]:
+    """Returns what has been recorded; every fourth step reaches the frontend so much later than the others."""
     config = make_config(SETTING, calibration())
     write_manifest(folder, make_manifest(config))
-    runner = RecordedRunner(folder, monkeypatch, can_overlap)
+    runner = RecordedRunner(folder, monkeypatch, can_overlap, late_ns)
     runner.write_cut_frame()
     served = serve(ARRIVALS, config, runner, runner.clock, StepTimes())
     return served, runner
@@ -165,6 +169,19 @@ def test_the_error_of_its_own_settings_is_told(
     assert find_errors(recording, slow, len(ARRIVALS))["inter-token p50"] == pytest.approx(1.0, abs=0.02)
     assert main([str(tmp_path)]) == 0
     assert re.search(r"off by: TTFT p50 [+-]\d+%, .*end to end p90 [+-]\d+%; expect", capsys.readouterr().out)
+
+
+def test_what_the_way_back_varies_by_is_found_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    record(tmp_path, monkeypatch, late_ns=4_000_000)
+    monkeypatch.undo()
+    recording = read_recording(tmp_path)
+    jitter_s = recording.calibration.jitter_s
+    assert {round(one, 3) for one in jitter_s} <= {0.0, 0.001, 0.002, 0.003, 0.004}
+    assert sum(jitter_s) / len(jitter_s) == pytest.approx(0.001, rel=0.05)
+    errors = find_errors(recording, MODEL, len(ARRIVALS))
+    assert abs(errors["inter-token p90"]) < 0.05
+    steady = msgspec.structs.replace(recording.calibration, jitter_s=(0.0,))
+    assert find_errors(recording._replace(calibration=steady), MODEL, len(ARRIVALS))["inter-token p90"] < -0.05
 
 
 def test_a_cold_start_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
