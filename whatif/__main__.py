@@ -123,6 +123,8 @@ def choose_settings(options: argparse.Namespace, calibration: Calibration) -> li
 def read_source(options: argparse.Namespace) -> tuple[Calibration, CostModel, list[Arrival], list[str]]:
     """Returns measured steps, their model, the requests, and what is to be said of them. Raises `UsageError`."""
     if not options.source.is_dir():
+        if options.skip_requests:
+            raise UsageError("--skip-requests is for recordings: a trace has no steps that it could leave out")
         calibration = read_calibration(options.steps or DEFAULT_STEPS)
         return calibration, fit(calibration.steps), *plan_trace(options, calibration.max_model_len)
     if options.trace_scale:
