@@ -139,8 +139,7 @@ def read_source(options: argparse.Namespace) -> tuple[Calibration, CostModel, li
         notes.append(f"{recording.num_left_out} requests got no token, or began before the recording: left out")
     calibration = read_calibration(options.steps) if options.steps else recording.calibration
     model = fit(calibration.steps)
-    if not options.steps:
-        errors = find_errors(recording, model, options.num_requests)
+    if not options.steps and (errors := find_errors(recording, model, options.num_requests)):
         told = ", ".join(f"{name} {error:+.0%}" for name, error in errors.items())
         notes.append(f"simulated with its own settings, the recording is off by: {told}; expect no less of others")
     return calibration, model, arrivals, notes
