@@ -222,6 +222,14 @@ def test_a_row_without_a_token_is_a_source_that_does_no_harm(pair: Pair) -> None
     cache.values[21 * 16 : 22 * 16] = 0
 
 
+def test_a_cache_of_codes_changes_no_number_format_but_its_own(pair: Pair) -> None:
+    """What a captured step leaves for the head is no code."""
+    flags = {"kv_cache_dtype": "int8"}
+    on_cpu = load_runner(make_config(pair.path, **FLAGS | flags), nobody)
+    late = load_late(pair.path, LateDevice(), **flags)
+    assert generate(late, PROMPTS[:3], 6) == generate(on_cpu, PROMPTS[:3], 6)
+
+
 def test_without_graphs_and_without_overlap(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     device = LateDevice()
     eager = load_late(pair.path, device, enforce_eager=True, overlap=False)
