@@ -15,7 +15,7 @@ from messages.columns import pack_int32, unpack_int32
 from messages.errors import BootError
 from messages.requests import SamplingParams
 from messages.steps import Batch
-from scheduler_proc.computing.gpu import loading
+from scheduler_proc.computing.gpu import attention_plans, loading
 from scheduler_proc.computing.gpu.captured_steps import Report
 from scheduler_proc.computing.gpu.forward_passes import MORE_GRAPH_BYTES, GpuForwardPasses
 from scheduler_proc.computing.loading import load_runner as loader
@@ -318,6 +318,25 @@ def test_a_kernel_that_cannot_be_compiled_is_left_out_alone(
     assert num_graphs(loaded) == num_graphs(pair.gpu), "the graphs are captured without it"
     assert generate(loaded, PROMPTS, 6, SCHEDULES[1], VARIED) == generate(pair.cpu, PROMPTS, 6, SCHEDULES[1], VARIED)
     assert device.num_replays > 0
+
+
+def test_attention_that_cannot_be_compiled_to_count_its_programs_is_left_out_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, failing: Callable[[str], None]
+) -> None:
+    """It is not loaded again when the plans are made again without it, which would go on for ever."""
+    calls: list[bool] = []
+
+    def count(*arguments: object) -> int:
+        calls.append("paged_decode" in triton_kernels._loaded)
+        assert len(calls) < 3, "it is tried again and again"
+        if calls[-1]:
+            triton_kernels._loaded["paged_decode"]()
+        return 1
+
+    monkeypatch.setattr(attention_plans, "count_programs", count)
+    loaded = load_late(pair.path, LateDevice(), failing, enforce_eager=True)
+    assert calls == [True, False]
+    assert loaded.degraded.count("plain torch computes paged_decode") == 1
 
 
 def test_what_is_raised_by_something_else_ends_the_start(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
