@@ -339,6 +339,16 @@ def test_attention_that_cannot_be_compiled_to_count_its_programs_is_left_out_onc
     assert loaded.degraded.count("plain torch computes paged_decode") == 1
 
 
+def test_what_a_draft_model_lacks_is_told_too(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warm_up(backend: loading.GpuBackend, runner: Runner) -> None:
+        runner.degraded = "the draft model lacks" if backend._config.model.enforce_eager else "the model lacks"
+
+    monkeypatch.setattr(loading.GpuBackend, "warm_up", warm_up)
+    assert (
+        load_late(pair.path, LateDevice(), draft_model=pair.path).degraded == "the model lacks; the draft model lacks"
+    )
+
+
 def test_what_is_raised_by_something_else_ends_the_start(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of our own code is no reason to serve without a kernel."""
 
