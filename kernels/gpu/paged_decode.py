@@ -108,11 +108,14 @@ def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
     If the table does not say, as many as it runs side by side: the kernel is compiled, and not launched, as it will be
     for tensors of this shape.
     """
-    if num_programs := find_launch("decode_work", *shape.launch_shape)["programs"]:
-        return num_programs
+    cut = find_launch("decode_work", *shape.launch_shape)
+    if cut["programs"]:
+        return cut["programs"]
     floats, indices, sums = shape.dtype, torch.int32, torch.float32
     cached, scales = (shape.kv_codes, SCALE_DTYPE) if shape.kv_codes else (floats, floats)
-    layout = DecodeLayout(1, shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shares_prefixes=False)
+    layout = DecodeLayout(
+        1, shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, False, merges_in_kernel=bool(cut["merges"])
+    )
     compiled = attend.warmup(
         *(floats, cached, cached, scales, scales, indices, indices, sums, sums, indices, floats),
         1.0,
