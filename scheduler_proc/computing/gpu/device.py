@@ -112,7 +112,7 @@ class CudaDevice:
                     raise
         except Exception as error:
             # Where the work has failed, so does the end of the capture, which does not know why.
-            raise failure or error
+            raise failure or error from None
         return graph.replay
 
     def memory(self) -> tuple[int, int]:

@@ -59,7 +59,7 @@ def test_overlapped_steps_give_the_same_tokens(model_dir: Path) -> None:
 
 
 def test_graphs_over_a_cache_of_fp8_give_the_tokens_of_single_launches(tmp_path: Path) -> None:
-    """A graph computes with more rows, so sums and then codes may be rounded otherwise: one prompt may go another way."""
+    """A graph computes with more rows, so codes may be rounded otherwise: one prompt may go another way."""
     build_checkpoint(tmp_path, "qwen3-gqa-tied", head_dim=64)
     graphs, single = (
         generate(load(tmp_path, kv_cache_dtype="fp8", enforce_eager=is_eager), PROMPTS, 8, params=GREEDY)
