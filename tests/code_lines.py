@@ -34,7 +34,7 @@ BUDGETS = {
     "tokenizer and detokenizer": 1_745,
     "scheduler": 6_780,
     "CPU backend": 3_385,
-    "GPU backend": 3_115,
+    "GPU backend": 3_145,
     "operations and references": 1_295,
     "messages": 2_250,
     "process runtime": 1_550,
