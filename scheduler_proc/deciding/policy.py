@@ -134,7 +134,7 @@ class Policy:
         """Adds the next chunk of a prompt.
 
         Not so where an earlier row of this step, or of the one in flight, computes the same page: after the step it can
-        be found (but not by a prompt whose logprobs are wanted). Nor while pages are loaded from a lower tier.
+        be found (but not by a prompt of which anything is wanted). Nor while pages are loaded from a lower tier.
         """
         if req.state is State.WAITING:
             return
@@ -145,7 +145,7 @@ class Policy:
         if start is None:
             self._cache.find_prefix(req)
             by_uid = plan.pages_in_work.get(self._page_key(req))
-            if by_uid is not None and not req.pending.lacks_prompt_logprobs:
+            if by_uid is not None and not req.pending.lacks_prompt_result:
                 self._note_delay(req, by_uid)
                 return
             if self._cache.load(req):
