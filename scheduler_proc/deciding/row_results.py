@@ -4,17 +4,22 @@ from array import array
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from operator import add
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import msgspec
+
+from messages.axes import Axis, slice_columns
 from messages.columns import INT32, unpack_int32
 from messages.errors import ErrorInfo
-from messages.steps import NO_TOKEN, ForwardOutput, LogprobColumns
+from messages.steps import NO_TOKEN, WITH_LOGPROB, ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.batch_columns import Chunk
 from scheduler_proc.deciding.drafts import num_accepted
 from scheduler_proc.deciding.in_flight import StepInFlight
 from scheduler_proc.deciding.logprob_columns import cut, join
 from scheduler_proc.deciding.requests import NO_IDS, Req
 from scheduler_proc.deciding.wanted import Wanted
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class DecodeResults(NamedTuple):
@@ -97,8 +102,8 @@ class _Reader:
         self._read = Wanted(*map(add, start, wanted))
         return (
             self.next_tokens[start.num_tokens : self._read.num_tokens],
-            _cut(output.logprobs, start.num_logprobs, wanted.num_logprobs),
-            _cut(output.prompt_logprobs, start.num_prompt_logprobs, wanted.num_prompt_logprobs),
+            _cut(output.logprobs, WITH_LOGPROB, start.num_logprobs, wanted.num_logprobs),
+            _cut(output.prompt_logprobs, WITH_LOGPROB, start.num_prompt_logprobs, wanted.num_prompt_logprobs),
         )
 
     def read(self, req: Req, chunk: Chunk | None, error: ErrorInfo | None) -> RowResult:
@@ -120,12 +125,12 @@ class _Reader:
         assert self._read.num_tokens == len(self.next_tokens), "a step must give one token to each row that samples"
 
 
-def _cut(columns: LogprobColumns | None, start: int, count: int) -> LogprobColumns | None:
-    """Returns `count` tokens from `start` on; `None` for a count of 0."""
+def _cut(columns: T | None, axis: Axis, start: int, count: int) -> T | None:
+    """Returns `count` entries of `axis` from `start` on; `None` for a count of 0."""
     if not count:
         return None
-    assert columns is not None, "logprobs are missing"
-    return cut(columns, start, start + count)
+    assert columns is not None, f"what is wanted of each {axis.name} is missing"
+    return slice_columns(columns, axis, start, start + count)
 
 
 def _compress(columns: LogprobColumns | None, is_kept: list[bool]) -> LogprobColumns | None:
