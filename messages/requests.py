@@ -62,6 +62,9 @@ class Dry(msgspec.Struct, frozen=True, array_like=True):
     breaker_ids: Int32s = b""
 
 
+Pooling = Literal["mean", "last"]
+
+
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """How the tokens of one request are chosen and when it ends. Ranges are checked in the frontend.
 
@@ -113,6 +116,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     xtc_threshold: float = 0.1
     dry: Dry | None = None
     bias_texts: tuple[tuple[str, float | None], ...] = ()
+    pooling: Pooling | None = None
+    """The prompt's hidden states are wanted as one vector of length 1, with `max_tokens` 0."""
 
     @property
     def is_greedy(self) -> bool:
