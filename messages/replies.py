@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from messages.cache import CacheAnswer
-from messages.columns import Float32s, Int32s, Int64s
+from messages.columns import Int32s, Int64s
 from messages.errors import ErrorInfo
 from messages.peers import PeerAnswer, PeerAsk
 from messages.requests import DropBefore, FramesLost, Stamps
@@ -65,14 +65,6 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=True):
     uid: int
     attempt: int
     logprobs: LogprobColumns
-
-
-class PooledVector(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """scheduler → detokenizer: the pooled hidden states (float32) of a prompt, before its end."""
-
-    uid: int
-    attempt: int
-    vector: Float32s
 
 
 class FinishedRow(msgspec.Struct, frozen=True, array_like=True):
@@ -237,15 +229,7 @@ class DecodeReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 ToDetokenizer = (
-    OpenStream
-    | PromptLogprobs
-    | PooledVector
-    | DetokenizeMsg
-    | DropBefore
-    | CacheFlushed
-    | FramesLost
-    | ScheduleReport
-    | CacheAnswer
+    OpenStream | PromptLogprobs | DetokenizeMsg | DropBefore | CacheFlushed | FramesLost | ScheduleReport | CacheAnswer
 )
 FromRing = (
     UserReply

@@ -62,9 +62,6 @@ class Dry(msgspec.Struct, frozen=True, array_like=True):
     breaker_ids: Int32s = b""
 
 
-Pooling = Literal["mean", "last"]
-
-
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """How the tokens of one request are chosen and when it ends. Ranges are checked in the frontend.
 
@@ -116,8 +113,6 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     xtc_threshold: float = 0.1
     dry: Dry | None = None
     bias_texts: tuple[tuple[str, float | None], ...] = ()
-    pooling: Pooling | None = None
-    """The prompt's hidden states are wanted as one vector of length 1, with `max_tokens` 0."""
 
     @property
     def is_greedy(self) -> bool:

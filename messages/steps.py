@@ -28,9 +28,6 @@ BIAS = Axis("bias", SAMPLED, indices="bias_rows")
 PENALIZED = Axis("sampled token with a penalty", SAMPLED, indices="penalty_rows")
 HISTORY_ID = Axis("history id", PENALIZED, counts="num_history")
 PROMPT_LOGPROB = Axis("prompt token with a logprob", TOKEN, indices="token_indices")
-POOLED = Axis("pooled token", TOKEN, indices="token_indices")
-VECTOR = Axis("vector")
-VALUE = Axis("value of a vector", VECTOR, width="size")
 WITH_LOGPROB = Axis("token with a logprob")
 ALTERNATIVE = Axis("alternative", WITH_LOGPROB, width="num_top")
 
@@ -99,23 +96,6 @@ class LogprobColumns(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: Annotated[bytes, Column(FLOAT32, ALTERNATIVE)]
 
 
-class PooledTokens(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of this step whose hidden states are pooled, row after row."""
-
-    token_indices: Annotated[bytes, Column(INT32, POOLED)]
-    """Ascending indices into T."""
-    are_last: Annotated[bytes, Column(INT32, POOLED)]
-    """1 for the last token of a row, else 0."""
-
-
-class VectorColumns(msgspec.Struct, frozen=True, array_like=True):
-    """Sums of the hidden states of a row's pooled tokens."""
-
-    num_pooled: Annotated[bytes, Column(INT32, VECTOR)]
-    size: int
-    sums: Annotated[bytes, Column(FLOAT32, VALUE)]
-
-
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The plan of one step: enough to run it on another rank, or to run it again later.
 
@@ -171,8 +151,6 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     xtc_probabilities: Annotated[bytes, Column(FLOAT32, SAMPLED, dummy=0.5, is_optional=True)] = b""
     xtc_thresholds: Annotated[bytes, Column(FLOAT32, SAMPLED, fill=0.1, dummy=0.1, is_optional=True)] = b""
 
-    pooled: PooledTokens | None = None
-
     @property
     def num_rows(self) -> int:
         return size_of(self, "query_lens")
@@ -188,8 +166,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     @property
     def hidden_tokens(self) -> bytes:
         """Indices into T (int32) of tokens whose hidden states are wanted for more than sampling, kind after kind."""
-        kinds = (self.prompt_logprobs, self.pooled)
-        return b"".join(kind.token_indices for kind in kinds if kind is not None)
+        return b"" if self.prompt_logprobs is None else self.prompt_logprobs.token_indices
 
     @property
     def phase(self) -> Phase:
@@ -213,7 +190,6 @@ class ForwardOutput(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num_tokens: bytes = b""
     """int32, an entry a row that samples: how many of `next_tokens` it got, at most as many as it sampled and, where no
     step is planned behind this one, perhaps none. Empty: one after each of `Batch.sample_tokens`."""
-    vectors: VectorColumns | None = None
 
     def result(self) -> "ForwardOutput":
         """Returns itself: of a step that is computed as it is launched, this is all that has to be waited for."""

@@ -8,8 +8,7 @@ from messages.steps import Batch, LogitsProcessing
 from scheduler_proc.deciding.decode_rows import NO_SLOT, DecodeRows
 from scheduler_proc.deciding.draft_lengths import AcceptanceRate
 from scheduler_proc.deciding.logits_processing import LogitsProcessingColumns
-from scheduler_proc.deciding.pooling import PooledTokenColumns, PoolingTask
-from scheduler_proc.deciding.prompt_logprobs import PromptLogprobsTask, PromptLogprobTargetColumns
+from scheduler_proc.deciding.prompt_logprobs import PromptLogprobTargetColumns
 from scheduler_proc.deciding.requests import Req
 from scheduler_proc.deciding.sampling_columns import SamplingColumns
 from scheduler_proc.deciding.wanted import Wanted
@@ -59,7 +58,6 @@ class _ChunkColumns:
         self.sample_positions: array[int] = array(INT64)
         self.sampling = SamplingColumns()
         self.prompt_logprobs = PromptLogprobTargetColumns()
-        self.pooled = PooledTokenColumns()
         self.num_drafts: array[int] = array(INT32)
 
 
@@ -99,7 +97,6 @@ class BatchBuilder:
             sample_positions=(next_positions + columns.sample_positions).tobytes(),
             logits_processing=_logits_processing(decode, chunks) if has_processing else None,
             prompt_logprobs=columns.prompt_logprobs.columns(),
-            pooled=columns.pooled.columns(),
             future_token_indices=decode.future_token_indices.tobytes(),
             num_drafts=bytes(4 * num_decode_rows) + columns.num_drafts.tobytes() if any(columns.num_drafts) else b"",
         )
@@ -108,10 +105,8 @@ class BatchBuilder:
         req, start, num_drafts, num_sampled = chunk.req, chunk.start, len(chunk.draft_ids), chunk.wanted.num_tokens
         end = chunk.end + num_drafts
         task, first_index = req.pending.prompt_task, columns.num_decode_rows + len(columns.token_ids)
-        if isinstance(task, PromptLogprobsTask) and chunk.wanted.num_prompt_logprobs:
+        if task is not None and chunk.wanted.num_prompt_logprobs:
             columns.prompt_logprobs.add(task, first_index, start, end)
-        elif isinstance(task, PoolingTask) and chunk.wanted.num_vectors:
-            columns.pooled.add(task, first_index, start, end)
         columns.uids.append(req.uid)
         columns.query_lens.append(end - start)
         columns.context_lens.append(start)

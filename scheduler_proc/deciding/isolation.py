@@ -4,7 +4,7 @@ import logging
 import secrets
 from collections.abc import Callable
 
-from messages.axes import join_columns, slice_columns
+from messages.axes import slice_columns
 from messages.columns import num_int32, pack_int32
 from messages.errors import ErrorInfo
 from messages.steps import ROW, Batch, ForwardOutput, LogprobColumns
@@ -77,7 +77,6 @@ def join_outputs(outputs: list[ForwardOutput]) -> ForwardOutput:
         _join_logprobs([output.logprobs for output in outputs]),
         _join_logprobs([output.prompt_logprobs for output in outputs]),
         _join_counts(outputs),
-        join_columns(vectors) if (vectors := [each.vectors for each in outputs if each.vectors]) else None,
     )
 
 

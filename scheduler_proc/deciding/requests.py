@@ -14,7 +14,6 @@ from scheduler_proc.deciding.endings import LENGTH, Ending, end_tokens_of, find_
 from scheduler_proc.deciding.grammars import RequestGrammar
 from scheduler_proc.deciding.logits_processing import LogitsProcessors, find_logits_processors
 from scheduler_proc.deciding.ngrams import NgramIndex
-from scheduler_proc.deciding.pooling import PoolingTask
 from scheduler_proc.deciding.prompt_logprobs import PromptLogprobsTask
 from scheduler_proc.deciding.radix import Node, salt_of
 from scheduler_proc.deciding.wanted import Wanted
@@ -94,12 +93,10 @@ class PendingReq:
             params, limits.eos_token_ids, limits.vocab_size
         )
         self.grammar: RequestGrammar | None = None
-        self.prompt_task: PromptLogprobsTask | PoolingTask | None = None
+        self.prompt_task: PromptLogprobsTask | None = None
         if params.num_prompt_logprobs is not None:
             prompt_ids = self.token_ids[: self.num_prompt_tokens]
             self.prompt_task = PromptLogprobsTask(prompt_ids, params.num_prompt_logprobs)
-        elif params.pooling is not None:
-            self.prompt_task = PoolingTask(self.num_prompt_tokens, params.pooling)
         self.priority_key: PriorityKey = (0, 0)
         self.state = State.WAITING
         self.cached_tokens: int | None = None

@@ -4,14 +4,14 @@ from array import array
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from operator import add
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from messages.axes import Axis, slice_columns
 from messages.columns import INT32, unpack_int32
 from messages.errors import ErrorInfo
-from messages.steps import NO_TOKEN, VECTOR, WITH_LOGPROB, ForwardOutput, LogprobColumns
+from messages.steps import NO_TOKEN, WITH_LOGPROB, ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.batch_columns import Chunk
 from scheduler_proc.deciding.drafts import num_accepted
 from scheduler_proc.deciding.in_flight import StepInFlight
@@ -41,7 +41,7 @@ class RowResult(NamedTuple):
     chunk: Chunk | None
     token_ids: "array[int]"
     logprobs: LogprobColumns | None
-    of_prompt: Any
+    of_prompt: LogprobColumns | None
     error: ErrorInfo | None
 
 
@@ -96,15 +96,14 @@ class _Reader:
         self._counts = iter(unpack_int32(output.num_tokens)) if output.num_tokens else None
         self._read = Wanted()
 
-    def take(self, wanted: Wanted) -> tuple["array[int]", LogprobColumns | None, Any]:
+    def take(self, wanted: Wanted) -> tuple["array[int]", LogprobColumns | None, LogprobColumns | None]:
         """Returns the next entries: tokens, their logprobs, and what is wanted of prompts."""
         output, start = self._output, self._read
         self._read = Wanted(*map(add, start, wanted))
         return (
             self.next_tokens[start.num_tokens : self._read.num_tokens],
             _cut(output.logprobs, WITH_LOGPROB, start.num_logprobs, wanted.num_logprobs),
-            _cut(output.prompt_logprobs, WITH_LOGPROB, start.num_prompt_logprobs, wanted.num_prompt_logprobs)
-            or _cut(output.vectors, VECTOR, start.num_vectors, wanted.num_vectors),
+            _cut(output.prompt_logprobs, WITH_LOGPROB, start.num_prompt_logprobs, wanted.num_prompt_logprobs),
         )
 
     def read(self, req: Req, chunk: Chunk | None, error: ErrorInfo | None) -> RowResult:

@@ -17,8 +17,6 @@ class Wanted(NamedTuple):
     """Of how many of the next tokens the logprobs are wanted."""
     num_prompt_logprobs: int = 0
     """Of how many tokens of its prompt."""
-    num_vectors: int = 0
-    """How many pooled vectors, 0 or 1."""
 
     def limited(self, num_tokens: int) -> "Wanted":
         """Returns what is the row's where it got only so many tokens."""

@@ -37,8 +37,6 @@ class SamplingPlan:
     """Alternatives to the prompt tokens, -1 where no prompt's logprobs are wanted."""
     num_one_read: int = 0
     """Special rows before this one are filtered by `ONE_READ` alone."""
-    num_vectors: int = 0
-    """Pooled; `pooled_into` (int64 [Q]) says for each pooled token into which."""
 
 
 GREEDY = SamplingPlan()
@@ -51,15 +49,11 @@ def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
         return GREEDY  # at next to no cost: most steps are
     columns: dict[str, np.ndarray] = {}
     num_top, num_prompt_top = _plan_logprobs(batch, vocab_size, columns)
-    num_vectors = 0
-    if batch.pooled is not None:
-        ends = np.cumsum(np.frombuffer(batch.pooled.are_last, np.int32))
-        columns["pooled_into"], num_vectors = np.concatenate(([0], ends[:-1])), int(ends[-1])
     temperatures = np.frombuffer(batch.temperatures, np.float32)
     num_rows, is_drawn = len(temperatures), temperatures > 0
     is_processed = find_processed(batch.logits_processing, num_rows)
     if not (is_drawn | is_processed).any():
-        return SamplingPlan(columns, num_top=num_top, num_prompt_top=num_prompt_top, num_vectors=num_vectors)
+        return SamplingPlan(columns, num_top=num_top, num_prompt_top=num_prompt_top)
     numbers = read_numbers(batch)
     used = {each.name: each.is_used(numbers, vocab_size) for each in FILTERS}
     is_filtered = is_drawn & ~is_processed & np.logical_or.reduce(list(used.values()))
@@ -80,8 +74,7 @@ def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
         columns |= plan_filters(numbers, used, rows[:num_drawn])
     if num_one_read:
         columns |= plan_one_read(numbers, rows[:num_one_read])
-    counts = len(rows), num_unprocessed, num_drawn, num_top, num_prompt_top, num_one_read, num_vectors
-    return SamplingPlan(columns, *counts)
+    return SamplingPlan(columns, len(rows), num_unprocessed, num_drawn, num_top, num_prompt_top, num_one_read)
 
 
 def _plan_logprobs(batch: Batch, vocab_size: int, columns: dict[str, np.ndarray]) -> tuple[int, int]:

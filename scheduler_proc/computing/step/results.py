@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from messages.steps import ForwardOutput, VectorColumns
+from messages.steps import ForwardOutput
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.sampling.logprobs import TokenLogprobs, prompt_logprobs, sampled_logprobs
 from scheduler_proc.computing.sampling.plan import SamplingPlan
@@ -49,11 +49,7 @@ def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan) -
         if plan.num_top >= 0:
             result += sampled_logprobs(logits_SV, tokens_S, plan, columns)
         if plan.num_prompt_top >= 0:
-            result += prompt_logprobs(hidden_QE[: len(columns["prompt_ids"])], decoder, plan, columns)
-        if plan.num_vectors:
-            into_Q = columns["pooled_into"]
-            sums_NE = hidden_QE.new_zeros((plan.num_vectors, hidden_QE.shape[1]), dtype=torch.float32)
-            result.append(sums_NE.index_add_(0, into_Q, hidden_QE[-len(into_Q) :].float()))
+            result += prompt_logprobs(hidden_QE, decoder, plan, columns)
     return result
 
 
@@ -66,8 +62,4 @@ def read_result(step_id: int, plan: SamplingPlan, result: Result) -> ForwardOutp
         TokenLogprobs(*(next(parts) for _ in TokenLogprobs._fields)).columns() if num_top >= 0 else None
         for num_top in (plan.num_top, plan.num_prompt_top)
     )
-    vectors = None
-    if plan.num_vectors:
-        num_pooled, sums_NE = np.bincount(plan.columns["pooled_into"]), next(parts)
-        vectors = VectorColumns(num_pooled.astype(np.int32).tobytes(), sums_NE.shape[1], sums_NE.numpy().tobytes())
-    return ForwardOutput(step_id, result[0].numpy().tobytes(), logprobs, of_prompts, vectors=vectors)
+    return ForwardOutput(step_id, result[0].numpy().tobytes(), logprobs, of_prompts)
