@@ -31,36 +31,6 @@ class Generation:
     `index` is its place among the choices of its HTTP request, which share `changed`.
     """
 
-    __slots__ = (
-        "_has_end_text",
-        "_num_ids_before",
-        "_num_ids_taken",
-        "_steps",
-        "_wakes_at_tokens",
-        "abort_reason",
-        "attempt",
-        "changed",
-        "deadline_s",
-        "final",
-        "first_token_ns",
-        "has_listener",
-        "index",
-        "is_aborted",
-        "is_part",
-        "is_remnant",
-        "is_sent",
-        "last_token_ns",
-        "logprobs",
-        "message",
-        "num_chars",
-        "output_ids",
-        "prompt",
-        "prompt_usage",
-        "request_id",
-        "timeline",
-        "uid",
-    )
-
     def __init__(
         self,
         message: TokenizeMsg,

@@ -52,32 +52,6 @@ class PendingReq:
     its tokens and `continuation` what others had behind them, once they were asked for.
     """
 
-    __slots__ = (
-        "attempt",
-        "cached_tokens",
-        "continuation",
-        "draft_rate",
-        "end_tokens",
-        "first_scheduled_ns",
-        "first_token_ns",
-        "forced_rate",
-        "grammar",
-        "logits_processors",
-        "max_len",
-        "ngrams",
-        "num_logprobs",
-        "num_prompt_tokens",
-        "priority_key",
-        "prompt_task",
-        "queued_ns",
-        "salt",
-        "sampling_params",
-        "stamps",
-        "state",
-        "token_ids",
-        "uid",
-    )
-
     def __init__(self, message: UserMsg, limits: Limits, now_ns: int):
         params = message.sampling_params
         self.uid = message.uid
@@ -169,18 +143,6 @@ class Req:
     Of the first `num_drafted` tokens the draft model has K and V, and behind them those of `drafted_ids`, which may be
     wrong (`draft_model.py` alone changes both).
     """
-
-    __slots__ = (
-        "_num_prefilled",
-        "drafted_ids",
-        "node",
-        "num_drafted",
-        "num_shared_pages",
-        "pages",
-        "pending",
-        "token_ids",
-        "uid",
-    )
 
     def __init__(self, pending: PendingReq, root: Node):
         self.pending = pending
