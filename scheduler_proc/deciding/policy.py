@@ -47,11 +47,7 @@ class Policy:
     """Chooses the rows of each step and gives them their pages. The counters only grow."""
 
     def __init__(
-        self,
-        stages: Stages,
-        cache: BlockAllocator,
-        budget: Budget,
-        draft_planner: DraftPlanner | None = None,
+        self, stages: Stages, cache: BlockAllocator, budget: Budget, draft_planner: DraftPlanner | None = None
     ):
         self._draft_planner = draft_planner
         self._stages = stages
