@@ -81,7 +81,8 @@ class Generation:
         """The last one of `_steps` is told with the end."""
         self.logprobs: list[PositionLogprobs] = []
         """Those of the tokens that have not been taken; empty where none are wanted."""
-        self._num_ids_taken = 0
+        self.num_taken = 0
+        """How many tokens have been taken."""
         self._num_ids_before = len(self.output_ids)
 
     @property
@@ -99,11 +100,6 @@ class Generation:
     def has_step(self) -> bool:
         """Tells whether the tokens of a step wait for `pop_step`. Those that came with a good end are told with it."""
         return len(self._steps) > self._has_end_text
-
-    @property
-    def num_taken(self) -> int:
-        """How many tokens have been taken."""
-        return self._num_ids_taken
 
     @property
     def has_progressed(self) -> bool:
@@ -206,8 +202,8 @@ class Generation:
         return taken
 
     def _take_ids(self, end: int) -> list[int]:
-        token_ids = self.output_ids[self._num_ids_taken : end].tolist()
-        self._num_ids_taken = end
+        token_ids = self.output_ids[self.num_taken : end].tolist()
+        self.num_taken = end
         return token_ids
 
     def make_remnant(self) -> "Generation":

@@ -21,6 +21,8 @@ NO_DRAFTS: "array[int]" = array(INT32)
 class Chunk(NamedTuple):
     """Several tokens of a request as a row of one step: its tokens `start` to `end` (exclusive), then `draft_ids`.
 
+    All tokens before `start` are computed by then.
+
     `draft_rate` is where it counts how many of those were right.
     """
 
@@ -30,11 +32,6 @@ class Chunk(NamedTuple):
     wanted: Wanted
     draft_ids: "array[int]" = NO_DRAFTS
     draft_rate: AcceptanceRate | None = None
-
-
-def plan_chunk(req: Req, start: int, end: int) -> Chunk:
-    """Returns the chunk of a prompt; all tokens before `start` are computed by then."""
-    return Chunk(req, start, end, req.wanted_in_prefill(start, end))
 
 
 def plan_drafts(req: Req, draft_ids: "array[int]", rate: AcceptanceRate) -> Chunk:

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import msgspec
 
 from messages.timeline import DelayedRow, PreemptedRow
-from scheduler_proc.deciding.batch_columns import Chunk, plan_chunk
+from scheduler_proc.deciding.batch_columns import Chunk
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
 from scheduler_proc.deciding.draft_planner import DraftPlanner
@@ -151,7 +151,7 @@ class Policy:
             start = req.num_computed_tokens
         end = min(start + plan.num_tokens_left, len(req.token_ids))
         if start < end and self._make_room(req, end, may_preempt):
-            plan.chunks.append(plan_chunk(req, start, end))
+            plan.chunks.append(Chunk(req, start, end, req.wanted_in_prefill(start, end)))
             plan.num_tokens_left -= end - start
             plan.pages_in_work[self._page_key(req)] = req.uid
             self._note_first_chunk(req)
