@@ -39,7 +39,7 @@ BUDGETS = {
     "messages": 2_250,
     "process runtime": 1_545,
     "launcher": 5_380,
-    "what-if": 1_110,
+    "what-if": 1_105,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 
