@@ -141,7 +141,7 @@ def test_an_agent(ring: RingClient, api: str):
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_loop_of_tools_of_the_messages_client(ring: RingClient, stream: bool):
     """It asks for a thread first, and sends the whole conversation when there is none."""
-    from anthropic import Anthropic, beta_tool  # not above: it takes seconds, and each worker imports this file
+    from anthropic import Anthropic, beta_tool  # not above: it takes seconds, and every worker imports this file
 
     asked: list[str] = []
 

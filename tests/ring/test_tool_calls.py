@@ -18,7 +18,7 @@ from pydantic import BaseModel, TypeAdapter
 from tests.ring.client import TIMEOUT_S, RingClient
 from tests.scripted_model import build_scripted_model
 
-if TYPE_CHECKING:  # each worker imports this file, which with this client's types takes seconds
+if TYPE_CHECKING:  # every worker imports this file, and the client takes seconds: only tests that use it import it
     from anthropic import Anthropic
 
 pytestmark = pytest.mark.ring
