@@ -70,9 +70,7 @@ class Server:
         while not _is_ready(run_dir):
             self.check_health()
             time.sleep(POLL_S)
-        self._client = httpx.AsyncClient(
-            base_url=_url_of(run_dir), timeout=None, limits=httpx.Limits(), trust_env=False
-        )
+        self.client = httpx.AsyncClient(base_url=_url_of(run_dir), timeout=None, limits=httpx.Limits(), trust_env=False)
 
     def check_health(self) -> None:
         """Raises `RuntimeError` where the launcher has ended. It replaces the server's other processes itself."""
@@ -82,13 +80,13 @@ class Server:
     async def __call__(self, request: Request) -> StreamingResponse:
         """Answers as the server does. A client that leaves cancels this, which closes the connection to the server."""
         url = httpx.URL(path=request.scope["path"].removeprefix(request.scope.get("root_path", "")) or "/")
-        passed = self._client.build_request(
+        passed = self.client.build_request(
             request.method,
             url.copy_with(query=request.scope["query_string"]),
             headers=[*(pair for pair in request.headers.items() if pair[0] not in HOP_BY_HOP), VIA],
             content=await request.body(),
         )
-        reply = await self._client.send(passed, stream=True)
+        reply = await self.client.send(passed, stream=True)
         response = StreamingResponse(_content_of(reply), reply.status_code)
         response.raw_headers = [pair for pair in reply.headers.raw if pair[0].decode().lower() not in HOP_BY_HOP]
         return response

@@ -1,7 +1,8 @@
 """What a replica of Ray Serve does, over real HTTP; Serve itself where it is installed."""
 
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,14 @@ def replica(checkpoint: Path) -> Iterator[ray_serve.Server]:
 @pytest.fixture(scope="module")
 def client(replica: ray_serve.Server) -> Iterator[httpx.Client]:
     """Of the replica, as Serve's proxy calls it."""
-    app = Starlette(routes=[Route("/{path:path}", replica.__call__, methods=["GET", "POST"])])
-    server = uvicorn.Server(uvicorn.Config(app, port=0, ws="none", lifespan="off", log_level="warning"))
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with replica.client:
+            yield
+
+    app = Starlette(routes=[Route("/{path:path}", replica.__call__, methods=["GET", "POST"])], lifespan=lifespan)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, ws="none", log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
     wait_until(lambda: server.started, TIMEOUT_S)
