@@ -105,9 +105,9 @@ class LoadedModel:
             if draft_backend is not None and runner.draft_runner is not None:
                 draft_backend.warm_up(runner.draft_runner)
         if isinstance(backend, CpuBackend):
-            backend.begin(runner)
+            backend.begin(runner, report)
         if isinstance(draft_backend, CpuBackend) and runner.draft_runner is not None:
-            draft_backend.begin(runner.draft_runner)
+            draft_backend.begin(runner.draft_runner, report)
         if config.cache.kv_disk or config.cache.kv_offload_gb:
             self._add_tiers(runner, PageCopies(cache, backend.device))
         return runner
