@@ -286,8 +286,9 @@ class Lifecycle:
             self._tell_restart(child, tell_end(child, was_starting))
             self.start(child)
             return
+        has_spare = self.group.find_spare(child) is not None
         try:
-            restart = self._restarts.note_death(child.name, time.monotonic())
+            restart = self._restarts.note_death(child.name, time.monotonic(), has_spare)
         except NoRestartError as refusal:
             self._give_up(child, was_starting, f"\n{refusal}")
         else:
