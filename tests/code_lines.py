@@ -32,7 +32,7 @@ BUDGETS = {
     "frontend": 12_610,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_745,
-    "scheduler": 6_780,
+    "scheduler": 6_830,
     "CPU backend": 3_405,
     "GPU backend": 3_115,
     "operations and references": 1_295,
