@@ -54,7 +54,7 @@ class _LateModule(ModuleType):
     """A module whose code runs when something of it is asked for."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
         if self.__name__ == OPERATORS and any(isinstance(finder, _LateFinder) for finder in sys.meta_path):
             return _find_later(name)
