@@ -64,7 +64,7 @@ class _LateModule(ModuleType):
     def run(self) -> None:
         assert self.__spec__ is not None
         assert isinstance(self.__spec__.loader, _LateLoader)
-        self.__class__ = ModuleType
+        self.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
         self.__spec__.loader.real.exec_module(self)
 
 
