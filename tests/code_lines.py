@@ -34,7 +34,7 @@ BUDGETS = {
     "tokenizer and detokenizer": 1_730,
     "scheduler": 6_760,
     "CPU backend": 3_400,
-    "GPU backend": 3_050,
+    "GPU backend": 3_080,
     "operations and references": 1_295,
     "messages": 2_255,
     "process runtime": 1_545,
