@@ -32,13 +32,13 @@ BUDGETS = {
     "frontend": 12_495,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_730,
-    "scheduler": 6_710,
-    "CPU backend": 3_380,
+    "scheduler": 6_760,
+    "CPU backend": 3_400,
     "GPU backend": 3_080,
     "operations and references": 1_295,
-    "messages": 2_250,
+    "messages": 2_255,
     "process runtime": 1_545,
-    "launcher": 5_380,
+    "launcher": 5_385,
     "what-if": 1_105,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

@@ -10,12 +10,17 @@ from typing import Any
 
 import pytest
 
+from scheduler_proc.computing.cpu.openmp import limit_spinning
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 HAS_CUDA_DRIVER = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
 
 if not HAS_CUDA_DRIVER:
     # Triton reads it when its own library of functions is imported, which any other package may do first.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Else each parallel region waits for up to 20 ms for the other programs of a busy machine.
+limit_spinning(os.environ)
 
 # httpx and openai read the certificates of all authorities for each client, which takes 30 ms; no test needs any.
 os.environ.pop("SSL_CERT_FILE", None)
