@@ -64,11 +64,14 @@ class DrainServer(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class RestartProcess(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Replace `process` by a new one, so that clients see no error. Answered with `Done` when the old one is gone.
 
-    Rows of a scheduler and connections of a frontend may finish within `timeout_s` (`None`: --drain-timeout-s).
+    Rows of a scheduler and connections of a frontend may finish within `timeout_s`. Without it rows go on at once, at
+    another scheduler or in the new one, and connections get --drain-timeout-s. With `is_for_all` all processes of this
+    one's kind are replaced, one after the other; where one cannot be, the command has failed and ends.
     """
 
     process: str
     timeout_s: float | None = None
+    is_for_all: bool = False
 
 
 class ScaleProcess(msgspec.Struct, frozen=True, array_like=True, tag=True):

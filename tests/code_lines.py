@@ -38,7 +38,7 @@ BUDGETS = {
     "operations and references": 1_295,
     "messages": 2_250,
     "process runtime": 1_550,
-    "launcher": 5_395,
+    "launcher": 5_430,
     "what-if": 1_040,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

@@ -46,13 +46,14 @@ class AdminApi:
         return JsonReply(ProcessesReply(result.processes))
 
     async def restart(self, request: Request) -> JsonReply:
-        """Replaces a process by a new one and replies when that is done.
+        """Replaces a process, or all of its kind, by a new one and replies when that is done.
 
         The frontend replies as soon as its successor accepts connections: this connection is one of those that the old
         one waits for.
         """
         name = request.path_params["process"]
-        command = RestartProcess(name, _timeout_s(request.query_params.get("timeout_s")))
+        is_for_all = request.query_params.get("all", "false").lower() in ("true", "1")
+        command = RestartProcess(name, _timeout_s(request.query_params.get("timeout_s")), is_for_all)
         result = await self._launcher.ask(command, RESTART_TIMEOUT_S, until_progress=kind_of(name) == "frontend")
         if isinstance(result, Failed):
             raise command_error(result)

@@ -18,7 +18,7 @@ from messages.admin import (
 from messages.channels import AskServer
 from runtime.run_dir import RunDir
 from supervisor.admin.drain import drain_server
-from supervisor.admin.handover import restart_process
+from supervisor.admin.handover import restart_processes
 from supervisor.admin.inquiries import instruct, list_processes, read_log
 from supervisor.admin.scaling import scale_process
 from supervisor.admin.snapshots import Snapshots
@@ -91,7 +91,7 @@ class AdminServer:
                     self._group, self._shutdown, self._drain_timeout_s if timeout_s is None else timeout_s
                 )
             case RestartProcess():
-                return restart_process(self._lifecycle, command, self._drain_timeout_s)
+                return restart_processes(self._lifecycle, command, self._drain_timeout_s)
             case ScaleProcess():
                 return scale_process(self._lifecycle, command, self._drain_timeout_s)
             case TakeSnapshot():

@@ -97,8 +97,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--timeout-s",
         type=_seconds,
         metavar="X",
-        help="what rows of a scheduler and connections of a frontend may take (default: --drain-timeout-s)",
+        help="what rows of a scheduler may take before they go on elsewhere or in the new one (default: 0), and "
+        "connections of a frontend (default: --drain-timeout-s)",
     )
+    restart.add_argument("--all", action="store_true", help="replace all of its kind, one after the other")
     scale = _add(commands, "scale", "run more or fewer processes of a kind (the tokenizer)", scale_process)
     scale.add_argument("process", metavar="NAME")
     scale.add_argument("num", type=_count, metavar="N", help="how many there shall be")
@@ -160,7 +162,7 @@ def drain_server(options: argparse.Namespace, server: RunningServer, line: Admin
 def restart_process(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     drain_s = server.config.run.drain_timeout_s if options.timeout_s is None else options.timeout_s
     timeout_s = drain_s + 2 * server.config.run.boot_timeout_s + MARGIN_S
-    return give(options, line, RestartProcess(options.process, options.timeout_s), timeout_s)
+    return give(options, line, RestartProcess(options.process, options.timeout_s, options.all), timeout_s)
 
 
 def scale_process(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:

@@ -20,6 +20,7 @@ from messages.control import BootFailed, Drain, Ready, Stop, worker_number
 from messages.errors import ChannelFullError
 from messages.join_keys import HeadKeys, read_keys
 from messages.remote import (
+    WAITING,
     Admitted,
     ClockAnswer,
     ClockQuestion,
@@ -108,7 +109,7 @@ class Proxy:
         if self._joiner is not None:
             self._send(Probe())
         else:
-            self._link.phase(f"waiting {'for Ray' if self._placement else f'at {self._address}'}")
+            self._link.phase(f"{WAITING} {'for Ray' if self._placement else f'at {self._address}'}")
         end = "" if self._placement is None else self._placement.look()
         if end:
             log.error("%s", end)
