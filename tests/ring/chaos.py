@@ -47,6 +47,7 @@ NUM_UNDISTURBED = 8
 CONTEXT = 256
 READY_TIMEOUT_S = 90.0
 RETRY_S = 0.1
+LONG_PAUSE_S = 0.5
 LEAVE_CHANCE = 0.15
 STOP_CHANCE = 0.25
 MIN_TURNS = 4
@@ -94,8 +95,9 @@ class Counts(msgspec.Struct):
     pauses_s: dict[str, list[float]] = msgspec.field(default_factory=lambda: defaultdict(list))
     kill_intervals_s: list[float] = msgspec.field(default_factory=list[float])
     """With --kill-engines-every."""
-    stream_pauses_s: list[float] = msgspec.field(default_factory=list[float])
-    """The longest times between two tokens of each continued stream, as many as it has had continuations."""
+    stream_pauses: list[tuple[float, float]] = msgspec.field(default_factory=list[tuple[float, float]])
+    """The longest times between two tokens of each continued stream, as many as it has had continuations, and when
+    each was over (`time.monotonic`)."""
 
 
 class Pause:
@@ -186,8 +188,8 @@ class Chaos:
             arrivals_s += [time.monotonic()] * bool(event["token_ids"])
             self._note_tokens(len(event["token_ids"]))
         num_continuations = last["timing"]["attempts"] - 1
-        pauses_s = sorted((later - earlier for earlier, later in pairwise(arrivals_s)), reverse=True)
-        self.counts.stream_pauses_s += pauses_s[:num_continuations]
+        pauses = sorted(((later - earlier, later) for earlier, later in pairwise(arrivals_s)), reverse=True)
+        self.counts.stream_pauses += pauses[:num_continuations]
         return Generated("".join(text), token_ids, last["finish_reason"], last["usage"], last["timing"]["attempts"])
 
     async def _in_one_piece(self, client: httpx.AsyncClient, request: dict[str, Any]) -> Generated:
@@ -354,10 +356,28 @@ def report(counts: Counts) -> str:
             f"pause after {kind}: median {statistics.median(pauses_s):.2f} s, longest {max(pauses_s):.2f} s "
             f"({len(pauses_s)} measured)"
         )
-    for text, times_s in (("between kills", counts.kill_intervals_s), ("pause of a stream", counts.stream_pauses_s)):
+    for text, times_s in (("between kills", counts.kill_intervals_s), ("pause of a stream", pauses_of(counts))):
         if times_s:
             lines.append(f"{text}: {', '.join(f'{name} {value:.3f}' for name, value in summary(times_s).items())}")
     return "\n".join(lines + counts.wrong[:10])
+
+
+def pauses_of(counts: Counts) -> list[float]:
+    return [pause_s for pause_s, _ in counts.stream_pauses]
+
+
+def log_of_longest_pause(counts: Counts, server: ServerProcess) -> str:
+    """Returns what the server has said meanwhile, but for its log of requests; empty where nobody waited for long."""
+    pause_s, end_s = max(counts.stream_pauses, default=(0.0, 0.0))
+    if pause_s < LONG_PAUSE_S:
+        return ""
+    times_s = (end_s - pause_s - 3.0, end_s + 0.2)
+    lines = [
+        f"{at_s + server.begin_s - end_s + pause_s:7.3f}  {line}"
+        for at_s, line in server.log
+        if times_s[0] < at_s + server.begin_s < times_s[1] and "POST /" not in line
+    ]
+    return "\n".join([f"around the longest pause, in seconds from its begin (it took {pause_s:.3f}):", *lines])
 
 
 def summary(times_s: list[float]) -> dict[str, float]:
@@ -376,7 +396,7 @@ def result_of(counts: Counts, **settings: object) -> dict[str, object]:
         "wrong": len(counts.wrong),
         "stalls": len(counts.stalls),
         "between_kills": summary(counts.kill_intervals_s),
-        "pause_of_a_continued_stream": summary(counts.stream_pauses_s),
+        "pause_of_a_continued_stream": summary(pauses_of(counts)),
     }
 
 
@@ -433,6 +453,7 @@ def main() -> int:
             raise
         exit_code = server.stop()
     print(report(counts))
+    print(log_of_longest_pause(counts, server))
     if arguments.json:
         settings = {"engines": arguments.data_parallel, "seconds": arguments.seconds, "streams_at_once": NUM_CLIENTS}
         write_result(arguments.json, "chaos", result_of(counts, **settings))
