@@ -36,6 +36,20 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     gauges: dict[str, float]
 
 
+ScalingCause = Literal["waiting", "idle", "range"]
+"""Why the number of engines changes: prompts wait, too little is done, or it is below or above what is wanted."""
+
+
+class Scaling(msgspec.Struct, frozen=True):
+    """With `--max-engines`: how many engines there are to be, between which numbers, why, and the changes so far."""
+
+    target: int
+    min_engines: int
+    max_engines: int
+    text: str
+    num_decisions: dict[ScalingCause, int] = {}
+
+
 class ListProcesses(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Answered with `ProcessList`."""
 
@@ -209,6 +223,7 @@ AdminCommand = ListProcesses | ReadLog | DrainServer | InstructProcesses | Resta
 
 class ProcessList(msgspec.Struct, frozen=True, array_like=True, tag=True):
     processes: tuple[ProcessInfo, ...]
+    scaling: Scaling | None = None
 
 
 class LogLines(msgspec.Struct, frozen=True, array_like=True, tag=True):

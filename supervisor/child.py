@@ -33,13 +33,15 @@ SIGNAL_HINTS = {
 class Command:
     """How process `name` is started; the run directory is added to `arguments`. `is_external`: by hand.
 
-    `is_remote`: it stands for one on another machine, which may come at any time.
+    `is_remote`: it stands for one on another machine, which may come at any time; `is_scalable`: there may be more of
+    its kind, or fewer.
     """
 
     name: str
     arguments: tuple[str, ...]
     is_external: bool = False
     is_remote: bool = False
+    is_scalable: bool = True
 
 
 def command_of_worker(first: Command, number: int) -> Command:

@@ -203,7 +203,10 @@ def serve(link: ProcessLink) -> None:
     """Stands for the engine until the launcher says stop. Raises `BootError` where its address cannot be had."""
     if link.stand_by():
         run = link.config.run
-        Proxy(link, run.remote_engines[worker_number(link.name) - run.data_parallel - 1]).run()
+        index = (
+            0 if run.ray else worker_number(link.name) - run.data_parallel - 1
+        )  # Ray's are all the same, and may be more
+        Proxy(link, run.remote_engines[index]).run()
 
 
 if __name__ == "__main__":
