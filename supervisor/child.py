@@ -20,6 +20,10 @@ NUM_LAST_LINES = 30
 READ_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 16
 
+END_LOOK_S = 0.005
+"""Between two looks at a process that has closed its output: its end can be noticed some milliseconds later, when the
+kernel has taken its memory back, and no descriptor tells of that."""
+
 SIGNAL_HINTS = {
     signal.SIGKILL: " (kill -9, or the kernel's out-of-memory killer)",
     signal.SIGSEGV: " (a crash in native code)",

@@ -38,7 +38,7 @@ BUDGETS = {
     "operations and references": 1_295,
     "messages": 2_285,
     "process runtime": 1_590,
-    "launcher": 5_580,
+    "launcher": 5_585,
     "what-if": 1_040,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
