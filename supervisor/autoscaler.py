@@ -4,6 +4,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from messages.admin import Answer, Ask, Done, Failed, ScaleProcess, Scaling
 from messages.config import RunConfig
 from messages.control import ProcessStatus, kind_of
@@ -35,7 +37,8 @@ class Autoscaler:
         self._due_s = 0.0
         self._is_changing = False
         if run.max_engines:
-            self._tell(Scaling(run.data_parallel, run.min_engines, run.max_engines, "as it was started"))
+            num_engines = run.data_parallel or len(run.remote_engines)
+            self._tell(Scaling(num_engines, run.min_engines, run.max_engines, "as it was started"))
 
     def look(self) -> None:
         """Decides where it is time; call it in each turn."""
@@ -48,6 +51,9 @@ class Autoscaler:
             self._history.clear()
         if sample is None:
             return
+        scaling = group.board.scaling
+        if scaling is not None and scaling.target != sample.num_engines:
+            self._tell(msgspec.structs.replace(scaling, target=sample.num_engines, text="as an operator has set it"))
         self._history.append(sample)
         kept_s = max(self._limits.up_s, self._limits.down_s)
         while len(self._history) > 1 and self._history[1].at_s <= now_s - kept_s:

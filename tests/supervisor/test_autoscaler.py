@@ -97,6 +97,16 @@ def test_it_decides_nothing_while_an_engine_is_away(monkeypatch: pytest.MonkeyPa
     assert play.asked
 
 
+def test_what_an_operator_has_set_is_shown(monkeypatch: pytest.MonkeyPatch):
+    play = Play(monkeypatch)
+    play.group.children.append(Child(Command("scheduler-2", ())))
+    play.turn(1)
+    scaling = play.group.board.scaling
+    assert scaling is not None
+    assert (scaling.target, scaling.text) == (2, "as an operator has set it")
+    assert not play.asked
+
+
 def test_it_does_nothing_where_the_number_is_fixed(monkeypatch: pytest.MonkeyPatch):
     group: Any = Group()
     fixed = Autoscaler(RunConfig(), group, lambda *_: pytest.fail("no command"), Console())
