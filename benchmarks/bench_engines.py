@@ -12,7 +12,6 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -57,9 +56,9 @@ class Outcome(msgspec.Struct, frozen=True):
     computed_tokens: list[int]
 
 
-def make_loads(facts: ServerFacts, trace: Path, num_requests: int, seed: int) -> dict[str, list[PlannedRequest]]:
+def make_loads(facts: ServerFacts, options: argparse.Namespace) -> dict[str, list[PlannedRequest]]:
     """Returns the requests of each load. Raises `UsageError` for a file that is no trace."""
-    rng, vocab_size = np.random.default_rng(seed), facts.vocab_size
+    rng, vocab_size, num_requests = np.random.default_rng(options.seed), facts.vocab_size, options.requests
 
     def grouped(shares: Sequence[float], num_output: int) -> list[PlannedRequest]:
         beginnings = [random_ids(rng, vocab_size, NUM_SHARED) for _ in shares]
@@ -67,12 +66,12 @@ def make_loads(facts: ServerFacts, trace: Path, num_requests: int, seed: int) ->
         own = [random_ids(rng, vocab_size, NUM_OWN) for _ in groups]
         return [PlannedRequest(beginnings[group] + rest, num_output) for group, rest in zip(groups, own, strict=True)]
 
-    requests = read_trace(trace, num_requests)
-    arrivals = replay(requests, fit_scale(requests, facts.max_model_len, speed=1.0), vocab_size, seed)
+    requests = read_trace(options.trace, options.trace_requests)
+    arrivals = replay(requests, fit_scale(requests, facts.max_model_len, speed=1.0), vocab_size, options.seed)
     rest = (1 - HOT_SHARE) / (NUM_GROUPS - 1)
     return {
         "shared beginnings": grouped([1 / NUM_GROUPS] * NUM_GROUPS, 16),
-        trace.stem: [PlannedRequest(one.prompt_ids, min(one.num_output, 32)) for one in arrivals],
+        options.trace.stem: [PlannedRequest(one.prompt_ids, min(one.num_output, 16)) for one in arrivals],
         "skewed": grouped([HOT_SHARE, *[rest] * (NUM_GROUPS - 1)], 64),
     }
 
@@ -126,7 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("trace", type=Path, help="a Mooncake .jsonl")
     add("--engines", nargs="+", type=int, default=[1, 2], metavar="N", help="how many (default: 1 2)")
-    add("--requests", type=int, default=400, help="of each load (default: 400)")
+    add("--requests", type=int, default=300, help="of the loads that are made up (default: 300)")
+    add("--trace-requests", type=int, default=1500, help="of the trace, from its begin (default: 1500)")
     add("--concurrency", type=int, default=16, help="requests at a time (default: 16)")
     add("--seed", type=int, default=1)
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
@@ -139,9 +139,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for num_engines in options.engines:
             with started_server([*flags, "--data-parallel", str(num_engines)], START_TIMEOUT_S) as (_, target):
                 wait_for_engines(target, num_engines)
-                loads = make_loads(ask_server(target), options.trace, options.requests, options.seed)
+                loads = make_loads(ask_server(target), options)
                 for name, requests in loads.items():
-                    found = measure(target, name, list(islice(requests, options.requests)), options.concurrency)
+                    found = measure(target, name, requests, options.concurrency)
                     outcomes.append(found)
                     head = f"{name:24}{num_engines:>8}{found.hit_rate:>10.1%}"
                     times = f"{found.ttft_p50_s:>10.3f}{found.ttft_p99_s:>8.3f}"
@@ -150,7 +150,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"bench_engines: {error}", file=sys.stderr)
         return 1
     if options.json:
-        settings = {"requests": options.requests, "concurrency": options.concurrency, "flags": flags}
+        settings = {
+            "requests": options.requests,
+            "trace_requests": options.trace_requests,
+            "concurrency": options.concurrency,
+            "flags": flags,
+        }
         write_result(options.json, "engines", {"settings": settings, "outcomes": outcomes})
     return 0
 
