@@ -29,16 +29,16 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 12_640,
+    "frontend": 12_525,
     "live page": 1_025,
-    "tokenizer and detokenizer": 1_745,
-    "scheduler": 6_790,
-    "CPU backend": 3_385,
-    "GPU backend": 3_115,
+    "tokenizer and detokenizer": 1_730,
+    "scheduler": 6_720,
+    "CPU backend": 3_380,
+    "GPU backend": 3_050,
     "operations and references": 1_295,
     "messages": 2_285,
-    "process runtime": 1_590,
-    "launcher": 5_585,
+    "process runtime": 1_580,
+    "launcher": 5_575,
     "what-if": 1_040,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

@@ -200,47 +200,29 @@ def attend(
     acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     # Whole blocks of keys without masks, and then what is left.
     end_whole = end_key - (end_key - first_key) % BLOCK_N
-    for start in range(first_key, end_whole, BLOCK_N):
-        key_N = start + tl.arange(0, BLOCK_N)
-        key_DN, value_ND, key_scale_N, value_scale_N = load_block(
-            keys,
-            values,
-            key_scales,
-            value_scales,
-            page_table,
-            key_N,
-            end_key,
-            NUM_KV_HEADS,
-            HEAD_DIM,
-            PAGE_SIZE,
-            BLOCK_D,
-            HAS_SCALES,
-            query.dtype.element_ty,
-            False,
-        )
-        score_MN = score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES)
-        max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
-    for start in range(end_whole, end_key, BLOCK_N):
-        key_N = start + tl.arange(0, BLOCK_N)
-        key_DN, value_ND, key_scale_N, value_scale_N = load_block(
-            keys,
-            values,
-            key_scales,
-            value_scales,
-            page_table,
-            key_N,
-            end_key,
-            NUM_KV_HEADS,
-            HEAD_DIM,
-            PAGE_SIZE,
-            BLOCK_D,
-            HAS_SCALES,
-            query.dtype.element_ty,
-            True,
-        )
-        score_MN = score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES)
-        score_MN = tl.where((key_N < end_key)[None, :], score_MN, float("-inf"))
-        max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
+    for REACHES_END in tl.static_range(2):
+        for start in range(end_whole if REACHES_END else first_key, end_key if REACHES_END else end_whole, BLOCK_N):
+            key_N = start + tl.arange(0, BLOCK_N)
+            key_DN, value_ND, key_scale_N, value_scale_N = load_block(
+                keys,
+                values,
+                key_scales,
+                value_scales,
+                page_table,
+                key_N,
+                end_key,
+                NUM_KV_HEADS,
+                HEAD_DIM,
+                PAGE_SIZE,
+                BLOCK_D,
+                HAS_SCALES,
+                query.dtype.element_ty,
+                REACHES_END,
+            )
+            score_MN = score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES)
+            if REACHES_END:
+                score_MN = tl.where((key_N < end_key)[None, :], score_MN, float("-inf"))
+            max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
     acc_MD = acc_MD / sum_M[:, None]
 
     # A row's only entry writes the row, any other writes a part.
