@@ -6,10 +6,11 @@
 
 Each request of a fixed set is first run undisturbed. Then 32 clients take requests of the set at random, some leave in
 the middle, and every few seconds the tokenizer, the scheduler or the detokenizer is killed (SIGKILL) or stopped
-(SIGSTOP, which ends as a hang), or frames on its way in or out are dropped, doubled or corrupted; with `--quiet` nothing
-is. Who stays to the end must have the text, the ids and the end of the undisturbed run. No request may be refused: those
-that arrive while a process is away wait for it. And nothing of this is a stall: the launcher must tell of none. With
-`--kill-engines-every` only engines are killed (SIGKILL), one at a time: the next one's turn comes when all serve again.
+(SIGSTOP, which ends as a hang), or frames on its way in or out are dropped, doubled or corrupted; with `--quiet`
+nothing is. Who stays to the end must have the text, the ids and the end of the undisturbed run. No request may be
+refused: those that arrive while a process is away wait for it. And nothing of this is a stall: the launcher must tell
+of none. With `--kill-engines-every` only engines are killed (SIGKILL), one at a time: the next one's turn comes when
+all serve again.
 """
 
 import argparse
