@@ -14,11 +14,10 @@ from frontend.api.responses.body import (
     REASONING,
     ReasoningOptions,
     ResponseBody,
-    ResponseChoice,
-    ResponseTool,
     TextOptions,
 )
 from frontend.api.responses.items import new_id, output_id, pack_reasoning
+from frontend.api.responses.tools import ResponseChoice, ResponseTool
 from messages.errors import ErrorInfo
 from messages.replies import PositionLogprobs, Usage, UserReply
 
