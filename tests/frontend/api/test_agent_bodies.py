@@ -24,6 +24,8 @@ from tests.frontend.frontend_run import FrontendRun, final, step
 
 BODIES = Path(__file__).with_name("agents")
 ANTHROPIC, OPENAI = "/v1/messages?beta=true", "/v1/responses"
+MESSAGE_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 UNREAD = "[This is no text, and the model reads text only.]"
 PATCH = '*** Begin Patch\n*** Update File: a.txt\n@@\n-ä\n+"b\\n"\n*** End Patch'
 
@@ -76,7 +78,7 @@ def test_claude_code(reader: FrontendRun, name: str, results: list[str], stream:
     assert all(each["tool_calls"] for each in messages if each["role"] == "assistant")
     if stream:
         for event in reply:
-            TypeAdapter[Any](RawMessageStreamEvent).validate_python(event)
+            MESSAGE_EVENT.validate_python(event)
         parts = [event["delta"]["partial_json"] for event in reply if "partial_json" in event.get("delta", {})]
         arguments, stop = json.loads("".join(parts)), reply[-2]["delta"]["stop_reason"]
     else:
@@ -106,7 +108,7 @@ def test_codex(reader: FrontendRun, name: str, stream: bool):
     reply, message = answer(reader, OPENAI, body, text)
     if stream:
         for event in reply:
-            TypeAdapter[Any](ResponseStreamEvent).validate_python(event)
+            RESPONSE_EVENT.validate_python(event)
         kind = "custom_tool_call_input" if shown[0] == "custom_tool_call" else "function_call_arguments"
         deltas = [event["delta"] for event in reply if event["type"] == f"response.{kind}.delta"]
         (done,) = [event for event in reply if event["type"] == f"response.{kind}.done"]
