@@ -18,7 +18,9 @@ from messages.control import (
     Ready,
     StandingBy,
     Welcome,
+    kind_of,
 )
+from messages.engines import SCHEDULER
 from messages.errors import SluiceError
 from supervisor.admission import find_reason_to_refuse
 from supervisor.child import Child, Command
@@ -53,7 +55,8 @@ class Lifecycle:
         self._restarts = Restarts(settings)
 
     def start_all(self) -> None:
-        for child in self.group:
+        """Starts all processes, the schedulers first: they take the longest."""
+        for child in sorted(self.group, key=lambda child: kind_of(child.name) != SCHEDULER):
             if self.group.leader_of(child) is child:
                 self.start(child)
 
@@ -286,8 +289,9 @@ class Lifecycle:
             self._tell_restart(child, tell_end(child, was_starting))
             self.start(child)
             return
+        has_spare = self.group.find_spare(child) is not None
         try:
-            restart = self._restarts.note_death(child.name, time.monotonic())
+            restart = self._restarts.note_death(child.name, time.monotonic(), has_spare)
         except NoRestartError as refusal:
             self._give_up(child, was_starting, f"\n{refusal}")
         else:

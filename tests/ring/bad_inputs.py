@@ -363,7 +363,10 @@ def of_messages() -> list[Bad]:
         *user("messages[1].content[0].text is required", {"type": "text"}),
         *user("cannot be in a message of the user", {"type": "tool_use", "id": "c", "name": "f", "input": {}}),
         *user("tool_use_id is required", {"type": "tool_result", "content": "x"}),
-        *user(".content[0]: a block of type 'image'", {"type": "tool_result", "tool_use_id": "c", "content": [image]}),
+        *user(
+            ".content[0]: a block of type 'zzz'",
+            {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "zzz"}]},
+        ),
         *message(".input is required", role="assistant", content=[{"type": "tool_use", "id": "c", "name": "f"}]),
         *bad("system", 5, [{"type": "text"}], [image]),
         *bad("tools", [5], [{"name": "a b", "input_schema": {}}], [{"name": "f"}]),

@@ -104,10 +104,11 @@ class LoadedModel:
             backend.warm_up(runner)
             if draft_backend is not None and runner.draft_runner is not None:
                 draft_backend.warm_up(runner.draft_runner)
+                runner.degraded = "; ".join(filter(None, (runner.degraded, runner.draft_runner.degraded)))
         if isinstance(backend, CpuBackend):
-            backend.begin(runner)
+            backend.begin(runner, report)
         if isinstance(draft_backend, CpuBackend) and runner.draft_runner is not None:
-            draft_backend.begin(runner.draft_runner)
+            draft_backend.begin(runner.draft_runner, report)
         if config.cache.kv_disk or config.cache.kv_offload_gb:
             self._add_tiers(runner, PageCopies(cache, backend.device))
         return runner
