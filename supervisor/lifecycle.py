@@ -23,7 +23,7 @@ from messages.control import (
 from messages.engines import SCHEDULER
 from messages.errors import SluiceError
 from supervisor.admission import find_reason_to_refuse
-from supervisor.child import Child, Command
+from supervisor.child import END_LOOK_S, Child, Command
 from supervisor.console import Console
 from supervisor.endings import tell_end, tell_fatal_end
 from supervisor.process_group import ProcessGroup, hears_table
@@ -123,8 +123,10 @@ class Lifecycle:
                 self.start(child)
 
     def due_in_s(self) -> float:
-        """Returns when the next restart or the frontends' next table is due; never where nothing is to be done."""
-        return min(self.group.table_due_in_s(), self._restarts.due_in_s(time.monotonic()))
+        """Returns when a restart, a table for the frontends or a look at a process that ends is due, or never."""
+        is_one_ending = any(child.pid and child.is_silent for child in self.group)
+        ending_s = END_LOOK_S if is_one_ending else float("inf")
+        return min(ending_s, self.group.table_due_in_s(), self._restarts.due_in_s(time.monotonic()))
 
     def show_output(self, child: Child) -> None:
         self._console.relay(child.name, child.latest_pid, child.read_output())
