@@ -173,7 +173,12 @@ COMPILE_CASES = (
     *_CASES.values(),
     with_codes(_CASES["Qwen3-0.6B"], {"HAS_SCALES": True}, max_registers=255, max_spilled_bytes=32),
     *(
-        in_float32(_CASES[model], launch=_launch_of(MODEL_SHAPES[model], torch.float32), max_registers=255)
+        in_float32(
+            _CASES[model],
+            launch=_launch_of(MODEL_SHAPES[model], torch.float32),
+            max_registers=255,
+            max_spilled_bytes=176,  # with Triton 3.6
+        )
         for model in ("GPT-2 124M", "Qwen3-0.6B")
     ),
 )
