@@ -43,11 +43,10 @@ INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, 
     }
   const int64_t first = block * LINEAR_BLOCK + offset;
   if (first >= call->outputs) return;
-  for (int r = 0; r < rows; r++) {
-    float sums[LINEAR_BLOCK];
-    for (int v = 0; v < vectors; v++) _mm256_storeu_ps(sums + 8 * v, sum[r][v]);
-    linear_finish(call, row + r, first, sums, 8 * vectors);
-  }
+  float sums[LINEAR_MOST_ROWS][LINEAR_BLOCK]; /* stored by a loop that is unrolled: `sum` stays in the registers */
+  for (int r = 0; r < rows; r++)
+    for (int v = 0; v < vectors; v++) _mm256_storeu_ps(sums[r] + 8 * v, sum[r][v]);
+  for (int r = 0; r < rows; r++) linear_finish(call, row + r, first, sums[r], 8 * vectors);
 }
 
 /* A group's product in code for just as many rows. The next block is not asked for: the processor sees it coming. */
