@@ -49,6 +49,7 @@ def main() -> int:
     run("recovery", "bench_recovery", "--model", model)
     engines = ("--processes", "scheduler", "scheduler-2", "--", "--data-parallel", "2")
     run("engine_death", "bench_recovery", "--model", model, *engines)
+    run("remote_cost", "bench_remote_cost")
     run("restart", "bench_restart")
     run("mixed_steps", "bench_mixed_steps", "--model", model, "--budgets", *LONG_PROMPT_BUDGETS)
     with started_server(["--model", model], START_TIMEOUT_S) as (_, target):
