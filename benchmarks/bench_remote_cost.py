@@ -2,10 +2,10 @@
 
     python -m benchmarks.bench_remote_cost --streams 1 32 --rounds 4 --json FILE
 
-Three servers, idle but for the one whose turn it is; their schedulers' steps only wait (`benchmarks/paced_scheduler.py`).
-One has its scheduler here (ipc), one's scheduler has joined over tcp with CURVE, and one's has joined from a time
-namespace whose clock is an hour ahead (`unshare --time`, as root), so that all stamps are shifted, as between two
-machines. All run on this machine: no network's time is in it.
+Three servers, idle but for the one whose turn it is; the steps of their schedulers only wait
+(`benchmarks/paced_scheduler.py`). One has its scheduler here (ipc), one's scheduler has joined over tcp with CURVE, and
+one's has joined from a time namespace whose clock is an hour ahead (`unshare --time`, as root), so that all stamps are
+shifted, as between two machines. All run on this machine: no network's time is in it.
 """
 
 import argparse

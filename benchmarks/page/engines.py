@@ -60,11 +60,12 @@ def remote_cost_table(cost: Result) -> str:
         for one in results["sides"]
     ]
     intro = (
-        f"Steps only wait, {results['step_ms']:g} ms each; {results['rounds']} turns of {results['seconds']:g} s for each "
-        "row, in turns with the others. CPU time is that of proxy and joiner together; at one stream each token is a "
-        "frame of its own. The time is the medians' difference to ipc, from the scheduler's token to the client. All ran "
-        "on one machine, so no network is in it; where the joiner's clock is another one, as between machines, frames "
-        f"are decoded for their stamps. Other programs used the cores too (load {cost['machine']['load_1min']:.1f}).\n\n"
+        f"Steps only wait, {results['step_ms']:g} ms each; {results['rounds']} turns of {results['seconds']:g} s for "
+        "each row, by turns with the others. CPU time is that of proxy and joiner together; at one stream "
+        "each token is a frame of its own. The time is the medians' difference to ipc, from the scheduler's token to "
+        "the client. All ran on one machine, so no network is in it; where the joiner's clock is another one, as "
+        "between machines, frames are decoded for their stamps. Other programs used the cores too "
+        f"(load {cost['machine']['load_1min']:.1f}).\n\n"
     )
     heads = ("streams", "way to the engine", "CPU µs a token more", "ms a frame more", "tokens/s")
     return intro + make_table(heads, rows)
