@@ -33,7 +33,7 @@ BACK = "of it outside of the scheduler"
 
 SCHEDULERS = ("benchmarks.paced_scheduler", "scheduler_proc")
 ENDS = ("supervisor.remote.proxy", "benchmarks.paced_joiner")
-OTHER_CLOCK = ["unshare", "--time", "--monotonic", "3600", "--fork"]
+OTHER_CLOCK = ["unshare", "--time", "--monotonic", "3600"]
 
 
 class Side(msgspec.Struct, frozen=True):
