@@ -22,13 +22,13 @@ def write_model(folder: Path, **changed: bytes) -> Path:
     return folder
 
 
-def admit(head_dir: Path, **model: str) -> Admitted:
+def admit(head_dir: Path) -> Admitted:
     facts = ModelFacts(
         model_dir=str(head_dir), tokenizer_dir=str(head_dir), served_names=("a",), vocab_size=1, max_model_len=9
     )
     run = RunConfig(data_parallel=2, remote_engines=("tcp://a:1", "tcp://a:2"), record="/head/only", black_box_mb=9)
     config = Config(
-        model=ModelConfig(model="named", cpu_threads=64, devices=("cuda:7",), **model),
+        model=ModelConfig(model="named", cpu_threads=64, devices=("cuda:7",)),
         http=HttpConfig(api_key=("sk-secret",), admin_key=("sk-operator",)),
         run=run,
         facts=facts,
