@@ -32,15 +32,25 @@ class Matcher(Protocol):
     def get_error(self) -> str: ...
 
 
+class MatcherTokenizer(Protocol):
+    """What matchers are made for, as `llguidance.LLTokenizer` is one."""
+
+    @property
+    def eos_tokens(self) -> Collection[int]:
+        """What they take for the end: a guess where the model has none."""
+        ...
+
+
 class RequestGrammar:
-    """The grammar of one request after the tokens that it has. `end_tokens` end it, `matcher_ends` the matcher.
+    """The grammar of one request after the tokens that it has. `end_tokens` end it, `eos_tokens` the matcher.
 
     An end token may come where the output may end. `error`: why no bitmask could be made, and no token will come.
     """
 
     __slots__ = ("_matcher", "_never", "_num_bytes", "_other_ends", "_slow_s", "_vocab_size", "error")
 
-    def __init__(self, matcher: Matcher, vocab_size: int, end_tokens: Collection[int], matcher_ends: Collection[int]):
+    def __init__(self, matcher: Matcher, tokenizer: MatcherTokenizer, vocab_size: int, end_tokens: Collection[int]):
+        matcher_ends = tokenizer.eos_tokens
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._num_bytes = 4 * -(-vocab_size // 32)
@@ -125,10 +135,10 @@ class RequestGrammar:
 
 def make_grammar(
     matcher: Matcher,
+    tokenizer: MatcherTokenizer,
     params: SamplingParams,
     output_ids: "array[int]",
     eos_token_ids: Collection[int],
-    matcher_ends: Collection[int],
     vocab_size: int,
 ) -> RequestGrammar:
     """Returns the grammar of a request that has this output. Raises `RequestError` where the output is none of it."""
@@ -136,7 +146,7 @@ def make_grammar(
     if num_consumed < len(output_ids):
         words = matcher.get_error() or "the output so far is not what it allows"
         raise bad_request(f"the grammar cannot be continued: {words}")
-    return RequestGrammar(matcher, vocab_size, end_tokens_of(params, eos_token_ids), matcher_ends)
+    return RequestGrammar(matcher, tokenizer, vocab_size, end_tokens_of(params, eos_token_ids))
 
 
 def _explain(words: str) -> ErrorInfo:

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from messages.errors import ErrorInfo
 from messages.requests import Grammar, SamplingParams
@@ -12,6 +13,10 @@ EOS = 7
 """The end-of-sequence id of all grammars here, and so of a bench with any."""
 
 FORCING = 99
+
+
+class SimulatedTokenizer(NamedTuple):
+    eos_tokens: tuple[int, ...] = (EOS,)
 
 
 def grammar_of(num_tokens: int, salt: int = 0) -> Grammar:
@@ -110,12 +115,10 @@ class SimulatedGrammars:
         return [(pending, self._build(pending))]
 
     def _build(self, pending: PendingReq) -> RequestGrammar:
-        limits = self._limits
-        matcher = SimulatedMatcher(_text_of(pending.sampling_params), limits.vocab_size)
+        limits, params = self._limits, pending.sampling_params
+        matcher = SimulatedMatcher(_text_of(params), limits.vocab_size)
         output_ids = pending.token_ids[pending.num_prompt_tokens :]
-        return make_grammar(
-            matcher, pending.sampling_params, output_ids, limits.eos_token_ids, (EOS,), limits.vocab_size
-        )
+        return make_grammar(matcher, SimulatedTokenizer(), params, output_ids, limits.eos_token_ids, limits.vocab_size)
 
 
 def allowed_next(

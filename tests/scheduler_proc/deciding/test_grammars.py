@@ -13,7 +13,13 @@ from scheduler_proc.deciding.grammars import MAX_SLOW_S, RequestGrammar, make_gr
 from scheduler_proc.deciding.requests import Req
 from scheduler_proc.deciding.scheduler import Scheduler
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
-from tests.scheduler_proc.simulated_grammar import FORCING, SimulatedMatcher, allowed_next, grammar_of
+from tests.scheduler_proc.simulated_grammar import (
+    FORCING,
+    SimulatedMatcher,
+    SimulatedTokenizer,
+    allowed_next,
+    grammar_of,
+)
 
 MODEL_DIR = Path(__file__).resolve().parents[3] / "assets" / "shakespeare-gpt2"
 REAL_VOCAB_SIZE, REAL_EOS = 3072, 0
@@ -28,7 +34,7 @@ def real_grammar(compiler: GrammarCompiler, regex: str, output: str = "", **para
     sampling = SamplingParams(50, **params)
     output_ids = array("i", compiler.tokenizer().tokenize_str(output))
     matcher = compiler.compile(LLMatcher.grammar_from_regex(regex))
-    return make_grammar(matcher, sampling, output_ids, (REAL_EOS,), compiler.eos_token_ids, REAL_VOCAB_SIZE)
+    return make_grammar(matcher, compiler.tokenizer(), sampling, output_ids, (REAL_EOS,), REAL_VOCAB_SIZE)
 
 
 def ids_in(bitmask: bytes) -> set[int]:
@@ -110,7 +116,7 @@ class Forcing(SimulatedMatcher):
 
 
 def test_no_id_is_forced_that_the_model_does_not_have() -> None:
-    grammar = RequestGrammar(Forcing("9 0", VOCAB_SIZE), VOCAB_SIZE, (EOS,), (EOS,))
+    grammar = RequestGrammar(Forcing("9 0", VOCAB_SIZE), SimulatedTokenizer(), VOCAB_SIZE, (EOS,))
     assert list(grammar.forced_ids()) == [3, VOCAB_SIZE - 1]
 
 
@@ -127,7 +133,7 @@ class SlowMatcher(SimulatedMatcher):
 def test_a_grammar_that_keeps_the_others_waiting_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("scheduler_proc.deciding.grammars.time.thread_time", lambda: clock[0])
-    grammar = RequestGrammar(SlowMatcher(clock), VOCAB_SIZE, (EOS,), (EOS,))
+    grammar = RequestGrammar(SlowMatcher(clock), SimulatedTokenizer(), VOCAB_SIZE, (EOS,))
     num_made = 0
     while grammar.error is None:
         grammar.bitmask()
