@@ -32,7 +32,7 @@ BUDGETS = {
     "frontend": 12_690,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_730,
-    "scheduler": 6_785,
+    "scheduler": 6_795,
     "CPU backend": 3_480,
     "GPU backend": 3_080,
     "operations and references": 1_295,
