@@ -21,6 +21,15 @@ the other one has cached. `benchmarks/results/router.json` has the simulations."
 MAX_LEAD_TOKENS = 65_536
 """An engine that has so many tokens more to do than the least busy one gets nothing, whatever it has cached."""
 
+SMALL_LEAD_TOKENS = 2048
+"""While little is to be done, a lead up to this is no reason to leave what is cached: it comes and goes by chance."""
+
+MAX_SMALL_LEAD = 2.0
+"""If it is not more than so many times the load of the least busy engine: one that idles gets work."""
+
+LITTLE_TOKENS = 8192
+"""The most that the least busy engine may have to do for that."""
+
 OTHERS_TOKENS = 512
 """What a request of another frontend is taken to weigh."""
 
@@ -36,10 +45,16 @@ class Offer(NamedTuple):
 
 
 def choose_engine(offers: Sequence[Offer]) -> Offer:
-    """Returns the best: of those that are alike the one that was chosen longest ago."""
+    """Returns the best; of those that are alike the least busy one, and then the one that was chosen longest ago."""
     least = min(offer.load_tokens for offer in offers)
     near = [offer for offer in offers if offer.load_tokens <= least + MAX_LEAD_TOKENS]
-    return min(near, key=lambda offer: (offer.load_tokens - CACHED_WEIGHT * offer.cached_tokens, offer.last_turn))
+    small = min(SMALL_LEAD_TOKENS, MAX_SMALL_LEAD * least) if least <= LITTLE_TOKENS else 0.0
+
+    def cost(offer: Offer) -> tuple[float, float, int]:
+        lead = offer.load_tokens - least
+        return (lead if lead > small else 0.0) - CACHED_WEIGHT * offer.cached_tokens, lead, offer.last_turn
+
+    return min(near, key=cost)
 
 
 class Router:

@@ -7,7 +7,7 @@ import pytest
 
 from frontend.links.processes import ProcessView
 from frontend.routing.prefixes import BLOCK_BYTES, PrefixIndex, block_keys
-from frontend.routing.router import MAX_LEAD_TOKENS, Offer, Router, choose_engine
+from frontend.routing.router import LITTLE_TOKENS, MAX_LEAD_TOKENS, Offer, Router, choose_engine
 from messages.columns import pack_int32
 from messages.control import ProcessStatus, ProcessTable
 from messages.requests import ChatPrompt, SamplingParams, Stamps, TokenizeMsg
@@ -77,6 +77,16 @@ def test_a_popular_beginning_spreads_when_its_engine_falls_behind():
     assert chosen[1] == chosen[0]
     assert abs(chosen.count(1) - chosen.count(2)) < 40
     assert len(set(chosen)) == 2
+
+
+def test_a_small_lead_is_no_reason_to_leave_a_short_beginning():
+    has_it, has_not = Offer(1, 2000.0, 48.0), Offer(2, 900.0, 0.0)
+    assert choose_engine([has_it, has_not]).engine == 1
+    assert choose_engine([has_it, has_not._replace(load_tokens=0.0)]).engine == 2, "an engine that idles gets work"
+    assert choose_engine([has_it._replace(load_tokens=3000.0), has_not]).engine == 2, "a lead that is not small"
+    busy = (offer._replace(load_tokens=offer.load_tokens + LITTLE_TOKENS) for offer in (has_it, has_not))
+    assert choose_engine(list(busy)).engine == 2, "much is to be done: a lead will last"
+    assert choose_engine([has_it, has_not._replace(cached_tokens=48.0)]).engine == 2, "both have it: the least busy"
 
 
 def test_no_cache_is_worth_more_than_the_limit():
