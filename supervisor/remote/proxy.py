@@ -94,7 +94,7 @@ class Proxy:
         self._send(Order(Stop()))
         self._close()
         if self._placement is not None:
-            self._placement.close()
+            self._placement.close(self._joiner is not None)
 
     def _make_placement(self) -> Any:
         # Imported here and not above: it is for those who use Ray.

@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,9 @@ ANSWER_TIMEOUT_S = 5.0
 PLACE_S = 15.0
 """Ray waits without end for a node that has room: after this time the operator is told what it waits for."""
 
-LEAVE_S = 2.0
+LEAVE_S = 5.0
+"""For a joiner to end its engine and remove its files; then Ray kills it."""
+
 NUM_LAST_LINES = 10
 
 
@@ -40,18 +41,16 @@ class JoinerActor:
     def run(self, arguments: list[str], key: bytes, root: str) -> str:
         """Returns when the joiner has ended: its exit code and what it has said last."""
         path = os.pathsep.join(filter(None, (root if Path(root).is_dir() else "", os.environ.get("PYTHONPATH", ""))))
-        command = [sys.executable, "-P", "-m", "supervisor.remote.join"]
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(key)
-            file.flush()
-            done = subprocess.run(
-                [*command, *arguments, "--key-file", file.name, "--parent-pid", str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": path},
-                check=False,
-            )
+        command = [sys.executable, "-P", "-m", "supervisor.remote.join", *arguments]
+        # The key goes through a pipe, because a file would stay there when the node's processes are killed.
+        done = subprocess.run(
+            [*command, "--key-file", "/dev/stdin", "--parent-pid", str(os.getpid())],
+            input=key,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": path},
+            check=False,
+        )
         lines = done.stdout.decode(errors="replace").splitlines()[-NUM_LAST_LINES:]
         return "\n".join([f"the joiner exited with code {done.returncode}", *lines])
 
@@ -135,9 +134,9 @@ class RayPlacement:
             "add a node, lower --data-parallel or --cpu-threads, or see what its actor waits for with `ray status`"
         )
 
-    def close(self) -> None:
-        """Ends the actor, and with it the joiner, which gets some time to leave by itself."""
-        if self._result is not None:
+    def close(self, has_joined: bool) -> None:
+        """Ends the actor, and with it the joiner; one that has joined gets some time to leave by itself."""
+        if has_joined and self._result is not None:
             self._ray.wait([self._result], timeout=LEAVE_S)
         self._ray.shutdown()
 

@@ -1,19 +1,24 @@
-"""Engines that Ray places on two nodes (two raylets of this machine): the loss of a node costs no stream anything."""
+"""Engines that Ray places on the nodes of a cluster, which are raylets of this machine: one is killed, none is left."""
 
 import asyncio
+import os
+import signal
+import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
-from benchmarks.server_process import started_server
-from runtime.run_dir import default_path
+from benchmarks.server_process import ServerProcess, started_server
+from messages.control import worker_number
 from tests.frontend.frontend_run import wait_until
 from tests.ring.client import ADMIN_KEY, RingClient
-from tests.ring.conftest import READY_TIMEOUT_S, RESTART_FLAGS
-from tests.ring.test_engines import SERVING
+from tests.ring.conftest import CHEAP, READY_TIMEOUT_S, RESTART_FLAGS
+from tests.ring.test_engines import SERVING, count_streams
 from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, Load, make_requests, replace
 
 pytest.importorskip("ray", reason="needs sluice[ray]")
@@ -21,45 +26,129 @@ pytest.importorskip("ray", reason="needs sluice[ray]")
 # What Ray itself warns of is not ours to mend.
 pytestmark = [pytest.mark.ring, pytest.mark.filterwarnings("ignore")]
 
+ENGINES = ("scheduler", "scheduler-2")
+
+
+class Nodes:
+    """A cluster whose processes, and those of servers that are started meanwhile, have their files in `place`."""
+
+    def __init__(self, place: Path, num_cpus: int):
+        from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
+
+        self.place = place
+        self._cluster: Any = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": num_cpus, "include_dashboard": False}
+        )
+        self.add, self.close = self._cluster.add_node, self._cluster.shutdown
+
+    def flags(self, checkpoint: Path) -> list[str]:
+        ray = ["--ray", "--ray-address", self._cluster.address, "--cpu-threads", "1", *CHEAP]
+        return ["--model", str(checkpoint), *RESTART_FLAGS, "--admin-key", ADMIN_KEY, *ray]
+
+    def processes(self, node: Any) -> list[psutil.Process]:
+        """Returns the node's raylet and all that it has started."""
+        raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+        return [raylet, *raylet.children(recursive=True)]
+
+    def engine_on(self, node: Any) -> str:
+        """Returns the name of the engine on the node."""
+        (command,) = (line for line in map(_command, self.processes(node)) if "scheduler_proc" in line)
+        return command[command.index("--name") + 1]
+
+    def kill(self, node: Any) -> None:
+        """All that runs on the node is killed at once."""
+        processes = self.processes(node)
+        assert {"supervisor.remote.join", "scheduler_proc"} <= {part for one in processes for part in _command(one)}
+        for process in processes:
+            process.kill()
+        self._cluster.remove_node(node, False)
+
+    def actors(self) -> list[str]:
+        """Returns the node of each actor that is not dead."""
+        table = self._cluster.global_state.actor_table(None).values()
+        return [actor["Address"]["NodeID"] for actor in table if actor["State"] != "DEAD"]
+
+    @property
+    def head_id(self) -> str:
+        return self._cluster.head_node.node_id
+
+    def left(self) -> list[str]:
+        """Returns what there is of servers: processes, by their environment and not Ray's own; files; and actors."""
+        commands = [_command(process) for process in psutil.process_iter() if str(self.place) in _environment(process)]
+        found = [" ".join(command) for command in commands if not any("ray/" in part for part in command)]
+        files = [str(path) for path in self.place.iterdir() if path.name != "ray"]
+        return [*found, *files, *self.actors()]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def _environment(process: psutil.Process) -> set[str]:
+    with suppress(psutil.Error):
+        return set(process.environ().values())
+    return set()
+
 
 @pytest.fixture
-def cluster() -> Iterator[Any]:
-    from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="nodes-", dir="/tmp") as name:
+        for variable in ("XDG_RUNTIME_DIR", "TMPDIR"):
+            monkeypatch.setenv(variable, name)
+        yield Path(name)
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    yield cluster
-    cluster.shutdown()
+
+@pytest.fixture
+def two_cpus(place: Path) -> Iterator[Nodes]:
+    nodes = Nodes(place, num_cpus=2)
+    yield nodes
+    nodes.close()
 
 
-def test_streams_of_a_node_that_vanishes_go_on_and_it_is_replaced(tiny_checkpoint: Path, cluster: Any):
-    node = cluster.add_node(num_cpus=2)
-    before = set(default_path("").parent.glob(default_path("join-*").name))
-    ray = ["--ray", "--ray-address", cluster.address, "--data-parallel", "2"]
-    flags = ["--model", str(tiny_checkpoint), "--cpu-threads", "1", *RESTART_FLAGS, "--admin-key", ADMIN_KEY]
-    with started_server([*flags, *ray], READY_TIMEOUT_S) as (server, target):
+def interrupt(server: ServerProcess, nodes: Nodes) -> None:
+    """Ends the server as Ctrl-C does, and asserts that nothing is left of it."""
+    os.kill(server.pid, signal.SIGINT)
+    has_ended = os.WEXITED | os.WNOWAIT | os.WNOHANG
+    wait_until(lambda: os.waitid(os.P_PID, server.pid, has_ended) is not None, COMMAND_TIMEOUT_S)
+    assert not server.run_dir.path.exists()
+    assert server.stop() == 0, server.log_text()
+    with suppress(AssertionError):
+        wait_until(lambda: not nodes.left(), COMMAND_TIMEOUT_S)
+    assert nodes.left() == []
+
+
+def test_streams_of_a_node_that_is_killed_go_on_and_its_engine_is_placed_elsewhere(
+    tiny_checkpoint: Path, two_cpus: Nodes
+):
+    nodes = two_cpus
+    node = nodes.add(num_cpus=2)
+    with started_server([*nodes.flags(tiny_checkpoint), "--data-parallel", "2"], READY_TIMEOUT_S) as (server, target):
         ring = RingClient(f"http://{target.host}:{target.port}", server.run_dir)
-        engines = ("scheduler", "scheduler-2")
-        wait_until(lambda: all(ring.status(name)["state"] in SERVING for name in engines), COMMAND_TIMEOUT_S)
+        wait_until(lambda: all(ring.status(name)["state"] in SERVING for name in ENGINES), COMMAND_TIMEOUT_S)
+        assert set(nodes.actors()) == {nodes.head_id, node.node_id}
+        victim = nodes.engine_on(node)
         requests = make_requests(6, max_tokens=190)
         load = Load(ring, requests, ring.generate_all(requests))
 
         async def act(client: httpx.AsyncClient) -> None:
             await load.wait_for_replies(6)
-            await asyncio.to_thread(cluster.remove_node, node, False)
             async with asyncio.timeout(2 * COMMAND_TIMEOUT_S):
-                while not load.num_continued or not all(await asyncio.to_thread(serves_again, ring)):
+                while await count_streams(client, worker_number(victim)) < 2:
+                    await asyncio.sleep(0.02)
+                await asyncio.to_thread(nodes.kill, node)
+                while not load.num_continued or not await asyncio.to_thread(serves_again, ring, victim):
                     await asyncio.sleep(0.1)
+            assert nodes.actors() == [nodes.head_id] * 2
             await load.wait_for_replies(6)
             await replace(client, "scheduler")  # whose joiner ends, and Ray is asked for the next one
             await load.wait_for_replies(6)
 
         asyncio.run(load.run_during(act))
-        assert server.stop() == 0, server.log_text()
-    left = set(default_path("").parent.glob(default_path("join-*").name)) - before
-    assert not [path for path in left if (path / "lifeline").exists()], "joiners have left with the head"
+        interrupt(server, nodes)
 
 
-def serves_again(ring: RingClient) -> list[bool]:
-    """Of both engines, whether they serve, where one has been replaced."""
-    processes = [ring.status(name) for name in ("scheduler", "scheduler-2")]
-    return [sum(one["num_restarts"] for one in processes) > 0, *(one["state"] in SERVING for one in processes)]
+def serves_again(ring: RingClient, engine: str) -> bool:
+    status = ring.status(engine)
+    return status["num_restarts"] > 0 and status["state"] in SERVING

@@ -8,8 +8,9 @@ import pytest
 
 from messages.config import Config, ModelConfig, ModelFacts, RunConfig
 from messages.errors import BootError
+from supervisor.child import ROOT
 from supervisor.remote import ray_placement
-from supervisor.remote.ray_placement import RayPlacement
+from supervisor.remote.ray_placement import JoinerActor, RayPlacement
 
 FACTS = ModelFacts(model_dir="/m", tokenizer_dir="/m", served_names=("a",), vocab_size=1, max_model_len=9)
 
@@ -20,6 +21,9 @@ class FakeRay(SimpleNamespace):
     cloudpickle = SimpleNamespace(register_pickle_by_value=lambda _: None)
     util = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.1")
     num_inits = 0
+
+    def __init__(self) -> None:
+        self.waited_s: list[float] = []
 
     def init(self, **_: Any) -> None:
         self.num_inits += 1
@@ -36,7 +40,11 @@ class FakeRay(SimpleNamespace):
         return lambda _: SimpleNamespace(remote=lambda: actor)
 
     def wait(self, results: list[str], timeout: float) -> tuple[list[str], list[str]]:
+        self.waited_s.append(timeout)
         return [], results
+
+    def shutdown(self) -> None:
+        pass
 
 
 def place(folder: Path, address: str = "auto", **model: Any) -> RayPlacement:
@@ -80,3 +88,20 @@ def test_an_engine_for_which_no_node_has_room_says_once_what_it_waits_for(
         placement.look(has_joined=False)
     )
     assert placement.look(has_joined=False) == ""
+
+
+def test_the_key_goes_to_the_joiner_without_a_file_and_its_end_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("TMPDIR", "XDG_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    end = JoinerActor().run(["tcp://127.0.0.1:1"], b"of another program", str(ROOT))
+    assert end.startswith("the joiner exited with code 2\nlaunch.py join: /dev/stdin holds no keys"), end
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_actor_that_has_no_room_is_not_waited_for_at_the_end(ray: FakeRay, tmp_path: Path):
+    placement = place(tmp_path)
+    placement.look(has_joined=False)
+    placement.close(has_joined=False)
+    assert not ray.waited_s
+    placement.close(has_joined=True)
+    assert ray.waited_s == [ray_placement.LEAVE_S]
