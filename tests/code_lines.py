@@ -38,7 +38,7 @@ BUDGETS = {
     "operations and references": 1_295,
     "messages": 2_290,
     "process runtime": 1_580,
-    "launcher": 5_610,
+    "launcher": 5_630,
     "what-if": 1_105,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

@@ -5,7 +5,8 @@ import time
 from messages.admin import Done, Progress, ScaleProcess
 from messages.control import kind_of, worker_name, worker_number
 from messages.engines import SCHEDULER
-from supervisor.admin.handover import FOREVER, check_no_handover, drain_rows, stop_process
+from messages.remote import WAITING
+from supervisor.admin.handover import JOIN_TIMEOUT_S, check_no_handover, drain_rows, stop_process
 from supervisor.admin.inquiries import find_process
 from supervisor.admin.tasks import CommandFailedError, Steps, Task, until
 from supervisor.child import Child, command_of_worker
@@ -34,7 +35,7 @@ def scale_process(lifecycle: Lifecycle, command: ScaleProcess, drain_timeout_s: 
     ]
     if added:
         yield Progress(f"{', '.join(child.name for child in added)} start")
-        yield from until(lambda: not any(child.pid and child.is_on_trial for child in added), FOREVER)
+        yield from _until_started(group, added)
         failed = [child for child in added if child.is_on_trial]
         if failed:
             why = "; ".join(f"{child.name}: {child.boot_error or child.ending}" for child in failed)
@@ -43,6 +44,20 @@ def scale_process(lifecycle: Lifecycle, command: ScaleProcess, drain_timeout_s: 
         yield Progress(f"{child.name} leaves")
         yield from _let_leave(group, child, drain_timeout_s)
     return Done(f"{command.process}: {command.num} where there were {len(workers)}")
+
+
+def _until_started(group: ProcessGroup, added: list[Child]) -> Steps:
+    """Waits until each serves or has ended; an engine that has no machine to run on for a minute is given up."""
+
+    def starting() -> list[Child]:
+        return [child for child in added if child.pid and child.is_on_trial]
+
+    while not (yield from until(lambda: not starting(), time.monotonic() + JOIN_TIMEOUT_S)):
+        for child in starting():
+            phase = group.status(child).phase
+            if phase.startswith(WAITING):
+                child.boot_error = f"no engine has joined within {JOIN_TIMEOUT_S:g} s: it was {phase}"
+                yield from stop_process(group, child)
 
 
 def _check_scalable(group: ProcessGroup, command: ScaleProcess) -> list[Child]:

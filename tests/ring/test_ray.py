@@ -18,8 +18,9 @@ from messages.control import worker_number
 from tests.frontend.frontend_run import wait_until
 from tests.ring.client import ADMIN_KEY, RingClient
 from tests.ring.conftest import CHEAP, READY_TIMEOUT_S, RESTART_FLAGS
+from tests.ring.test_autoscaling import RANGE, wait_for_engines
 from tests.ring.test_engines import SERVING, count_streams
-from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, Load, make_requests, replace
+from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, Load, make_requests, processes, replace
 
 pytest.importorskip("ray", reason="needs sluice[ray]")
 
@@ -101,8 +102,8 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def two_cpus(place: Path) -> Iterator[Nodes]:
-    nodes = Nodes(place, num_cpus=2)
+def nodes(place: Path, request: pytest.FixtureRequest) -> Iterator[Nodes]:
+    nodes = Nodes(place, num_cpus=request.param)
     yield nodes
     nodes.close()
 
@@ -119,10 +120,8 @@ def interrupt(server: ServerProcess, nodes: Nodes) -> None:
     assert nodes.left() == []
 
 
-def test_streams_of_a_node_that_is_killed_go_on_and_its_engine_is_placed_elsewhere(
-    tiny_checkpoint: Path, two_cpus: Nodes
-):
-    nodes = two_cpus
+@pytest.mark.parametrize("nodes", [2], indirect=True)
+def test_streams_of_a_node_that_is_killed_go_on_and_its_engine_is_placed_elsewhere(tiny_checkpoint: Path, nodes: Nodes):
     node = nodes.add(num_cpus=2)
     with started_server([*nodes.flags(tiny_checkpoint), "--data-parallel", "2"], READY_TIMEOUT_S) as (server, target):
         ring = RingClient(f"http://{target.host}:{target.port}", server.run_dir)
@@ -152,3 +151,41 @@ def test_streams_of_a_node_that_is_killed_go_on_and_its_engine_is_placed_elsewhe
 def serves_again(ring: RingClient, engine: str) -> bool:
     status = ring.status(engine)
     return status["num_restarts"] > 0 and status["state"] in SERVING
+
+
+@pytest.mark.parametrize("nodes", [1], indirect=True)
+def test_an_engine_comes_under_load_when_a_node_has_room_and_leaves_it_when_all_is_quiet(
+    tiny_checkpoint: Path, nodes: Nodes
+):
+    flags = [*nodes.flags(tiny_checkpoint), *RANGE, "--max-num-seqs", "4"]
+    with started_server(flags, READY_TIMEOUT_S) as (server, target):
+        ring = RingClient(f"http://{target.host}:{target.port}", server.run_dir)
+        requests = make_requests(16, max_tokens=190)
+        expected = ring.generate_all(requests)
+        many, few = Load(ring, requests, expected), Load(ring, requests[:2], expected[:2])
+        node: Any = None
+
+        async def until_two(client: httpx.AsyncClient) -> None:
+            nonlocal node
+            lack = "the engine waits for Ray: it asks for 1 CPUs and 0 GPUs on one node, and free in all the cluster"
+            async with asyncio.timeout(COMMAND_TIMEOUT_S):
+                while not any(lack in line for _, line in list(server.log)):
+                    await asyncio.sleep(0.1)
+            waiting = (await processes(client))["scheduler-2"]
+            assert (waiting["state"], waiting["phase"]) == ("starting", "waiting for Ray")
+            node = nodes.add(num_cpus=1)  # in this thread: it sets handlers of signals
+            await wait_for_engines(client, 2)
+            assert nodes.engine_on(node) == "scheduler-2"
+            await many.wait_for_replies(16)
+
+        async def until_one(client: httpx.AsyncClient) -> None:
+            await wait_for_engines(client, 1)
+            await few.wait_for_replies(2)
+
+        asyncio.run(many.run_during(until_two))
+        asyncio.run(few.run_during(until_one))
+        wait_until(lambda: nodes.actors() == [nodes.head_id], COMMAND_TIMEOUT_S)
+        wait_until(
+            lambda: not any("scheduler_proc" in _command(one) for one in nodes.processes(node)), COMMAND_TIMEOUT_S
+        )
+        interrupt(server, nodes)

@@ -2,10 +2,20 @@
 
 import os
 import signal
+import time
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
+from messages.admin import Progress, ScaleProcess
+from messages.control import ProcessStatus
+from messages.engines import SCHEDULER
+from supervisor.admin.handover import JOIN_TIMEOUT_S
+from supervisor.admin.scaling import scale_process
+from supervisor.admin.tasks import CommandFailedError
+from supervisor.child import Child, Command
 from tests.supervisor.cli.test_operate import NAMES, SERVING, operate_on, ps, start
 from tests.supervisor.fake_run import FakeRun
 from tests.supervisor.test_replacement import stop
@@ -106,6 +116,58 @@ def test_the_failure_of_one_leaves_the_others_as_they_are():
         assert result.stderr.endswith("the old one serves on; replaced: none; not replaced: scheduler-2\n")
         assert run.note_pids() == pids
         stop(run)
+
+
+class WaitingGroup:
+    """An engine that serves, and those that are added: they wait for a machine, or load."""
+
+    has_started, is_draining = True, False
+
+    def __init__(self, phase: str):
+        self.phase = phase
+        self.children = [Child(Command(SCHEDULER, ()))]
+        self.group = self
+
+    def __iter__(self) -> Iterator[Child]:
+        return iter(self.children)
+
+    def __contains__(self, name: str) -> bool:
+        return name in [child.name for child in self]
+
+    def ranks_of(self, child: Child) -> tuple[Child, ...]:
+        return ()
+
+    def status(self, child: Child) -> ProcessStatus:
+        return ProcessStatus(child.name, "starting", phase=self.phase)
+
+    def add(self, command: Command) -> Child:
+        child = Child(command)
+        child.pid, child.is_on_trial = 7, True
+        self.children.append(child)
+        return child
+
+    def ask_to_stop(self, child: Child) -> None:
+        child.pid = 0
+
+
+def test_an_engine_that_has_no_machine_for_a_minute_is_given_up_and_one_that_loads_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    now_s = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    waiting, loading = (WaitingGroup(phase) for phase in ("waiting for Ray", "loading weights"))
+    groups: list[Any] = [waiting, loading]
+    tasks = [scale_process(group, ScaleProcess(SCHEDULER, 2), 1.0) for group in groups]
+    for task in tasks:
+        assert next(task) == Progress("scheduler-2 start")
+        assert next(task) == JOIN_TIMEOUT_S
+    now_s = JOIN_TIMEOUT_S + 1
+    assert next(tasks[1]) == now_s + JOIN_TIMEOUT_S
+    with pytest.raises(
+        CommandFailedError, match="scheduler-2: no engine has joined within 60 s: it was waiting"
+    ):
+        next(tasks[0])
+    assert [group.children[1].pid for group in groups] == [0, 7]
 
 
 @pytest.mark.parametrize(
