@@ -186,8 +186,12 @@ class WriteState(msgspec.Struct, frozen=True, array_like=True, tag=True):
     directory: str
 
 
+class ReadStacks(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """To an engine on another machine: `Acknowledged` has the stacks of its threads, which its joiner asks for."""
+
+
 Fault = SignalSelf | EdgeFault | Poison | Starve | DamagePages | StopReading | ClearFaults
-ProcessCommand = SetLogLevel | Fault | StartProfile | StopProfile | WriteState
+ProcessCommand = SetLogLevel | Fault | StartProfile | StopProfile | WriteState | ReadStacks
 """What a process can be told to do; `ProcessLink.register` gives each kind its function."""
 
 

@@ -53,6 +53,18 @@ class EngineOutput(msgspec.Struct, frozen=True, array_like=True, tag=True):
     lines: tuple[str, ...]
 
 
+class FilePart(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """joiner → proxy: bytes of the file `name`, which has `num_bytes`; -1 while it is not there.
+
+    `clock_ahead_ns`: by how much the head's clock is ahead of the one that times in the file are on.
+    """
+
+    name: str
+    data: bytes
+    num_bytes: int
+    clock_ahead_ns: int
+
+
 class EngineEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """joiner → proxy, last: the engine has ended, or never begun; `why` is for the operator."""
 
@@ -92,12 +104,19 @@ class Order(msgspec.Struct, frozen=True, array_like=True, tag=True):
     command: Drain | Stop | Instruction
 
 
+class FileQuestion(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """proxy → joiner: send a part of the file `name` of the engine's profile, from byte `begin` on."""
+
+    name: str
+    begin: int
+
+
 class Probe(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """proxy → joiner: nothing; it finds out whether the connection is there."""
 
 
-ToProxy = Join | ClockQuestion | EngineSays | EngineFrame | EngineOutput | EngineEnded
-ToJoiner = Admitted | TurnedAway | ClockAnswer | Order | EngineFrame | Probe
+ToProxy = Join | ClockQuestion | EngineSays | EngineFrame | EngineOutput | EngineEnded | FilePart
+ToJoiner = Admitted | TurnedAway | ClockAnswer | Order | EngineFrame | Probe | FileQuestion
 
 
 def shift_stamps(message: S, by_ns: int) -> S:

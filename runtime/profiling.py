@@ -144,7 +144,7 @@ class ProcessProfiler:
             raise SluiceError("no profile runs")
         notes, self._running = self._running, None
         notes.end()
-        directory = self._run_dir.path / "profiles"
+        directory = self._run_dir.profiles
         directory.mkdir(mode=0o700, exist_ok=True)
         path = directory / f"{self.name}-{os.getpid()}-{notes.began_ns}.profile"
         threading.Thread(target=self._write, args=(notes, path), name="profile", daemon=True).start()

@@ -52,6 +52,11 @@ class RunDir:
         return self.path / "black-box"
 
     @property
+    def profiles(self) -> Path:
+        """The directory of profiles that are being merged, if there were any."""
+        return self.path / "profiles"
+
+    @property
     def head_keys(self) -> Path:
         """The keys with which the head meets engines on other machines, if it takes any."""
         return self.path / "head.key"

@@ -36,9 +36,9 @@ BUDGETS = {
     "CPU backend": 3_480,
     "GPU backend": 3_080,
     "operations and references": 1_295,
-    "messages": 2_290,
+    "messages": 2_300,
     "process runtime": 1_580,
-    "launcher": 5_630,
+    "launcher": 5_755,
     "what-if": 1_105,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

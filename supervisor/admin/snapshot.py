@@ -6,7 +6,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,19 @@ import msgspec
 import psutil
 
 from messages import VERSION
-from messages.admin import Acknowledged, Collected, InstructProcesses, WriteState
+from messages.admin import (
+    Acknowledged,
+    Collected,
+    InstructProcesses,
+    ProcessCommand,
+    ProcessResult,
+    ReadStacks,
+    WriteState,
+)
 from messages.control import ProcessStatus
 from runtime.run_dir import RunDir
 from runtime.stacks import ask_for_stacks
 from supervisor.admin.inquiries import instruct
-from supervisor.child import Child
 from supervisor.log_ring import MAX_LINES
 from supervisor.manifest import library_versions
 from supervisor.process_files import copy_proc_files, run_state_of
@@ -61,6 +68,7 @@ class Snapshot:
         """
         try:
             yield from self._await_stacks()
+            yield from self._ask_joiners()
             then()
             yield from self._await_state()
         except GeneratorExit:
@@ -106,15 +114,25 @@ class Snapshot:
                 sizes[name] = len(text)
         self._missing += [f"the stacks of {name}: none came within {STACKS_S:g} s" for name in self._asked]
 
+    def _ask_joiners(self) -> Generator[float, None, None]:
+        """Has those of engines on other machines tell their stacks; what was written here are the proxies'."""
+        names = [child.name for child in self._group if child.command.is_remote and self._group.is_up(child)]
+        results = yield from _collected(self._group, names, ReadStacks(), STACKS_S)
+        for name, result in results.items():
+            if isinstance(result, Acknowledged):
+                (self._directory_of(name) / "engine-stacks").write_text(result.text, encoding="utf-8")
+            else:
+                self._missing.append(f"the stacks of {name} on its machine: {result}")
+
     def _await_state(self) -> Generator[float, None, None]:
         """Has the frontends write what they would answer."""
         for front in self._group.frontends():
             if not self._group.is_up(front):
                 continue
             command = WriteState(str(self._directory_of(front.name)))
-            result = yield from _collected(self._group, front, command)
-            if not isinstance(result, Acknowledged):
-                self._missing.append(f"what {front.name} would answer: {result}")
+            results = yield from _collected(self._group, [front.name], command, STATE_TIMEOUT_S)
+            if not isinstance(results[front.name], Acknowledged):
+                self._missing.append(f"what {front.name} would answer: {results[front.name]}")
 
     def _directory_of(self, name: str) -> Path:
         directory = self.path / "processes" / name
@@ -141,16 +159,20 @@ class Snapshot:
         (self.path / name).write_bytes(msgspec.json.format(msgspec.json.encode(content)))
 
 
-def _collected(group: ProcessGroup, front: Child, command: WriteState) -> Generator[float, None, object]:
-    """Returns what a frontend answers, or why it does not."""
-    steps = instruct(group, InstructProcesses((front.name,), command, STATE_TIMEOUT_S))
+def _collected(
+    group: ProcessGroup, names: Sequence[str], command: ProcessCommand, timeout_s: float
+) -> Generator[float, None, dict[str, ProcessResult]]:
+    """Returns what each process answers, or why it does not."""
+    if not names:
+        return {}
+    steps = instruct(group, InstructProcesses(tuple(names), command, timeout_s))
     while True:
         try:
             step = next(steps)
         except StopIteration as end:
             result = end.value
             assert isinstance(result, Collected)
-            return result.results[front.name]
+            return result.results
         assert isinstance(step, float)
         yield step
 

@@ -9,18 +9,22 @@ from typing import Any
 
 import msgspec
 
+from messages.admin import Acknowledged, Failed, ProcessResult
 from messages.channels import ControlServer, Receiver, Sender, Waiter
 from messages.config import Config
 from messages.control import BootFailed, Hello, Ready, StandingBy, Stop, ToLauncher, Welcome
 from messages.frame_files import DECODERS
 from messages.frames import HEADER
-from messages.remote import Admitted, EngineReport, shift_stamps
+from messages.remote import Admitted, EngineReport, FilePart, FileQuestion, shift_stamps
 from messages.replies import ToDetokenizer
 from runtime.run_dir import RunDir
+from runtime.stacks import ask_for_stacks
 from supervisor.child import Child, Command, python_command
+from supervisor.remote.profiles import read_part
 
 STOP_TIMEOUT_S = 3.0
 TURN_S = 0.1
+STACKS_S = 0.2
 
 
 class Engine:
@@ -34,6 +38,7 @@ class Engine:
         self._incarnation = admitted.incarnation
         self._clock_ahead_ns = clock_ahead_ns
         self._encoder = msgspec.msgpack.Encoder()
+        self._run_dir = run_dir
         run_dir.write_config(config)
         self.control: ControlServer[ToLauncher] = ControlServer(run_dir.socket("launcher"), ToLauncher)
         self.outbox: Receiver[ToDetokenizer] = Receiver(run_dir.socket("detokenizer"), ToDetokenizer)
@@ -76,6 +81,23 @@ class Engine:
     def send_frame(self, frame: bytes) -> None:
         """Sends the engine a frame from the head."""
         self._inbox.hand_on(self._shift(frame, "scheduler", -self._clock_ahead_ns))
+
+    def read_stacks(self) -> ProcessResult:
+        """Returns the stacks of its threads; it gets a moment, in which nothing is handed on."""
+        path, num_bytes = self._run_dir.stacks_file(self.child.pid), 0
+        deadline_s = time.monotonic() + STACKS_S
+        if ask_for_stacks(self._run_dir, self.child.pid):
+            while time.monotonic() < deadline_s:
+                time.sleep(STACKS_S / 20)
+                text = path.read_bytes()
+                if text and len(text) == num_bytes:
+                    return Acknowledged(text.decode(errors="replace"))
+                num_bytes = len(text)
+        return Failed("failed", f"it has written no stacks within {STACKS_S:g} s")
+
+    def read_profile(self, question: FileQuestion) -> FilePart:
+        """Returns a part of a file of its latest profile."""
+        return read_part(self._run_dir.profiles, question, self._clock_ahead_ns)
 
     def _shift(self, frame: bytes, receiver: str, by_ns: int) -> bytes:
         if not by_ns:

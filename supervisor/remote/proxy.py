@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from messages import VERSION
-from messages.admin import Failed, Instruction, InstructionDone, StartProfile, StopProfile
+from messages.admin import Acknowledged, Failed, Instruction, InstructionDone, StopProfile
 from messages.channels import Receiver, Sender
 from messages.control import BootFailed, Drain, Ready, Stop, worker_number
 from messages.errors import ChannelFullError
@@ -29,6 +29,7 @@ from messages.remote import (
     EngineOutput,
     EngineReport,
     EngineSays,
+    FilePart,
     Join,
     Order,
     Probe,
@@ -41,6 +42,7 @@ from messages.schema import SCHEMA_VERSION
 from messages.secure_channels import HeadChannel
 from runtime.process import ProcessLink, run_process
 from supervisor.manifest import digests_of, without_keys
+from supervisor.remote.profiles import ProfileFetch
 
 PROBE_INTERVAL_S = 1.0
 
@@ -66,6 +68,9 @@ class Proxy:
         self._refusal: TurnedAway | None = None
         """The latest one."""
         self._due_s = 0.0
+        self._profile_id = 0
+        """The instruction that ended the latest profile."""
+        self._fetch: ProfileFetch | None = None
 
     def run(self) -> None:
         """Serves until the launcher says stop; the end of an engine that has served ends the process with code 1."""
@@ -108,6 +113,8 @@ class Proxy:
         """Finds out whether the joiner is there; while none is, the start makes progress all the same."""
         if self._joiner is not None:
             self._send(Probe())
+            if self._fetch is not None:
+                self._fetch.look()
         else:
             self._link.phase(f"{WAITING} {'for Ray' if self._placement else f'at {self._address}'}")
         end = "" if self._placement is None else self._placement.look(self._joiner is not None)
@@ -130,6 +137,9 @@ class Proxy:
                     sys.stderr.write("".join(f"{line}\n" for line in lines))
                 case EngineEnded(why):
                     self._lose(why)
+                case FilePart() if self._fetch is not None:
+                    if trouble := self._fetch.receive(message):
+                        log.warning("%s", trouble)
                 case _:
                     pass
 
@@ -155,18 +165,25 @@ class Proxy:
             self._inbox = Receiver(self._link.run_dir.socket(self._link.name), ToScheduler)
             self._link.add_receiver(self._inbox)
             self._outbox = self._link.open_sender("detokenizer")
+        if isinstance(report, InstructionDone) and report.instruction_id == self._profile_id:
+            report = self._begin_fetch(report)
         self._link.report(report)
 
+    def _begin_fetch(self, done: InstructionDone) -> InstructionDone:
+        """The engine's profile will be in a file here, which is named to the launcher instead of the one there."""
+        if not isinstance(done.result, Acknowledged):
+            return done
+        self._fetch = ProfileFetch(Path(done.result.text).name, self._link.run_dir.profiles, self._send)
+        return InstructionDone(done.instruction_id, Acknowledged(str(self._fetch.path)))
+
     def _hand_on_instruction(self, instruction: Instruction) -> None:
-        reason = ""
-        if isinstance(instruction.command, StartProfile | StopProfile):
-            reason = f"it runs on {self._host or 'another machine'}, where its profile would be"
-        elif self._inbox is None:
-            reason = "no engine serves here"
-        if reason:
-            self._link.report(InstructionDone(instruction.instruction_id, Failed("impossible", reason)))
-        else:
-            self._send(Order(instruction))
+        if self._inbox is None:
+            result = Failed("impossible", "no engine serves here")
+            self._link.report(InstructionDone(instruction.instruction_id, result))
+            return
+        if isinstance(instruction.command, StopProfile):
+            self._profile_id = instruction.instruction_id
+        self._send(Order(instruction))
 
     def _send(self, message: Any) -> None:
         if self._joiner is not None and not self._channel.send(self._joiner, message):

@@ -5,6 +5,7 @@ import time
 from typing import Any, Self, TypeVar
 
 from messages import VERSION
+from messages.admin import Instruction, InstructionDone, ReadStacks
 from messages.channels import Waiter
 from messages.control import Stop
 from messages.errors import BootError, SluiceError
@@ -17,6 +18,7 @@ from messages.remote import (
     EngineFrame,
     EngineOutput,
     EngineSays,
+    FileQuestion,
     Join,
     Order,
     ToJoiner,
@@ -141,6 +143,10 @@ class Session:
             case Order(Stop()):
                 engine.stop(in_order=True)
                 raise EngineEndedError("the head has stopped the engine")
+            case FileQuestion():
+                self._channel.send(engine.read_profile(message))
+            case Order(Instruction(instruction_id, ReadStacks())):
+                self._channel.send(EngineSays(InstructionDone(instruction_id, engine.read_stacks())))
             case Order(command):
                 engine.control.send(engine.name, command)
             case _:

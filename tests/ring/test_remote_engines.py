@@ -1,6 +1,7 @@
 """An engine that joins over tcp: what it had when it, or its joiner, died goes on elsewhere, and it comes back."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,8 +20,11 @@ import pytest
 
 from benchmarks.bench_remote_cost import OTHER_CLOCK, can_have_other_clock
 from benchmarks.server_process import started_server
+from messages.admin import Done, TakeSnapshot
 from runtime.run_dir import RunDir, default_path
 from supervisor.child import ROOT
+from supervisor.client.admin_client import AdminClient
+from supervisor.profiles.record import take_profile
 from tests.frontend.frontend_run import wait_until
 from tests.ring.client import ADMIN_KEY, RingClient
 from tests.ring.conftest import READY_TIMEOUT_S, RESTART_FLAGS
@@ -98,7 +103,26 @@ def check_timelines(ring: RingClient, num_replies: int) -> None:
             assert max(begins_ms) <= timeline["total_ms"], timeline
 
 
-def test_no_stream_notices_the_death_of_an_engine_or_of_its_joiner(tiny_checkpoint: Path):
+def check_profile_and_stacks(ring: RingClient, folder: Path) -> None:
+    """What the engine does on its machine comes to the head: a profile, on the head's clock, and its stacks."""
+    began_ns = time.monotonic_ns()
+    with AdminClient(ring.run_dir) as line:
+        text = take_profile(line, [REMOTE], 0.5, folder / "trace.json")
+        snapshot = line.give(TakeSnapshot(str(folder / "snapshot")), COMMAND_TIMEOUT_S)
+    assert f"{REMOTE}; " in text
+    trace = json.loads((folder / "trace.json").read_bytes())
+    base_us = trace["otherData"]["base_monotonic_ns"] / 1e3
+    for category in ("sluice", "cpu_op"):
+        begins_us = [base_us + one["ts"] for one in trace["traceEvents"] if one.get("cat") == category]
+        assert begins_us
+        assert began_ns / 1e3 < min(begins_us) <= max(begins_us) < time.monotonic_ns() / 1e3, category
+    assert isinstance(snapshot, Done), snapshot
+    engine_stacks = folder / "snapshot" / "processes" / REMOTE / "engine-stacks"
+    assert "scheduler_proc/process.py" in engine_stacks.read_text()
+    assert "supervisor/remote/proxy.py" in (engine_stacks.parent / "stacks").read_text()
+
+
+def test_no_stream_notices_the_death_of_an_engine_or_of_its_joiner(tiny_checkpoint: Path, tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
     flags = ["--model", str(tiny_checkpoint), "--cpu-threads", "1", *RESTART_FLAGS, "--admin-key", ADMIN_KEY]
@@ -112,6 +136,7 @@ def test_no_stream_notices_the_death_of_an_engine_or_of_its_joiner(tiny_checkpoi
         async def act(client: httpx.AsyncClient) -> None:
             with joining(address, ring, log) as joiner:
                 await wait_for_next(client, 0)
+                await asyncio.to_thread(check_profile_and_stacks, ring, tmp_path)
                 incarnation = await kill_under_load(load, lambda: engine_pid(joiner), client)
                 await wait_for_next(client, incarnation)
                 await load.wait_for_replies(4)

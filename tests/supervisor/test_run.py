@@ -98,6 +98,7 @@ def test_ray_places_every_engine(tmp_path: Path):
         (["--speculative", "draft"], "several ranks have no draft model; --speculative ngram needs none"),
         (["--remote-engines", "tcp://a:1"], "an engine on another machine has one rank"),
         (["--kv-disk", "/tmp/x"], "--kv-disk and --kv-offload-gb keep the pages of one rank"),
+        (["--kv-offload-gb", "1"], "--kv-disk and --kv-offload-gb keep the pages of one rank"),
         (["--ray"], "an engine on another machine has one rank"),
         (["--devices", "cuda:0,cuda:1", "--data-parallel", "2"], "--devices: 4 ranks .* need as many different GPUs"),
     ],

@@ -163,9 +163,7 @@ def test_an_engine_that_has_no_machine_for_a_minute_is_given_up_and_one_that_loa
         assert next(task) == JOIN_TIMEOUT_S
     now_s = JOIN_TIMEOUT_S + 1
     assert next(tasks[1]) == now_s + JOIN_TIMEOUT_S
-    with pytest.raises(
-        CommandFailedError, match="scheduler-2: no engine has joined within 60 s: it was waiting"
-    ):
+    with pytest.raises(CommandFailedError, match="scheduler-2: no engine has joined within 60 s: it was waiting"):
         next(tasks[0])
     assert [group.children[1].pid for group in groups] == [0, 7]
 
