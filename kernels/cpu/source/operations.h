@@ -9,6 +9,7 @@
 #include "store_kv.c"
 #include "decode_splits.h"
 #include "paged_decode.c"
+#include "tiles.h"
 #include "tile_product.h"
 #include "paged_prefill.c"
 #include "pack_linear.c"
