@@ -1,9 +1,12 @@
-"""A linear layer whose weight is int8 or int4 codes with a scale for each group of inputs.
+"""A linear layer whose weight is int8 or int4 codes, with a scale for each output or for each group of its inputs.
 
 Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, N groups of G inputs.
 
-A weight is its code times its group's scale (bfloat16). Activations become codes of 8 bits for the product, with a
-scale for each token and group: 127 stands for the largest magnitude. Sums within a group are exact.
+A weight is its code times its scale (bfloat16). Of 4 bits, each group of 32 inputs has a scale; activations become
+codes of 8 bits with a scale for each token and group, where 127 stands for the largest magnitude. Of 8 bits, an output
+has one scale and so has a token: `STEPS` stand for the mean of its magnitudes. Activations far above the mean get wider
+codes than the others, as in LLM.int8() (Dettmers et al. 2022, section 3.2), each token's for itself. Sums of codes are
+exact.
 """
 
 from dataclasses import dataclass
@@ -19,12 +22,18 @@ from kernels.cpu.library import find_kernel
 Bits = Literal[4, 8]
 
 GROUPS: dict[Bits, int] = {8: 64, 4: 32}
-"""Inputs that have one scale, by the bits of a code; kernels/cpu/source/quantized_dot.h has both numbers too."""
+"""Inputs that are rounded up to, by the bits of a code; of 4 bits they have a scale. kernels/cpu/source/quantized_dot.h
+has both numbers too."""
 
 BLOCK = 32
 """Outputs that lie together, there too."""
 
-FACTOR_BYTES = 8
+STEPS = 16.0
+"""kernels/cpu/source/quantized_codes.h has it too."""
+
+SCRATCH_BYTES = 3
+"""Of each input of each token: its code, and its part of the token's scales and of the list of its largest inputs."""
+
 LEAST_MAGNITUDE = 1e-30
 ROWS_AT_ONCE = 8192
 """Outputs that torch quantizes at once, which bounds the memory it takes."""
@@ -35,7 +44,7 @@ class QuantizedWeight:
     """A weight as the C kernel reads it."""
 
     packed: Tensor
-    """uint8 [K, N, bytes of a group]: 32 scales, then codes; see `_pack`."""
+    """uint8 [K, N, bytes of a group]: 32 scales, then codes; see `_pack`. Of 8 bits, N is 1."""
     num_outputs: int
     num_inputs: int
     bits: Bits
@@ -47,7 +56,8 @@ def quantize(weight_OI: Tensor, bits: Bits) -> QuantizedWeight:
     kernel = find_kernel("quantize", weight_OI)
     if kernel is None or not weight_OI.is_contiguous():
         return QuantizedWeight(quantize_reference(weight_OI, bits), num_outputs, num_inputs, bits)
-    shape = (-(-num_outputs // BLOCK), -(-num_inputs // GROUPS[bits]), BLOCK * (2 + GROUPS[bits] * bits // 8))
+    group = _group_size(num_inputs, bits)
+    shape = (-(-num_outputs // BLOCK), -(-num_inputs // group), BLOCK * (2 + group * bits // 8))
     packed = empty_huge(shape, torch.uint8)
     kernel(weight_OI.data_ptr(), packed.data_ptr(), num_outputs, num_inputs, bits)
     return QuantizedWeight(packed, num_outputs, num_inputs, bits)
@@ -85,7 +95,8 @@ def quantized_linear(
     out_TO = torch.empty(num_tokens, weight.num_outputs, dtype=x_TI.dtype) if out_TO is None else out_TO
     assert out_TO.shape == (num_tokens, weight.num_outputs)
     assert out_TO.is_contiguous()
-    scratch = torch.empty(num_tokens * weight.packed.shape[1] * (GROUPS[weight.bits] + FACTOR_BYTES), dtype=torch.uint8)
+    scratch_inputs = -(-num_inputs // GROUPS[weight.bits]) * GROUPS[weight.bits]
+    scratch = torch.empty(num_tokens * scratch_inputs * SCRATCH_BYTES, dtype=torch.uint8)
     bias = None if bias_O is None else bias_O.data_ptr()
     addresses = x_TI.data_ptr(), weight.packed.data_ptr(), bias, out_TO.data_ptr(), scratch.data_ptr()
     kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, weight.bits, activation is not None)
@@ -96,22 +107,29 @@ def quantized_linear_reference(
     x_TI: Tensor, weight: QuantizedWeight, bias_O: Tensor | None, activation: Literal["tanh"] | None
 ) -> Tensor:
     bias = None if bias_O is None else bias_O.float()
-    out_TO = functional.linear(_round_activations(x_TI.float(), GROUPS[weight.bits]), dequantize(weight), bias)
+    out_TO = functional.linear(_round_activations(x_TI.float(), weight.bits), dequantize(weight), bias)
     if activation is not None:
         out_TO = functional.gelu(out_TO, approximate=activation)
     return out_TO.to(x_TI.dtype)
 
 
-def _round_activations(x_TI: Tensor, group: int) -> Tensor:
+def _round_activations(x_TI: Tensor, bits: Bits) -> Tensor:
     """Returns what the activations' codes stand for."""
-    x_TNG = _group(x_TI, group)
-    largest_TN1 = x_TNG.abs().amax(-1, keepdim=True)
-    factor_TN1 = torch.where(largest_TN1 > LEAST_MAGNITUDE, 127.0 / largest_TN1, 0.0)
-    codes_TNG = (x_TNG * factor_TN1).round()
-    scale_TN1 = torch.where(largest_TN1 > LEAST_MAGNITUDE, largest_TN1 / 127.0, 0.0)
-    return (codes_TNG * scale_TN1.where(x_TNG.isfinite().all(-1, keepdim=True), torch.nan)).flatten(1)[
-        :, : x_TI.shape[1]
-    ]
+    x_TNG = _group(x_TI, _group_size(x_TI.shape[1], bits))
+    magnitude_TNG = x_TNG.abs()
+    if bits == 8:
+        steps, measure_TN1 = STEPS, magnitude_TNG.sum(-1, keepdim=True) / x_TI.shape[1]
+    else:
+        steps, measure_TN1 = 127.0, magnitude_TNG.amax(-1, keepdim=True)
+    factor_TN1 = torch.where(measure_TN1 > LEAST_MAGNITUDE, steps / measure_TN1, 0.0)
+    scale_TN1 = torch.where(measure_TN1 > LEAST_MAGNITUDE, measure_TN1 / steps, 0.0)
+    scale_TN1 = scale_TN1.where(measure_TN1.isfinite(), torch.nan)
+    return ((x_TNG * factor_TN1).round() * scale_TN1).flatten(1)[:, : x_TI.shape[1]]
+
+
+def _group_size(num_inputs: int, bits: Bits) -> int:
+    """Returns how many inputs have one scale: of 8 bits all, with what they are filled up with."""
+    return GROUPS[bits] if bits == 4 else -(-num_inputs // GROUPS[bits]) * GROUPS[bits]
 
 
 def _group(x_RI: Tensor, group: int) -> Tensor:
@@ -120,7 +138,8 @@ def _group(x_RI: Tensor, group: int) -> Tensor:
 
 
 def _quantize_rows(rows_OI: Tensor, bits: Bits) -> Tensor:
-    weight_ONG = _group(functional.pad(rows_OI.float(), (0, 0, 0, -rows_OI.shape[0] % BLOCK)), GROUPS[bits])
+    group = _group_size(rows_OI.shape[1], bits)
+    weight_ONG = _group(functional.pad(rows_OI.float(), (0, 0, 0, -rows_OI.shape[0] % BLOCK)), group)
     if bits == 8:
         lowest, highest = -127, 127
         scale_ON1 = weight_ONG.abs().amax(-1, keepdim=True) / highest
@@ -140,7 +159,7 @@ def _pack(scale_ON1: Tensor, codes_ONG: Tensor, bits: Bits) -> Tensor:
     """
     num_groups = scale_ON1.shape[1]
     scales_KNB = scale_ON1.view(-1, BLOCK, num_groups).transpose(1, 2).contiguous().view(torch.uint8)
-    unsigned = (codes_ONG + 2 ** (bits - 1)).to(torch.uint8).view(-1, BLOCK, num_groups, GROUPS[bits])
+    unsigned = (codes_ONG + 2 ** (bits - 1)).to(torch.uint8).view(-1, BLOCK, *codes_ONG.shape[1:])
     steps = unsigned.unflatten(3, (-1, 4)).permute(0, 2, 3, 1, 4)  # [K, N, G / 4, 32, 4]
     if bits == 4:
         steps = steps[:, :, 0::2] | steps[:, :, 1::2] << 4
@@ -154,5 +173,5 @@ def _unpack(packed: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
     steps = packed[..., 2 * BLOCK :].unflatten(2, (-1, BLOCK, 4))
     if bits == 4:
         steps = torch.stack((steps & 15, steps >> 4), dim=3).flatten(2, 3)
-    codes = steps.permute(0, 3, 1, 2, 4).reshape(-1, num_groups, GROUPS[bits])
+    codes = steps.permute(0, 3, 1, 2, 4).reshape(-1, num_groups, steps.shape[2] * 4)
     return scales.float(), codes.float() - 2 ** (bits - 1)

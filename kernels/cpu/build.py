@@ -28,7 +28,7 @@ ISA_FLAGS = {
     "portable": [],
     "avx2": AVX2,
     "avx512": AVX512,
-    "amx": [*AVX512, "-mamx-tile", "-mamx-bf16"],
+    "amx": [*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
 """By instruction set that kernels are built for; `portable` is what the compiler makes by default."""
 

@@ -63,7 +63,7 @@ def test_it_is_the_product(bits: Bits, dtype: torch.dtype, num_tokens: int, num_
 def test_it_is_near_the_product_of_the_real_weight(bits: Bits) -> None:
     x, weight, bias = make_case(20, 512, 70, torch.float32)
     got = quantized_linear(x, quantize(weight, bits), bias)
-    assert distance(got, x @ weight.T + bias) < {8: 0.01, 4: 0.1}[bits]
+    assert distance(got, x @ weight.T + bias) < {8: 0.02, 4: 0.1}[bits]
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -76,6 +76,35 @@ def test_a_row_is_the_same_bits_in_any_batch(backend: str, bits: Bits, num_input
     together = quantized_linear(x, quantized, bias)
     for begin, end in ((0, 1), (5, 7), (16, 33), (33, 70), (255, 270)):
         assert torch.equal(quantized_linear(x[begin:end], quantized, bias), together[begin:end])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 77])
+def test_eight_bits_are_the_same_bits_on_every_processor(backend: str, num_tokens: int) -> None:
+    """Sums of the codes are exact. The activations are such that torch finds the same codes; some are far too large for
+    8 bits, alone and as neighbours."""
+    if backend == "torch":
+        pytest.skip("torch multiplies floats")
+    generator = torch.Generator().manual_seed(num_tokens)
+    x = torch.randint(-9, 10, (num_tokens, 1100), generator=generator).float()
+    x[::2, 5::97], x[1::3, 100:104], x[:, 1099] = 700, torch.tensor([90.0, 95, -37, 800]), -5000
+    x[num_tokens // 2] = 3  # codes of 16 alone
+    weight = quantize(torch.randn(70, 1100, generator=generator), 8)
+    scale_O1 = weight.packed[..., : 2 * 32].contiguous().view(torch.bfloat16).float().view(-1, 1)[:70]
+    codes = (dequantize(weight) / scale_O1).round().double()
+    mean_T1 = x.abs().sum(1, keepdim=True) / 1100
+    sums = (x * (16 / mean_T1)).round().double() @ codes.T
+    assert (x / mean_T1).abs().max() > 100
+    assert torch.equal(quantized_linear(x, weight, None), sums.float() * (scale_O1.T * (mean_T1 / 16)))
+
+
+def test_large_activations_do_not_blur_the_others() -> None:
+    x, weight, _ = make_case(40, 512, 70, torch.float32)
+    quantized = quantize(weight, 8)
+    others = distance(quantized_linear(x, quantized, None), x @ dequantize(quantized).T)
+    sizes = (x @ dequantize(quantized).T).norm()
+    x[:, 77] = 60
+    error = (quantized_linear(x, quantized, None) - x @ dequantize(quantized).T).norm() / sizes
+    assert float(error) < 1.5 * others  # 60 as code 127 of a token's scale: 9 times
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -125,7 +154,7 @@ def test_codes_come_back() -> None:
 def test_four_bits_are_half_of_eight() -> None:
     weight = torch.randn(64, 1024)
     sizes = {bits: quantize(weight, bits).packed.nbytes / weight.numel() * 8 for bits in BITS}
-    assert sizes == {8: 8.25, 4: 4.5}
+    assert sizes == {8: 8 + 16 / 1024, 4: 4.5}
 
 
 def test_memory_is_that_of_the_codes() -> None:

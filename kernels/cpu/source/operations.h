@@ -16,6 +16,7 @@
 #include "packed_linear.c"
 #include "quantized_dot.h"
 #include "quantized_codes.h"
+#include "quantized_tiles.h"
 #include "quantized_linear.c"
 #include "quantize.c"
 #include "greedy.c"
