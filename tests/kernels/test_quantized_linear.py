@@ -87,7 +87,7 @@ def test_eight_bits_are_the_same_bits_on_every_processor(backend: str, num_token
     generator = torch.Generator().manual_seed(num_tokens)
     x = torch.randint(-9, 10, (num_tokens, 1100), generator=generator).float()
     x[::2, 5::97], x[1::3, 100:104], x[:, 1099] = 700, torch.tensor([90.0, 95, -37, 800]), -5000
-    x[num_tokens // 2] = 3  # codes of 16 alone
+    x[1:2] = 3  # codes of 16 alone
     weight = quantize(torch.randn(70, 1100, generator=generator), 8)
     scale_O1 = weight.packed[..., : 2 * 32].contiguous().view(torch.bfloat16).float().view(-1, 1)[:70]
     codes = (dequantize(weight) / scale_O1).round().double()

@@ -68,7 +68,6 @@ def cache_bytes(runner: Runner) -> int:
         ("qwen2-mha-untied", {}, 2, {}),
         ("qwen3-gqa-tied", {}, 2, {"kv_cache_dtype": "int8"}),
         ("qwen3-gqa-tied", {}, 4, {}),
-        ("llama-mha", WIDE, 2, {"quantization": "int8"}),
         ("llama-gqa-tied", WIDE, 2, {"quantization": "int4"}),
     ],
 )
