@@ -25,11 +25,12 @@ OFFLINE_VARIANTS: dict[str, tuple[str, ...]] = {
     "_eager": ("--enforce-eager",),
     "_shared_prefix": ("--shared-prefix", "400"),
     "_shared_prefix_read_by_each": ("--shared-prefix", "400", "--no-shared-prefix-attention"),
+    "_fp8_cache": ("--kv-cache-dtype", "fp8"),
 }
 FEW_ROWS = ("--rows", "1", "8", "16")
 """Steps in which norms can be fused."""
 FLASHINFER = ("--attention-backend", "flashinfer")
-QUICK = ("--attention-backend", "auto")
+QUICK = ("--attention-backend", "auto", "--kv-cache-dtype", "auto")
 """The last one counts: a trial has no GPU."""
 QUICK_OFFLINE = (*QUICK, "--num-sequences", "2", "--max-tokens", "16", "--shared-prefix", "8")
 

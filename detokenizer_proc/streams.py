@@ -31,21 +31,6 @@ class Stream:
     `output_logprobs` and `prompt_logprobs` make the replies about logprobs; `None` where none are wanted, or no more.
     """
 
-    __slots__ = (
-        "_decoder",
-        "_error",
-        "_min_tokens",
-        "_shows_stop",
-        "_stops",
-        "_unsent",
-        "attempt",
-        "engine",
-        "has_ended",
-        "num_tokens",
-        "output_logprobs",
-        "prompt_logprobs",
-    )
-
     def __init__(
         self,
         opening: OpenStream,

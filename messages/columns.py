@@ -6,7 +6,7 @@ Native byte order: all processes of a run live on one host.
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 INT32, INT64, FLOAT32 = "i", "q", "f"
 
@@ -43,9 +43,7 @@ def pack_float32(values: Iterable[float]) -> bytes:
 
 def unpack_float32(column: bytes) -> "array[float]":
     """Returns the float32 column as an array that indexes and slices like a list."""
-    values: array[float] = array(FLOAT32)
-    values.frombytes(column)
-    return values
+    return _unpack(FLOAT32, column)
 
 
 def num_int32(column: bytes) -> int:
@@ -67,7 +65,7 @@ def runs_of(column: bytes, counts: bytes) -> Iterable[Sequence[int]]:
     return [values[start:end] for start, end in pairwise(ends)]
 
 
-def _unpack(typecode: str, column: bytes) -> "array[int]":
-    values: array[int] = array(typecode)
+def _unpack(typecode: str, column: bytes) -> "array[Any]":
+    values: array[Any] = array(typecode)
     values.frombytes(column)
     return values

@@ -164,6 +164,11 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
         return size_of(self, "sample_tokens")
 
     @property
+    def hidden_tokens(self) -> bytes:
+        """Indices into T (int32) of tokens whose hidden states are wanted for more than sampling, kind after kind."""
+        return b"" if self.prompt_logprobs is None else self.prompt_logprobs.token_indices
+
+    @property
     def phase(self) -> Phase:
         if not self.num_decode_rows:
             return "prefill"

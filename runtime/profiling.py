@@ -61,24 +61,24 @@ class Observer(Protocol):
 
     def annotate(self, name: str) -> AbstractContextManager[Any]:
         """Returns what marks a part of the main loop in the observer's own trace."""
-        ...
+        return nullcontext()
 
     def stop(self) -> None: ...
 
     def samples(self) -> tuple[int, list[Sample]]:
         """Returns when the first sample's time began, and the samples."""
-        ...
+        return 0, []
 
     def slices(self) -> list[Slice]:
         """Returns parts of the main loop that it has seen itself, after `stop`."""
-        ...
+        return []
 
     def write_trace(self, path: Path) -> bool:
         """Writes the observer's own trace after `stop`, maybe in another thread; returns False where it has none."""
-        ...
+        return False
 
 
-class SamplingObserver:
+class SamplingObserver(Observer):
     """pyinstrument, which notes the stack of this thread every millisecond of its work."""
 
     def __init__(self) -> None:
@@ -91,20 +91,11 @@ class SamplingObserver:
         self._began_ns = time.monotonic_ns()
         self._profiler.start()
 
-    def annotate(self, name: str) -> AbstractContextManager[Any]:
-        return nullcontext()
-
     def stop(self) -> None:
         self._session = self._profiler.stop()
 
     def samples(self) -> tuple[int, list[Sample]]:
         return self._began_ns, [(stack, round(seconds * 1e9)) for stack, seconds in self._session.frame_records]
-
-    def slices(self) -> list[Slice]:
-        return []
-
-    def write_trace(self, path: Path) -> bool:
-        return False
 
 
 class Part(msgspec.Struct, frozen=True):

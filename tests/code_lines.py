@@ -29,16 +29,16 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 12_610,
+    "frontend": 12_495,
     "live page": 1_025,
-    "tokenizer and detokenizer": 1_745,
-    "scheduler": 6_780,
+    "tokenizer and detokenizer": 1_730,
+    "scheduler": 6_710,
     "CPU backend": 3_625,
-    "GPU backend": 3_115,
+    "GPU backend": 3_080,
     "operations and references": 1_305,
     "messages": 2_250,
-    "process runtime": 1_550,
-    "launcher": 5_395,
+    "process runtime": 1_545,
+    "launcher": 5_380,
     "what-if": 1_040,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

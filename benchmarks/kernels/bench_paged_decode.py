@@ -3,9 +3,9 @@
 python -m benchmarks.kernels.bench_paged_decode [--device cpu|cuda] [--quick] [--json FILE]
 
 SDPA is torch's own attention over K and V that lie densely, row by row, all equally long: no pages, no lengths.
-"Triton" is the form in use; beside it are that with the merge in the same kernel and, where rows share a prefix, that
-which reads the prefix for each row. Bytes are those of each row, so that a form which reads once what rows share can
-seem to be above the bandwidth.
+"Triton" is the form in use; beside it are that which merges parts otherwise, in one kernel or in two, and, where rows
+share a prefix, that which reads the prefix for each row. Bytes are those of each row, so that a form which reads once
+what rows share can seem to be above the bandwidth.
 """
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch.nn import functional
 from benchmarks.kernels.cases import Case, MadeCase, make_case
 from benchmarks.kernels.measure import Form, Work, forms_of, run
 from kernels.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
+from kernels.gpu.launch_table import find_launch
 from kernels.gpu.triton_kernels import find_triton_kernel
 from kernels.paged_decode import count_programs, paged_decode, paged_decode_reference
 
@@ -55,12 +56,14 @@ def make(case: Case, device: torch.device) -> Work:
         "torch": lambda: paged_decode_reference(*arguments),
         "SDPA": lambda: functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True),
     }
+    launch_shape = case.num_heads // case.num_kv_heads, case.head_dim, made.query.dtype.itemsize
+    merges = bool(find_launch("decode_work", *launch_shape)["merges"])
     if find_triton_kernel("paged_decode", made.query) is not None:
-        others["one kernel"] = launch(True, True)
+        others["two kernels" if merges else "one kernel"] = launch(True, not merges)
         if case.num_shared:
-            others["not shared"] = launch(False, False)
+            others["not shared"] = launch(False, merges)
     num_bytes = 2 * case.num_rows * (case.num_before + 1) * case.num_kv_heads * case.head_dim * 2
-    return Work(forms_of("paged_decode", made.query, launch(True, False), others), num_bytes)
+    return Work(forms_of("paged_decode", made.query, launch(True, merges), others), num_bytes)
 
 
 def plan_work(case: Case, made: MadeCase, shares_prefixes: bool, merges_in_kernel: bool) -> DecodeWork:

@@ -35,8 +35,7 @@ class BatchBody(msgspec.Struct, frozen=True, kw_only=True):
     completion_window: Annotated[
         str,
         Meta(
-            pattern=WINDOW_PATTERN,
-            description="hours or days after which what is not answered expires, as 24h or 7d",
+            pattern=WINDOW_PATTERN, description="hours or days after which what is not answered expires, as 24h or 7d"
         ),
     ]
     metadata: Annotated[

@@ -114,9 +114,7 @@ class ChatApi:
         num_choices = body.n or 1
         check_num_choices(self._service, num_choices, "n")
         params = msgspec.structs.replace(
-            params,
-            num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            echo=bool(body.return_token_ids),
+            params, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None, echo=bool(body.return_token_ids)
         )
         constrained = msgspec.structs.replace(params, grammar=tools.forced or params.grammar)
         check_choices(body, constrained, num_choices, "n", self._service.config.facts)

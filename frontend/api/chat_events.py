@@ -28,8 +28,7 @@ class ChatEvents(EventWriter):
         """Indices of choices that have had a chunk."""
         rules = view.rules
         self._readers = [] if rules is None else [AnswerReader(rules, generation) for generation in choices]
-        is_plain = rules is None and not (view.has_logprobs or view.has_token_ids or view.usage.is_continuous)
-        self._forms = [self._form(index) for index in range(len(choices))] if is_plain else []
+        self._forms = [self._form(index) for index in range(len(choices))] if view.is_plain and rules is None else []
 
     def tokens(self, generation: Generation) -> bytes:
         beginning = b"" if generation.index in self._began else self._begin(generation)

@@ -8,8 +8,8 @@ from msgspec import UNSET, UnsetType
 
 from frontend.api.answer_reader import AnswerReader, AnswerRules
 from frontend.api.chat_answer import ChatAnswer, ChatDelta, chat_delta, make_answer
-from frontend.api.logprob_fields import ChatLogprobs, PromptLogprobs, TokenNames, prompt_logprobs
-from frontend.api.openai_body import UsageOptions
+from frontend.api.logprob_fields import ChatLogprobs, PromptLogprobs, prompt_logprobs
+from frontend.api.openai_body import ReplyView
 from frontend.api.usage import UsageReply, prompt_ids_of, usage_of
 from frontend.requests.generation import Generation
 from messages.replies import FinishReason, UserReply
@@ -63,22 +63,14 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatView(msgspec.Struct, frozen=True, kw_only=True):
+class ChatView(ReplyView, frozen=True, kw_only=True):
     """What a client wants to see of its chat. `echoed` comes before the text: the beginning that is continued.
 
     `rules` say how answers are read; without them all text is content.
     """
 
-    id: str
-    created: int
-    model: str
     role: str
     echoed: str
-    names: TokenNames
-    usage: UsageOptions
-    has_logprobs: bool
-    has_token_ids: bool
-    has_prompt_logprobs: bool
     rules: AnswerRules | None = None
 
     def whole(self, generations: Sequence[Generation]) -> ChatCompletion:
@@ -125,8 +117,7 @@ class ChatView(msgspec.Struct, frozen=True, kw_only=True):
         text, token_ids = generation.pop_step() if final is None else generation.pop_all()
         deltas = reader.feed(text) + (reader.finish() if final is not None else [])
         pieces = [ChatPiece(index=generation.index, delta=chat_delta(reader.rules, delta)) for delta in deltas]
-        has_more = self.has_logprobs or self.has_token_ids or self.usage.is_continuous
-        if final is not None or (has_more and not pieces):
+        if final is not None or not (self.is_plain or pieces):
             pieces.append(ChatPiece(index=generation.index, delta=ChatDelta()))
         if pieces:
             pieces[-1] = msgspec.structs.replace(

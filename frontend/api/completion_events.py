@@ -18,8 +18,7 @@ class CompletionEvents(EventWriter):
         self._choices = choices
         self._began: set[int] = set()
         """Indices of choices that have had a chunk."""
-        is_plain = not (view.has_logprobs or view.has_token_ids or view.usage.is_continuous)
-        self._forms = [self._form(index) for index in range(len(choices))] if is_plain else []
+        self._forms = [self._form(index) for index in range(len(choices))] if view.is_plain else []
 
     def tokens(self, generation: Generation) -> bytes:
         is_first = self._is_first(generation)

@@ -6,8 +6,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from frontend.api.logprob_fields import CompletionLogprobs, PromptLogprobs, TokenNames, mean_logprob, prompt_logprobs
-from frontend.api.openai_body import UsageOptions
+from frontend.api.logprob_fields import CompletionLogprobs, PromptLogprobs, mean_logprob, prompt_logprobs
+from frontend.api.openai_body import ReplyView
 from frontend.api.usage import UsageReply, prompt_ids_of, usage_of
 from frontend.requests.generation import Generation
 from messages.replies import FinishReason, UserReply
@@ -37,20 +37,12 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     usage: UsageReply | UnsetType | None = UNSET
 
 
-class CompletionView(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionView(ReplyView, frozen=True, kw_only=True):
     """What a client wants to see of its completions: `num_shown` of the `num_choices` of each prompt."""
 
-    id: str
-    created: int
-    model: str
     num_shown: int
     num_choices: int
-    names: TokenNames
-    usage: UsageOptions
     has_echo: bool
-    has_logprobs: bool
-    has_token_ids: bool
-    has_prompt_logprobs: bool
 
     def whole(self, generations: Sequence[Generation]) -> Completion:
         """Takes all that has arrived for `generations`, which have ended, and returns the reply."""

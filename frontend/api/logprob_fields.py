@@ -26,10 +26,7 @@ class TopLogprob(msgspec.Struct, frozen=True):
     logprob: float
 
 
-class ChatLogprob(msgspec.Struct, frozen=True):
-    token: str
-    bytes: list[int]
-    logprob: float
+class ChatLogprob(TopLogprob, frozen=True):
     top_logprobs: list[TopLogprob]
 
 
@@ -45,13 +42,9 @@ class NativeLogprob(msgspec.Struct, frozen=True):
     logprob: float | None
 
 
-class NativeLogprobs(msgspec.Struct, frozen=True):
+class NativeLogprobs(NativeLogprob, frozen=True):
     """One token of `/generate` with its alternatives, the likeliest first."""
 
-    token_id: int
-    token: str
-    bytes: list[int]
-    logprob: float | None
     top: list[NativeLogprob]
 
 

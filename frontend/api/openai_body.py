@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 
 from frontend.api.foreign_fields import FOREIGN, RENAMED
+from frontend.api.logprob_fields import TokenNames
 from frontend.api.models import check_model
 from frontend.api.sampling import SamplingFields, Switch
 from frontend.api.truncation import NumKept, Side, make_truncation
@@ -114,6 +115,24 @@ class UsageOptions(NamedTuple):
     def so_far(self, generation: Generation, *, is_last: bool = False) -> UsageReply | UnsetType | None:
         """Returns what a chunk says of the usage; `is_last` is the one that ends its choice."""
         return usage_so_far(generation, is_last=is_last) if self.is_continuous else self.unsaid
+
+
+class ReplyView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client of OpenAI's API wants to see of its choices."""
+
+    id: str
+    created: int
+    model: str
+    names: TokenNames
+    usage: UsageOptions
+    has_logprobs: bool
+    has_token_ids: bool
+    has_prompt_logprobs: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """Tells whether a chunk of the stream has nothing but text."""
+        return not (self.has_logprobs or self.has_token_ids or self.usage.is_continuous)
 
 
 T = TypeVar("T", bound=ModelFields)

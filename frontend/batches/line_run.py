@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,54 +25,41 @@ LINES_A_TURN = 100
 """Of those with a result, that are passed over before other tasks get their turn."""
 
 
+@dataclass(frozen=True)
 class LineCaller:
     """Asks lines at `endpoints`, as many at once as `gate` lets pass."""
 
-    def __init__(
-        self,
-        endpoints: Mapping[str, Endpoint],
-        gate: Gate,
-        on_response: Callable[[RequestTrace], None],
-        max_line_bytes: int,
-    ):
-        self.endpoints = endpoints
-        self.gate = gate
-        self._on_response = on_response
-        self.max_line_bytes = max_line_bytes
+    endpoints: Mapping[str, Endpoint]
+    gate: Gate
+    on_response: Callable[[RequestTrace], None]
+    max_line_bytes: int
 
     async def begin(self, line: BatchLine, timeout_s: float | None) -> InProcessCall:
         """Returns when the line may be asked. The call must leave the gate when it is over."""
-        call = InProcessCall(self.endpoints[line.url], line.request_body(timeout_s), self._on_response)
+        call = InProcessCall(self.endpoints[line.url], line.request_body(timeout_s), self.on_response)
         await self.gate.enter(call)
         return call
 
 
+@dataclass(frozen=True)
 class LineRun:
     """Answers the lines of `path`, which have been checked. `on_sync` is called in a thread when results are on disk.
 
     A line without a timeout of its own gets `timeout_s`, if there is one.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        results: Results,
-        caller: LineCaller,
-        on_sync: Callable[[], None],
-        timeout_s: float | None,
-    ):
-        self._path = path
-        self._results = results
-        self._caller = caller
-        self._on_sync = on_sync
-        self._timeout_s = timeout_s
+    path: Path
+    results: Results
+    caller: LineCaller
+    on_sync: Callable[[], None]
+    timeout_s: float | None
 
     def _unanswered(self) -> Iterator[BatchLine | None]:
         """Yields the lines to ask, and `None` now and then."""
-        caller = self._caller
-        for number, raw in numbered_lines(self._path, caller.max_line_bytes):
+        caller = self.caller
+        for number, raw in numbered_lines(self.path, caller.max_line_bytes):
             line = read_line(raw, caller.endpoints, caller.max_line_bytes)
-            if line.custom_id not in self._results.answered:
+            if line.custom_id not in self.results.answered:
                 yield line
             if number % LINES_A_TURN == 0:
                 yield None
@@ -85,25 +73,25 @@ class LineRun:
                     if line is None:
                         await asyncio.sleep(0)
                         continue
-                    call = await self._caller.begin(line, self._timeout_s)
+                    call = await self.caller.begin(line, self.timeout_s)
                     task = answering.create_task(self._answer(line.custom_id, call))
-                    task.add_done_callback(lambda _, call=call: self._caller.gate.leave(call))
+                    task.add_done_callback(lambda _, call=call: self.caller.gate.leave(call))
             syncing.cancel()
 
     async def _answer(self, custom_id: str, call: InProcessCall) -> None:
         while (reply := await call.run()).status == 503:
             await asyncio.sleep(RETRY_S)
-        self._results.add(custom_id, reply)
+        self.results.add(custom_id, reply)
 
     async def _keep_synced(self) -> None:
         while True:
             await asyncio.sleep(SYNC_S)
-            if not self._results.is_synced:
+            if not self.results.is_synced:
                 await run_whole(self._sync)
 
     def _sync(self) -> None:
-        self._results.sync()
-        self._on_sync()
+        self.results.sync()
+        self.on_sync()
 
     async def refuse_rest(self, failure: LineFailure) -> None:
         """Writes `failure` as the result of each line that has none."""
@@ -111,7 +99,7 @@ class LineRun:
             if line is None:
                 await asyncio.sleep(0)
             else:
-                self._results.add(line.custom_id, failure)
+                self.results.add(line.custom_id, failure)
 
 
 async def run_whole(function: Callable[[], T]) -> T:

@@ -102,11 +102,8 @@ class BatchStore:
         return record
 
     def list_files(self) -> Iterator[FileRecord]:
-        """Yields the files, the newest first."""
-        for file_id in _ids(self._files):
-            record = _read(self._files, file_id, FileRecord)
-            if record is not None and record.expires_at > time.time():
-                yield record
+        """Returns the files, the newest first."""
+        return (record for record in _records(self._files, FileRecord) if record.expires_at > time.time())
 
     def delete_file(self, file_id: str) -> None:
         """A batch that reads the file goes on: it has a link of its own."""
@@ -142,11 +139,8 @@ class BatchStore:
         return record
 
     def list_batches(self) -> Iterator[BatchRecord]:
-        """Yields the batches, the newest first."""
-        for batch_id in _ids(self._batches):
-            record = _read(self._batches, batch_id, BatchRecord)
-            if record is not None:
-                yield self._as_asked(record)
+        """Returns the batches, the newest first."""
+        return map(self._as_asked, _records(self._batches, BatchRecord))
 
     def cancel(self, record: BatchRecord) -> None:
         """Asks the owner of the lock to end an open batch."""
@@ -198,18 +192,16 @@ class BatchStore:
     def clean(self) -> None:
         """Removes what is too old, and what no record is about."""
         now_s = time.time()
-        for file_id in list(_ids(self._files)):
-            record = _read(self._files, file_id, FileRecord)
-            if record is not None and record.expires_at <= now_s:
-                self._forget_file(file_id)
+        for record in _records(self._files, FileRecord):
+            if record.expires_at <= now_s:
+                self._forget_file(record.id)
         kept: set[str] = {"lock"}
-        for batch_id in list(_ids(self._batches)):
-            record = _read(self._batches, batch_id, BatchRecord)
-            if record is not None and not record.is_open and record.created_at + KEEP_S <= now_s:
-                (self._batches / f"{batch_id}.json").unlink(missing_ok=True)
-                self._ended.discard(batch_id)
-            elif record is not None and record.is_open:
-                kept |= {batch_id, *_result_ids(record)}
+        for record in _records(self._batches, BatchRecord):
+            if record.is_open:
+                kept |= {record.id, *_result_ids(record)}
+            elif record.created_at + KEEP_S <= now_s:
+                (self._batches / f"{record.id}.json").unlink(missing_ok=True)
+                self._ended.discard(record.id)
         kept.update(_ids(self._files), _ids(self._batches))
         for folder in (self._files, self._batches):
             for path, stat in _scan(folder):
@@ -232,6 +224,12 @@ def _ids(folder: Path) -> list[str]:
     """Returns the ids of the records in `folder`, the newest first."""
     names = (name.removesuffix(".json") for name in os.listdir(folder) if name.endswith(".json"))  # noqa: PTH208
     return sorted(filter(_ID.match, names), reverse=True)
+
+
+def _records(folder: Path, kind: type[R]) -> Iterator[R]:
+    """Yields the records in `folder` that can be read, the newest first."""
+    records = (_read(folder, name, kind) for name in _ids(folder))
+    return (record for record in records if record is not None)
 
 
 def _read(folder: Path, name: str, kind: type[R]) -> R | None:

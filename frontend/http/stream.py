@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -167,37 +168,31 @@ class EventStream:
         return frames
 
 
+@dataclass(frozen=True)
 class WholeReply:
     """An ASGI response that waits for the end of all `choices` and then is one JSON document, which `content` makes.
 
     `work` is done before: it ends choices that have parts (`Service.open_part`).
     """
 
-    def __init__(
-        self,
-        service: Service,
-        choices: Sequence[Generation],
-        content: Callable[[], Any],
-        work: Callable[[], Awaitable[None]] | None = None,
-    ):
-        self._service = service
-        self._choices = choices
-        self._content = content
-        self._work = work
+    service: Service
+    choices: Sequence[Generation]
+    content: Callable[[], Any]
+    work: Callable[[], Awaitable[None]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with watched(self._service, self._choices, receive):
-            if self._work is not None:
-                await self._work()
+        with watched(self.service, self.choices, receive):
+            if self.work is not None:
+                await self.work()
             if await self._wait_end():
-                content = self._content()
-                timing = (SERVER_TIMING_HEADER, server_timing(self._choices))
+                content = self.content()
+                timing = (SERVER_TIMING_HEADER, server_timing(self.choices))
                 await JsonReply(content, headers=(timing,))(scope, receive, send)
 
     async def _wait_end(self) -> bool:
         """Returns true when all have ended, false as soon as the client has left. Raises the error of any choice."""
-        changed = self._choices[0].changed
-        running = self._choices
+        changed = self.choices[0].changed
+        running = self.choices
         while True:
             error = _error_of(running)
             if error is not None:

@@ -7,7 +7,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from frontend.metrics.distribution import Distribution
 from frontend.metrics.request_metrics import RequestMetrics
 from frontend.requests.admission import Admission
 from messages.replies import FinishReason
@@ -37,8 +36,7 @@ class RequestCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._counters()
-        yield from self._spans()
-        yield from self._sizes()
+        yield from self._distributions()
         yield self._stages()
         gauges = self._gauges()
         for name, text, key in (
@@ -76,9 +74,10 @@ class RequestCollector(Collector):
             self._num_continued(),
         )
 
-    def _spans(self) -> Iterator[Metric]:
+    def _distributions(self) -> Iterator[Metric]:
         metrics = self._metrics
-        for name, text, spans in (
+        computed = "Prompt tokens of a request that were not in the prefix cache."
+        for name, text, values in (
             ("time_to_first_token_seconds", "From the arrival of a request to its first token.", metrics.first_token_s),
             ("inter_token_latency_seconds", "Between tokens of a request, as they come.", metrics.token_gaps_s),
             ("request_time_per_output_token_seconds", "Mean time of a request's later tokens.", metrics.per_token_s),
@@ -87,22 +86,14 @@ class RequestCollector(Collector):
             ("request_prefill_time_seconds", "From the first step to the first token.", metrics.prefill_s),
             ("request_decode_time_seconds", "From the first token to the last.", metrics.decode_s),
             ("request_inference_time_seconds", "From the first step to the last token.", metrics.inference_s),
-        ):
-            yield self._histogram(f"vllm:{name}", text, spans)
-
-    def _sizes(self) -> Iterator[Metric]:
-        metrics = self._metrics
-        for name, text, counts in (
             ("request_prompt_tokens", "Prompt tokens of a request.", metrics.prompt_tokens),
             ("request_generation_tokens", "Tokens generated for a request.", metrics.output_tokens),
             ("request_params_max_tokens", "max_tokens of a request.", metrics.max_tokens),
-            (
-                "request_prefill_kv_computed_tokens",
-                "Prompt tokens of a request that were not in the prefix cache.",
-                metrics.computed_tokens,
-            ),
+            ("request_prefill_kv_computed_tokens", computed, metrics.computed_tokens),
         ):
-            yield self._histogram(f"vllm:{name}", text, counts)
+            family = HistogramMetricFamily(f"vllm:{name}", text, labels=self._names)
+            family.add_metric(self._labels, values.buckets(), values.total)
+            yield family
 
     def _stages(self) -> Metric:
         family = HistogramMetricFamily(
@@ -124,9 +115,4 @@ class RequestCollector(Collector):
         family = CounterMetricFamily(name, text, labels=[*self._names, label])
         for value in values:
             family.add_metric([*self._labels, value], counts.get(value, 0))
-        return family
-
-    def _histogram(self, name: str, text: str, values: Distribution) -> Metric:
-        family = HistogramMetricFamily(name, text, labels=self._names)
-        family.add_metric(self._labels, values.buckets(), values.total)
         return family

@@ -35,10 +35,7 @@ def force_calls(forced: Forced, tools: Mapping[str, Any], *, allows_several: boo
     calls = [
         {
             "type": "object",
-            "properties": {
-                "name": {"const": name},
-                forced.arguments_key: _hoist(schema, f"{number}.", definitions),
-            },
+            "properties": {"name": {"const": name}, forced.arguments_key: _hoist(schema, f"{number}.", definitions)},
             "required": ["name", forced.arguments_key],
             "additionalProperties": False,
         }

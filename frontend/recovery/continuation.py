@@ -32,13 +32,7 @@ class Continuations:
     """
 
     def __init__(
-        self,
-        registry: Registry,
-        ring: Ring,
-        router: Router,
-        processes: ProcessView,
-        uid_block: int,
-        max_num_seqs: int,
+        self, registry: Registry, ring: Ring, router: Router, processes: ProcessView, uid_block: int, max_num_seqs: int
     ):
         self._registry = registry
         self._ring = ring

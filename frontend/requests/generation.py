@@ -31,36 +31,6 @@ class Generation:
     `index` is its place among the choices of its HTTP request, which share `changed`.
     """
 
-    __slots__ = (
-        "_has_end_text",
-        "_num_ids_before",
-        "_num_ids_taken",
-        "_steps",
-        "_wakes_at_tokens",
-        "abort_reason",
-        "attempt",
-        "changed",
-        "deadline_s",
-        "final",
-        "first_token_ns",
-        "has_listener",
-        "index",
-        "is_aborted",
-        "is_part",
-        "is_remnant",
-        "is_sent",
-        "last_token_ns",
-        "logprobs",
-        "message",
-        "num_chars",
-        "output_ids",
-        "prompt",
-        "prompt_usage",
-        "request_id",
-        "timeline",
-        "uid",
-    )
-
     def __init__(
         self,
         message: TokenizeMsg,
@@ -111,7 +81,8 @@ class Generation:
         """The last one of `_steps` is told with the end."""
         self.logprobs: list[PositionLogprobs] = []
         """Those of the tokens that have not been taken; empty where none are wanted."""
-        self._num_ids_taken = 0
+        self.num_taken = 0
+        """How many tokens have been taken."""
         self._num_ids_before = len(self.output_ids)
 
     @property
@@ -129,11 +100,6 @@ class Generation:
     def has_step(self) -> bool:
         """Tells whether the tokens of a step wait for `pop_step`. Those that came with a good end are told with it."""
         return len(self._steps) > self._has_end_text
-
-    @property
-    def num_taken(self) -> int:
-        """How many tokens have been taken."""
-        return self._num_ids_taken
 
     @property
     def has_progressed(self) -> bool:
@@ -236,8 +202,8 @@ class Generation:
         return taken
 
     def _take_ids(self, end: int) -> list[int]:
-        token_ids = self.output_ids[self._num_ids_taken : end].tolist()
-        self._num_ids_taken = end
+        token_ids = self.output_ids[self.num_taken : end].tolist()
+        self.num_taken = end
         return token_ids
 
     def make_remnant(self) -> "Generation":

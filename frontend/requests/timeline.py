@@ -75,26 +75,6 @@ class Timeline:
     There are at most about `MAX_MARKS`: of a request that is preempted again and again the later turns are not told.
     """
 
-    __slots__ = (
-        "_attempt_start",
-        "_marks",
-        "attempt",
-        "cached_tokens",
-        "chunks",
-        "end_ns",
-        "engine",
-        "index",
-        "is_quarantined",
-        "num_to_compute",
-        "outcome",
-        "path",
-        "priority",
-        "prompt_tokens",
-        "request_id",
-        "told",
-        "uid",
-    )
-
     def __init__(self, uid: int, request_id: str, index: int, received_ns: int, priority: int):
         self.uid = uid
         self.request_id = request_id

@@ -52,12 +52,7 @@ def find_best(logits_SV: Tensor, draws: tuple[Tensor | None, Tensor, Tensor] | N
         **launch,
     )
     best_of_row_kernel[(num_rows,)](
-        values_SC,
-        tokens_SC,
-        tokens_S,
-        NUM_PARTS=num_parts,
-        VOCAB=vocab_size,
-        **find_launch("best_of_row", num_parts),
+        values_SC, tokens_SC, tokens_S, NUM_PARTS=num_parts, VOCAB=vocab_size, **find_launch("best_of_row", num_parts)
     )
     return tokens_S
 
@@ -107,14 +102,7 @@ def _largest(x, tokens, mask):
 
 @triton.jit
 def _draw(
-    row_ptr,
-    key,
-    x,
-    part_start,
-    temperature,
-    VOCAB: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_TEMPERATURE: tl.constexpr,
+    row_ptr, key, x, part_start, temperature, VOCAB: tl.constexpr, BLOCK: tl.constexpr, HAS_TEMPERATURE: tl.constexpr
 ):
     """Returns the largest of the scores with noise, and the first token that has it; where all are -inf the first.
 

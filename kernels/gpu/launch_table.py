@@ -167,6 +167,10 @@ RULES: dict[str, Callable[..., Launch]] = {
 """By kernel, or by operation where it has one kernel."""
 
 TUNED: dict[tuple[Any, ...], Launch] = {
+    (HOPPER, "decode_work", 1, 64, 2): {"merges": 1},
+    (HOPPER, "decode_work", 2, 128, 2): {"merges": 1},
+    (HOPPER, "decode_work", 4, 128, 2): {"merges": 1},
+    (HOPPER, "decode_work", 5, 128, 2): {"merges": 1},
     (HOPPER, "paged_prefill", 1, 64, 2): {"BLOCK_M": 128, "num_warps": 8},
     (HOPPER, "paged_prefill", 2, 128, 2): {"BLOCK_M": 128, "num_warps": 8},
     (HOPPER, "paged_prefill", 4, 128, 2): {"BLOCK_M": 128, "num_warps": 8},

@@ -113,48 +113,30 @@ def attend(
     # Whole blocks of keys that all queries see, and then those at the diagonal.
     end_key = num_before + num_queries
     first_masked = num_before // BLOCK_N * BLOCK_N
-    for start in range(0, first_masked, BLOCK_N):
-        key_N = start + tl.arange(0, BLOCK_N)
-        key_DN, value_ND, key_scale_N, value_scale_N = load_block(
-            keys,
-            values,
-            key_scales,
-            value_scales,
-            page_table,
-            key_N,
-            end_key,
-            NUM_KV_HEADS,
-            HEAD_DIM,
-            PAGE_SIZE,
-            BLOCK_D,
-            HAS_SCALES,
-            query.dtype.element_ty,
-            False,
-        )
-        score_MN = score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES)
-        max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
-    for start in range(first_masked, end_key, BLOCK_N):
-        key_N = start + tl.arange(0, BLOCK_N)
-        key_DN, value_ND, key_scale_N, value_scale_N = load_block(
-            keys,
-            values,
-            key_scales,
-            value_scales,
-            page_table,
-            key_N,
-            end_key,
-            NUM_KV_HEADS,
-            HEAD_DIM,
-            PAGE_SIZE,
-            BLOCK_D,
-            HAS_SCALES,
-            query.dtype.element_ty,
-            True,
-        )
-        score_MN = score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES)
-        is_seen_MN = (key_N < end_key)[None, :] & (key_N[None, :] <= num_before + query_M[:, None])
-        score_MN = tl.where(is_seen_MN, score_MN, float("-inf"))
-        max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
+    for REACHES_END in tl.static_range(2):
+        for start in range(first_masked if REACHES_END else 0, end_key if REACHES_END else first_masked, BLOCK_N):
+            key_N = start + tl.arange(0, BLOCK_N)
+            key_DN, value_ND, key_scale_N, value_scale_N = load_block(
+                keys,
+                values,
+                key_scales,
+                value_scales,
+                page_table,
+                key_N,
+                end_key,
+                NUM_KV_HEADS,
+                HEAD_DIM,
+                PAGE_SIZE,
+                BLOCK_D,
+                HAS_SCALES,
+                query.dtype.element_ty,
+                REACHES_END,
+            )
+            score_MN = score(query_MD, key_DN, key_scale_N, scale_log2, HAS_SCALES)
+            if REACHES_END:
+                is_seen_MN = (key_N < end_key)[None, :] & (key_N[None, :] <= num_before + query_M[:, None])
+                score_MN = tl.where(is_seen_MN, score_MN, float("-inf"))
+            max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
     out_MD = (acc_MD / sum_M[:, None]).to(out.dtype.element_ty)
     out_M = ((first_token + query_M) * NUM_HEADS + head_M) * HEAD_DIM
     tl.store(out + out_M[:, None] + dim_D[None, :], out_MD, mask=is_used_MD)
@@ -191,7 +173,12 @@ COMPILE_CASES = (
     *_CASES.values(),
     with_codes(_CASES["Qwen3-0.6B"], {"HAS_SCALES": True}, max_registers=255, max_spilled_bytes=32),
     *(
-        in_float32(_CASES[model], launch=_launch_of(MODEL_SHAPES[model], torch.float32), max_registers=255)
+        in_float32(
+            _CASES[model],
+            launch=_launch_of(MODEL_SHAPES[model], torch.float32),
+            max_registers=255,
+            max_spilled_bytes=176,  # with Triton 3.6
+        )
         for model in ("GPT-2 124M", "Qwen3-0.6B")
     ),
 )

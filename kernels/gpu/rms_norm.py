@@ -35,14 +35,7 @@ def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float, update_TE: Tensor | Non
 
 @triton.jit
 def rms_norm_kernel(
-    x_ptr,
-    update_ptr,
-    weight_ptr,
-    out_ptr,
-    eps,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_UPDATE: tl.constexpr,
+    x_ptr, update_ptr, weight_ptr, out_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, HAS_UPDATE: tl.constexpr
 ):
     first = tl.program_id(0).to(tl.int64) * SIZE
     columns = tl.arange(0, BLOCK)

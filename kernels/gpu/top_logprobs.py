@@ -151,12 +151,7 @@ def _order(bits):
 
 LOGITS_TYPES = {"logits_ptr": "*bf16:16"}
 SUMS_TYPES = {"maxima_ptr": "*fp32:16", "sums_ptr": "*fp32:16", "keys_ptr": "*i64:16", "num_top": "i32"}
-OUT_TYPES = {
-    "ids_ptr": "*i32:16",
-    "logprobs_ptr": "*fp32:16",
-    "top_ids_ptr": "*i32:16",
-    "top_logprobs_ptr": "*fp32:16",
-}
+OUT_TYPES = {"ids_ptr": "*i32:16", "logprobs_ptr": "*fp32:16", "top_ids_ptr": "*i32:16", "top_logprobs_ptr": "*fp32:16"}
 
 
 def _cases(vocab_size: int) -> tuple[CompileCase, ...]:

@@ -83,8 +83,3 @@ def leave_out_failed(error: Exception) -> str | None:
     if name is not None:
         del _loaded[name]
     return name
-
-
-def unload_triton_kernels() -> None:
-    """Launchers use their references."""
-    _loaded.clear()

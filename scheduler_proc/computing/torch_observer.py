@@ -8,11 +8,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from kernels.cpu.capture import timed_kernels
-from runtime.profiling import MAX_NOTES, Sample, Slice
+from runtime.profiling import MAX_NOTES, Observer, Slice
 from scheduler_proc.computing.torch_import import import_fake_tensors
 
 
-class TorchObserver:
+class TorchObserver(Observer):
     """Observes the thread that calls `start`, and all of the GPU's work; `stop` belongs to the same thread."""
 
     def __init__(self) -> None:
@@ -39,9 +39,6 @@ class TorchObserver:
     def stop(self) -> None:
         self._timing.close()
         self._profile.stop()
-
-    def samples(self) -> tuple[int, list[Sample]]:
-        return 0, []
 
     def slices(self) -> list[Slice]:
         return self._kernels

@@ -11,7 +11,7 @@ from scheduler_proc.deciding.logits_processing import LogitsProcessingColumns
 from scheduler_proc.deciding.prompt_logprobs import PromptLogprobTargetColumns
 from scheduler_proc.deciding.requests import Req
 from scheduler_proc.deciding.sampling_columns import SamplingColumns
-from scheduler_proc.deciding.wanted import Wanted, wanted_in_decode, wanted_in_prefill
+from scheduler_proc.deciding.wanted import Wanted
 
 NO_PAGE_BYTES = pack_int32([-1])
 
@@ -20,6 +20,8 @@ NO_DRAFTS: "array[int]" = array(INT32)
 
 class Chunk(NamedTuple):
     """Several tokens of a request as a row of one step: its tokens `start` to `end` (exclusive), then `draft_ids`.
+
+    All tokens before `start` are computed by then.
 
     `draft_rate` is where it counts how many of those were right.
     """
@@ -32,15 +34,10 @@ class Chunk(NamedTuple):
     draft_rate: AcceptanceRate | None = None
 
 
-def plan_chunk(req: Req, start: int, end: int) -> Chunk:
-    """Returns the chunk of a prompt; all tokens before `start` are computed by then."""
-    return Chunk(req, start, end, wanted_in_prefill(req, start, end))
-
-
 def plan_drafts(req: Req, draft_ids: "array[int]", rate: AcceptanceRate) -> Chunk:
     """Returns the row of a request in DECODE with tokens that may come next."""
     end = len(req.token_ids)
-    return Chunk(req, end - 1, end, wanted_in_decode(req, len(draft_ids)), draft_ids, rate)
+    return Chunk(req, end - 1, end, req.wanted_in_decode(len(draft_ids)), draft_ids, rate)
 
 
 class _ChunkColumns:
@@ -104,10 +101,9 @@ class BatchBuilder:
     def _append(self, columns: _ChunkColumns, chunk: Chunk) -> None:
         req, start, num_drafts, num_sampled = chunk.req, chunk.start, len(chunk.draft_ids), chunk.wanted.num_tokens
         end = chunk.end + num_drafts
-        if req.pending.prompt_logprobs is not None:
-            columns.prompt_logprobs.add(
-                req.pending.prompt_logprobs, columns.num_decode_rows + len(columns.token_ids), start, end
-            )
+        task, first_index = req.pending.prompt_task, columns.num_decode_rows + len(columns.token_ids)
+        if task is not None and chunk.wanted.num_prompt_logprobs:
+            columns.prompt_logprobs.add(task, first_index, start, end)
         columns.uids.append(req.uid)
         columns.query_lens.append(end - start)
         columns.context_lens.append(start)

@@ -177,7 +177,7 @@ class DraftModel:
     def _build(self, rows: DecodeRows, chunks: list[Chunk]) -> Batch:
         batch = self._builder.build(0, rows, chunks)
         processing = batch.logits_processing if self.limits.vocab_size == self.limits.model_vocab_size else None
-        return msgspec.structs.replace(batch, num_logprobs=b"", prompt_logprobs=None, logits_processing=processing)
+        return msgspec.structs.replace(batch, num_logprobs=b"", logits_processing=processing)
 
 
 def _keep(rows: DecodeRows, is_kept: list[bool]) -> DecodeRows:

@@ -11,9 +11,7 @@ from messages.requests import AbortReason, SamplingParams
 NOT_FINITE = ErrorInfo(status=500, message="the model's output was not finite", type="server_error")
 
 NONE_LEFT = ErrorInfo(
-    status=400,
-    message="bad_words, logit_bias or min_tokens leave none of allowed_token_ids",
-    param="allowed_token_ids",
+    status=400, message="bad_words, logit_bias or min_tokens leave none of allowed_token_ids", param="allowed_token_ids"
 )
 
 NONE_IN_GRAMMAR = ErrorInfo(

@@ -5,10 +5,10 @@ import secrets
 from collections.abc import Callable
 
 from messages.axes import slice_columns
-from messages.columns import num_int32, pack_int32, unpack_int32
+from messages.columns import num_int32, pack_int32
 from messages.errors import ErrorInfo
-from messages.steps import NO_TOKEN, ROW, Batch, ForwardOutput, LogprobColumns
-from scheduler_proc.deciding.logprob_columns import join, unknown
+from messages.steps import ROW, Batch, ForwardOutput, LogprobColumns
+from scheduler_proc.deciding.logprob_columns import join
 
 MAX_RERUNS = 64
 """Runs spent on one failed step: to find one bad row among 256 takes 16; beyond this the fault is not in the rows."""
@@ -22,7 +22,7 @@ def run_step(run: Run, batch: Batch) -> tuple[ForwardOutput, dict[int, ErrorInfo
     """Runs the step; returns its result and the error of each row that could not be computed, by row index.
 
     A step that raises is halved by rows until the failing ones are known. That is safe because a step writes only K and
-    V of its own tokens, the same ones each time. Rows that fail and sample have the next token -1.
+    V of its own tokens, the same ones each time. Rows that fail have no entries in the result.
     """
     try:
         return run(batch), {}
@@ -66,16 +66,7 @@ class _Search:
         log.exception("step %d: %d rows cannot be computed, reference %s", batch.step_id, num_rows, self._reference)
         message = f"the model could not compute this request (reference {self._reference})"
         error = ErrorInfo(status=500, message=message, type="server_error")
-        return no_output(batch), dict.fromkeys(range(num_rows), error)
-
-
-def no_output(batch: Batch) -> ForwardOutput:
-    """Returns the result of a step that computed nothing: as many places as there should be, none of them known."""
-    no_tokens = pack_int32([NO_TOKEN]) * batch.num_sampled
-    num_wanted = sum(count >= 0 for count in unpack_int32(batch.num_logprobs))
-    logprobs = unknown(num_wanted) if num_wanted else None
-    prompt_logprobs = None if batch.prompt_logprobs is None else unknown(num_int32(batch.prompt_logprobs.target_ids))
-    return ForwardOutput(batch.step_id, no_tokens, logprobs, prompt_logprobs)
+        return ForwardOutput(batch.step_id, b""), dict.fromkeys(range(num_rows), error)
 
 
 def join_outputs(outputs: list[ForwardOutput]) -> ForwardOutput:

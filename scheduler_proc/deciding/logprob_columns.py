@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Sequence
 
 from messages.axes import join_columns, slice_columns
-from messages.columns import FLOAT32, INT32, num_int32, pack_int32
+from messages.columns import FLOAT32, INT32, num_int32
 from messages.steps import NO_TOKEN, WITH_LOGPROB, LogprobColumns
 
 
@@ -32,13 +32,6 @@ def join(parts: Sequence[LogprobColumns], num_top: int) -> LogprobColumns:
     """Returns the tokens of all parts, one after another, with `num_top` alternatives."""
     empty = LogprobColumns(b"", b"", num_top, b"", b"")
     return join_columns([empty, *(with_num_top(part, num_top) for part in parts)])
-
-
-def unknown(num_tokens: int) -> LogprobColumns:
-    """Returns columns that hold the places of tokens about which nothing is known."""
-    return LogprobColumns(
-        pack_int32([NO_TOKEN]) * num_tokens, array(FLOAT32, [math.nan] * num_tokens).tobytes(), 0, b"", b""
-    )
 
 
 def has_nan(columns: LogprobColumns) -> bool:

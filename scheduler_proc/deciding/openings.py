@@ -1,8 +1,7 @@
 """What the detokenizer is told of a request before its first token."""
 
-from messages.replies import NUM_CONTEXT_TOKENS, NUM_PROMPT_END_TOKENS, OpenStream, PromptLogprobs
+from messages.replies import NUM_CONTEXT_TOKENS, NUM_PROMPT_END_TOKENS, OpenStream
 from messages.requests import UserMsg
-from scheduler_proc.deciding.requests import PendingReq
 
 
 def open_stream(message: UserMsg) -> OpenStream:
@@ -25,10 +24,3 @@ def open_stream(message: UserMsg) -> OpenStream:
         min_tokens=params.min_tokens,
         tells_prompt_end=params.wants_prompt_end,
     )
-
-
-def prompt_logprobs_at_once(pending: PendingReq) -> list[PromptLogprobs]:
-    """Returns the logprobs of a prompt of one token, of which there are none, if they are wanted."""
-    if pending.prompt_logprobs is None or not pending.prompt_logprobs.is_complete:
-        return []
-    return [PromptLogprobs(pending.uid, pending.attempt, pending.prompt_logprobs.take_all())]

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import msgspec
 
 from messages.timeline import DelayedRow, PreemptedRow
-from scheduler_proc.deciding.batch_columns import Chunk, plan_chunk
+from scheduler_proc.deciding.batch_columns import Chunk
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
 from scheduler_proc.deciding.draft_planner import DraftPlanner
@@ -47,11 +47,7 @@ class Policy:
     """Chooses the rows of each step and gives them their pages. The counters only grow."""
 
     def __init__(
-        self,
-        stages: Stages,
-        cache: BlockAllocator,
-        budget: Budget,
-        draft_planner: DraftPlanner | None = None,
+        self, stages: Stages, cache: BlockAllocator, budget: Budget, draft_planner: DraftPlanner | None = None
     ):
         self._draft_planner = draft_planner
         self._stages = stages
@@ -134,7 +130,7 @@ class Policy:
         """Adds the next chunk of a prompt.
 
         Not so where an earlier row of this step, or of the one in flight, computes the same page: after the step it can
-        be found (but not by a prompt whose logprobs are wanted). Nor while pages are loaded from a lower tier.
+        be found (but not by a prompt of which anything is wanted). Nor while pages are loaded from a lower tier.
         """
         if req.state is State.WAITING:
             return
@@ -145,7 +141,7 @@ class Policy:
         if start is None:
             self._cache.find_prefix(req)
             by_uid = plan.pages_in_work.get(self._page_key(req))
-            if by_uid is not None and not req.pending.lacks_prompt_logprobs:
+            if by_uid is not None and not req.pending.lacks_prompt_result:
                 self._note_delay(req, by_uid)
                 return
             if self._cache.load(req):
@@ -155,7 +151,7 @@ class Policy:
             start = req.num_computed_tokens
         end = min(start + plan.num_tokens_left, len(req.token_ids))
         if start < end and self._make_room(req, end, may_preempt):
-            plan.chunks.append(plan_chunk(req, start, end))
+            plan.chunks.append(Chunk(req, start, end, req.wanted_in_prefill(start, end)))
             plan.num_tokens_left -= end - start
             plan.pages_in_work[self._page_key(req)] = req.uid
             self._note_first_chunk(req)

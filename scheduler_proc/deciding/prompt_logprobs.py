@@ -7,18 +7,21 @@ that one. Such a request takes a prefix from the cache only as far as its logpro
 from array import array
 
 from messages.columns import INT32, num_int32
+from messages.replies import PromptLogprobs
 from messages.steps import LogprobColumns, PromptLogprobTargets
-from scheduler_proc.deciding.logprob_columns import join
+from scheduler_proc.deciding.logprob_columns import has_nan, join
+from scheduler_proc.deciding.wanted import Wanted
 
 
-class PromptLogprobsProgress:
+class PromptLogprobsTask:
     """The logprobs of one prompt's tokens but the first, as far as they are known; they outlive a preemption."""
 
-    def __init__(self, target_ids: "array[int]", num_top: int):
-        self._target_ids = target_ids
+    def __init__(self, prompt_ids: "array[int]", num_top: int):
+        self._target_ids = prompt_ids[1:]
         self.num_top = num_top
         self._parts: list[LogprobColumns] = []
         self.num_known = 0
+        """How many tokens of the prompt need not be computed any more for this."""
 
     @property
     def is_complete(self) -> bool:
@@ -33,21 +36,29 @@ class PromptLogprobsProgress:
         first = max(start, self.num_known)
         return range(first, max(first, min(end, len(self._target_ids))))
 
+    def wanted(self, start: int, end: int) -> Wanted:
+        """Returns what such a chunk wants."""
+        return Wanted(num_prompt_logprobs=len(self.span(start, end)))
+
     def targets(self, span: range) -> "array[int]":
         return self._target_ids[span.start : span.stop]
 
-    def add(self, logprobs: LogprobColumns) -> None:
-        """Takes the next tokens' logprobs; they may come with more alternatives than this request wants."""
+    def add(self, logprobs: LogprobColumns) -> bool:
+        """Takes the next tokens' logprobs, with as many alternatives as this request wants or more.
+
+        Returns False where one is not a number.
+        """
         count = num_int32(logprobs.token_ids)
         next_targets = self.targets(range(self.num_known, self.num_known + count))
         assert logprobs.token_ids == next_targets.tobytes(), "these are the logprobs of other tokens"
         self._parts.append(logprobs)
         self.num_known += count
+        return not has_nan(logprobs)
 
-    def take_all(self) -> LogprobColumns:
-        """Returns what is known, and forgets it; the counts stay."""
+    def take_reply(self, uid: int, attempt: int) -> PromptLogprobs:
+        """Returns what is told once it is complete, and forgets it; the counts stay."""
         parts, self._parts = self._parts, []
-        return join(parts, self.num_top)
+        return PromptLogprobs(uid, attempt, join(parts, self.num_top))
 
 
 class PromptLogprobTargetColumns:
@@ -58,14 +69,14 @@ class PromptLogprobTargetColumns:
         self._target_ids: array[int] = array(INT32)
         self._num_top = 0
 
-    def add(self, progress: PromptLogprobsProgress, first_index: int, start: int, end: int) -> None:
+    def add(self, task: PromptLogprobsTask, first_index: int, start: int, end: int) -> None:
         """Adds the targets of a chunk of positions `start` to `end`; its first token is `first_index` of the step."""
-        span = progress.span(start, end)
+        span = task.span(start, end)
         if span:
             offset = first_index - start
             self._token_indices.extend(range(offset + span.start, offset + span.stop))
-            self._target_ids += progress.targets(span)
-            self._num_top = max(self._num_top, progress.num_top)
+            self._target_ids += task.targets(span)
+            self._num_top = max(self._num_top, task.num_top)
 
     def columns(self) -> PromptLogprobTargets | None:
         """Returns the targets of the step, `None` where there are none."""

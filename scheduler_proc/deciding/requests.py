@@ -6,6 +6,7 @@ from array import array
 import msgspec
 
 from messages.columns import INT32, unpack_int32
+from messages.replies import ToDetokenizer
 from messages.requests import Stamps, UserMsg
 from scheduler_proc.deciding.continuations import Continuation
 from scheduler_proc.deciding.draft_lengths import AcceptanceRate
@@ -13,8 +14,9 @@ from scheduler_proc.deciding.endings import LENGTH, Ending, end_tokens_of, find_
 from scheduler_proc.deciding.grammars import RequestGrammar
 from scheduler_proc.deciding.logits_processing import LogitsProcessors, find_logits_processors
 from scheduler_proc.deciding.ngrams import NgramIndex
-from scheduler_proc.deciding.prompt_logprobs import PromptLogprobsProgress
+from scheduler_proc.deciding.prompt_logprobs import PromptLogprobsTask
 from scheduler_proc.deciding.radix import Node, salt_of
+from scheduler_proc.deciding.wanted import Wanted
 
 PriorityKey = tuple[int, int]
 
@@ -45,36 +47,10 @@ class PendingReq:
     `max_len` is the length, prompt included, at which it ends; `end_tokens` end it when they are sampled.
     `num_logprobs` is -1 without logprobs. `grammar` is `None` where there is none, and until it is compiled; before
     that it gets no row. `logits_processors` is `None` where its logits stay as they are, and
-    `prompt_logprobs` where none of its prompt are wanted. `priority_key` orders all requests (`waiting_queue.py`).
+    `prompt_task` where its prompt is for its output alone. `priority_key` orders all requests (`waiting_queue.py`).
     `draft_rate` is about the draft tokens of a drafter, `forced_rate` about those of its grammar, `ngrams` the index of
     its tokens and `continuation` what others had behind them, once they were asked for.
     """
-
-    __slots__ = (
-        "attempt",
-        "cached_tokens",
-        "continuation",
-        "draft_rate",
-        "end_tokens",
-        "first_scheduled_ns",
-        "first_token_ns",
-        "forced_rate",
-        "grammar",
-        "logits_processors",
-        "max_len",
-        "ngrams",
-        "num_logprobs",
-        "num_prompt_tokens",
-        "priority_key",
-        "prompt_logprobs",
-        "queued_ns",
-        "salt",
-        "sampling_params",
-        "stamps",
-        "state",
-        "token_ids",
-        "uid",
-    )
 
     def __init__(self, message: UserMsg, limits: Limits, now_ns: int):
         params = message.sampling_params
@@ -91,11 +67,10 @@ class PendingReq:
             params, limits.eos_token_ids, limits.vocab_size
         )
         self.grammar: RequestGrammar | None = None
-        self.prompt_logprobs: PromptLogprobsProgress | None = None
+        self.prompt_task: PromptLogprobsTask | None = None
         if params.num_prompt_logprobs is not None:
-            self.prompt_logprobs = PromptLogprobsProgress(
-                self.token_ids[1 : self.num_prompt_tokens], params.num_prompt_logprobs
-            )
+            prompt_ids = self.token_ids[: self.num_prompt_tokens]
+            self.prompt_task = PromptLogprobsTask(prompt_ids, params.num_prompt_logprobs)
         self.priority_key: PriorityKey = (0, 0)
         self.state = State.WAITING
         self.cached_tokens: int | None = None
@@ -123,26 +98,32 @@ class PendingReq:
         return self.grammar is not None or (processors is not None and processors.needs_last_token)
 
     @property
-    def lacks_prompt_logprobs(self) -> bool:
-        """Tells whether some of its prompt's logprobs, which are wanted, are not known yet."""
-        return self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete
+    def lacks_prompt_result(self) -> bool:
+        """Tells whether some of what is wanted of its prompt is not known yet."""
+        return self.prompt_task is not None and not self.prompt_task.is_complete
 
     @property
     def num_reusable_tokens(self) -> int:
-        """How many of its tokens may be taken from the cache: where logprobs are wanted each token must be computed."""
-        if self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete:
-            return self.prompt_logprobs.num_known
+        """How many of its tokens may be taken from the cache: those of which anything is wanted must be computed."""
+        if self.prompt_task is not None and not self.prompt_task.is_complete:
+            return self.prompt_task.num_known
         return len(self.token_ids) - 1
+
+    def take_prompt_replies(self) -> list[ToDetokenizer]:
+        """Returns what is told of its prompt: nothing before all is known. Called when that may have changed."""
+        if self.prompt_task is None or not self.prompt_task.is_complete:
+            return []
+        return [self.prompt_task.take_reply(self.uid, self.attempt)]
 
     def find_ending(self) -> Ending | None:
         """Returns how the request ends with the tokens that it has, or `None` where it goes on.
 
-        One without output goes on until all logprobs of its prompt are known; the client of a continuation with output
-        has them already.
+        One without output goes on until all that is wanted of its prompt is known; the client of a continuation with
+        output has it already.
         """
         if self.num_output_tokens:
             return find_ending(self.end_tokens, self.token_ids[-1], len(self.token_ids), self.max_len)
-        return LENGTH if len(self.token_ids) >= self.max_len and not self.lacks_prompt_logprobs else None
+        return LENGTH if len(self.token_ids) >= self.max_len and not self.lacks_prompt_result else None
 
     def stamped(self, finished_ns: int) -> Stamps:
         """Returns the timeline with the scheduler's own stamps filled in."""
@@ -163,18 +144,6 @@ class Req:
     wrong (`draft_model.py` alone changes both).
     """
 
-    __slots__ = (
-        "_num_prefilled",
-        "drafted_ids",
-        "node",
-        "num_drafted",
-        "num_shared_pages",
-        "pages",
-        "pending",
-        "token_ids",
-        "uid",
-    )
-
     def __init__(self, pending: PendingReq, root: Node):
         self.pending = pending
         self.uid = pending.uid
@@ -191,6 +160,22 @@ class Req:
         twin = Req(self.pending, self.node)
         twin.token_ids, twin.pages = token_ids, self.pages
         return twin
+
+    def wanted_in_prefill(self, start: int, end: int) -> Wanted:
+        """Returns what the prompt's tokens `start` to `end` (exclusive) want.
+
+        A next token is sampled after the prompt's last one, where the request may have one.
+        """
+        task = self.pending.prompt_task
+        wanted = Wanted() if task is None else task.wanted(start, end)
+        if not end == len(self.token_ids) < self.pending.max_len:
+            return wanted
+        return wanted._replace(num_tokens=1, num_logprobs=int(self.pending.num_logprobs >= 0))
+
+    def wanted_in_decode(self, num_drafts: int = 0) -> Wanted:
+        """Returns what the row wants in DECODE with so many draft tokens."""
+        num_tokens = 1 + num_drafts
+        return Wanted(num_tokens, num_tokens if self.pending.num_logprobs >= 0 else 0)
 
     @property
     def state(self) -> State:

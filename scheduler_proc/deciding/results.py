@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from messages.errors import ErrorInfo
-from messages.replies import FinishedRow, FinishReason, PromptLogprobs, ToDetokenizer
-from messages.steps import NO_TOKEN, ForwardOutput, LogprobColumns
+from messages.replies import FinishedRow, FinishReason, ToDetokenizer
+from messages.steps import NO_TOKEN, ForwardOutput
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
 from scheduler_proc.deciding.delivery import Delivery
@@ -16,7 +16,7 @@ from scheduler_proc.deciding.endings import NOT_FINITE, Ending, find_ending
 from scheduler_proc.deciding.finished_rows import finished_row, no_token
 from scheduler_proc.deciding.grammars import RequestGrammar
 from scheduler_proc.deciding.in_flight import StepInFlight
-from scheduler_proc.deciding.logprob_columns import cut, has_nan
+from scheduler_proc.deciding.logprob_columns import cut
 from scheduler_proc.deciding.requests import PendingReq, Req, State
 from scheduler_proc.deciding.row_results import DecodeResults, RowResult, split_result
 from scheduler_proc.deciding.stages import Stages
@@ -80,13 +80,16 @@ class Results:
         if chunk is not None and chunk.draft_rate is not None:
             self._count_drafts(chunk.draft_rate, len(chunk.draft_ids), max(0, len(result.token_ids) - 1))
         token_ids, ending = _cut_run(pending, result.token_ids)
-        error = result.error or _find_fault(result.prompt_logprobs)
+        error = result.error
+        if result.of_prompt is not None:
+            assert pending.prompt_task is not None, "nothing is wanted of this prompt"
+            error = None if pending.prompt_task.add(result.of_prompt) else NOT_FINITE
         if error is None and ending is FAULT and not token_ids:
             error = no_token(pending)
         if error is not None:
             return Ending("error", error=error)
-        if result.prompt_logprobs is not None:
-            replies += _add_prompt_logprobs(pending, result.prompt_logprobs)
+        if result.of_prompt is not None:
+            replies += pending.take_prompt_replies()
         if chunk is not None and req.state is State.PREFILL:
             # A last token that got no next one is computed again, for only then can it get one.
             req.num_computed_tokens = chunk.end - (chunk.wanted.num_tokens > len(token_ids))
@@ -146,15 +149,3 @@ def _follow_grammar(grammar: RequestGrammar, token_id: int, ending: Ending | Non
     A grammar that is complete goes before a length that is reached with it.
     """
     return ending if ending is not None and ending.ended_by_token else grammar.accept(token_id) or ending
-
-
-def _find_fault(logprobs: LogprobColumns | None) -> ErrorInfo | None:
-    return NOT_FINITE if logprobs is not None and has_nan(logprobs) else None
-
-
-def _add_prompt_logprobs(pending: PendingReq, columns: LogprobColumns) -> list[PromptLogprobs]:
-    """Notes logprobs of the prompt; returns what is told once all are known."""
-    progress = pending.prompt_logprobs
-    assert progress is not None, "nobody wants the logprobs of this prompt"
-    progress.add(columns)
-    return [PromptLogprobs(pending.uid, pending.attempt, progress.take_all())] if progress.is_complete else []

@@ -4,17 +4,22 @@ from array import array
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from operator import add
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import msgspec
+
+from messages.axes import Axis, slice_columns
 from messages.columns import INT32, unpack_int32
 from messages.errors import ErrorInfo
-from messages.steps import NO_TOKEN, ForwardOutput, LogprobColumns
+from messages.steps import NO_TOKEN, WITH_LOGPROB, ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.batch_columns import Chunk
 from scheduler_proc.deciding.drafts import num_accepted
 from scheduler_proc.deciding.in_flight import StepInFlight
 from scheduler_proc.deciding.logprob_columns import cut, join
-from scheduler_proc.deciding.requests import Req
-from scheduler_proc.deciding.wanted import Wanted, wanted_in_decode
+from scheduler_proc.deciding.requests import NO_IDS, Req
+from scheduler_proc.deciding.wanted import Wanted
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class DecodeResults(NamedTuple):
@@ -26,7 +31,8 @@ class DecodeResults(NamedTuple):
 
 
 class RowResult(NamedTuple):
-    """What a step computed for one row: its next tokens, and the logprobs of each where they are wanted.
+    """What a step computed for one row: its next tokens, the logprobs of each where they are wanted, and what its
+    `prompt_task` wants.
 
     `chunk` is `None` for a row in DECODE without draft tokens. `error`: why the row could not be computed.
     """
@@ -35,7 +41,7 @@ class RowResult(NamedTuple):
     chunk: Chunk | None
     token_ids: "array[int]"
     logprobs: LogprobColumns | None
-    prompt_logprobs: LogprobColumns | None
+    of_prompt: LogprobColumns | None
     error: ErrorInfo | None
 
 
@@ -91,35 +97,40 @@ class _Reader:
         self._read = Wanted()
 
     def take(self, wanted: Wanted) -> tuple["array[int]", LogprobColumns | None, LogprobColumns | None]:
-        """Returns the next entries: tokens, their logprobs, and logprobs of prompt tokens."""
+        """Returns the next entries: tokens, their logprobs, and what is wanted of prompts."""
         output, start = self._output, self._read
         self._read = Wanted(*map(add, start, wanted))
         return (
             self.next_tokens[start.num_tokens : self._read.num_tokens],
-            _cut(output.logprobs, start.num_logprobs, wanted.num_logprobs),
-            _cut(output.prompt_logprobs, start.num_prompt_logprobs, wanted.num_prompt_logprobs),
+            _cut(output.logprobs, WITH_LOGPROB, start.num_logprobs, wanted.num_logprobs),
+            _cut(output.prompt_logprobs, WITH_LOGPROB, start.num_prompt_logprobs, wanted.num_prompt_logprobs),
         )
 
     def read(self, req: Req, chunk: Chunk | None, error: ErrorInfo | None) -> RowResult:
-        """Returns the result of the next row, without what was sampled after a wrong draft token."""
-        wanted = wanted_in_decode(req) if chunk is None else chunk.wanted
+        """Returns the result of the next row, without what was sampled after a wrong draft token.
+
+        A row with an `error` has no entries.
+        """
+        if error is not None:
+            return RowResult(req, chunk, NO_IDS, None, None, error)
+        wanted = req.wanted_in_decode() if chunk is None else chunk.wanted
         if wanted.num_tokens and self._counts is not None:
             wanted = wanted.limited(next(self._counts))
-        token_ids, logprobs, prompt_logprobs = self.take(wanted)
+        token_ids, logprobs, of_prompt = self.take(wanted)
         if chunk is not None and chunk.draft_ids:
             token_ids = token_ids[: num_accepted(chunk.draft_ids, token_ids)]
-        return RowResult(req, chunk, token_ids, logprobs, prompt_logprobs, error)
+        return RowResult(req, chunk, token_ids, logprobs, of_prompt, None)
 
     def check_end(self) -> None:
         assert self._read.num_tokens == len(self.next_tokens), "a step must give one token to each row that samples"
 
 
-def _cut(columns: LogprobColumns | None, start: int, count: int) -> LogprobColumns | None:
-    """Returns `count` tokens from `start` on; `None` for a count of 0."""
+def _cut(columns: T | None, axis: Axis, start: int, count: int) -> T | None:
+    """Returns `count` entries of `axis` from `start` on; `None` for a count of 0."""
     if not count:
         return None
-    assert columns is not None, "logprobs are missing"
-    return cut(columns, start, start + count)
+    assert columns is not None, f"what is wanted of each {axis.name} is missing"
+    return slice_columns(columns, axis, start, start + count)
 
 
 def _compress(columns: LogprobColumns | None, is_kept: list[bool]) -> LogprobColumns | None:

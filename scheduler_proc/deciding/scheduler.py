@@ -21,7 +21,7 @@ from scheduler_proc.deciding.endings import ABORTED, STOP_STRING, Ending
 from scheduler_proc.deciding.finished_rows import refused_row
 from scheduler_proc.deciding.grammars import COMPLETE, RequestGrammar
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
-from scheduler_proc.deciding.openings import open_stream, prompt_logprobs_at_once
+from scheduler_proc.deciding.openings import open_stream
 from scheduler_proc.deciding.page_journal import PageJournal
 from scheduler_proc.deciding.policy import Budget, Policy
 from scheduler_proc.deciding.refusals import check_possible
@@ -257,7 +257,7 @@ class Scheduler:
             return
         pending = PendingReq(message, self._limits, time.monotonic_ns())
         self._enqueue(pending)
-        self._replies += prompt_logprobs_at_once(pending)
+        self._replies += pending.take_prompt_replies()  # of a prompt of one token all is known
         ending = pending.find_ending()
         if ending is not None:
             self._reply_end(self._results.finish(pending, ending))

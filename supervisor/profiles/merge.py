@@ -120,8 +120,9 @@ def _stacks(profile: ProcessProfile, base_ns: int) -> list[Event]:
     def close(depth: int, now_ns: int) -> None:
         while len(stack) > depth:
             frame, began_ns = stack.pop()
-            event = _slice(profile, STACKS, _frame_name(frame), began_ns, now_ns, base_ns)
-            events.append({**event, "args": {"at": ":".join(frame.split("\0")[1:3])}})
+            name, *place = frame.split("\0")
+            event = _slice(profile, STACKS, name, began_ns, now_ns, base_ns)
+            events.append({**event, "args": {"at": ":".join(place[:2])}})
 
     began_ns = profile.samples_began_ns
     for frames, span_ns in _without_lines(profile.samples):
@@ -142,10 +143,6 @@ def _without_lines(samples: Iterable[Sample]) -> Iterable[Sample]:
     """A frame is its function, in whatever line; the outermost is the thread and is left out."""
     for frames, span_ns in samples:
         yield [frame.partition("\1")[0] for frame in frames[1:]], span_ns
-
-
-def _frame_name(frame: str) -> str:
-    return frame.split("\0")[0]
 
 
 def _torch_events(profile: ProcessProfile, base_ns: int) -> list[Event]:

@@ -60,10 +60,7 @@ def _facts(attempt: Attempt) -> list[tuple[str, Any, Any]]:
 def describe(found: Difference) -> str:
     """Returns the difference as people read it, with the messages in which both sides have it."""
     lines = [f"{found.attempt.name}: {found.what} differs"]
-    sides = (
-        ("recorded", found.recorded, found.attempt.outcome),
-        ("replayed", found.replayed, found.attempt.replayed),
-    )
+    sides = (("recorded", found.recorded, found.attempt.outcome), ("replayed", found.replayed, found.attempt.replayed))
     for side, value, outcome in sides:
         row = outcome.row_with(found.at_token)
         lines += [f"  {side}  {value!r}", f"    in  {row.to_plain() if row else 'no message'}"]

@@ -63,10 +63,6 @@ class CapturedSteps:
         self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=device.torch_device)
         self._hidden_NE = like_NE.new_zeros(max(shape.num_head_tokens for shape in planned), like_NE.shape[1])
 
-    @property
-    def num_graphs(self) -> int:
-        return len(self._captured)
-
     def find(self, batch: Batch) -> CapturedStep | None:
         """Returns the smallest captured step with room for `batch`."""
         if not self._captured:

@@ -101,9 +101,18 @@ class CudaDevice:
 
     def capture(self, work: Work, pool: Pool) -> Work:
         graph = torch.cuda.CUDAGraph()
-        # A capture that fails may leave its stream as the current one: the outer context goes back in any case.
-        with torch.cuda.stream(torch.cuda.current_stream(self.torch_device)), torch.cuda.graph(graph, pool=pool):
-            work()
+        failure: Exception | None = None
+        try:
+            # A capture that fails may leave its stream as the current one: the outer context goes back in any case.
+            with torch.cuda.stream(torch.cuda.current_stream(self.torch_device)), torch.cuda.graph(graph, pool=pool):
+                try:
+                    work()
+                except Exception as error:
+                    failure = error
+                    raise
+        except Exception as error:
+            # Where the work has failed, so does the end of the capture, which does not know why.
+            raise failure or error from None
         return graph.replay
 
     def memory(self) -> tuple[int, int]:

@@ -56,7 +56,10 @@ class GpuForwardPasses:
         if attention is not None:
             if may_overlap:
                 self.last_tokens = torch.zeros(limits.max_num_seqs, dtype=torch.int32, device=device.torch_device)
-            like_NE = cache.layers[0].keys.new_empty(0, decoder.config.hidden_size)
+            # Not like the cache, which may hold codes.
+            like_NE = torch.empty(
+                (0, decoder.config.hidden_size), dtype=decoder.activation_dtype, device=device.torch_device
+            )
             self.captured = CapturedSteps(device, self._shapes, attention, like_NE)
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:

@@ -49,8 +49,10 @@ class GpuBackend:
         self._limits = limits
         self._report = report
         self._degraded: list[str] = []
-        self._attention = self._try(partial(_make_attention, config, decoder, device, kv_codes))
-        if self._attention is None:
+        self._attention: AttentionBackend | None = None
+        if _load_kernels(config, device):
+            self._attention = self._try(partial(_make_attention, config, decoder, device, kv_codes))
+        else:
             self._degraded.append("Triton cannot be loaded, so plain torch computes")
         self._can_capture = not config.model.enforce_eager
 
@@ -154,12 +156,10 @@ def _reason_of(error: Exception) -> str:
     return ": ".join([type(error).__name__, *lines[-1:]])[:MAX_REASON_CHARS]
 
 
-def _make_attention(
-    config: Config, decoder: Decoder, device: GpuDevice, kv_codes: torch.dtype | None
-) -> AttentionBackend | None:
-    """Loads the Triton kernels; `None` where there are none, which is logged: torch computes then.
+def _load_kernels(config: Config, device: GpuDevice) -> bool:
+    """Loads the Triton kernels; returns whether there are any, which is logged if not: torch computes then.
 
-    Raises `BootError` for an `--attention-backend` that is asked for and cannot be had.
+    Raises `BootError` for an `--attention-backend` that needs them.
     """
     wanted = config.model.attention_backend
     try:
@@ -174,12 +174,19 @@ def _make_attention(
             "many times slower. `pip install triton` brings it to Linux",
             error,
         )
-        return None
+        return False
+    return True
+
+
+def _make_attention(
+    config: Config, decoder: Decoder, device: GpuDevice, kv_codes: torch.dtype | None
+) -> AttentionBackend:
+    """Raises `BootError` for an `--attention-backend` that is asked for and cannot be had."""
     max_rows, shares_prefixes = config.scheduling.max_num_seqs, config.cache.shared_prefix_attention
     model, page_size = decoder.config, config.cache.block_size
     heads = model.num_heads, model.num_kv_heads, model.head_dim
     shape = DecodeShape(*heads, page_size, decoder.activation_dtype, kv_codes)
-    if wanted == "flashinfer":
+    if config.model.attention_backend == "flashinfer":
         if kv_codes is not None:
             raise BootError("--attention-backend flashinfer: it does not read a KV cache of fp8; leave it at auto")
         log.info("FlashInfer computes attention; steps with prompts are launched operation by operation for it")

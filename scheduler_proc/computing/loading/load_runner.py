@@ -104,6 +104,7 @@ class LoadedModel:
             backend.warm_up(runner)
             if draft_backend is not None and runner.draft_runner is not None:
                 draft_backend.warm_up(runner.draft_runner)
+                runner.degraded = "; ".join(filter(None, (runner.degraded, runner.draft_runner.degraded)))
         if isinstance(backend, CpuBackend):
             backend.begin(runner)
         if isinstance(draft_backend, CpuBackend) and runner.draft_runner is not None:

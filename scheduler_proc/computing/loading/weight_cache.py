@@ -39,12 +39,7 @@ log = logging.getLogger("sluice.weights")
 
 
 def load_through_cache(
-    shard: Shard,
-    family: Family,
-    checkpoint: Checkpoint,
-    placement: Placement,
-    report: Report,
-    is_wanted: bool,
+    shard: Shard, family: Family, checkpoint: Checkpoint, placement: Placement, report: Report, is_wanted: bool
 ) -> Weights:
     """Returns what `load_weights` does, from an earlier start's file where there is one, else leaves one.
 

@@ -22,12 +22,7 @@ def find_processed(processing: LogitsProcessing | None, num_rows: int) -> np.nda
     """Returns which of the rows that sample are named in `logits_processing` (bool)."""
     is_processed = np.zeros(num_rows, dtype=bool)
     if processing is not None:
-        for column in (
-            processing.allowed_rows,
-            processing.bitmask_rows,
-            processing.bias_rows,
-            processing.penalty_rows,
-        ):
+        for column in (processing.allowed_rows, processing.bitmask_rows, processing.bias_rows, processing.penalty_rows):
             is_processed[_int32(column)] = True
     return is_processed
 

@@ -44,7 +44,7 @@ GREEDY = SamplingPlan()
 
 def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
     """Returns how the rows of `batch` that sample get their tokens, and which tokens have logprobs."""
-    wants_more = batch.logits_processing or batch.num_logprobs or batch.prompt_logprobs
+    wants_more = batch.logits_processing or batch.num_logprobs or batch.hidden_tokens
     if not wants_more and batch.temperatures.count(0) == len(batch.temperatures):
         return GREEDY  # at next to no cost: most steps are
     columns: dict[str, np.ndarray] = {}

@@ -1,7 +1,7 @@
 """The plan of a step as tensors, in one buffer.
 
-Shape legend: T tokens, R rows, B decode rows, C prefill rows, P pages a row, S rows that sample, Q prompt tokens
-with logprobs, N tokens that go to the head (S + Q), W words of a plan of attention, L tiles.
+Shape legend: T tokens, R rows, B decode rows, C prefill rows, P pages a row, S rows that sample, Q hidden
+tokens, N tokens that go to the head (S + Q), W words of a plan of attention, L tiles.
 
 A step of fixed shape has room for more rows and tokens than its batch has: the tokens of its decode rows come first and
 those of its prefill rows after *all* places for decode rows. What is left over in each part is padding: slot -1 (its K
@@ -138,13 +138,12 @@ class StepShape:
 
 def shape_of(batch: Batch) -> StepShape:
     """Returns the sizes of `batch` without padding."""
-    num_prompt_logprobs = 0 if batch.prompt_logprobs is None else num_int32(batch.prompt_logprobs.token_indices)
     return StepShape(
         num_decode_rows=batch.num_decode_rows,
         num_prefill_tokens=batch.num_tokens - batch.num_decode_rows,
         num_prefill_rows=batch.num_rows - batch.num_decode_rows,
         num_pages=batch.num_pages_per_row,
-        num_head_tokens=batch.num_sampled + num_prompt_logprobs,
+        num_head_tokens=batch.num_sampled + num_int32(batch.hidden_tokens),
     )
 
 
@@ -156,7 +155,7 @@ def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
 
 def only_samples(batch: Batch) -> bool:
     """Whether each token of the step yields a next token, and nothing else is wanted of any."""
-    return num_int32(batch.token_ids) == num_int32(batch.sample_tokens) and batch.prompt_logprobs is None
+    return num_int32(batch.token_ids) == num_int32(batch.sample_tokens) and not batch.hidden_tokens
 
 
 def as_decode_rows(batch: Batch) -> Batch:
@@ -183,7 +182,7 @@ def as_decode_rows(batch: Batch) -> Batch:
 def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:
     """Returns the inputs of a step, without plans, whose columns are `tensors`."""
     columns: dict[str, Any] = {name: tensors[name] for name in INPUT_COLUMNS}
-    # Each decode row samples, so where there are no others, and no logprobs of prompts, all go to the head.
+    # Each decode row samples, so where there are no others, and no hidden tokens, all go to the head.
     all_go_to_head = shape.num_tokens == shape.num_decode_rows == shape.num_head_tokens
     return StepInputs(shape.num_decode_rows, all_go_to_head=all_go_to_head, **columns)
 
@@ -229,16 +228,10 @@ def _read_columns(batch: Batch) -> Arrays:
 
 
 def _find_head_tokens(batch: Batch) -> np.ndarray:
-    """Returns indices (int64) into the tokens of the batch: those that sample, then those before prompt tokens with
-    logprobs."""
-    columns = (
-        [batch.sample_tokens]
-        if batch.prompt_logprobs is None
-        else [batch.sample_tokens, batch.prompt_logprobs.token_indices]
-    )
-    for tokens in (_int32(column) for column in columns):
-        assert len(tokens) == 0 or 0 <= tokens.min() <= tokens.max() < batch.num_tokens
-    return _int32(b"".join(columns)).astype(np.int64)
+    """Returns indices (int64) into the tokens of the batch: those that sample, then `hidden_tokens`."""
+    tokens = _int32(batch.sample_tokens + batch.hidden_tokens)
+    assert len(tokens) == 0 or 0 <= tokens.min() <= tokens.max() < batch.num_tokens
+    return tokens.astype(np.int64)
 
 
 def _int32(column: bytes) -> np.ndarray:

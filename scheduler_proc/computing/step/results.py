@@ -1,6 +1,6 @@
 """What is computed behind the forward pass of a step, on its device and then in the host's memory.
 
-Shape legend: S rows that sample, Q prompt tokens with logprobs, E embedding size, V vocabulary.
+Shape legend: S rows that sample, Q hidden tokens, E embedding size, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class Forwarded(NamedTuple):
     logits: Tensor
     """[S, V]"""
     hidden: Tensor
-    """[Q, E]: what the head reads of the tokens before those prompt tokens whose logprobs are wanted."""
+    """[Q, E]: what the head reads of `Batch.hidden_tokens`."""
     columns: Mapping[str, Tensor]
     """Those of the `SamplingPlan`."""
     likeliest: np.ndarray | None = None

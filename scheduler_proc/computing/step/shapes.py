@@ -47,11 +47,11 @@ class StepShapes:
         return [*prefills, self._shape(rows, 0)]
 
     def find(self, batch: Batch) -> StepShape | None:
-        """Returns the smallest shape with room for `batch`; `None` where it is too large, or wants prompt logprobs."""
+        """Returns the smallest shape with room for `batch`; `None` where it is too large, or has hidden tokens."""
         rows = batch.num_decode_rows
         tokens = batch.num_tokens - rows
         is_too_large = tokens > max(self._prefill_tokens, default=0) or batch.num_sampled > self._limits.max_num_seqs
-        if is_too_large or batch.prompt_logprobs is not None:
+        if is_too_large or batch.hidden_tokens:
             return None
         if tokens == 0:
             return self._shape(self.places(rows), 0)

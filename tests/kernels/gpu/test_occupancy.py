@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kernels.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch
+from kernels.gpu.launch_table import find_launch
 from kernels.gpu.occupancy import Processor, count_side_by_side, processor_of
 from kernels.paged_decode import UNCOMPILED, count_programs, paged_decode
 from kernels.paged_kv import PagedKV
@@ -54,12 +55,13 @@ def test_without_a_gpu_work_is_planned_for_a_few_programs() -> None:
 
 
 @pytest.mark.parametrize(("registers", "expected"), [(72, 7 * 132), (158, 3 * 132)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("dtype", "merges"), [(torch.bfloat16, True), (torch.float32, False)])
 def test_counts_what_is_launched_later(
-    registers: int, expected: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    registers: int, expected: int, dtype: torch.dtype, merges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel that is compiled to be counted has the constants and the types of the one that is launched."""
     form = pytest.importorskip("kernels.gpu.paged_decode")
+    monkeypatch.setattr(form, "find_launch", lambda *key: {**find_launch(*key), "merges": int(merges)})
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     compiled = SimpleNamespace(
         n_regs=registers, metadata=SimpleNamespace(shared=20992, num_warps=4), _init_handles=lambda: None
@@ -83,7 +85,7 @@ def test_counts_what_is_launched_later(
     assert count_programs(DecodeShape(8, 2, 64, 16, dtype), torch.device("cuda")) == expected
     heads = torch.zeros(3, 12, 64, dtype=dtype)
     cache = PagedKV(torch.zeros(32, 2, 64, dtype=dtype), torch.zeros(32, 2, 64, dtype=dtype), 16)
-    layout = DecodeLayout(3, 8, 2, 8, shares_prefixes=True)
+    layout = DecodeLayout(3, 8, 2, 8, shares_prefixes=True, merges_in_kernel=merges)
     plan = torch.zeros(layout.num_words, dtype=torch.int32)
     work = DecodeWork(layout, plan, make_decode_scratch(layout, 64, torch.device("cpu")))
     tables, num_keys = torch.zeros(3, 2, dtype=torch.int32), torch.ones(3, dtype=torch.int32)

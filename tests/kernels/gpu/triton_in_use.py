@@ -39,7 +39,7 @@ def triton_in_use() -> Iterator[Counter[str]]:
             warnings.filterwarnings("ignore", "Conversion of an array with ndim > 0", DeprecationWarning)
             yield taken
     finally:
-        triton_kernels.unload_triton_kernels()
+        triton_kernels._loaded.clear()
 
 
 def _counted(name: str, found: triton_kernels.TritonKernel, taken: Counter[str]) -> triton_kernels.TritonKernel:

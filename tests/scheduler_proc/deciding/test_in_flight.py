@@ -2,13 +2,12 @@
 
 from array import array
 
-import msgspec
 import pytest
 
 from messages.columns import num_int32, pack_float32, pack_int32, unpack_int32, unpack_int64
 from messages.requests import AbortMsg, DropBefore, FlushCache, StopSeen
 from messages.steps import Batch, ForwardOutput
-from scheduler_proc.deciding.endings import NOT_FINITE
+from scheduler_proc.deciding.isolation import run_step
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_runner import expected_logprobs, unpack_logprobs
 
@@ -327,13 +326,14 @@ def test_logprobs_of_the_rows_that_go_on_are_theirs():
     all_logprobs = unpack_logprobs(output.logprobs, 2)
     bench.send(AbortMsg(2, 0), AbortMsg(4, 0))
     tokens = array("i", output.next_tokens)
-    tokens[4] = -1
-    bench.scheduler.commit(msgspec.structs.replace(output, next_tokens=tokens.tobytes()), {4: NOT_FINITE})
+    bench.runner.poison = {5}
+    output, failures = run_step(bench.runner.run, batch)
+    bench.scheduler.commit(output, failures)
     bench.inbox.take(bench.scheduler.pop_replies())
     assert bench.inbox.logprobs[1, 0] == [all_logprobs[0]]
     assert bench.inbox.logprobs[3, 0] == [all_logprobs[2]]
     assert bench.output(2) == bench.output(4) == []
-    assert bench.end(5).error == NOT_FINITE, "the failure is that of the same row"
+    assert bench.end(5).error == failures[4], "the failure is that of the same row"
     assert (bench.output(1), bench.output(3)) == ([tokens[0]], [tokens[2]])
 
 

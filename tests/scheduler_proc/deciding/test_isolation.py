@@ -10,7 +10,7 @@ import pytest
 
 from messages.columns import num_int32, pack_float32, pack_int32, pack_int64, unpack_int32, unpack_int64
 from messages.steps import ForwardOutput
-from scheduler_proc.deciding.isolation import MAX_RERUNS, join_outputs, no_output, run_step, slice_rows
+from scheduler_proc.deciding.isolation import MAX_RERUNS, join_outputs, run_step, slice_rows
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_runner import check_shapes, expected_logprobs, expected_output, unpack_logprobs
 
@@ -144,16 +144,6 @@ def same_results(left: ForwardOutput, right: ForwardOutput, num_logprobs: bytes)
         tops.append([(*row[:2], row[2][:count]) for row, count in zip(rows, wanted, strict=True)])
     same = left.next_tokens == right.next_tokens and left.prompt_logprobs == right.prompt_logprobs
     return same and tops[0] == tops[1]
-
-
-def test_a_part_that_cannot_be_computed_keeps_the_places_of_the_others():
-    bench, _ = mixed_bench(12, is_rich=True)
-    batch = bench.scheduler.schedule()
-    assert batch is not None
-    whole, nothing = bench.runner.run(batch), no_output(batch)
-    for name in ("logprobs", "prompt_logprobs"):
-        assert len(getattr(nothing, name).token_ids) == len(getattr(whole, name).token_ids)
-    assert len(nothing.next_tokens) == len(whole.next_tokens)
 
 
 def test_a_part_samples_for_its_own_rows():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from messages.columns import pack_float32, pack_int32
 from messages.steps import NO_TOKEN, LogprobColumns
-from scheduler_proc.deciding.logprob_columns import cut, has_nan, join, unknown, with_num_top
+from scheduler_proc.deciding.logprob_columns import cut, has_nan, join, with_num_top
 from tests.scheduler_proc.clients import Bench, user_msg
 from tests.scheduler_proc.simulated_runner import expected_logprobs, expected_output, unpack_logprobs
 
@@ -43,7 +43,8 @@ def test_fewer_alternatives_are_the_first_and_more_are_filled_up(num_tokens, old
 def test_what_is_not_a_number_is_found():
     assert not has_nan(columns(3, 1))
     assert not has_nan(LogprobColumns(pack_int32([1]), pack_float32([-math.inf]), 0, b"", b""))
-    assert has_nan(join([columns(3, 1), unknown(1), columns(3, 1)], 1))
+    unknown = LogprobColumns(pack_int32([NO_TOKEN]), pack_float32([math.nan]), 0, b"", b"")
+    assert has_nan(join([columns(3, 1), unknown, columns(3, 1)], 1))
 
 
 def test_each_request_gets_its_own_logprobs_in_mixed_steps():

@@ -8,10 +8,9 @@ import pytest
 from messages.columns import pack_float32, pack_int32, unpack_int32
 from messages.replies import DetokenizeMsg, OpenStream, PromptLogprobs
 from messages.requests import AbortMsg
-from messages.steps import PromptLogprobTargets
+from messages.steps import LogprobColumns, PromptLogprobTargets
 from messages.timeline import ScheduleReport
 from scheduler_proc.deciding.isolation import slice_rows
-from scheduler_proc.deciding.logprob_columns import unknown
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.plain_steps import plain_step
 from tests.scheduler_proc.simulated_runner import expected_logprobs, expected_output
@@ -202,10 +201,11 @@ def test_logprobs_of_other_tokens_are_a_bug():
     batch = bench.scheduler.schedule()
     assert batch is not None
     output = msgspec.structs.replace(bench.runner.run(batch), prompt_logprobs=None)
-    with pytest.raises(AssertionError, match="logprobs are missing"):
+    with pytest.raises(AssertionError, match="is wanted of each token with a logprob is missing"):
         bench.scheduler.commit(output)
     assert bench.scheduler.schedule() is not None
-    output = msgspec.structs.replace(output, prompt_logprobs=msgspec.structs.replace(unknown(2), logprobs=bytes(8)))
+    others = LogprobColumns(pack_int32([4, 5]), bytes(8), 0, b"", b"")
+    output = msgspec.structs.replace(output, prompt_logprobs=others)
     with pytest.raises(AssertionError):
         bench.scheduler.commit(output)
 

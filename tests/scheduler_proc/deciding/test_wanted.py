@@ -4,7 +4,7 @@ import pytest
 
 from scheduler_proc.deciding.radix import RadixTree
 from scheduler_proc.deciding.requests import Limits, PendingReq, Req
-from scheduler_proc.deciding.wanted import Wanted, wanted_in_decode, wanted_in_prefill
+from scheduler_proc.deciding.wanted import Wanted
 from tests.scheduler_proc.clients import user_msg
 
 PROMPT = [3, 1, 4, 1, 5, 9]
@@ -29,12 +29,12 @@ def make_req(max_tokens: int = 4, **params) -> Req:
     ],
 )
 def test_a_chunk_wants_what_its_tokens_give(params, start, end, expected):
-    assert wanted_in_prefill(make_req(**params), start, end) == expected
+    assert make_req(**params).wanted_in_prefill(start, end) == expected
 
 
 def test_a_row_in_decode_wants_a_token_after_each_draft_token_and_one_more():
-    assert wanted_in_decode(make_req()) == Wanted(1)
-    assert wanted_in_decode(make_req(num_logprobs=3), num_drafts=2) == Wanted(3, 3)
+    assert make_req().wanted_in_decode() == Wanted(1)
+    assert make_req(num_logprobs=3).wanted_in_decode(num_drafts=2) == Wanted(3, 3)
 
 
 def test_a_row_that_got_fewer_tokens_has_fewer_logprobs():

@@ -1,5 +1,5 @@
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -73,3 +73,25 @@ def test_an_earlier_fault_that_shows_at_a_launch_ends_the_process(monkeypatch: p
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     with pytest.raises(RuntimeError, match="an illegal memory access"):
         device.submit(work)
+
+
+def test_a_capture_that_fails_says_what_failed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of such a capture raises, too, and names nothing."""
+
+    @contextmanager
+    def graph(*_: object, **__: object) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    device = CudaDevice(torch.device("cuda:0"))
+    with pytest.raises(RuntimeError, match="an illegal memory access"):
+        device.capture(fail, None)
+    with pytest.raises(RuntimeError, match="due to a previous error"):
+        device.capture(lambda: None, None)

@@ -15,7 +15,7 @@ from messages.columns import pack_int32, unpack_int32
 from messages.errors import BootError
 from messages.requests import SamplingParams
 from messages.steps import Batch
-from scheduler_proc.computing.gpu import loading
+from scheduler_proc.computing.gpu import attention_plans, loading
 from scheduler_proc.computing.gpu.captured_steps import Report
 from scheduler_proc.computing.gpu.forward_passes import MORE_GRAPH_BYTES, GpuForwardPasses
 from scheduler_proc.computing.loading import load_runner as loader
@@ -84,7 +84,7 @@ def passes_of(runner: Runner) -> GpuForwardPasses:
 def num_graphs(runner: Runner) -> int:
     captured = passes_of(runner).captured
     assert captured is not None
-    return captured.num_graphs
+    return len(captured._captured)
 
 
 def make_pair(path: Path, variant: str) -> Pair:
@@ -222,6 +222,14 @@ def test_a_row_without_a_token_is_a_source_that_does_no_harm(pair: Pair) -> None
     cache.values[21 * 16 : 22 * 16] = 0
 
 
+def test_a_cache_of_codes_changes_no_number_format_but_its_own(pair: Pair) -> None:
+    """What a captured step leaves for the head is no code."""
+    flags = {"kv_cache_dtype": "int8"}
+    on_cpu = load_runner(make_config(pair.path, **FLAGS | flags), nobody)
+    late = load_late(pair.path, LateDevice(), **flags)
+    assert generate(late, PROMPTS[:3], 6) == generate(on_cpu, PROMPTS[:3], 6)
+
+
 def test_without_graphs_and_without_overlap(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     device = LateDevice()
     eager = load_late(pair.path, device, enforce_eager=True, overlap=False)
@@ -310,6 +318,35 @@ def test_a_kernel_that_cannot_be_compiled_is_left_out_alone(
     assert num_graphs(loaded) == num_graphs(pair.gpu), "the graphs are captured without it"
     assert generate(loaded, PROMPTS, 6, SCHEDULES[1], VARIED) == generate(pair.cpu, PROMPTS, 6, SCHEDULES[1], VARIED)
     assert device.num_replays > 0
+
+
+def test_attention_that_cannot_be_compiled_to_count_its_programs_is_left_out_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, failing: Callable[[str], None]
+) -> None:
+    """It is not loaded again when the plans are made again without it, which would go on for ever."""
+    calls: list[bool] = []
+
+    def count(*arguments: object) -> int:
+        calls.append("paged_decode" in triton_kernels._loaded)
+        assert len(calls) < 3, "it is tried again and again"
+        if calls[-1]:
+            triton_kernels._loaded["paged_decode"]()
+        return 1
+
+    monkeypatch.setattr(attention_plans, "count_programs", count)
+    loaded = load_late(pair.path, LateDevice(), failing, enforce_eager=True)
+    assert calls == [True, False]
+    assert loaded.degraded.count("plain torch computes paged_decode") == 1
+
+
+def test_what_a_draft_model_lacks_is_told_too(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warm_up(backend: loading.GpuBackend, runner: Runner) -> None:
+        runner.degraded = "the draft model lacks" if backend._config.model.enforce_eager else "the model lacks"
+
+    monkeypatch.setattr(loading.GpuBackend, "warm_up", warm_up)
+    assert (
+        load_late(pair.path, LateDevice(), draft_model=pair.path).degraded == "the model lacks; the draft model lacks"
+    )
 
 
 def test_what_is_raised_by_something_else_ends_the_start(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
