@@ -33,7 +33,7 @@ BUDGETS = {
     "live page": 1_025,
     "tokenizer and detokenizer": 1_730,
     "scheduler": 6_710,
-    "CPU backend": 3_625,
+    "CPU backend": 3_610,
     "GPU backend": 3_080,
     "operations and references": 1_305,
     "messages": 2_250,
