@@ -68,17 +68,10 @@ class LimitedRunner:
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns 0, or 1 where the model or the trace cannot be read."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    parser = make_parser(__doc__, seconds=16.0)
+    parser.add_argument(
+        "--speed", action="store_true", help="measure how fast the trace is simulated, and nothing else"
     )
-    add = parser.add_argument
-    trace = Path("../shared/traces/mooncake/conversation_trace.jsonl")
-    add("--trace", type=Path, default=trace, help="the second load (default: %(default)s)")
-    add("--num-requests", type=int, default=40, help="of each load (default: %(default)s)")
-    add("--rounds", type=int, default=3, help="default: %(default)s")
-    add("--seconds", type=float, default=16.0, help="of calibration in each round (default: %(default)g)")
-    add("--speed", action="store_true", help="measure how fast the trace is simulated, and nothing else")
-    add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options, flags = parser.parse_known_args(arguments)
     try:
         sections: dict[str, Any] = dict(parse_flags(["--device", "cpu", *LARGEST, *flags]))
@@ -115,6 +108,21 @@ def main(arguments: list[str] | None = None) -> int:
     for case in predicted:
         show(compare(case, predicted[case], measured[case]))
     return 0
+
+
+def make_parser(description: str | None, seconds: float) -> argparse.ArgumentParser:
+    """Returns the options of both benchmarks of predictions; `seconds` of measured steps are the default."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    trace = Path("../shared/traces/mooncake/conversation_trace.jsonl")
+    add("--trace", type=Path, default=trace, help="the second load (default: %(default)s)")
+    add("--num-requests", type=int, default=40, help="of each load (default: %(default)s)")
+    add("--rounds", type=int, default=3, help="default: %(default)s")
+    add("--seconds", type=float, default=seconds, help="of measured steps in each round (default: %(default)g)")
+    add("--json", type=Path, metavar="FILE", help="write the result to FILE")
+    return parser
 
 
 def make_loads(options: argparse.Namespace, config: Config) -> dict[str, list[Arrival]]:

@@ -2,26 +2,29 @@
 
     python -m benchmarks.bench_whatif_http --cpu-threads 1 [--rounds 3] [--json FILE] [FLAGS]
 
-In each round a server with the largest settings is recorded (`--record`) under a load of its own, of 1, 2, 4 … requests
-at a time; its steps, and what HTTP, tokenizer and detokenizer take, make the prediction. Then one server for each
-setting serves the loads of `bench_whatif`, which are none that was recorded, and the client measures. Figures are
-medians of the rounds. Time is that of the clock, so nothing else should run.
+In each round a server with the largest settings is recorded (`--record`), and one server for each setting serves the
+loads of `bench_whatif`, none of which is recorded, while the client measures. The recorded server has a load of its
+own, of 1, 2, 4 … requests at a time, before each of these, so that both have the machine in the same state; its steps,
+and what tokenizer and detokenizer take, make the prediction. All have first used every page of their caches once: new
+memory takes time, which the model does not know of. Figures are medians of the rounds. Time is that of the clock, so
+nothing else should run.
 """
 
-import argparse
 import sys
-import tempfile
 import uuid
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Self
 
 import numpy as np
 import uvloop
 
-from benchmarks.bench_whatif import GOAL, LARGEST, SETTINGS, Case, compare, make_loads, show
+from benchmarks.bench_whatif import GOAL, LARGEST, SETTINGS, Case, compare, make_loads, make_parser, show
 from benchmarks.load.answer import OK
+from benchmarks.load.connection import Target
 from benchmarks.load.drive import Limits, Load, Measurement
 from benchmarks.load.server_facts import ServerUnavailableError
 from benchmarks.load.workloads import LengthRange, Lengths, PlannedRequest, SamplingFields, random_prompts
@@ -31,10 +34,10 @@ from messages.config import Config
 from messages.errors import SluiceError
 from supervisor.flags import parse_flags
 from supervisor.run import build_config
-from whatif.calibration import Calibration
 from whatif.cost_model import CostModel, fit
 from whatif.outcome import Outcome, quantiles, simulate
-from whatif.recording import read_recording
+from whatif.recording import Recording, read_recording
+from whatif.self_check import find_errors
 from whatif.settings import Setting
 from whatif.traces import Arrival
 
@@ -50,37 +53,34 @@ FACTS = ("requests_per_s",)
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns 0, or 1 where a server or the trace cannot be used."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    add = parser.add_argument
-    trace = Path("../shared/traces/mooncake/conversation_trace.jsonl")
-    add("--trace", type=Path, default=trace, help="the second load (default: %(default)s)")
-    add("--num-requests", type=int, default=40, help="of each load (default: %(default)s)")
-    add("--rounds", type=int, default=3, help="default: %(default)s")
-    add("--seconds", type=float, default=24.0, help="of the recorded load in each round (default: %(default)g)")
-    add("--json", type=Path, metavar="FILE", help="write the result to FILE")
-    options, flags = parser.parse_known_args(arguments)
+    options, flags = make_parser(__doc__, seconds=12.0).parse_known_args(arguments)
     flags = ["--device", "cpu", "--log-level", "warning", *flags]
     predicted: dict[Case, list[Outcome]] = {}
     measured: dict[Case, list[Outcome]] = {}
     models: list[CostModel] = []
+    self_errors: list[dict[str, float]] = []
     lines: list[dict[str, Any]] = []
     try:
         config = build_config(dict(parse_flags([*LARGEST, *flags])))
         loads = make_loads(options, config)
         for _ in range(options.rounds):
-            found = calibrate(config, flags, options.seconds)
+            with RecordedServer(config, flags) as server:
+                for setting in SETTINGS:
+                    server.serve_load(options.seconds / len(SETTINGS))
+                    for load, outcome in zip(loads, measure(list(loads.values()), config, flags, setting), strict=True):
+                        measured.setdefault((load, setting), []).append(outcome)
+                recording = server.read()
+            found = recording.calibration
             models.append(fit(found.steps))
-            for setting in SETTINGS:
-                for load, outcome in zip(loads, measure(list(loads.values()), flags, setting), strict=True):
-                    measured.setdefault((load, setting), []).append(outcome)
-                    simulated = simulate(loads[load], found, models[-1], setting)
-                    predicted.setdefault((load, setting), []).append(simulated)
+            self_errors.append(find_errors(recording, models[-1], MANY))
+            for load, setting in measured:
+                simulated = simulate(loads[load], found, models[-1], setting)
+                predicted.setdefault((load, setting), []).append(simulated)
             lines = [compare(case, predicted[case], measured[case], FACTS) for case in predicted]
             if options.json:  # after each round, for the machine may be wanted for something else
                 settings = {name: getattr(options, name) for name in ("num_requests", "seconds")}
                 facts = {**settings, "trace": options.trace.name, "flags": flags, "cost_models": models}
+                facts["self_errors"] = self_errors
                 write_result(options.json, "whatif_http", {**facts, "within_goal": within_goal(lines), "cases": lines})
     except SluiceError as error:
         print(f"bench_whatif_http: {error}", file=sys.stderr)
@@ -91,27 +91,63 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def calibrate(config: Config, flags: Sequence[str], seconds: float) -> Calibration:
-    """Returns the steps of a recorded server under requests of random lengths, each number of them at once as long."""
-    context = config.facts.max_model_len
-    lengths = Lengths(LengthRange(LEAST_CHUNK, context // 2), LengthRange(16, context // 8))
-    levels = [1 << power for power in range(config.scheduling.max_num_seqs.bit_length())]
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        recording = Path(folder) / "recording"
-        command = [*LARGEST, *flags, "--record", str(recording)]
-        with started_server(command, START_TIMEOUT_S) as (_, target):
-            for level in levels:
-                requests = random_prompts(config.facts.vocab_size, lengths, 0, CALIBRATION_SEED + level)
-                load = Load(target, _sampling(), Limits(MANY, seconds / len(levels)))
-                uvloop.run(load.closed_loop(requests, level))
-                _check(load.measurement)
-        return read_recording(recording).calibration
+class RecordedServer:
+    """A server with the largest settings, whose frames are kept; a context manager."""
+
+    def __init__(self, config: Config, flags: Sequence[str]):
+        self._config = config
+        self._flags = flags
+        self._num_warm_ups = 0
+        self._num_loads = 0
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        num_pages = self._config.cache.num_pages
+        assert num_pages is not None, "LARGEST says how many"
+        with ExitStack() as stack:
+            self._folder = Path(stack.enter_context(TemporaryDirectory(prefix="sluice-bench-"))) / "recording"
+            command = [*LARGEST, *self._flags, "--record", str(self._folder)]
+            _, self._target = stack.enter_context(started_server(command, START_TIMEOUT_S))
+            self._num_warm_ups = warm_up(self._config, self._target, num_pages)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def serve_load(self, seconds: float) -> None:
+        """Has it serve requests of random lengths, each number of them at once as long."""
+        context = self._config.facts.max_model_len
+        lengths = Lengths(LengthRange(LEAST_CHUNK, context // 2), LengthRange(16, context // 8))
+        levels = [1 << power for power in range(self._config.scheduling.max_num_seqs.bit_length())]
+        for level in levels:
+            self._num_loads += 1
+            requests = random_prompts(self._config.facts.vocab_size, lengths, 0, CALIBRATION_SEED + self._num_loads)
+            load = Load(self._target, _sampling(), Limits(MANY, seconds / len(levels)))
+            uvloop.run(load.closed_loop(requests, level))
+            _check(load.measurement)
+
+    def read(self) -> Recording:
+        """Returns what has been recorded since it was warm."""
+        return read_recording(self._folder, self._num_warm_ups)
 
 
-def measure(loads: Sequence[list[Arrival]], flags: Sequence[str], setting: Setting) -> list[Outcome]:
+def warm_up(config: Config, target: Target, num_pages: int) -> int:
+    """Has every page of the cache used. Returns the number of requests."""
+    num_input = config.facts.max_model_len // 2
+    num_requests = -(-num_pages * config.cache.block_size // num_input)
+    lengths = Lengths(LengthRange(num_input, num_input), LengthRange(1, 1))
+    load = Load(target, _sampling(), Limits(num_requests, MAX_SECONDS))
+    uvloop.run(load.closed_loop(random_prompts(config.facts.vocab_size, lengths, 0, CALIBRATION_SEED), 2))
+    _check(load.measurement)
+    return num_requests
+
+
+def measure(loads: Sequence[list[Arrival]], config: Config, flags: Sequence[str], setting: Setting) -> list[Outcome]:
     """Returns what the clients of a server with this setting see, load by load. Raises `ServerUnavailableError`."""
     outcomes: list[Outcome] = []
     with started_server([*flags, *str(setting).split()], START_TIMEOUT_S) as (_, target):
+        warm_up(config, target, setting.num_pages)
         for number, arrivals in enumerate([loads[0][:WARM_UP_REQUESTS], *loads]):
             load = Load(target, _sampling(), Limits(MANY, MAX_SECONDS))
             requests = (PlannedRequest(one.prompt_ids, one.num_output, one.at_s) for one in arrivals)

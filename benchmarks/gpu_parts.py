@@ -34,7 +34,7 @@ QUICK = ("--attention-backend", "auto", "--kv-cache-dtype", "auto")
 """The last one counts: a trial has no GPU."""
 QUICK_OFFLINE = (*QUICK, "--num-sequences", "2", "--max-tokens", "16", "--shared-prefix", "8")
 
-HOST_ONLY = ("bench_quantized_linear",)
+HOST_ONLY = ("bench_packed_linear", "bench_quantized_linear")
 """Benchmarks of operations that have no form on a GPU."""
 
 

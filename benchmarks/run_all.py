@@ -50,6 +50,8 @@ def main() -> int:
     engines = ("--processes", "scheduler", "scheduler-2", "--", "--data-parallel", "2")
     run("engine_death", "bench_recovery", "--model", model, *engines)
     run("restart", "bench_restart")
+    run("restart_gpt2-124m", "bench_restart", "--shape", "gpt2-124m")
+    run("populate", "bench_populate")
     run("mixed_steps", "bench_mixed_steps", "--model", model, "--budgets", *LONG_PROMPT_BUDGETS)
     with started_server(["--model", model], START_TIMEOUT_S) as (_, target):
         for name, flags in LOADS.items():

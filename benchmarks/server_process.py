@@ -31,7 +31,7 @@ class ServerProcess:
 
     def __init__(self, arguments: Sequence[str]):
         self.run_dir = RunDir(Path(tempfile.mkdtemp(prefix="sluice-bench-", dir="/tmp")))
-        self.log: collections.deque[tuple[float, str]] = collections.deque(maxlen=1000)
+        self.log: collections.deque[tuple[float, str]] = collections.deque(maxlen=20_000)
         self.begin_s = time.monotonic()
         self._process = subprocess.Popen(
             [*LAUNCH, "--port", "0", "--run-dir", str(self.run_dir.path), "--max-snapshots", "0", *arguments],

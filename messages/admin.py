@@ -36,6 +36,20 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     gauges: dict[str, float]
 
 
+ScalingCause = Literal["waiting", "idle", "range"]
+"""Why the number of engines changes: prompts wait, too little is done, or it is below or above what is wanted."""
+
+
+class Scaling(msgspec.Struct, frozen=True):
+    """With `--max-engines`: how many engines there are to be, between which numbers, why, and the changes so far."""
+
+    target: int
+    min_engines: int
+    max_engines: int
+    text: str
+    num_decisions: dict[ScalingCause, int] = {}
+
+
 class ListProcesses(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Answered with `ProcessList`."""
 
@@ -64,11 +78,14 @@ class DrainServer(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class RestartProcess(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Replace `process` by a new one, so that clients see no error. Answered with `Done` when the old one is gone.
 
-    Rows of a scheduler and connections of a frontend may finish within `timeout_s` (`None`: --drain-timeout-s).
+    Rows of a scheduler and connections of a frontend may finish within `timeout_s`. Without it rows go on at once, at
+    another scheduler or in the new one, and connections get --drain-timeout-s. With `is_for_all` all processes of this
+    one's kind are replaced, one after the other; where one cannot be, the command has failed and ends.
     """
 
     process: str
     timeout_s: float | None = None
+    is_for_all: bool = False
 
 
 class ScaleProcess(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -206,6 +223,7 @@ AdminCommand = ListProcesses | ReadLog | DrainServer | InstructProcesses | Resta
 
 class ProcessList(msgspec.Struct, frozen=True, array_like=True, tag=True):
     processes: tuple[ProcessInfo, ...]
+    scaling: Scaling | None = None
 
 
 class LogLines(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -146,6 +146,13 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     keep_kv_cache: Annotated[
         bool, Meta(description="let the next scheduler have the KV cache of one that dies or is replaced (on a CPU)")
     ] = True
+    kv_populate: Annotated[
+        Literal["eager", "background", "never"],
+        Meta(
+            description="when the KV cache gets its memory on a CPU; eager: before the server is ready; background: "
+            "from then on, mostly while no step runs; never: as it is used, which slows down prompts until then"
+        ),
+    ] = "background"
     kv_disk: Annotated[
         str,
         Meta(

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from messages.admin import Answer, Ask, Instruction, InstructionDone
+from messages.admin import Answer, Ask, Instruction, InstructionDone, Scaling
 from messages.histograms import Counted, HistogramCounts
 
 ProcessState = Literal["starting", "ready", "busy", "hung", "dead", "restarting", "standby"]
@@ -254,6 +254,7 @@ class ProcessTable(msgspec.Struct, frozen=True, array_like=True, tag=True):
     processes: tuple[ProcessStatus, ...]
     stalls: tuple[Stall, ...] = ()
     num_stalls: dict[str, int] = {}
+    scaling: Scaling | None = None
 
 
 ToLauncher = Hello | PhaseReport | StandingBy | Ready | BootFailed | Beat | Drained | InstructionDone | Ask

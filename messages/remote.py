@@ -17,6 +17,10 @@ EngineReport = PhaseReport | Ready | BootFailed | Beat | Drained | InstructionDo
 """What the head's launcher hears of an engine that joins."""
 
 
+WAITING = "waiting"
+"""How the phase of a proxy begins while no engine has joined."""
+
+
 class Join(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """joiner → proxy, first: it offers machine `host`. Both ends must be of one `schema_version` and `release`."""
 

@@ -47,9 +47,30 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             ge=0,
             le=32,
             description="engines: schedulers that share the requests, each with the whole model and a KV cache of its "
-            "own; `launch.py scale scheduler N` changes it at run time; 0: only those of --remote-engines",
+            "own; `launch.py scale scheduler N` and --max-engines change it; 0: only those of --remote-engines",
         ),
     ] = 1
+    max_engines: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=32,
+            description="start and end engines as the load wants it, up to so many (of --data-parallel, also with "
+            "--ray); 0: their number stays",
+        ),
+    ] = 0
+    min_engines: Annotated[int, Meta(ge=1, le=32, description="with --max-engines, the fewest engines")] = 1
+    scale_up_tokens: Annotated[
+        int,
+        Meta(
+            ge=1, description="prompt tokens that wait for each engine, above which for --scale-up-s an engine is added"
+        ),
+    ] = 4096
+    scale_up_s: Annotated[float, Meta(ge=1, description="seconds for which prompts must wait")] = 5.0
+    scale_down_s: Annotated[
+        float,
+        Meta(ge=1, description="seconds without a waiting prompt, and with room in the others, after which one goes"),
+    ] = 60.0
     remote_engines: Annotated[
         tuple[str, ...],
         Meta(
@@ -147,3 +168,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Annotated[
         Literal["text", "json"], Meta(description="how log lines are written; json: one object a line")
     ] = "text"
+
+    @property
+    def most_engines(self) -> int:
+        """How many engines share the machine at most, unless an operator starts more."""
+        return max(self.data_parallel, self.max_engines)

@@ -20,6 +20,10 @@ NUM_LAST_LINES = 30
 READ_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 16
 
+END_LOOK_S = 0.005
+"""Between two looks at a process that has closed its output: its end can be noticed some milliseconds later, when the
+kernel has taken its memory back, and no descriptor tells of that."""
+
 SIGNAL_HINTS = {
     signal.SIGKILL: " (kill -9, or the kernel's out-of-memory killer)",
     signal.SIGSEGV: " (a crash in native code)",
@@ -33,13 +37,15 @@ SIGNAL_HINTS = {
 class Command:
     """How process `name` is started; the run directory is added to `arguments`. `is_external`: by hand.
 
-    `is_remote`: it stands for one on another machine, which may come at any time.
+    `is_remote`: it stands for one on another machine, which may come at any time; `is_scalable`: there may be more of
+    its kind, or fewer.
     """
 
     name: str
     arguments: tuple[str, ...]
     is_external: bool = False
     is_remote: bool = False
+    is_scalable: bool = True
 
 
 def command_of_worker(first: Command, number: int) -> Command:

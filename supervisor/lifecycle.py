@@ -18,10 +18,12 @@ from messages.control import (
     Ready,
     StandingBy,
     Welcome,
+    kind_of,
 )
+from messages.engines import SCHEDULER
 from messages.errors import SluiceError
 from supervisor.admission import find_reason_to_refuse
-from supervisor.child import Child, Command
+from supervisor.child import END_LOOK_S, Child, Command
 from supervisor.console import Console
 from supervisor.endings import tell_end, tell_fatal_end
 from supervisor.process_group import ProcessGroup, hears_table
@@ -53,7 +55,8 @@ class Lifecycle:
         self._restarts = Restarts(settings)
 
     def start_all(self) -> None:
-        for child in self.group:
+        """Starts all processes, the schedulers first: they take the longest."""
+        for child in sorted(self.group, key=lambda child: kind_of(child.name) != SCHEDULER):
             if self.group.leader_of(child) is child:
                 self.start(child)
 
@@ -120,8 +123,10 @@ class Lifecycle:
                 self.start(child)
 
     def due_in_s(self) -> float:
-        """Returns when the next restart or the frontends' next table is due; never where nothing is to be done."""
-        return min(self.group.table_due_in_s(), self._restarts.due_in_s(time.monotonic()))
+        """Returns when a restart, a table for the frontends or a look at a process that ends is due, or never."""
+        is_one_ending = any(child.pid and child.is_silent for child in self.group)
+        ending_s = END_LOOK_S if is_one_ending else float("inf")
+        return min(ending_s, self.group.table_due_in_s(), self._restarts.due_in_s(time.monotonic()))
 
     def show_output(self, child: Child) -> None:
         self._console.relay(child.name, child.latest_pid, child.read_output())
@@ -286,8 +291,9 @@ class Lifecycle:
             self._tell_restart(child, tell_end(child, was_starting))
             self.start(child)
             return
+        has_spare = self.group.find_spare(child) is not None
         try:
-            restart = self._restarts.note_death(child.name, time.monotonic())
+            restart = self._restarts.note_death(child.name, time.monotonic(), has_spare)
         except NoRestartError as refusal:
             self._give_up(child, was_starting, f"\n{refusal}")
         else:

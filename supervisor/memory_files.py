@@ -5,19 +5,22 @@ from pathlib import Path
 
 from messages.control import kind_of, place_of
 from messages.engines import SCHEDULER
+from runtime.numa import allowed_cpus, file_of_group, read_nodes
 from runtime.run_dir import RunDir
 
 
 class MemoryFiles:
-    """Makes and gives back a file for the weights and one for each place of a scheduler, found in the run directory.
+    """Makes and gives back a file for the weights (one for each NUMA node) and one for each place of a scheduler.
 
-    A file has no name but that link: its memory is given back when the last process that has it has ended.
+    They are found in the run directory. A file has no name but the link there: its memory is given back when the last
+    process that has it has ended.
     """
 
     def __init__(self, run_dir: RunDir):
         self._run_dir = run_dir
         self._descriptors: dict[Path, int] = {}
-        self._make(run_dir.weights_file)
+        for group in range(len(read_nodes(allowed_cpus()))):
+            self._make(file_of_group(run_dir.weights_file, group))
 
     def provide(self, name: str) -> None:
         """There is a file for the process `name` and its successors, if it is a scheduler."""

@@ -55,8 +55,11 @@ class Restarts:
         """Notes that process `name` serves from now on."""
         self._ready_s[name] = now_s
 
-    def note_death(self, name: str, now_s: float) -> Restart:
-        """Returns when process `name` will be due to start again. Raises `NoRestartError` where it must stay dead."""
+    def note_death(self, name: str, now_s: float, is_ready: bool = False) -> Restart:
+        """Returns when process `name` will be due to start again, at once where the next one `is_ready`.
+
+        Raises `NoRestartError` where it must stay dead.
+        """
         served_s = now_s - self._ready_s.pop(name, now_s)
         if not self.is_wanted(name):
             raise NoRestartError(f"it is not started again: --restart {name}=never")
@@ -70,7 +73,7 @@ class Restarts:
         self._last_minute.append(now_s)
         series = 0 if served_s >= HEALTHY_S else self._series.get(name, 0)
         self._series[name] = series + 1
-        pause_s = pause_before(series)
+        pause_s = 0.0 if is_ready else pause_before(series)
         self._due_s[name] = now_s + pause_s
         text = f"restarting in {pause_s:g} s ({len(self._last_minute)} of {self._max_per_min} a minute)"
         return Restart(pause_s, text)

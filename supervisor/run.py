@@ -58,7 +58,7 @@ def launch(arguments: list[str]) -> int:
         config = build_config(sections, console)
         run = config.run
         num_workers = {FRONTEND: run.frontend_workers, TOKENIZER: run.tokenizer_workers, SCHEDULER: run.data_parallel}
-        commands = server_commands(run.external, num_workers, len(run.remote_engines), run.tensor_parallel)
+        commands = server_commands(run.external, num_workers, len(run.remote_engines), run.tensor_parallel, run.ray)
         return serve(config, commands, console, began_s)
     except (UsageError, BootError) as error:
         console.say(f"launch.py: {error}", "error")
@@ -71,8 +71,8 @@ def launch(arguments: list[str]) -> int:
 
 def build_config(sections: dict[str, Any], console: Console | None = None) -> Config:
     """Returns the whole configuration, with the facts about the model; this may fetch the model from the hub."""
-    run = sections["run"]
-    model = sections["model"] = choose_devices(sections["model"], run.data_parallel * run.tensor_parallel)
+    run = _set_range_of_engines(sections["run"])
+    model = sections["model"] = choose_devices(sections["model"], run.most_engines * run.tensor_parallel)
     run = sections["run"] = _place_by_ray(run)
     _check_names("--external", run.external)
     if FRONTEND in run.external and run.frontend_workers > 1:
@@ -102,6 +102,17 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
     model_dir = find_model(model, console)
     facts = read_model_facts(model, model_dir, find_tokenizer(model, model_dir, console), model_name(model))
     return Config(**sections, facts=add_draft_facts(facts, model, sections["scheduling"], console))
+
+
+def _set_range_of_engines(run: RunConfig) -> RunConfig:
+    """Returns `run` with a number of engines that is within its range, if it has one."""
+    if not run.max_engines:
+        return run
+    if run.remote_engines or SCHEDULER in run.external:
+        raise UsageError("--max-engines: engines at --remote-engines, or started by hand, come and go with you")
+    if max(run.min_engines, run.data_parallel) > run.max_engines:
+        raise UsageError("--max-engines: there can be no fewer than --min-engines and --data-parallel")
+    return msgspec.structs.replace(run, data_parallel=max(run.min_engines, run.data_parallel))
 
 
 def _place_by_ray(run: RunConfig) -> RunConfig:
@@ -139,10 +150,12 @@ def server_commands(
     num_workers: Mapping[str, int] = ONE_OF_EACH,
     num_remote: int = 0,
     num_ranks: int = 1,
+    is_scalable: bool = False,
 ) -> list[Command]:
     """Returns how the processes are started, so many of a kind, and of an engine so many ranks.
 
-    Those named in `external` are started by hand. `num_remote` schedulers more are on other machines.
+    Those named in `external` are started by hand. `num_remote` schedulers more are on other machines, fixed
+    ones unless `is_scalable`.
     """
     commands: list[Command] = []
     for name, package in PACKAGES.items():
@@ -151,7 +164,7 @@ def server_commands(
         commands += _numbered(first, range(1, num + 1))
         if name == SCHEDULER:
             remote = range(num + 1, num + 1 + num_remote)
-            commands += _numbered(Command(name, python_command(PROXY), is_remote=True), remote)
+            commands += _numbered(Command(name, python_command(PROXY), is_remote=True, is_scalable=is_scalable), remote)
     for rank in range(1, num_ranks):
         name = rank_name(rank)
         first = Command(name, (*python_command("scheduler_proc.rank_process"), "--name", name))

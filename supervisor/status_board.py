@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
+from messages.admin import Scaling
 from messages.control import Beat, ProcessState, ProcessStatus, ProcessTable, Stall, kind_of, place_of
 
 CHANGE_INTERVAL_S = 0.1
@@ -24,6 +25,8 @@ class StatusBoard:
         self._progress_ns = dict.fromkeys(names, time.monotonic_ns())
         self._stalls: tuple[Stall, ...] = ()
         self._num_stalls: dict[str, int] = {}
+        self.scaling: Scaling | None = None
+        """What engines there are to be, where that changes by itself."""
         self._published_ns = 0
         self._has_changed = True
         self._has_beats = False
@@ -191,7 +194,7 @@ class StatusBoard:
         """Returns the table for the frontend, and counts it as told."""
         self._published_ns = now_ns
         self._has_changed = self._has_beats = False
-        return ProcessTable(self.statuses(), self._stalls, self._num_stalls)
+        return ProcessTable(self.statuses(), self._stalls, self._num_stalls, self.scaling)
 
     def _note_progress(self, name: str) -> None:
         self._progress_ns[name] = time.monotonic_ns()

@@ -10,6 +10,7 @@ from messages.channels import Waiter
 from messages.config import RunConfig
 from supervisor.admin.server import AdminServer
 from supervisor.admin.snapshots import Snapshots
+from supervisor.autoscaler import Autoscaler
 from supervisor.child import Command
 from supervisor.console import Console
 from supervisor.lifecycle import Lifecycle, RunFailedError
@@ -45,6 +46,7 @@ class Supervisor:
             site.run_dir, self._lifecycle, self._shutdown, self._snapshots, settings.drain_timeout_s
         )
         self._waiter.add_channel(self._admin.channel)
+        self._autoscaler = Autoscaler(settings, self._group, self._admin.begin, console)
         self._num_stop_signals = 0
         self._last_stop_signal_s = float("-inf")
 
@@ -96,6 +98,7 @@ class Supervisor:
         self._lifecycle.follow(readable)
         self._watch.look()
         self._standby.look()
+        self._autoscaler.look()
         self._snapshots.follow()
         self._admin.follow()
         self._group.publish()

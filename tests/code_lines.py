@@ -29,17 +29,17 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 12_495,
+    "frontend": 12_525,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_730,
-    "scheduler": 6_710,
-    "CPU backend": 3_610,
+    "scheduler": 6_770,
+    "CPU backend": 3_630,
     "GPU backend": 3_080,
     "operations and references": 1_305,
-    "messages": 2_250,
-    "process runtime": 1_545,
-    "launcher": 5_380,
-    "what-if": 1_040,
+    "messages": 2_290,
+    "process runtime": 1_580,
+    "launcher": 5_575,
+    "what-if": 1_105,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

@@ -10,12 +10,17 @@ from typing import Any
 
 import pytest
 
+from scheduler_proc.computing.cpu.openmp import limit_spinning
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 HAS_CUDA_DRIVER = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
 
 if not HAS_CUDA_DRIVER:
     # Triton reads it when its own library of functions is imported, which any other package may do first.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Else each parallel region waits for up to 20 ms for the other programs of a busy machine.
+limit_spinning(os.environ)
 
 # httpx and openai read the certificates of all authorities for each client, which takes 30 ms; no test needs any.
 os.environ.pop("SSL_CERT_FILE", None)
@@ -28,6 +33,8 @@ gc.disable()
 LONG_FILES = (
     *("ring/test_frontend_workers.py", "ring/test_restart.py", "ring/test_poison.py", "ring/test_grammars.py"),
     *("kernels/gpu/test_compile.py", "ring/test_browser.py", "kernels/cpu/test_sanitizers.py"),
+    *("ring/test_standby.py", "supervisor/test_standby.py", "ring/test_engines.py", "ring/test_ranks.py"),
+    *("ring/test_remote_engines.py", "ring/test_speculation.py", "ring/test_operation.py", "ring/test_timelines.py"),
     *("scheduler_proc/test_greedy_tokens.py", "supervisor/admin/test_handover.py", "ring/test_soak.py"),
     *("supervisor/test_supervisor.py", "supervisor/test_replacement.py", "ring/test_openapi.py", "ring/test_golden.py"),
     *("scheduler_proc/test_overlap_soak.py", "frontend/requests/test_hold.py", "test_launch.py"),
@@ -37,7 +44,10 @@ LONG_FILES = (
     *("kernels/gpu/test_draw_filtered.py", "scheduler_proc/deciding/test_soak.py", "test_gpu_tests.py"),
     *("frontend/recovery/test_continuation.py", "frontend/test_process.py", "supervisor/model/test_fetch.py"),
     *("supervisor/cli/test_operate.py", "supervisor/admin/test_scaling.py", "benchmarks/test_run_gpu.py"),
-    *("frontend/http/test_h11_agreement.py", "benchmarks/test_bench_footprint.py"),
+    *("frontend/http/test_h11_agreement.py", "benchmarks/test_bench_footprint.py", "ring/test_tool_calls.py"),
+    *("ring/test_starts.py", "ring/test_agents.py", "ring/test_token_runs.py", "supervisor/test_ranks.py"),
+    *("ring/test_kv_tiers.py", "kernels/gpu/test_sample.py", "scheduler_proc/computing/test_generation.py"),
+    *("scheduler_proc/test_mixed_requests.py", "benchmarks/test_bench_quantization.py"),
 )
 """Begin first, so that no worker is left alone with one at the end. A wrong order costs time and nothing else."""
 

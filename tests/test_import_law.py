@@ -84,12 +84,12 @@ LAYERS = {
         "supervisor/run.py",
         "supervisor/supervisor.py",
         "supervisor/admin",
-        "supervisor/shutdown.py supervisor/standby.py supervisor/watch.py",
+        "supervisor/autoscaler.py supervisor/shutdown.py supervisor/standby.py supervisor/watch.py",
         "supervisor/lifecycle.py",
         "supervisor/process_group.py",
         "supervisor/control_plane.py supervisor/status_board.py supervisor/restarts.py supervisor/admission.py "
         "supervisor/endings.py supervisor/model supervisor/listener.py supervisor/flags.py supervisor/manifest.py "
-        "supervisor/stalls.py",
+        "supervisor/scaling_rule.py supervisor/stalls.py",
         "supervisor/child.py supervisor/console.py supervisor/memory_files.py supervisor/signals.py",
         "supervisor/log_ring.py supervisor/process_files.py",
     ),

@@ -27,6 +27,7 @@ from whatif.cost_model import CostModel, fit
 from whatif.outcome import Outcome, simulate
 from whatif.recommendation import recommend
 from whatif.recording import read_recording
+from whatif.self_check import find_errors
 from whatif.settings import VOCAB_SIZE, Setting, check_possible
 from whatif.show import capacity_table, outcome_table
 from whatif.traces import Arrival, fit_scale, num_cut, read_trace, replay
@@ -60,6 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--prefix-caching", type=_switches, metavar="on,off", help="likewise")
     add("--ttft-slo", type=_positive, metavar="X", help="seconds; finds how many requests a second keep p99 TTFT below")
     add("--num-requests", type=_count, default=1000, metavar="N", help="the first ones (default: %(default)s)")
+    add("--skip-requests", type=_count, default=0, metavar="N", help="but for so many, in which the server was cold")
     add("--trace-speed", type=_positive, default=1.0, metavar="X", help="how much faster requests arrive (default: 1)")
     add(
         "--trace-scale",
@@ -74,11 +76,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Prints what each setting would give. Raises `UsageError`."""
-    calibration, arrivals, notes = read_source(options)
+    calibration, model, arrivals, notes = read_source(options)
     if options.pipeline_ms is not None:
         calibration = msgspec.structs.replace(calibration, pipeline_s=options.pipeline_ms / 1e3)
     settings = choose_settings(options, calibration)
-    model = fit(calibration.steps)
     outcomes: list[Outcome] = []
     capacities: dict[Setting, Capacity] = {}
     for number, setting in enumerate(settings, 1):
@@ -119,14 +120,16 @@ def choose_settings(options: argparse.Namespace, calibration: Calibration) -> li
     return settings
 
 
-def read_source(options: argparse.Namespace) -> tuple[Calibration, list[Arrival], list[str]]:
-    """Returns measured steps, the requests, and what is to be said about them. Raises `UsageError`."""
+def read_source(options: argparse.Namespace) -> tuple[Calibration, CostModel, list[Arrival], list[str]]:
+    """Returns measured steps, their model, the requests, and what is to be said of them. Raises `UsageError`."""
     if not options.source.is_dir():
+        if options.skip_requests:
+            raise UsageError("--skip-requests is for recordings: a trace has no steps that it could leave out")
         calibration = read_calibration(options.steps or DEFAULT_STEPS)
-        return calibration, *plan_trace(options, calibration.max_model_len)
+        return calibration, fit(calibration.steps), *plan_trace(options, calibration.max_model_len)
     if options.trace_scale:
         raise UsageError("--trace-scale is for traces: a recording is of the server's own tokens")
-    recording = read_recording(options.source)
+    recording = read_recording(options.source, options.skip_requests)
     arrivals = [replace(one, at_s=one.at_s / options.trace_speed) for one in recording.arrivals[: options.num_requests]]
     notes = [f"{len(arrivals)} requests over {arrivals[-1].at_s:,.0f} s"]
     num_engines = len({arrival.engine for arrival in arrivals})
@@ -134,7 +137,12 @@ def read_source(options: argparse.Namespace) -> tuple[Calibration, list[Arrival]
         notes.append(f"{num_engines} engines: each request is served by the one that it had; settings are of each")
     if recording.num_left_out:
         notes.append(f"{recording.num_left_out} requests got no token, or began before the recording: left out")
-    return read_calibration(options.steps) if options.steps else recording.calibration, arrivals, notes
+    calibration = read_calibration(options.steps) if options.steps else recording.calibration
+    model = fit(calibration.steps)
+    if not options.steps and (errors := find_errors(recording, model, options.num_requests)):
+        told = ", ".join(f"{name} {error:+.0%}" for name, error in errors.items())
+        notes.append(f"simulated with its own settings, the recording is off by: {told}; expect no less of others")
+    return calibration, model, arrivals, notes
 
 
 def plan_trace(options: argparse.Namespace, max_model_len: int) -> tuple[list[Arrival], list[str]]:

@@ -18,7 +18,8 @@ PageSize = Literal[1, 2, 4, 8, 16, 32, 64, 128]
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """The settings under which `steps` were measured, which are also the defaults of what is asked.
 
-    `pipeline_s`: what a request takes outside of the scheduler, from HTTP to its first token's event.
+    `pipeline_s`: what a request takes outside of the scheduler, from HTTP to its first token's event. `jitter_s`: by
+    how much more or less than usual the tokens of a step take on their way back, as values that are equally likely.
     """
 
     model: str
@@ -30,6 +31,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     enable_prefix_caching: bool = True
     pipeline_s: float = 0.0
+    jitter_s: tuple[float, ...] = (0.0,)
     steps: list[MeasuredStep]
 
     @classmethod

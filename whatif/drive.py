@@ -82,14 +82,16 @@ def serve(
     clock: Clock,
     times: StepTimes,
     until_s: float = math.inf,
+    draw_jitter_s: Callable[[], float] = lambda: 0.0,
 ) -> Served:
     """Serves the arrivals, which are in order of time, by a new scheduler on `runner`.
 
-    At `until_s` what still runs is aborted, and nothing more arrives.
+    At `until_s` what still runs is aborted, and nothing more arrives. The tokens of a step are seen when the jitter
+    that is drawn for it is over, but not before those of an earlier step.
     """
     scheduler = make_scheduler(config, runner)
     stepper = Stepper(scheduler, runner.launch, runner.can_overlap, times, clock)
-    inbox = _Inbox([arrival.at_s for arrival in arrivals])
+    inbox = _Inbox([arrival.at_s for arrival in arrivals], draw_jitter_s)
     num_received, num_arrivals = 0, len(arrivals)
     while True:
         now_s = clock()
@@ -129,7 +131,9 @@ def _user_msg(uid: int, arrival: Arrival) -> UserMsg:
 class _Inbox:
     """When each request got its tokens."""
 
-    def __init__(self, arrived_s: Sequence[float]) -> None:
+    def __init__(self, arrived_s: Sequence[float], draw_jitter_s: Callable[[], float]) -> None:
+        self._draw_jitter_s = draw_jitter_s
+        self._seen_s = 0.0
         self._arrived_s = np.array(arrived_s)
         self._first_s = np.full(len(arrived_s), np.nan)
         self._last_s = np.full(len(arrived_s), np.nan)
@@ -140,7 +144,8 @@ class _Inbox:
         for reply in replies:
             match reply:
                 case DetokenizeMsg():
-                    self._note_tokens(np.frombuffer(reply.uids, INT64), now_s)
+                    self._seen_s = max(self._seen_s, now_s + self._draw_jitter_s())
+                    self._note_tokens(np.frombuffer(reply.uids, INT64), self._seen_s)
                 case ScheduleReport() if reply.facts.waits_for is not None:
                     for row in reply.waiting:
                         self._waits.setdefault(row.uid, reply.facts.waits_for)

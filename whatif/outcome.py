@@ -1,6 +1,8 @@
 """What a setting would give: latencies, throughput, preemptions and prefix-cache hits of one simulated run."""
 
 from collections.abc import Sequence
+from functools import partial
+from random import Random
 
 import msgspec
 import numpy as np
@@ -57,7 +59,8 @@ def simulate(arrivals: Sequence[Arrival], calibration: Calibration, model: CostM
     for engine in sorted({arrival.engine for arrival in arrivals}):
         own = [arrival for arrival in arrivals if arrival.engine == engine]
         runners.append(SimulatedRunner(model, setting, calibration.can_overlap, own))
-        parts.append(serve(own, config, runners[-1], runners[-1].clock, StepTimes()))
+        draw_jitter_s = partial(Random(0).choice, calibration.jitter_s)
+        parts.append(serve(own, config, runners[-1], runners[-1].clock, StepTimes(), draw_jitter_s=draw_jitter_s))
     served = Served.joined(parts)
     assert not np.isnan(served.last_s).any(), "a request got no token"
     outcome = summarize(served, setting, calibration.pipeline_s)

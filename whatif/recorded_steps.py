@@ -13,8 +13,8 @@ from whatif.cost_model import MeasuredStep, StepSize, with_chunks
 class StepReader:
     """Follows one scheduler process, frame by frame; `steps` are those whose begin and size are known.
 
-    A step with prompt chunks begins at its `ScheduleReport`, or where the step before it ended. It ends when its tokens
-    are committed or, if it brought none, when the next step is planned.
+    A step begins where the one before it ended or, if nothing was to be done, when the request that woke the scheduler
+    was tokenized. It ends when its tokens are committed or, if it brought none, when the next step is planned.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,14 @@ class StepReader:
         """Of the step that runs."""
         self._begun_ns = 0
         """When the step that runs began, 0 where none does or it is not known."""
+        self._idle_since_ns = 0
 
     def take(self, message: object) -> None:
         """Takes the next message that the process received or sent. Raises `UsageError` for steps that overlap."""
         match message:
             case UserMsg():
+                if not self._num_tokens:
+                    self._begun_ns = max(message.stamps.tokenized_ns, self._idle_since_ns)
                 self._num_tokens[message.uid] = (len(message.input_ids) + len(message.output_ids)) // 4
             case ScheduleReport():
                 if self._chunks:
@@ -44,7 +47,7 @@ class StepReader:
                     self._num_tokens.pop(row.uid, None)
                     self._decoding.discard(row.uid)
                 if not self._num_tokens:
-                    self._begun_ns = 0
+                    self._begun_ns, self._idle_since_ns = 0, message.committed_ns
             case _:
                 pass
 

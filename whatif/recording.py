@@ -1,12 +1,15 @@
-"""A recording (`--record DIR`) as arrivals and measured steps."""
+"""A recording (`--record DIR`) as arrivals, measured steps, and what each request got when."""
 
+import math
 import statistics
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from messages.columns import INT32, runs_of, unpack_int32, unpack_int64
 from messages.control import FRONTEND, kind_of
@@ -21,12 +24,18 @@ from whatif.calibration import Calibration
 from whatif.recorded_steps import StepReader
 from whatif.traces import Arrival
 
+NUM_JITTERS = 100
+
 
 class Recording(NamedTuple):
-    """What was served, and how. `num_left_out` requests have no token, or began before the first frame."""
+    """What was served, and how. `num_left_out` requests have no token, or began before the first frame.
+
+    `token_times_s` are those of each arrival: when the frontend had its tokens, in seconds since it had the request.
+    """
 
     calibration: Calibration
     arrivals: list[Arrival]
+    token_times_s: list[NDArray[np.float64]]
     num_left_out: int
 
 
@@ -36,7 +45,9 @@ class _Request:
     def __init__(self, message: UserMsg):
         self.message = message
         self.at_ns = message.stamps.tokenized_ns
+        self.received_ns = message.stamps.received_ns
         self.first_token_ns = 0
+        self.seen_ns: list[int] = []
         self.output_ids: array[int] = array(INT32)
 
     def arrival(self, begin_ns: int) -> Arrival:
@@ -52,8 +63,11 @@ class _Request:
         )
 
 
-def read_recording(folder: Path) -> Recording:
-    """Raises `UsageError` where the directory holds no recording of a scheduler."""
+def read_recording(folder: Path, num_skipped: int = 0) -> Recording:
+    """Leaves out so many requests, and all that came before the next one.
+
+    Raises `UsageError` where the directory holds no recording of a scheduler.
+    """
     try:
         config = read_manifest(folder).config
         records = sorted(
@@ -61,6 +75,10 @@ def read_recording(folder: Path) -> Recording:
         )
     except SluiceError as error:
         raise UsageError(str(error)) from None
+    if num_skipped:
+        came_ns = [record.monotonic_ns for record, one in _messages(records, SCHEDULER) if isinstance(one, UserMsg)]
+        begin_ns = ([*came_ns[num_skipped:], math.inf])[0]
+        records = [record for record in records if record.monotonic_ns >= begin_ns]
     readers: dict[int, StepReader] = {}
     requests: dict[int, _Request] = {}
     reports: list[ScheduleReport] = []
@@ -73,6 +91,7 @@ def read_recording(folder: Path) -> Recording:
     if not served:
         raise UsageError(f"{folder} holds no request that got a token from its beginning on")
     arrivals = [request.arrival(served[0].at_ns) for request in served]
+    delays_ns = _note_replies(requests, _messages(records, FRONTEND))
     calibration = Calibration(
         model=", ".join(config.facts.served_names),
         can_overlap=False,
@@ -82,10 +101,12 @@ def read_recording(folder: Path) -> Recording:
         max_num_seqs=config.scheduling.max_num_seqs,
         max_num_batched_tokens=reports[0].facts.max_num_batched_tokens,
         enable_prefix_caching=config.cache.enable_prefix_caching,
-        pipeline_s=_pipeline_s(requests, _messages(records, FRONTEND)),
+        pipeline_s=_pipeline_s(served),
+        jitter_s=_jitter_s(delays_ns),
         steps=[step for reader in readers.values() for step in reader.steps],
     )
-    return Recording(calibration, arrivals, len(requests) - len(served))
+    token_times_s = [(np.array(one.seen_ns) - one.received_ns) / 1e9 for one in served]
+    return Recording(calibration, arrivals, token_times_s, len(requests) - len(served))
 
 
 def _messages(records: Iterable[Record], kind: str) -> Iterator[tuple[Record, Any]]:
@@ -119,14 +140,27 @@ def _num_pages(report: ScheduleReport, page_size: int) -> int:
     return report.facts.num_free_pages + report.facts.num_evictable_pages + of_prompt
 
 
-def _pipeline_s(requests: dict[int, _Request], replies: Iterable[tuple[Record, Any]]) -> float:
-    """Returns the median of what a request took from the frontend to the scheduler, and its first token back."""
-    seconds: dict[int, float] = {}
+def _note_replies(requests: dict[int, _Request], replies: Iterable[tuple[Record, Any]]) -> list[int]:
+    """Notes when the frontend had the tokens of each request. Returns the ns from the commit of each step."""
+    delays_ns: list[int] = []
     for record, message in replies:
         if isinstance(message, StepReplies):
-            for uid in (*unpack_int64(message.uids), *(final.uid for final in message.finals)):
-                request = requests.get(uid)
-                if uid not in seconds and request is not None and request.first_token_ns:
-                    there_ns = request.at_ns - request.message.stamps.received_ns
-                    seconds[uid] = (there_ns + record.monotonic_ns - request.first_token_ns) / 1e9
-    return statistics.median(seconds.values()) if seconds else 0.0
+            if message.committed_ns:
+                delays_ns.append(record.monotonic_ns - message.committed_ns)
+            for uid in (*unpack_int64(message.uids), *(final.uid for final in message.finals if final.token_ids)):
+                if uid in requests:
+                    requests[uid].seen_ns.append(record.monotonic_ns)
+    return delays_ns
+
+
+def _pipeline_s(served: Sequence[_Request]) -> float:
+    """Returns the median of what a request took from the frontend to the scheduler, and its first token back."""
+    times_ns = [one.at_ns - one.received_ns + one.seen_ns[0] - one.first_token_ns for one in served if one.seen_ns]
+    return statistics.median(times_ns or [0]) / 1e9
+
+
+def _jitter_s(delays_ns: Sequence[int]) -> tuple[float, ...]:
+    """Returns how far the delays are from their median, as quantiles at equal distances."""
+    delays_s = np.array(delays_ns or [0]) / 1e9
+    parts = (np.arange(NUM_JITTERS) + 0.5) / NUM_JITTERS
+    return tuple((np.quantile(delays_s, parts) - np.median(delays_s)).tolist())

@@ -25,14 +25,14 @@ def make_calls(num_inputs: int, num_outputs: int) -> dict[str, Callable[[Tensor]
     """Returns what multiplies activations by one of several copies of a weight, the next each time, by format."""
     weight = torch.randn(num_outputs, num_inputs).bfloat16()
     num_copies = max(1, COPIED_BYTES // weight.nbytes)
-    calls = {"bfloat16": _take_turns([make_linear(weight.clone(), None) for _ in range(num_copies)])}
+    calls = {"bfloat16": take_turns([make_linear(weight.clone(), None) for _ in range(num_copies)])}
     for bits in BITS:
         copies = [make_linear(quantize(weight, bits), None) for _ in range(num_copies * 16 // bits)]
-        calls[f"int{bits}"] = _take_turns(copies)
+        calls[f"int{bits}"] = take_turns(copies)
     return calls
 
 
-def _take_turns(layers: Sequence[Linear]) -> Callable[[Tensor], Tensor]:
+def take_turns(layers: Sequence[Linear]) -> Callable[[Tensor], Tensor]:
     turns = itertools.cycle(layers)
 
     def call(x_TI: Tensor) -> Tensor:

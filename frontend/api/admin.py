@@ -5,7 +5,17 @@ from starlette.requests import Request
 
 from frontend.http.responses import JsonReply
 from frontend.links.launcher import Launcher
-from messages.admin import Done, Failed, ListProcesses, ProcessInfo, ProcessList, Progress, RestartProcess, TakeSnapshot
+from messages.admin import (
+    Done,
+    Failed,
+    ListProcesses,
+    ProcessInfo,
+    ProcessList,
+    Progress,
+    RestartProcess,
+    Scaling,
+    TakeSnapshot,
+)
 from messages.control import kind_of
 from messages.errors import ErrorInfo, RequestError, bad_request
 
@@ -19,7 +29,10 @@ RESTART_TIMEOUT_S = 3600.0
 
 
 class ProcessesReply(msgspec.Struct, frozen=True):
+    """`scaling` where the number of engines changes by itself (`--max-engines`)."""
+
     processes: tuple[ProcessInfo, ...]
+    scaling: Scaling | None = None
 
 
 class RestartReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -43,16 +56,17 @@ class AdminApi:
         if isinstance(result, Failed):
             raise command_error(result)
         assert isinstance(result, ProcessList)
-        return JsonReply(ProcessesReply(result.processes))
+        return JsonReply(ProcessesReply(result.processes, result.scaling))
 
     async def restart(self, request: Request) -> JsonReply:
-        """Replaces a process by a new one and replies when that is done.
+        """Replaces a process, or all of its kind, by a new one and replies when that is done.
 
         The frontend replies as soon as its successor accepts connections: this connection is one of those that the old
         one waits for.
         """
         name = request.path_params["process"]
-        command = RestartProcess(name, _timeout_s(request.query_params.get("timeout_s")))
+        is_for_all = request.query_params.get("all", "false").lower() in ("true", "1")
+        command = RestartProcess(name, _timeout_s(request.query_params.get("timeout_s")), is_for_all)
         result = await self._launcher.ask(command, RESTART_TIMEOUT_S, until_progress=kind_of(name) == "frontend")
         if isinstance(result, Failed):
             raise command_error(result)

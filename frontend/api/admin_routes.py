@@ -17,8 +17,10 @@ TIMEOUT = Parameter(
     "query",
     "timeout_s",
     Annotated[float, Meta(ge=0)],
-    "Seconds that running requests may take to end before they go on in the new process.",
+    "Seconds that running requests may take to end before they go on elsewhere or in the new process; by default a "
+    "scheduler's do at once.",
 )
+ALL = Parameter("query", "all", bool, "Replace all processes of this one's kind, one after the other.")
 
 
 def administering(admin: AdminApi, profile: ProfileApi) -> list[Endpoint]:
@@ -27,7 +29,7 @@ def administering(admin: AdminApi, profile: ProfileApi) -> list[Endpoint]:
     snapshot = "Write all that can be known of the server into a directory on its machine"
     return [
         _GET("/admin/processes", admin.processes, "Every process with its state, CPU and memory", ProcessesReply),
-        _POST("/admin/restart/{process}", admin.restart, restart, RestartReply, parameters=(PROCESS, TIMEOUT)),
+        _POST("/admin/restart/{process}", admin.restart, restart, RestartReply, parameters=(PROCESS, TIMEOUT, ALL)),
         _POST("/admin/snapshot", admin.snapshot, snapshot, SnapshotReply),
         _POST("/start_profile", profile.start, "Begin a profile of all processes", ProfileBegun),
         _POST("/stop_profile", profile.stop, "End the profile and merge it into one trace", ProfileFile),

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from frontend.errors import UnavailableError
+from messages.admin import Scaling
 from messages.control import (
     FRONTEND,
     RING,
@@ -69,6 +70,8 @@ class ProcessView:
         self._stalls: tuple[Stall, ...] = ()
         self.num_stalls: dict[str, int] = {}
         """Of the run, by kind."""
+        self.scaling: Scaling | None = None
+        """Where the number of engines changes by itself."""
         self.has_started = has_started
         """True from the first moment at which every process of the ring was ready, whichever frontend was there."""
 
@@ -80,6 +83,7 @@ class ProcessView:
     def update(self, table: ProcessTable) -> None:
         self._processes = {status.name: status for status in table.processes}
         self._stalls, self.num_stalls = table.stalls, table.num_stalls
+        self.scaling = table.scaling
         self.has_started = self.has_started or self.is_ready
 
     @property

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from frontend.links.processes import ProcessView, kv_cache_usage
 from frontend.metrics.distribution import make_buckets
 from messages import VERSION
+from messages.admin import ScalingCause
 from messages.config import Config
 from messages.control import ProcessState, ProcessStatus, StallKind
 from messages.histograms import BOUNDS, KV_TIERS, Counted
@@ -95,6 +96,7 @@ class ProcessCollector(Collector):
         statuses = self._processes.statuses()
         yield from self._states(statuses)
         yield self._stalls()
+        yield from self._engines()
         yield from self._costs(statuses)
 
     def _info(self) -> Metric:
@@ -138,6 +140,18 @@ class ProcessCollector(Collector):
 
     def _values(self, engine: int) -> list[str]:
         return [*self._model, *[str(engine)] * self._has_engines]
+
+    def _engines(self) -> Iterator[Metric]:
+        """Yields how many engines there are to be, and how often that has changed by itself (`--max-engines`)."""
+        processes = self._processes
+        num = processes.num_engines if processes.scaling is None else processes.scaling.target
+        yield GaugeMetricFamily("sluice_engines_target", "Engines that there are to be.", value=num)
+        decisions = {} if processes.scaling is None else processes.scaling.num_decisions
+        text = "Changes of their number that --max-engines has brought, by cause."
+        family = CounterMetricFamily("sluice_engine_scalings", text, labels=["cause"])
+        for cause in get_args(ScalingCause):
+            family.add_metric([cause], decisions.get(cause, 0))
+        yield family
 
     def _counters(self, counted: Mapping[int, Counted]) -> Iterator[Metric]:
         for name, text, key in COUNTERS:

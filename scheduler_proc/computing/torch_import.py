@@ -1,26 +1,41 @@
 """Imports torch faster than a plain import does."""
 
 import gc
-import os
 import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-
-from scheduler_proc.computing.cpu.openmp import limit_spinning
+from typing import Any
 
 FAKE_TENSORS = "torch._meta_registrations"
 """Shapes of operations on fake tensors, with the decompositions that they are made of: a third of the import's time.
 Torch's compiler, its exporter and its profiler need it, and have to import it before anything else of theirs."""
 
+UNUSED = frozenset(
+    """
+    torch.ao torch.distributions torch.export torch.masked torch.nn.intrinsic torch.nn.qat torch.nn.quantizable
+    torch.nn.quantized torch.optim torch.profiler torch.quantization torch.sparse torch.testing torch.utils.data
+    """.split()  # noqa: SIM905
+)
+"""Packages that torch imports for its users alone: with what they import, a fifth of the rest. They run when something
+of them is asked for."""
+
+OPERATORS = "torch._higher_order_ops"
+"""Likewise, but torch takes functions out of it."""
+
 
 def import_torch() -> None:
-    """Imports torch, without `FAKE_TENSORS` where there is no CUDA device."""
-    limit_spinning(os.environ)
+    """Imports torch; where there is no CUDA device, without `FAKE_TENSORS`, and with `UNUSED` for later."""
     gc.disable()  # it would walk the modules' objects again and again while they come
     sys.modules[FAKE_TENSORS] = ModuleType(FAKE_TENSORS)
+    finder = _LateFinder()
+    sys.meta_path.insert(0, finder)
     try:
         import torch
     finally:
+        sys.meta_path.remove(finder)
         del sys.modules[FAKE_TENSORS]
         gc.enable()
     if torch.cuda.is_available():
@@ -29,4 +44,51 @@ def import_torch() -> None:
 
 def import_fake_tensors() -> None:
     """Imports what `import_torch` has left out, if it has."""
-    import_module(FAKE_TENSORS)
+    for name in (OPERATORS, FAKE_TENSORS):
+        module = import_module(name)
+        if isinstance(module, _LateModule):
+            module.run()
+
+
+class _LateModule(ModuleType):
+    """A module whose code runs when something of it is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(name)
+        if self.__name__ == OPERATORS and any(isinstance(finder, _LateFinder) for finder in sys.meta_path):
+            return _find_later(name)
+        self.run()
+        return getattr(self, name)
+
+    def run(self) -> None:
+        assert self.__spec__ is not None
+        assert isinstance(self.__spec__.loader, _LateLoader)
+        self.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
+        self.__spec__.loader.real.exec_module(self)
+
+
+def _find_later(name: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        import_fake_tensors()
+        return getattr(sys.modules[OPERATORS], name)(*args, **kwargs)
+
+    return call
+
+
+class _LateLoader(Loader):
+    def __init__(self, real: Loader):
+        self.real = real
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__class__ = _LateModule
+
+
+class _LateFinder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path) if fullname in UNUSED or fullname == OPERATORS else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = _LateLoader(spec.loader)
+        return spec

@@ -206,7 +206,9 @@ class Scheduler:
         gauges: dict[str, float] = {
             "requests": len(stages.requests),
             "waiting": self.num_waiting,
+            "waiting_tokens": sum(len(pending.token_ids) for pending in stages.waiting),
             "running": len(stages.running),
+            "rows_all": policy.budget.max_num_seqs,
             "prefilling": len(stages.prefilling),
             "decoding": len(stages.decode),
             "compiling": len(stages.compiling),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from messages.admin import Done, Progress, RestartProcess
 from messages.control import SUCCESSOR, Drain, Leave, kind_of, place_of
 from messages.engines import RANK, SCHEDULER
+from messages.remote import WAITING
 from supervisor.admin.inquiries import find_process
 from supervisor.admin.tasks import CommandFailedError, Steps, Task, until
 from supervisor.child import Child
@@ -21,15 +22,46 @@ from supervisor.process_group import ProcessGroup
 STOP_TIMEOUT_S = 3.0
 FRONT_STOP_TIMEOUT_S = 5.0
 DRAIN_MARGIN_S = 1.0
+MOVE_TIMEOUT_S = 30.0
+"""What requests get to go on at another scheduler; it takes far less."""
+
+JOIN_TIMEOUT_S = 60.0
+"""What an engine on another machine gets to join the new process that stands for it; a joiner tries for ten seconds."""
+
 FOREVER = float("inf")
 """The watch ends a start that makes no progress, so nobody else has to set it a limit."""
 
 
-def restart_process(lifecycle: Lifecycle, command: RestartProcess, drain_timeout_s: float) -> Task:
-    """Replaces a process; returns `Done` when the old one is gone. `drain_timeout_s`: where no time is given."""
-    timeout_s = drain_timeout_s if command.timeout_s is None else command.timeout_s
+def restart_processes(lifecycle: Lifecycle, command: RestartProcess, drain_timeout_s: float) -> Task:
+    """Replaces a process, or all of its kind one after the other; returns `Done` when the old ones are gone.
+
+    The next one's turn comes when the one before it serves. `drain_timeout_s` is for a `command` that gives no time.
+    """
     group = lifecycle.group
     child = find_process(group, command.process)
+    if not command.is_for_all:
+        return (yield from _replace(lifecycle, child.name, command.timeout_s, drain_timeout_s))
+    children = [other for other in group if kind_of(other.name) == kind_of(child.name) and not other.is_passing]
+    names = [other.name for other in children]
+    for other in children:
+        _check_replaceable(group, other)
+    for num_done, name in enumerate(names):
+        try:
+            done = yield from _replace(lifecycle, name, command.timeout_s, drain_timeout_s)
+        except CommandFailedError as error:
+            left = f"; not replaced: {', '.join(names[num_done + 1 :])}" if num_done + 1 < len(names) else ""
+            text = f"{error}; replaced: {', '.join(names[:num_done]) or 'none'}{left}"
+            raise CommandFailedError(error.failed.reason, text) from None
+        yield Progress(done.text)
+    return Done(f"{kind_of(child.name)}: all {len(names)} replaced")
+
+
+def _replace(
+    lifecycle: Lifecycle, name: str, timeout_s: float | None, drain_timeout_s: float
+) -> Generator[float | Progress, None, Done]:
+    """Replaces one process; without a `timeout_s` what a scheduler has goes on at once, elsewhere or in the new one."""
+    group = lifecycle.group
+    child = find_process(group, name)
     _check_replaceable(group, child)
     spare = group.find(child.name + SUCCESSOR)
     if spare is not None:  # it may be of older code than what the new one shall run
@@ -42,7 +74,8 @@ def restart_process(lifecycle: Lifecycle, command: RestartProcess, drain_timeout
     yield from until(lambda: not successor.pid or group.state(successor) == "standby", FOREVER)
     _check_stands_by(lifecycle, successor, child)
     if child.is_front:
-        num_unfinished = yield from _let_move_aside(group, successor, child, timeout_s)
+        limit_s = drain_timeout_s if timeout_s is None else timeout_s
+        num_unfinished = yield from _let_move_aside(group, successor, child, limit_s)
         end = f"; {num_unfinished} of its requests did not finish in time" if num_unfinished else ""
         return Done(f"{successor.name}: the old one has left after {time.monotonic() - began_s:.1f} s{end}")
     gap_began_s = time.monotonic()
@@ -100,14 +133,19 @@ def _check_stands_by(lifecycle: Lifecycle, successor: Child, child: Child) -> No
     raise CommandFailedError("failed", f"the new {child.command.name} {tell_end(successor, was_starting=True)}; {end}")
 
 
-def _let_give_way(lifecycle: Lifecycle, successor: Child, child: Child, timeout_s: float) -> Steps:
+def _let_give_way(lifecycle: Lifecycle, successor: Child, child: Child, timeout_s: float | None) -> Steps:
     group = lifecycle.group
     group.await_successor(child)
     if kind_of(child.name) == SCHEDULER:
         moves = group.can_move_requests(child)
         if moves:
             group.give_no_more_work(child)
-        yield Progress(f"{child.name}: running requests {'go on elsewhere' if moves else f'may take {timeout_s:g} s'}")
+        if timeout_s is None:
+            timeout_s = MOVE_TIMEOUT_S if moves else 0.0
+        where = (
+            "elsewhere" if moves else f"in the new one{f' if they do not end within {timeout_s:g} s' * bool(timeout_s)}"
+        )
+        yield Progress(f"{child.name}: running requests go on {where}")
         yield from drain_rows(group, child, timeout_s, lambda: not successor.pid)
         _check_stands_by(lifecycle, successor, child)
     yield from stop_process(group, child)
@@ -133,9 +171,15 @@ def drain_rows(
 def _take_place(group: ProcessGroup, successor: Child, child: Child) -> Steps:
     incarnation = successor.incarnation
     group.give_place(successor, child)
-    yield from until(
-        lambda: successor.incarnation != incarnation or not successor.pid or group.is_up(successor), FOREVER
-    )
+
+    def is_over() -> bool:
+        return successor.incarnation != incarnation or not successor.pid or group.is_up(successor)
+
+    yield from until(is_over, time.monotonic() + JOIN_TIMEOUT_S)
+    phase = group.status(successor).phase if successor.name in group else ""
+    if phase.startswith(WAITING):
+        raise CommandFailedError("failed", f"no engine has joined in place of the old {successor.name}: it is {phase}")
+    yield from until(is_over, FOREVER)
     if successor.incarnation != incarnation or not successor.pid:
         raise CommandFailedError(
             "failed", f"the new {successor.name} ended as it took over: {successor.boot_error or successor.ending}"

@@ -41,7 +41,7 @@ def list_processes(group: ProcessGroup) -> Task:
     meter = UsageMeter([os.getpid(), *(child.pid for child in group if child.pid)])
     yield from until(lambda: False, began_s + MIN_SPAN_S)
     own = ProcessStatus(LAUNCHER, "ready", os.getpid(), incarnation=1, beat_ns=time.monotonic_ns())
-    return ProcessList(tuple(_info(status, meter) for status in (own, *group.board.statuses())))
+    return ProcessList(tuple(_info(status, meter) for status in (own, *group.board.statuses())), group.board.scaling)
 
 
 def read_log(group: ProcessGroup, command: ReadLog) -> Task:

@@ -61,7 +61,7 @@ def _check_scalable(group: ProcessGroup, command: ScaleProcess) -> list[Child]:
         raise CommandFailedError("busy", f"the {kind} is being scaled or replaced already")
     if any(child.is_external for child in workers):
         raise CommandFailedError("impossible", f"the {kind} is started by hand; start more of them there")
-    if any(child.command.is_remote for child in workers):
+    if any(not child.command.is_scalable for child in workers):
         raise CommandFailedError("impossible", f"--remote-engines says how many of the {kind} there are")
     return sorted(workers, key=lambda child: worker_number(child.name))
 

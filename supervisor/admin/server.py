@@ -18,7 +18,7 @@ from messages.admin import (
 from messages.channels import AskServer
 from runtime.run_dir import RunDir
 from supervisor.admin.drain import drain_server
-from supervisor.admin.handover import restart_process
+from supervisor.admin.handover import restart_processes
 from supervisor.admin.inquiries import instruct, list_processes, read_log
 from supervisor.admin.scaling import scale_process
 from supervisor.admin.snapshots import Snapshots
@@ -52,9 +52,9 @@ class AdminServer:
     def follow(self) -> None:
         """Takes new commands and goes on with the open ones; call it at the end of each turn."""
         for asker, ask in self.channel.receive():
-            self._begin(ask, lambda answer, asker=asker: self.channel.send_to(asker, answer))
+            self.begin(ask, lambda answer, asker=asker: self.channel.send_to(asker, answer))
         for identity, ask in self._group.control.pop_asks():
-            self._begin(ask, lambda answer, identity=identity: self._group.control.send_to(identity, answer))
+            self.begin(ask, lambda answer, identity=identity: self._group.control.send_to(identity, answer))
         self._open = [command for command in self._open if command.resume()]
 
     def due_in_s(self) -> float:
@@ -71,7 +71,8 @@ class AdminServer:
     def close(self) -> None:
         self.channel.close()
 
-    def _begin(self, ask: Ask, reply: Reply) -> None:
+    def begin(self, ask: Ask, reply: Reply) -> None:
+        """Carries out a command in the turns to come; `reply` gets what comes of it."""
         if self._group.is_stopping or len(self._open) >= MAX_OPEN_COMMANDS:
             why = "the server is stopping" if self._group.is_stopping else "too many commands are open"
             reply(Answer(ask.ask_id, Failed("busy", why)))
@@ -91,7 +92,7 @@ class AdminServer:
                     self._group, self._shutdown, self._drain_timeout_s if timeout_s is None else timeout_s
                 )
             case RestartProcess():
-                return restart_process(self._lifecycle, command, self._drain_timeout_s)
+                return restart_processes(self._lifecycle, command, self._drain_timeout_s)
             case ScaleProcess():
                 return scale_process(self._lifecycle, command, self._drain_timeout_s)
             case TakeSnapshot():

@@ -31,7 +31,7 @@ from messages.admin import (
 )
 from supervisor.admin.tasks import CommandFailedError
 from supervisor.cli import batch, frames, inject
-from supervisor.cli.show import process_table
+from supervisor.cli.show import process_table, scaling_text
 from supervisor.cli.top import show_top
 from supervisor.client.admin_client import AdminClient
 from supervisor.client.running import NoServerError, RunningServer, WhichServerError, choose_server
@@ -97,9 +97,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--timeout-s",
         type=_seconds,
         metavar="X",
-        help="what rows of a scheduler and connections of a frontend may take (default: --drain-timeout-s)",
+        help="what rows of a scheduler may take before they go on elsewhere or in the new one (default: 0), and "
+        "connections of a frontend (default: --drain-timeout-s)",
     )
-    scale = _add(commands, "scale", "run more or fewer processes of a kind (the tokenizer)", scale_process)
+    restart.add_argument("--all", action="store_true", help="replace all of its kind, one after the other")
+    scale = _add(commands, "scale", "run more or fewer tokenizers or schedulers", scale_process)
     scale.add_argument("process", metavar="NAME")
     scale.add_argument("num", type=_count, metavar="N", help="how many there shall be")
     snapshot = _add(commands, "snapshot", "write all that can be known of the server into a directory", take_snapshot)
@@ -128,9 +130,13 @@ def list_processes(options: argparse.Namespace, server: RunningServer, line: Adm
         return _end(options, result)
     if options.json:
         where = {"port": server.config.http.port, "models": server.config.facts.served_names}
-        _print_json({**where, "run_dir": str(server.run_dir.path), "processes": result.processes})
+        _print_json(
+            {**where, "run_dir": str(server.run_dir.path), "processes": result.processes, "scaling": result.scaling}
+        )
     else:
         print(f"{', '.join(server.config.facts.served_names)} on port {server.config.http.port}")
+        if result.scaling is not None:
+            print(scaling_text(result.scaling))
         print(process_table(result.processes))
     return DONE
 
@@ -160,7 +166,7 @@ def drain_server(options: argparse.Namespace, server: RunningServer, line: Admin
 def restart_process(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     drain_s = server.config.run.drain_timeout_s if options.timeout_s is None else options.timeout_s
     timeout_s = drain_s + 2 * server.config.run.boot_timeout_s + MARGIN_S
-    return give(options, line, RestartProcess(options.process, options.timeout_s), timeout_s)
+    return give(options, line, RestartProcess(options.process, options.timeout_s, options.all), timeout_s)
 
 
 def scale_process(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from messages.admin import ProcessInfo
+from messages.admin import ProcessInfo, Scaling
 
 SHOWN_GAUGES = (
     "requests",
@@ -22,6 +22,11 @@ COLUMNS = ("PROCESS", "PID", "STATE", "BEAT", "INC", "RESTARTS", "CPU%", "RSS", 
 def process_table(processes: Sequence[ProcessInfo]) -> str:
     """Returns one line a process under a line of headings."""
     return "\n".join(join_columns(COLUMNS, map(_row, processes)))
+
+
+def scaling_text(scaling: Scaling) -> str:
+    """Returns how many engines there are to be, and why."""
+    return f"engines: {scaling.target} of {scaling.min_engines} to {scaling.max_engines}: {scaling.text}"
 
 
 def join_columns(headings: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:

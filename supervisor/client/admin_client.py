@@ -38,7 +38,7 @@ class AdminClient:
         self._client.close()
 
     def give(self, command: AdminCommand, timeout_s: float, on_progress: Callable[[str], None] = ignore) -> Result:
-        """Returns the result of `command`, which is a `Failed` where none comes in time.
+        """Returns the result of `command`, a `Failed` where neither that nor progress comes in time.
 
         Raises `NoServerError` where the server ends without one.
         """
@@ -55,6 +55,7 @@ class AdminClient:
                 if not isinstance(answer.result, Progress):
                     return answer.result
                 on_progress(answer.result.text)
+                deadline_s = time.monotonic() + timeout_s
         if not is_alive:
             raise NoServerError(f"the server in {self._run_dir.path} has ended")
         return Failed("timeout", f"no answer within {timeout_s:g} s")

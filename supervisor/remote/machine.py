@@ -38,7 +38,9 @@ def make_config(admitted: Admitted, options: argparse.Namespace, console: Consol
             wanted, cpu_threads=options.cpu_threads, devices=(options.device,) if options.device else ()
         ),
         # The frames of the engine are kept on the head, by its proxy.
-        run=msgspec.structs.replace(config.run, data_parallel=1, remote_engines=(), record="", black_box_mb=0),
+        run=msgspec.structs.replace(
+            config.run, data_parallel=1, max_engines=0, remote_engines=(), record="", black_box_mb=0
+        ),
         facts=msgspec.structs.replace(config.facts, model_dir=str(model_dir), tokenizer_dir=str(tokenizer_dir)),
         first_engine=worker_number(admitted.name),
     )

@@ -20,6 +20,7 @@ from messages.control import BootFailed, Drain, Ready, Stop, worker_number
 from messages.errors import ChannelFullError
 from messages.join_keys import HeadKeys, read_keys
 from messages.remote import (
+    WAITING,
     Admitted,
     ClockAnswer,
     ClockQuestion,
@@ -108,7 +109,7 @@ class Proxy:
         if self._joiner is not None:
             self._send(Probe())
         else:
-            self._link.phase(f"waiting {'for Ray' if self._placement else f'at {self._address}'}")
+            self._link.phase(f"{WAITING} {'for Ray' if self._placement else f'at {self._address}'}")
         end = "" if self._placement is None else self._placement.look()
         if end:
             log.error("%s", end)
@@ -202,7 +203,10 @@ def serve(link: ProcessLink) -> None:
     """Stands for the engine until the launcher says stop. Raises `BootError` where its address cannot be had."""
     if link.stand_by():
         run = link.config.run
-        Proxy(link, run.remote_engines[worker_number(link.name) - run.data_parallel - 1]).run()
+        index = (
+            0 if run.ray else worker_number(link.name) - run.data_parallel - 1
+        )  # Ray's are all the same, and may be more
+        Proxy(link, run.remote_engines[index]).run()
 
 
 if __name__ == "__main__":

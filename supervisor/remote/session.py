@@ -24,6 +24,7 @@ from messages.remote import (
 )
 from messages.schema import SCHEMA_VERSION
 from messages.secure_channels import JoinerChannel
+from supervisor.child import END_LOOK_S
 from supervisor.endings import quote
 from supervisor.remote.clock import ClockComparison
 from supervisor.remote.engine import Engine
@@ -86,7 +87,7 @@ class Session:
         try:
             engine.listen(self._waiter)
             while True:
-                self._follow(engine, self._turn(TURN_S))
+                self._follow(engine, self._turn(END_LOOK_S if engine.child.is_silent else TURN_S))
                 for message in self._channel.receive():
                     self._carry_out(engine, message)
                 if engine.child.notice_end():

@@ -65,6 +65,20 @@ def library_with_software_tiles(isa: str) -> Path:
     return path
 
 
+def sanitized_library(isas: Sequence[str], flags: Sequence[str]) -> Path:
+    """Returns the path of a library for these instruction sets, built with the flags of sanitizers.
+
+    Skips the test where it cannot be built.
+    """
+    try:
+        compiler = find_compiler()
+        path = library_path(compiler, [*isas, *flags])
+        _build_once(path, lambda: build(compiler, path, flags))
+    except BuildError as error:
+        pytest.skip(str(error))
+    return path
+
+
 def _build_once(path: Path, build_it: Callable[[], None]) -> None:
     """`path` exists afterwards. Other processes that want it wait for the one that builds it."""
     if path.exists():

@@ -2,12 +2,14 @@
 
     python -m tests.ring.chaos --seconds 600 --seed 1
     python -m tests.ring.chaos --seconds 3600 --quiet       # nothing is killed: no stall may be told, nothing restarted
+    python -m tests.ring.chaos --data-parallel 2 --kill-engines-every 3 --model assets/shakespeare-gpt2 --json FILE
 
 Each request of a fixed set is first run undisturbed. Then 32 clients take requests of the set at random, some leave in
 the middle, and every few seconds the tokenizer, the scheduler or the detokenizer is killed (SIGKILL) or stopped
 (SIGSTOP, which ends as a hang), or frames on its way in or out are dropped, doubled or corrupted. Who stays to the end
 must have the text, the ids and the end of the undisturbed run. No request may be refused: those that arrive while a
-process is away wait for it. And nothing of this is a stall: the launcher must tell of none.
+process is away wait for it. And nothing of this is a stall: the launcher must tell of none. With `--kill-engines-every`
+only engines are killed (SIGKILL), one at a time: the next one's turn comes when all serve again.
 """
 
 import argparse
@@ -23,12 +25,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 
+from benchmarks.result_file import write_result
 from benchmarks.server_process import ServerProcess, started_server
 from messages.admin import Acknowledged, ClearFaults, EdgeFault
 from messages.control import kind_of
@@ -43,6 +47,7 @@ NUM_UNDISTURBED = 8
 CONTEXT = 256
 READY_TIMEOUT_S = 90.0
 RETRY_S = 0.1
+LONG_PAUSE_S = 0.5
 LEAVE_CHANCE = 0.15
 STOP_CHANCE = 0.25
 MIN_TURNS = 4
@@ -88,6 +93,11 @@ class Counts(msgspec.Struct):
     doubled: int = 0
     wrong: list[str] = msgspec.field(default_factory=list)
     pauses_s: dict[str, list[float]] = msgspec.field(default_factory=lambda: defaultdict(list))
+    kill_intervals_s: list[float] = msgspec.field(default_factory=list[float])
+    """With --kill-engines-every."""
+    stream_pauses: list[tuple[float, float]] = msgspec.field(default_factory=list[tuple[float, float]])
+    """The longest times between two tokens of each continued stream, as many as it has had continuations, and when
+    each was over (`time.monotonic`)."""
 
 
 class Pause:
@@ -116,9 +126,11 @@ class Pause:
 class Chaos:
     """The clients and the killer of one ring."""
 
-    def __init__(self, ring: RingClient, seed: int, pause_s: tuple[float, float] | None):
+    def __init__(self, ring: RingClient, seed: int, pause_s: tuple[float, float] | None, kill_every_s: float = 0.0):
         self.ring = ring
+        self._kill_every_s = kill_every_s
         schedulers = [name for name in ring.health()["processes"] if kind_of(name) == "scheduler"]
+        self._schedulers = schedulers
         self.processes = (*PROCESSES, *schedulers[1:])
         self._edges = (
             *EDGES,
@@ -167,12 +179,17 @@ class Chaos:
         text: list[str] = []
         token_ids: list[int] = []
         last: dict[str, Any] = {}
+        arrivals_s: list[float] = []
         async for event in events_of(client, request):
             assert "error" not in event, event
             text.append(event["text"])
             token_ids += event["token_ids"]
             last = event
+            arrivals_s += [time.monotonic()] * bool(event["token_ids"])
             self._note_tokens(len(event["token_ids"]))
+        num_continuations = last["timing"]["attempts"] - 1
+        pauses = sorted(((later - earlier, later) for earlier, later in pairwise(arrivals_s)), reverse=True)
+        self.counts.stream_pauses += pauses[:num_continuations]
         return Generated("".join(text), token_ids, last["finish_reason"], last["usage"], last["timing"]["attempts"])
 
     async def _in_one_piece(self, client: httpx.AsyncClient, request: dict[str, Any]) -> Generated:
@@ -218,6 +235,9 @@ class Chaos:
 
     async def _kill_again_and_again(self, seconds: float) -> None:
         """Kills and harms frames in turn."""
+        if self._kill_every_s:
+            await self._kill_engines(seconds)
+            return
         if self._pause_s is None:
             await asyncio.sleep(seconds)
             return
@@ -226,6 +246,25 @@ class Chaos:
             await asyncio.sleep(self._rng.uniform(*self._pause_s))
             has_happened = await (self._harm_frames() if num_turns % 2 else self._kill_one())
             num_turns += has_happened
+
+    async def _kill_engines(self, seconds: float) -> None:
+        """Kills one engine at a time, while all serve and have given tokens since the last kill."""
+        end_s = time.monotonic() + seconds
+        while (began_s := time.monotonic()) < end_s:
+            await asyncio.sleep(self._kill_every_s)
+            while not self._num_tokens_since_kill or not (pids := await asyncio.to_thread(self._find_engines)):
+                await asyncio.sleep(RETRY_S)
+            name = self._rng.choice(self._schedulers)
+            os.kill(pids[name], signal.SIGKILL)
+            self._num_tokens_since_kill = 0
+            self.counts.kills[f"{name} SIGKILL"] += 1
+            self.counts.kill_intervals_s.append(time.monotonic() - began_s)
+
+    def _find_engines(self) -> dict[str, int]:
+        """Returns the pids of the engines; empty where not all serve."""
+        processes = self.ring.health()["processes"]
+        serving = [processes[name]["state"] in ("ready", "busy") for name in self._schedulers]
+        return {name: processes[name]["pid"] for name in self._schedulers} if all(serving) else {}
 
     async def _harm_frames(self) -> bool:
         """Harms the next frames of one edge; False if its sender does not serve just now."""
@@ -317,15 +356,62 @@ def report(counts: Counts) -> str:
             f"pause after {kind}: median {statistics.median(pauses_s):.2f} s, longest {max(pauses_s):.2f} s "
             f"({len(pauses_s)} measured)"
         )
+    for text, times_s in (("between kills", counts.kill_intervals_s), ("pause of a stream", pauses_of(counts))):
+        if times_s:
+            lines.append(f"{text}: {', '.join(f'{name} {value:.3f}' for name, value in summary(times_s).items())}")
     return "\n".join(lines + counts.wrong[:10])
 
 
-def run_chaos(ring: RingClient, seconds: float, seed: int, pause_s: tuple[float, float] | None = PAUSE_S) -> Counts:
+def pauses_of(counts: Counts) -> list[float]:
+    return [pause_s for pause_s, _ in counts.stream_pauses]
+
+
+def log_of_longest_pause(counts: Counts, server: ServerProcess) -> str:
+    """Returns what the server has said meanwhile, but for its log of requests; empty where nobody waited for long."""
+    pause_s, end_s = max(counts.stream_pauses, default=(0.0, 0.0))
+    if pause_s < LONG_PAUSE_S:
+        return ""
+    times_s = (end_s - pause_s - 3.0, end_s + 0.2)
+    lines = [
+        f"{at_s + server.begin_s - end_s + pause_s:7.3f}  {line}"
+        for at_s, line in server.log
+        if times_s[0] < at_s + server.begin_s < times_s[1] and "POST /" not in line
+    ]
+    return "\n".join([f"around the longest pause, in seconds from its begin (it took {pause_s:.3f}):", *lines])
+
+
+def summary(times_s: list[float]) -> dict[str, float]:
+    """Returns median, p99 and the longest; empty where there are none."""
+    ordered = sorted(times_s)
+    places = {"median_s": len(ordered) // 2, "p99_s": len(ordered) * 99 // 100, "longest_s": -1}
+    return {name: round(ordered[place], 4) for name, place in places.items()} if ordered else {}
+
+
+def result_of(counts: Counts, **settings: object) -> dict[str, object]:
+    """Returns what a result file holds."""
+    names = ("kills", "streams", "left", "refused", "continuations", "tokens", "lost", "doubled")
+    return {
+        **settings,
+        **{name: getattr(counts, name) for name in names},
+        "wrong": len(counts.wrong),
+        "stalls": len(counts.stalls),
+        "between_kills": summary(counts.kill_intervals_s),
+        "pause_of_a_continued_stream": summary(pauses_of(counts)),
+    }
+
+
+def run_chaos(
+    ring: RingClient,
+    seconds: float,
+    seed: int,
+    pause_s: tuple[float, float] | None = PAUSE_S,
+    kill_every_s: float = 0.0,
+) -> Counts:
     """Runs chaos on a ring with `FLAGS`, something every `pause_s` (`None`: nothing ever).
 
     Afterwards nothing may be left in any process.
     """
-    chaos = Chaos(ring, seed, pause_s)
+    chaos = Chaos(ring, seed, pause_s, kill_every_s)
     asyncio.run(chaos.run(seconds))
     for process in chaos.processes:
         ring.wait_for_restart(process, 0)
@@ -336,11 +422,12 @@ def run_chaos(ring: RingClient, seconds: float, seed: int, pause_s: tuple[float,
 
 
 @contextmanager
-def chaos_ring(*flags: str) -> Iterator[tuple[ServerProcess, RingClient]]:
+def chaos_ring(*flags: str, model: str = "") -> Iterator[tuple[ServerProcess, RingClient]]:
+    """A server of `model`, or of a tiny one."""
     with tempfile.TemporaryDirectory(prefix="sluice-chaos-") as directory:
         path = Path(directory)
         write_tiny_llama(path, CONTEXT)
-        arguments = ["--model", directory, "--cpu-threads", "1", *FLAGS, *flags]
+        arguments = ["--model", model or directory, "--cpu-threads", "1", *FLAGS, *flags]
         with started_server(arguments, READY_TIMEOUT_S) as (server, target):
             yield server, RingClient(f"http://{target.host}:{target.port}", server.run_dir)
 
@@ -350,17 +437,26 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="how long processes are killed")
     parser.add_argument("--seed", type=int, default=1, help="of everything random but the machine")
     parser.add_argument("--data-parallel", type=int, default=1, metavar="N", help="engines, as for launch.py")
+    parser.add_argument("--kill-engines-every", type=float, default=0.0, metavar="S", help="kill nothing but engines")
+    parser.add_argument("--model", default="", metavar="DIR", help="a model with a context of at least 256 tokens")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
     parser.add_argument("--quiet", action="store_true", help="load alone: nothing is killed or harmed")
     arguments = parser.parse_args()
     flags = QUIET_FLAGS if arguments.quiet else ()
-    with chaos_ring("--data-parallel", str(arguments.data_parallel), *flags) as (server, ring):
+    engines = ("--data-parallel", str(arguments.data_parallel))
+    with chaos_ring(*engines, *flags, model=arguments.model) as (server, ring):
         try:
-            counts = run_chaos(ring, arguments.seconds, arguments.seed, None if arguments.quiet else PAUSE_S)
+            pause_s, kill_every_s = None if arguments.quiet else PAUSE_S, arguments.kill_engines_every
+            counts = run_chaos(ring, arguments.seconds, arguments.seed, pause_s, kill_every_s)
         except BaseException:
             print(server.log_text(), file=sys.stderr)
             raise
         exit_code = server.stop()
     print(report(counts))
+    print(log_of_longest_pause(counts, server))
+    if arguments.json:
+        settings = {"engines": arguments.data_parallel, "seconds": arguments.seconds, "streams_at_once": NUM_CLIENTS}
+        write_result(arguments.json, "chaos", result_of(counts, **settings))
     has_restarted = arguments.quiet and counts.continuations
     return 1 if counts.wrong or counts.stalls or exit_code or has_restarted else 0
 

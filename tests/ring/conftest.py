@@ -15,6 +15,9 @@ READY_TIMEOUT_S = 90.0
 HOLD_S = 50
 """A busy machine may take long for a start; it is shorter than the patience of the clients."""
 
+CHEAP = ("--kv-populate", "never")
+"""Most servers here live for seconds and fill little of their cache."""
+
 TEST_TIMEOUT_S = 300
 """Many of these tests start processes again and again, and a busy machine takes several times as long for that."""
 
@@ -46,7 +49,7 @@ def starting() -> Iterator[Start]:
     clients: list[RingClient] = []
 
     def start(model_dir: Path, *flags: str) -> RingClient:
-        server = ServerProcess(["--model", str(model_dir), "--cpu-threads", "1", "--no-standby", *flags])
+        server = ServerProcess(["--model", str(model_dir), "--cpu-threads", "1", "--no-standby", *CHEAP, *flags])
         servers.append(server)
         target = server.wait_until_ready(READY_TIMEOUT_S)
         clients.append(RingClient(f"http://{target.host}:{target.port}", server.run_dir))

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from anthropic import Anthropic, beta_tool
 from openai import AsyncOpenAI, OpenAI
 
 from tests.ring.client import TIMEOUT_S, RingClient
@@ -142,6 +141,8 @@ def test_an_agent(ring: RingClient, api: str):
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_loop_of_tools_of_the_messages_client(ring: RingClient, stream: bool):
     """It asks for a thread first, and sends the whole conversation when there is none."""
+    from anthropic import Anthropic, beta_tool  # not above: it takes seconds, and every worker imports this file
+
     asked: list[str] = []
 
     @beta_tool

@@ -20,7 +20,7 @@ from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, Load, make_reques
 
 pytestmark = pytest.mark.ring
 
-NUM_STREAMS = 16
+NUM_STREAMS = 8
 
 
 SERVING = ("ready", "busy")
@@ -83,7 +83,7 @@ async def kill_and_wait(load: Load, victim: str, client: httpx.AsyncClient) -> N
 def test_the_operator_replaces_and_removes_an_engine_under_load(
     ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]
 ):
-    load = Load(ring, requests[:8], undisturbed)
+    load = Load(ring, requests, undisturbed)
 
     async def scale(num: int) -> None:
         with AdminClient(ring.run_dir) as line:

@@ -19,7 +19,7 @@ from tests.ring.client import TIMEOUT_S, Generated, RingClient, body, collect
 
 pytestmark = pytest.mark.ring
 
-NUM_OTHERS = 15
+NUM_OTHERS = 7
 POISON = [319, 318, 319, 318, 319]
 """A row of token ids that no other prompt has."""
 

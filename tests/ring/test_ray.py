@@ -14,7 +14,7 @@ from tests.frontend.frontend_run import wait_until
 from tests.ring.client import ADMIN_KEY, RingClient
 from tests.ring.conftest import READY_TIMEOUT_S, RESTART_FLAGS
 from tests.ring.test_engines import SERVING
-from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, Load, make_requests
+from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, Load, make_requests, replace
 
 pytest.importorskip("ray", reason="needs sluice[ray]")
 
@@ -49,6 +49,8 @@ def test_streams_of_a_node_that_vanishes_go_on_and_it_is_replaced(tiny_checkpoin
             async with asyncio.timeout(2 * COMMAND_TIMEOUT_S):
                 while not load.num_continued or not all(await asyncio.to_thread(serves_again, ring)):
                     await asyncio.sleep(0.1)
+            await load.wait_for_replies(6)
+            await replace(client, "scheduler")  # whose joiner ends, and Ray is asked for the next one
             await load.wait_for_replies(6)
 
         asyncio.run(load.run_during(act))

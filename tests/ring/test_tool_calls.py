@@ -6,20 +6,20 @@ middle of a call.
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import openai
 import pytest
-from anthropic import Anthropic
-from anthropic.types import Message
 from openai import OpenAI
 from openai.types.responses import ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from tests.ring.client import TIMEOUT_S, RingClient
 from tests.scripted_model import build_scripted_model
+
+if TYPE_CHECKING:  # every worker imports this file, and the client takes seconds: only tests that use it import it
+    from anthropic import Anthropic
 
 pytestmark = pytest.mark.ring
 
@@ -217,7 +217,9 @@ def test_a_response_is_continued_shown_and_made_in_the_background(client: OpenAI
 
 
 @pytest.fixture
-def messages_client(ring: RingClient) -> Iterator[Anthropic]:
+def messages_client(ring: RingClient) -> Iterator["Anthropic"]:
+    from anthropic import Anthropic
+
     with Anthropic(base_url=ring.url, api_key="none", max_retries=0, timeout=TIMEOUT_S) as client:
         yield client
 
@@ -231,7 +233,9 @@ ASKED: Any = {
 }
 
 
-def test_a_round_trip_of_a_tool_in_messages(messages_client: Anthropic):
+def test_a_round_trip_of_a_tool_in_messages(messages_client: "Anthropic"):
+    from anthropic.types import Message
+
     whole = messages_client.messages.create(messages=[QUESTION], **ASKED)
     assert (whole.stop_reason, [block.type for block in whole.content]) == (
         "tool_use",
@@ -254,7 +258,9 @@ def test_a_round_trip_of_a_tool_in_messages(messages_client: Anthropic):
     assert [block.model_dump(exclude_none=True) for block in plain.content] == [{"type": "text", "text": PLAIN}]
 
 
-def test_errors_are_those_of_the_messages_client(messages_client: Anthropic):
+def test_errors_are_those_of_the_messages_client(messages_client: "Anthropic"):
+    import anthropic
+
     image = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
     content: Any = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}
     with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[1\]: a block of type 'image'"):
@@ -264,7 +270,7 @@ def test_errors_are_those_of_the_messages_client(messages_client: Anthropic):
     assert raised.value.type == "not_found_error"
 
 
-def test_a_message_goes_on_when_a_process_dies_in_the_middle_of_a_call(ring: RingClient, messages_client: Anthropic):
+def test_a_message_goes_on_when_a_process_dies_in_the_middle_of_a_call(ring: RingClient, messages_client: "Anthropic"):
     expected = messages_client.messages.create(messages=[QUESTION], **ASKED)
     for _ in range(MAX_TRIES):
         before, num_restarts = ring.num_continued(), ring.status("detokenizer")["num_restarts"]

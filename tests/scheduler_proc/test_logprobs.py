@@ -84,11 +84,13 @@ def run(served: Served, requests: list[UserMsg], num_pages: int, num_step_tokens
 
 def assert_logprobs(logprobs: list[Logprob], ids: list[int], theirs_LV: Tensor, num_top: int) -> None:
     assert [token_id for token_id, _, _ in logprobs] == ids
-    for (token_id, logprob, top), theirs_V in zip(logprobs, theirs_LV, strict=True):
+    for (token_id, logprob, _), theirs_V in zip(logprobs, theirs_LV, strict=True):
         assert abs(logprob - float(theirs_V[token_id])) < TOLERANCE
-        ours = torch.tensor([value for _, value in top])
-        torch.testing.assert_close(ours, theirs_V.topk(num_top).values, rtol=0, atol=TOLERANCE)
-        torch.testing.assert_close(ours, theirs_V[[top_id for top_id, _ in top]], rtol=0, atol=TOLERANCE)
+    if logprobs:
+        ours_LN = torch.tensor([[value for _, value in top] for _, _, top in logprobs], dtype=torch.float32)
+        top_ids_LN = torch.tensor([[top_id for top_id, _ in top] for _, _, top in logprobs], dtype=torch.int64)
+        torch.testing.assert_close(ours_LN, theirs_LV.topk(num_top).values, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(ours_LN, theirs_LV.gather(1, top_ids_LN), rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,15 @@ def test_a_process_that_has_served_for_a_while_starts_at_once_again():
         assert restarts.note_death("a", now_s + served_s).pause_s == pause_s
 
 
+def test_one_that_is_ready_takes_over_at_once_and_the_series_goes_on():
+    """Nobody waits for a pause where a process stands by; the limit holds all the same."""
+    restarts = make(max_per_min=4)
+    deaths = [restarts.note_death("a", 100.0, is_ready=is_ready) for is_ready in (False, True, True, False)]
+    assert [restart.pause_s for restart in deaths] == [0, 0, 0, 2]
+    with pytest.raises(NoRestartError, match="max-restarts-per-min is 4"):
+        restarts.note_death("a", 100.0, is_ready=True)
+
+
 def test_a_start_that_fails_is_one_more_death_however_long_it_took():
     restarts = make()
     restarts.note_ready("a", 0.0)

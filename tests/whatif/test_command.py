@@ -101,6 +101,8 @@ def test_bad_files_of_steps(command: Command, tmp_path: Path, content: str | Non
 def test_a_trace_that_is_not_there_and_a_setting_that_cannot_hold_a_request(command: Command):
     code, _, err = command(trace="none.csv")
     assert (code, err.endswith("none.csv does not exist\n")) == (2, True)
+    code, _, err = command("--skip-requests", "3")
+    assert (code, "--skip-requests is for recordings" in err) == (2, True)
     code, _, err = command("--num-pages", "32,15")
     assert code == 2
     assert "--num-pages 15 holds 60 tokens" in err

@@ -2,18 +2,20 @@
 
 import itertools
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from messages.columns import pack_int32, pack_int64, unpack_int64
 from messages.errors import UsageError
 from messages.frame_files import IS_SENT, FrameReader, Record, write_frames
 from messages.frames import HEADER
-from messages.replies import DetokenizeMsg, StepReplies
+from messages.replies import DetokenizeMsg, StepReplies, UserReply
 from messages.requests import UserMsg
 from messages.steps import Batch
 from messages.timeline import ScheduleReport
@@ -25,8 +27,9 @@ from tests.whatif.known_server import MODEL, arrival, calibration
 from whatif.__main__ import main
 from whatif.cost_model import size_of_step
 from whatif.drive import Served, serve
-from whatif.outcome import summarize
+from whatif.outcome import simulate, summarize
 from whatif.recording import read_recording
+from whatif.self_check import find_errors
 from whatif.settings import Setting, make_config
 from whatif.simulation import SimulatedRunner, SimulatedStep
 from whatif.traces import Arrival
@@ -37,6 +40,9 @@ SECOND = 1000
 
 REPLY_NS = 2_000_000
 """From a commit to the frontend."""
+
+WAKE_S = 0.0004
+"""Until an idle scheduler runs."""
 
 FIRST = Arrival(list(range(9000, 9010)), 6, 9.0, pack_int32(range(70, 76)), "salt")
 ARRIVALS = [
@@ -49,9 +55,11 @@ ARRIVALS = [
 class RecordedRunner(SimulatedRunner):
     """Writes what its scheduler receives and sends into files, with stamps of the simulated clock."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, can_overlap: bool = False):
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, can_overlap: bool = False, late_ns: int = 0):
         super().__init__(MODEL, SETTING, can_overlap, ARRIVALS)
         self.batches: list[Batch] = []
+        self.woken_at: set[int] = set()
+        """The indices of steps for which the scheduler woke."""
         self.delay_ns = 1  # a stamp of 0 says that there is none
         self._files = {
             name: FrameWriter(folder / f"{name}.1.frames", name, 1 << 20) for name in ("scheduler", "frontend")
@@ -60,6 +68,9 @@ class RecordedRunner(SimulatedRunner):
         receive, pop_replies = Scheduler.receive, Scheduler.pop_replies
 
         def note_received(scheduler: Scheduler, message: Any) -> None:
+            if isinstance(message, UserMsg) and scheduler.is_idle:
+                self.clock.wait_until(self.clock() + WAKE_S)
+                self.woken_at.add(len(self.batches))
             self._write("scheduler", 0, "scheduler", message)
             receive(scheduler, message)
 
@@ -68,9 +79,14 @@ class RecordedRunner(SimulatedRunner):
             for reply in replies:
                 self._write("scheduler", IS_SENT, "detokenizer", reply)
                 if isinstance(reply, DetokenizeMsg):
-                    self.delay_ns += REPLY_NS
-                    self._write("frontend", 0, "frontend", StepReplies(reply.step_id, reply.uids, b"", b"", ()))
-                    self.delay_ns -= REPLY_NS
+                    reply_ns = REPLY_NS + late_ns * (reply.step_id % 4 == 0)
+                    self.delay_ns += reply_ns
+                    ended = {row.uid for row in reply.finished}
+                    going_on = pack_int64([uid for uid in unpack_int64(reply.uids) if uid not in ended])
+                    finals = tuple(UserReply(uid, 0, "length", token_ids=pack_int32([7])) for uid in ended)
+                    step = StepReplies(reply.step_id, going_on, b"", b"", (), finals, committed_ns=reply.committed_ns)
+                    self._write("frontend", 0, "frontend", step)
+                    self.delay_ns -= reply_ns
             return replies
 
         monkeypatch.setattr(Scheduler, "receive", note_received)
@@ -89,10 +105,13 @@ class RecordedRunner(SimulatedRunner):
         self._files[process].add(flags, receiver.encode(), frame)
 
 
-def record(folder: Path, monkeypatch: pytest.MonkeyPatch, can_overlap: bool = False) -> tuple[Served, RecordedRunner]:
+def record(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, can_overlap: bool = False, late_ns: int = 0
+) -> tuple[Served, RecordedRunner]:
+    """Returns what has been recorded; every fourth step reaches the frontend so much later than the others."""
     config = make_config(SETTING, calibration())
     write_manifest(folder, make_manifest(config))
-    runner = RecordedRunner(folder, monkeypatch, can_overlap)
+    runner = RecordedRunner(folder, monkeypatch, can_overlap, late_ns)
     runner.write_cut_frame()
     served = serve(ARRIVALS, config, runner, runner.clock, StepTimes())
     return served, runner
@@ -104,7 +123,9 @@ def test_the_steps_of_a_recording_are_those_that_ran(tmp_path: Path, monkeypatch
     sizes = [size_of_step(batch) for batch in runner.batches]
     found = read_recording(tmp_path).calibration
     assert [step.size for step in found.steps] == sizes
-    assert [step.seconds for step in found.steps] == pytest.approx([MODEL.predict(size) for size in sizes])
+    assert len(runner.woken_at) > 1
+    expected = [MODEL.predict(size) + WAKE_S * (index in runner.woken_at) for index, size in enumerate(sizes)]
+    assert [step.seconds for step in found.steps] == pytest.approx(expected)
     assert found.pipeline_s == pytest.approx(REPLY_NS / 1e9)
     known = calibration(max_num_seqs=3, num_pages=17, model="known")
     for name in ("model", "max_model_len", "block_size", "num_pages", "max_num_seqs", "max_num_batched_tokens"):
@@ -124,6 +145,58 @@ def test_its_own_settings_give_what_was_recorded(
     assert outcome["prefix_hit_rate"] == expected["prefix_hit_rate"] > 0
     for latency in ("ttft", "inter_token", "e2e"):
         assert outcome[latency] == pytest.approx(expected[latency], rel=0.02)
+
+
+def test_the_error_of_its_own_settings_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    served, _ = record(tmp_path, monkeypatch)
+    monkeypatch.undo()
+    recording = read_recording(tmp_path)
+    reply_s = REPLY_NS / 1e9
+    assert [times_s[0] for times_s in recording.token_times_s] == pytest.approx(
+        (served.first_s - served.arrived_s + reply_s).tolist()
+    )
+    assert np.sort(np.concatenate([np.diff(times_s) for times_s in recording.token_times_s])) == pytest.approx(
+        np.sort(served.gaps_s)
+    )
+    errors = find_errors(recording, MODEL, len(ARRIVALS))
+    assert list(errors) == [
+        f"{name} {part}" for name in ("TTFT", "inter-token", "end to end") for part in ("p50", "p90")
+    ]
+    assert list(errors.values()) == pytest.approx([0.0] * 6, abs=0.02)
+    slow = msgspec.structs.replace(MODEL, knot_seconds=tuple(2 * one for one in MODEL.knot_seconds))
+    assert find_errors(recording, slow, len(ARRIVALS))["inter-token p50"] == pytest.approx(1.0, abs=0.02)
+    assert main([str(tmp_path)]) == 0
+    assert re.search(r"off by: TTFT p50 [+-]\d+%, .*end to end p90 [+-]\d+%; expect", capsys.readouterr().out)
+
+
+def test_what_the_way_back_varies_by_is_found_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    record(tmp_path, monkeypatch, late_ns=20_000_000)
+    monkeypatch.undo()
+    recording = read_recording(tmp_path)
+    jitter_s = recording.calibration.jitter_s
+    assert {round(one, 6) for one in jitter_s} == {0.0, 0.02}
+    assert sum(jitter_s) / len(jitter_s) == pytest.approx(0.005, rel=0.05)
+    steady = msgspec.structs.replace(recording.calibration, jitter_s=(0.0,))
+    alone = [arrival(range(10), 40)]
+    drawn, same = (simulate(alone, one, MODEL, SETTING).inter_token for one in (recording.calibration, steady))
+    assert (same.p50_ms, same.p99_ms) == pytest.approx((10.0, 10.0))
+    assert drawn.p99_ms == pytest.approx(30.0)
+
+
+def test_a_cold_start_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    _, runner = record(tmp_path, monkeypatch)
+    monkeypatch.undo()
+    recording = read_recording(tmp_path, len(ARRIVALS) - 2)  # what is left comes after an idle time
+    assert [arrival.num_output for arrival in recording.arrivals] == [6, 3]
+    sizes = [size_of_step(batch) for batch in runner.batches]
+    assert [step.size for step in recording.calibration.steps] == sizes[-len(recording.calibration.steps) :]
+    assert len(recording.calibration.steps) == 9
+    assert main([str(tmp_path), "--skip-requests", "2"]) == 0
+    assert f"{len(ARRIVALS) - 2} requests over" in capsys.readouterr().out
+    assert main([str(tmp_path), "--skip-requests", "100"]) == 2
+    assert "holds no request" in capsys.readouterr().err
 
 
 def test_each_engine_serves_what_it_had(

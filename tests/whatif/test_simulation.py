@@ -1,5 +1,6 @@
 """What becomes of requests on the simulated clock, against what can be worked out by hand."""
 
+import math
 import random
 from dataclasses import replace
 
@@ -144,6 +145,18 @@ def test_what_a_request_takes_outside_of_the_scheduler_is_added_once():
     assert outcome.ttft.p50_ms == pytest.approx(35.0)
     assert outcome.e2e.p50_ms == pytest.approx(55.0)
     assert outcome.inter_token.p50_ms == pytest.approx(10.0)
+
+
+def test_tokens_that_are_late_on_their_way_hold_up_those_behind_them():
+    jitters_s = iter([0.0, 0.025, 0.0, 0.0, -0.001])
+    runner = SimulatedRunner(MODEL, SETTING, can_overlap=False)
+    config = make_config(SETTING, calibration())
+    served = serve(
+        [arrival(range(10), 5)], config, runner, runner.clock, StepTimes(), math.inf, lambda: next(jitters_s)
+    )
+    # tokens at 30, 40, 50, 60 and 70 ms; the second is seen at 65 ms
+    assert served.first_s.tolist() == pytest.approx([0.030])
+    assert served.gaps_s.tolist() == pytest.approx([0.035, 0.0, 0.0, 0.004])
 
 
 def test_more_load_never_shortens_the_longest_wait():

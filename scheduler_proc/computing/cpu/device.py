@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scheduler_proc.computing.cpu.prefault import Prefault
+from scheduler_proc.computing.cpu.populate import PagePopulation
 from scheduler_proc.computing.step.results import Result
 
 
@@ -20,15 +20,15 @@ class Done(NamedTuple):
 
 
 class CpuDevice:
-    """`prefault`, once it is there, gets memory for pages before they are used, but not while work is done."""
+    """`population`, once it is there, gets memory for pages before they are used, and little while work is done."""
 
     def __init__(self) -> None:
-        self.prefault: Prefault | None = None
+        self.population: PagePopulation | None = None
 
     def submit(self, work: Callable[[], Result]) -> Done:
-        if self.prefault is None:
+        if self.population is None:
             return Done(work())
-        with self.prefault:
+        with self.population:
             return Done(work())
 
     def allocate_host(self, num_bytes: int) -> Tensor:
@@ -38,5 +38,5 @@ class CpuDevice:
         return host
 
     def will_write(self, pages: Sequence[int]) -> None:
-        if self.prefault is not None:
-            self.prefault.use(max(pages), len(pages))
+        if self.population is not None:
+            self.population.use(max(pages), len(pages))

@@ -71,10 +71,10 @@ class CpuForwardPasses:
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
         """Writes a step that can be captured to where captures read it: it must run before the next is prepared."""
-        prefault, page_size = self._device.prefault, self.cache.layers[0].page_size
-        if prefault is not None:
+        population, page_size = self._device.population, self.cache.layers[0].page_size
+        if population is not None and population.wants_more:
             slots = np.frombuffer(batch.slots, np.int64)
-            prefault.use(int(slots.max()) // page_size, len(slots) // page_size + batch.num_rows)
+            population.use(int(slots.max()) // page_size, len(slots) // page_size + batch.num_rows)
         tensors = copy_columns(columns) if columns else {}
         is_decode = only_samples(batch)
         if is_decode:

@@ -5,7 +5,8 @@ from torch import Tensor
 from messages.config import Config
 from scheduler_proc.computing.cpu.device import CpuDevice
 from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
-from scheduler_proc.computing.cpu.prefault import Prefault
+from scheduler_proc.computing.cpu.populate import PagePopulation
+from scheduler_proc.computing.loading.weights import Report
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.kv_tensors import KVTensors, free_cpu_cache_bytes
 from scheduler_proc.computing.runner import MakeRunner, Runner
@@ -39,9 +40,14 @@ class CpuBackend:
         for tensor, slots in zip(tensors, before, strict=True):
             tensor[:WARM_UP_TOKENS] = slots
 
-    def begin(self, runner: Runner) -> None:
-        """From now on memory for pages is asked for before they are used."""
-        self.device.prefault = Prefault(self._tensors(), self._cache.num_pages, runner.page_memory is not None)
+    def begin(self, runner: Runner, report: Report) -> None:
+        """Memory for pages is asked for before they are used, as `--kv-populate` says."""
+        is_file, when = runner.page_memory is not None, self._config.cache.kv_populate
+        self.device.population = population = PagePopulation(self._tensors(), self._cache.num_pages, is_file)
+        if when == "eager":
+            population.run(report)
+        elif when == "background":
+            population.start()
 
     def _tensors(self) -> list[Tensor]:
         return [part for layer in self._cache.layers for part in layer.tensors]

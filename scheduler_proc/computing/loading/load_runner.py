@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from kernels.cpu.library import load_kernels
 from messages.config import Config, DraftFacts
 from messages.errors import BootError
+from runtime.numa import file_of_group
 from scheduler_proc.computing.cpu.kv_memory import KVMemory
 from scheduler_proc.computing.cpu.loading import CpuBackend
 from scheduler_proc.computing.cpu.weight_memory import WeightMemory
@@ -19,7 +20,7 @@ from scheduler_proc.computing.gpu.device import CudaDevice
 from scheduler_proc.computing.gpu.loading import GpuBackend
 from scheduler_proc.computing.loading.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.loading.identity import identity_of
-from scheduler_proc.computing.loading.placement import Placement, find_placement, set_cpu_threads, use_gpu
+from scheduler_proc.computing.loading.placement import Placement, find_placement, find_share, set_cpu_threads, use_gpu
 from scheduler_proc.computing.loading.weights import Report, Weights, make_dummy_weights, pack_linears
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.decoder_config import parameter_shapes
@@ -106,9 +107,9 @@ class LoadedModel:
                 draft_backend.warm_up(runner.draft_runner)
                 runner.degraded = "; ".join(filter(None, (runner.degraded, runner.draft_runner.degraded)))
         if isinstance(backend, CpuBackend):
-            backend.begin(runner)
+            backend.begin(runner, report)
         if isinstance(draft_backend, CpuBackend) and runner.draft_runner is not None:
-            draft_backend.begin(runner.draft_runner)
+            draft_backend.begin(runner.draft_runner, report)
         if config.cache.kv_disk or config.cache.kv_offload_gb:
             self._add_tiers(runner, PageCopies(cache, backend.device))
         return runner
@@ -126,7 +127,8 @@ class LoadedModel:
 
     def use_threads(self) -> None:
         run = self.config.run
-        set_cpu_threads(self.config.model.cpu_threads, run.data_parallel, self.engine, run.tensor_parallel)
+        threads, rank = self.config.model.cpu_threads, self.decoder.parallel.rank
+        set_cpu_threads(threads, run.most_engines, self.engine, run.tensor_parallel, rank)
 
     def warmed_up(self) -> "LoadedModel":
         """Returns the model after a step on a CPU, in a small cache of its own and on one thread."""
@@ -218,7 +220,8 @@ def _load(
         if placement.is_cuda or weights_file is None:
             weights = load_weights()
         else:
-            memory = WeightMemory(weights_file, identity)
+            share = find_share(config.run.most_engines, place.engine)
+            memory = WeightMemory(file_of_group(weights_file, share.group), identity)
             if is_shared_only:
                 weights = memory.find()
             else:
@@ -247,7 +250,7 @@ def _use_device(config: Config, hf_config: HfConfig, place: _Place) -> Placement
     if placement.is_cuda:
         use_gpu(placement.device)
     else:
-        set_cpu_threads(config.model.cpu_threads, config.run.data_parallel, place.engine, num_ranks)
+        set_cpu_threads(config.model.cpu_threads, config.run.most_engines, place.engine, num_ranks, place.rank)
     return placement
 
 

@@ -1,6 +1,5 @@
 """Where the model runs and in which number format."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from kernels.quantized_linear import Bits
 from messages.config import CacheConfig, ModelConfig
 from messages.errors import BootError
+from runtime.numa import Share, allowed_cpus, divide, pin, read_nodes
 from scheduler_proc.computing.loading.hf_config import HfConfig
 
 WEIGHT_BITS: dict[str, Bits | None] = {"none": None, "int8": 8, "int4": 4}
@@ -122,20 +122,28 @@ def use_gpu(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def set_cpu_threads(cpu_threads: int, num_engines: int = 1, engine: int = 1, num_ranks: int = 1) -> None:
+def find_share(num_engines: int, engine: int, num_ranks: int = 1, rank: int = 0) -> Share:
+    """Returns which cores a rank of an engine has on this machine, whose engines are `num_engines` or more."""
+    return divide(read_nodes(allowed_cpus()), num_engines * num_ranks, (engine - 1) * num_ranks + rank + 1)
+
+
+def set_cpu_threads(cpu_threads: int, num_engines: int = 1, engine: int = 1, num_ranks: int = 1, rank: int = 0) -> None:
     """Torch computes with that many threads from now on; 0: one for each core, shared equally by all ranks of all
-    engines.
+    engines. Where there are several NUMA nodes, the process runs on its own from now on.
 
     Raises `BootError` where schedulers up to number `engine` would have more threads than there are cores.
     """
-    num_cores = len(os.sched_getaffinity(0))
-    cpu_threads = cpu_threads or max(1, num_cores // (num_engines * num_ranks))
-    num_processes = max(num_engines, engine) * num_ranks
+    share = find_share(num_engines, engine, num_ranks, rank)
+    num_cores = len(share.cpus)
+    cpu_threads = cpu_threads or max(1, num_cores // share.count(num_engines * num_ranks))
+    num_processes = share.count(max(num_engines, engine) * num_ranks)
     if num_processes > 1 and num_processes * cpu_threads > num_cores:
         ranks = f" of {num_ranks} ranks" if num_ranks > 1 else ""
+        node = " on its NUMA node" if share.num_groups > 1 else ""
         raise BootError(
-            f"engine {engine} finds too few cores: {num_processes // num_ranks} engines{ranks} of {cpu_threads} "
+            f"engine {engine} finds too few cores{node}: {num_processes // num_ranks} engines{ranks} of {cpu_threads} "
             f"threads each need {num_processes * cpu_threads}, and there are {num_cores}; lower --data-parallel, "
             "--tensor-parallel or --cpu-threads"
         )
+    pin(share)
     torch.set_num_threads(cpu_threads)

@@ -43,7 +43,7 @@ def make_linear(
     if has_packed_kernel(weight_OI):
         return _on_kernel(PackedWeight(pack(weight_OI), len(weight_OI)), bias_O, activation)
     if weight_OI.device.type == "cpu" and weight_OI.dtype == torch.bfloat16 and onednn_has_bfloat16():
-        return _on_onednn(weight_OI, bias_O, activation)
+        return on_onednn(weight_OI, bias_O, activation)
     if activation is None:
         return lambda x_TI, _=None: functional.linear(x_TI, weight_OI, bias_O)
     return lambda x_TI, _=None: gelu(functional.linear(x_TI, weight_OI, bias_O), activation)
@@ -77,7 +77,7 @@ def _on_kernel(weight: PackedWeight, bias_O: Tensor | None, activation: GeluKind
     return lambda x_TI, out_TO=None: packed_linear(x_TI, packed, bias_O, num_outputs, activation, out_TO)
 
 
-def _on_onednn(weight_OI: Tensor, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
+def on_onednn(weight_OI: Tensor, bias_O: Tensor | None, activation: GeluKind | None = None) -> Linear:
     """The operators are those that torch's own compiler uses for CPUs (torch/_inductor/fx_passes/mkldnn_fusion.py)."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI)
     apply = torch.ops.mkldnn._linear_pointwise.default

@@ -66,8 +66,8 @@ def test_the_list_of_processes_is_what_the_launcher_says(run: FrontendRun):
 
 
 def test_a_restart_replies_at_its_end(run: FrontendRun):
-    ask, call = restart(run, "scheduler", Progress("half"), Done("replaced"), query="?timeout_s=2.5")
-    assert ask.command == RestartProcess("scheduler", 2.5)
+    ask, call = restart(run, "scheduler", Progress("half"), Done("replaced"), query="?timeout_s=2.5&all=true")
+    assert ask.command == RestartProcess("scheduler", 2.5, is_for_all=True)
     assert (call.response.status, call.json()) == (200, {"done": "replaced"})
     call.leave()
 

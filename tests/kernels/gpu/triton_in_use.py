@@ -28,7 +28,7 @@ def triton_in_use() -> Iterator[Counter[str]]:
     if is_interpreted:
         pytest.importorskip("tests.kernels.gpu.interpreter_bf16").make_bf16_right()
         pytest.importorskip("tests.kernels.gpu.interpreter_tf32").make_tf32_right()
-        pytest.importorskip("tests.kernels.gpu.interpreter_patches").patch_once_a_launch()
+        pytest.importorskip("tests.kernels.gpu.interpreter_patches").make_faster()
     triton_kernels.load_triton_kernels(DEVICE)
     taken: Counter[str] = Counter()
     for name, found in list(triton_kernels._loaded.items()):

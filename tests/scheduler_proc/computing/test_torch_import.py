@@ -8,11 +8,14 @@ import torch
 
 CODE = """
 import gc, sys
-from scheduler_proc.computing.torch_import import FAKE_TENSORS, import_torch
+from scheduler_proc.computing.torch_import import FAKE_TENSORS, UNUSED, import_torch
 import_torch()
 import torch
 assert gc.isenabled()
 assert not [name for name in sys.modules if name.startswith((FAKE_TENSORS, "torch._decomp", "torch._refs"))]
+assert UNUSED <= sys.modules.keys(), "they are there by their names"
+unused = ("torch.ao.quantization", "torch._export", "torch.distributions.normal", "torch.optim.adam")
+assert not sys.modules.keys() & set(unused), "and have not run"
 assert torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3)).tolist() == [[3.0] * 4] * 2
 
 from scheduler_proc.computing.loading import weights
@@ -27,6 +30,11 @@ observer.start()
 torch.ones(4) @ torch.ones(4)
 observer.stop()
 
+assert torch.distributions.Normal(0.0, 1.0).mean == 0.0
+assert torch.optim.Adam.__module__ == "torch.optim.adam"
+assert torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (torch.ones(2),)).tolist() == [2.0, 2.0]
+assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2.0, 2.0]
+
 from torch._subclasses.fake_tensor import FakeTensorMode
 with FakeTensorMode():
     assert (torch.empty(2, 3) @ torch.empty(3, 4)).shape == (2, 4)
@@ -34,6 +42,6 @@ with FakeTensorMode():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a CUDA device, all of torch is imported")
-def test_torch_computes_without_what_only_its_compiler_needs_and_its_profiler_gets_it() -> None:
+def test_torch_computes_without_what_is_not_used_and_whoever_uses_it_gets_it() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr

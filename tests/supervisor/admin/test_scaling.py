@@ -2,12 +2,15 @@
 
 import os
 import signal
+from itertools import pairwise
 
 import pytest
 
 from tests.supervisor.cli.test_operate import NAMES, SERVING, operate_on, ps, start
 from tests.supervisor.fake_run import FakeRun
 from tests.supervisor.test_replacement import stop
+
+SCHEDULERS = ("scheduler", "scheduler-2", "scheduler-3")
 
 
 def tokenizers(run: FakeRun) -> list[str]:
@@ -72,6 +75,36 @@ def test_schedulers_are_added_replaced_and_removed():
         run.wait_for("scheduler-2=ready.3")
         assert operate_on(run, "scale", "scheduler", "1").returncode == 0
         assert "scheduler-2" not in ps(run)
+        stop(run)
+
+
+def test_all_of_a_kind_are_replaced_one_after_the_other():
+    with start() as run:
+        run.wait_for(SERVING)
+        assert operate_on(run, "scale", "scheduler", "3").returncode == 0
+        before = ps(run)
+        result = operate_on(run, "restart", "scheduler", "--all")
+        assert (result.returncode, result.stdout) == (0, "scheduler: all 3 replaced\n"), result.stderr
+        now = ps(run)
+        assert {name for name in now if now[name]["pid"] != before[name]["pid"]} == set(SCHEDULERS)
+        assert {now[name]["incarnation"] for name in SCHEDULERS} == {2}
+        run.wait_for("scheduler-3=ready.2")
+        for name, following in pairwise(SCHEDULERS):
+            serves_again = run.output.index(f"{name}=ready.2")
+            assert serves_again < run.output.index(f"{following}.next=starting.2"), "one was away while the next began"
+        stop(run)
+
+
+def test_the_failure_of_one_leaves_the_others_as_they_are():
+    with start(scheduler="fail_to_boot_again") as run:
+        run.wait_for(SERVING)
+        assert operate_on(run, "scale", "scheduler", "2").returncode == 0
+        pids = run.note_pids()
+        result = operate_on(run, "restart", "scheduler", "--all")
+        assert result.returncode == 1
+        assert "there are no weights in /nowhere" in result.stderr
+        assert result.stderr.endswith("the old one serves on; replaced: none; not replaced: scheduler-2\n")
+        assert run.note_pids() == pids
         stop(run)
 
 

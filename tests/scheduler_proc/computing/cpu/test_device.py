@@ -1,4 +1,4 @@
-"""Work is done when it is submitted, and no memory is prefaulted meanwhile."""
+"""Work is done when it is submitted, and the thread that populates pages knows when."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from scheduler_proc.computing.cpu.device import CpuDevice
 
 
-class NotedPrefault:
+class NotedPopulation:
     """Notes when a step begins and ends."""
 
     def __init__(self) -> None:
@@ -26,28 +26,28 @@ def test_work_is_done_at_once() -> None:
     assert CpuDevice().submit(lambda: tokens).wait() is tokens
 
 
-def test_no_memory_is_prefaulted_while_work_is_done() -> None:
-    device, prefault = CpuDevice(), NotedPrefault()
-    noted: Any = prefault
-    device.prefault = noted
+def test_the_population_is_told_while_work_is_done() -> None:
+    device, population = CpuDevice(), NotedPopulation()
+    noted: Any = population
+    device.population = noted
     seen: list[bool] = []
 
     def work() -> list[torch.Tensor]:
-        seen.append(prefault.is_stepping)
+        seen.append(population.is_stepping)
         return []
 
     device.submit(work)
-    assert (seen, prefault.is_stepping) == ([True], False)
+    assert (seen, population.is_stepping) == ([True], False)
 
 
 def test_work_that_fails_raises_where_it_is_submitted() -> None:
-    device, prefault = CpuDevice(), NotedPrefault()
-    noted: Any = prefault
-    device.prefault = noted
+    device, population = CpuDevice(), NotedPopulation()
+    noted: Any = population
+    device.population = noted
 
     def fail() -> list[torch.Tensor]:
         raise MemoryError("no memory")
 
     with pytest.raises(MemoryError):
         device.submit(fail)
-    assert not prefault.is_stepping
+    assert not population.is_stepping

@@ -15,7 +15,7 @@ from messages.config import Config
 from messages.errors import BootError
 from messages.replies import DetokenizeMsg
 from scheduler_proc.computing.cpu.kv_memory import KVMemory
-from scheduler_proc.computing.cpu.prefault import Prefault
+from scheduler_proc.computing.cpu.populate import PagePopulation
 from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.computing.model import kv_tensors
 from scheduler_proc.deciding_half import make_scheduler
@@ -42,7 +42,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wait_until_free(path: Path) -> None:
-    """Waits until the scheduler before has no tensor of it left: the thread that prefaults may still hold some."""
+    """Waits until the scheduler before has no tensor of it left: the thread that populates may still hold some."""
     deadline = time.monotonic() + 60.0
     with path.open("rb") as file:
         while True:
@@ -170,10 +170,9 @@ def test_new_pages_are_huge_before_a_step_writes_to_them_and_what_is_there_stays
     memory.map(64, 16, 16 << 20)
     tensors = [memory.take((1, 1024, 2, 1024), torch.float32)[0] for _ in range(2)]
     tensors[0][:48] = 7.0
-    ahead = Prefault(tensors, 64, is_file=True)
-    ahead._is_stepping = True  # its thread waits
+    population = PagePopulation(tensors, 64, is_file=True)
     before_kb = num_huge_kb()
-    ahead.use(3, 2)
+    population.use(3, 2)
     num_kb = num_huge_kb() - before_kb
     assert bool((tensors[0][:48] == 7.0).all())
     if not num_kb:

@@ -7,10 +7,7 @@ import pytest
 from scheduler_proc.computing.cpu.openmp import OPERATORS_CHOICE, limit_spinning
 
 SHOW = """
-import os
-from scheduler_proc.computing.cpu.openmp import limit_spinning
-limit_spinning(os.environ)
-import torch
+import scheduler_proc.offline
 """
 
 
@@ -21,7 +18,7 @@ def test_an_operators_choice_stays(name: str) -> None:
     assert environment == {name: "17"}
 
 
-def test_torchs_openmp_library_takes_it() -> None:
+def test_torchs_openmp_library_takes_it_also_where_nobody_but_the_engine_imports_torch() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in OPERATORS_CHOICE}
     shown = subprocess.run(
         [sys.executable, "-c", SHOW],

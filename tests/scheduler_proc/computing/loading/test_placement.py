@@ -7,6 +7,7 @@ import torch
 
 from messages.config import CacheConfig, ModelConfig
 from messages.errors import BootError
+from runtime.numa import Share
 from scheduler_proc.computing.loading import placement
 from scheduler_proc.computing.loading.hf_config import HfConfig
 from scheduler_proc.computing.loading.placement import computes_bfloat16, find_placement, set_cpu_threads
@@ -96,7 +97,7 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.get_num_threads() == 1
         set_cpu_threads(0)
         assert torch.get_num_threads() == len(os.sched_getaffinity(0))
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+        monkeypatch.setattr(placement, "allowed_cpus", lambda: frozenset(range(8)))
         set_cpu_threads(0, num_engines=3, engine=3)
         assert torch.get_num_threads() == 2
         with pytest.raises(BootError, match="engine 2 finds too few cores: 2 engines of 8 threads each need 16, and"):
@@ -107,6 +108,17 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.get_num_threads() == 2
         with pytest.raises(BootError, match="2 engines of 2 ranks of 3 threads each need 12"):
             set_cpu_threads(3, num_engines=2, engine=1, num_ranks=2)
+        pinned: list[Share] = []
+        monkeypatch.setattr(placement, "pin", pinned.append)
+        monkeypatch.setattr(placement, "read_nodes", lambda allowed: [frozenset({0, 1, 2, 3}), frozenset({4, 5, 6, 7})])
+        set_cpu_threads(0, num_engines=3, engine=2)
+        assert (torch.get_num_threads(), pinned[-1].cpus) == (4, {4, 5, 6, 7})
+        set_cpu_threads(0, num_engines=3, engine=3)
+        assert (torch.get_num_threads(), pinned[-1].cpus) == (2, {0, 1, 2, 3})
+        set_cpu_threads(2, num_engines=1, engine=1, num_ranks=2, rank=1)
+        assert pinned[-1].cpus == {4, 5, 6, 7}
+        with pytest.raises(BootError, match="engine 5 finds too few cores on its NUMA node: 3 engines of 2 threads"):
+            set_cpu_threads(0, num_engines=3, engine=5)
     finally:
         torch.set_num_threads(before)
 

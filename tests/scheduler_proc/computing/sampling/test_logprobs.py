@@ -101,8 +101,11 @@ def assert_entries(entries: list[Entry], ids: list[int], logprobs_LV: Tensor, nu
         top, top_ids = entry.top_logprobs[:num_top], entry.top_ids[:num_top]
         assert len(top) == len(set(top_ids)) == num_top
         assert top == sorted(top, reverse=True)
-        torch.testing.assert_close(torch.tensor(top), theirs_V[top_ids], rtol=0, atol=TOLERANCE)
-        torch.testing.assert_close(torch.tensor(top), theirs_V.topk(num_top).values, rtol=0, atol=TOLERANCE)
+    if entries:
+        top_LN = torch.tensor([entry.top_logprobs[:num_top] for entry in entries], dtype=torch.float32)
+        top_ids_LN = torch.tensor([entry.top_ids[:num_top] for entry in entries], dtype=torch.int64)
+        torch.testing.assert_close(top_LN, logprobs_LV.gather(1, top_ids_LN), rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(top_LN, logprobs_LV.topk(num_top).values, rtol=0, atol=TOLERANCE)
 
 
 PARAMS = [

@@ -1,0 +1,142 @@
+"""Memory for the pages of the KV cache, asked for before a step writes to them (`--kv-populate`).
+
+The system gives memory when it is first written, and clears it then. That holds a step up: on a virtual machine, whose
+host has to find the memory too, for milliseconds with each huge page. Memory of a file comes in small pages by itself,
+which take longer to read; it is made huge in the same way.
+"""
+
+import ctypes
+import logging
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from kernels.cpu.huge_pages import POPULATE_WRITE, advise, make_huge
+from runtime.background import lower_priority
+from scheduler_proc.computing.model.kv_tensors import CGROUP, GIB, MEMORY_INFO, available_memory_bytes
+
+SLICE_BYTES = 2 << 20
+"""Of one tensor, asked for in one call: a call is not interrupted, and holds the process's memory map meanwhile."""
+
+REST_S = 0.05
+BUSY_SHARE = 0.05
+"""Of its time the thread asks for memory, at most, while steps run."""
+
+LEFT_FREE = 1 / 8
+"""Of the memory that was available at the beginning, so much is left to other programs."""
+
+log = logging.getLogger("sluice.populate")
+
+
+class PagePopulation:
+    """Gives pages their memory, from the first to the last: steps use them in that order.
+
+    `tensors` are those of each layer's cache, whose first dimension is slots; `is_file`: their memory is a file's.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], num_pages: int, is_file: bool = False):
+        self._is_file = is_file
+        self._tensors = tensors
+        self._num_pages = num_pages
+        self._slice_pages = max(1, SLICE_BYTES * num_pages // tensors[0].nbytes)
+        self._num_ready = 0
+        self._num_tensors_ahead = 0
+        """Tensors that have the slice behind `_num_ready`, too."""
+        self._least_left_bytes = LEFT_FREE * available_memory_bytes(MEMORY_INFO, CGROUP)
+        self._is_stepping = False
+        self._last_step_s = 0.0
+        self._began_s = time.monotonic()
+
+    def start(self) -> None:
+        """From now on a thread of low priority asks for all memory; it ends with this object, and with the program."""
+        threading.Thread(target=_populate, args=(weakref.ref(self),), name="populate").start()
+
+    def run(self, report: Callable[[str, float | None], None]) -> None:
+        """All memory is there afterwards, as far as the system gives it."""
+        while self.wants_more and self.ask():
+            report("populating the KV cache", self._num_ready / self._num_pages)
+
+    def use(self, highest_page: int, max_new_pages: int) -> None:
+        """A step is to write up to this page: those of a file that were not reached yet are huge before, so many at
+        most. Other memory is huge from its first use."""
+        num_used = highest_page + 1
+        if self._is_file and self._num_ready < num_used:
+            begin = max(self._num_ready, num_used - max_new_pages)
+            for tensor in self._tensors:
+                make_huge(*self._find(tensor, begin, num_used))
+            self._num_ready = max(self._num_ready, num_used)
+
+    def __enter__(self) -> None:
+        """Little memory is asked for while the block runs, and right behind it, where the next step is planned.
+
+        Compute threads that wait for each other give way to any thread, and clearing memory is not interrupted.
+        """
+        self._is_stepping = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_stepping = False
+        self._last_step_s = time.monotonic()
+
+    @property
+    def wants_more(self) -> bool:
+        return self._num_ready < self._num_pages
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Tells whether no step runs, or is about to."""
+        return not self._is_stepping and time.monotonic() - self._last_step_s >= REST_S
+
+    def ask(self) -> bool:
+        """Asks for the memory of the next slice of one tensor, and returns when it is there; False where it must not
+        be, or cannot: the rest comes as it is used."""
+        if not self._num_tensors_ahead and available_memory_bytes(MEMORY_INFO, CGROUP) < self._least_left_bytes:
+            return self._give_up("too little memory would be left")
+        end = min(self._num_ready + self._slice_pages, self._num_pages)
+        first, size = self._find(self._tensors[self._num_tensors_ahead], self._num_ready, end)
+        if self._is_file:
+            make_huge(first, size)
+        if not advise(first, size, POPULATE_WRITE):
+            return self._give_up(os.strerror(ctypes.get_errno()))
+        self._num_tensors_ahead = (self._num_tensors_ahead + 1) % len(self._tensors)
+        if not self._num_tensors_ahead:
+            self._num_ready = max(self._num_ready, end)
+            if not self.wants_more:
+                num_gib = sum(tensor.nbytes for tensor in self._tensors) / GIB
+                log.info("KV cache: %.2f GiB populated in %.1f s", num_gib, time.monotonic() - self._began_s)
+        return True
+
+    def _give_up(self, why: str) -> bool:
+        log.warning("KV cache: %d of %d pages are populated: %s", self._num_ready, self._num_pages, why)
+        return False
+
+    def _find(self, tensor: Tensor, begin: int, end: int) -> tuple[int, int]:
+        """Returns the address and size of pages [begin, end) of a layer; the system's own at both ends in whole."""
+        page_bytes = tensor.nbytes // self._num_pages
+        first = (tensor.data_ptr() + begin * page_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        return first, tensor.data_ptr() + end * page_bytes - first
+
+
+def _populate(owner: "weakref.ref[PagePopulation]") -> None:
+    """Asks for memory until all is there, the owner is gone or the main thread has ended.
+
+    It is no daemon thread: where it holds the last reference to a tensor, torch gives Python's lock away while it frees
+    the memory. At the end of the interpreter a daemon thread is unwound where it asks for the lock again, and in C++
+    code that means `std::terminate`.
+    """
+    lower_priority()
+    due_s = 0.0
+    while threading.main_thread().is_alive() and (population := owner()) is not None and population.wants_more:
+        began_s = time.monotonic()
+        if population.is_at_rest or began_s >= due_s:
+            if not population.ask():
+                return
+            now_s = time.monotonic()
+            due_s = now_s + max(REST_S, (now_s - began_s) / BUSY_SHARE)
+        else:
+            del population  # it may go meanwhile
+            time.sleep(REST_S)
