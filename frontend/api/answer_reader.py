@@ -1,8 +1,9 @@
 """One choice of a chat as it comes: told apart into content, reasoning and calls of tools, whatever the API."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+from frontend.parsing.custom_input import InputReader
 from frontend.parsing.deltas import CallArguments, CallStart, Content, Delta, Reasoning
 from frontend.parsing.parser import ResponseParser
 from frontend.parsing.regions import Format
@@ -10,7 +11,10 @@ from frontend.requests.generation import Generation
 
 
 class AnswerRules(NamedTuple):
-    """How the choices of a chat are read. `schemas`: of the tools' parameters, by name. `begun`: what they continue."""
+    """How the choices of a chat are read. `schemas`: of the tools' parameters, by name. `begun`: what they continue.
+
+    `custom`: the names of tools whose arguments are shown as the text in them.
+    """
 
     format: Format
     schemas: dict[str, Any]
@@ -18,6 +22,7 @@ class AnswerRules(NamedTuple):
     allows_parallel_calls: bool = True
     shows_reasoning: bool = True
     begun: str = ""
+    custom: Collection[str] = ()
 
 
 class AnswerReader:
@@ -27,6 +32,8 @@ class AnswerReader:
         self.rules = rules
         self._generation = generation
         self._parser: ResponseParser | None = None
+        self._input: InputReader | None = None
+        """Of the call that was begun last, if it is one of a custom tool."""
 
     @property
     def has_calls(self) -> bool:
@@ -49,13 +56,21 @@ class AnswerReader:
         return self._parser
 
     def _shown(self, deltas: list[Delta]) -> list[Delta]:
-        return [delta for delta in deltas if self._is_shown(delta)]
+        return [delta for delta in map(self._with_input, deltas) if self._is_shown(delta)]
+
+    def _with_input(self, delta: Delta) -> Delta:
+        if isinstance(delta, CallStart):
+            self._input = InputReader() if delta.name in self.rules.custom else None
+        elif isinstance(delta, CallArguments) and self._input is not None:
+            return CallArguments(delta.call_index, self._input.feed(delta.text))
+        return delta
 
     def _is_shown(self, delta: Delta) -> bool:
         match delta:
             case Reasoning():
                 return self.rules.shows_reasoning
             case CallStart() | CallArguments():
-                return self.rules.allows_parallel_calls or delta.call_index == 0
+                is_empty = isinstance(delta, CallArguments) and not delta.text
+                return not is_empty and (self.rules.allows_parallel_calls or delta.call_index == 0)
             case Content():
                 return True

@@ -92,6 +92,7 @@ class Conversations:
             allows_parallel_calls=conversation.allows_parallel_calls,
             shows_reasoning=conversation.shows_reasoning,
             begun=conversation.messages[-1].text if conversation.continue_final_message else "",
+            custom=conversation.tools.custom,
         )
 
 

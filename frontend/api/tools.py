@@ -77,12 +77,15 @@ class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ToolUse(NamedTuple):
     """What a chat may call: `listed` as the template gets it, `schemas` of parameters by name; they may be empty.
 
-    `forced`: the calls of which the answer must consist, `None` where the model chooses.
+    `forced`: the calls of which the answer must consist, `None` where the model chooses. `custom`: the names of tools
+    whose calls carry text; `in_lark`: of those whose input a grammar in Lark's form describes.
     """
 
     listed: list[dict[str, Any]]
     schemas: dict[str, Any]
     forced: Grammar | None = None
+    custom: Collection[str] = ()
+    in_lark: Collection[str] = ()
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -165,12 +168,16 @@ def choose_tools(tools: ToolUse, choice: Choice, model_format: ModelFormat, *, a
     schemas = tools.schemas
     if isinstance(choice, Named):
         schemas, allows_several = {choice.name: schemas[choice.name]}, False
+    for name in tools.in_lark:
+        if name in schemas:
+            text = f"a call of {name[:MAX_SHOWN_CHARS]!r} cannot be forced: its input is a grammar in Lark's form; give"
+            raise bad_request(f'{text} a regex, or tool_choice "auto"', "tool_choice", "not_supported")
     return tools._replace(forced=_force(schemas, model_format, allows_several))
 
 
 def _only(tools: ToolUse, names: Collection[str]) -> ToolUse:
     listed = [tool for tool in tools.listed if tool["function"]["name"] in names]
-    return ToolUse(listed, {name: schema for name, schema in tools.schemas.items() if name in names})
+    return tools._replace(listed=listed, schemas={n: schema for n, schema in tools.schemas.items() if n in names})
 
 
 def _force(schemas: Mapping[str, Any], model_format: ModelFormat, allows_several: bool) -> Grammar:

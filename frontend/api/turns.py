@@ -7,6 +7,8 @@ import msgspec
 from frontend.api.chat_messages import ChatMessage
 
 BETWEEN_TEXTS = "\n\n"
+UNREAD = "[This is no text, and the model reads text only.]"
+"""What the model is told in place of a picture or a file that a tool has returned: an agent can go on from it."""
 
 
 class Turns:

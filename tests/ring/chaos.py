@@ -1,15 +1,16 @@
 """Chaos: processes of a real ring die or hang at random under many streams, and every stream must stay exact.
 
     python -m tests.ring.chaos --seconds 600 --seed 1
-    python -m tests.ring.chaos --seconds 3600 --quiet       # nothing is killed: no stall may be told, nothing restarted
+    python -m tests.ring.chaos --seconds 3600 --quiet --think-s 20
     python -m tests.ring.chaos --data-parallel 2 --kill-engines-every 3 --model assets/shakespeare-gpt2 --json FILE
 
 Each request of a fixed set is first run undisturbed. Then 32 clients take requests of the set at random, some leave in
 the middle, and every few seconds the tokenizer, the scheduler or the detokenizer is killed (SIGKILL) or stopped
-(SIGSTOP, which ends as a hang), or frames on its way in or out are dropped, doubled or corrupted. Who stays to the end
-must have the text, the ids and the end of the undisturbed run. No request may be refused: those that arrive while a
-process is away wait for it. And nothing of this is a stall: the launcher must tell of none. With `--kill-engines-every`
-only engines are killed (SIGKILL), one at a time: the next one's turn comes when all serve again.
+(SIGSTOP, which ends as a hang), or frames on its way in or out are dropped, doubled or corrupted; with `--quiet`
+nothing is. Who stays to the end must have the text, the ids and the end of the undisturbed run. No request may be
+refused: those that arrive while a process is away wait for it. And nothing of this is a stall: the launcher must tell
+of none. With `--kill-engines-every` only engines are killed (SIGKILL), one at a time: the next one's turn comes when
+all serve again.
 """
 
 import argparse
@@ -126,8 +127,16 @@ class Pause:
 class Chaos:
     """The clients and the killer of one ring."""
 
-    def __init__(self, ring: RingClient, seed: int, pause_s: tuple[float, float] | None, kill_every_s: float = 0.0):
+    def __init__(
+        self,
+        ring: RingClient,
+        seed: int,
+        pause_s: tuple[float, float] | None,
+        kill_every_s: float = 0.0,
+        think_s: float = 0.0,
+    ):
         self.ring = ring
+        self._think_s = think_s
         self._kill_every_s = kill_every_s
         schedulers = [name for name in ring.health()["processes"] if kind_of(name) == "scheduler"]
         self._schedulers = schedulers
@@ -171,6 +180,8 @@ class Chaos:
                 self.counts.refused += str(error).startswith("503")
                 self.counts.wrong.append(f"request {index}: {type(error).__name__} {error}")
                 await asyncio.sleep(RETRY_S)
+            if self._think_s and not self._is_over:
+                await asyncio.sleep(self._rng.expovariate(1 / self._think_s))
 
     async def _whole(self, client: httpx.AsyncClient, request: dict[str, Any]) -> Generated:
         """Returns what a client has at the end."""
@@ -406,12 +417,13 @@ def run_chaos(
     seed: int,
     pause_s: tuple[float, float] | None = PAUSE_S,
     kill_every_s: float = 0.0,
+    think_s: float = 0.0,
 ) -> Counts:
     """Runs chaos on a ring with `FLAGS`, something every `pause_s` (`None`: nothing ever).
 
     Afterwards nothing may be left in any process.
     """
-    chaos = Chaos(ring, seed, pause_s, kill_every_s)
+    chaos = Chaos(ring, seed, pause_s, kill_every_s, think_s)
     asyncio.run(chaos.run(seconds))
     for process in chaos.processes:
         ring.wait_for_restart(process, 0)
@@ -440,6 +452,9 @@ def main() -> int:
     parser.add_argument("--kill-engines-every", type=float, default=0.0, metavar="S", help="kill nothing but engines")
     parser.add_argument("--model", default="", metavar="DIR", help="a model with a context of at least 256 tokens")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
+    parser.add_argument(
+        "--think-s", type=float, default=0.0, metavar="S", help="mean pause between a client's requests"
+    )
     parser.add_argument("--quiet", action="store_true", help="load alone: nothing is killed or harmed")
     arguments = parser.parse_args()
     flags = QUIET_FLAGS if arguments.quiet else ()
@@ -447,7 +462,7 @@ def main() -> int:
     with chaos_ring(*engines, *flags, model=arguments.model) as (server, ring):
         try:
             pause_s, kill_every_s = None if arguments.quiet else PAUSE_S, arguments.kill_engines_every
-            counts = run_chaos(ring, arguments.seconds, arguments.seed, pause_s, kill_every_s)
+            counts = run_chaos(ring, arguments.seconds, arguments.seed, pause_s, kill_every_s, arguments.think_s)
         except BaseException:
             print(server.log_text(), file=sys.stderr)
             raise
@@ -455,7 +470,12 @@ def main() -> int:
     print(report(counts))
     print(log_of_longest_pause(counts, server))
     if arguments.json:
-        settings = {"engines": arguments.data_parallel, "seconds": arguments.seconds, "streams_at_once": NUM_CLIENTS}
+        settings = {
+            "engines": arguments.data_parallel,
+            "seconds": arguments.seconds,
+            "clients": NUM_CLIENTS,
+            "think_s": arguments.think_s,
+        }
         write_result(arguments.json, "chaos", result_of(counts, **settings))
     has_restarted = arguments.quiet and counts.continuations
     return 1 if counts.wrong or counts.stalls or exit_code or has_restarted else 0

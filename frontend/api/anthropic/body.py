@@ -11,7 +11,7 @@ from frontend.api.grammar import ResponseFormat, SchemaFormat
 from frontend.api.openai_body import ModelFields, check_shown, truncation_of
 from frontend.api.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_STOPS, Sampling, StopStrings
 from frontend.api.tools import Choice, Name, Named, ToolFunction, ToolUse, choose_tools, list_tools
-from frontend.api.turns import BETWEEN_TEXTS, Turns
+from frontend.api.turns import BETWEEN_TEXTS, UNREAD, Turns
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import RequestError, bad_request
 
@@ -26,6 +26,13 @@ IGNORED = (
 ROLES = ("user", "assistant", "system")
 UNSHOWN_BLOCKS = frozenset({"redacted_thinking"})
 """Blocks that only who made them can read: they are left out."""
+
+UNREAD_BLOCKS = frozenset({"image", "document"})
+"""Blocks that the result of a tool may have and the model does not read."""
+
+BILLING = "x-anthropic-billing-header:"
+"""What a block of the system's text begins with that Claude Code writes for its own server. It differs from one session
+to the next, so that nothing behind it would be found in the prefix cache: it is left out."""
 
 MESSAGES_TEXT = (
     "a list of messages, not empty, each with a role (user or assistant) and a content (a string or a list of blocks: "
@@ -133,7 +140,7 @@ def make_conversation(
         params = msgspec.structs.replace(params, grammar=grammar)
     turns = Turns()
     if body.system is not None:
-        turns.say("system", _text(body.system, "system"))
+        turns.say("system", _text(_without_billing(body.system), "system"))
     for index, message in enumerate(body.messages):
         _add(turns, message, f"messages[{index}]")
     if not turns.messages:
@@ -179,13 +186,25 @@ def _add_block(turns: Turns, role: str, block: ContentBlock, where: str) -> None
             turns.call(_needed(block.id, f"{where}.id"), name, _needed(block.input, f"{where}.input"))
         case "tool_result" if role == "user":
             call_id = _needed(block.tool_use_id, f"{where}.tool_use_id")
-            turns.result(call_id, _text(block.content or "", f"{where}.content"))
+            turns.result(call_id, _text(_read_result(block.content or ""), f"{where}.content"))
         case "thinking" | "tool_use" | "tool_result":
             raise bad_request(f"{where}: a block of type {block.type} cannot be in a message of the {role}", "messages")
         case kind if kind not in UNSHOWN_BLOCKS:
             raise _unsupported(kind, where)
         case _:
             pass
+
+
+def _without_billing(system: Content) -> Content:
+    if isinstance(system, str):
+        return system
+    return [block for block in system if not (block.text or "").startswith(BILLING)]
+
+
+def _read_result(content: Content) -> Content:
+    if isinstance(content, str):
+        return content
+    return [ContentBlock(type="text", text=UNREAD) if block.type in UNREAD_BLOCKS else block for block in content]
 
 
 def _text(content: Content, where: str) -> str:

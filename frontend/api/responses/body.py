@@ -11,9 +11,9 @@ from frontend.api.conversation import Conversation, template_kwargs
 from frontend.api.grammar import ResponseFormat, SchemaFormat
 from frontend.api.openai_body import ModelFields, check_shown, truncation_of
 from frontend.api.responses.items import Input
+from frontend.api.responses.tools import CHOICE_TEXT, TOOLS_TEXT, ResponseChoice, ResponseTool, read_choice, tool_use
 from frontend.api.sampling import AtLeastOne, NumLogprobs, Sampling, Switch
-from frontend.api.tools import Allowed, Choice, Name, Named, ToolFunction, ToolUse, choose_tools, list_tools
-from frontend.http.field_names import UnknownFields
+from frontend.api.tools import choose_tools
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import bad_request
 
@@ -22,9 +22,6 @@ IGNORED = (
     *("max_tool_calls", "prompt_cache_options", "context_management", "client_metadata", "access_programs"),
     *("background_options", "image"),
 )
-UNSENT_TOOLS = frozenset({"web_search", "web_search_preview"})
-"""Tools that clients send with every request, whoever serves it: the model is not told of them."""
-
 LOGPROBS = "message.output_text.logprobs"
 REASONING = "reasoning.encrypted_content"
 INCLUDABLE = (LOGPROBS, REASONING)
@@ -34,37 +31,7 @@ OTHER_INCLUDABLE = (
 )
 """What there cannot be here: it is about tools that are not run, and images."""
 
-TOOLS_TEXT = (
-    'a list of tools, each an object with "type": "function" and a name (1 to 128 letters, digits and _.-), which may '
-    "have a description, parameters (an object) and strict"
-)
-CHOICE_TEXT = (
-    '"none", "auto", "required", {"type": "function", "name": …} or {"type": "allowed_tools", "mode": "auto" or '
-    '"required", "tools": [{"type": "function", "name": …}]}'
-)
 FORMAT_TEXT = 'an object with a format, whose type is "text", "json_object" or "json_schema" (with name and schema)'
-
-
-class ResponseTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A function; of other types, fields that it has not are dropped."""
-
-    type: str
-    name: Name | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class NamedTool(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    type: Literal["function"]
-
-
-class ResponseChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    type: str
-    name: str | None = None
-    mode: Literal["auto", "required"] | None = None
-    tools: Annotated[list[NamedTool], Meta(min_length=1)] | None = None
 
 
 class TextFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,52 +119,14 @@ def make_conversation(
     return Conversation(
         messages=messages,
         params=params,
-        tools=choose_tools(_tools(body), _choice(body), model_format, allows_several=allows_several),
+        tools=choose_tools(
+            tool_use(body.tools or ()), read_choice(body.tool_choice), model_format, allows_several=allows_several
+        ),
         template_kwargs=_template_kwargs(body),
         allows_parallel_calls=allows_several,
         add_special_tokens=bool(body.add_special_tokens),
         truncation=truncation_of(body, params, context_tokens),
     )
-
-
-def served_tools(body: ResponseBody, unknown: UnknownFields) -> list[ResponseTool]:
-    """Returns the tools that the model is told of. Raises `RequestError` (400) for those that cannot be served."""
-    tools: list[ResponseTool] = []
-    for index, tool in enumerate(body.tools or ()):
-        if tool.type in UNSENT_TOOLS:
-            unknown.ignore(f"tools[{index}] of type {tool.type}", "is a tool that this server does not run")
-        elif tool.type != "function":
-            raise bad_request(
-                f"tools[{index}]: a tool of type {tool.type[:60]!r} is not supported, only functions, which the client "
-                "runs",
-                "tools",
-                "not_supported",
-            )
-        elif tool.name is None:
-            raise bad_request(f"tools[{index}].name is required", "tools")
-        else:
-            tools.append(tool)
-    return tools
-
-
-def _tools(body: ResponseBody) -> ToolUse:
-    return list_tools(
-        [ToolFunction(tool.name or "", tool.description, tool.parameters, tool.strict) for tool in body.tools or ()]
-    )
-
-
-def _choice(body: ResponseBody) -> Choice:
-    match body.tool_choice:
-        case None:
-            return "auto"
-        case ResponseChoice(type="function", name=str(name)):
-            return Named(name)
-        case ResponseChoice(type="allowed_tools", mode=str(mode), tools=list(tools)):
-            return Allowed(tuple(tool.name for tool in tools), mode)
-        case ResponseChoice():
-            raise bad_request(f"tool_choice must be {CHOICE_TEXT}", "tool_choice")
-        case choice:
-            return choice
 
 
 def _template_kwargs(body: ResponseBody) -> dict[str, Any]:

@@ -12,11 +12,12 @@ from frontend.api.conversation import Conversations
 from frontend.api.openai_body import ModelReader, name_rules
 from frontend.api.requests import read_count
 from frontend.api.responses.background import BackgroundResponses, FollowingStream
-from frontend.api.responses.body import IGNORED, REFUSED, ResponseBody, make_conversation, served_tools
+from frontend.api.responses.body import IGNORED, REFUSED, ResponseBody, make_conversation
 from frontend.api.responses.events import ResponseEvents
 from frontend.api.responses.items import REFERENCE, Item, make_turns, read_items, response_of
 from frontend.api.responses.reply import Response, ResponseAnswer
 from frontend.api.responses.store import ResponseStore, StoredResponse
+from frontend.api.responses.tools import served_tools
 from frontend.api.sampling import MAX_INT32, Sampling
 from frontend.errors import ErrorBody, ErrorForm, error_body, not_found
 from frontend.http.field_names import UnknownFields
@@ -73,7 +74,7 @@ class ResponsesApi:
     async def create(self, request: Request) -> ASGIApp:
         """Opens the response. Raises `RequestError`; refusals by other processes come out of it."""
         body = await self._reader.read(request)
-        body = msgspec.structs.replace(body, tools=served_tools(body, self._unknown))
+        body = msgspec.structs.replace(body, tools=served_tools(body.tools, self._unknown))
         is_stored = body.store is not False and self.store.is_used
         if body.background and not is_stored:
             raise bad_request(

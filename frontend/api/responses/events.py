@@ -97,10 +97,18 @@ class ArgumentsDone(OfText, frozen=True, kw_only=True, tag="response.function_ca
     arguments: str
 
 
+class CustomInputDelta(OfText, frozen=True, kw_only=True, tag="response.custom_tool_call_input.delta"):
+    delta: str
+
+
+class CustomInputDone(OfText, frozen=True, kw_only=True, tag="response.custom_tool_call_input.done"):
+    input: str
+
+
 EVENTS: tuple[type[OfStream], ...] = (
     *(ResponseCreated, ResponseInProgress, ResponseCompleted, ResponseIncomplete, ResponseFailed, OutputItemAdded),
     *(OutputItemDone, ContentPartAdded, ContentPartDone, OutputTextDelta, OutputTextDone, ReasoningTextDelta),
-    *(ReasoningTextDone, ArgumentsDelta, ArgumentsDone),
+    *(ReasoningTextDone, ArgumentsDelta, ArgumentsDone, CustomInputDelta, CustomInputDone),
 )
 
 
@@ -154,7 +162,8 @@ class ResponseFrames:
             case "reasoning":
                 return self._of(block, ReasoningTextDelta, delta=text)
             case "call":
-                return self._of(block, ArgumentsDelta, delta=text)
+                kind = CustomInputDelta if self._answer.is_custom(block) else ArgumentsDelta
+                return self._of(block, kind, delta=text)
 
     def _done(self, block: Block) -> Iterator[bytes]:
         match block.kind:
@@ -163,8 +172,11 @@ class ResponseFrames:
                 yield self._of(block, OutputTextDone, text=block.text, logprobs=logprobs)
             case "reasoning":
                 yield self._of(block, ReasoningTextDone, text=block.text)
+            case "call" if self._answer.is_custom(block):
+                yield self._of(block, CustomInputDone, input=block.text)
             case "call":
-                yield self._of(block, ArgumentsDone, name=block.name, arguments=block.text)
+                name = self._answer.tool_name(block).name
+                yield self._of(block, ArgumentsDone, name=name, arguments=block.text)
         if block.kind != "call":
             yield self._of(block, ContentPartDone, part=self._answer.part(block))
         yield self._frame(OutputItemDone, output_index=block.index, item=self._answer.item(block))

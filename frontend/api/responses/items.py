@@ -10,14 +10,25 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from frontend.api.turns import BETWEEN_TEXTS, Turns
+from frontend.api.responses.tools import ToolName
+from frontend.api.turns import BETWEEN_TEXTS, UNREAD, Turns
 from messages.errors import RequestError, bad_request
 
-ITEM_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+ITEM_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
 """The types of items that are served, and how their ids begin."""
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_TYPES = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
+UNREAD_TYPES = frozenset({"input_image", "input_file"})
+"""Parts that the output of a tool may have and the model does not read."""
+
 REASONING_KEY = "sluice-reasoning:"
 """What reasoning begins with that is sent to a client to be kept there. It is encoded, not encrypted."""
 
@@ -27,8 +38,8 @@ RESPONSE_PREFIX = "resp_"
 OUTPUT_ID = re.compile(rf"[a-z]{{1,8}}_([0-9a-f]{{{2 * ID_BYTES}}})[0-9]{{4,}}\Z")
 
 INPUT_TEXT = (
-    "a string or a list of items, not empty: messages, function_call, function_call_output, reasoning and "
-    "item_reference"
+    "a string or a list of items, not empty: messages, function_call, function_call_output, custom_tool_call, "
+    "custom_tool_call_output, reasoning and item_reference"
 )
 
 
@@ -50,6 +61,8 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
+    namespace: str | None = None
     output: str | list[Part] | None = None
     summary: list[Part] | None = None
     encrypted_content: str | None = None
@@ -86,15 +99,19 @@ def _checked(item: Item, where: str) -> Item:
                 raise bad_request(f"{where}.role must be one of {', '.join(ROLES)}, got {item.role[:60]!r}", "input")
         case "function_call":
             needed = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-        case "function_call_output":
+        case "custom_tool_call":
+            needed = {"call_id": item.call_id, "name": item.name, "input": item.input}
+        case "function_call_output" | "custom_tool_call_output":
             needed = {"call_id": item.call_id, "output": item.output}
         case _:
             pass
     for name, value in needed.items():
         if value is None:
             raise bad_request(f"{where}.{name} is required in an item of type {kind}", "input")
-    for name, parts in (("content", item.content), ("output", item.output), ("summary", item.summary)):
+    for name, parts in (("content", item.content), ("summary", item.summary)):
         _check_parts(parts, f"{where}.{name}")
+    output = [part for part in item.output if part.type not in UNREAD_TYPES] if isinstance(item.output, list) else None
+    _check_parts(output, f"{where}.output")
     content = item.content
     if kind == "message" and isinstance(content, str):
         content = [Part("output_text" if item.role == "assistant" else "input_text", content)]
@@ -125,8 +142,10 @@ def make_turns(instructions: str | None, items: Iterable[Item]) -> Turns:
                 assert item.role is not None
                 turns.say(item.role, _text_of(item.content))
             case "function_call":
-                turns.call(item.call_id or "", item.name or "", item.arguments or "")
-            case "function_call_output":
+                turns.call(item.call_id or "", _model_name(item), item.arguments or "")
+            case "custom_tool_call":
+                turns.call(item.call_id or "", _model_name(item), {"input": item.input})
+            case "function_call_output" | "custom_tool_call_output":
                 turns.result(item.call_id or "", _text_of(item.output))
             case _:
                 reasoning = _text_of(item.content) or unpack_reasoning(item.encrypted_content or "")
@@ -135,9 +154,15 @@ def make_turns(instructions: str | None, items: Iterable[Item]) -> Turns:
     return turns
 
 
+def _model_name(item: Item) -> str:
+    return ToolName(item.name or "", item.namespace).of_model
+
+
 def _text_of(content: str | list[Part] | None) -> str:
     if isinstance(content, list):
-        return BETWEEN_TEXTS.join(part.text or part.refusal or "" for part in content)
+        return BETWEEN_TEXTS.join(
+            UNREAD if part.type in UNREAD_TYPES else part.text or part.refusal or "" for part in content
+        )
     return content or ""
 
 

@@ -14,11 +14,10 @@ from frontend.api.responses.body import (
     REASONING,
     ReasoningOptions,
     ResponseBody,
-    ResponseChoice,
-    ResponseTool,
     TextOptions,
 )
 from frontend.api.responses.items import new_id, output_id, pack_reasoning
+from frontend.api.responses.tools import ResponseChoice, ResponseTool, ToolName, named_tools
 from messages.errors import ErrorInfo
 from messages.replies import PositionLogprobs, Usage, UserReply
 
@@ -62,9 +61,19 @@ class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType = UNSET
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCall
+class CustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCall | CustomToolCall
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
@@ -137,6 +146,7 @@ class ResponseAnswer:
         self.blocks = blocks
         self._shows_logprobs = body.includes(LOGPROBS) or bool(body.top_logprobs)
         self._packs_reasoning = body.includes(REASONING)
+        self._tools = {name.of_model: (name, tool.type) for name, tool in named_tools(body.tools or ())}
         params = blocks.generation.message.sampling_params
         self._begun = Response(
             id=new_id("resp"),
@@ -193,11 +203,19 @@ class ResponseAnswer:
                 packed = pack_reasoning(block.text) if self._packs_reasoning and block.has_ended else UNSET
                 return ReasoningItem(item_id, status, [ReasoningText(block.text)] if block.has_ended else (), packed)
             case "call":
-                return FunctionCall(item_id, status, block.call_id, block.name, block.text if block.has_ended else "")
+                name, text = self.tool_name(block), block.text if block.has_ended else ""
+                kind = CustomToolCall if self.is_custom(block) else FunctionCall
+                return kind(item_id, status, block.call_id, name.name, text, name.namespace or UNSET)
 
     def item_id(self, block: Block) -> str:
-        prefix = {"text": "msg", "reasoning": "rs", "call": "fc"}[block.kind]
+        prefix = {"text": "msg", "reasoning": "rs", "call": "ctc" if self.is_custom(block) else "fc"}[block.kind]
         return output_id(prefix, self.id, block.index)
+
+    def tool_name(self, block: Block) -> ToolName:
+        return self._tools[block.name][0] if block.name in self._tools else ToolName(block.name)
+
+    def is_custom(self, block: Block) -> bool:
+        return block.name in self._tools and self._tools[block.name][1] == "custom"
 
     def part(self, block: Block) -> OutputPart:
         """Returns the part that a text or reasoning consists of."""

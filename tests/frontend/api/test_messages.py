@@ -172,7 +172,7 @@ def test_what_claude_code_sends_is_a_chat(reader: FrontendRun):
         assert message.chat is not None
         chat = json.loads(message.chat.messages)
         assert [(each["role"], each.get("content"), each.get("tool_call_id")) for each in chat] == [
-            ("system", "x-anthropic-billing-header: cc_version=2.1\n\nYou are Claude Code.\n\nBe concise.", None),
+            ("system", "You are Claude Code.\n\nBe concise.", None),
             ("user", "<system-reminder>\n\nList the files.", None),
             ("assistant", "I look.", None),
             ("tool", "a.py", "toolu_1"),

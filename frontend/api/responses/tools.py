@@ -1,0 +1,123 @@
+"""The tools of a response: which are served, by what names the model knows them, and whether it must call one."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from frontend.api.custom_tools import CustomFormat, as_function
+from frontend.api.tools import Allowed, Choice, Name, Named, ToolFunction, ToolUse, list_tools
+from frontend.http.field_names import UnknownFields
+from messages.errors import bad_request
+
+UNSENT_TOOLS = frozenset({"web_search", "web_search_preview", "tool_search"})
+"""Tools that clients send with every request, whoever serves it: the model is not told of them."""
+
+TOOLS_TEXT = (
+    'a list of tools, each an object with a type ("function", "custom" or "namespace") and a name (1 to 128 letters, '
+    "digits and _.-), which may have a description and: a function parameters (an object) and strict, a custom tool a "
+    "format, a namespace tools"
+)
+CHOICE_TEXT = (
+    '"none", "auto", "required", {"type": "function" or "custom", "name": …} or {"type": "allowed_tools", "mode": '
+    '"auto" or "required", "tools": [{"type": "function" or "custom", "name": …}]}'
+)
+
+
+class ResponseTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A function, a custom tool, or a namespace of both; of other types, fields that these have not are dropped."""
+
+    type: str
+    name: Name | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: CustomFormat | UnsetType = UNSET
+    tools: list["ResponseTool"] | UnsetType = UNSET
+
+
+class ToolName(NamedTuple):
+    """What clients call a tool."""
+
+    name: str
+    namespace: str | None = None
+
+    @property
+    def of_model(self) -> str:
+        """The name by which the model knows it."""
+        return f"{self.namespace}.{self.name}" if self.namespace else self.name
+
+
+class NamedTool(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    type: Literal["function", "custom"]
+
+
+class ResponseChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    type: str
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[NamedTool], Meta(min_length=1)] | None = None
+
+
+def served_tools(given: Sequence[ResponseTool] | None, unknown: UnknownFields) -> list[ResponseTool]:
+    """Returns the tools that the model is told of. Raises `RequestError` (400) for those that cannot be served."""
+    tools: list[ResponseTool] = []
+    for index, tool in enumerate(given or ()):
+        if tool.type in UNSENT_TOOLS:
+            unknown.ignore(f"tools[{index}] of type {tool.type}", "is a tool that this server does not run")
+        else:
+            _check(tool, f"tools[{index}]", ("function", "custom", "namespace"))
+            tools.append(tool)
+    return tools
+
+
+def _check(tool: ResponseTool, where: str, types: tuple[str, ...]) -> None:
+    if tool.type not in types:
+        text = f"{where}: a tool of type {tool.type[:60]!r} is not supported, only {', '.join(types)}"
+        raise bad_request(f"{text}: tools that the client runs", "tools", "not_supported")
+    if tool.name is None:
+        raise bad_request(f"{where}.name is required", "tools")
+    if tool.type == "namespace":
+        for index, member in enumerate(tool.tools or ()):
+            _check(member, f"{where}.tools[{index}]", ("function", "custom"))
+
+
+def named_tools(given: Sequence[ResponseTool], namespace: str | None = None) -> Iterator[tuple[ToolName, ResponseTool]]:
+    """Yields the functions and custom tools that are served, those of namespaces too."""
+    for tool in given:
+        if tool.type == "namespace":
+            yield from named_tools(tool.tools or (), tool.name)
+        else:
+            yield ToolName(tool.name or "", namespace), tool
+
+
+def tool_use(given: Sequence[ResponseTool]) -> ToolUse:
+    """Raises `RequestError` (400)."""
+    functions: list[ToolFunction] = []
+    custom: dict[str, CustomFormat] = {}
+    for tool_name, tool in named_tools(given):
+        name = tool_name.of_model
+        if tool.type == "custom":
+            custom[name] = tool.format or CustomFormat()
+            functions.append(as_function(name, tool.description, custom[name], f"the format of {name}"))
+        else:
+            functions.append(ToolFunction(name, tool.description, tool.parameters, tool.strict))
+    in_lark = [name for name, form in custom.items() if form.syntax == "lark"]
+    return list_tools(functions)._replace(custom=custom, in_lark=in_lark)
+
+
+def read_choice(choice: Literal["none", "auto", "required"] | ResponseChoice | None) -> Choice:
+    """Raises `RequestError` (400)."""
+    match choice:
+        case None:
+            return "auto"
+        case ResponseChoice(type="function" | "custom", name=str(name)):
+            return Named(name)
+        case ResponseChoice(type="allowed_tools", mode=str(mode), tools=list(tools)):
+            return Allowed(tuple(tool.name for tool in tools), mode)
+        case ResponseChoice():
+            raise bad_request(f"tool_choice must be {CHOICE_TEXT}", "tool_choice")
+        case choice:
+            return choice
