@@ -31,8 +31,9 @@ BLOCK = 32
 STEPS = 16.0
 """kernels/cpu/source/quantized_codes.h has it too."""
 
-SCRATCH_BYTES = 3
-"""Of each input of each token: its code, and its part of the token's scales and of the list of its largest inputs."""
+SCRATCH_BYTES, SCRATCH_BYTES_OF_A_PART = 4, 10
+"""Of each input of each token: its code, and its part of the token's scales and of the list of its outliers, which all
+inputs may be where they are a part of the token's."""
 
 LEAST_MAGNITUDE = 1e-30
 ROWS_AT_ONCE = 8192
@@ -50,21 +51,27 @@ class QuantizedWeight:
     bits: Bits
 
 
-def quantize(weight_OI: Tensor, bits: Bits) -> QuantizedWeight:
-    """Returns the weight rounded to so many bits; its values are finite. Every kernel makes the same codes."""
+def quantize(weight_OI: Tensor, bits: Bits, largest_O: Tensor | None = None) -> QuantizedWeight:
+    """Returns the weight rounded to so many bits; its values are finite. Every kernel makes the same codes.
+
+    Of 8 bits, `weight_OI` may have a part of the inputs: `largest_O` is each output's largest magnitude over all then.
+    """
+    assert largest_O is None or (largest_O.shape, largest_O.dtype, bits) == (weight_OI.shape[:1], weight_OI.dtype, 8)
     num_outputs, num_inputs = weight_OI.shape
     kernel = find_kernel("quantize", weight_OI)
     if kernel is None or not weight_OI.is_contiguous():
-        return QuantizedWeight(quantize_reference(weight_OI, bits), num_outputs, num_inputs, bits)
+        return QuantizedWeight(quantize_reference(weight_OI, bits, largest_O), num_outputs, num_inputs, bits)
     group = _group_size(num_inputs, bits)
     shape = (-(-num_outputs // BLOCK), -(-num_inputs // group), BLOCK * (2 + group * bits // 8))
     packed = empty_huge(shape, torch.uint8)
-    kernel(weight_OI.data_ptr(), packed.data_ptr(), num_outputs, num_inputs, bits)
+    kernel(weight_OI.data_ptr(), _address(largest_O), packed.data_ptr(), num_outputs, num_inputs, bits)
     return QuantizedWeight(packed, num_outputs, num_inputs, bits)
 
 
-def quantize_reference(weight_OI: Tensor, bits: Bits) -> Tensor:
-    return torch.cat([_quantize_rows(rows, bits) for rows in weight_OI.split(ROWS_AT_ONCE)])
+def quantize_reference(weight_OI: Tensor, bits: Bits, largest_O: Tensor | None = None) -> Tensor:
+    least_O = weight_OI.new_zeros(len(weight_OI)) if largest_O is None else largest_O
+    parts = zip(weight_OI.split(ROWS_AT_ONCE), least_O.split(ROWS_AT_ONCE), strict=True)
+    return torch.cat([_quantize_rows(rows_OI, least_O, bits) for rows_OI, least_O in parts])
 
 
 def dequantize(weight: QuantizedWeight) -> Tensor:
@@ -73,21 +80,34 @@ def dequantize(weight: QuantizedWeight) -> Tensor:
     return (codes_ONG * scale_ON1).flatten(1)[: weight.num_outputs, : weight.num_inputs]
 
 
+def sum_magnitudes(x_TI: Tensor) -> Tensor:
+    """Returns the sum of each token's magnitudes, float32 [T]; the C kernels', the same bits alone and in any batch."""
+    kernel = find_kernel("sum_magnitudes", x_TI)
+    if kernel is None or not x_TI.is_contiguous():
+        return x_TI.float().abs().sum(1)
+    sum_T = torch.empty(len(x_TI), dtype=torch.float32)
+    kernel(x_TI.data_ptr(), sum_T.data_ptr(), *x_TI.shape)
+    return sum_T
+
+
 def quantized_linear(
     x_TI: Tensor,
     weight: QuantizedWeight,
     bias_O: Tensor | None,
     activation: Literal["tanh"] | None = None,
     out_TO: Tensor | None = None,
+    mean_T: Tensor | None = None,
 ) -> Tensor:
     """Returns x W^T + b [T, O], through the tanh approximation of GELU if `activation` says so.
 
     A token's outputs are the same bits alone and in any batch, in the C kernels. The result may be put into `out_TO`,
-    and is a new tensor otherwise.
+    and is a new tensor otherwise. Of 8 bits, `x_TI` may have a part of the inputs: `mean_T`, float32, is the mean
+    magnitude of each token over all then.
     """
+    assert mean_T is None or (mean_T.shape, mean_T.dtype, weight.bits) == (x_TI.shape[:1], torch.float32, 8)
     kernel = find_kernel("quantized_linear", x_TI)
     if kernel is None or not x_TI.is_contiguous():
-        return quantized_linear_reference(x_TI, weight, bias_O, activation)
+        return quantized_linear_reference(x_TI, weight, bias_O, activation, mean_T)
     num_tokens, num_inputs = x_TI.shape
     assert num_inputs == weight.num_inputs
     assert weight.packed.is_contiguous()
@@ -96,31 +116,41 @@ def quantized_linear(
     assert out_TO.shape == (num_tokens, weight.num_outputs)
     assert out_TO.is_contiguous()
     scratch_inputs = -(-num_inputs // GROUPS[weight.bits]) * GROUPS[weight.bits]
-    scratch = torch.empty(num_tokens * scratch_inputs * SCRATCH_BYTES, dtype=torch.uint8)
-    bias = None if bias_O is None else bias_O.data_ptr()
-    addresses = x_TI.data_ptr(), weight.packed.data_ptr(), bias, out_TO.data_ptr(), scratch.data_ptr()
-    kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, weight.bits, activation is not None)
+    scratch_bytes = SCRATCH_BYTES if mean_T is None else SCRATCH_BYTES_OF_A_PART
+    scratch = torch.empty(num_tokens * scratch_inputs * scratch_bytes, dtype=torch.uint8)
+    addresses = x_TI.data_ptr(), weight.packed.data_ptr(), _address(bias_O), _address(mean_T), out_TO.data_ptr()
+    kernel(
+        *addresses, scratch.data_ptr(), num_tokens, num_inputs, weight.num_outputs, weight.bits, activation is not None
+    )
     return out_TO
 
 
 def quantized_linear_reference(
-    x_TI: Tensor, weight: QuantizedWeight, bias_O: Tensor | None, activation: Literal["tanh"] | None
+    x_TI: Tensor,
+    weight: QuantizedWeight,
+    bias_O: Tensor | None,
+    activation: Literal["tanh"] | None,
+    mean_T: Tensor | None = None,
 ) -> Tensor:
     bias = None if bias_O is None else bias_O.float()
-    out_TO = functional.linear(_round_activations(x_TI.float(), weight.bits), dequantize(weight), bias)
+    out_TO = functional.linear(_round_activations(x_TI.float(), weight.bits, mean_T), dequantize(weight), bias)
     if activation is not None:
         out_TO = functional.gelu(out_TO, approximate=activation)
     return out_TO.to(x_TI.dtype)
 
 
-def _round_activations(x_TI: Tensor, bits: Bits) -> Tensor:
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _round_activations(x_TI: Tensor, bits: Bits, mean_T: Tensor | None) -> Tensor:
     """Returns what the activations' codes stand for."""
     x_TNG = _group(x_TI, _group_size(x_TI.shape[1], bits))
-    magnitude_TNG = x_TNG.abs()
     if bits == 8:
-        steps, measure_TN1 = STEPS, magnitude_TNG.sum(-1, keepdim=True) / x_TI.shape[1]
+        mean_T = x_TI.abs().sum(1) / x_TI.shape[1] if mean_T is None else mean_T
+        steps, measure_TN1 = STEPS, mean_T[:, None, None]
     else:
-        steps, measure_TN1 = 127.0, magnitude_TNG.amax(-1, keepdim=True)
+        steps, measure_TN1 = 127.0, x_TNG.abs().amax(-1, keepdim=True)
     factor_TN1 = torch.where(measure_TN1 > LEAST_MAGNITUDE, steps / measure_TN1, 0.0)
     scale_TN1 = torch.where(measure_TN1 > LEAST_MAGNITUDE, measure_TN1 / steps, 0.0)
     scale_TN1 = scale_TN1.where(measure_TN1.isfinite(), torch.nan)
@@ -137,12 +167,14 @@ def _group(x_RI: Tensor, group: int) -> Tensor:
     return functional.pad(x_RI, (0, -x_RI.shape[1] % group)).unflatten(1, (-1, group))
 
 
-def _quantize_rows(rows_OI: Tensor, bits: Bits) -> Tensor:
+def _quantize_rows(rows_OI: Tensor, least_O: Tensor, bits: Bits) -> Tensor:
     group = _group_size(rows_OI.shape[1], bits)
-    weight_ONG = _group(functional.pad(rows_OI.float(), (0, 0, 0, -rows_OI.shape[0] % BLOCK)), group)
+    num_filling = -rows_OI.shape[0] % BLOCK
+    weight_ONG = _group(functional.pad(rows_OI.float(), (0, 0, 0, num_filling)), group)
     if bits == 8:
         lowest, highest = -127, 127
-        scale_ON1 = weight_ONG.abs().amax(-1, keepdim=True) / highest
+        least_O11 = functional.pad(least_O.float(), (0, num_filling))[:, None, None]
+        scale_ON1 = weight_ONG.abs().amax(-1, keepdim=True).maximum(least_O11) / highest
     else:
         # The largest magnitude becomes -8, which has no counterpart, whatever its sign: the scale may be negative.
         lowest, highest = -8, 7

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels.quantized_linear import (
+    STEPS,
     Bits,
     QuantizedWeight,
     dequantize,
@@ -12,6 +13,7 @@ from kernels.quantized_linear import (
     quantize_reference,
     quantized_linear,
     quantized_linear_reference,
+    sum_magnitudes,
 )
 
 BITS: list[Bits] = [8, 4]
@@ -87,14 +89,14 @@ def test_eight_bits_are_the_same_bits_on_every_processor(backend: str, num_token
     generator = torch.Generator().manual_seed(num_tokens)
     x = torch.randint(-9, 10, (num_tokens, 1100), generator=generator).float()
     x[::2, 5::97], x[1::3, 100:104], x[:, 1099] = 700, torch.tensor([90.0, 95, -37, 800]), -5000
-    x[1:2] = 3  # codes of 16 alone
+    x[1:2] = 3  # codes of STEPS alone
     weight = quantize(torch.randn(70, 1100, generator=generator), 8)
     scale_O1 = weight.packed[..., : 2 * 32].contiguous().view(torch.bfloat16).float().view(-1, 1)[:70]
     codes = (dequantize(weight) / scale_O1).round().double()
     mean_T1 = x.abs().sum(1, keepdim=True) / 1100
-    sums = (x * (16 / mean_T1)).round().double() @ codes.T
+    sums = (x * (STEPS / mean_T1)).round().double() @ codes.T
     assert (x / mean_T1).abs().max() > 100
-    assert torch.equal(quantized_linear(x, weight, None), sums.float() * (scale_O1.T * (mean_T1 / 16)))
+    assert torch.equal(quantized_linear(x, weight, None), sums.float() * (scale_O1.T * (mean_T1 / STEPS)))
 
 
 def test_large_activations_do_not_blur_the_others() -> None:
@@ -105,6 +107,26 @@ def test_large_activations_do_not_blur_the_others() -> None:
     x[:, 77] = 60
     error = (quantized_linear(x, quantized, None) - x @ dequantize(quantized).T).norm() / sizes
     assert float(error) < 1.5 * others  # 60 as code 127 of a token's scale: 9 times
+
+
+@pytest.mark.usefixtures("no_clean_memory")
+@pytest.mark.parametrize("num_tokens", [1, 6, 40])
+def test_parts_of_the_inputs_add_up(backend: str, num_tokens: int) -> None:
+    """Ranks have the codes of one, also where nearly all of a token is in one part: all that is there is an outlier."""
+    x, weight, _ = make_case(num_tokens, 400, 70, torch.float32)
+    x[::2, :64] *= 300
+    parts = [slice(0, 64), slice(64, 164), slice(164, 400)]
+    mean_T = sum(sum_magnitudes(x[:, part].contiguous()) for part in parts) / 400
+    assert torch.allclose(mean_T, x.abs().mean(1), rtol=1e-6, atol=0)
+    largest_O = weight.abs().amax(1)
+    codes = [quantize(weight[:, part].contiguous(), 8, largest_O) for part in parts]
+    assert torch.equal(torch.cat([dequantize(one) for one in codes], dim=1), dequantize(quantize(weight, 8)))
+    products = [
+        quantized_linear(x[:, part].contiguous(), one, None, mean_T=mean_T)
+        for part, one in zip(parts, codes, strict=True)
+    ]
+    assert distance(sum(products), quantized_linear(x, quantize(weight, 8), None)) < 1e-5
+    assert backend == "torch" or torch.equal(sum_magnitudes(x[-1:]), sum_magnitudes(x)[-1:])
 
 
 @pytest.mark.parametrize("bits", BITS)

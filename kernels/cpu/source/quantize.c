@@ -3,7 +3,7 @@
 #ifndef SLUICE_QUANTIZE
 #define SLUICE_QUANTIZE
 typedef struct {
-  const void *weight;
+  const void *weight, *largest;
   uint8_t *packed;
   int64_t outputs, inputs, num_groups;
   int bits;
@@ -64,6 +64,7 @@ INLINE void NAME(quantize_output)(const quantize_call *call, int64_t block, int 
   uint8_t *const begin = call->packed + block * quant_block_bytes(bits, call->num_groups);
   float values[QUANT_MOST_INPUTS], extremes[QUANT_MOST_INPUTS] = {0};
   uint16_t scale = 0;
+  if (call->largest && row < call->outputs) extremes[0] = WIDEN(((const element *)call->largest)[row]);
   for (int64_t group = 0; bits == 8 && group < call->num_groups; group++) {
     NAME(quantize_load)(call, row, group, values, size);
     SIMD for (int i = 0; i < size; i++) extremes[i] = fabsf(values[i]) > extremes[i] ? fabsf(values[i]) : extremes[i];
@@ -92,9 +93,9 @@ static void NAME(quantize_block)(const void *data, int64_t block) {
       NAME(quantize_output)(call, block, output, 8);
 }
 
-/* weight: [outputs, inputs], packed: [blocks, bytes of a block]. */
-PUBLIC void NAME(quantize)(const element *weight, uint8_t *packed, int64_t outputs, int64_t inputs, int64_t bits) {
+/* weight: [outputs, inputs], largest (or null, of 8 bits): [outputs], packed: [blocks, bytes of a block]. */
+PUBLIC void NAME(quantize)(const element *weight, const element *largest, uint8_t *packed, int64_t outputs, int64_t inputs, int64_t bits) {
   const int64_t num_groups = (inputs + quant_group((int)bits) - 1) / quant_group((int)bits);
-  quantize_call call = {weight, packed, outputs, inputs, num_groups, (int)bits};
+  quantize_call call = {weight, largest, packed, outputs, inputs, num_groups, (int)bits};
   run_items((outputs + QUANT_BLOCK - 1) / QUANT_BLOCK, outputs * inputs, NAME(quantize_block), &call);
 }

@@ -5,15 +5,20 @@
 #define SLUICE_QUANTIZED_CODES
 
 #define QUANT_LEAST_MAGNITUDE 1e-30f
+#ifndef QUANT_STEPS
 #define QUANT_STEPS 16.0f
+#endif
 
 /* Of a token's input: what its code in the product lacks. */
 typedef struct {
   int32_t input, rest;
 } quant_outlier;
 
-/* More than the outliers that a row of `inputs` can have, for each takes a pair more than 127 / QUANT_STEPS means. */
-INLINE int64_t quant_most_outliers(int64_t inputs) { return inputs / 5; }
+/* As many outliers as a row of `inputs` can have, for each takes a pair more than 127 / QUANT_STEPS means; of a part of a
+   token, which may be far larger than the others, all can be. */
+INLINE int64_t quant_most_outliers(int64_t inputs, int is_part) {
+  return is_part ? inputs : (int64_t)((float)inputs * QUANT_STEPS / 127.0f);
+}
 
 /* What a group is multiplied by for its codes. `magnitude`: the bits of the largest, which are in the order of numbers. */
 INLINE float quant_rate(uint32_t magnitude) {

@@ -17,6 +17,7 @@ enum { QUANT_BUSY_ROWS = 6, QUANT_AHEAD = 8 << 10 };
 /* Rows lie in tiles, which are as equal as may be. Of 8 bits, factors are [rows], and each row has outliers. */
 typedef struct {
   const void *x, *bias;
+  const float *means; /* [rows], of whole tokens of which x is a part, or null */
   void *out;
   const uint8_t *weight;
   int8_t *codes;         /* [tiles, num_groups, inputs of a group / 4, rows of a tile, 4] */
@@ -33,6 +34,10 @@ INLINE int64_t quant_rows_left(const quant_call *call, int64_t row) {
 }
 
 INLINE int64_t quant_width(const quant_call *call) { return call->num_groups * quant_group(call->bits); }
+
+INLINE quant_outlier *quant_row_outliers(const quant_call *call, int64_t row) {
+  return call->outliers + row * quant_most_outliers(quant_width(call), call->means != NULL);
+}
 
 /* Sets `sums` [rows, 32] to what a block and a tile give, in code for just as many rows. */
 static void quant_any_tile(const quant_call *call, const uint8_t *weight, int64_t row, void *sums, const uint8_t *later,
@@ -61,7 +66,7 @@ static void quant_any_tile(const quant_call *call, const uint8_t *weight, int64_
 
 /* Makes a row's outputs of a block, before the bias, of the products of codes of 8 bits. */
 INLINE void quant_scale_row(const quant_call *call, const uint8_t *weight, const float16v *scales, int64_t row, void *sums) {
-  const quant_outlier *outliers = call->outliers + row * quant_most_outliers(quant_width(call));
+  const quant_outlier *outliers = quant_row_outliers(call, row);
   const quant_factor factor = call->factors[row];
   for (int v = 0; v < 2; v++) {
     int32x16 sum = ((int32x16 *)sums)[v] + factor.first;
@@ -134,9 +139,9 @@ INLINE float NAME(quant_magnitudes)(const element *x, int64_t inputs) {
 /* Makes a row's codes beside weights of 8 bits. With what is no finite number all outputs are NaN. */
 INLINE void NAME(quant_code_row)(const quant_call *call, int64_t row, int8_t *codes, int64_t rows) {
   const element *x = (const element *)call->x + row * call->inputs;
-  const float total = NAME(quant_magnitudes)(x, call->inputs), mean = total / (float)call->inputs;
-  quant_outlier *outliers = call->outliers + row * quant_most_outliers(quant_width(call));
-  const int is_finite = total < INFINITY, is_large = is_finite && mean > QUANT_LEAST_MAGNITUDE;
+  const float mean = call->means ? call->means[row] : NAME(quant_magnitudes)(x, call->inputs) / (float)call->inputs;
+  quant_outlier *outliers = quant_row_outliers(call, row);
+  const int is_finite = mean < INFINITY, is_large = is_finite && mean > QUANT_LEAST_MAGNITUDE;
   const float rate = is_large ? QUANT_STEPS / mean : 0.0f;
   int32_t sum = 0, num_outliers = 0;
   for (int64_t begin = 0; begin < quant_width(call); begin += QUANT_MOST_INPUTS) {
@@ -233,10 +238,21 @@ static void NAME(quant_item)(const void *data, int64_t item) {
     NAME(quant_block)(call, block, begin, end);
 }
 
-/* x: [num_rows, inputs], weight: [blocks, bytes of a block], bias (or null): [outputs], out: [num_rows, outputs], scratch:
-   num_rows * (inputs, rounded up to groups) * 3 bytes, aligned to 8. */
-PUBLIC void NAME(quantized_linear)(const element *x, const uint8_t *weight, const element *bias, element *out,
-                                   void *scratch, int64_t num_rows, int64_t inputs, int64_t outputs, int64_t bits,
+static void NAME(quant_sum_row)(const void *data, int64_t row) {
+  const quant_call *call = data;
+  ((float *)call->out)[row] = NAME(quant_magnitudes)((const element *)call->x + row * call->inputs, call->inputs);
+}
+
+/* x: [num_rows, inputs], sums: [num_rows]. */
+PUBLIC void NAME(sum_magnitudes)(const element *x, float *sums, int64_t num_rows, int64_t inputs) {
+  quant_call call = {.x = x, .out = sums, .inputs = inputs};
+  run_items(num_rows, inputs, NAME(quant_sum_row), &call);
+}
+
+/* x: [num_rows, inputs], weight: [blocks, bytes of a block], bias (or null): [outputs], means (or null, of 8 bits): [num_rows],
+   out: [num_rows, outputs], scratch: num_rows * (inputs, rounded up to groups) * 4 bytes, or 10 with means, aligned to 8. */
+PUBLIC void NAME(quantized_linear)(const element *x, const uint8_t *weight, const element *bias, const float *means,
+                                   element *out, void *scratch, int64_t num_rows, int64_t inputs, int64_t outputs, int64_t bits,
                                    int64_t is_gelu) {
   if (num_rows == 0) return;
   const int64_t num_groups = (inputs + quant_group((int)bits) - 1) / quant_group((int)bits);
@@ -257,9 +273,10 @@ PUBLIC void NAME(quantized_linear)(const element *x, const uint8_t *weight, cons
   const int64_t rows_per_item = QUANT_MOST_ROWS / rows_per_tile * rows_per_tile;
   quant_factor *factors = scratch;
   quant_outlier *outliers = (void *)(factors + num_rows * (bits == 4 ? num_groups : 1));
-  int32_t *num_outliers = (void *)(outliers + (bits == 4 ? 0 : num_rows * quant_most_outliers(num_groups * quant_group(8))));
+  const int64_t most_outliers = quant_most_outliers(num_groups * quant_group(8), means != NULL);
+  int32_t *num_outliers = (void *)(outliers + (bits == 4 ? 0 : num_rows * most_outliers));
   int8_t *codes = (void *)(num_outliers + (bits == 4 ? 0 : num_rows));
-  quant_call call = {x, bias, out, weight, codes, factors, outliers, num_outliers, num_rows, rows_per_tile,
+  quant_call call = {x, bias, means, out, weight, codes, factors, outliers, num_outliers, num_rows, rows_per_tile,
                      rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows, (int)bits,
                      is_gelu != 0, has_tiles};
   run_items((num_rows + rows_per_tile - 1) / rows_per_tile, 2 * num_rows * inputs, NAME(quant_code_tile), &call);
