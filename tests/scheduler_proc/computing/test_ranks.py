@@ -1,6 +1,5 @@
 """Tokens of an engine of several ranks against those of one rank in float32; what each of them holds."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.device import Fetched
 from scheduler_proc.computing.gpu import loading
 from scheduler_proc.computing.loading import load_runner as load_runner_module
+from scheduler_proc.computing.loading import placement
 from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.model.decoder import Decoder
@@ -46,7 +46,7 @@ WIDE = {"hidden_size": 128, "intermediate_size": 256}
 
 @pytest.fixture(autouse=True)
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(placement, "allowed_cpus", lambda: frozenset(range(8)))
 
 
 def decoder_of(runner: Runner) -> Decoder:
