@@ -28,7 +28,7 @@ has both numbers too."""
 BLOCK = 32
 """Outputs that lie together, there too."""
 
-STEPS = 16.0
+STEPS = 24.0
 """kernels/cpu/source/quantized_codes.h has it too."""
 
 SCRATCH_BYTES, SCRATCH_BYTES_OF_A_PART = 4, 10

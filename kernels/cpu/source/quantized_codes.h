@@ -6,7 +6,7 @@
 
 #define QUANT_LEAST_MAGNITUDE 1e-30f
 #ifndef QUANT_STEPS
-#define QUANT_STEPS 16.0f
+#define QUANT_STEPS 24.0f
 #endif
 
 /* Of a token's input: what its code in the product lacks. */
