@@ -64,17 +64,25 @@ static void quant_any_tile(const quant_call *call, const uint8_t *weight, int64_
 #undef ROWS
 }
 
-/* Makes a row's outputs of a block, before the bias, of the products of codes of 8 bits. */
+/* Makes a row's outputs of a block, before the bias, of the products of codes of 8 bits. What an outlier lacks is itself a
+   code, or takes longer. */
 INLINE void quant_scale_row(const quant_call *call, const uint8_t *weight, const float16v *scales, int64_t row, void *sums) {
   const quant_outlier *outliers = quant_row_outliers(call, row);
   const quant_factor factor = call->factors[row];
+  const int num_outliers = call->num_outliers[row];
+  quant_sums near[2] = {quant_none(), quant_none()};
+  int32x16 far[2] = {{0}};
+  for (int i = 0; i < num_outliers; i++) {
+    const int32_t rest = outliers[i].rest, shift = 8 * (outliers[i].input % 4);
+    const uint8_t *from = weight + outliers[i].input / 4 * 4 * QUANT_BLOCK;
+    for (int v = 0; v < 2; v++, from += 2 * QUANT_BLOCK)
+      if (abs(rest) <= 127)
+        near[v] = quant_dot(near[v], quant_load(from), (int32_t)((uint32_t)(uint8_t)rest << shift), 8);
+      else
+        far[v] += (*(const int32x16 *)from >> shift & 255) * rest;
+  }
   for (int v = 0; v < 2; v++) {
-    int32x16 sum = ((int32x16 *)sums)[v] + factor.first;
-    for (int i = 0; i < call->num_outliers[row]; i++) {
-      const int32_t input = outliers[i].input;
-      const int32x16 four = ((const int32x16 *)(weight + input / 4 * 4 * QUANT_BLOCK))[v];
-      sum += (four >> (8 * (input % 4)) & 255) * outliers[i].rest;
-    }
+    const int32x16 sum = ((int32x16 *)sums)[v] + quant_total(near[v], 8) + far[v] + factor.first;
     ((float16v *)sums)[v] = __builtin_convertvector(sum, float16v) * (scales[v] * factor.scale);
   }
 }
