@@ -11,6 +11,7 @@ import itertools
 import random
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -75,11 +76,21 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def measure(server: ServerProcess, target: Target, num_streams: int, step_ms: float, seconds: float) -> RingCost:
-    """Returns what a closed loop of `num_streams` streams saw. Raises `ServerUnavailableError` where one fails."""
-    before = cpu_seconds(server)
+def measure(
+    server: ServerProcess,
+    target: Target,
+    num_streams: int,
+    step_ms: float,
+    seconds: float,
+    others: Sequence[int] = (),
+) -> RingCost:
+    """Returns what a closed loop of `num_streams` streams saw. Raises `ServerUnavailableError` where one fails.
+
+    CPU time is counted of the server, and of the processes `others` and their descendants.
+    """
+    before = cpu_seconds(server.pid, *others)
     load = run_load(target, num_streams, WARM_UP_S + seconds)
-    used = {name: spent - before.get(name, 0.0) for name, spent in cpu_seconds(server).items()}
+    used = {name: spent - before.get(name, 0.0) for name, spent in cpu_seconds(server.pid, *others).items()}
     results = load.measurement.results
     num_tokens = sum(result.num_tokens for result in results)
     settled_ns = results[0].begin_ns + WARM_UP_S * 1e9
@@ -128,10 +139,10 @@ def latencies_of(results: list[StreamResult]) -> dict[str, Quantiles]:
     return {name: found for name, values in columns.items() if (found := quantiles(values)) is not None}
 
 
-def cpu_seconds(server: ServerProcess) -> dict[str, float]:
-    """Returns the CPU time of each process of the server so far, by package."""
+def cpu_seconds(*roots: int) -> dict[str, float]:
+    """Returns the CPU time of each process of these trees so far, by package."""
     spent: dict[str, float] = {}
-    for pid in tree_pids(server.pid):
+    for pid in (pid for root in roots for pid in tree_pids(root)):
         times = psutil.Process(pid).cpu_times()
         spent[command_of(pid)] = times.user + times.system
     return spent

@@ -126,9 +126,9 @@ class Checker:
 
     def _write(self, grammar: str) -> tuple[str, bool, str]:
         """Returns a random output, whether it ended by itself, and the error that it ended with."""
-        params, ends = SamplingParams(MAX_TOKENS), self._compiler.eos_token_ids
+        params, tokenizer = SamplingParams(MAX_TOKENS), self._compiler.tokenizer()
         matcher = self._compiler.compile(grammar)
-        request = make_grammar(matcher, params, array("i"), (self._eos,), ends, self._vocab_size)
+        request = make_grammar(matcher, tokenizer, params, array("i"), (self._eos,), self._vocab_size)
         ids: list[int] = []
         while len(ids) < MAX_TOKENS:
             bits = np.unpackbits(np.frombuffer(request.bitmask(), np.uint8), bitorder="little")

@@ -6,7 +6,7 @@ python -m benchmarks.performance_page
 from pathlib import Path
 
 from benchmarks.page.cpu_engine import cpu_parts, kv_cache_parts, quantization_parts, step_kernels_parts
-from benchmarks.page.engines import engine_death_text, router_table
+from benchmarks.page.engines import engine_death_text, remote_cost_table, router_table
 from benchmarks.page.gpu import make_gpu_part
 from benchmarks.page.serving import footprint_text, load_table, mixed_table, recovery_table, ring_cost_table
 from benchmarks.page.step_costs import schedule_table, wire_table
@@ -50,9 +50,9 @@ def _make_summary(results: Path) -> str:
 
 
 def _make_parts(results: Path) -> str:
-    mixed, ring_cost, wire, schedule, router, death = (
+    mixed, ring_cost, wire, schedule, router, death, remote = (
         read_result(results, name)
-        for name in ("mixed_steps", "ring_cost", "wire", "schedule", "router", "engine_death")
+        for name in ("mixed_steps", "ring_cost", "wire", "schedule", "router", "engine_death", "remote_cost")
     )
     parts = [
         "# Performance of the parts\n\nMade of result files, as `../PERFORMANCE.md` is.\n",
@@ -65,6 +65,7 @@ def _make_parts(results: Path) -> str:
         "## What deciding costs\n\n" + schedule_table(schedule) + name_source(schedule),
         "## When one of several engines dies\n\n" + engine_death_text(death) + name_source(death),
         "## How requests are spread over engines\n\n" + router_table(router) + name_source(router),
+        "## What an engine on another machine costs\n\n" + remote_cost_table(remote) + name_source(remote),
     ]
     return "\n".join(parts)
 

@@ -49,6 +49,7 @@ def main() -> int:
     run("recovery", "bench_recovery", "--model", model)
     engines = ("--processes", "scheduler", "scheduler-2", "--", "--data-parallel", "2")
     run("engine_death", "bench_recovery", "--model", model, *engines)
+    run("remote_cost", "bench_remote_cost")
     run("restart", "bench_restart")
     run("restart_gpt2-124m", "bench_restart", "--shape", "gpt2-124m")
     run("populate", "bench_populate")

@@ -63,11 +63,6 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
 
-    @property
-    def eos_token_ids(self) -> list[int]:
-        """What the matchers take for the end: a guess where the model has none. Known once one is compiled."""
-        return [] if self._tokenizer is None else self._tokenizer.eos_tokens
-
     def find(self, text: str) -> "LLMatcher | None":
         """Returns a matcher of the grammar, if it is known already; in microseconds."""
         with self._lock:

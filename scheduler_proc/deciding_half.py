@@ -1,6 +1,7 @@
 """Makes the deciding half for the runner that is to run its steps."""
 
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -52,7 +53,9 @@ def make_scheduler(
         vocab_sizes = facts.draft.vocab_size, facts.vocab_size
         limits = DraftLimits(config.scheduling.num_speculative_tokens, facts.draft.max_model_len, *vocab_sizes)
         builder = BatchBuilder(runner.num_pages, page_size, facts.max_model_len)
-        drafter, draft_lengths = DraftModel(partial(_run, runner.draft_runner), builder, cache, limits), DraftLengths()
+        clock = time.monotonic if runner.can_overlap else time.thread_time
+        run = partial(_run, runner.draft_runner)
+        drafter, draft_lengths = DraftModel(run, builder, cache, limits, clock), DraftLengths()
     return Scheduler(
         cache,
         Limits(facts.max_model_len, facts.vocab_size, facts.eos_token_ids),

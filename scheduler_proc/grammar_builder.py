@@ -52,8 +52,8 @@ class GrammarBuilder:
         assert grammar is not None
         matcher = self._compiler.compile(grammar.text)
         output_ids = pending.token_ids[pending.num_prompt_tokens :]
-        ends = self._compiler.eos_token_ids
-        return make_grammar(matcher, pending.sampling_params, output_ids, self._eos_token_ids, ends, self._vocab_size)
+        tokenizer, params = self._compiler.tokenizer(), pending.sampling_params
+        return make_grammar(matcher, tokenizer, params, output_ids, self._eos_token_ids, self._vocab_size)
 
     def _explain(self, error: Exception) -> ErrorInfo:
         if isinstance(error, RequestError):

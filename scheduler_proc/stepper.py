@@ -86,7 +86,8 @@ class Running(NamedTuple):
 class Stepper:
     """Gives the scheduler the results of its steps, in order; with `can_overlap` one step later than it plans them.
 
-    `launch` and `result` are the two halves of a step as a profile shows them. `clock` tells seconds.
+    `launch` and `result` are the two halves of a step as a profile shows them. `clock` tells seconds, `cpu_clock` those
+    of this thread: without overlap the thread computes, and what other programs take of its time costs no step.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Stepper:
         can_overlap: bool,
         times: StepTimes,
         clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ):
         self.launch = launch
         self._clock = clock
@@ -104,6 +106,8 @@ class Stepper:
         self._times = times
         self._running: deque[Running] = deque()
         self._last_end_s = 0.0
+        self._cpu_clock = cpu_clock
+        self._last_cpu_s = cpu_clock()
 
     @property
     def has_step(self) -> bool:
@@ -155,5 +159,6 @@ class Stepper:
         end_s = self._clock()
         seconds = end_s - max(start_s, self._last_end_s)
         self._times.add(batch, seconds)
-        self._scheduler.note_time(batch, seconds)
-        self._last_end_s = end_s
+        cpu_s = self._cpu_clock()
+        self._scheduler.note_time(batch, seconds, seconds if self._can_overlap else cpu_s - self._last_cpu_s)
+        self._last_end_s, self._last_cpu_s = end_s, cpu_s

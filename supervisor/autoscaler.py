@@ -76,7 +76,8 @@ class Autoscaler:
     def _carry_out(self, decision: Decision, num_before: int) -> None:
         scaling = self._group.board.scaling
         assert scaling is not None
-        num_decisions = {**scaling.num_decisions, decision.cause: scaling.num_decisions.get(decision.cause, 0) + 1}
+        num_decisions = dict(scaling.num_decisions)
+        num_decisions[decision.cause] = num_decisions.get(decision.cause, 0) + 1
         self._console.say(f"engines: {num_before} -> {decision.num_engines}: {decision.text}")
         low, high = self._limits.min_engines, self._limits.max_engines
         self._tell(Scaling(decision.num_engines, low, high, decision.text, num_decisions))

@@ -1,24 +1,12 @@
 """Small random checkpoints of every kind the server reads, and the configuration to serve them."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+import transformers  # its models, which take seconds, are imported when first named: in tests, and not above
 
 from messages.config import (
     CacheConfig,
@@ -75,24 +63,20 @@ QWEN3_VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3-gqa-tied": {"head_dim": 24, "tie_word_embeddings": True, "rope_theta": 1e6},
     "qwen3-biases-untied": {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": False},
 }
-MakeConfig = Callable[..., PreTrainedConfig]
-MakeModel = Callable[..., PreTrainedModel]
-LLAMA_LIKE: list[tuple[dict[str, dict[str, Any]], MakeConfig, MakeModel]] = [
-    (LLAMA_VARIANTS, LlamaConfig, LlamaForCausalLM),
-    (QWEN2_VARIANTS, Qwen2Config, Qwen2ForCausalLM),
-    (QWEN3_VARIANTS, Qwen3Config, Qwen3ForCausalLM),
-]
+LLAMA_LIKE = {"Llama": LLAMA_VARIANTS, "Qwen2": QWEN2_VARIANTS, "Qwen3": QWEN3_VARIANTS}
 VARIANTS = [*GPT2_VARIANTS, *LLAMA_VARIANTS, *QWEN2_VARIANTS, *QWEN3_VARIANTS]
 
 
-def build_checkpoint(path: Path, variant: str, saved_as: SavedAs = "safetensors", **overrides: Any) -> PreTrainedModel:
+def build_checkpoint(
+    path: Path, variant: str, saved_as: SavedAs = "safetensors", **overrides: Any
+) -> "transformers.PreTrainedModel":
     """Writes the checkpoint into `path` and returns the float32 model; the same values in every call.
 
     `overrides` are fields of the Hugging Face configuration. The weights are large, so that the best token of a row
     leads clearly, and neither biases nor norms are left at 0 and 1.
     """
     if variant in GPT2_VARIANTS:
-        model: PreTrainedModel = GPT2LMHeadModel(_gpt2_config(GPT2_VARIANTS[variant] | overrides))
+        model = transformers.GPT2LMHeadModel(_gpt2_config(GPT2_VARIANTS[variant] | overrides))
     else:
         model = _make_llama_like(variant, overrides)
     generator = torch.Generator().manual_seed(17)
@@ -104,13 +88,13 @@ def build_checkpoint(path: Path, variant: str, saved_as: SavedAs = "safetensors"
     return model.eval()
 
 
-def _gpt2_config(overrides: dict[str, Any]) -> GPT2Config:
+def _gpt2_config(overrides: dict[str, Any]) -> "transformers.GPT2Config":
     shape = {"vocab_size": VOCAB_SIZE, "n_positions": CONTEXT, "n_embd": 48, "n_layer": 3, "n_head": 3}
     ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
-    return GPT2Config(**(shape | ends | overrides))
+    return transformers.GPT2Config(**(shape | ends | overrides))
 
 
-def _make_llama_like(variant: str, overrides: dict[str, Any]) -> PreTrainedModel:
+def _make_llama_like(variant: str, overrides: dict[str, Any]) -> "transformers.PreTrainedModel":
     shape = {
         "vocab_size": VOCAB_SIZE,
         "max_position_embeddings": CONTEXT,
@@ -121,11 +105,12 @@ def _make_llama_like(variant: str, overrides: dict[str, Any]) -> PreTrainedModel
         "num_key_value_heads": 2,
     }
     ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
-    variants, make_hf_config, make_model = next(entry for entry in LLAMA_LIKE if variant in entry[0])
-    return make_model(make_hf_config(**(shape | ends | variants[variant] | overrides)))
+    family = next(family for family, variants in LLAMA_LIKE.items() if variant in variants)
+    hf_config = getattr(transformers, f"{family}Config")(**(shape | ends | LLAMA_LIKE[family][variant] | overrides))
+    return getattr(transformers, f"{family}ForCausalLM")(hf_config)
 
 
-def _save(model: PreTrainedModel, path: Path, saved_as: SavedAs) -> None:
+def _save(model: "transformers.PreTrainedModel", path: Path, saved_as: SavedAs) -> None:
     if saved_as in ("safetensors", "sharded"):
         model.save_pretrained(path, max_shard_size="5GB" if saved_as == "safetensors" else "60KB")
         return

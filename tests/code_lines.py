@@ -32,13 +32,13 @@ BUDGETS = {
     "frontend": 12_690,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_730,
-    "scheduler": 6_770,
-    "CPU backend": 3_630,
+    "scheduler": 6_815,
+    "CPU backend": 3_735,
     "GPU backend": 3_080,
-    "operations and references": 1_305,
+    "operations and references": 1_330,
     "messages": 2_290,
     "process runtime": 1_580,
-    "launcher": 5_575,
+    "launcher": 5_610,
     "what-if": 1_105,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

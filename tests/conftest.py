@@ -1,10 +1,12 @@
 """Fixtures that several packages' tests share, and how Triton runs in this process."""
 
 import atexit
+import fcntl
 import functools
 import gc
 import os
 import re
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {Path(__file__).parent / name: index for index, name in enumerate(LONG_FILES)}
     assert all(path.exists() for path in rank), [str(path) for path in rank if not path.exists()]
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Of several workers the first compiles a file and what it imports, for which the others wait, and read it then.
+
+    In a new checkout each would else compile everything, which takes longer than to import it.
+    """
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with collector.path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from bundled_text import END_OF_TEXT, Corpus, held_out_windows
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 SAMPLE_PROMPT = "ROMEO:\n"
 SAMPLE_TOKENS = 160
@@ -91,7 +91,7 @@ class RunRecord:
 
 @torch.inference_mode()
 def held_out_bits_per_byte(
-    model: GPT2LMHeadModel, windows: list[tuple[torch.Tensor, torch.Tensor]], num_bytes: int
+    model: "transformers.GPT2LMHeadModel", windows: list[tuple[torch.Tensor, torch.Tensor]], num_bytes: int
 ) -> float:
     """Return the mean cost of the held-out text; leaves the model in evaluation mode."""
     model.eval()
@@ -102,7 +102,7 @@ def held_out_bits_per_byte(
     return nats / math.log(2) / num_bytes
 
 
-def export_model(model: GPT2LMHeadModel, tokenizer: Tokenizer, folder: Path) -> None:
+def export_model(model: "transformers.GPT2LMHeadModel", tokenizer: Tokenizer, folder: Path) -> None:
     """Write configuration, float16 weights and tokenizer for transformers; replaces these files."""
     folder.mkdir(parents=True, exist_ok=True)
     config: Any = model.config
@@ -124,7 +124,7 @@ def export_model(model: GPT2LMHeadModel, tokenizer: Tokenizer, folder: Path) -> 
 
 def export_tokenizer(tokenizer: Tokenizer, context: int, folder: Path) -> None:
     """Write tokenizer.json and its configuration, under the class name that every transformers knows."""
-    PreTrainedTokenizerFast(
+    transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
@@ -137,9 +137,9 @@ def export_tokenizer(tokenizer: Tokenizer, context: int, folder: Path) -> None:
     path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def generation_settings(end_of_text_id: int) -> GenerationConfig:
+def generation_settings(end_of_text_id: int) -> "transformers.GenerationConfig":
     """Return the sampling defaults that suit a model this small."""
-    return GenerationConfig(
+    return transformers.GenerationConfig(
         do_sample=True,
         temperature=0.8,
         top_k=50,
@@ -152,7 +152,7 @@ def generation_settings(end_of_text_id: int) -> GenerationConfig:
 
 def write_card(folder: Path, corpus: Corpus, record: RunRecord, data_note: str) -> float:
     """Load the exported model as a user would, write its card, and return its held-out bits a byte."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     config = model.config
     windows = held_out_windows(corpus, config.n_positions)
     bits_per_byte = held_out_bits_per_byte(model, windows, corpus.held_out_bytes)
@@ -188,7 +188,7 @@ def write_card(folder: Path, corpus: Corpus, record: RunRecord, data_note: str) 
 
 def write_sample(folder: Path, model: Any) -> str:
     """Return the sample prompt and the model's own continuation of it."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     prompt = tokenizer(SAMPLE_PROMPT, return_tensors="pt")
     num_tokens = min(SAMPLE_TOKENS, model.config.n_positions - prompt["input_ids"].shape[1])
     torch.manual_seed(1)

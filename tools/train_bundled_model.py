@@ -19,11 +19,11 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import transformers
 from bundled_export import RunRecord, export_model, held_out_bits_per_byte, write_card
 from bundled_text import Corpus, build_corpus, draw_window, held_out_windows, split_text, train_tokenizer
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
-from transformers import GPT2Config, GPT2LMHeadModel
 
 POSITION_AMPLITUDE = 0.05
 """Of the sinusoids at the start; the embeddings of tokens start with a deviation of 0.02."""
@@ -71,7 +71,7 @@ class Trainer:
         self.config = config
         self.corpus = corpus
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.model = GPT2LMHeadModel(model_config(config, vocab_size, corpus.end_of_text_id))
+        self.model = transformers.GPT2LMHeadModel(model_config(config, vocab_size, corpus.end_of_text_id))
         set_positions(self.model)
         cast(torch.nn.Module, self.model).to(self.device)
         parameters = list(self.model.parameters())
@@ -140,9 +140,9 @@ class Trainer:
         self.record = RunRecord(**state["record"])
 
 
-def model_config(config: TrainConfig, vocab_size: int, end_of_text_id: int) -> GPT2Config:
+def model_config(config: TrainConfig, vocab_size: int, end_of_text_id: int) -> "transformers.GPT2Config":
     """Return the GPT-2 configuration; the fused tanh GELU is exported under its GPT-2 name, gelu_new."""
-    return GPT2Config(
+    return transformers.GPT2Config(
         vocab_size=vocab_size,
         n_positions=config.context,
         n_embd=config.n_embd,
@@ -159,7 +159,7 @@ def model_config(config: TrainConfig, vocab_size: int, end_of_text_id: int) -> G
 
 
 @torch.no_grad()
-def set_positions(model: GPT2LMHeadModel) -> None:
+def set_positions(model: "transformers.GPT2LMHeadModel") -> None:
     """Start the position table as sinusoids and all but one head of the first layer on the last few tokens.
 
     GPT-2 learns both from noise, which takes far more text than one small file: until then, it sees a bag

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from jinja2 import Environment
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
-from transformers import LlamaConfig, LlamaForCausalLM
 
 START, END = "<|im_start|>", "<|im_end|>"
 CALL_MARKS = ("<tool_call>", "</tool_call>")
@@ -145,8 +145,8 @@ def batches(chats: ChatFormat, rng: random.Random) -> Iterator[tuple[torch.Tenso
         yield ids_BL, targets_BL
 
 
-def train(chats: ChatFormat, rng: random.Random) -> LlamaForCausalLM:
-    config = LlamaConfig(
+def train(chats: ChatFormat, rng: random.Random) -> "transformers.LlamaForCausalLM":
+    config = transformers.LlamaConfig(
         vocab_size=chats.tokenizer.get_vocab_size(),
         hidden_size=HIDDEN,
         intermediate_size=MLP,
@@ -159,7 +159,7 @@ def train(chats: ChatFormat, rng: random.Random) -> LlamaForCausalLM:
         eos_token_id=chats.end_id,
         initializer_range=0.08,
     )
-    model = LlamaForCausalLM(config)
+    model = transformers.LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, LEARNING_RATE, total_steps=NUM_STEPS, pct_start=WARMUP_STEPS / NUM_STEPS
@@ -178,7 +178,7 @@ def train(chats: ChatFormat, rng: random.Random) -> LlamaForCausalLM:
 
 
 @torch.no_grad()
-def count_right(model: LlamaForCausalLM, chats: ChatFormat, rng: random.Random) -> int:
+def count_right(model: "transformers.LlamaForCausalLM", chats: ChatFormat, rng: random.Random) -> int:
     """Returns of how many chats out of `NUM_CHECKED` every token that is to be learned is the likeliest one."""
     num_right = 0
     for _ in range(NUM_CHECKED):
@@ -208,7 +208,7 @@ about them, calls `get_weather(city)` or `get_time(city)` in Hermes' format, and
 """
 
 
-def write(model: LlamaForCausalLM, chats: ChatFormat, out: Path) -> None:
+def write(model: "transformers.LlamaForCausalLM", chats: ChatFormat, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     model.half().save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)

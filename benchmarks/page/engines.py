@@ -44,3 +44,28 @@ def engine_death_text(recovery: Result) -> str:
         f"Where one was replaced by a command it was {max(ordered):.2f} s at most. Other programs used the cores too "
         f"(load {recovery['machine']['load_1min']:.1f}).\n\n"
     )
+
+
+def remote_cost_table(cost: Result) -> str:
+    """A row for each number of streams and way to the engine."""
+    results = cost["results"]
+    rows = [
+        (
+            one["num_streams"],
+            one["side"],
+            f"{one['cpu_us_more']:.0f}",
+            f"{one['latency_ms_more']:.2f}",
+            f"{one['output_tokens_per_s']:,.0f}",
+        )
+        for one in results["sides"]
+    ]
+    intro = (
+        f"Steps only wait, {results['step_ms']:g} ms each; {results['rounds']} turns of {results['seconds']:g} s for "
+        "each row, by turns with the others. CPU time is that of proxy and joiner together; at one stream "
+        "each token is a frame of its own. The time is the medians' difference to ipc, from the scheduler's token to "
+        "the client. All ran on one machine, so no network is in it; where the joiner's clock is another one, as "
+        "between machines, frames are decoded for their stamps. Other programs used the cores too "
+        f"(load {cost['machine']['load_1min']:.1f}).\n\n"
+    )
+    heads = ("streams", "way to the engine", "CPU µs a token more", "ms a frame more", "tokens/s")
+    return intro + make_table(heads, rows)

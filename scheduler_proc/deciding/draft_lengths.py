@@ -9,6 +9,14 @@ DECAY = 0.9
 IDLE_DECAY = 0.99
 """The same after each step for which it was not worth it: in time the row is tried again."""
 
+REGAINED, MAX_CREDIT = 0.01, 3.0
+"""In tokens: what a row's draft tokens may cost beyond what they bring, for each step, and at once. So a row none of
+whose draft tokens is right loses, by what tokens are known to cost, at most 1 % of its tokens, 3 tokens and its last
+draft tokens; the line may lie below the true cost, so a test allows 3 %."""
+
+DEAREST_DECAY = 0.999
+"""What a token costs is forgotten so slowly where it is charged: a cost that seems small for want of tries is not."""
+
 PROBE_STEPS = 100
 """After so many steps in which a draft model was not worth it, one row gets a token of it: costs may have changed."""
 
@@ -33,9 +41,10 @@ class AcceptanceRate:
     """How likely a row's next draft token is right, by its latest ones: without any, as likely as `general` says, which
     counts those of all rows, or else one third."""
 
-    __slots__ = ("_accepted", "_general", "_tried", "value")
+    __slots__ = ("_accepted", "_general", "_tried", "credit", "value")
 
     def __init__(self) -> None:
+        self.credit = MAX_CREDIT
         self._accepted = self._tried = 0.0
         self._general: AcceptanceRate | None = None
         self._update()
@@ -52,6 +61,7 @@ class AcceptanceRate:
         """
         self._accepted = DECAY * self._accepted + num_accepted
         self._tried = DECAY * self._tried + num_accepted + (num_accepted < num_drafts)
+        self.credit = min(MAX_CREDIT, self.credit + num_accepted)
         if self._general is not None:
             self._general.add(num_drafts, num_accepted)
         self._update()
@@ -122,25 +132,30 @@ class DraftLengths:
         self._num_expected = 0.0
         self._seconds = 0.0
         self._seconds_per_token = 0.0
+        self._dearest = 0.0
 
     def begin_step(self, num_rows: int, num_tokens: int) -> None:
         """From now on `choose` is asked about this step: rows that get a token, and all tokens but draft tokens."""
         self._num_expected = float(num_rows)
         self._seconds = self.cost.predict(num_tokens)
         self._seconds_per_token = self.cost.seconds_per_token
+        self._dearest = max(self._seconds_per_token, DEAREST_DECAY * self._dearest)
 
     def choose(self, rate: AcceptanceRate) -> int:
         """Returns the most draft tokens that are worth their time for a row; for one that gets none, time goes on."""
         cost = self._num_expected * self._seconds_per_token
         if not cost:
             return NO_LIMIT
-        if rate.value * self._seconds <= cost:
+        rate.credit = min(MAX_CREDIT, rate.credit + REGAINED)
+        if rate.credit <= 0 or rate.value * self._seconds <= cost:
             rate.fade()
             return 0
         return max(1, int(log(cost / self._seconds) / log(rate.value)))
 
     def add(self, rate: AcceptanceRate, num_drafts: int) -> None:
         """Counts what a row of the step has got."""
+        if self._seconds:
+            rate.credit -= num_drafts * self._dearest * self._num_expected / self._seconds
         self._seconds += num_drafts * self._seconds_per_token
         p = rate.value
         self._num_expected += p * (1 - p**num_drafts) / (1 - p)

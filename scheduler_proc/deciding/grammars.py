@@ -22,7 +22,10 @@ thread's own time, so that a busy machine is nobody's fault."""
 class Matcher(Protocol):
     """A compiled grammar somewhere in an output, as `llguidance.LLMatcher` is one."""
 
-    def compute_bitmask(self) -> bytes: ...
+    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int, /) -> None:
+        """Writes the bitmask to this address. Raises `ValueError` unless the size is that of the tokenizer's."""
+        ...
+
     def compute_ff_tokens(self) -> list[int]: ...
     def consume_token(self, sampled_token: int, /) -> bool: ...
     def try_consume_tokens(self, tokens: list[int], /) -> int: ...
@@ -32,18 +35,36 @@ class Matcher(Protocol):
     def get_error(self) -> str: ...
 
 
+class MatcherTokenizer(Protocol):
+    """What matchers are made for, as `llguidance.LLTokenizer` is one."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of a bitmask: as many as the model has, or more."""
+        ...
+
+    @property
+    def eos_tokens(self) -> Collection[int]:
+        """What they take for the end: a guess where the model has none."""
+        ...
+
+
 class RequestGrammar:
-    """The grammar of one request after the tokens that it has. `end_tokens` end it, `matcher_ends` the matcher.
+    """The grammar of one request after the tokens that it has. `end_tokens` end it, `eos_tokens` the matcher.
 
     An end token may come where the output may end. `error`: why no bitmask could be made, and no token will come.
     """
 
-    __slots__ = ("_matcher", "_never", "_num_bytes", "_other_ends", "_slow_s", "_vocab_size", "error")
+    __slots__ = ("_bits", "_matcher", "_never", "_other_ends", "_slow_s", "_target", "_vocab_size", "error")
 
-    def __init__(self, matcher: Matcher, vocab_size: int, end_tokens: Collection[int], matcher_ends: Collection[int]):
+    def __init__(self, matcher: Matcher, tokenizer: MatcherTokenizer, vocab_size: int, end_tokens: Collection[int]):
+        matcher_ends = tokenizer.eos_tokens
         self._matcher = matcher
         self._vocab_size = vocab_size
-        self._num_bytes = 4 * -(-vocab_size // 32)
+        words = array(INT32, bytes(4 * -(-tokenizer.vocab_size // 32)))
+        self._target = words.buffer_info()[0], 4 * len(words)
+        """Address and bytes of what the matcher fills. `_bits` keeps the array alive and from being resized."""
+        self._bits = memoryview(words).cast("B")[: 4 * -(-vocab_size // 32)]
         self._never = [token_id for token_id in matcher_ends if token_id not in end_tokens and token_id < vocab_size]
         self._other_ends = [
             token_id for token_id in end_tokens if token_id not in matcher_ends and 0 <= token_id < vocab_size
@@ -73,10 +94,10 @@ class RequestGrammar:
         After a draft token that may not come itself, whatever may come will not be used.
         """
         if self.error is not None:
-            return bytes(self._num_bytes)
+            return bytes(len(self._bits))
         start_s = time.thread_time()
         num_drafts = self._matcher.try_consume_tokens(list(draft_ids)) if draft_ids else 0
-        bitmask = self._make_bitmask() if num_drafts == len(draft_ids) else bytes(self._num_bytes)
+        bitmask = self._make_bitmask() if num_drafts == len(draft_ids) else bytes(len(self._bits))
         if num_drafts:
             self._matcher.rollback(num_drafts)
         self._note_time(time.thread_time() - start_s)
@@ -100,21 +121,18 @@ class RequestGrammar:
         return all(is_banned(token_id) for token_id in range(bitmask.bit_length()) if bitmask >> token_id & 1)
 
     def _make_bitmask(self) -> bytes:
-        matcher = self._matcher
-        bitmask = matcher.compute_bitmask()[: self._num_bytes]
+        matcher, bits = self._matcher, self._bits
+        matcher.unsafe_compute_mask_ptr(*self._target)
         words = matcher.get_error()
         if words and not words.startswith("NoExtension"):
             self.error = _explain(words)
-            return bytes(self._num_bytes)
-        if not (self._never or self._other_ends):
-            return bitmask
-        bits = bytearray(bitmask)
+            return bytes(len(bits))
         for token_id in self._never:
             bits[token_id >> 3] &= ~(1 << (token_id & 7))
         if self._other_ends and matcher.is_accepting():
             for token_id in self._other_ends:
                 bits[token_id >> 3] |= 1 << (token_id & 7)
-        return bytes(bits)
+        return bits.tobytes()
 
     def _note_time(self, spent_s: float) -> None:
         if spent_s > SLOW_MASK_S:
@@ -125,10 +143,10 @@ class RequestGrammar:
 
 def make_grammar(
     matcher: Matcher,
+    tokenizer: MatcherTokenizer,
     params: SamplingParams,
     output_ids: "array[int]",
     eos_token_ids: Collection[int],
-    matcher_ends: Collection[int],
     vocab_size: int,
 ) -> RequestGrammar:
     """Returns the grammar of a request that has this output. Raises `RequestError` where the output is none of it."""
@@ -136,7 +154,7 @@ def make_grammar(
     if num_consumed < len(output_ids):
         words = matcher.get_error() or "the output so far is not what it allows"
         raise bad_request(f"the grammar cannot be continued: {words}")
-    return RequestGrammar(matcher, vocab_size, end_tokens_of(params, eos_token_ids), matcher_ends)
+    return RequestGrammar(matcher, tokenizer, vocab_size, end_tokens_of(params, eos_token_ids))
 
 
 def _explain(words: str) -> ErrorInfo:

@@ -177,12 +177,12 @@ class Scheduler:
         if self._in_flight:
             self._stages.decode.enter_pages()  # which the step behind was given
 
-    def note_time(self, batch: Batch, seconds: float) -> None:
-        """Tells what a step and its plan took: without a chunk of a prompt that decides about draft tokens, with one
-        about loads."""
+    def note_time(self, batch: Batch, seconds: float, cost_s: float) -> None:
+        """Tells what a step and its plan took: without a chunk of a prompt `cost_s`, told by the clock of `DraftModel`,
+        decides about draft tokens; with one `seconds` decide about loads."""
         lengths, planner = self._draft_lengths, self._draft_planner
         if lengths is not None and planner is not None and batch.num_tokens == batch.num_sampled:
-            lengths.cost.add(batch.num_tokens, seconds - planner.seconds)
+            lengths.cost.add(batch.num_tokens, cost_s - planner.seconds)
         if self._cache.tiers is not None and batch.num_tokens > batch.num_sampled:
             self._cache.tiers.note_prefill(batch.num_tokens, seconds)
 

@@ -12,7 +12,7 @@ from runtime.run_dir import RunDir, claim, default_path
 from supervisor.console import Console
 from supervisor.memory_files import MemoryFiles
 from supervisor.remote.engine import Engine
-from supervisor.remote.machine import make_config
+from supervisor.remote.machine import check_processors, make_config
 from supervisor.remote.session import EngineEndedError, NoHeadError, Session, StopSignalError
 from supervisor.signals import SignalPipe
 
@@ -47,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console()
     try:
         check_address("the address", options.address)
+        check_processors(options.device, options.cpu_threads)
         keys = read_keys(options.key_file, JoinKeys)
         with SignalPipe() as signals:
             if options.parent_pid:

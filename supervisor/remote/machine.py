@@ -1,6 +1,8 @@
 """What the run's configuration is on a machine that has joined: its own model directory, processors and files."""
 
 import argparse
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import msgspec
 
 from messages.config import Config
 from messages.control import worker_number
-from messages.errors import BootError
+from messages.errors import BootError, UsageError
 from messages.remote import Admitted
 from supervisor.console import Console
 from supervisor.manifest import digests_of
@@ -35,7 +37,10 @@ def make_config(admitted: Admitted, options: argparse.Namespace, console: Consol
     return msgspec.structs.replace(
         config,
         model=msgspec.structs.replace(
-            wanted, cpu_threads=options.cpu_threads, devices=(options.device,) if options.device else ()
+            wanted,
+            cpu_threads=options.cpu_threads,
+            device="cuda" if options.device else wanted.device,
+            devices=(options.device,) if options.device else (),
         ),
         # The frames of the engine are kept on the head, by its proxy.
         run=msgspec.structs.replace(
@@ -44,6 +49,15 @@ def make_config(admitted: Admitted, options: argparse.Namespace, console: Consol
         facts=msgspec.structs.replace(config.facts, model_dir=str(model_dir), tokenizer_dir=str(tokenizer_dir)),
         first_engine=worker_number(admitted.name),
     )
+
+
+def check_processors(device: str, cpu_threads: int) -> None:
+    """Raises `UsageError` for what is no GPU's name, and for more threads than there are cores here."""
+    if device and not re.fullmatch(r"cuda:\d+", device):
+        raise UsageError(f"--device: {device!r} is no GPU: name it as cuda:0")
+    num_cores = len(os.sched_getaffinity(0))
+    if cpu_threads > num_cores:
+        raise UsageError(f"--cpu-threads {cpu_threads}: the engine may use {num_cores} cores here; give that at most")
 
 
 def check_is_same(expected: Mapping[str, str], model_dir: Path) -> None:

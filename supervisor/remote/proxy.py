@@ -110,7 +110,7 @@ class Proxy:
             self._send(Probe())
         else:
             self._link.phase(f"{WAITING} {'for Ray' if self._placement else f'at {self._address}'}")
-        end = "" if self._placement is None else self._placement.look()
+        end = "" if self._placement is None else self._placement.look(self._joiner is not None)
         if end:
             log.error("%s", end)
 

@@ -5,6 +5,8 @@ No token goes through Ray. The actor belongs to the proxy, which is Ray's driver
 
 import importlib
 import os
+import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,12 @@ RETRY_S = 5.0
 
 JOIN_RETRY_S = 10.0
 """The head is there when a joiner is started, and another one is started where it goes."""
+
+ANSWER_TIMEOUT_S = 5.0
+"""Of a cluster; Ray itself tries for minutes, whatever the address is."""
+
+PLACE_S = 15.0
+"""Ray waits without end for a node that has room: after this time the operator is told what it waits for."""
 
 LEAVE_S = 2.0
 NUM_LAST_LINES = 10
@@ -49,7 +57,10 @@ class JoinerActor:
 
 
 class RayPlacement:
-    """Has Ray start a joiner for the head's `port`, again and again. Raises `BootError` where there is no Ray."""
+    """Has Ray start a joiner for the head's `port`, again and again.
+
+    Raises `BootError` where there is no Ray, or no cluster that answers.
+    """
 
     def __init__(self, config: Config, port: int, key_file: Path):
         try:
@@ -58,8 +69,9 @@ class RayPlacement:
             raise BootError(f"--ray needs more: pip install 'sluice[ray]' ({error})") from None
         address = config.run.ray_address
         try:
+            _find_out_whether_it_answers(address)
             self._ray.init(address=address, namespace="sluice", log_to_driver=False, configure_logging=False)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise BootError(
                 f"--ray: there is no cluster at --ray-address {address}: `ray start --head` makes one ({error})"
             ) from None
@@ -83,20 +95,29 @@ class RayPlacement:
             "max_restarts": 0,
             "scheduling_strategy": "SPREAD",
         }
+        self._is_told = False
+        """That this actor waits for room."""
         self._actor: Any = None
         self._result: Any = None
         self._due_s = 0.0
 
-    def look(self) -> str:
-        """Starts an actor where there is none; returns how the one before it ended, "" if none has."""
+    def look(self, has_joined: bool) -> str:
+        """Starts an actor where there is none; returns how the one before it ended, or what it waits for, or "".
+
+        `has_joined`: an engine is there, and so is the actor.
+        """
         if self._result is None:
             if time.monotonic() >= self._due_s:
                 self._actor = self._ray.remote(**self._options)(JoinerActor).remote()
                 self._result = self._actor.run.remote(self._arguments, self._key, str(ROOT))
+                self._due_s, self._is_told = time.monotonic() + PLACE_S, False
             return ""
         ended, _ = self._ray.wait([self._result], timeout=0)
         if not ended:
-            return ""
+            if has_joined or self._is_told or time.monotonic() < self._due_s:
+                return ""
+            self._is_told = True
+            return self._describe_lack()
         try:
             end = self._ray.get(self._result)
         except self._ray.exceptions.RayError as error:
@@ -105,8 +126,24 @@ class RayPlacement:
         self._due_s = time.monotonic() + RETRY_S
         return end
 
+    def _describe_lack(self) -> str:
+        asked = {"CPU": self._options["num_cpus"], "GPU": self._options["num_gpus"]}
+        free = self._ray.available_resources()
+        wanted, found = (" and ".join(f"{found.get(kind, 0):g} {kind}s" for kind in asked) for found in (asked, free))
+        return (
+            f"the engine waits for Ray: it asks for {wanted} on one node, and free in all the cluster are {found}; "
+            "add a node, lower --data-parallel or --cpu-threads, or see what its actor waits for with `ray status`"
+        )
+
     def close(self) -> None:
         """Ends the actor, and with it the joiner, which gets some time to leave by itself."""
         if self._result is not None:
             self._ray.wait([self._result], timeout=LEAVE_S)
         self._ray.shutdown()
+
+
+def _find_out_whether_it_answers(address: str) -> None:
+    """Raises `OSError` where nobody listens at HOST:PORT; what else `address` may be is for Ray to know."""
+    found = re.fullmatch(r"(?:ray://)?(.+):(\d{1,5})", address)
+    if found is not None:
+        socket.create_connection((found[1].strip("[]"), int(found[2])), ANSWER_TIMEOUT_S).close()

@@ -6,7 +6,7 @@ import torch
 from kernels.noise import exponential_noise
 from tests.kernels.cases import DEVICES
 
-stats = pytest.importorskip("scipy.stats")
+scipy = pytest.importorskip("scipy")  # whose parts, which take long, are imported when first named
 
 MASK32, MASK64 = (1 << 32) - 1, (1 << 64) - 1
 
@@ -60,7 +60,7 @@ def test_follows_the_exponential_distribution() -> None:
     for row in draw([0, 1, 42], [0, 1000, 3], 50_000):
         assert bool((row > 0).all())
         assert bool(row.isfinite().all())
-        assert stats.kstest(row.numpy(), "expon").pvalue > 0.01
+        assert scipy.stats.kstest(row.numpy(), "expon").pvalue > 0.01
 
 
 @pytest.mark.parametrize("axis", ["seeds", "positions", "tokens"])
@@ -75,4 +75,4 @@ def test_neighbours_are_independent(axis: str) -> None:
         noise = draw(counter, counter, 500).T
     eighths = (1 - (-noise).exp()).mul(8).long().clamp(max=7)
     cells = torch.bincount((eighths[:-1] * 8 + eighths[1:]).flatten(), minlength=64)
-    assert stats.chisquare(cells.numpy()).pvalue > 0.01
+    assert scipy.stats.chisquare(cells.numpy()).pvalue > 0.01

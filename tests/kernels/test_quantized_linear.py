@@ -116,7 +116,7 @@ def test_parts_of_the_inputs_add_up(backend: str, num_tokens: int) -> None:
     x, weight, _ = make_case(num_tokens, 400, 70, torch.float32)
     x[::2, :64] *= 300
     parts = [slice(0, 64), slice(64, 164), slice(164, 400)]
-    mean_T = sum(sum_magnitudes(x[:, part].contiguous()) for part in parts) / 400
+    mean_T = torch.stack([sum_magnitudes(x[:, part].contiguous()) for part in parts]).sum(0) / 400
     assert torch.allclose(mean_T, x.abs().mean(1), rtol=1e-6, atol=0)
     largest_O = weight.abs().amax(1)
     codes = [quantize(weight[:, part].contiguous(), 8, largest_O) for part in parts]
@@ -125,7 +125,7 @@ def test_parts_of_the_inputs_add_up(backend: str, num_tokens: int) -> None:
         quantized_linear(x[:, part].contiguous(), one, None, mean_T=mean_T)
         for part, one in zip(parts, codes, strict=True)
     ]
-    assert distance(sum(products), quantized_linear(x, quantize(weight, 8), None)) < 1e-5
+    assert distance(torch.stack(products).sum(0), quantized_linear(x, quantize(weight, 8), None)) < 1e-5
     assert backend == "torch" or torch.equal(sum_magnitudes(x[-1:]), sum_magnitudes(x)[-1:])
 
 
@@ -167,7 +167,8 @@ def test_a_weight_is_near_itself(bits: Bits, dtype: torch.dtype) -> None:
 
 def test_codes_come_back() -> None:
     """Every code at every place of a group, with a scale of 1 that 127 or -8 fixes."""
-    for bits, lowest, highest in ((8, -127, 127), (4, -8, 7)):
+    cases: list[tuple[Bits, int, int]] = [(8, -127, 127), (4, -8, 7)]
+    for bits, lowest, highest in cases:
         weight = torch.randint(lowest, highest + 1, (70, 128), generator=torch.Generator().manual_seed(0)).float()
         weight[:, ::32] = {8: 127, 4: -8}[bits]
         assert torch.equal(dequantize(quantize(weight, bits)), weight)

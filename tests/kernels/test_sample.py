@@ -4,7 +4,7 @@ import torch
 from kernels.sample import draw, greedy, sample, sample_reference
 from tests.kernels.cases import DEVICES
 
-stats = pytest.importorskip("scipy.stats")
+scipy = pytest.importorskip("scipy")  # whose parts, which take long, are imported when first named
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -49,7 +49,7 @@ def test_draws_follow_the_softmax(device: str) -> None:
     counts = torch.bincount(tokens, minlength=5)
     assert counts[4] == 0
     expected = scores.softmax(-1)[:4].cpu().double() * num_draws
-    assert stats.chisquare(counts[:4].numpy(), expected.numpy() * num_draws / expected.sum().item()).pvalue > 0.01
+    assert scipy.stats.chisquare(counts[:4].numpy(), expected.numpy() * num_draws / expected.sum().item()).pvalue > 0.01
 
 
 def test_the_only_token_left_is_drawn_whatever_its_noise() -> None:

@@ -16,6 +16,7 @@ from typing import IO
 import httpx
 import pytest
 
+from benchmarks.bench_remote_cost import OTHER_CLOCK, can_have_other_clock
 from benchmarks.server_process import started_server
 from runtime.run_dir import RunDir, default_path
 from supervisor.child import ROOT
@@ -24,6 +25,7 @@ from tests.ring.client import ADMIN_KEY, RingClient
 from tests.ring.conftest import READY_TIMEOUT_S, RESTART_FLAGS
 from tests.ring.test_engines import SERVING, count_streams, status
 from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, Load, make_requests, replace
+from tests.ring.test_timelines import shown
 
 pytestmark = pytest.mark.ring
 
@@ -32,8 +34,17 @@ REMOTE = "scheduler-2"
 
 @contextmanager
 def joining(address: str, ring: RingClient, log: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    """A joiner on this machine; it is killed at the end if it still runs."""
-    command = [sys.executable, str(ROOT / "launch.py"), "join", address, "--key-file", str(ring.run_dir.join_keys)]
+    """A joiner on this machine, with another clock if that may be; it is killed at the end if it still runs."""
+    command = OTHER_CLOCK if can_have_other_clock() else []
+    command = [
+        *command,
+        sys.executable,
+        str(ROOT / "launch.py"),
+        "join",
+        address,
+        "--key-file",
+        str(ring.run_dir.join_keys),
+    ]
     joiner = subprocess.Popen(
         [*command, "--cpu-threads", "1", "--retry-s", "6"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True
     )
@@ -74,6 +85,19 @@ async def wait_for_next(client: httpx.AsyncClient, incarnation: int) -> None:
             await asyncio.sleep(0.1)
 
 
+def check_timelines(ring: RingClient, num_replies: int) -> None:
+    """Every stage of every request began after the one before it and within the request, whichever clock it was on."""
+    with httpx.Client(base_url=ring.url, timeout=COMMAND_TIMEOUT_S) as client:
+        listed = client.get("/requests", params={"limit": 1000, "state": "finished"}).json()["requests"]
+        assert len(listed) >= num_replies
+        for line in listed:
+            timeline = shown(client, line["request_id"])
+            begins_ms = [stage["begin_ms"] for stage in timeline["stages"]] + timeline["step_ends_ms"][-1:]
+            assert min(stage["duration_ms"] for stage in timeline["stages"]) >= 0, timeline
+            assert begins_ms[:-1] == sorted(begins_ms[:-1]), timeline
+            assert max(begins_ms) <= timeline["total_ms"], timeline
+
+
 def test_no_stream_notices_the_death_of_an_engine_or_of_its_joiner(tiny_checkpoint: Path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
@@ -98,6 +122,7 @@ def test_no_stream_notices_the_death_of_an_engine_or_of_its_joiner(tiny_checkpoi
                 wait_until(lambda: not default_path(f"join-{joiner.pid}").exists(), COMMAND_TIMEOUT_S)
 
         asyncio.run(load.run_during(act))
+        check_timelines(ring, load.num_replies)
         assert ring.status("scheduler")["num_restarts"] == 0
         last = stack.enter_context(joining(address, ring, log))
         wait_until(lambda: engine_file(last).exists(), COMMAND_TIMEOUT_S)

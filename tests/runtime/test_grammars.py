@@ -40,7 +40,7 @@ def test_each_matcher_begins_at_the_beginning(compiler: GrammarCompiler) -> None
     for matcher in (compiler.compile(text), compiler.find(text)):
         assert matcher is not None
         assert allowed(matcher) == beginning
-    assert compiler.eos_token_ids == [EOS]
+    assert compiler.tokenizer().eos_tokens == [EOS]
 
 
 def test_the_end_may_come_where_the_grammar_accepts(compiler: GrammarCompiler) -> None:

@@ -1,5 +1,6 @@
 """Grammars over token ids, without any text: which ids may come is a hash of the grammar and of all ids before."""
 
+import ctypes
 import zlib
 from collections.abc import Sequence
 
@@ -12,6 +13,15 @@ EOS = 7
 """The end-of-sequence id of all grammars here, and so of a bench with any."""
 
 FORCING = 99
+
+
+class SimulatedTokenizer:
+    """Has more tokens than the model, so that bitmasks are longer than what the model needs of them."""
+
+    eos_tokens = (EOS,)
+
+    def __init__(self, model_vocab_size: int):
+        self.vocab_size = model_vocab_size + 40
 
 
 def grammar_of(num_tokens: int, salt: int = 0) -> Grammar:
@@ -51,10 +61,12 @@ class SimulatedMatcher:
     def _state(self) -> int:
         return zlib.crc32(repr((self._salt, self._consumed)).encode())
 
-    def compute_bitmask(self) -> bytes:
+    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int, /) -> None:
+        if trg_byte_size != 4 * -(-SimulatedTokenizer(self._vocab_size).vocab_size // 32):
+            raise ValueError("Invalid buffer size")
         ids = self.allowed() | ({EOS} if self.is_accepting() else set())
-        num_words = self._vocab_size // 32 + 2  # one more than are needed, as llguidance
-        return sum(1 << token_id for token_id in ids).to_bytes(4 * num_words, "little")
+        bitmask = sum(1 << token_id for token_id in ids).to_bytes(trg_byte_size, "little")
+        ctypes.memmove(trg_pointer, bitmask, trg_byte_size)
 
     def consume_token(self, sampled_token: int, /) -> bool:
         if self._error or sampled_token not in self.allowed():
@@ -110,11 +122,11 @@ class SimulatedGrammars:
         return [(pending, self._build(pending))]
 
     def _build(self, pending: PendingReq) -> RequestGrammar:
-        limits = self._limits
-        matcher = SimulatedMatcher(_text_of(pending.sampling_params), limits.vocab_size)
+        limits, params = self._limits, pending.sampling_params
+        matcher = SimulatedMatcher(_text_of(params), limits.vocab_size)
         output_ids = pending.token_ids[pending.num_prompt_tokens :]
         return make_grammar(
-            matcher, pending.sampling_params, output_ids, limits.eos_token_ids, (EOS,), limits.vocab_size
+            matcher, SimulatedTokenizer(limits.vocab_size), params, output_ids, limits.eos_token_ids, limits.vocab_size
         )
 
 

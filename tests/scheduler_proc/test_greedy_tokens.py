@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.loading.load_runner import load_runner
@@ -38,7 +37,7 @@ class Model:
     """A checkpoint as transformers and as the scheduler see it."""
 
     def __init__(self, path: Path, variant: str):
-        self.reference: PreTrainedModel = build_checkpoint(path, variant)
+        self.reference = build_checkpoint(path, variant)
         config = make_config(path, block_size=PAGE_SIZE, num_pages=PLENTY)
         self.runner: Runner = load_runner(config, lambda text, fraction: None)
         self._num_close: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}

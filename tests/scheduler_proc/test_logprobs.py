@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from messages.columns import pack_float32, pack_int32
 from messages.requests import UserMsg
@@ -31,7 +30,7 @@ class Served:
     """A checkpoint as transformers and as a scheduler with a small cache see it."""
 
     def __init__(self, path: Path, variant: str):
-        self.reference: PreTrainedModel = build_checkpoint(path, variant)
+        self.reference = build_checkpoint(path, variant)
         config = make_config(path, block_size=PAGE_SIZE, num_pages=PLENTY)
         self.runner: Runner = load_runner(config, lambda text, fraction: None)
 

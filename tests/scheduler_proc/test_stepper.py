@@ -1,11 +1,13 @@
 """The order of launches and results, with and without overlap, and what a failure of either costs."""
 
 import logging
+import random
 from collections.abc import Sequence
 
 import pytest
 
 from messages.steps import Batch, ForwardOutput
+from scheduler_proc.deciding.draft_lengths import StepCost
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Stepper
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
@@ -144,3 +146,23 @@ def test_a_step_that_nobody_waits_for_any_more_is_committed_too():
     assert bench.device.num_ghosts == 1
     bench.check_idle()
     assert len(bench.output(1)) == 1
+
+
+@pytest.mark.parametrize("can_overlap", [False, True])
+def test_what_other_programs_take_of_the_time_makes_no_token_dear(can_overlap: bool, monkeypatch: pytest.MonkeyPatch):
+    """All else is noise by the wall clock; by the thread's own time a token more costs a twentieth of a step."""
+    bench, cost, chance = Bench(), StepCost(), random.Random(5)
+    runner = OverlappedRunner(bench.runner)
+    wall_s = cpu_s = 0.0
+    stepper = Stepper(bench.scheduler, runner.launch, can_overlap, StepTimes(), lambda: wall_s, lambda: cpu_s)
+    monkeypatch.setattr(bench.scheduler, "note_time", lambda batch, _, cost_s: cost.add(batch.num_tokens, cost_s))
+    for index in range(200):
+        bench.send(user_msg(index, PROMPTS[1] * chance.randrange(1, 4), 1))
+        while (batch := bench.scheduler.schedule()) is not None or stepper.has_step:
+            start_s, took_s = wall_s, 0.95 + 0.05 * (batch.num_tokens if batch else 0)
+            cpu_s += took_s
+            wall_s += took_s * (1 + (9 * chance.random() if took_s > 1.2 else 0))
+            stepper.step(batch, start_s)
+            bench.inbox.take(bench.scheduler.pop_replies())
+    is_right = cost.seconds_per_token / cost.predict(1) == pytest.approx(0.05, rel=0.2)
+    assert is_right is not can_overlap, "where the device computes, only the wall clock knows"

@@ -4,8 +4,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from messages.errors import BootError
 from tests.conftest import SHARED
@@ -35,7 +35,7 @@ def real_encoding(name: str) -> Encoding:
 @pytest.mark.parametrize("name", REAL)
 def test_ids_are_those_of_transformers_for_the_same_file(name: str) -> None:
     encoding = real_encoding(name)
-    reference = PreTrainedTokenizerFast(tokenizer_file=str(SHARED / name / "tokenizer.json"))
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(SHARED / name / "tokenizer.json"))
     for text in TEXTS:
         assert encoding.encode(text) == reference(text).input_ids, text
 
@@ -45,7 +45,7 @@ def test_ids_are_those_of_transformers_for_the_same_file(name: str) -> None:
 def test_ids_are_those_of_transformers_for_the_model(name: str) -> None:
     """For TinyStories in plain words only: transformers 5 rebuilds Llama tokenizers, and then drops unknown letters."""
     encoding = real_encoding(name)
-    reference = AutoTokenizer.from_pretrained(SHARED / name)
+    reference = transformers.AutoTokenizer.from_pretrained(SHARED / name)
     for text in TEXTS[:2] if "tinystories" in name else TEXTS:
         assert encoding.encode(text) == reference(text).input_ids, text
 
@@ -154,7 +154,7 @@ def test_a_broken_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", REAL)
 def test_text_and_tokens_of_ids(name: str) -> None:
     encoding = real_encoding(name)
-    reference = PreTrainedTokenizerFast(tokenizer_file=str(SHARED / name / "tokenizer.json"))
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(SHARED / name / "tokenizer.json"))
     for text in TEXTS:
         ids = encoding.encode(text)
         assert encoding.to_text(ids) == reference.decode(ids), text

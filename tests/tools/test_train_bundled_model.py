@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 OPTIONS = shlex.split(
@@ -114,8 +114,8 @@ def test_export_loads_in_transformers(whole_run: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     assert config["architectures"] == ["GPT2LMHeadModel"]
     assert config["activation_function"] == "gelu_new"
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert config["eos_token_id"] == config["bos_token_id"] == tokenizer.eos_token_id
     assert model.config.vocab_size == len(tokenizer)
     weights = load_state(whole_run)["best_weights"]
@@ -128,7 +128,7 @@ def test_export_loads_in_transformers(whole_run: Path) -> None:
 
 @pytest.mark.parametrize("text", ODD_TEXTS)
 def test_odd_text_comes_back(whole_run: Path, text: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(whole_run / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(whole_run / "model")
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 

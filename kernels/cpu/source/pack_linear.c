@@ -1,5 +1,5 @@
 /* Lays a linear layer's weight out as packed_linear reads it: kernels/packed_linear.py says how. */
-#if IS_BFLOAT16 && defined(__AVX512BF16__)
+#if IS_BFLOAT16 && defined(__AVX2__)
 
 /* Pairs of inputs that are moved at once: the first cache holds where they come from and where they go. */
 enum { PACK_BLOCK = 32, PACK_PAIRS = 64 };

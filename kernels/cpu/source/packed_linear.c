@@ -1,7 +1,7 @@
 /* A linear layer whose weight is packed: kernels/packed_linear.py says what it does and how the weight lies.
 
    A row's value is summed in the same order whatever the number of rows: one alone and one of a batch are equal. */
-#if IS_BFLOAT16 && defined(__AVX512BF16__)
+#if IS_BFLOAT16 && defined(__AVX2__)
 
 /* Bytes of an item's weight at least and at most, and items at least; outputs of a block. */
 enum { LINEAR_LEAST_ITEM = 128 << 10, LINEAR_LARGEST_ITEM = 1 << 20, LINEAR_ITEMS = 16, LINEAR_BLOCK = 32 };
@@ -13,6 +13,7 @@ typedef struct {
   int is_gelu;
 } linear_call;
 
+#if defined(__AVX512BF16__)
 /* gelu_tanh of 16 numbers, as near as bfloat16 can tell. */
 INLINE __m512 linear_gelu(__m512 x) {
   const __m512 rate = _mm512_set1_ps(-2.0f * 0.79788456080286536f * LOG2_E), limit = _mm512_set1_ps(126.0f);
@@ -38,11 +39,14 @@ INLINE void linear_finish(const linear_call *call, int64_t row, int64_t block, _
   linear_narrow(call, first_half, bias, out, left);
   linear_narrow(call, second_half, bias ? bias + 16 : 0, out + 16, left - 16);
 }
+#endif
 
 #if defined(__AMX_BF16__)
 #include "linear_tiles.h"
-#else
+#elif defined(__AVX512BF16__)
 #include "linear_vectors.h"
+#else
+#include "linear_floats.h"
 #endif
 
 /* x: [num_rows, inputs], weight: [ceil(outputs / 32), inputs / 2, 32, 2], bias (or null): [outputs],

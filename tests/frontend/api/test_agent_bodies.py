@@ -3,13 +3,13 @@
 Claude Code 2.1.197 and Codex CLI 0.169.0 sent the bodies in `agents/`; long texts are cut, and ids are zeros.
 """
 
+import functools
+import importlib
 import json
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
-from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from frontend.api.custom_tools import CustomFormat
@@ -24,10 +24,14 @@ from tests.frontend.frontend_run import FrontendRun, final, step
 
 BODIES = Path(__file__).with_name("agents")
 ANTHROPIC, OPENAI = "/v1/messages?beta=true", "/v1/responses"
-MESSAGE_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
-RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 UNREAD = "[This is no text, and the model reads text only.]"
 PATCH = '*** Begin Patch\n*** Update File: a.txt\n@@\n-ä\n+"b\\n"\n*** End Patch'
+
+
+@functools.cache
+def checker(module: str, name: str) -> TypeAdapter[Any]:
+    """Returns what validates values of an SDK's type. The SDKs take seconds, and every worker imports this file."""
+    return TypeAdapter(getattr(importlib.import_module(module), name))
 
 
 def body_of(name: str) -> dict[str, Any]:
@@ -78,11 +82,11 @@ def test_claude_code(reader: FrontendRun, name: str, results: list[str], stream:
     assert all(each["tool_calls"] for each in messages if each["role"] == "assistant")
     if stream:
         for event in reply:
-            MESSAGE_EVENT.validate_python(event)
+            checker("anthropic.types", "RawMessageStreamEvent").validate_python(event)
         parts = [event["delta"]["partial_json"] for event in reply if "partial_json" in event.get("delta", {})]
         arguments, stop = json.loads("".join(parts)), reply[-2]["delta"]["stop_reason"]
     else:
-        Message.model_validate(reply)
+        checker("anthropic.types", "Message").validate_python(reply)
         arguments, stop = reply["content"][-1]["input"], reply["stop_reason"]
     assert (arguments, stop) == ({"file_path": "/a"}, "tool_use")
 
@@ -108,14 +112,14 @@ def test_codex(reader: FrontendRun, name: str, stream: bool):
     reply, message = answer(reader, OPENAI, body, text)
     if stream:
         for event in reply:
-            RESPONSE_EVENT.validate_python(event)
+            checker("openai.types.responses", "ResponseStreamEvent").validate_python(event)
         kind = "custom_tool_call_input" if shown[0] == "custom_tool_call" else "function_call_arguments"
         deltas = [event["delta"] for event in reply if event["type"] == f"response.{kind}.delta"]
         (done,) = [event for event in reply if event["type"] == f"response.{kind}.done"]
         assert len(deltas) > 1
         assert "".join(deltas) == done.get("input", done.get("arguments"))
         reply = reply[-1]["response"]
-    Response.model_validate(reply)
+    checker("openai.types.responses", "Response").validate_python(reply)
     call = reply["output"][-1]
     assert (call["type"], call["name"], call.get("namespace")) == shown
     wanted = PATCH if name == "codex_gpt" else json.dumps(json.loads(text.splitlines()[2])["arguments"])

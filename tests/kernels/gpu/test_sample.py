@@ -13,7 +13,7 @@ from kernels.noise import exponential_noise
 from kernels.sample import draw, greedy_reference, sample, sample_reference
 from tests.kernels.c_library import built_library
 
-stats = pytest.importorskip("scipy.stats")
+scipy = pytest.importorskip("scipy")  # whose parts, which take long, are imported when first named
 triton = pytest.importorskip("triton")
 tl = triton.language
 noise = pytest.importorskip("kernels.gpu.noise")
@@ -164,7 +164,7 @@ def test_draws_follow_the_softmax(device: str) -> None:
     counts = torch.bincount(tokens, minlength=5)
     assert counts[4] == 0
     expected = scores.softmax(-1)[:4].cpu().double() * num_draws
-    assert stats.chisquare(counts[:4].numpy(), expected.numpy() * num_draws / expected.sum().item()).pvalue > 0.01
+    assert scipy.stats.chisquare(counts[:4].numpy(), expected.numpy() * num_draws / expected.sum().item()).pvalue > 0.01
 
 
 @pytest.fixture

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 
 import torch
-from transformers import PreTrainedModel
+import transformers
 
 CLEAR_MARGIN = 1e-3
 """Lead of the best logit over the second in float32 below which another order of additions may choose the other."""
 
 
-def assert_greedy(model: PreTrainedModel, prompt: Sequence[int], output: Sequence[int], what: str) -> None:
+def assert_greedy(
+    model: "transformers.PreTrainedModel", prompt: Sequence[int], output: Sequence[int], what: str
+) -> None:
     """Each id of `output` is the model's best after all before it; a near tie may go either way, and is printed."""
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *output[:-1]]])).logits[0, len(prompt) - 1 :]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+import transformers
 
 from messages.columns import pack_float32, pack_int32
 from messages.requests import SamplingParams
@@ -33,7 +33,7 @@ ONE_OF_EACH = ("gpt2", "llama-gqa-tied", "qwen2-mha-untied", "qwen3-gqa-tied")
 
 @dataclass(frozen=True)
 class Loaded:
-    model: PreTrainedModel
+    model: "transformers.PreTrainedModel"
     runner: Runner
     path: Path
 

@@ -92,3 +92,38 @@ def test_a_row_without_luck_is_tried_again_in_time():
         lengths.begin_step(1, 1)
         num_steps += 1
     assert 20 < num_steps < 1_000
+
+
+@pytest.mark.parametrize("per_token", [0.02, 0.05, 0.1, 0.3])
+def test_a_row_whose_draft_tokens_are_always_wrong_loses_little(per_token: float):
+    """Even where the lookup proposes eight tokens for each step, and the sizes of steps make a token look cheap."""
+    lengths, rate, num_steps, seconds = DraftLengths(), AcceptanceRate(), 2_000, 0.0
+    for _ in range(num_steps):
+        lengths.begin_step(1, 1)
+        num_drafts = min(8, lengths.choose(rate))
+        if num_drafts:
+            lengths.add(rate, num_drafts)
+            rate.add(num_drafts, 0)
+        took = 1 + per_token * num_drafts
+        lengths.cost.add(1 + num_drafts, took)
+        seconds += took
+    assert 0 < seconds / num_steps - 1 < 0.03
+
+
+def test_a_row_without_credit_gets_it_back_with_the_first_right_draft_token():
+    lengths, rate = lengths_where(lambda size: 1 + 0.05 * size), AcceptanceRate()
+    lengths.begin_step(1, 1)
+    while lengths.choose(rate):
+        lengths.add(rate, 8)
+        rate.add(8, 0)
+        lengths.begin_step(1, 1)
+    num_steps = 0
+    while not lengths.choose(rate):
+        lengths.begin_step(1, 1)
+        num_steps += 1
+    assert num_steps < 100
+    for _ in range(4):
+        lengths.add(rate, 4)
+        rate.add(4, 4)
+        lengths.begin_step(1, 1)
+        assert lengths.choose(rate) >= 3

@@ -278,7 +278,8 @@ def test_it_drafts_as_long_as_it_pays_and_tries_again(draft_s: float, pays: bool
         bench.inbox.take(bench.scheduler.pop_replies())
         seconds = 1.0 + 0.02 * batch.num_tokens
         bench.scheduler.commit(bench.runner.run(batch))
-        bench.scheduler.note_time(batch, seconds + model.seconds * bool(batch.num_drafts))
+        seconds += model.seconds * bool(batch.num_drafts)
+        bench.scheduler.note_time(batch, seconds, seconds)
         num_steps += 1
         num_drafted += bool(batch.num_drafts)
     if pays:

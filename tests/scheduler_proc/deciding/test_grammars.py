@@ -1,5 +1,9 @@
 from array import array
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
+from random import Random
 
 import pytest
 from llguidance import LLMatcher
@@ -13,22 +17,34 @@ from scheduler_proc.deciding.grammars import MAX_SLOW_S, RequestGrammar, make_gr
 from scheduler_proc.deciding.requests import Req
 from scheduler_proc.deciding.scheduler import Scheduler
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
-from tests.scheduler_proc.simulated_grammar import FORCING, SimulatedMatcher, allowed_next, grammar_of
+from tests.scheduler_proc.simulated_grammar import (
+    FORCING,
+    SimulatedMatcher,
+    SimulatedTokenizer,
+    allowed_next,
+    grammar_of,
+)
 
 MODEL_DIR = Path(__file__).resolve().parents[3] / "assets" / "shakespeare-gpt2"
 REAL_VOCAB_SIZE, REAL_EOS = 3072, 0
 
 
+@cache
+def compiler_of(vocab_size: int) -> GrammarCompiler:
+    """Returns one for a model that has as many tokens as its tokenizer, fewer or more."""
+    return GrammarCompiler(str(MODEL_DIR), vocab_size, (REAL_EOS,))
+
+
 @pytest.fixture(scope="module")
 def compiler() -> GrammarCompiler:
-    return GrammarCompiler(str(MODEL_DIR), REAL_VOCAB_SIZE, (REAL_EOS,))
+    return compiler_of(REAL_VOCAB_SIZE)
 
 
 def real_grammar(compiler: GrammarCompiler, regex: str, output: str = "", **params: object) -> RequestGrammar:
     sampling = SamplingParams(50, **params)
     output_ids = array("i", compiler.tokenizer().tokenize_str(output))
     matcher = compiler.compile(LLMatcher.grammar_from_regex(regex))
-    return make_grammar(matcher, sampling, output_ids, (REAL_EOS,), compiler.eos_token_ids, REAL_VOCAB_SIZE)
+    return make_grammar(matcher, compiler.tokenizer(), sampling, output_ids, (REAL_EOS,), REAL_VOCAB_SIZE)
 
 
 def ids_in(bitmask: bytes) -> set[int]:
@@ -99,6 +115,65 @@ def test_what_must_come_is_forced_in_the_tokens_of_the_tokenizer(compiler: Gramm
     assert list(grammar.forced_ids()) == tokenizer.tokenize_str("}")
 
 
+def same_masks(compiler: GrammarCompiler, matcher: LLMatcher, vocab_size: int, num_tokens: int) -> list[set[int]]:
+    """Follows random tokens; returns the bitmasks, after asserting that they are those of `compute_bitmask`."""
+    tokenizer, twin, rng = compiler.tokenizer(), matcher.deep_copy(), Random(num_tokens)
+    grammar = RequestGrammar(matcher, tokenizer, vocab_size, tokenizer.eos_tokens)
+    wanted: list[bytes] = []
+    made: list[bytes] = []
+    while len(made) < num_tokens:
+        wanted.append(twin.compute_bitmask()[: 4 * -(-vocab_size // 32)])
+        made.append(grammar.bitmask())
+        allowed = sorted(ids_in(made[-1]) - set(tokenizer.eos_tokens))
+        if not allowed:
+            break
+        token_id = rng.choice(allowed)
+        grammar.accept(token_id)
+        assert twin.consume_token(token_id)
+    assert made == wanted
+    return [ids_in(bitmask) for bitmask in made]
+
+
+OBJECT = LLMatcher.grammar_from_json_schema({"type": "object", "properties": {"a": {"type": "integer"}}})
+
+
+@pytest.mark.parametrize("text", [OBJECT, LLMatcher.grammar_from_regex("[a-f]*"), 'start: "ab" | "c" start'])
+@pytest.mark.parametrize("vocab_size", [REAL_VOCAB_SIZE, REAL_VOCAB_SIZE - 40, REAL_VOCAB_SIZE + 50])
+def test_bitmasks_are_those_of_llguidance(text: str, vocab_size: int) -> None:
+    compiler = compiler_of(vocab_size)
+    masks = same_masks(compiler, compiler.compile(text), vocab_size, 12)
+    assert len(masks) > 1
+    assert all(masks)
+
+
+def test_bitmasks_of_a_grammar_that_ended_and_of_one_that_allows_nothing(compiler: GrammarCompiler) -> None:
+    ended = compiler.compile(LLMatcher.grammar_from_regex("ab"))
+    assert same_masks(compiler, ended, REAL_VOCAB_SIZE, 9)[-1] == {REAL_EOS}
+    assert ended.is_stopped()
+    endless = LLMatcher(compiler.tokenizer(), LLMatcher.grammar_from_json_schema({"$ref": "#"}), log_level=0)
+    assert same_masks(compiler, endless, REAL_VOCAB_SIZE, 9) == [{REAL_EOS}]
+    assert endless.get_error().startswith("NoExtension")
+    grammar = RequestGrammar(endless, compiler.tokenizer(), REAL_VOCAB_SIZE, ())
+    assert ids_in(grammar.bitmask()) == set()
+
+
+def test_a_buffer_of_another_size_is_refused(compiler: GrammarCompiler) -> None:
+    matcher = compiler.compile(LLMatcher.grammar_from_regex("ab"))
+    with pytest.raises(ValueError, match="buffer size"):
+        RequestGrammar(matcher, SimulatedTokenizer(REAL_VOCAB_SIZE), REAL_VOCAB_SIZE, ()).bitmask()
+
+
+def test_bitmasks_are_right_while_requests_end_and_others_compile(compiler: GrammarCompiler) -> None:
+    texts = [LLMatcher.grammar_from_regex(f"[a-f]{{{count},99}}x") for count in range(1, 60)]
+    with ThreadPoolExecutor(1) as background:
+        compiled = background.map(compiler.compile, texts)
+        living: deque[tuple[bytes, RequestGrammar]] = deque(maxlen=3)
+        for matcher in compiled:
+            wanted = matcher.deep_copy().compute_bitmask()[: REAL_VOCAB_SIZE // 8]
+            living.append((wanted, RequestGrammar(matcher, compiler.tokenizer(), REAL_VOCAB_SIZE, (REAL_EOS,))))
+            assert all(grammar.bitmask() == wanted for wanted, grammar in living)
+
+
 class NoDrafts:
     def propose(self, req: Req, max_tokens: int) -> "array[int]":
         return array("i")
@@ -110,7 +185,7 @@ class Forcing(SimulatedMatcher):
 
 
 def test_no_id_is_forced_that_the_model_does_not_have() -> None:
-    grammar = RequestGrammar(Forcing("9 0", VOCAB_SIZE), VOCAB_SIZE, (EOS,), (EOS,))
+    grammar = RequestGrammar(Forcing("9 0", VOCAB_SIZE), SimulatedTokenizer(VOCAB_SIZE), VOCAB_SIZE, (EOS,))
     assert list(grammar.forced_ids()) == [3, VOCAB_SIZE - 1]
 
 
@@ -119,15 +194,15 @@ class SlowMatcher(SimulatedMatcher):
         super().__init__("1000 0", VOCAB_SIZE)
         self._clock = clock
 
-    def compute_bitmask(self) -> bytes:
+    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int, /) -> None:
         self._clock[0] += MAX_SLOW_S / 4
-        return super().compute_bitmask()
+        super().unsafe_compute_mask_ptr(trg_pointer, trg_byte_size)
 
 
 def test_a_grammar_that_keeps_the_others_waiting_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("scheduler_proc.deciding.grammars.time.thread_time", lambda: clock[0])
-    grammar = RequestGrammar(SlowMatcher(clock), VOCAB_SIZE, (EOS,), (EOS,))
+    grammar = RequestGrammar(SlowMatcher(clock), SimulatedTokenizer(VOCAB_SIZE), VOCAB_SIZE, (EOS,))
     num_made = 0
     while grammar.error is None:
         grammar.bitmask()

@@ -1,15 +1,16 @@
 import argparse
+import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from messages.config import Config, HttpConfig, ModelConfig, ModelFacts, RunConfig
-from messages.errors import BootError
+from messages.errors import BootError, UsageError
 from messages.remote import Admitted
 from supervisor.console import Console
 from supervisor.manifest import digests_of, without_keys
-from supervisor.remote.machine import make_config
+from supervisor.remote.machine import check_processors, make_config
 
 FILES = {"config.json": b"{}", "model.safetensors": b"12345678"}
 
@@ -21,13 +22,13 @@ def write_model(folder: Path, **changed: bytes) -> Path:
     return folder
 
 
-def admit(head_dir: Path, **model: str) -> Admitted:
+def admit(head_dir: Path) -> Admitted:
     facts = ModelFacts(
         model_dir=str(head_dir), tokenizer_dir=str(head_dir), served_names=("a",), vocab_size=1, max_model_len=9
     )
     run = RunConfig(data_parallel=2, remote_engines=("tcp://a:1", "tcp://a:2"), record="/head/only", black_box_mb=9)
     config = Config(
-        model=ModelConfig(model="named", cpu_threads=64, devices=("cuda:7",), **model),
+        model=ModelConfig(model="named", cpu_threads=64, devices=("cuda:7",)),
         http=HttpConfig(api_key=("sk-secret",), admin_key=("sk-operator",)),
         run=run,
         facts=facts,
@@ -46,6 +47,7 @@ def test_the_engine_has_this_machines_model_processors_and_files(tmp_path: Path)
     config = make_config(admitted, options(str(here), "cuda:1", 3), Console())
     assert (config.facts.model_dir, config.facts.tokenizer_dir) == (str(here), str(here))
     assert (config.model.devices, config.model.cpu_threads, config.first_engine) == (("cuda:1",), 3, 4)
+    assert config.model.device == "cuda", "where there is none, it fails instead of computing on the CPU"
     assert (config.run.data_parallel, config.run.remote_engines) == (1, ())
     assert (config.run.record, config.run.black_box_mb) == ("", 0)
 
@@ -70,3 +72,13 @@ def test_weights_in_other_files_are_another_model(tmp_path: Path):
     (other / "model.safetensors").rename(other / "model-1.safetensors")
     with pytest.raises(BootError, match=r"model-1\.safetensors, model\.safetensors differ"):
         make_config(admitted, options(str(other)), Console())
+
+
+def test_processors_that_this_machine_cannot_have_are_refused_before_it_joins():
+    num_cores = len(os.sched_getaffinity(0))
+    check_processors("", 0)
+    check_processors("cuda:12", num_cores)
+    with pytest.raises(UsageError, match=f"--cpu-threads {num_cores + 1}: the engine may use {num_cores} cores here"):
+        check_processors("", num_cores + 1)
+    with pytest.raises(UsageError, match="--device: 'gpu1' is no GPU: name it as cuda:0"):
+        check_processors("gpu1", 0)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from messages.config import Config
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint
@@ -42,7 +42,7 @@ def our_logits(config: Config, prompts: list[list[int]]) -> Tensor:
         return decoder.logits(decoder.forward(step, cache)).float()
 
 
-def their_logits(model: PreTrainedModel, prompts: list[list[int]], dtype: str) -> Tensor:
+def their_logits(model: "transformers.PreTrainedModel", prompts: list[list[int]], dtype: str) -> Tensor:
     rounded = copy.deepcopy(model).to(DTYPES[dtype])
     with torch.inference_mode():
         return torch.stack([rounded(torch.tensor([prompt])).logits[0, -1] for prompt in prompts]).float()

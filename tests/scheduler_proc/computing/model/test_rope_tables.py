@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+import transformers
 
 from scheduler_proc.computing.model.decoder_config import RopeConfig
 from scheduler_proc.computing.model.rope_tables import make_rope_tables
@@ -17,13 +16,13 @@ def test_angles_are_those_of_transformers(scaling: str) -> None:
         parameters |= {"factor": 8.0}
     if scaling == "llama3":
         parameters |= LLAMA3_SCALING
-    hf_config = LlamaConfig(
+    hf_config = transformers.LlamaConfig(
         hidden_size=256, num_attention_heads=2, max_position_embeddings=4096, rope_parameters=parameters
     )
     if scaling == "default":
         frequencies = 1.0 / 1e4 ** (torch.arange(0, 128, 2).float() / 128)
     else:
-        frequencies, _ = ROPE_INIT_FUNCTIONS[scaling](hf_config, torch.device("cpu"))
+        frequencies, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[scaling](hf_config, torch.device("cpu"))
     angles = torch.arange(4096).float()[:, None] * frequencies
     ours = read(LLAMA | {"rope_parameters": parameters})[1].rope
     assert isinstance(ours, RopeConfig)

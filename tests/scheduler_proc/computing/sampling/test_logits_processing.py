@@ -7,15 +7,9 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import (
-    LogitsProcessorList,
-    MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-)
 
 from messages.requests import SamplingParams
 from messages.steps import LogitsProcessing
@@ -97,14 +91,17 @@ def test_every_row_is_processed_as_in_plain_python(rows: list[RowProcessing], se
 
 HISTORY = tuple(range(0, 60, 2)) * 2
 PROCESSED = [
-    (RowProcessing(repetition=1.5, history=HISTORY, num_prompt=30), RepetitionPenaltyLogitsProcessor(1.5)),
-    (RowProcessing(repetition=0.7, history=HISTORY, num_prompt=60), RepetitionPenaltyLogitsProcessor(0.7)),
+    (RowProcessing(repetition=1.5, history=HISTORY, num_prompt=30), transformers.RepetitionPenaltyLogitsProcessor(1.5)),
+    (RowProcessing(repetition=0.7, history=HISTORY, num_prompt=60), transformers.RepetitionPenaltyLogitsProcessor(0.7)),
     (
         RowProcessing(biases=((7, 4.0), (8, -4.0), (9, -INF))),
-        SequenceBiasLogitsProcessor({(7,): 4.0, (8,): -4.0, (9,): -INF}),
+        transformers.SequenceBiasLogitsProcessor({(7,): 4.0, (8,): -4.0, (9,): -INF}),
     ),
-    (RowProcessing(biases=((5, -INF), (6, -INF))), NoBadWordsLogitsProcessor([[5], [6]], eos_token_id=2)),
-    (RowProcessing(biases=((2, -INF),)), MinNewTokensLengthLogitsProcessor(len(HISTORY), 10, eos_token_id=2)),
+    (RowProcessing(biases=((5, -INF), (6, -INF))), transformers.NoBadWordsLogitsProcessor([[5], [6]], eos_token_id=2)),
+    (
+        RowProcessing(biases=((2, -INF),)),
+        transformers.MinNewTokensLengthLogitsProcessor(len(HISTORY), 10, eos_token_id=2),
+    ),
 ]
 
 
@@ -112,7 +109,7 @@ PROCESSED = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("row", "processor"), PROCESSED)
 def test_draws_follow_the_probabilities_of_transformers(
-    row: RowProcessing, processor: LogitsProcessorList, dtype: torch.dtype, params: SamplingParams
+    row: RowProcessing, processor: "transformers.LogitsProcessorList", dtype: torch.dtype, params: SamplingParams
 ) -> None:
     logits = make_logits(dtype)
     processed = processor(torch.tensor([HISTORY]), logits.float())

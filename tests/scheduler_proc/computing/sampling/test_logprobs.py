@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from messages.columns import pack_int32, unpack_int32
 from messages.requests import SamplingParams
@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Loaded:
-    model: PreTrainedModel
+    model: "transformers.PreTrainedModel"
     runner: Runner
 
 
@@ -88,7 +88,7 @@ def run_all(runner: Runner, rows: list[Row], chunk_tokens: int, num_output: int)
     return entries
 
 
-def their_logprobs(model: PreTrainedModel, ids: list[int]) -> Tensor:
+def their_logprobs(model: "transformers.PreTrainedModel", ids: list[int]) -> Tensor:
     with torch.inference_mode():
         return model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
 

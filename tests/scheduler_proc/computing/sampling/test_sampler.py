@@ -3,17 +3,10 @@
 import msgspec
 import numpy as np
 import pytest
+import scipy
 import torch
-from scipy import stats
+import transformers
 from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-)
 
 from messages.requests import SamplingParams
 from tests.scheduler_proc.computing.sampling.sampling_batch import choose, make_batch
@@ -31,15 +24,15 @@ def make_logits(dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def warped_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
+    warpers = transformers.LogitsProcessorList([transformers.TemperatureLogitsWarper(params.temperature)])
     if params.top_k:
-        warpers.append(TopKLogitsWarper(params.top_k))
+        warpers.append(transformers.TopKLogitsWarper(params.top_k))
     if params.top_p < 1:
-        warpers.append(TopPLogitsWarper(params.top_p))
+        warpers.append(transformers.TopPLogitsWarper(params.top_p))
     if params.min_p:
-        warpers.append(MinPLogitsWarper(params.min_p))
+        warpers.append(transformers.MinPLogitsWarper(params.min_p))
     if params.typical_p < 1:
-        warpers.append(TypicalLogitsWarper(params.typical_p))
+        warpers.append(transformers.TypicalLogitsWarper(params.typical_p))
     return warpers(torch.zeros(1, 1, dtype=torch.long), logits.float()).softmax(-1)[0].double()
 
 
@@ -54,7 +47,7 @@ def chi_square_p_value(tokens: Tensor, probabilities: Tensor) -> float:
     possible = wanted > 0
     if possible.sum() == 1:
         return 1.0
-    return stats.chisquare(cells[possible], wanted[possible] * len(tokens) / wanted[possible].sum()).pvalue
+    return scipy.stats.chisquare(cells[possible], wanted[possible] * len(tokens) / wanted[possible].sum()).pvalue
 
 
 @pytest.mark.parametrize("varied", ["seeds", "positions"])
@@ -97,7 +90,7 @@ def test_chi_square_over_many_ranges_is_as_uniform_as_chance(varied: str) -> Non
         seeds, positions = (counter, constant) if varied == "seeds" else (constant, counter)
         batch = make_batch([with_seed(params, seed) for seed in seeds], positions)
         p_values.append(chi_square_p_value(choose(logits.expand(2000, -1), batch), probabilities))
-    assert stats.kstest(p_values, "uniform").pvalue > 0.01
+    assert scipy.stats.kstest(p_values, "uniform").pvalue > 0.01
 
 
 @pytest.mark.parametrize("step", ["seed", "position"])
@@ -108,7 +101,7 @@ def test_neighbouring_draws_are_independent(step: str) -> None:
     seeds, positions = (counter, constant) if step == "seed" else (constant, counter)
     tokens = choose(logits, make_batch([with_seed(SamplingParams(1), seed) for seed in seeds], positions))
     table = torch.bincount((tokens[::2] * 4 + tokens[1::2]).long(), minlength=16).view(4, 4)
-    assert stats.chi2_contingency(table.numpy()).pvalue > 0.01
+    assert scipy.stats.chi2_contingency(table.numpy()).pvalue > 0.01
 
 
 def mixed_params() -> list[SamplingParams]:
@@ -157,4 +150,4 @@ def test_a_token_far_less_likely_than_a_float32_step_below_one_is_still_drawn() 
     num_draws = 20_000
     batch = make_batch([with_seed(SamplingParams(1), seed) for seed in range(num_draws)], [1] * num_draws)
     num_rare = int((choose(logits.expand(num_draws, -1), batch) > 0).sum())
-    assert stats.binomtest(num_rare, num_draws, 0.002).pvalue > 0.01
+    assert scipy.stats.binomtest(num_rare, num_draws, 0.002).pvalue > 0.01

@@ -1,0 +1,20 @@
+"""`launch.py join` with the engine of `benchmarks/paced_scheduler.py`.
+
+python -m benchmarks.paced_joiner STEP_MS tcp://HOST:PORT --key-file FILE
+"""
+
+import sys
+
+from supervisor.child import python_command
+from supervisor.remote import engine, join
+
+
+def main() -> int:
+    step_ms, *arguments = sys.argv[1:]
+    paced = (*python_command("benchmarks.paced_scheduler"), "--step-ms", step_ms)
+    engine.python_command = lambda module: paced
+    return join.main(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,34 @@
+/* A packed linear layer without tiles, block by block: `linear_group` computes some rows of a block. */
+
+/* Groups are as equal as may be: with 14 at most, 32 rows are 11, 11 and 10. */
+static int64_t linear_rows_per_group(int64_t num_rows, int64_t inputs) {
+  (void)inputs;
+  const int64_t num_groups = (num_rows + LINEAR_MOST_ROWS - 1) / LINEAR_MOST_ROWS;
+  return (num_rows + num_groups - 1) / num_groups;
+}
+
+/* An item is some blocks of 32 outputs: a block's weight stays near while all rows go by, and from the second group on
+   the next block comes near too. */
+static void linear_item(const void *data, int64_t item) {
+  const linear_call *call = data;
+  const int64_t begin = item * call->blocks_per_item, beyond = begin + call->blocks_per_item;
+  const int64_t end = beyond < call->num_blocks ? beyond : call->num_blocks;
+  for (int64_t block = begin; block < end; block++)
+    for (int64_t row = 0; row < call->num_rows; row += call->rows_per_group) {
+      const int64_t left = call->num_rows - row, rows = left < call->rows_per_group ? left : call->rows_per_group;
+      const int64_t next = row > 0 && block + 1 < end ? block + 1 : block;
+      linear_group(call, call->x + row * call->inputs, row, block, call->weight + next * call->inputs * LINEAR_BLOCK, rows);
+    }
+}
+
+/* Returns memory that this thread's next call gets again, so that it need not be made each time, or null. */
+static void *linear_room(size_t size) {
+  static _Thread_local void *room = 0;
+  static _Thread_local size_t room_size = 0;
+  if (size > room_size) {
+    free(room);
+    room = malloc(size);
+    room_size = room ? size : 0;
+  }
+  return room;
+}

@@ -1,0 +1,92 @@
+/* A packed linear layer where vectors have 8 floats: a weight becomes floats in the registers, once for up to 6 rows. */
+
+#include <immintrin.h>
+
+/* Rows of a group at most: two vectors of sums each. With up to 2 rows there are four. */
+enum { LINEAR_MOST_ROWS = 6, LINEAR_FEW_ROWS = 2, LINEAR_MOST_VECTORS = 4 };
+
+/* The first numbers of eight pairs, and the second ones. */
+INLINE __m256 linear_firsts(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+INLINE __m256 linear_seconds(__m256i pairs) {
+  return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));
+}
+
+/* So many of a row's outputs, as their sums are. */
+INLINE void linear_finish(const linear_call *call, int64_t row, int64_t first, float *sums, const int size) {
+  const int64_t left = call->outputs - first, count = left < size ? left : size;
+  element *out = call->out + row * call->outputs + first;
+  if (call->bias)
+    for (int64_t i = 0; i < count; i++) sums[i] += widen_bfloat16(call->bias[first + i]);
+  if (call->is_gelu) SIMD for (int i = 0; i < size; i++) sums[i] = gelu_tanh(sums[i]);
+  for (int64_t i = 0; i < count; i++) out[i] = narrow_bfloat16(sums[i]);
+}
+
+/* 8 outputs for each of so many vectors, from the `offset`-th of a block on.
+   x: floats [inputs, rows]. */
+INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, int64_t offset, const int rows,
+                           const int vectors) {
+  const element *weight = call->weight + block * call->inputs * LINEAR_BLOCK + 2 * offset;
+  const float *x = (const float *)call->x + row * call->inputs;
+  __m256 sum[LINEAR_MOST_ROWS][LINEAR_MOST_VECTORS], numbers[LINEAR_MOST_VECTORS];
+  for (int r = 0; r < rows; r++)
+    for (int v = 0; v < vectors; v++) sum[r][v] = _mm256_setzero_ps();
+  for (int64_t input = 0; input < call->inputs; input += 2, weight += 2 * LINEAR_BLOCK, x += 2 * rows)
+    for (int which = 0; which < 2; which++) {
+      for (int v = 0; v < vectors; v++) {
+        const __m256i pairs = _mm256_loadu_si256((const __m256i *)(weight + 16 * v));
+        numbers[v] = which ? linear_seconds(pairs) : linear_firsts(pairs);
+      }
+      for (int r = 0; r < rows; r++) {
+        const __m256 mine = _mm256_broadcast_ss(x + which * rows + r);
+        for (int v = 0; v < vectors; v++) sum[r][v] = _mm256_fmadd_ps(mine, numbers[v], sum[r][v]);
+      }
+    }
+  const int64_t first = block * LINEAR_BLOCK + offset;
+  if (first >= call->outputs) return;
+  float sums[LINEAR_MOST_ROWS][LINEAR_BLOCK]; /* stored by a loop that is unrolled: `sum` stays in the registers */
+  for (int r = 0; r < rows; r++)
+    for (int v = 0; v < vectors; v++) _mm256_storeu_ps(sums[r] + 8 * v, sum[r][v]);
+  for (int r = 0; r < rows; r++) linear_finish(call, row + r, first, sums[r], 8 * vectors);
+}
+
+/* A group's product in code for just as many rows. The next block is not asked for: the processor sees it coming. */
+static void linear_group(const linear_call *call, const element *x, int64_t row, int64_t block, const element *ahead,
+                         int64_t rows) {
+  (void)x, (void)ahead;
+#define ROWS(count)                                                                            \
+  case count:                                                                                  \
+    for (int64_t offset = 0; offset < LINEAR_BLOCK; offset += count > LINEAR_FEW_ROWS ? 16 : 32) \
+      linear_product(call, row, block, offset, count, count > LINEAR_FEW_ROWS ? 2 : 4);        \
+    break;
+  switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
+#undef ROWS
+}
+
+#include "linear_blocks.h"
+
+typedef struct {
+  const linear_call *call;
+  float *floats;
+} linear_widening;
+
+static void linear_widen_group(const void *data, int64_t group) {
+  const linear_widening *widening = data;
+  const linear_call *call = widening->call;
+  const int64_t row = group * call->rows_per_group, left = call->num_rows - row, inputs = call->inputs;
+  const int64_t rows = left < call->rows_per_group ? left : call->rows_per_group;
+  const element *x = call->x + row * inputs;
+  float *out = widening->floats + row * inputs;
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t i = 0; i < inputs; i++) out[i * rows + r] = widen_bfloat16(x[r * inputs + i]);
+}
+
+static int linear_run(linear_call *call) {
+  float *floats = linear_room((size_t)(call->num_rows * call->inputs) * sizeof(float));
+  if (!floats) return -1;
+  const linear_widening widening = {call, floats};
+  const int64_t num_groups = (call->num_rows + call->rows_per_group - 1) / call->rows_per_group;
+  run_items(num_groups, call->num_rows * call->inputs / 4, linear_widen_group, &widening);
+  call->x = (const element *)floats;
+  run_items(call->items_per_group, call->inputs * call->outputs, linear_item, call);
+  return 0;
+}
