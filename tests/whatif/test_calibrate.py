@@ -17,7 +17,7 @@ SETTING = Setting(max_num_seqs=4, num_pages=64, max_num_batched_tokens=16)
 
 @pytest.mark.parametrize("can_overlap", [False, True])
 def test_the_cost_of_steps_is_found_from_their_times_alone(can_overlap: bool):
-    runner = SimulatedRunner(MODEL, SETTING, can_overlap)
+    runner = SimulatedRunner(MODEL.predict, SETTING, can_overlap)
     found = calibrate(make_config(SETTING, calibration()), runner, 60.0, runner.clock)
     assert runner.clock() == pytest.approx(60.0, abs=2.0)
     assert {step.size.decode_rows for step in found.steps} == {0, 1, 2, 3, 4}
@@ -28,7 +28,7 @@ def test_the_cost_of_steps_is_found_from_their_times_alone(can_overlap: bool):
 
 
 def test_what_is_measured_is_kept_with_the_settings(tmp_path: Path):
-    runner = SimulatedRunner(MODEL, SETTING, can_overlap=False)
+    runner = SimulatedRunner(MODEL.predict, SETTING, can_overlap=False)
     found = calibrate(make_config(SETTING, calibration()), runner, 1.0, runner.clock)
     expected = calibration(steps=found.steps)
     (tmp_path / "steps.json").write_bytes(msgspec.json.encode(found))
