@@ -1,4 +1,4 @@
-"""Runs arrivals against the scheduler on a simulated clock: each step takes what is said of its size."""
+"""Runs arrivals against the scheduler on a simulated clock, on which a function of its size says what a step takes."""
 
 from array import array
 from collections.abc import Callable, Sequence
