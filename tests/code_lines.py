@@ -38,7 +38,7 @@ BUDGETS = {
     "operations and references": 1_330,
     "messages": 2_300,
     "process runtime": 1_580,
-    "launcher": 5_755,
+    "launcher": 5_750,
     "what-if": 1_140,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
