@@ -153,7 +153,7 @@ def _quantize(
 def most_bytes(config: DecoderConfig, placement: Placement) -> int:
     """Returns the bytes that `load_weights` and `pack_linears` allocate at most, where they do not quantize."""
     shapes = parameter_shapes(config)
-    if config.has_tied_head:
+    if config.has_tied_head and _can_pack(shapes["embedding"], placement):
         shapes = {**shapes, "head": shapes["embedding"]}
     sizes = ((shape[0] + BLOCK) * prod(shape[1:]) for shape in shapes.values())
     return placement.dtype.itemsize * sum(sizes)
