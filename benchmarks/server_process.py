@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,23 +19,24 @@ from runtime.run_dir import RunDir
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCH = [sys.executable, str(ROOT / "launch.py")]
+OWN_FLAGS = ("--port", "0", "--max-snapshots", "0")
 POLL_INTERVAL_S = 0.02
 NUM_LINES_SHOWN = 40
 
 
 class ServerProcess:
-    """A running launcher. `log` holds its last lines, each with the seconds since the start.
+    """A running launcher of the code in `root`. `log` holds its last lines, each with the seconds since the start.
 
     It takes no snapshots unless the arguments ask for them.
     """
 
-    def __init__(self, arguments: Sequence[str]):
+    def __init__(self, arguments: Sequence[str], root: Path = ROOT):
         self.run_dir = RunDir(Path(tempfile.mkdtemp(prefix="sluice-bench-", dir="/tmp")))
         self.log: collections.deque[tuple[float, str]] = collections.deque(maxlen=20_000)
         self.begin_s = time.monotonic()
         self._process = subprocess.Popen(
-            [*LAUNCH, "--port", "0", "--run-dir", str(self.run_dir.path), "--max-snapshots", "0", *arguments],
-            cwd=ROOT,
+            [sys.executable, str(root / "launch.py"), *OWN_FLAGS, "--run-dir", str(self.run_dir.path), *arguments],
+            cwd=root,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -49,8 +50,8 @@ class ServerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def wait_until_ready(self, deadline_s: float) -> Target:
-        """Returns where the server listens once `/health` answers 200.
+    def wait_until_ready(self, deadline_s: float, is_ready: Callable[[Target], bool] | None = None) -> Target:
+        """Returns where the server listens once `is_ready` holds there: by default, once `/health` answers 200.
 
         Raises `ServerUnavailableError` with the end of its log where it exits or `deadline_s` seconds pass before that.
         """
@@ -59,7 +60,7 @@ class ServerProcess:
             if self._process.poll() is not None:
                 raise ServerUnavailableError(f"the server exited with {self._process.returncode}:\n{self.log_text()}")
             target = self._address()
-            if target is not None and _is_ready(target):
+            if target is not None and (is_ready or _is_ready)(target):
                 return target
             time.sleep(POLL_INTERVAL_S)
         raise ServerUnavailableError(f"the server was not ready after {deadline_s:g} s:\n{self.log_text()}")

@@ -9,7 +9,7 @@ import ctypes
 import math
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -37,19 +37,31 @@ class Chunk:
     def __init__(self, num_bytes: int, descriptor: int | None = None, is_read_only: bool = False):
         memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
-        self._next = -self._bytes.data_ptr() % HUGE_PAGE
+        self._begin = -self._bytes.data_ptr() % HUGE_PAGE
+        self.num_taken_bytes = 0
         if descriptor is not None:
-            _map_file(self._bytes.data_ptr() + self._next, num_bytes, descriptor, is_read_only)
+            _map_file(self._bytes.data_ptr() + self._begin, num_bytes, descriptor, is_read_only)
         with contextlib.suppress(AttributeError, OSError):  # a system without them: the memory is as good as any
             memory.madvise(mmap.MADV_HUGEPAGE)
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
         """Returns a tensor on the CPU, contiguous, that holds zeros or anything; None where there is no room left."""
-        begin, num_bytes = self._next, math.prod(shape) * dtype.itemsize
+        tensor = self.at(self.num_taken_bytes, shape, dtype)
+        if tensor is not None:
+            self.num_taken_bytes += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        return tensor
+
+    def at(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Returns the tensor that begins there, in bytes; None where it would end outside."""
+        begin, num_bytes = self._begin + offset, math.prod(shape) * dtype.itemsize
         if begin + num_bytes > len(self._bytes):
             return None
-        self._next += -(-num_bytes // ALIGNMENT) * ALIGNMENT
         return self._bytes[begin : begin + num_bytes].view(dtype).view(*shape)
+
+    def find(self, tensor: Tensor) -> int | None:
+        """Returns where a tensor begins that was taken of it, in bytes; None for any other."""
+        offset = tensor.data_ptr() - self._bytes.data_ptr() - self._begin
+        return offset if 0 <= offset < self.num_taken_bytes else None
 
 
 def _map_file(address: int, num_bytes: int, descriptor: int, is_read_only: bool) -> None:
@@ -75,6 +87,17 @@ def advise(address: int, num_bytes: int, advice: int) -> bool:
 
 _chunks: list[Chunk] = []
 """The one that is cut from at present, if any."""
+
+
+@contextlib.contextmanager
+def allocate_from(chunk: Chunk) -> Iterator[None]:
+    """Inside the block `empty_huge` takes of `chunk`, as long as that has room."""
+    before = _chunks[:]
+    _chunks[:] = [chunk]
+    try:
+        yield
+    finally:
+        _chunks[:] = before
 
 
 def empty_huge(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

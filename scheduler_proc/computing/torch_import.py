@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -15,15 +15,16 @@ Torch's compiler, its exporter and its profiler need it, and have to import it b
 
 UNUSED = frozenset(
     """
-    torch.ao torch.distributions torch.export torch.masked torch.nn.intrinsic torch.nn.qat torch.nn.quantizable
-    torch.nn.quantized torch.optim torch.profiler torch.quantization torch.sparse torch.testing torch.utils.data
+    torch.ao torch.distributions torch.export torch.hub torch.masked torch.nn.intrinsic torch.nn.qat
+    torch.nn.quantizable torch.nn.quantized torch.optim torch.profiler torch.quantization torch.sparse torch.testing
+    torch.utils.data torchgen.model unittest.mock
     """.split()  # noqa: SIM905
 )
 """Packages that torch imports for its users alone: with what they import, a fifth of the rest. They run when something
 of them is asked for."""
 
-OPERATORS = "torch._higher_order_ops"
-"""Likewise, but torch takes functions out of it."""
+TAKEN_FROM = ("torch.func", "torch._higher_order_ops", "torch._higher_order_ops.invoke_subgraph")
+"""Likewise, but torch takes functions and classes out of them. They run in this order, which is torch's own."""
 
 
 def import_torch() -> None:
@@ -44,7 +45,7 @@ def import_torch() -> None:
 
 def import_fake_tensors() -> None:
     """Imports what `import_torch` has left out, if it has."""
-    for name in (OPERATORS, FAKE_TENSORS):
+    for name in (*TAKEN_FROM, FAKE_TENSORS):
         module = import_module(name)
         if isinstance(module, _LateModule):
             module.run()
@@ -56,8 +57,8 @@ class _LateModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
-        if self.__name__ == OPERATORS and any(isinstance(finder, _LateFinder) for finder in sys.meta_path):
-            return _find_later(name)
+        if self.__name__ in TAKEN_FROM and any(isinstance(finder, _LateFinder) for finder in sys.meta_path):
+            return _find_later(self.__name__, name)
         self.run()
         return getattr(self, name)
 
@@ -68,12 +69,14 @@ class _LateModule(ModuleType):
         self.__spec__.loader.real.exec_module(self)
 
 
-def _find_later(name: str) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        import_fake_tensors()
-        return getattr(sys.modules[OPERATORS], name)(*args, **kwargs)
+def _find_later(module: str, name: str) -> type:
+    """Returns what can be called and stand in an annotation, as a function or class of that name."""
 
-    return call
+    def call(cls: type, *args: Any, **kwargs: Any) -> Any:
+        import_fake_tensors()
+        return getattr(sys.modules[module], name)(*args, **kwargs)
+
+    return type(name, (), {"__new__": call})
 
 
 class _LateLoader(Loader):
@@ -88,7 +91,7 @@ class _LateFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path) if fullname in UNUSED or fullname == OPERATORS else None
+        spec = PathFinder.find_spec(fullname, path) if fullname in UNUSED or fullname in TAKEN_FROM else None
         if spec is not None and spec.loader is not None:
             spec.loader = _LateLoader(spec.loader)
         return spec

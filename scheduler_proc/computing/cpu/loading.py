@@ -10,8 +10,11 @@ from scheduler_proc.computing.loading.weights import Report
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.kv_tensors import KVTensors, free_cpu_cache_bytes
 from scheduler_proc.computing.runner import MakeRunner, Runner
-from scheduler_proc.computing.step.dummy_batch import WARM_UP_TOKENS, plan_warm_up
+from scheduler_proc.computing.step.dummy_batch import plan_warm_up
 from scheduler_proc.computing.step.shapes import StepLimits
+
+WARM_UP_TOKENS = 8
+"""Each takes its time, and the libraries are set up by the first."""
 
 
 class CpuBackend:
@@ -36,7 +39,7 @@ class CpuBackend:
         """The cache holds what it did."""
         tensors = self._tensors()
         before = [tensor[:WARM_UP_TOKENS].clone() for tensor in tensors]
-        runner.run(plan_warm_up(self._config, self._limits.max_num_batched_tokens))
+        runner.run(plan_warm_up(self._config, min(WARM_UP_TOKENS, self._limits.max_num_batched_tokens)))
         for tensor, slots in zip(tensors, before, strict=True):
             tensor[:WARM_UP_TOKENS] = slots
 

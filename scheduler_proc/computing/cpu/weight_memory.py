@@ -1,8 +1,8 @@
 """The file in memory that holds a run's weights as kernels read them: one scheduler writes it, all map it.
 
-The launcher owns the file. It begins with a header, whose seal is written last, and the list of the parameters; their
-values follow in the same order. Who writes holds its lock alone, who maps it shares the lock until its process ends:
-memory that somebody reads is never given back.
+The launcher owns the file. It begins with a header, whose seal is written last; the values of the parameters follow,
+and their list. Who writes holds its lock alone, who maps it shares the lock until its process ends: memory that
+somebody reads is never given back.
 """
 
 import fcntl
@@ -12,37 +12,41 @@ import os
 import struct
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import torch
 from torch import Tensor
 
-from kernels.cpu.huge_pages import ALIGNMENT, HUGE_PAGE, Chunk, make_huge
+from kernels.cpu.huge_pages import ALIGNMENT, HUGE_PAGE, Chunk, allocate_from, make_huge
 from kernels.packed_linear import PackedWeight
 from kernels.quantized_linear import QuantizedWeight
 from messages.errors import BootError
 from scheduler_proc.computing.loading.weights import Report, Weights
 
-HEADER = struct.Struct("<32s32sQQ")
-"""Seal, identity, bytes of the list, bytes of all. The seal is a digest of what is behind it and of the list."""
+HEADER = struct.Struct("<32s32sQQQ")
+"""Seal, identity, begin and bytes of the list, bytes of all. The seal is a digest of the others and of the list."""
 
 LOCK = struct.Struct("hhqqi4x")
 """The kernel's `struct flock`. These locks belong to an open file, and change from alone to shared in one go."""
 
 KINDS = {"packed": PackedWeight, "quantized": QuantizedWeight}
 WAIT_S = 0.05
+SLICE_BYTES = 16 << 20
+"""So much memory is asked for in one call."""
 
 log = logging.getLogger("sluice.weights")
 
 
 class Parameter(msgspec.Struct, frozen=True, array_like=True):
-    """One of the list: a tensor, or the tensor of a weight of that kind with its `numbers`."""
+    """One of the list: a tensor, or the tensor of a weight of that kind with its `numbers`. `offset`: its begin."""
 
     name: str
     kind: str
     dtype: str
     shape: tuple[int, ...]
+    offset: int
     numbers: tuple[int, ...]
 
 
@@ -57,15 +61,16 @@ class WeightMemory:
         except OSError as error:
             raise BootError(f"{path}: {error.strerror}; --no-share-weights does without it") from None
 
-    def load(self, make: Callable[[], Weights], report: Report) -> Weights:
+    def load(self, make: Callable[[], Weights], report: Report, num_bytes: int = 0) -> Weights:
         """Returns the weights in the file, which is written first where there are none, with those that `make` returns.
 
+        `num_bytes`, if given, suffice for all that `make` allocates: it does so in the file, and nothing is copied.
         Waits while another scheduler writes, for as long as that lives. Where others use weights of another identity,
         it returns what `make` does. Raises `BootError` where the memory cannot be had.
         """
         while (weights := self.find()) is None:
             if self._lock(fcntl.F_WRLCK):
-                self._write(make())
+                self._write(make, num_bytes)
             elif self._holds_other():
                 log.warning("the weights that other schedulers share are of other flags or files: not shared")
                 os.close(self._descriptor)
@@ -79,14 +84,14 @@ class WeightMemory:
         """Returns the weights in the file; None where there are none of this identity, or somebody writes."""
         if not self._lock(fcntl.F_RDLCK):
             return None
-        seal, identity, num_list_bytes, num_bytes = self._read_header()
-        text = os.pread(self._descriptor, num_list_bytes, HEADER.size) if identity == self._identity else b""
+        seal, identity, list_begin, num_list_bytes, num_bytes = self._read_header()
+        text = os.pread(self._descriptor, num_list_bytes, list_begin) if identity == self._identity else b""
         if seal != _seal(self._identity, text, num_bytes) or num_bytes != os.fstat(self._descriptor).st_size:
             self._lock(fcntl.F_UNLCK)
             return None
-        chunk = self._map(num_bytes, num_list_bytes, is_read_only=True)
+        chunk = Chunk(num_bytes, self._descriptor, is_read_only=True)
         parameters = msgspec.json.decode(text, type=list[Parameter])
-        return {one.name: _restore(one, _take(chunk, one.shape, getattr(torch, one.dtype))) for one in parameters}
+        return {one.name: _restore(one, chunk) for one in parameters}
 
     def _lock(self, kind: int) -> bool:
         """Returns whether this open file has a lock of that kind now; what it had, it keeps otherwise."""
@@ -96,40 +101,48 @@ class WeightMemory:
             return False
         return True
 
-    def _read_header(self) -> tuple[bytes, bytes, int, int]:
+    def _read_header(self) -> tuple[bytes, bytes, int, int, int]:
         return HEADER.unpack(os.pread(self._descriptor, HEADER.size, 0).ljust(HEADER.size, b"\0"))
 
     def _holds_other(self) -> bool:
         """Tells whether others use weights of another identity: they keep the lock, so nothing can be written."""
-        seal, identity, _, _ = self._read_header()
+        seal, identity, *_ = self._read_header()
         return seal != bytes(len(seal)) and identity != self._identity
 
-    def _write(self, weights: Weights) -> None:
-        """Puts them into the file one by one, so that there is never a second copy of many."""
-        parameters = [_describe(name, weight) for name, weight in weights.items()]
+    def _write(self, make: Callable[[], Weights], num_bytes: int) -> None:
+        """Puts them into the file; those that are not there yet one by one, so there is never a second copy of many."""
+        if num_bytes:
+            chunk = self._make_room(num_bytes)
+            with allocate_from(chunk):
+                weights = make()
+        else:
+            weights = make()
+            chunk = self._make_room(sum(_tensor_of(weight).nbytes + ALIGNMENT for weight in weights.values()))
+        parameters = [_place(name, weights.pop(name), chunk) for name in list(weights)]
         text = msgspec.json.encode(parameters)
-        sizes = [_tensor_of(weight).nbytes for weight in weights.values()]
-        num_bytes = HEADER.size + len(text) + sum(size + ALIGNMENT for size in sizes) + HUGE_PAGE
+        list_begin = chunk.num_taken_bytes
+        num_bytes = -(-(list_begin + len(text)) // HUGE_PAGE) * HUGE_PAGE
+        os.ftruncate(self._descriptor, num_bytes)
+        os.pwrite(self._descriptor, text, list_begin)
+        seal = _seal(self._identity, text, num_bytes)
+        os.pwrite(self._descriptor, HEADER.pack(seal, self._identity, list_begin, len(text), num_bytes), 0)
+        log.info("weights are kept in memory for all schedulers: %.2f GiB", num_bytes / 2**30)
+
+    def _make_room(self, num_bytes: int) -> Chunk:
+        """Returns the empty file, of which so many bytes can be taken."""
+        num_bytes += HEADER.size + ALIGNMENT
         try:
             os.ftruncate(self._descriptor, 0)  # what was there is of another identity, or was never finished
             os.ftruncate(self._descriptor, num_bytes)
-            chunk = self._map(num_bytes, len(text))
+            chunk = Chunk(num_bytes, self._descriptor)
         except OSError as error:
             raise BootError(f"the weights in memory: {error.strerror}; --no-share-weights does without it") from None
-        for parameter in parameters:
-            tensor = _tensor_of(weights.pop(parameter.name))
-            room = _take(chunk, parameter.shape, tensor.dtype)
-            make_huge(room.data_ptr(), room.nbytes)
-            room.copy_(tensor)
-        os.pwrite(self._descriptor, text, HEADER.size)
-        seal = _seal(self._identity, text, num_bytes)
-        os.pwrite(self._descriptor, HEADER.pack(seal, self._identity, len(text), num_bytes), 0)
-        log.info("weights are kept in memory for all schedulers: %.2f GiB", sum(sizes) / 2**30)
-
-    def _map(self, num_bytes: int, num_list_bytes: int, is_read_only: bool = False) -> Chunk:
-        """Returns the file, of which values can be taken."""
-        chunk = Chunk(num_bytes, self._descriptor, is_read_only)
-        _take(chunk, (HEADER.size + num_list_bytes,), torch.uint8)
+        header = chunk.take((HEADER.size,), torch.uint8)
+        assert header is not None
+        # The host of a virtual machine has to find memory, too, which takes longer than to fill it.
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            slices = range(header.data_ptr(), header.data_ptr() + num_bytes, SLICE_BYTES)
+            list(threads.map(lambda begin: make_huge(begin, min(SLICE_BYTES, slices.stop - begin)), slices))
         return chunk
 
 
@@ -137,24 +150,26 @@ def _seal(identity: bytes, text: bytes, num_bytes: int) -> bytes:
     return hashlib.sha256(identity + num_bytes.to_bytes(8, "little") + text).digest()
 
 
-def _take(chunk: Chunk, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    tensor = chunk.take(shape, dtype)
-    assert tensor is not None, "the file is too small for its list"
-    return tensor
-
-
 def _tensor_of(weight: Tensor | PackedWeight | QuantizedWeight) -> Tensor:
     return weight if isinstance(weight, Tensor) else weight.packed
 
 
-def _describe(name: str, weight: Tensor | PackedWeight | QuantizedWeight) -> Parameter:
+def _place(name: str, weight: Tensor | PackedWeight | QuantizedWeight, chunk: Chunk) -> Parameter:
+    """Has the weight in the chunk, if it is not there, and returns what is to be known of it."""
     tensor, kind, numbers = _tensor_of(weight), "tensor", ()
     if isinstance(weight, PackedWeight):
         kind, numbers = "packed", (weight.num_outputs,)
     elif isinstance(weight, QuantizedWeight):
         kind, numbers = "quantized", (weight.num_outputs, weight.num_inputs, weight.bits)
-    return Parameter(name, kind, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), numbers)
+    offset = chunk.find(tensor)
+    if offset is None:
+        offset, room = chunk.num_taken_bytes, chunk.take(tensor.shape, tensor.dtype)
+        assert room is not None, "the file is too small for the weights"
+        room.copy_(tensor)
+    return Parameter(name, kind, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset, numbers)
 
 
-def _restore(parameter: Parameter, tensor: Tensor) -> Tensor | PackedWeight | QuantizedWeight:
+def _restore(parameter: Parameter, chunk: Chunk) -> Tensor | PackedWeight | QuantizedWeight:
+    tensor = chunk.at(parameter.offset, parameter.shape, getattr(torch, parameter.dtype))
+    assert tensor is not None, "the file is too small for its list"
     return KINDS[parameter.kind](tensor, *parameter.numbers) if parameter.numbers else tensor

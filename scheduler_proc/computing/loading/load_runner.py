@@ -21,7 +21,7 @@ from scheduler_proc.computing.gpu.loading import GpuBackend
 from scheduler_proc.computing.loading.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.loading.identity import identity_of
 from scheduler_proc.computing.loading.placement import Placement, find_placement, find_share, set_cpu_threads, use_gpu
-from scheduler_proc.computing.loading.weights import Report, Weights, make_dummy_weights, pack_linears
+from scheduler_proc.computing.loading.weights import Report, Weights, make_dummy_weights, most_bytes, pack_linears
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.decoder_config import parameter_shapes
 from scheduler_proc.computing.model.families.family import Family
@@ -225,7 +225,10 @@ def _load(
             if is_shared_only:
                 weights = memory.find()
             else:
-                weights = memory.load(lambda: pack_linears(load_weights(), shard.own), report)
+                # What is quantized, or packed when it is whole, is not made in its place.
+                is_in_place = placement.weight_bits is None and config.model.load_format != "dummy"
+                num_bytes = most_bytes(shard.own, placement) if is_in_place else 0
+                weights = memory.load(lambda: pack_linears(load_weights(), shard.own), report, num_bytes)
         if weights is None:
             return None
         fuses_norms = placement.is_cuda and config.model.fuse_norms

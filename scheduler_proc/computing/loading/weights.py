@@ -5,13 +5,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from kernels.cpu.huge_pages import HUGE_PAGE, empty_huge
-from kernels.packed_linear import PackedWeight, allocate_packed, has_packed_kernel, pack, pack_rows
+from kernels.packed_linear import BLOCK, PackedWeight, allocate_packed, has_packed_kernel, pack, pack_rows
 from kernels.quantized_linear import quantize
 from messages.errors import BootError
 from scheduler_proc.computing.loading.placement import Placement
@@ -49,10 +50,10 @@ def load_weights(
     config = shard.own
     sources = _find_sources(family.list_sources(shard.whole), family.prefix, set(checkpoint.files))
     _log_unexpected(set(checkpoint.files) - set(sources), family)
-    parameters = allocate(parameter_shapes(config), placement)
-    for name in parameters.keys() & {"embedding", "head"}:
-        parameters[name][len(shard.part(name).rows[0]) :].zero_()
-    weights = _with_packed_linears(parameters, placement)
+    weights = allocate(parameter_shapes(config), placement, packs_linears=placement.weight_bits is None)
+    for name in weights.keys() & {"embedding", "head"}:
+        if isinstance(weights[name], Tensor):
+            weights[name][len(shard.part(name).rows[0]) :].zero_()
     wrong_shapes: list[str] = []
     missing_rows = Counter[str]()
     for source in sources.values():
@@ -73,16 +74,6 @@ def load_weights(
     if wrong_shapes:
         raise BootError(f"weights do not fit config.json: {_shorten(wrong_shapes, '; ')}")
     return weights
-
-
-def _with_packed_linears(weights: dict[str, Tensor], placement: Placement) -> Weights:
-    """Replaces the weights of linear layers by packed ones where there is a kernel for these."""
-    return {
-        name: PackedWeight(allocate_packed(weight.shape[0], weight.shape[1], weight.dtype), weight.shape[0])
-        if placement.weight_bits is None and LINEAR_WEIGHT.fullmatch(name) and has_packed_kernel(weight)
-        else weight
-        for name, weight in weights.items()
-    }
 
 
 def pack_linears(weights: Weights, config: DecoderConfig) -> Weights:
@@ -118,7 +109,7 @@ def _set_rows(weight: Tensor | PackedWeight, first_row: int, rows: Tensor) -> No
 
 def make_dummy_weights(config: DecoderConfig, placement: Placement, report: Report) -> Weights:
     """Returns random parameters of the real shapes, the same in every run: they time like real ones."""
-    weights: Weights = {**allocate(parameter_shapes(config), placement)}
+    weights = allocate(parameter_shapes(config), placement)
     import_fake_tensors()  # which torch needs to make a generator
     generator = torch.Generator(placement.device).manual_seed(0)
     for num_done, name in enumerate(list(weights), start=1):
@@ -159,19 +150,38 @@ def _quantize(
         weights["head"] = quantize(weights[name], placement.weight_bits)
 
 
-def allocate(shapes: dict[str, Shape], placement: Placement) -> dict[str, Tensor]:
+def most_bytes(config: DecoderConfig, placement: Placement) -> int:
+    """Returns the bytes that `load_weights` and `pack_linears` allocate at most, where they do not quantize."""
+    shapes = parameter_shapes(config)
+    if config.has_tied_head and _can_pack(shapes["embedding"], placement):
+        shapes = {**shapes, "head": shapes["embedding"]}
+    sizes = ((shape[0] + BLOCK) * prod(shape[1:]) for shape in shapes.values())
+    return placement.dtype.itemsize * sum(sizes)
+
+
+def allocate(shapes: dict[str, Shape], placement: Placement, packs_linears: bool = False) -> Weights:
     """Returns uninitialized tensors, large ones on a CPU in huge pages.
 
-    Raises `BootError` where there is not enough memory.
+    With `packs_linears` the weights of linear layers are packed ones where there is a kernel for these. Raises
+    `BootError` where there is not enough memory.
     """
     try:
-        return {name: _empty(shape, placement) for name, shape in shapes.items()}
+        return {
+            name: PackedWeight(allocate_packed(shape[0], shape[1], placement.dtype), shape[0])
+            if packs_linears and LINEAR_WEIGHT.fullmatch(name) and _can_pack(shape, placement)
+            else _empty(shape, placement)
+            for name, shape in shapes.items()
+        }
     except (RuntimeError, OSError) as error:
         num_bytes = sum(torch.Size(shape).numel() for shape in shapes.values()) * placement.dtype.itemsize
         raise BootError(
             f"the model's weights need {num_bytes / 2**30:.2f} GiB in {placement.dtype_name}, which {placement.device} "
             f"does not give: {str(error).splitlines()[0]}"
         ) from None
+
+
+def _can_pack(shape: Shape, placement: Placement) -> bool:
+    return has_packed_kernel(torch.empty(0, *shape[1:], dtype=placement.dtype, device=placement.device))
 
 
 def _empty(shape: Shape, placement: Placement) -> Tensor:

@@ -14,7 +14,8 @@ import torch
 assert gc.isenabled()
 assert not [name for name in sys.modules if name.startswith((FAKE_TENSORS, "torch._decomp", "torch._refs"))]
 assert UNUSED <= sys.modules.keys(), "they are there by their names"
-unused = ("torch.ao.quantization", "torch._export", "torch.distributions.normal", "torch.optim.adam")
+unused = ("torch.ao.quantization", "torch._export", "torch.distributions.normal", "torch.optim.adam",
+          "torch._functorch.eager_transforms", "torch._subclasses.fake_tensor", "torch.utils._debug_mode", "asyncio")
 assert not sys.modules.keys() & set(unused), "and have not run"
 assert torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3)).tolist() == [[3.0] * 4] * 2
 
@@ -33,6 +34,8 @@ observer.stop()
 assert torch.distributions.Normal(0.0, 1.0).mean == 0.0
 assert torch.optim.Adam.__module__ == "torch.optim.adam"
 assert torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (torch.ones(2),)).tolist() == [2.0, 2.0]
+assert torch.vmap(lambda x: x * 2)(torch.ones(2)).tolist() == [2.0, 2.0]
+assert torch.func.grad(lambda x: x * x)(torch.tensor(3.0)) == 6.0
 assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2.0, 2.0]
 
 from torch._subclasses.fake_tensor import FakeTensorMode

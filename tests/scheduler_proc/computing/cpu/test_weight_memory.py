@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.cpu.huge_pages import Chunk, empty_huge
 from kernels.packed_linear import PackedWeight, pack
 from kernels.quantized_linear import QuantizedWeight, quantize
 from messages.columns import unpack_int32
@@ -104,6 +105,27 @@ def test_it_is_there_once_in_memory(path: Path):
     assert size <= path.stat().st_blocks * 512 < 1.2 * size
 
 
+def test_what_is_made_in_the_file_is_not_copied_and_the_rest_is(path: Path, monkeypatch: pytest.MonkeyPatch):
+    copied: list[str] = []
+    place = weight_memory._place
+
+    def note(name: str, weight: Any, chunk: Chunk) -> weight_memory.Parameter:
+        copied.extend([name] * (chunk.find(weight_memory._tensor_of(weight)) is None))
+        assert chunk.find(empty_huge((1,), torch.uint8)) is None, "it is allocated from while they are made alone"
+        return place(name, weight, chunk)
+
+    def make_some() -> Weights:
+        weights = make_weights()
+        del weights["quantized"]  # torch makes it elsewhere where there is no kernel
+        return weights
+
+    monkeypatch.setattr(weight_memory, "_place", note)
+    loaded = WeightMemory(path, OURS).load(make_some, nobody, num_bytes=8 << 20)
+    assert copied == ["norm", "large"]
+    assert parts_of(loaded) == parts_of(make_some())
+    assert path.stat().st_size == 2 << 20, "what was not used is given back"
+
+
 def test_nobody_can_write_to_what_all_read(path: Path):
     weights = WeightMemory(path, OURS).load(make_weights, nobody)
     _, status = os.waitpid(in_child(lambda: weights["norm"].__setitem__(0, 7.0)), 0)
@@ -127,16 +149,16 @@ def test_weights_of_other_flags_are_not_taken_and_stay_while_somebody_uses_them(
 
 
 def test_one_that_died_amid_writing_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch):
-    calls: list[int] = []
+    place = weight_memory._place
 
-    def die(address: int, num_bytes: int) -> None:
-        calls.append(address)
-        if len(calls) == 3:
+    def die(name: str, weight: Any, chunk: Chunk) -> weight_memory.Parameter:
+        if name == "quantized":
             raise KeyboardInterrupt
+        return place(name, weight, chunk)
 
     first = WeightMemory(path, OURS)
     with monkeypatch.context() as patch:
-        patch.setattr(weight_memory, "make_huge", die)
+        patch.setattr(weight_memory, "_place", die)
         with pytest.raises(KeyboardInterrupt):
             first.load(make_weights, nobody)
     end(first)
@@ -145,11 +167,12 @@ def test_one_that_died_amid_writing_leaves_nothing(path: Path, monkeypatch: pyte
     assert parts_of(WeightMemory(path, OURS).load(make_weights, nobody)) == parts_of(make_weights())
 
 
-@pytest.mark.parametrize("offset", [0, 40, weight_memory.HEADER.size + 2])
-def test_a_header_that_is_not_what_was_sealed_is_no_header(path: Path, offset: int):
+@pytest.mark.parametrize("offset", [0, 40, None])
+def test_a_header_or_list_that_is_not_what_was_sealed_is_none(path: Path, offset: int | None):
     first = WeightMemory(path, OURS)
     first.load(make_weights, nobody)
-    os.pwrite(first._descriptor, b"?", offset)
+    list_begin = first._read_header()[2]
+    os.pwrite(first._descriptor, b"?", list_begin + 2 if offset is None else offset)
     assert WeightMemory(path, OURS).find() is None
 
 
