@@ -2,11 +2,14 @@
 
     python -m benchmarks.bench_quantization --models assets/shakespeare-gpt2 --text FILE --shape gpt2-124m
 
-Perplexity is that of the end of a text, asked of a server in each format. The shape has random weights; its servers
+Perplexity is that of the end of a text, asked of a server in each format; with --int8-steps, in int8 whose codes have
+other sizes (decision 0073), each compiled as the server starts. The shape has random weights; its servers
 take turns. Either part is left out where its flags are.
 """
 
 import argparse
+import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -21,6 +24,7 @@ from benchmarks.result_file import write_result
 from benchmarks.served_shape import served_shape
 from benchmarks.server_process import started_server
 from benchmarks.text_score import score_text
+from kernels.cpu.build import PREBUILT, find_compiler, prebuilt_name
 from messages.errors import SluiceError
 
 START_TIMEOUT_S = 600.0
@@ -40,6 +44,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--models", nargs="*", type=Path, default=[], help="directories of models whose perplexity is measured")
     add("--text", type=Path, help="the text, in UTF-8")
     add("--end-bytes", type=int, default=89_281, help="so much of its end (default: what the bundled model never saw)")
+    about_steps = "numbers of codes of int8 for the mean magnitude of a token, instead of all formats"
+    add("--int8-steps", nargs="+", type=int, default=[], metavar="STEPS", help=about_steps)
     add("--shape", choices=SHAPES, help="the shape whose speed and memory are measured")
     add(
         "--tokenizer", type=Path, default=Path("../shared/tokenizers/gpt2"), help="its tokenizer (default: %(default)s)"
@@ -63,10 +69,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.models and options.text is None:
         parser.error("--models needs --text")
+    if options.int8_steps and (PREBUILT / prebuilt_name()).exists():
+        parser.error(f"--int8-steps: servers would use {PREBUILT / prebuilt_name()}; move it away")
     flags = ["--cpu-threads", str(options.cpu_threads), "--log-level", "warning"]
     try:
         perplexities = [
-            line for model in options.models for line in measure_perplexity(model, read_end(options), flags, FORMATS)
+            line
+            for model in options.models
+            for line in (
+                measure_steps(model, read_end(options), flags, options.int8_steps)
+                if options.int8_steps
+                else measure_perplexity(model, read_end(options), flags, FORMATS)
+            )
         ]
         speed = measure_speed(options, flags) if options.shape else None
     except SluiceError as error:
@@ -96,6 +110,17 @@ def measure_perplexity(
         )
         lines[-1] |= {"nats": score.nats, "perplexity": score.perplexity}
         print(f"{model.name} {name}: perplexity {score.perplexity:.4f} ({score.num_tokens:,} tokens)", flush=True)
+    return lines
+
+
+def measure_steps(model: Path, text: str, flags: Sequence[str], all_steps: Sequence[int]) -> list[dict]:
+    """Returns a line for each number of steps."""
+    lines: list[dict] = []
+    compiler = find_compiler()
+    for steps in all_steps:
+        os.environ["CC"] = shlex.join([*compiler, f"-DQUANT_STEPS={steps}.0f"])
+        lines += measure_perplexity(model, text, flags, {f"int8 of {steps} steps": FORMATS["int8"]})
+    os.environ["CC"] = shlex.join(compiler)
     return lines
 
 

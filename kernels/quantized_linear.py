@@ -1,9 +1,12 @@
-"""A linear layer whose weight is int8 or int4 codes with a scale for each group of inputs.
+"""A linear layer whose weight is int8 or int4 codes, with a scale for each output or for each group of its inputs.
 
 Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, N groups of G inputs.
 
-A weight is its code times its group's scale (bfloat16). Activations become codes of 8 bits for the product, with a
-scale for each token and group: 127 stands for the largest magnitude. Sums within a group are exact.
+A weight is its code times its scale (bfloat16). Of 4 bits, each group of 32 inputs has a scale; activations become
+codes of 8 bits with a scale for each token and group, where 127 stands for the largest magnitude. Of 8 bits, an output
+has one scale and so has a token: `STEPS` stand for the mean of its magnitudes. Activations far above the mean get wider
+codes than the others, as in LLM.int8() (Dettmers et al. 2022, section 3.2), each token's for itself. Sums of codes are
+exact.
 """
 
 from dataclasses import dataclass
@@ -19,12 +22,19 @@ from kernels.cpu.library import find_kernel
 Bits = Literal[4, 8]
 
 GROUPS: dict[Bits, int] = {8: 64, 4: 32}
-"""Inputs that have one scale, by the bits of a code; kernels/cpu/source/quantized_dot.h has both numbers too."""
+"""Inputs that are rounded up to, by the bits of a code; of 4 bits they have a scale. kernels/cpu/source/quantized_dot.h
+has both numbers too."""
 
 BLOCK = 32
 """Outputs that lie together, there too."""
 
-FACTOR_BYTES = 8
+STEPS = 24.0
+"""kernels/cpu/source/quantized_codes.h has it too."""
+
+SCRATCH_BYTES, SCRATCH_BYTES_OF_A_PART = 4, 10
+"""Of each input of each token: its code, and its part of the token's scales and of the list of its outliers, which all
+inputs may be where they are a part of the token's."""
+
 LEAST_MAGNITUDE = 1e-30
 ROWS_AT_ONCE = 8192
 """Outputs that torch quantizes at once, which bounds the memory it takes."""
@@ -35,26 +45,33 @@ class QuantizedWeight:
     """A weight as the C kernel reads it."""
 
     packed: Tensor
-    """uint8 [K, N, bytes of a group]: 32 scales, then codes; see `_pack`."""
+    """uint8 [K, N, bytes of a group]: 32 scales, then codes; see `_pack`. Of 8 bits, N is 1."""
     num_outputs: int
     num_inputs: int
     bits: Bits
 
 
-def quantize(weight_OI: Tensor, bits: Bits) -> QuantizedWeight:
-    """Returns the weight rounded to so many bits; its values are finite. Every kernel makes the same codes."""
+def quantize(weight_OI: Tensor, bits: Bits, largest_O: Tensor | None = None) -> QuantizedWeight:
+    """Returns the weight rounded to so many bits; its values are finite. Every kernel makes the same codes.
+
+    Of 8 bits, `weight_OI` may have a part of the inputs: `largest_O` is each output's largest magnitude over all then.
+    """
+    assert largest_O is None or (largest_O.shape, largest_O.dtype, bits) == (weight_OI.shape[:1], weight_OI.dtype, 8)
     num_outputs, num_inputs = weight_OI.shape
     kernel = find_kernel("quantize", weight_OI)
     if kernel is None or not weight_OI.is_contiguous():
-        return QuantizedWeight(quantize_reference(weight_OI, bits), num_outputs, num_inputs, bits)
-    shape = (-(-num_outputs // BLOCK), -(-num_inputs // GROUPS[bits]), BLOCK * (2 + GROUPS[bits] * bits // 8))
+        return QuantizedWeight(quantize_reference(weight_OI, bits, largest_O), num_outputs, num_inputs, bits)
+    group = _group_size(num_inputs, bits)
+    shape = (-(-num_outputs // BLOCK), -(-num_inputs // group), BLOCK * (2 + group * bits // 8))
     packed = empty_huge(shape, torch.uint8)
-    kernel(weight_OI.data_ptr(), packed.data_ptr(), num_outputs, num_inputs, bits)
+    kernel(weight_OI.data_ptr(), _address(largest_O), packed.data_ptr(), num_outputs, num_inputs, bits)
     return QuantizedWeight(packed, num_outputs, num_inputs, bits)
 
 
-def quantize_reference(weight_OI: Tensor, bits: Bits) -> Tensor:
-    return torch.cat([_quantize_rows(rows, bits) for rows in weight_OI.split(ROWS_AT_ONCE)])
+def quantize_reference(weight_OI: Tensor, bits: Bits, largest_O: Tensor | None = None) -> Tensor:
+    least_O = weight_OI.new_zeros(len(weight_OI)) if largest_O is None else largest_O
+    parts = zip(weight_OI.split(ROWS_AT_ONCE), least_O.split(ROWS_AT_ONCE), strict=True)
+    return torch.cat([_quantize_rows(rows_OI, least_O, bits) for rows_OI, least_O in parts])
 
 
 def dequantize(weight: QuantizedWeight) -> Tensor:
@@ -63,21 +80,34 @@ def dequantize(weight: QuantizedWeight) -> Tensor:
     return (codes_ONG * scale_ON1).flatten(1)[: weight.num_outputs, : weight.num_inputs]
 
 
+def sum_magnitudes(x_TI: Tensor) -> Tensor:
+    """Returns the sum of each token's magnitudes, float32 [T]; the C kernels', the same bits alone and in any batch."""
+    kernel = find_kernel("sum_magnitudes", x_TI)
+    if kernel is None or not x_TI.is_contiguous():
+        return x_TI.float().abs().sum(1)
+    sum_T = torch.empty(len(x_TI), dtype=torch.float32)
+    kernel(x_TI.data_ptr(), sum_T.data_ptr(), *x_TI.shape)
+    return sum_T
+
+
 def quantized_linear(
     x_TI: Tensor,
     weight: QuantizedWeight,
     bias_O: Tensor | None,
     activation: Literal["tanh"] | None = None,
     out_TO: Tensor | None = None,
+    mean_T: Tensor | None = None,
 ) -> Tensor:
     """Returns x W^T + b [T, O], through the tanh approximation of GELU if `activation` says so.
 
     A token's outputs are the same bits alone and in any batch, in the C kernels. The result may be put into `out_TO`,
-    and is a new tensor otherwise.
+    and is a new tensor otherwise. Of 8 bits, `x_TI` may have a part of the inputs: `mean_T`, float32, is the mean
+    magnitude of each token over all then.
     """
+    assert mean_T is None or (mean_T.shape, mean_T.dtype, weight.bits) == (x_TI.shape[:1], torch.float32, 8)
     kernel = find_kernel("quantized_linear", x_TI)
     if kernel is None or not x_TI.is_contiguous():
-        return quantized_linear_reference(x_TI, weight, bias_O, activation)
+        return quantized_linear_reference(x_TI, weight, bias_O, activation, mean_T)
     num_tokens, num_inputs = x_TI.shape
     assert num_inputs == weight.num_inputs
     assert weight.packed.is_contiguous()
@@ -85,33 +115,51 @@ def quantized_linear(
     out_TO = torch.empty(num_tokens, weight.num_outputs, dtype=x_TI.dtype) if out_TO is None else out_TO
     assert out_TO.shape == (num_tokens, weight.num_outputs)
     assert out_TO.is_contiguous()
-    scratch = torch.empty(num_tokens * weight.packed.shape[1] * (GROUPS[weight.bits] + FACTOR_BYTES), dtype=torch.uint8)
-    bias = None if bias_O is None else bias_O.data_ptr()
-    addresses = x_TI.data_ptr(), weight.packed.data_ptr(), bias, out_TO.data_ptr(), scratch.data_ptr()
-    kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, weight.bits, activation is not None)
+    scratch_inputs = -(-num_inputs // GROUPS[weight.bits]) * GROUPS[weight.bits]
+    scratch_bytes = SCRATCH_BYTES if mean_T is None else SCRATCH_BYTES_OF_A_PART
+    scratch = torch.empty(num_tokens * scratch_inputs * scratch_bytes, dtype=torch.uint8)
+    addresses = x_TI.data_ptr(), weight.packed.data_ptr(), _address(bias_O), _address(mean_T), out_TO.data_ptr()
+    kernel(
+        *addresses, scratch.data_ptr(), num_tokens, num_inputs, weight.num_outputs, weight.bits, activation is not None
+    )
     return out_TO
 
 
 def quantized_linear_reference(
-    x_TI: Tensor, weight: QuantizedWeight, bias_O: Tensor | None, activation: Literal["tanh"] | None
+    x_TI: Tensor,
+    weight: QuantizedWeight,
+    bias_O: Tensor | None,
+    activation: Literal["tanh"] | None,
+    mean_T: Tensor | None = None,
 ) -> Tensor:
     bias = None if bias_O is None else bias_O.float()
-    out_TO = functional.linear(_round_activations(x_TI.float(), GROUPS[weight.bits]), dequantize(weight), bias)
+    out_TO = functional.linear(_round_activations(x_TI.float(), weight.bits, mean_T), dequantize(weight), bias)
     if activation is not None:
         out_TO = functional.gelu(out_TO, approximate=activation)
     return out_TO.to(x_TI.dtype)
 
 
-def _round_activations(x_TI: Tensor, group: int) -> Tensor:
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _round_activations(x_TI: Tensor, bits: Bits, mean_T: Tensor | None) -> Tensor:
     """Returns what the activations' codes stand for."""
-    x_TNG = _group(x_TI, group)
-    largest_TN1 = x_TNG.abs().amax(-1, keepdim=True)
-    factor_TN1 = torch.where(largest_TN1 > LEAST_MAGNITUDE, 127.0 / largest_TN1, 0.0)
-    codes_TNG = (x_TNG * factor_TN1).round()
-    scale_TN1 = torch.where(largest_TN1 > LEAST_MAGNITUDE, largest_TN1 / 127.0, 0.0)
-    return (codes_TNG * scale_TN1.where(x_TNG.isfinite().all(-1, keepdim=True), torch.nan)).flatten(1)[
-        :, : x_TI.shape[1]
-    ]
+    x_TNG = _group(x_TI, _group_size(x_TI.shape[1], bits))
+    if bits == 8:
+        mean_T = x_TI.abs().sum(1) / x_TI.shape[1] if mean_T is None else mean_T
+        steps, measure_TN1 = STEPS, mean_T[:, None, None]
+    else:
+        steps, measure_TN1 = 127.0, x_TNG.abs().amax(-1, keepdim=True)
+    factor_TN1 = torch.where(measure_TN1 > LEAST_MAGNITUDE, steps / measure_TN1, 0.0)
+    scale_TN1 = torch.where(measure_TN1 > LEAST_MAGNITUDE, measure_TN1 / steps, 0.0)
+    scale_TN1 = scale_TN1.where(measure_TN1.isfinite(), torch.nan)
+    return ((x_TNG * factor_TN1).round() * scale_TN1).flatten(1)[:, : x_TI.shape[1]]
+
+
+def _group_size(num_inputs: int, bits: Bits) -> int:
+    """Returns how many inputs have one scale: of 8 bits all, with what they are filled up with."""
+    return GROUPS[bits] if bits == 4 else -(-num_inputs // GROUPS[bits]) * GROUPS[bits]
 
 
 def _group(x_RI: Tensor, group: int) -> Tensor:
@@ -119,11 +167,14 @@ def _group(x_RI: Tensor, group: int) -> Tensor:
     return functional.pad(x_RI, (0, -x_RI.shape[1] % group)).unflatten(1, (-1, group))
 
 
-def _quantize_rows(rows_OI: Tensor, bits: Bits) -> Tensor:
-    weight_ONG = _group(functional.pad(rows_OI.float(), (0, 0, 0, -rows_OI.shape[0] % BLOCK)), GROUPS[bits])
+def _quantize_rows(rows_OI: Tensor, least_O: Tensor, bits: Bits) -> Tensor:
+    group = _group_size(rows_OI.shape[1], bits)
+    num_filling = -rows_OI.shape[0] % BLOCK
+    weight_ONG = _group(functional.pad(rows_OI.float(), (0, 0, 0, num_filling)), group)
     if bits == 8:
         lowest, highest = -127, 127
-        scale_ON1 = weight_ONG.abs().amax(-1, keepdim=True) / highest
+        least_O11 = functional.pad(least_O.float(), (0, num_filling))[:, None, None]
+        scale_ON1 = weight_ONG.abs().amax(-1, keepdim=True).maximum(least_O11) / highest
     else:
         # The largest magnitude becomes -8, which has no counterpart, whatever its sign: the scale may be negative.
         lowest, highest = -8, 7
@@ -140,7 +191,7 @@ def _pack(scale_ON1: Tensor, codes_ONG: Tensor, bits: Bits) -> Tensor:
     """
     num_groups = scale_ON1.shape[1]
     scales_KNB = scale_ON1.view(-1, BLOCK, num_groups).transpose(1, 2).contiguous().view(torch.uint8)
-    unsigned = (codes_ONG + 2 ** (bits - 1)).to(torch.uint8).view(-1, BLOCK, num_groups, GROUPS[bits])
+    unsigned = (codes_ONG + 2 ** (bits - 1)).to(torch.uint8).view(-1, BLOCK, *codes_ONG.shape[1:])
     steps = unsigned.unflatten(3, (-1, 4)).permute(0, 2, 3, 1, 4)  # [K, N, G / 4, 32, 4]
     if bits == 4:
         steps = steps[:, :, 0::2] | steps[:, :, 1::2] << 4
@@ -154,5 +205,5 @@ def _unpack(packed: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
     steps = packed[..., 2 * BLOCK :].unflatten(2, (-1, BLOCK, 4))
     if bits == 4:
         steps = torch.stack((steps & 15, steps >> 4), dim=3).flatten(2, 3)
-    codes = steps.permute(0, 3, 1, 2, 4).reshape(-1, num_groups, GROUPS[bits])
+    codes = steps.permute(0, 3, 1, 2, 4).reshape(-1, num_groups, steps.shape[2] * 4)
     return scales.float(), codes.float() - 2 ** (bits - 1)

@@ -24,7 +24,8 @@ FLAGS = [
 ]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16", "vnni")), "-mprefer-vector-width=512"]
-ISA_FLAGS = {"portable": [], "avx2": AVX2, "avx512": AVX512, "amx": [*AVX512, "-mamx-tile", "-mamx-bf16"]}
+AMX = [*AVX512, *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))]
+ISA_FLAGS = {"portable": [], "avx2": AVX2, "avx512": AVX512, "amx": AMX}
 """By instruction set that kernels are built for; `portable` is what the compiler makes by default."""
 
 RUNTIME_UNITS = ("runtime", "crew")

@@ -25,8 +25,11 @@ from kernels.cpu.build import (
 )
 
 SOFTWARE_TILES = Path(__file__).parent / "cpu" / "software_tiles.h"
-TILE_FLAGS = (*ISA_FLAGS["amx"], "-include", str(SOFTWARE_TILES), "-DISA=avx512", "-O1")
-"""Less optimisation than in what ships, which has none of these tiles in it: the build takes a third of the time."""
+TILE_FLAGS = {
+    "avx512": ISA_FLAGS["amx"],
+    "avx2": [*ISA_FLAGS["avx2"], "-mamx-tile", "-mamx-int8"],  # whole numbers alone are multiplied on tiles then
+}
+"""By the instruction set whose name the kernels get."""
 
 
 @functools.cache
@@ -48,15 +51,17 @@ def built_library() -> Path:
 
 
 @functools.cache
-def library_with_software_tiles() -> Path:
-    """Returns the path of the kernels for tiles, with the tile instructions in C and under the name of those without.
+def library_with_software_tiles(isa: str) -> Path:
+    """Returns the path of the kernels for tiles, with the tile instructions in C, named as this instruction set.
 
+    Less is optimised than in what ships, which has none of these tiles: the build takes a third of the time.
     Skips the test where the compiler does not know of tiles.
     """
     compiler = find_compiler()
     tiles_key = hashlib.sha256(SOFTWARE_TILES.read_bytes()).hexdigest()
-    path = library_path(compiler, [tiles_key, *TILE_FLAGS])
-    _build_once(path, lambda: _build_with_tiles(compiler, path))
+    flags = [*TILE_FLAGS[isa], "-include", str(SOFTWARE_TILES), f"-DISA={isa}", "-O1"]
+    path = library_path(compiler, [tiles_key, *flags])
+    _build_once(path, lambda: _build_with_tiles(compiler, path, flags))
     return path
 
 
@@ -86,11 +91,11 @@ def _build_once(path: Path, build_it: Callable[[], None]) -> None:
     path.with_suffix(".lock").unlink(missing_ok=True)
 
 
-def _build_with_tiles(compiler: Sequence[str], target: Path) -> None:
+def _build_with_tiles(compiler: Sequence[str], target: Path, tile_flags: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
         objects = [f"{scratch}/{name}.o" for name in ("kernels", *RUNTIME_UNITS)]
         for name, made in zip(("kernels", *RUNTIME_UNITS), objects, strict=True):
-            flags = TILE_FLAGS if name == "kernels" else ()
+            flags = tile_flags if name == "kernels" else ()
             _compile([*compiler, *FLAGS, *flags, "-c", str(SOURCE / f"{name}.c"), "-o", made])
         _compile([*compiler, "-shared", "-o", f"{scratch}/kernels.so", *objects, "-lm"])
         Path(scratch, "kernels.so").replace(target)

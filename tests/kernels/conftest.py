@@ -8,9 +8,14 @@ import torch
 
 from kernels.cpu.build import built_isas
 from kernels.cpu.library import unload_kernels, use_library
-from tests.kernels.c_library import built_library, library_with_software_tiles
+from tests.kernels.c_library import TILE_FLAGS, built_library, library_with_software_tiles
 
-MODULES_WITH_TILES = ("test_packed_linear", "test_paged_prefill")
+MODULES_WITH_TILES = {
+    "test_packed_linear": ["avx512"],
+    "test_paged_prefill": ["avx512"],
+    "test_quantized_linear": ["avx512", "avx2"],
+}
+"""What the tests of tiles need beside tiles, which there are in software: one of these instruction sets."""
 
 WITHOUT_C_KERNELS = (
     *("test_add_biases", "test_allow_tokens", "test_decode_work", "test_filter_scores", "test_filter_unusual"),
@@ -37,9 +42,9 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
         return
     is_available = use_library(built_library(), request.param) == request.param
-    has_tiles = request.param == "amx" and request.module.__name__.endswith(MODULES_WITH_TILES)
-    if not is_available and has_tiles and use_library(built_library(), "avx512") == "avx512":
-        is_available = use_library(request.getfixturevalue("with_software_tiles"), "avx512") == "avx512"
+    if not is_available and request.param == "amx" and request.path.stem in MODULES_WITH_TILES:
+        isa, library = request.getfixturevalue("with_software_tiles")
+        is_available = isa in MODULES_WITH_TILES[request.path.stem] and use_library(library, isa) == isa
     if not is_available:
         pytest.skip(f"this processor does not run {request.param}")
     yield request.param
@@ -47,6 +52,12 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def with_software_tiles() -> Path:
-    """The kernels for tiles, on a processor that has none. Where they cannot be built, that is tried once."""
-    return library_with_software_tiles()
+def with_software_tiles() -> tuple[str, Path]:
+    """The instruction set whose name they have, and the kernels for tiles, on a processor that has none.
+
+    Where they cannot be built, that is tried once.
+    """
+    for isa in TILE_FLAGS:
+        if use_library(built_library(), isa) == isa:
+            return isa, library_with_software_tiles(isa)
+    pytest.skip("this processor has no vectors for what is around the tiles")

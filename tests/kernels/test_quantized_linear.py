@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels.quantized_linear import (
+    STEPS,
     Bits,
     QuantizedWeight,
     dequantize,
@@ -12,6 +13,7 @@ from kernels.quantized_linear import (
     quantize_reference,
     quantized_linear,
     quantized_linear_reference,
+    sum_magnitudes,
 )
 
 BITS: list[Bits] = [8, 4]
@@ -63,7 +65,7 @@ def test_it_is_the_product(bits: Bits, dtype: torch.dtype, num_tokens: int, num_
 def test_it_is_near_the_product_of_the_real_weight(bits: Bits) -> None:
     x, weight, bias = make_case(20, 512, 70, torch.float32)
     got = quantized_linear(x, quantize(weight, bits), bias)
-    assert distance(got, x @ weight.T + bias) < {8: 0.01, 4: 0.1}[bits]
+    assert distance(got, x @ weight.T + bias) < {8: 0.02, 4: 0.1}[bits]
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -76,6 +78,55 @@ def test_a_row_is_the_same_bits_in_any_batch(backend: str, bits: Bits, num_input
     together = quantized_linear(x, quantized, bias)
     for begin, end in ((0, 1), (5, 7), (16, 33), (33, 70), (255, 270)):
         assert torch.equal(quantized_linear(x[begin:end], quantized, bias), together[begin:end])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 77])
+def test_eight_bits_are_the_same_bits_on_every_processor(backend: str, num_tokens: int) -> None:
+    """Sums of the codes are exact. The activations are such that torch finds the same codes; some are far too large for
+    8 bits, alone and as neighbours."""
+    if backend == "torch":
+        pytest.skip("torch multiplies floats")
+    generator = torch.Generator().manual_seed(num_tokens)
+    x = torch.randint(-9, 10, (num_tokens, 1100), generator=generator).float()
+    x[::2, 5::97], x[1::3, 100:104], x[:, 1099] = 700, torch.tensor([90.0, 95, -37, 800]), -5000
+    x[1:2] = 3  # codes of STEPS alone
+    weight = quantize(torch.randn(70, 1100, generator=generator), 8)
+    scale_O1 = weight.packed[..., : 2 * 32].contiguous().view(torch.bfloat16).float().view(-1, 1)[:70]
+    codes = (dequantize(weight) / scale_O1).round().double()
+    mean_T1 = x.abs().sum(1, keepdim=True) / 1100
+    sums = (x * (STEPS / mean_T1)).round().double() @ codes.T
+    assert (x / mean_T1).abs().max() > 100
+    assert torch.equal(quantized_linear(x, weight, None), sums.float() * (scale_O1.T * (mean_T1 / STEPS)))
+
+
+def test_large_activations_do_not_blur_the_others() -> None:
+    x, weight, _ = make_case(40, 512, 70, torch.float32)
+    quantized = quantize(weight, 8)
+    others = distance(quantized_linear(x, quantized, None), x @ dequantize(quantized).T)
+    sizes = (x @ dequantize(quantized).T).norm()
+    x[:, 77] = 60
+    error = (quantized_linear(x, quantized, None) - x @ dequantize(quantized).T).norm() / sizes
+    assert float(error) < 1.5 * others  # 60 as code 127 of a token's scale: 9 times
+
+
+@pytest.mark.usefixtures("no_clean_memory")
+@pytest.mark.parametrize("num_tokens", [1, 6, 40])
+def test_parts_of_the_inputs_add_up(backend: str, num_tokens: int) -> None:
+    """Ranks have the codes of one, also where nearly all of a token is in one part: all that is there is an outlier."""
+    x, weight, _ = make_case(num_tokens, 400, 70, torch.float32)
+    x[::2, :64] *= 300
+    parts = [slice(0, 64), slice(64, 164), slice(164, 400)]
+    mean_T = torch.stack([sum_magnitudes(x[:, part].contiguous()) for part in parts]).sum(0) / 400
+    assert torch.allclose(mean_T, x.abs().mean(1), rtol=1e-6, atol=0)
+    largest_O = weight.abs().amax(1)
+    codes = [quantize(weight[:, part].contiguous(), 8, largest_O) for part in parts]
+    assert torch.equal(torch.cat([dequantize(one) for one in codes], dim=1), dequantize(quantize(weight, 8)))
+    products = [
+        quantized_linear(x[:, part].contiguous(), one, None, mean_T=mean_T)
+        for part, one in zip(parts, codes, strict=True)
+    ]
+    assert distance(torch.stack(products).sum(0), quantized_linear(x, quantize(weight, 8), None)) < 1e-5
+    assert backend == "torch" or torch.equal(sum_magnitudes(x[-1:]), sum_magnitudes(x)[-1:])
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -116,7 +167,8 @@ def test_a_weight_is_near_itself(bits: Bits, dtype: torch.dtype) -> None:
 
 def test_codes_come_back() -> None:
     """Every code at every place of a group, with a scale of 1 that 127 or -8 fixes."""
-    for bits, lowest, highest in ((8, -127, 127), (4, -8, 7)):
+    cases: list[tuple[Bits, int, int]] = [(8, -127, 127), (4, -8, 7)]
+    for bits, lowest, highest in cases:
         weight = torch.randint(lowest, highest + 1, (70, 128), generator=torch.Generator().manual_seed(0)).float()
         weight[:, ::32] = {8: 127, 4: -8}[bits]
         assert torch.equal(dequantize(quantize(weight, bits)), weight)
@@ -125,7 +177,7 @@ def test_codes_come_back() -> None:
 def test_four_bits_are_half_of_eight() -> None:
     weight = torch.randn(64, 1024)
     sizes = {bits: quantize(weight, bits).packed.nbytes / weight.numel() * 8 for bits in BITS}
-    assert sizes == {8: 8.25, 4: 4.5}
+    assert sizes == {8: 8 + 16 / 1024, 4: 4.5}
 
 
 def test_memory_is_that_of_the_codes() -> None:

@@ -11,20 +11,6 @@ static int64_t linear_rows_per_group(int64_t num_rows, int64_t inputs) {
   return rows < 32 ? 32 : rows > LINEAR_MOST_ROWS ? LINEAR_MOST_ROWS : rows;
 }
 
-/* Tiles 0 to 3 are 2 by 2 sums, 4 and 5 the rows, 6 and 7 the weight. `rows` is at most 32. */
-static void use_linear_tiles(int rows) {
-  tile_settings mine = {{0}};
-  const int first = rows < 16 ? rows : 16, second = rows - first;
-  const int tile_rows[8] = {first, first, second, second, first, second, 16, 16};
-  mine.bytes[0] = 1;
-  for (int tile = 0; tile < 8; tile++)
-    if (tile_rows[tile]) {
-      mine.bytes[16 + 2 * tile] = 64;
-      mine.bytes[48 + tile] = (uint8_t)tile_rows[tile];
-    }
-  _tile_loadconfig(&mine);
-}
-
 /* Adds what inputs [input, end) give to 32 outputs of at most 32 rows. */
 INLINE void linear_sums(const linear_call *call, int64_t row, int64_t block, int64_t input, const int64_t end,
                         float *sums, const int has_second, const int is_streamed) {

@@ -3,77 +3,99 @@
 #ifndef SLUICE_QUANTIZE
 #define SLUICE_QUANTIZE
 typedef struct {
-  const void *weight;
+  const void *weight, *largest;
   uint8_t *packed;
   int64_t outputs, inputs, num_groups;
   int bits;
 } quantize_call;
 
-/* Sets the codes of one output of a group; returns its scale. */
-INLINE uint16_t quantize_values(const float *values, uint8_t *codes, const int bits) {
-  const int size = quant_group(bits);
-  const float to_integer = 12582912.0f, lowest = bits == 4 ? -8.0f : -127.0f, highest = bits == 4 ? 7.0f : 127.0f;
+/* Returns the scale of values of `bits` bits, of which `extreme` has the largest magnitude: of 4 bits it becomes -8, whatever
+   its sign. */
+INLINE uint16_t quantize_scale(float extreme, const int bits) {
+  return narrow_bfloat16(bits == 4 ? extreme / -8.0f : fabsf(extreme) / 127.0f);
+}
+
+/* Returns the first value of the largest magnitude. */
+INLINE float quantize_extreme(const float *values, const int size) {
   float largest = 0.0f;
   _Pragma("omp simd reduction(max : largest)") for (int i = 0; i < size; i++) {
     const float magnitude = fabsf(values[i]);
     largest = magnitude > largest ? magnitude : largest;
   }
-  float unit = largest / 127.0f;
-  if (bits == 4) {
-    /* The first of the largest becomes -8, whatever its sign. */
-    int first = 0;
-    while (first < size - 1 && fabsf(values[first]) != largest) first++;
-    unit = values[first] / -8.0f;
-  }
-  const uint16_t scale = narrow_bfloat16(unit);
+  int first = 0;
+  while (first < size - 1 && fabsf(values[first]) != largest) first++;
+  return values[first];
+}
+
+/* Sets the codes of one output of a group at their places. */
+INLINE void quantize_values(const float *values, uint16_t scale, uint8_t *place, const int bits) {
+  const int size = quant_group(bits);
+  const float to_integer = 12582912.0f, lowest = bits == 4 ? -8.0f : -127.0f, highest = bits == 4 ? 7.0f : 127.0f;
   const float wide = widen_bfloat16(scale), divisor = wide != 0.0f ? wide : 1.0f;
+  uint8_t codes[QUANT_MOST_INPUTS];
   SIMD for (int i = 0; i < size; i++) {
     float code = values[i] / divisor;
     code = code < lowest ? lowest : code > highest ? highest : code;
     codes[i] = (uint8_t)(bits_of(code + to_integer) + (bits == 4 ? 8u : 128u));
   }
-  return scale;
+  for (int i = 0; i < size; place += 4 * QUANT_BLOCK) {
+    uint32_t four, more = 0;
+    memcpy(&four, codes + i, sizeof four);
+    if (bits == 4) memcpy(&more, codes + i + 4, sizeof more);
+    four |= more << 4;
+    memcpy(place, &four, sizeof four);
+    i += bits == 4 ? 8 : 4;
+  }
 }
 #endif
 
-/* One group of a block of 32 outputs; those beyond the end, and inputs beyond it, are zeros. */
-INLINE void NAME(quantize_group)(const quantize_call *call, int64_t block, int64_t group, const int bits) {
-  const int size = quant_group(bits);
+/* Sets `values` to an output's of a group; those beyond the last output, and inputs beyond the last, are zeros. */
+INLINE void NAME(quantize_load)(const quantize_call *call, int64_t output, int64_t group, float *values, const int size) {
   const int64_t begin = group * size, left = call->inputs - begin;
-  uint8_t *to = call->packed + (block * call->num_groups + group) * quant_group_bytes(bits);
-  for (int output = 0; output < QUANT_BLOCK; output++) {
-    const int64_t row = block * QUANT_BLOCK + output;
-    const int num_inputs = row >= call->outputs ? 0 : left < size ? (int)left : size;
-    float values[QUANT_MOST_INPUTS] = {0};
-    uint8_t codes[QUANT_MOST_INPUTS];
-    const element *from = (const element *)call->weight + row * call->inputs + begin;
-    for (int i = 0; i < num_inputs; i++) values[i] = WIDEN(from[i]);
-    const uint16_t scale = quantize_values(values, codes, bits);
-    memcpy(to + 2 * output, &scale, sizeof scale);
-    uint8_t *place = to + 2 * QUANT_BLOCK + 4 * output;
-    for (int i = 0; i < size; place += 4 * QUANT_BLOCK) {
-      uint32_t four, more = 0;
-      memcpy(&four, codes + i, sizeof four);
-      if (bits == 4) memcpy(&more, codes + i + 4, sizeof more);
-      four |= more << 4;
-      memcpy(place, &four, sizeof four);
-      i += bits == 4 ? 8 : 4;
+  const int num_inputs = output >= call->outputs ? 0 : left < size ? (int)left : size;
+  const element *from = (const element *)call->weight + output * call->inputs + begin;
+  for (int i = 0; i < size; i++) values[i] = i < num_inputs ? WIDEN(from[i]) : 0.0f;
+}
+
+/* One output of a block: of 4 bits, each group has a scale; of 8, they share one. */
+INLINE void NAME(quantize_output)(const quantize_call *call, int64_t block, int output, const int bits) {
+  const int64_t row = block * QUANT_BLOCK + output;
+  const int size = quant_group(bits);
+  uint8_t *const begin = call->packed + block * quant_block_bytes(bits, call->num_groups);
+  float values[QUANT_MOST_INPUTS], extremes[QUANT_MOST_INPUTS] = {0};
+  uint16_t scale = 0;
+  if (call->largest && row < call->outputs) extremes[0] = WIDEN(((const element *)call->largest)[row]);
+  for (int64_t group = 0; bits == 8 && group < call->num_groups; group++) {
+    NAME(quantize_load)(call, row, group, values, size);
+    SIMD for (int i = 0; i < size; i++) extremes[i] = fabsf(values[i]) > extremes[i] ? fabsf(values[i]) : extremes[i];
+  }
+  if (bits == 8) {
+    scale = quantize_scale(quantize_extreme(extremes, size), bits);
+    memcpy(begin + 2 * output, &scale, sizeof scale);
+  }
+  for (int64_t group = 0; group < call->num_groups; group++) {
+    uint8_t *to = begin + quant_scale_bytes(bits, 8) + group * quant_group_bytes(bits);
+    NAME(quantize_load)(call, row, group, values, size);
+    if (bits == 4) {
+      scale = quantize_scale(quantize_extreme(values, size), bits);
+      memcpy(to + 2 * output, &scale, sizeof scale);
     }
+    quantize_values(values, scale, to + quant_scale_bytes(bits, 4) + 4 * output, bits);
   }
 }
 
 static void NAME(quantize_block)(const void *data, int64_t block) {
   const quantize_call *call = data;
-  for (int64_t group = 0; group < call->num_groups; group++)
+  for (int output = 0; output < QUANT_BLOCK; output++)
     if (call->bits == 4)
-      NAME(quantize_group)(call, block, group, 4);
+      NAME(quantize_output)(call, block, output, 4);
     else
-      NAME(quantize_group)(call, block, group, 8);
+      NAME(quantize_output)(call, block, output, 8);
 }
 
-/* weight: [outputs, inputs], packed: [blocks, groups, group's bytes]. */
-PUBLIC void NAME(quantize)(const element *weight, uint8_t *packed, int64_t outputs, int64_t inputs, int64_t bits) {
+/* weight: [outputs, inputs], largest (or null, of 8 bits): [outputs], packed: [blocks, bytes of a block]. */
+PUBLIC void NAME(quantize)(const element *weight, const element *largest, uint8_t *packed, int64_t outputs, int64_t inputs, int64_t bits) {
   const int64_t num_groups = (inputs + quant_group((int)bits) - 1) / quant_group((int)bits);
-  quantize_call call = {weight, packed, outputs, inputs, num_groups, (int)bits};
+  quantize_call call = {weight, largest, packed, outputs, inputs, num_groups, (int)bits};
   run_items((outputs + QUANT_BLOCK - 1) / QUANT_BLOCK, outputs * inputs, NAME(quantize_block), &call);
 }

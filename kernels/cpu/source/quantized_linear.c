@@ -1,25 +1,31 @@
 /* A linear layer of int8 or int4 weights: kernels/quantized_linear.py says what it does and how the weight lies.
 
-   Activations become codes of 8 bits, a scale for each group of inputs; products are exact sums of whole numbers, and the
-   groups are added up in their order. So a row's value is the same bits alone and in any batch. */
+   Activations become codes; products are exact sums of whole numbers, and groups of 4-bit weights are added up in their
+   order. So a row's value is the same bits alone and in any batch. */
 
 #ifndef SLUICE_QUANTIZED_LINEAR
 #define SLUICE_QUANTIZED_LINEAR
 /* Bytes of an item's weight at least and at most, items at least, and most rows of an item. */
 enum { QUANT_LEAST_ITEM = 32 << 10, QUANT_LARGEST_ITEM = 1 << 20, QUANT_ITEMS = 16, QUANT_MOST_ROWS = 256 };
 
+/* Rows from which on tile registers, where there are any, are worth their settings. */
+enum { QUANT_TILE_ROWS = 32 };
+
 /* Rows of a tile alone from which it computes more than it waits for memory, and how far ahead it asks for that then. */
 enum { QUANT_BUSY_ROWS = 6, QUANT_AHEAD = 8 << 10 };
 
-/* Rows lie in tiles, which are as equal as may be. */
+/* Rows lie in tiles, which are as equal as may be. Of 8 bits, factors are [rows], and each row has outliers. */
 typedef struct {
   const void *x, *bias;
+  const float *means; /* [rows], of whole tokens of which x is a part, or null */
   void *out;
   const uint8_t *weight;
   int8_t *codes;         /* [tiles, num_groups, inputs of a group / 4, rows of a tile, 4] */
   quant_factor *factors; /* [tiles, num_groups, rows of a tile] */
+  quant_outlier *outliers;
+  int32_t *num_outliers;
   int64_t num_rows, rows_per_tile, rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows;
-  int bits, is_gelu;
+  int bits, is_gelu, has_tiles;
 } quant_call;
 
 INLINE int64_t quant_rows_left(const quant_call *call, int64_t row) {
@@ -27,27 +33,58 @@ INLINE int64_t quant_rows_left(const quant_call *call, int64_t row) {
   return left < call->rows_per_tile ? left : call->rows_per_tile;
 }
 
-/* Sets `sums` [rows, 32] to a block's outputs for a tile, before the bias, in code for just as many rows. */
-static void quant_any_tile(const quant_call *call, const uint8_t *weight, int64_t row, float *sums, const uint8_t *later,
+INLINE int64_t quant_width(const quant_call *call) { return call->num_groups * quant_group(call->bits); }
+
+INLINE quant_outlier *quant_row_outliers(const quant_call *call, int64_t row) {
+  return call->outliers + row * quant_most_outliers(quant_width(call), call->means != NULL);
+}
+
+/* Sets `sums` [rows, 32] to what a block and a tile give, in code for just as many rows. */
+static void quant_any_tile(const quant_call *call, const uint8_t *weight, int64_t row, void *sums, const uint8_t *later,
                            int lines) {
-  const int64_t rows = quant_rows_left(call, row), num_groups = call->num_groups;
-  const int8_t *codes = call->codes + row * num_groups * quant_group(call->bits);
-  const quant_factor *factors = call->factors + row * num_groups;
-  memset(sums, 0, sizeof(float) * (size_t)(rows * QUANT_BLOCK));
-#define ROWS(count)                                                                 \
-  case count:                                                                       \
-    if (call->bits == 4)                                                            \
-      quant_tile(weight, codes, factors, num_groups, sums, later, lines, count, 4); \
-    else                                                                            \
-      quant_tile(weight, codes, factors, num_groups, sums, later, lines, count, 8); \
+  const int64_t num_factors = call->bits == 4 ? call->num_groups : 1;
+  const quant_operands operands = {weight, later, call->codes + row * quant_width(call), call->factors + row * num_factors,
+                                   call->num_groups, lines};
+#define ROWS(count)                          \
+  case count:                                \
+    if (call->bits == 4)                     \
+      quant_tile_4(&operands, sums, count);  \
+    else                                     \
+      quant_tile_8(&operands, sums, count);  \
     break;
-  switch (rows) {
+  switch (quant_rows_left(call, row)) {
     ROWS(1) ROWS(2)
 #if QUANT_ROWS > 2
-    ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8)
+    ROWS(3) ROWS(4) ROWS(5)
+#endif
+#if QUANT_ROWS > 5
+    ROWS(6) ROWS(7) ROWS(8)
 #endif
   }
 #undef ROWS
+}
+
+/* Makes a row's outputs of a block, before the bias, of the products of codes of 8 bits. What an outlier lacks is itself a
+   code, or takes longer. */
+INLINE void quant_scale_row(const quant_call *call, const uint8_t *weight, const float16v *scales, int64_t row, void *sums) {
+  const quant_outlier *outliers = quant_row_outliers(call, row);
+  const quant_factor factor = call->factors[row];
+  const int num_outliers = call->num_outliers[row];
+  quant_sums near[2] = {quant_none(), quant_none()};
+  int32x16 far[2] = {{0}};
+  for (int i = 0; i < num_outliers; i++) {
+    const int32_t rest = outliers[i].rest, shift = 8 * (outliers[i].input % 4);
+    const uint8_t *from = weight + outliers[i].input / 4 * 4 * QUANT_BLOCK;
+    for (int v = 0; v < 2; v++, from += 2 * QUANT_BLOCK)
+      if (abs(rest) <= 127)
+        near[v] = quant_dot(near[v], quant_load(from), (int32_t)((uint32_t)(uint8_t)rest << shift), 8);
+      else
+        far[v] += (*(const int32x16 *)from >> shift & 255) * rest;
+  }
+  for (int v = 0; v < 2; v++) {
+    const int32x16 sum = ((int32x16 *)sums)[v] + quant_total(near[v], 8) + far[v] + factor.first;
+    ((float16v *)sums)[v] = __builtin_convertvector(sum, float16v) * (scales[v] * factor.scale);
+  }
 }
 #endif
 
@@ -61,28 +98,20 @@ INLINE uint32_t NAME(quant_largest)(const element *x, const int64_t count) {
   return largest;
 }
 
-/* Makes codes of a row's group of activations, 0 beyond `left`: four neighbours lie together, the next four `stride` bytes
-   on. */
-INLINE quant_factor NAME(quant_code)(const element *x, int64_t left, uint32_t largest, int8_t *codes, int64_t stride,
-                                     const int bits) {
-  const int size = quant_group(bits);
-  float values[QUANT_MOST_INPUTS] __attribute__((aligned(64)));
-  int8_t together[QUANT_MOST_INPUTS];
+/* Sets `values` to those of a group of `size`, 0 beyond `left`. */
+INLINE void NAME(quant_values)(const element *x, int64_t left, float *values, const int size) {
   if (left >= size) {
     SIMD for (int i = 0; i < size; i++) values[i] = WIDEN(x[i]);
   } else {
     for (int i = 0; i < size; i++) values[i] = i < left ? WIDEN(x[i]) : 0.0f;
   }
-  const quant_factor factor = quant_round(values, largest, together, bits);
-  for (int i = 0; i < size; i += 4) memcpy(codes + i / 4 * stride, together + i, 4);
-  return factor;
 }
 
-/* Makes a row's codes, one of `rows` of a tile. Each group's largest magnitude is found before any code is made: a group
-   need not wait for the one before it then. */
-INLINE void NAME(quant_code_row)(const quant_call *call, const element *x, int8_t *codes, quant_factor *factors,
-                                 int64_t rows, const int bits) {
-  const int size = quant_group(bits);
+/* Makes a row's codes beside weights of 4 bits, one of `rows` of a tile. Each group's largest magnitude is found before any
+   code is made: a group need not wait for the one before it then. */
+INLINE void NAME(quant_code_groups)(const quant_call *call, const element *x, int8_t *codes, quant_factor *factors,
+                                    int64_t rows) {
+  const int size = quant_group(4);
   for (int64_t group = 0; group < call->num_groups; group++) {
     const int64_t begin = group * size, left = call->inputs - begin;
     const uint32_t largest = left >= size ? NAME(quant_largest)(x + begin, size) : NAME(quant_largest)(x + begin, left);
@@ -90,23 +119,60 @@ INLINE void NAME(quant_code_row)(const quant_call *call, const element *x, int8_
   }
   for (int64_t group = 0; group < call->num_groups; group++) {
     const int64_t begin = group * size;
-    const uint32_t largest = (uint32_t)factors[group * rows].first;
-    factors[group * rows] =
-        NAME(quant_code)(x + begin, call->inputs - begin, largest, codes + begin * rows, 4 * rows, bits);
+    float values[QUANT_MOST_INPUTS] __attribute__((aligned(64)));
+    int8_t together[QUANT_MOST_INPUTS];
+    NAME(quant_values)(x + begin, call->inputs - begin, values, size);
+    factors[group * rows] = quant_round(values, (uint32_t)factors[group * rows].first, together);
+    quant_lay(together, codes + begin * rows, 4 * rows, size);
   }
+}
+
+/* Returns the sum of magnitudes, added in the same order in all forms. */
+INLINE float NAME(quant_magnitudes)(const element *x, int64_t inputs) {
+  float16v sums = {0};
+  float total = 0.0f;
+  for (int64_t i = 0; i < inputs; i += 16) {
+    float16v magnitudes = {0};
+    const int lanes = inputs - i < 16 ? (int)(inputs - i) : 16;
+    if (lanes == 16)
+      for (int j = 0; j < 16; j++) magnitudes[j] = fabsf(WIDEN(x[i + j]));
+    else
+      for (int j = 0; j < lanes; j++) magnitudes[j] = fabsf(WIDEN(x[i + j]));
+    sums += magnitudes;
+  }
+  for (int j = 0; j < 16; j++) total += sums[j];
+  return total;
+}
+
+/* Makes a row's codes beside weights of 8 bits. With what is no finite number all outputs are NaN. */
+INLINE void NAME(quant_code_row)(const quant_call *call, int64_t row, int8_t *codes, int64_t rows) {
+  const element *x = (const element *)call->x + row * call->inputs;
+  const float mean = call->means ? call->means[row] : NAME(quant_magnitudes)(x, call->inputs) / (float)call->inputs;
+  quant_outlier *outliers = quant_row_outliers(call, row);
+  const int is_finite = mean < INFINITY, is_large = is_finite && mean > QUANT_LEAST_MAGNITUDE;
+  const float rate = is_large ? QUANT_STEPS / mean : 0.0f;
+  int32_t sum = 0, num_outliers = 0;
+  for (int64_t begin = 0; begin < quant_width(call); begin += QUANT_MOST_INPUTS) {
+    float values[QUANT_MOST_INPUTS] __attribute__((aligned(64)));
+    int8_t together[QUANT_MOST_INPUTS];
+    NAME(quant_values)(x + begin, is_large ? call->inputs - begin : 0, values, QUANT_MOST_INPUTS);
+    num_outliers = quant_split(values, rate, (int32_t)begin, together, &sum, outliers, num_outliers);
+    quant_lay(together, codes + begin * rows, 4 * rows, QUANT_MOST_INPUTS);
+  }
+  call->num_outliers[row] = num_outliers;
+  call->factors[row] = (quant_factor){-128 * sum, is_large ? mean / QUANT_STEPS : is_finite ? 0.0f : NAN};
 }
 
 static void NAME(quant_code_tile)(const void *data, int64_t tile) {
   const quant_call *call = data;
   const int64_t row = tile * call->rows_per_tile, rows = quant_rows_left(call, row);
   for (int64_t r = 0; r < rows; r++) {
-    const element *x = (const element *)call->x + (row + r) * call->inputs;
-    int8_t *codes = call->codes + row * call->num_groups * quant_group(call->bits) + 4 * r;
-    quant_factor *factors = call->factors + row * call->num_groups + r;
+    int8_t *codes = call->codes + row * quant_width(call) + 4 * r;
     if (call->bits == 4)
-      NAME(quant_code_row)(call, x, codes, factors, rows, 4);
+      NAME(quant_code_groups)(call, (const element *)call->x + (row + r) * call->inputs, codes,
+                              call->factors + row * call->num_groups + r, rows);
     else
-      NAME(quant_code_row)(call, x, codes, factors, rows, 8);
+      NAME(quant_code_row)(call, row + r, codes, rows);
   }
 }
 
@@ -137,17 +203,34 @@ static void NAME(quant_finish)(const quant_call *call, int64_t row, int64_t bloc
 /* Rows [begin, end) of a block. While its tiles go by, each asks for its part of the next block, which lies behind; a tile
    alone, for what it needs itself a little later: memory is read while there is something to compute. */
 static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t begin, int64_t end) {
-  const int64_t block_bytes = call->num_groups * quant_group_bytes(call->bits);
+  const int64_t block_bytes = quant_block_bytes(call->bits, call->num_groups);
   const int64_t num_tiles = (end - begin + call->rows_per_tile - 1) / call->rows_per_tile;
   const int64_t num_lines = quant_group_bytes(call->bits) / 64, share = (num_lines + num_tiles - 1) / num_tiles;
-  const uint8_t *weight = call->weight + block * block_bytes;
+  const uint8_t *first = call->weight + block * block_bytes, *weight = first + quant_scale_bytes(call->bits, 8);
+  const float16v scales[2] = {quant_scales(first), quant_scales(first + 32)}; /* of 8 bits */
   const uint8_t *later = weight + (num_tiles > 1 ? block_bytes : QUANT_AHEAD);
   int64_t left = num_tiles > 1 || end - begin >= QUANT_BUSY_ROWS ? num_lines : 0;
+#if defined(__AMX_INT8__)
+  if (call->has_tiles) {
+    int32_t sums[QUANT_MOST_ROWS * QUANT_BLOCK] __attribute__((aligned(64)));
+    const int64_t width = quant_width(call);
+    quant_tiles(call->codes + begin * width, width, weight, call->num_groups, end - begin, sums);
+    for (int64_t row = begin; row < end; row++) {
+      int32_t *mine = sums + (row - begin) * QUANT_BLOCK;
+      quant_scale_row(call, weight, scales, row, mine);
+      NAME(quant_finish)(call, row, block, (float *)(void *)mine);
+    }
+    return;
+  }
+#endif
   for (int64_t row = begin; row < end; row += call->rows_per_tile) {
     const int64_t lines = left < share ? left : share, rows = quant_rows_left(call, row);
     float sums[QUANT_ROWS * QUANT_BLOCK] __attribute__((aligned(64)));
     quant_any_tile(call, weight, row, sums, later, (int)lines);
-    for (int64_t r = 0; r < rows; r++) NAME(quant_finish)(call, row + r, block, sums + r * QUANT_BLOCK);
+    for (int64_t r = 0; r < rows; r++) {
+      if (call->bits == 8) quant_scale_row(call, weight, scales, row + r, sums + r * QUANT_BLOCK);
+      NAME(quant_finish)(call, row + r, block, sums + r * QUANT_BLOCK);
+    }
     left -= lines;
     later += 64 * lines;
   }
@@ -163,27 +246,47 @@ static void NAME(quant_item)(const void *data, int64_t item) {
     NAME(quant_block)(call, block, begin, end);
 }
 
-/* x: [num_rows, inputs], weight: [blocks, groups, group's bytes], bias (or null): [outputs], out: [num_rows, outputs],
-   scratch: num_rows * groups * (group + 8) bytes, aligned to 8. */
-PUBLIC void NAME(quantized_linear)(const element *x, const uint8_t *weight, const element *bias, element *out,
-                                   void *scratch, int64_t num_rows, int64_t inputs, int64_t outputs, int64_t bits,
+static void NAME(quant_sum_row)(const void *data, int64_t row) {
+  const quant_call *call = data;
+  ((float *)call->out)[row] = NAME(quant_magnitudes)((const element *)call->x + row * call->inputs, call->inputs);
+}
+
+/* x: [num_rows, inputs], sums: [num_rows]. */
+PUBLIC void NAME(sum_magnitudes)(const element *x, float *sums, int64_t num_rows, int64_t inputs) {
+  quant_call call = {.x = x, .out = sums, .inputs = inputs};
+  run_items(num_rows, inputs, NAME(quant_sum_row), &call);
+}
+
+/* x: [num_rows, inputs], weight: [blocks, bytes of a block], bias (or null): [outputs], means (or null, of 8 bits): [num_rows],
+   out: [num_rows, outputs], scratch: num_rows * (inputs, rounded up to groups) * 4 bytes, or 10 with means, aligned to 8. */
+PUBLIC void NAME(quantized_linear)(const element *x, const uint8_t *weight, const element *bias, const float *means,
+                                   element *out, void *scratch, int64_t num_rows, int64_t inputs, int64_t outputs, int64_t bits,
                                    int64_t is_gelu) {
   if (num_rows == 0) return;
   const int64_t num_groups = (inputs + quant_group((int)bits) - 1) / quant_group((int)bits);
   const int64_t num_blocks = (outputs + QUANT_BLOCK - 1) / QUANT_BLOCK;
-  const int64_t block_bytes = num_groups * quant_group_bytes((int)bits);
+  const int64_t block_bytes = quant_block_bytes((int)bits, num_groups);
   int64_t item_bytes = num_blocks * block_bytes / QUANT_ITEMS;
   if (item_bytes < QUANT_LEAST_ITEM) item_bytes = QUANT_LEAST_ITEM;
   if (item_bytes > QUANT_LARGEST_ITEM) item_bytes = QUANT_LARGEST_ITEM;
   const int64_t blocks_per_item = (item_bytes + block_bytes - 1) / block_bytes;
   const int64_t items_per_rows = (num_blocks + blocks_per_item - 1) / blocks_per_item;
   const int64_t least_tiles = (num_rows + QUANT_ROWS - 1) / QUANT_ROWS;
-  const int64_t rows_per_tile = (num_rows + least_tiles - 1) / least_tiles;
+#if defined(__AMX_INT8__)
+  const int has_tiles = bits == 8 && num_rows >= QUANT_TILE_ROWS;
+#else
+  const int has_tiles = 0;
+#endif
+  const int64_t rows_per_tile = has_tiles ? 1 /* a row's codes are neighbours */ : (num_rows + least_tiles - 1) / least_tiles;
   const int64_t rows_per_item = QUANT_MOST_ROWS / rows_per_tile * rows_per_tile;
   quant_factor *factors = scratch;
-  quant_call call = {x, bias, out, weight, (int8_t *)(factors + num_rows * num_groups), factors, num_rows, rows_per_tile,
+  quant_outlier *outliers = (void *)(factors + num_rows * (bits == 4 ? num_groups : 1));
+  const int64_t most_outliers = quant_most_outliers(num_groups * quant_group(8), means != NULL);
+  int32_t *num_outliers = (void *)(outliers + (bits == 4 ? 0 : num_rows * most_outliers));
+  int8_t *codes = (void *)(num_outliers + (bits == 4 ? 0 : num_rows));
+  quant_call call = {x, bias, means, out, weight, codes, factors, outliers, num_outliers, num_rows, rows_per_tile,
                      rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows, (int)bits,
-                     is_gelu != 0};
+                     is_gelu != 0, has_tiles};
   run_items((num_rows + rows_per_tile - 1) / rows_per_tile, 2 * num_rows * inputs, NAME(quant_code_tile), &call);
   run_items((num_rows + rows_per_item - 1) / rows_per_item * items_per_rows, inputs * outputs, NAME(quant_item), &call);
 }

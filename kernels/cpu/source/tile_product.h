@@ -70,27 +70,6 @@ INLINE void NAME(tile_registers)(const packed *a, int a_row, int a_step, const p
 }
 
 #if STEP == 2 && defined(__AMX_BF16__)
-#ifndef SLUICE_TILES
-#define SLUICE_TILES
-/* Eight tiles of 16 rows of 64 bytes, all alike. What another library had configured comes back at the end. */
-typedef struct {
-  uint8_t bytes[64];
-} tile_settings;
-
-static void use_tiles(tile_settings *before) {
-  tile_settings mine = {{0}};
-  _tile_storeconfig(before);
-  mine.bytes[0] = 1;
-  for (int tile = 0; tile < 8; tile++) {
-    mine.bytes[16 + 2 * tile] = 64;
-    mine.bytes[48 + tile] = 16;
-  }
-  _tile_loadconfig(&mine);
-}
-
-static void leave_tiles(const tile_settings *before) { _tile_loadconfig(before); }
-#endif
-
 /* `a_step` is STEP: a tile's rows are neighbours in memory. */
 static void NAME(tile_product)(const packed *a, int a_row, int a_step, const packed_step *b, float *c, int rows,
                                int steps, int vectors, const int is_more) {

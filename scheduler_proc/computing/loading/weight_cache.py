@@ -26,7 +26,7 @@ from scheduler_proc.computing.loading.weights import Report, Weights, load_weigh
 from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.sharding import Shard
 
-LAYOUT = 1
+LAYOUT = 2
 """Counts changes of what a file holds, of `QuantizedWeight.packed` above all."""
 
 LEAST_BYTES = 64 << 20

@@ -66,7 +66,9 @@ def load_weights(
         _set_part(weights[source.target], shard.part(source.target), source.first_row, rows)
         missing_rows[source.target] -= source.num_rows
         if missing_rows[source.target] == 0:
-            _quantize(weights, source.target, config, placement)
+            _quantize(
+                weights, source.target, config, placement, _largest_of_whole(shard, source.target, rows, placement)
+            )
         report("loading weights", num_done / len(sources))
     if wrong_shapes:
         raise BootError(f"weights do not fit config.json: {_shorten(wrong_shapes, '; ')}")
@@ -132,7 +134,19 @@ def make_dummy_weights(config: DecoderConfig, placement: Placement, report: Repo
     return weights
 
 
-def _quantize(weights: Weights, name: str, config: DecoderConfig, placement: Placement) -> None:
+def _largest_of_whole(shard: Shard, name: str, rows: Tensor, placement: Placement) -> Tensor | None:
+    """Returns the largest magnitude of each of `rows`, of a parameter whose columns ranks share as codes of 8 bits.
+
+    The codes of all ranks have one scale then, that of one rank.
+    """
+    if placement.weight_bits != 8 or not shard.divides_columns(name):
+        return None
+    return torch.linalg.vector_norm(rows, ord=torch.inf, dim=1).to(placement.dtype)
+
+
+def _quantize(
+    weights: Weights, name: str, config: DecoderConfig, placement: Placement, largest_O: Tensor | None = None
+) -> None:
     """Quantizes one parameter whose values are there, if it is one to be quantized.
 
     A tied head is a parameter of its own then: the embedding is looked up as it is.
@@ -140,7 +154,7 @@ def _quantize(weights: Weights, name: str, config: DecoderConfig, placement: Pla
     if placement.weight_bits is None:
         return
     if LINEAR_WEIGHT.fullmatch(name):
-        weights[name] = quantize(weights[name], placement.weight_bits)
+        weights[name] = quantize(weights[name], placement.weight_bits, largest_O)
     elif name == "embedding" and config.has_tied_head:
         weights["head"] = quantize(weights[name], placement.weight_bits)
 

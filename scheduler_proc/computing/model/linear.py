@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from kernels.gelu import GeluKind, gelu
 from kernels.packed_linear import PackedWeight, has_packed_kernel, pack, packed_linear
-from kernels.quantized_linear import QuantizedWeight, quantized_linear
+from kernels.quantized_linear import QuantizedWeight, quantized_linear, sum_magnitudes
 from scheduler_proc.computing.parallel import ParallelGroup
 
 
@@ -53,10 +53,24 @@ def make_row_parallel(
     weight_OI: Tensor | QuantizedWeight | PackedWeight, bias_O: Tensor | None, parallel: ParallelGroup
 ) -> Linear:
     """Returns a layer of which each rank has some of the inputs; it returns the whole sum on all of them."""
-    layer = make_linear(weight_OI, None if parallel.rank else bias_O)
+    bias_O = None if parallel.rank else bias_O
+    if parallel.size > 1 and isinstance(weight_OI, QuantizedWeight) and weight_OI.bits == 8:
+        return _on_part_of_token(weight_OI, bias_O, parallel)
+    layer = make_linear(weight_OI, bias_O)
     if parallel.size == 1:
         return layer
     return lambda x_TI, out_TO=None: parallel.all_reduce(layer(x_TI, out_TO))
+
+
+def _on_part_of_token(weight: QuantizedWeight, bias_O: Tensor | None, parallel: ParallelGroup) -> Linear:
+    """The ranks add up the magnitudes of what each has of a token, which has one scale."""
+    whole_inputs = weight.num_inputs * parallel.size
+
+    def apply(x_TI: Tensor, out_TO: Tensor | None = None, /) -> Tensor:
+        mean_T = parallel.all_reduce(sum_magnitudes(x_TI)) / whole_inputs
+        return parallel.all_reduce(quantized_linear(x_TI, weight, bias_O, None, out_TO, mean_T))
+
+    return apply
 
 
 def onednn_has_bfloat16() -> bool:

@@ -86,6 +86,10 @@ class Shard:
             num_ranks=num,
         )
 
+    def divides_columns(self, name: str) -> bool:
+        """Whether the ranks have different columns of parameter `name`."""
+        return self.num_ranks > 1 and IN_LAYER.sub("", name) in BY_COLUMNS
+
     def part(self, name: str) -> Part:
         """Returns what the rank has of parameter `name`."""
         kind = IN_LAYER.sub("", name)

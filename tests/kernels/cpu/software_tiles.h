@@ -1,6 +1,6 @@
 /* The tile instructions in plain C, for processors without them: included before the sources of the `amx` kernels.
 
-   As Intel's manual has them (Software Developer's Manual, volume 2: LDTILECFG, TILELOADD, TDPBF16PS). What was never
+   As Intel's manual has them (Software Developer's Manual, volume 2: LDTILECFG, TILELOADD, TDPBF16PS, TDPBSUD). What was never
    configured, or reaches beyond what was, ends the process. */
 #include <immintrin.h>
 #include <stdint.h>
@@ -72,12 +72,30 @@ static inline void software_dpbf16ps(int sums, int left, int right) {
       }
 }
 
+static inline void software_dpbsud(int sums, int left, int right) {
+  check_tile(sums), check_tile(left), check_tile(right);
+  const software_settings *now = &tile_settings_now;
+  if (now->rows[sums] != now->rows[left] || now->row_bytes[left] != 4 * now->rows[right] ||
+      now->row_bytes[sums] != now->row_bytes[right])
+    abort();
+  for (int row = 0; row < now->rows[sums]; row++)
+    for (int four = 0; four < now->row_bytes[left] / 4; four++)
+      for (int column = 0; column < now->row_bytes[sums] / 4; column++) {
+        int32_t sum;
+        memcpy(&sum, &tile_bytes[sums][row][4 * column], 4);
+        for (int i = 0; i < 4; i++)
+          sum += (int8_t)tile_bytes[left][row][4 * four + i] * tile_bytes[right][four][4 * column + i];
+        memcpy(&tile_bytes[sums][row][4 * column], &sum, 4);
+      }
+}
+
 #undef _tile_loadconfig
 #undef _tile_storeconfig
 #undef _tile_zero
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
+#undef _tile_dpbsud
 #undef _tile_release
 #define _tile_loadconfig software_loadconfig
 #define _tile_storeconfig software_storeconfig
@@ -85,4 +103,5 @@ static inline void software_dpbf16ps(int sums, int left, int right) {
 #define _tile_loadd software_loadd
 #define _tile_stored software_stored
 #define _tile_dpbf16ps software_dpbf16ps
+#define _tile_dpbsud software_dpbsud
 #define _tile_release() ((void)0)

@@ -50,4 +50,4 @@ def test_a_quantized_weight_is_multiplied_as_what_it_stands_for(
         expected = functional.gelu(expected, approximate="tanh" if activation == "tanh" else "none")
     got = make_linear(quantized, bias.to(dtype), activation)(x.to(dtype))
     assert got.dtype == dtype
-    assert float((got.float() - expected).norm() / expected.norm()) < 0.015  # activations have 8 bits
+    assert float((got.float() - expected).norm() / expected.norm()) < 0.02  # activations have 8 bits

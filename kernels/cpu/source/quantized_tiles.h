@@ -1,0 +1,69 @@
+/* Sums of products of codes of 8 bits on tiles, the same whole numbers as elsewhere: a block's 32 outputs, 32 rows at a time,
+   16 rows or outputs and 64 inputs a tile. */
+#if defined(__AMX_INT8__) && !defined(SLUICE_QUANTIZED_TILES)
+#define SLUICE_QUANTIZED_TILES
+
+/* Groups of inputs whose weight stays near while all rows go by. */
+enum { QUANT_CHUNK = 8 };
+
+/* Adds what groups [group, end) give to 32 outputs of at most 32 rows; from the first group on, sets `sums` [32, 32]. */
+INLINE void quant_tile_sums(const int8_t *codes, int64_t width, const uint8_t *weight, int64_t group, int64_t end,
+                            int32_t *sums, const int has_second) {
+  const int8_t *second = codes + 16 * width;
+  if (group == 0) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (has_second) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  } else {
+    _tile_loadd(0, sums, 4 * QUANT_BLOCK);
+    _tile_loadd(1, sums + 16, 4 * QUANT_BLOCK);
+    if (has_second) {
+      _tile_loadd(2, sums + 16 * QUANT_BLOCK, 4 * QUANT_BLOCK);
+      _tile_loadd(3, sums + 16 * QUANT_BLOCK + 16, 4 * QUANT_BLOCK);
+    }
+  }
+  for (; group < end; group++) {
+    const uint8_t *mine = weight + group * quant_group_bytes(8);
+    _tile_loadd(4, codes + group * quant_group(8), width);
+    _tile_loadd(6, mine, 4 * QUANT_BLOCK);
+    _tile_dpbsud(0, 4, 6);
+    _tile_loadd(7, mine + 2 * QUANT_BLOCK, 4 * QUANT_BLOCK);
+    _tile_dpbsud(1, 4, 7);
+    if (has_second) {
+      _tile_loadd(5, second + group * quant_group(8), width);
+      _tile_dpbsud(2, 5, 6);
+      _tile_dpbsud(3, 5, 7);
+    }
+  }
+  _tile_stored(0, sums, 4 * QUANT_BLOCK);
+  _tile_stored(1, sums + 16, 4 * QUANT_BLOCK);
+  if (has_second) {
+    _tile_stored(2, sums + 16 * QUANT_BLOCK, 4 * QUANT_BLOCK);
+    _tile_stored(3, sums + 16 * QUANT_BLOCK + 16, 4 * QUANT_BLOCK);
+  }
+}
+
+/* Sets `sums` [rows, 32] to a block's products with so many rows; `codes`: [rows, width], `weight`: the block's codes. */
+static void quant_tiles(const int8_t *codes, int64_t width, const uint8_t *weight, int64_t num_groups, int64_t rows,
+                        int32_t *sums) {
+  tile_settings before;
+  int64_t configured = 0;
+  _tile_storeconfig(&before);
+  for (int64_t group = 0; group < num_groups; group += QUANT_CHUNK) {
+    const int64_t end = group + QUANT_CHUNK < num_groups ? group + QUANT_CHUNK : num_groups;
+    for (int64_t row = 0; row < rows; row += 32) {
+      const int64_t left = rows - row < 32 ? rows - row : 32;
+      if (left != configured) use_linear_tiles((int)left);
+      configured = left;
+      if (left > 16)
+        quant_tile_sums(codes + row * width, width, weight, group, end, sums + row * QUANT_BLOCK, 1);
+      else
+        quant_tile_sums(codes + row * width, width, weight, group, end, sums + row * QUANT_BLOCK, 0);
+    }
+  }
+  leave_tiles(&before);
+}
+#endif

@@ -1,0 +1,37 @@
+/* The tile registers of AMX. */
+#if defined(__AMX_TILE__) && !defined(SLUICE_TILES)
+#define SLUICE_TILES
+#include <immintrin.h>
+
+typedef struct {
+  uint8_t bytes[64];
+} tile_settings;
+
+/* Eight tiles of 16 rows of 64 bytes, all alike. What another library had configured comes back at the end. */
+static void use_tiles(tile_settings *before) {
+  tile_settings mine = {{0}};
+  _tile_storeconfig(before);
+  mine.bytes[0] = 1;
+  for (int tile = 0; tile < 8; tile++) {
+    mine.bytes[16 + 2 * tile] = 64;
+    mine.bytes[48 + tile] = 16;
+  }
+  _tile_loadconfig(&mine);
+}
+
+static void leave_tiles(const tile_settings *before) { _tile_loadconfig(before); }
+
+/* Tiles 0 to 3 are 2 by 2 sums, 4 and 5 the rows, 6 and 7 the weight. `rows` is at most 32. */
+static void use_linear_tiles(int rows) {
+  tile_settings mine = {{0}};
+  const int first = rows < 16 ? rows : 16, second = rows - first;
+  const int tile_rows[8] = {first, first, second, second, first, second, 16, 16};
+  mine.bytes[0] = 1;
+  for (int tile = 0; tile < 8; tile++)
+    if (tile_rows[tile]) {
+      mine.bytes[16 + 2 * tile] = 64;
+      mine.bytes[48 + tile] = (uint8_t)tile_rows[tile];
+    }
+  _tile_loadconfig(&mine);
+}
+#endif
