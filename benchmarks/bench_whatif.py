@@ -1,11 +1,12 @@
 """What `launch.py whatif` predicts beside what is measured, for settings and loads that its steps were not measured on.
 
-    python -m benchmarks.bench_whatif --cpu-threads 1 [--rounds 3] [--json FILE] [FLAGS]
+    python -m benchmarks.bench_whatif --cpu-threads 1 [--rounds 7] [--json FILE] [FLAGS]
 
-In each round the real model, in this process, serves the loads under each setting; between these runs its steps are
-measured as `launch.py calibrate` does, with larger settings, and all steps of a round make its prediction. Time is the
-CPU time of the process, which with one thread is what the clock would show on a machine of its own; times in which
-nothing was to be done are skipped. Figures are medians of the rounds.
+In each round the real model, in this process, serves the loads under each setting. Before and after each of these runs
+its steps are measured as `launch.py calibrate` does, with larger settings, and make the prediction of this run: the
+speed of a machine changes within seconds, and what is compared is the model. Time is the CPU time of the process, which
+with one thread is what the clock would show on a machine of its own; times in which nothing was to be done are skipped.
+Figures are medians of the rounds.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from supervisor.flags import parse_flags
 from supervisor.run import build_config
 from whatif.calibrate import calibrate
 from whatif.calibration import Calibration
-from whatif.cost_model import CostModel, MeasuredStep, fit
+from whatif.cost_model import fit
 from whatif.drive import SkippingClock, serve
 from whatif.outcome import Outcome, simulate, summarize
 from whatif.settings import VOCAB_SIZE, Setting
@@ -68,7 +69,7 @@ class LimitedRunner:
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns 0, or 1 where the model or the trace cannot be read."""
-    parser = make_parser(__doc__, seconds=16.0)
+    parser = make_parser(__doc__, rounds=7, seconds=2.0)
     parser.add_argument(
         "--speed", action="store_true", help="measure how fast the trace is simulated, and nothing else"
     )
@@ -90,28 +91,26 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     predicted: dict[Case, list[Outcome]] = {(load, setting): [] for load in loads for setting in SETTINGS}
     measured: dict[Case, list[Outcome]] = {case: [] for case in predicted}
-    models: list[CostModel] = []
+    lines: list[dict[str, Any]] = []
     for _ in range(options.rounds):
-        steps: list[MeasuredStep] = []
+        before = calibrate(config, runner, options.seconds, time.process_time)
         for (load, setting), outcomes in measured.items():
-            steps += calibrate(config, runner, options.seconds / len(measured), time.process_time).steps
             outcomes.append(measure(loads[load], config, runner, setting))
-        found = Calibration.of(config, runner, steps)
-        models.append(fit(steps))
-        for (load, setting), outcomes in predicted.items():
-            outcomes.append(simulate(loads[load], found, models[-1], setting))
+            after = calibrate(config, runner, options.seconds, time.process_time)
+            found = Calibration.of(config, runner, [*before.steps, *after.steps])
+            predicted[load, setting].append(simulate(loads[load], found, fit(found.steps), setting))
+            before = after
+        lines = [compare(case, predicted[case], measured[case]) for case in predicted]
         if options.json:  # after each round, for the machine may be wanted for something else
-            settings = {name: getattr(options, name) for name in ("num_requests", "seconds")}
-            facts = {**settings, "trace": options.trace.name, "flags": flags, "cost_models": models}
-            lines = [compare(case, predicted[case], measured[case]) for case in predicted]
-            write_result(options.json, "whatif", {**facts, "cases": lines})
-    for case in predicted:
-        show(compare(case, predicted[case], measured[case]))
+            write_result(options.json, "whatif", describe(options, flags, lines))
+    for line in lines:
+        show(line)
+    print(within_goal(lines))
     return 0
 
 
-def make_parser(description: str | None, seconds: float) -> argparse.ArgumentParser:
-    """Returns the options of both benchmarks of predictions; `seconds` of measured steps are the default."""
+def make_parser(description: str | None, rounds: int, seconds: float) -> argparse.ArgumentParser:
+    """Returns the options of both benchmarks of predictions, and their defaults."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -119,10 +118,22 @@ def make_parser(description: str | None, seconds: float) -> argparse.ArgumentPar
     trace = Path("../shared/traces/mooncake/conversation_trace.jsonl")
     add("--trace", type=Path, default=trace, help="the second load (default: %(default)s)")
     add("--num-requests", type=int, default=40, help="of each load (default: %(default)s)")
-    add("--rounds", type=int, default=3, help="default: %(default)s")
-    add("--seconds", type=float, default=seconds, help="of measured steps in each round (default: %(default)g)")
+    add("--rounds", type=int, default=rounds, help="default: %(default)s")
+    add("--seconds", type=float, default=seconds, help="of steps between two runs (default: %(default)g)")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     return parser
+
+
+def describe(
+    options: argparse.Namespace,
+    flags: Sequence[str],
+    lines: Sequence[dict[str, Any]],
+    latencies: Sequence[str] = LATENCIES,
+) -> dict[str, Any]:
+    """Returns the result of either benchmark, with how many figures of these latencies are close enough."""
+    settings = {name: getattr(options, name) for name in ("num_requests", "seconds")}
+    facts = {**settings, "trace": options.trace.name, "flags": flags, "within_goal": within_goal(lines, latencies)}
+    return {**facts, "cases": lines}
 
 
 def make_loads(options: argparse.Namespace, config: Config) -> dict[str, list[Arrival]]:
@@ -188,6 +199,21 @@ def compare(
             for side, some in (("predicted", predicted), ("measured", measured))
         }
     return line
+
+
+def within_goal(lines: Sequence[dict[str, Any]], latencies: Sequence[str] = LATENCIES) -> str:
+    """Returns how many figures of these latencies are as close as that."""
+    errors = [
+        abs(values["error"])
+        for line in lines
+        for name, values in line["latencies"].items()
+        if name.split()[0] in latencies
+    ]
+    num_within = sum(error <= GOAL for error in errors)
+    return (
+        f"{num_within} of {len(errors)} figures (p50 and p90 of {', '.join(latencies)}) within {GOAL:.0%}; "
+        f"median error {statistics.median(errors):.1%}, largest {max(errors):.1%}"
+    )
 
 
 def show(line: dict[str, Any]) -> None:

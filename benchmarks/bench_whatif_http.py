@@ -4,10 +4,10 @@
 
 In each round a server with the largest settings is recorded (`--record`), and one server for each setting serves the
 loads of `bench_whatif`, none of which is recorded, while the client measures. The recorded server has a load of its
-own, of 1, 2, 4 … requests at a time, before each of these, so that both have the machine in the same state; its steps,
-and what tokenizer and detokenizer take, make the prediction. All have first used every page of their caches once: new
-memory takes time, which the model does not know of. Figures are medians of the rounds. Time is that of the clock, so
-nothing else should run.
+own, of 1, 2, 4 … requests at a time, before and after each of these; its steps then, and what tokenizer and detokenizer
+took, make the prediction for this setting, so that both have the machine in the same state. All have first used every
+page of their caches once: new memory takes time, which the model does not know of. Figures are medians of the rounds.
+Time is that of the clock, so nothing else should run.
 """
 
 import sys
@@ -15,14 +15,23 @@ import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import numpy as np
 import uvloop
 
-from benchmarks.bench_whatif import GOAL, LARGEST, SETTINGS, Case, compare, make_loads, make_parser, show
+from benchmarks.bench_whatif import (
+    LARGEST,
+    SETTINGS,
+    Case,
+    compare,
+    describe,
+    make_loads,
+    make_parser,
+    show,
+    within_goal,
+)
 from benchmarks.load.answer import OK
 from benchmarks.load.connection import Target
 from benchmarks.load.drive import Limits, Load, Measurement
@@ -34,7 +43,7 @@ from messages.config import Config
 from messages.errors import SluiceError
 from supervisor.flags import parse_flags
 from supervisor.run import build_config
-from whatif.cost_model import CostModel, fit
+from whatif.cost_model import fit
 from whatif.outcome import Outcome, quantiles, simulate
 from whatif.recording import Recording, read_recording
 from whatif.self_check import find_errors
@@ -53,11 +62,10 @@ FACTS = ("requests_per_s",)
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns 0, or 1 where a server or the trace cannot be used."""
-    options, flags = make_parser(__doc__, seconds=12.0).parse_known_args(arguments)
+    options, flags = make_parser(__doc__, rounds=3, seconds=3.0).parse_known_args(arguments)
     flags = ["--device", "cpu", "--log-level", "warning", *flags]
     predicted: dict[Case, list[Outcome]] = {}
     measured: dict[Case, list[Outcome]] = {}
-    models: list[CostModel] = []
     self_errors: list[dict[str, float]] = []
     lines: list[dict[str, Any]] = []
     try:
@@ -65,29 +73,26 @@ def main(arguments: list[str] | None = None) -> int:
         loads = make_loads(options, config)
         for _ in range(options.rounds):
             with RecordedServer(config, flags) as server:
+                server.serve_load(options.seconds)
                 for setting in SETTINGS:
-                    server.serve_load(options.seconds / len(SETTINGS))
-                    for load, outcome in zip(loads, measure(list(loads.values()), config, flags, setting), strict=True):
+                    outcomes = measure(list(loads.values()), config, flags, setting)
+                    server.serve_load(options.seconds)
+                    recording = server.read_last_loads()
+                    found, model = recording.calibration, fit(recording.calibration.steps)
+                    self_errors.append(find_errors(recording, model, MANY))
+                    for (load, arrivals), outcome in zip(loads.items(), outcomes, strict=True):
                         measured.setdefault((load, setting), []).append(outcome)
-                recording = server.read()
-            found = recording.calibration
-            models.append(fit(found.steps))
-            self_errors.append(find_errors(recording, models[-1], MANY))
-            for load, setting in measured:
-                simulated = simulate(loads[load], found, models[-1], setting)
-                predicted.setdefault((load, setting), []).append(simulated)
+                        predicted.setdefault((load, setting), []).append(simulate(arrivals, found, model, setting))
             lines = [compare(case, predicted[case], measured[case], FACTS) for case in predicted]
             if options.json:  # after each round, for the machine may be wanted for something else
-                settings = {name: getattr(options, name) for name in ("num_requests", "seconds")}
-                facts = {**settings, "trace": options.trace.name, "flags": flags, "cost_models": models}
-                facts["self_errors"] = self_errors
-                write_result(options.json, "whatif_http", {**facts, "within_goal": within_goal(lines), "cases": lines})
+                result = {**describe(options, flags, lines, COMPARED), "self_errors": self_errors}
+                write_result(options.json, "whatif_http", result)
     except SluiceError as error:
         print(f"bench_whatif_http: {error}", file=sys.stderr)
         return 1
     for line in lines:
         show(line)
-    print(within_goal(lines))
+    print(within_goal(lines, COMPARED))
     return 0
 
 
@@ -97,8 +102,8 @@ class RecordedServer:
     def __init__(self, config: Config, flags: Sequence[str]):
         self._config = config
         self._flags = flags
-        self._num_warm_ups = 0
-        self._num_loads = 0
+        self._num_requests: list[int] = []
+        """Of the warm-up and of each load."""
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -108,7 +113,7 @@ class RecordedServer:
             self._folder = Path(stack.enter_context(TemporaryDirectory(prefix="sluice-bench-"))) / "recording"
             command = [*LARGEST, *self._flags, "--record", str(self._folder)]
             _, self._target = stack.enter_context(started_server(command, START_TIMEOUT_S))
-            self._num_warm_ups = warm_up(self._config, self._target, num_pages)
+            self._num_requests.append(warm_up(self._config, self._target, num_pages))
             self._stack = stack.pop_all()
         return self
 
@@ -120,16 +125,18 @@ class RecordedServer:
         context = self._config.facts.max_model_len
         lengths = Lengths(LengthRange(LEAST_CHUNK, context // 2), LengthRange(16, context // 8))
         levels = [1 << power for power in range(self._config.scheduling.max_num_seqs.bit_length())]
+        self._num_requests.append(0)
         for level in levels:
-            self._num_loads += 1
-            requests = random_prompts(self._config.facts.vocab_size, lengths, 0, CALIBRATION_SEED + self._num_loads)
+            seed = CALIBRATION_SEED + sum(self._num_requests)
+            requests = random_prompts(self._config.facts.vocab_size, lengths, 0, seed)
             load = Load(self._target, _sampling(), Limits(MANY, seconds / len(levels)))
             uvloop.run(load.closed_loop(requests, level))
             _check(load.measurement)
+            self._num_requests[-1] += len(load.measurement.results)
 
-    def read(self) -> Recording:
-        """Returns what has been recorded since it was warm."""
-        return read_recording(self._folder, self._num_warm_ups)
+    def read_last_loads(self) -> Recording:
+        """Returns what has been recorded of the last two loads."""
+        return read_recording(self._folder, sum(self._num_requests[:-2]))
 
 
 def warm_up(config: Config, target: Target, num_pages: int) -> int:
@@ -175,21 +182,6 @@ def summarize(measurement: Measurement, setting: Setting) -> Outcome:
         num_preemptions=0,
         prefix_hit_rate=0.0,
         waits={},
-    )
-
-
-def within_goal(lines: Sequence[dict[str, Any]]) -> str:
-    """Returns how many figures of those that are promised are as close as that."""
-    errors = [
-        abs(values["error"])
-        for line in lines
-        for name, values in line["latencies"].items()
-        if name.split()[0] in COMPARED
-    ]
-    num_within = sum(error <= GOAL for error in errors)
-    return (
-        f"{num_within} of {len(errors)} figures (p50 and p90 of {' and '.join(COMPARED)}) within {GOAL:.0%}; "
-        f"median error {median(errors):.1%}, largest {max(errors):.1%}"
     )
 
 

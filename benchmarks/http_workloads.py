@@ -44,6 +44,7 @@ WORKLOADS = {
     "W2": Workload("32 streams at once", 32, 32, 128, 128, goal=1.25),
     "W3": Workload("8 prompts at once", 8, 8, 900, 4, unit="prompt tok/s", goal=1.1),
     "W4": Workload("32 requests that share a prefix, 8 at a time", 32, 8, 800, 32, 768, unit="s", goal=1.4),
+    "W5": Workload("8 prompts, one at a time", 8, 1, 900, 4, unit="prompt tok/s", goal=1.15),
 }
 
 

@@ -1,6 +1,7 @@
 """A linear layer whose weight lies as the processor reads it.
 
-Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, P pairs of inputs.
+Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, S inputs that lie together: 2 of bfloat16, 1
+of float32.
 """
 
 from dataclasses import dataclass
@@ -26,12 +27,17 @@ class PackedWeight:
 
 
 def has_packed_kernel(weight_OI: Tensor) -> bool:
-    """Whether there is a C kernel for such a weight: where there is none, packing it gains nothing."""
-    return find_kernel("packed_linear", weight_OI) is not None and weight_OI.shape[1] % STEP == 0
+    """Whether there is a C kernel for such a weight: where there is none, packing it gains nothing.
+
+    For float32 there is one where torch has no wider vectors than it.
+    """
+    if weight_OI.shape[1] % STEP or find_kernel("packed_linear", weight_OI) is None:
+        return False
+    return weight_OI.dtype != torch.float32 or torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 def pack(weight_OI: Tensor) -> Tensor:
-    """Returns a copy, [K, P, 32, 2], in huge pages: zeros fill the last block."""
+    """Returns a copy, [K, I / S, 32, S], in huge pages: zeros fill the last block."""
     num_outputs, num_inputs = weight_OI.shape
     packed = allocate_packed(num_outputs, num_inputs, weight_OI.dtype)
     pack_rows(packed, 0, weight_OI)
@@ -45,7 +51,8 @@ def allocate_packed(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Te
     weights at 32 GB/s so, at 11 where each step's 32 outputs are two halves 1 KB apart, at 17 in pages of 4 KB.
     """
     assert num_inputs % STEP == 0
-    packed = empty_huge((-(-num_outputs // BLOCK), num_inputs // 2, BLOCK, 2), dtype)
+    num_together = 4 // dtype.itemsize
+    packed = empty_huge((-(-num_outputs // BLOCK), num_inputs // num_together, BLOCK, num_together), dtype)
     if num_outputs % BLOCK:
         packed[-1].zero_()
     return packed
@@ -54,7 +61,7 @@ def allocate_packed(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Te
 def pack_rows(packed: Tensor, first_output: int, rows_OI: Tensor) -> None:
     """Sets the outputs from `first_output` on; `rows_OI` is cast where it must be, and may be a transposed tensor."""
     rows_OI, (num_outputs, num_inputs) = rows_OI.to(packed.dtype), rows_OI.shape
-    assert num_inputs == 2 * packed.shape[1]
+    assert num_inputs == packed.shape[1] * packed.shape[3]
     assert first_output + num_outputs <= BLOCK * len(packed)
     kernel = find_kernel("pack_linear", rows_OI)
     if kernel is None:
@@ -67,7 +74,7 @@ def pack_rows(packed: Tensor, first_output: int, rows_OI: Tensor) -> None:
 
 def pack_rows_reference(packed: Tensor, first_output: int, rows_OI: Tensor) -> None:
     output_O = torch.arange(first_output, first_output + len(rows_OI))
-    packed.transpose(1, 2)[output_O // BLOCK, output_O % BLOCK] = rows_OI.reshape(len(rows_OI), -1, 2)
+    packed.transpose(1, 2)[output_O // BLOCK, output_O % BLOCK] = rows_OI.reshape(len(rows_OI), -1, packed.shape[3])
 
 
 def packed_linear(
@@ -88,7 +95,8 @@ def packed_linear(
         return packed_linear_reference(x_TI, packed, bias_O, num_outputs, activation)
     num_tokens, num_inputs = x_TI.shape
     assert packed.is_contiguous()
-    assert packed.shape[:2] == (-(-num_outputs // BLOCK), num_inputs // 2)
+    assert packed.shape[0] == -(-num_outputs // BLOCK)
+    assert packed.shape[1] * packed.shape[3] == num_inputs
     out_TO = torch.empty(num_tokens, num_outputs, dtype=x_TI.dtype) if out_TO is None else out_TO
     assert out_TO.shape == (num_tokens, num_outputs)
     assert out_TO.is_contiguous()

@@ -33,13 +33,13 @@ BUDGETS = {
     "live page": 1_025,
     "tokenizer and detokenizer": 1_730,
     "scheduler": 6_825,
-    "CPU backend": 3_780,
+    "CPU backend": 3_810,
     "GPU backend": 3_080,
     "operations and references": 1_330,
     "messages": 2_290,
     "process runtime": 1_580,
     "launcher": 5_610,
-    "what-if": 1_105,
+    "what-if": 1_140,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

@@ -30,7 +30,6 @@ from whatif.drive import SkippingClock, serve
 from whatif.traces import Arrival, random_ids
 
 SHORTEST_OUTPUT, LONGEST_OUTPUT = 16, 128
-LEAST_REQUESTS = 3
 ARRIVALS_PER_STEP = 2.0
 
 Source = Callable[[], float]
@@ -57,11 +56,11 @@ def _make_arrivals(num_requests: int, step_s: float, config: Config, rng: np.ran
     """Returns requests of which a few arrive in each step, so that steps of all mixtures come about."""
     arrivals: list[Arrival] = []
     at_s, longest = 0.0, config.facts.max_model_len
-    for _ in range(max(num_requests, LEAST_REQUESTS)):
+    for _ in range(num_requests):
         num_output = min(int(rng.integers(SHORTEST_OUTPUT, LONGEST_OUTPUT, endpoint=True)), longest // 2)
         num_input = int(math.exp(rng.uniform(0, math.log(longest - num_output))))
         arrivals.append(Arrival(random_ids(rng, config.facts.vocab_size, num_input), num_output, at_s))
-        at_s += float(rng.exponential(step_s / ARRIVALS_PER_STEP)) if num_requests > 1 else 0.0
+        at_s += float(rng.exponential(step_s / ARRIVALS_PER_STEP))
     return arrivals
 
 

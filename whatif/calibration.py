@@ -19,7 +19,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """The settings under which `steps` were measured, which are also the defaults of what is asked.
 
     `pipeline_s`: what a request takes outside of the scheduler, from HTTP to its first token's event. `jitter_s`: by
-    how much more or less than usual the tokens of a step take on their way back, as values that are equally likely.
+    how much more or less than usual the tokens of each recorded step took on their way back.
     """
 
     model: str

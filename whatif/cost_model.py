@@ -6,6 +6,7 @@ chunk and token, and for each key that a token of a chunk attends to.
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -23,6 +24,9 @@ OUTLIER_DEVIATIONS, LEAST_OUTLIER = 4.0, 0.3
 """Steps whose relative error is further from the median one do not count in a refit: in median absolute deviations,
 and at least. Decode steps are so many and so alike that without the second all others would be outliers."""
 NUM_SWEEPS = 3000
+MOST_SMALL_ROWS = 8
+"""Each number of decode rows up to this is a knot: tiles of a kernel make steps between them."""
+NUM_STEPS_PER_KNOT = 8
 NUM_STEPS_PER_TERM = 2
 
 
@@ -84,6 +88,10 @@ class CostModel(msgspec.Struct, frozen=True):
         low, high = self.knot_seconds[index], self.knot_seconds[min(index + 1, len(self.knots) - 1)]
         return max(low + part * (high - low), 0.0) + self.term_seconds[DECODE_KEY] * size.decode_keys
 
+    def kind_of(self, size: StepSize) -> int:
+        """Returns 0 for a step with chunks, else the number of the knot at or below its decode rows, from 1 on."""
+        return 0 if size.prefill_chunks else max(bisect_right(self.knots, size.decode_rows), 1)
+
 
 def fit(steps: Sequence[MeasuredStep]) -> CostModel:
     """Returns the model with the least squared relative error and no term below 0.
@@ -91,7 +99,7 @@ def fit(steps: Sequence[MeasuredStep]) -> CostModel:
     Outliers (a step during which something else had the processor) are left out, and the rest is fitted again.
     Raises `UsageError` where there are too few steps.
     """
-    knots = _choose_knots(sorted({step.size.decode_rows for step in steps if not step.size.prefill_chunks}))
+    knots = _choose_knots(Counter(step.size.decode_rows for step in steps if not step.size.prefill_chunks))
     num_terms = len(knots) + len(TERMS)
     if not knots or len(steps) < NUM_STEPS_PER_TERM * num_terms:
         raise UsageError(
@@ -118,9 +126,14 @@ def fit(steps: Sequence[MeasuredStep]) -> CostModel:
     )
 
 
-def _choose_knots(counts: Sequence[int]) -> tuple[int, ...]:
-    """Returns the least of the measured numbers of rows, and of those up to each power of two the largest."""
-    return tuple(sorted({*counts[:1], *({(count - 1).bit_length(): count for count in counts}).values()}))
+def _choose_knots(num_steps: Counter[int]) -> tuple[int, ...]:
+    """Returns the least of the measured numbers of rows, and of those up to each power of two the largest.
+
+    `num_steps` is how often each was measured; of the small ones all that were measured often are chosen.
+    """
+    counts = sorted(num_steps)
+    small = [count for count in counts if count <= MOST_SMALL_ROWS and num_steps[count] >= NUM_STEPS_PER_KNOT]
+    return tuple(sorted({*counts[:1], *small, *({(count - 1).bit_length(): count for count in counts}).values()}))
 
 
 def _place(knots: Sequence[int], count: int) -> tuple[int, float]:

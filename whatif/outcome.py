@@ -15,6 +15,7 @@ from whatif.drive import Served, serve
 from whatif.settings import Setting, make_config
 from whatif.simulation import SimulatedRunner
 from whatif.traces import Arrival
+from whatif.variation import VaryingSteps, in_order
 
 EXTRAPOLATED = 1.25
 """Steps of more than so many times the largest measured one are told."""
@@ -58,8 +59,10 @@ def simulate(arrivals: Sequence[Arrival], calibration: Calibration, model: CostM
     runners: list[SimulatedRunner] = []
     for engine in sorted({arrival.engine for arrival in arrivals}):
         own = [arrival for arrival in arrivals if arrival.engine == engine]
-        runners.append(SimulatedRunner(model, setting, calibration.can_overlap, own))
-        draw_jitter_s = partial(Random(0).choice, calibration.jitter_s)
+        rng = Random(0)
+        steps = VaryingSteps(model, calibration.steps, rng)
+        runners.append(SimulatedRunner(steps.next_seconds, setting, calibration.can_overlap, own))
+        draw_jitter_s = partial(next, in_order(calibration.jitter_s, rng))
         parts.append(serve(own, config, runners[-1], runners[-1].clock, StepTimes(), draw_jitter_s=draw_jitter_s))
     served = Served.joined(parts)
     assert not np.isnan(served.last_s).any(), "a request got no token"

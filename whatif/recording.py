@@ -24,8 +24,6 @@ from whatif.calibration import Calibration
 from whatif.recorded_steps import StepReader
 from whatif.traces import Arrival
 
-NUM_JITTERS = 100
-
 
 class Recording(NamedTuple):
     """What was served, and how. `num_left_out` requests have no token, or began before the first frame.
@@ -160,7 +158,6 @@ def _pipeline_s(served: Sequence[_Request]) -> float:
 
 
 def _jitter_s(delays_ns: Sequence[int]) -> tuple[float, ...]:
-    """Returns how far the delays are from their median, as quantiles at equal distances."""
+    """Returns how far each delay is from their median."""
     delays_s = np.array(delays_ns or [0]) / 1e9
-    parts = (np.arange(NUM_JITTERS) + 0.5) / NUM_JITTERS
-    return tuple((np.quantile(delays_s, parts) - np.median(delays_s)).tolist())
+    return tuple((delays_s - np.median(delays_s)).tolist())

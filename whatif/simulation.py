@@ -1,13 +1,13 @@
-"""Runs arrivals against the scheduler on a simulated clock: each step takes what the cost model says."""
+"""Runs arrivals against the scheduler on a simulated clock, on which a function of its size says what a step takes."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from messages.columns import INT32, INT64, unpack_int64
 from messages.steps import Batch, ForwardOutput
-from whatif.cost_model import CostModel, size_of_step
+from whatif.cost_model import StepSize, size_of_step
 from whatif.settings import Setting
 from whatif.traces import Arrival
 
@@ -40,7 +40,7 @@ class SimulatedStep:
 
 
 class SimulatedRunner:
-    """A device that runs steps one after another, each as long as the model says.
+    """A device that runs steps one after another, each for the seconds that `next_seconds` gives for its size.
 
     The next tokens are those of `arrivals`, whose uids are their indices; 0 where they are not known.
     """
@@ -51,7 +51,13 @@ class SimulatedRunner:
     page_memory = None
     page_store = None
 
-    def __init__(self, model: CostModel, setting: Setting, can_overlap: bool, arrivals: Sequence[Arrival] = ()):
+    def __init__(
+        self,
+        next_seconds: Callable[[StepSize], float],
+        setting: Setting,
+        can_overlap: bool,
+        arrivals: Sequence[Arrival] = (),
+    ):
         self.num_pages = setting.num_pages
         self.max_num_batched_tokens = setting.max_num_batched_tokens
         self.can_overlap = can_overlap
@@ -59,7 +65,7 @@ class SimulatedRunner:
         self.most_rows = 0
         self.most_tokens = 0
         """Of one step so far."""
-        self._model = model
+        self._next_seconds = next_seconds
         self._free_s = 0.0
         self._arrivals: Sequence[Arrival] = arrivals
         self._has_tokens = any(arrival.output_ids for arrival in arrivals)
@@ -68,7 +74,7 @@ class SimulatedRunner:
         size = size_of_step(batch)
         self.most_rows = max(self.most_rows, size.decode_rows)
         self.most_tokens = max(self.most_tokens, size.decode_rows + size.prefill_tokens)
-        self._free_s = max(self._free_s, self.clock()) + self._model.predict(size)
+        self._free_s = max(self._free_s, self.clock()) + self._next_seconds(size)
         tokens = self._next_tokens(batch) if self._has_tokens else bytes(4 * batch.num_sampled)
         return SimulatedStep(ForwardOutput(batch.step_id, tokens), self._free_s, self.clock)
 

@@ -21,12 +21,13 @@ import openvino_genai
 class Engine:
     """The pipeline with continuous batching, stepped by one thread as long as there are requests."""
 
-    def __init__(self, model: str, cache_gb: int):
+    def __init__(self, model: str, cache_gb: int, precision: str):
         scheduling = openvino_genai.SchedulerConfig()
         scheduling.cache_size = cache_gb
         scheduling.enable_prefix_caching = True
         scheduling.max_num_seqs = 64
-        formats = {"INFERENCE_PRECISION_HINT": openvino.Type.bf16, "KV_CACHE_PRECISION": openvino.Type.bf16}
+        number = getattr(openvino.Type, precision)
+        formats = {"INFERENCE_PRECISION_HINT": number, "KV_CACHE_PRECISION": number}
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduling, "CPU", formats)
         self._new: list[tuple[list[int], int, Future[int]]] = []
         self._has_new = threading.Condition()
@@ -86,8 +87,9 @@ def main() -> None:
     parser.add_argument("model", help="the exported directory")
     parser.add_argument("--port", type=int, default=9103)
     parser.add_argument("--cache-gb", type=int, default=2)
+    parser.add_argument("--precision", choices=("bf16", "f32"), default="bf16", help="f32: a processor with AVX2 alone")
     options = parser.parse_args()
-    Connection.engine = Engine(options.model, options.cache_gb)
+    Connection.engine = Engine(options.model, options.cache_gb, options.precision)
     Server(("127.0.0.1", options.port), Connection).serve_forever()
 
 

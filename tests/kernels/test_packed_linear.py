@@ -34,9 +34,12 @@ def test_it_is_the_product(
         assert float((got.double() - expected).norm() / expected.norm()) < {4: 1e-5, 2: 5e-3}[dtype.itemsize]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 33), (13_312, 64)])
-def test_a_row_is_the_same_bits_in_any_batch(backend: str, num_inputs: int, num_outputs: int) -> None:
-    x, weight, bias = make_case(70, num_inputs, num_outputs, torch.bfloat16)
+def test_a_row_is_the_same_bits_in_any_batch(
+    backend: str, num_inputs: int, num_outputs: int, dtype: torch.dtype
+) -> None:
+    x, weight, bias = make_case(70, num_inputs, num_outputs, dtype)
     if not has_packed_kernel(weight):
         pytest.skip(f"{backend} has no kernel for it")
     packed = pack(weight)
@@ -82,4 +85,10 @@ def test_a_weight_may_be_packed_in_parts(
 
 def test_the_kernel_is_for_whole_steps_of_inputs() -> None:
     assert not has_packed_kernel(torch.zeros(8, 48, dtype=torch.bfloat16))
+
+
+def test_float32_is_packed_where_torch_has_no_wider_vectors(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert has_packed_kernel(torch.zeros(8, 64)) == (backend == "avx2")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     assert not has_packed_kernel(torch.zeros(8, 64))

@@ -69,6 +69,14 @@ def test_between_and_beyond_the_measured_numbers_of_rows_steps_go_on_in_a_line(r
     assert MODEL.predict(StepSize(rows, 0)) == pytest.approx(seconds)
 
 
+def test_a_step_between_small_numbers_of_rows_is_found():
+    """A kernel with tiles of 4 rows: the fifth costs as much as four more."""
+    tiled = {rows: 0.01 * -(-rows // 4) for rows in range(1, 9)}
+    model = fit([MeasuredStep(StepSize(rows, keys), tiled[rows]) for rows in tiled for keys in range(8)])
+    for rows in range(1, 9):
+        assert model.predict(StepSize(rows, 4)) == pytest.approx(tiled[rows], rel=0.01)
+
+
 def test_one_measured_number_of_rows_stands_for_all():
     assert CostModel((3,), (0.01,), (0.0,) * 6).predict(StepSize(9, 0)) == 0.01
 

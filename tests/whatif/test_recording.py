@@ -25,7 +25,7 @@ from scheduler_proc.step_times import StepTimes
 from supervisor.manifest import make_manifest, write_manifest
 from tests.whatif.known_server import MODEL, arrival, calibration
 from whatif.__main__ import main
-from whatif.cost_model import size_of_step
+from whatif.cost_model import MeasuredStep, size_of_step
 from whatif.drive import Served, serve
 from whatif.outcome import simulate, summarize
 from whatif.recording import read_recording
@@ -56,7 +56,7 @@ class RecordedRunner(SimulatedRunner):
     """Writes what its scheduler receives and sends into files, with stamps of the simulated clock."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, can_overlap: bool = False, late_ns: int = 0):
-        super().__init__(MODEL, SETTING, can_overlap, ARRIVALS)
+        super().__init__(MODEL.predict, SETTING, can_overlap, ARRIVALS)
         self.batches: list[Batch] = []
         self.woken_at: set[int] = set()
         """The indices of steps for which the scheduler woke."""
@@ -165,8 +165,9 @@ def test_the_error_of_its_own_settings_is_told(
         f"{name} {part}" for name in ("TTFT", "inter-token", "end to end") for part in ("p50", "p90")
     ]
     assert list(errors.values()) == pytest.approx([0.0] * 6, abs=0.02)
-    slow = msgspec.structs.replace(MODEL, knot_seconds=tuple(2 * one for one in MODEL.knot_seconds))
-    assert find_errors(recording, slow, len(ARRIVALS))["inter-token p50"] == pytest.approx(1.0, abs=0.02)
+    steps = [MeasuredStep(step.size, 2 * step.seconds) for step in recording.calibration.steps]
+    slow = recording._replace(calibration=msgspec.structs.replace(recording.calibration, steps=steps))
+    assert find_errors(slow, MODEL, len(ARRIVALS))["inter-token p50"] == pytest.approx(1.0, abs=0.02)
     assert main([str(tmp_path)]) == 0
     assert re.search(r"off by: TTFT p50 [+-]\d+%, .*end to end p90 [+-]\d+%; expect", capsys.readouterr().out)
 
@@ -176,8 +177,9 @@ def test_what_the_way_back_varies_by_is_found_and_drawn(tmp_path: Path, monkeypa
     monkeypatch.undo()
     recording = read_recording(tmp_path)
     jitter_s = recording.calibration.jitter_s
+    late = [index for index, one in enumerate(jitter_s) if round(one, 6) == 0.02]
     assert {round(one, 6) for one in jitter_s} == {0.0, 0.02}
-    assert sum(jitter_s) / len(jitter_s) == pytest.approx(0.005, rel=0.05)
+    assert np.median(np.diff(late)) == 4  # in the order of the steps
     steady = msgspec.structs.replace(recording.calibration, jitter_s=(0.0,))
     alone = [arrival(range(10), 40)]
     drawn, same = (simulate(alone, one, MODEL, SETTING).inter_token for one in (recording.calibration, steady))
@@ -216,7 +218,7 @@ def test_each_engine_serves_what_it_had(
     assert both["num_preemptions"] == 2 * alone["num_preemptions"] > 0
     assert both["waits"] == {lack: 2 * count for lack, count in alone["waits"].items()}
     for name in ("seconds", "prefix_hit_rate"):
-        assert both[name] == pytest.approx(alone[name])
+        assert both[name] == pytest.approx(alone[name], rel=1e-3)
     for latency in ("ttft", "inter_token", "e2e"):
         assert both[latency]["p50_ms"] == pytest.approx(alone[latency]["p50_ms"], rel=0.02)
 

@@ -10,9 +10,9 @@ import pytest
 from messages.errors import UsageError
 from messages.steps import Batch
 from scheduler_proc.step_times import StepTimes
-from tests.whatif.known_server import MODEL, arrival, calibration
+from tests.whatif.known_server import MODEL, arrival, calibration, measured_steps
 from whatif.calibration import Calibration
-from whatif.cost_model import CostModel
+from whatif.cost_model import CostModel, MeasuredStep
 from whatif.drive import Served, serve
 from whatif.outcome import simulate
 from whatif.settings import Setting, check_possible, make_config
@@ -39,7 +39,7 @@ def run(
     model: CostModel = MODEL,
 ) -> tuple[Served, list[Batch]]:
     server = server or calibration()
-    runner = NotingRunner(model, setting, server.can_overlap, arrivals)
+    runner = NotingRunner(model.predict, setting, server.can_overlap, arrivals)
     runner.batches = []
     served = serve(arrivals, make_config(setting, server), runner, runner.clock, StepTimes())
     return served, runner.batches
@@ -128,12 +128,16 @@ def test_no_step_is_larger_than_its_setting_and_every_request_gets_its_tokens(ca
     assert np.isclose(served.gaps_s.sum(), (served.last_s - served.first_s).sum())
 
 
-def test_steps_that_take_twice_as_long_double_the_latencies_of_requests_that_do_not_meet():
+@pytest.mark.parametrize("is_explained", [True, False])
+def test_steps_that_take_twice_as_long_double_the_latencies_of_requests_that_do_not_meet(is_explained: bool):
     arrivals = [arrival(range(100 * index, 100 * index + 5), 4, at_s=index) for index in range(20)]
     slow = CostModel(
         MODEL.knots, *(tuple(2 * one for one in part) for part in (MODEL.knot_seconds, MODEL.term_seconds))
     )
-    once, twice = (simulate(arrivals, calibration(), model, SETTING) for model in (MODEL, slow))
+    model = slow if is_explained else MODEL
+    steps = [MeasuredStep(step.size, 2 * step.seconds) for step in measured_steps()]
+    once = simulate(arrivals, calibration(), MODEL, SETTING)
+    twice = simulate(arrivals, calibration(steps=steps), model, SETTING)
     for name in ("ttft", "inter_token", "e2e"):
         for quantile in ("p50_ms", "p90_ms", "p99_ms"):
             assert getattr(getattr(twice, name), quantile) == pytest.approx(2 * getattr(getattr(once, name), quantile))
@@ -149,7 +153,7 @@ def test_what_a_request_takes_outside_of_the_scheduler_is_added_once():
 
 def test_tokens_that_are_late_on_their_way_hold_up_those_behind_them():
     jitters_s = iter([0.0, 0.025, 0.0, 0.0, -0.001])
-    runner = SimulatedRunner(MODEL, SETTING, can_overlap=False)
+    runner = SimulatedRunner(MODEL.predict, SETTING, can_overlap=False)
     config = make_config(SETTING, calibration())
     served = serve(
         [arrival(range(10), 5)], config, runner, runner.clock, StepTimes(), math.inf, lambda: next(jitters_s)

@@ -1,14 +1,26 @@
-/* A packed linear layer where vectors have 8 floats: a weight becomes floats in the registers, once for up to 6 rows. */
+/* A packed linear layer where vectors have 8 floats: a weight of bfloat16 becomes floats in the registers, once for up to
+   6 rows. */
 
+#ifndef SLUICE_LINEAR_FLOATS
+#define SLUICE_LINEAR_FLOATS
 #include <immintrin.h>
+
+#define LINEAR_PAIR (IS_BFLOAT16 ? 2 : 1) /* inputs that lie together */
 
 /* Rows of a group at most: two vectors of sums each. With up to 2 rows there are four. */
 enum { LINEAR_MOST_ROWS = 6, LINEAR_FEW_ROWS = 2, LINEAR_MOST_VECTORS = 4 };
+#endif
 
-/* The first numbers of eight pairs, and the second ones. */
-INLINE __m256 linear_firsts(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
-INLINE __m256 linear_seconds(__m256i pairs) {
-  return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));
+/* Of each of eight outputs the first weight, or the second one: an output's LINEAR_PAIR weights lie together, and the next
+   input's of float32 behind the block's 32. */
+INLINE __m256 linear_weights(const element *weight, const int is_second) {
+#if IS_BFLOAT16
+  const __m256i pairs = _mm256_loadu_si256((const __m256i *)weight);
+  return is_second ? _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)))
+                   : _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+#else
+  return _mm256_loadu_ps(is_second ? weight + LINEAR_BLOCK : weight);
+#endif
 }
 
 /* So many of a row's outputs, as their sums are. */
@@ -16,26 +28,23 @@ INLINE void linear_finish(const linear_call *call, int64_t row, int64_t first, f
   const int64_t left = call->outputs - first, count = left < size ? left : size;
   element *out = call->out + row * call->outputs + first;
   if (call->bias)
-    for (int64_t i = 0; i < count; i++) sums[i] += widen_bfloat16(call->bias[first + i]);
+    for (int64_t i = 0; i < count; i++) sums[i] += WIDEN(call->bias[first + i]);
   if (call->is_gelu) SIMD for (int i = 0; i < size; i++) sums[i] = gelu_tanh(sums[i]);
-  for (int64_t i = 0; i < count; i++) out[i] = narrow_bfloat16(sums[i]);
+  for (int64_t i = 0; i < count; i++) out[i] = NARROW(sums[i]);
 }
 
 /* 8 outputs for each of so many vectors, from the `offset`-th of a block on.
    x: floats [inputs, rows]. */
 INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, int64_t offset, const int rows,
                            const int vectors) {
-  const element *weight = call->weight + block * call->inputs * LINEAR_BLOCK + 2 * offset;
+  const element *weight = call->weight + block * call->inputs * LINEAR_BLOCK + LINEAR_PAIR * offset;
   const float *x = (const float *)call->x + row * call->inputs;
   __m256 sum[LINEAR_MOST_ROWS][LINEAR_MOST_VECTORS], numbers[LINEAR_MOST_VECTORS];
   for (int r = 0; r < rows; r++)
     for (int v = 0; v < vectors; v++) sum[r][v] = _mm256_setzero_ps();
   for (int64_t input = 0; input < call->inputs; input += 2, weight += 2 * LINEAR_BLOCK, x += 2 * rows)
     for (int which = 0; which < 2; which++) {
-      for (int v = 0; v < vectors; v++) {
-        const __m256i pairs = _mm256_loadu_si256((const __m256i *)(weight + 16 * v));
-        numbers[v] = which ? linear_seconds(pairs) : linear_firsts(pairs);
-      }
+      for (int v = 0; v < vectors; v++) numbers[v] = linear_weights(weight + 8 * LINEAR_PAIR * v, which);
       for (int r = 0; r < rows; r++) {
         const __m256 mine = _mm256_broadcast_ss(x + which * rows + r);
         for (int v = 0; v < vectors; v++) sum[r][v] = _mm256_fmadd_ps(mine, numbers[v], sum[r][v]);
@@ -77,7 +86,7 @@ static void linear_widen_group(const void *data, int64_t group) {
   const element *x = call->x + row * inputs;
   float *out = widening->floats + row * inputs;
   for (int64_t r = 0; r < rows; r++)
-    for (int64_t i = 0; i < inputs; i++) out[i * rows + r] = widen_bfloat16(x[r * inputs + i]);
+    for (int64_t i = 0; i < inputs; i++) out[i * rows + r] = WIDEN(x[r * inputs + i]);
 }
 
 static int linear_run(linear_call *call) {

@@ -1,10 +1,26 @@
 /* A linear layer whose weight is packed: kernels/packed_linear.py says what it does and how the weight lies.
 
    A row's value is summed in the same order whatever the number of rows: one alone and one of a batch are equal. */
-#if IS_BFLOAT16 && defined(__AVX2__)
+#if defined(__AVX2__) && (IS_BFLOAT16 || !defined(__AVX512F__))
 
+#ifndef SLUICE_LINEAR
+#define SLUICE_LINEAR
 /* Bytes of an item's weight at least and at most, and items at least; outputs of a block. */
 enum { LINEAR_LEAST_ITEM = 128 << 10, LINEAR_LARGEST_ITEM = 1 << 20, LINEAR_ITEMS = 16, LINEAR_BLOCK = 32 };
+
+/* With AVX2 alone both formats have them. */
+#define linear_call NAME(linear_call)
+#define linear_finish NAME(linear_finish)
+#define linear_weights NAME(linear_weights)
+#define linear_product NAME(linear_product)
+#define linear_group NAME(linear_group)
+#define linear_item NAME(linear_item)
+#define linear_run NAME(linear_run)
+#define linear_rows_per_group NAME(linear_rows_per_group)
+#define linear_room NAME(linear_room)
+#define linear_widening NAME(linear_widening)
+#define linear_widen_group NAME(linear_widen_group)
+#endif
 
 typedef struct {
   const element *x, *weight, *bias;
@@ -49,17 +65,19 @@ INLINE void linear_finish(const linear_call *call, int64_t row, int64_t block, _
 #include "linear_floats.h"
 #endif
 
-/* x: [num_rows, inputs], weight: [ceil(outputs / 32), inputs / 2, 32, 2], bias (or null): [outputs],
+/* x: [num_rows, inputs], weight: [ceil(outputs / 32), inputs / 2, 32, 2], of float32
+   [ceil(outputs / 32), inputs, 32, 1], bias (or null): [outputs],
    out: [num_rows, outputs]; inputs is a multiple of 32. Returns 0, or -1 without memory. */
 PUBLIC int NAME(packed_linear)(const element *x, const element *weight, const element *bias, element *out,
                                int64_t num_rows, int64_t inputs, int64_t outputs, int64_t is_gelu) {
   if (num_rows == 0) return 0;
   const int64_t rows_per_group = linear_rows_per_group(num_rows, inputs);
   const int64_t num_blocks = (outputs + LINEAR_BLOCK - 1) / LINEAR_BLOCK;
-  int64_t item_bytes = num_blocks * inputs * 64 / LINEAR_ITEMS;
+  const int64_t block_bytes = inputs * LINEAR_BLOCK * (int64_t)sizeof(element);
+  int64_t item_bytes = num_blocks * block_bytes / LINEAR_ITEMS;
   if (item_bytes < LINEAR_LEAST_ITEM) item_bytes = LINEAR_LEAST_ITEM;
   if (item_bytes > LINEAR_LARGEST_ITEM) item_bytes = LINEAR_LARGEST_ITEM;
-  int64_t blocks_per_item = item_bytes / (inputs * 64);
+  int64_t blocks_per_item = item_bytes / block_bytes;
   if (blocks_per_item < 1) blocks_per_item = 1;
   const int64_t items_per_group = (num_blocks + blocks_per_item - 1) / blocks_per_item;
   linear_call call = {x, weight, bias, out, num_rows, inputs, outputs, rows_per_group, num_blocks, blocks_per_item,

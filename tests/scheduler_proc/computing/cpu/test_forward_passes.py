@@ -37,11 +37,12 @@ def test_tokens_are_those_of_steps_that_are_not_captured(tmp_path: Path, variant
     compare(captured, plain)
 
 
-def test_bfloat16_linears_are_captured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_linears_are_captured(tmp_path: Path, dtype: torch.dtype) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN_CONFIG | QWEN3), encoding="utf-8")
-    captured, plain = (load(tmp_path, load_format="dummy", dtype="bfloat16") for _ in range(2))
-    if not has_packed_kernel(torch.zeros(64, 64, dtype=torch.bfloat16)):
-        pytest.skip("this processor has no C kernel for bfloat16 linears")
+    captured, plain = (load(tmp_path, load_format="dummy", dtype=str(dtype).removeprefix("torch.")) for _ in range(2))
+    if not has_packed_kernel(torch.zeros(64, 64, dtype=dtype)):
+        pytest.skip("this processor has no C kernel for such linears")
     compare(captured, plain)
 
 

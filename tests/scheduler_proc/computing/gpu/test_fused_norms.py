@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from scheduler_proc.computing.loading import weights
 from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.computing.model import decoder, linear
 from tests.checkpoints import build_checkpoint, make_config
@@ -36,6 +37,8 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(decoder, name, counting(name, getattr(decoder, name)))
     products = SimpleNamespace(linear=counting("linear", linear.functional.linear))
     monkeypatch.setattr(linear, "functional", products)
+    for module in (linear, weights):  # as on a GPU
+        monkeypatch.setattr(module, "has_packed_kernel", lambda weight: False)
     return counts
 
 
