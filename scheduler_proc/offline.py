@@ -20,11 +20,13 @@ from messages.replies import DetokenizeMsg, FinishedRow, FinishReason, ToDetoken
 from messages.requests import SamplingParams, Stamps, UserMsg
 from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.deciding.page_tiers import LOAD_TIMEOUT_S
+from scheduler_proc.deciding.scheduler import GrammarSource
 from scheduler_proc.deciding_half import close_store, make_scheduler
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Stepper
 
 Report = Callable[[str, float | None], None]
+MakeGrammars = Callable[[Callable[[], None]], GrammarSource]
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,17 @@ def no_report(text: str, fraction: float | None) -> None:
 class OfflineEngine:
     """A model in this process. The prefix cache lives as long as it does."""
 
-    def __init__(self, config: Config, report: Report = no_report):
-        """Loads the model. Raises `BootError` where that cannot be done."""
+    def __init__(self, config: Config, report: Report = no_report, make_grammars: MakeGrammars | None = None):
+        """Loads the model. Raises `BootError` where that cannot be done.
+
+        `make_grammars` takes what wakes the engine, as `GrammarBuilder` does; without it requests have no grammar.
+        """
         runner = load_runner(config, report)
         self.gauges: dict[str, float] = {}
-        self._has_pages = threading.Event()
-        self._scheduler = make_scheduler(config, runner, wake=self._has_pages.set)
+        self._wake = threading.Event()
+        self._has_grammars = make_grammars is not None
+        grammars = None if make_grammars is None else make_grammars(self._wake.set)
+        self._scheduler = make_scheduler(config, runner, grammars, wake=self._wake.set)
         self._stepper = Stepper(self._scheduler, runner.launch, runner.can_overlap, StepTimes())
         self._next_uid = 0
         self._runner = runner
@@ -65,7 +72,7 @@ class OfflineEngine:
         if len(prompts) != len(params):
             raise UsageError(f"{len(prompts)} prompts and {len(params)} sampling parameters: give one for each")
         for own in params:
-            _refuse_what_needs_text(own)
+            _refuse_what_needs_text(own, has_grammars=self._has_grammars)
         first_uid, self._next_uid = self._next_uid, self._next_uid + len(prompts)
         for uid, (prompt, own) in enumerate(zip(prompts, params, strict=True), first_uid):
             self._scheduler.receive(UserMsg(uid, 0, pack_int32(prompt), own, Stamps()))
@@ -77,8 +84,8 @@ class OfflineEngine:
             if batch is None and not self._stepper.has_step:
                 if self._scheduler.is_idle:
                     break
-                self._has_pages.wait(LOAD_TIMEOUT_S)  # from a lower tier
-                self._has_pages.clear()
+                self._wake.wait(LOAD_TIMEOUT_S)  # for pages from a lower tier, or a grammar
+                self._wake.clear()
                 continue
             self._stepper.step(batch, start_s)
             inbox.take(self._scheduler.pop_replies())
@@ -111,12 +118,12 @@ class _Inbox:
         return Output(list(self._token_ids.get(uid, ())), row.finish_reason, row.usage, row.error)
 
 
-def _refuse_what_needs_text(params: SamplingParams) -> None:
+def _refuse_what_needs_text(params: SamplingParams, *, has_grammars: bool) -> None:
     unwanted = {
         "stop": bool(params.stop),
         "bad_words": bool(params.bad_words),
         "echo": params.echo,
-        "grammar": params.grammar is not None,
+        "grammar": params.grammar is not None and not has_grammars,
         "dry.sequence_breakers": params.dry is not None and bool(params.dry.sequence_breakers),
         "num_logprobs": params.num_logprobs is not None,
         "num_prompt_logprobs": params.num_prompt_logprobs is not None,

@@ -1,5 +1,6 @@
-"""The sections about what a step costs outside of the model, and what deciding costs."""
+"""The sections about what a step costs outside of the model, what deciding costs, and what speculation gains."""
 
+import statistics
 from collections.abc import Sequence
 
 from benchmarks.page.text import Result, make_table
@@ -23,3 +24,18 @@ def schedule_table(schedule: Result) -> str:
     """Returns a row for each thing that is decided."""
     rows = [(line["what"].strip(), f"{line['median_us']:.1f}", f"{line['p99_us']:.1f}") for line in schedule["results"]]
     return make_table(("", "median µs", "p99 µs"), rows)
+
+
+def speculation_table(speculation: Result) -> str:
+    """Returns a row for each case and kind of speculation; a file made before a figure was measured has none."""
+    rows: list[Sequence[object]] = []
+    for case in speculation["results"]["cases"]:
+        for mode, gain in case.get("modes", {"ngram": case}).items():
+            plain, drafted = (f"{statistics.median(case['tok/s'][one]):,.0f}" for one in ("none", mode))
+            tokens = f"{gain['tokens_a_step']:.1f}" if "tokens_a_step" in gain else "-"
+            accepted = f"{gain['accepted_tokens']:,.0f} of {gain['draft_tokens']:,.0f}"
+            times = f"{gain['wall']:.2f} / {gain['cpu']:.2f}", tokens, f"{gain['steps']:.2f}"
+            same = "yes" if gain["same"] else "no"
+            rows.append((case["name"], case["rows"], mode, f"{plain} / {drafted}", *times, accepted, same))
+    heads = "requests", "rows", "drafts", "tok/s, off / on", "times as fast, wall / CPU time", "tokens a step", "steps"
+    return make_table((*heads, "accepted", "same tokens"), rows)

@@ -1,7 +1,10 @@
 """How many draft tokens are worth their time: from what was accepted of a row, and from what steps take."""
 
 from collections.abc import Sequence
-from math import log
+
+UNTRIED = 2 / 3
+"""How likely the draft tokens of a row are right that has had none: so likely that it soon has some. What wrong ones
+cost is bounded by its credit."""
 
 DECAY = 0.9
 """Weight of what is known of a row after each further run of draft tokens."""
@@ -39,7 +42,7 @@ NO_LIMIT = 1 << 30
 
 class AcceptanceRate:
     """How likely a row's next draft token is right, by its latest ones: without any, as likely as `general` says, which
-    counts those of all rows, or else one third."""
+    counts those of all rows, or else `UNTRIED`."""
 
     __slots__ = ("_accepted", "_general", "_tried", "credit", "value")
 
@@ -75,7 +78,7 @@ class AcceptanceRate:
         self._update()
 
     def _update(self) -> None:
-        prior = 1 / 3 if self._general is None else self._general.value
+        prior = UNTRIED if self._general is None else self._general.value
         self.value = (self._accepted + 3 * prior) / (self._tried + 3)
 
 
@@ -150,7 +153,13 @@ class DraftLengths:
         if rate.credit <= 0 or rate.value * self._seconds <= cost:
             rate.fade()
             return 0
-        return max(1, int(log(cost / self._seconds) / log(rate.value)))
+        expected, seconds, gain, count = self._num_expected, self._seconds, rate.value, 0
+        while gain * seconds > expected * self._seconds_per_token:
+            expected += gain
+            seconds += self._seconds_per_token
+            gain *= rate.value
+            count += 1
+        return count
 
     def add(self, rate: AcceptanceRate, num_drafts: int) -> None:
         """Counts what a row of the step has got."""

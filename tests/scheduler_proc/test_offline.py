@@ -1,17 +1,22 @@
 """Both halves in one process: golden tokens on the CPU, the same with overlapped steps, and what is imported."""
 
 import json
+import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from llguidance import LLMatcher
+from tokenizers import Tokenizer
 
 from messages.errors import UsageError
-from messages.requests import SamplingParams
+from messages.requests import Grammar, SamplingParams
 from scheduler_proc.computing.gpu import loading
 from scheduler_proc.computing.loading import load_runner
 from scheduler_proc.computing.loading.placement import Placement
+from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.offline import OfflineEngine, Output
 from tests.checkpoints import CONTEXT, build_checkpoint, make_config
 from tests.scheduler_proc.computing.gpu.late_device import LateDevice
@@ -140,3 +145,15 @@ def test_it_needs_nothing_that_only_the_other_processes_need(model_dir: Path) ->
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "3\n"
+
+
+def test_grammars_are_kept_to_where_something_makes_them() -> None:
+    path = ROOT / "assets" / "tool-caller"
+    config = make_config(path)
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    grammar = Grammar("llguidance", LLMatcher.grammar_from_regex("(yes|no), (yes|no)!"), "")
+    params = [SamplingParams(30, temperature=1.0, seed=1, grammar=grammar)]
+    with pytest.raises(UsageError, match="grammar: only a server"):
+        OfflineEngine(config).generate([[5, 6]], params)
+    (output,) = OfflineEngine(config, make_grammars=partial(GrammarBuilder, config)).generate([[5, 6]], params)
+    assert re.fullmatch("(yes|no), (yes|no)!", tokenizer.decode(output.token_ids))

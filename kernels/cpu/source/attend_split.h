@@ -1,6 +1,6 @@
 /* Decode attention of some splits and heads over elements, or over codes of int8 with scales: a template of both.
 
-   KV(x) is the name of x for a cache of `kv_element`; WIDEN_KV makes floats of `kv_wide`. */
+   KV(x) is the name of x for a cache of `kv_element`; WIDEN_KV and LOAD_KV make floats of `kv_wide`. */
 
 /* Asks for `size` elements from each of the places on, in the order of memory, so that they are near when they are read.
    They come as far as the second cache: into the first one, fewer can be on their way. */
@@ -55,28 +55,37 @@ INLINE void KV(take_queries)(const element *query, int64_t num_queries, const in
 #elif IS_BFLOAT16 && defined(__AVX512BF16__)
 #include "decode_pairs.h"
 #else
-/* A head of K or V for all of its queries: codes become floats once. */
-INLINE const kv_wide *KV(widen)(const kv_element *from, const int head_dim, kv_wide *room) {
+/* A head of K or V of some tokens for all of its queries: codes become floats once. Beyond `num_keys` the first again. */
+INLINE void KV(widen)(const kv_element *from, const int64_t *offsets, int num_keys, const int head_dim,
+                      kv_wide room[NEAR_KEYS][MAX_HEAD_DIM], const kv_wide *near[NEAR_KEYS]) {
+  for (int k = 0; k < NEAR_KEYS; k++) {
+    const kv_element *mine = from + offsets[k < num_keys ? k : 0];
 #if IS_CODES
-  SIMD for (int i = 0; i < head_dim; i++) room[i] = (float)from[i];
-  return room;
+    SIMD for (int i = 0; i < head_dim; i++) room[k][i] = (float)mine[i];
+    near[k] = room[k];
 #else
-  (void)head_dim, (void)room;
-  return from;
+    (void)head_dim, (void)room;
+    near[k] = mine;
 #endif
+  }
 }
 
+/* Each key's products are summed in lanes. */
 INLINE void KV(score_keys)(const KV(decode_queries) *queries, int64_t first, int64_t num_queries, const kv_element *keys,
                            const int64_t *offsets, int num_keys, const int head_dim, float *scores) {
-  for (int k = 0; k < num_keys; k++) {
-    const element *query = queries->rows + first * head_dim;
-    kv_wide room[MAX_HEAD_DIM];
-    const kv_wide *key = KV(widen)(keys + offsets[k], head_dim, room);
-    for (int64_t q = 0; q < num_queries; q++, query += head_dim) {
-      float sum = 0.0f;
-      SIMD_SUM(sum) for (int i = 0; i < head_dim; i++) sum += WIDEN(query[i]) * WIDEN_KV(key[i]);
-      scores[q * BLOCK + k] = sum * queries->scale;
-    }
+  const element *query = queries->rows + first * head_dim;
+  kv_wide room[NEAR_KEYS][MAX_HEAD_DIM];
+  const kv_wide *near[NEAR_KEYS];
+  KV(widen)(keys, offsets, num_keys, head_dim, room, near);
+  for (int64_t q = 0; q < num_queries; q++, query += head_dim, scores += BLOCK) {
+    lanes sums[NEAR_KEYS] = {0};
+    int i = 0;
+    for (; i + LANES <= head_dim; i += LANES)
+      for (int k = 0; k < NEAR_KEYS; k++) sums[k] += LOAD(query + i) * LOAD_KV(near[k] + i);
+    sum_four(sums, scores);
+    for (; i < head_dim; i++)
+      for (int k = 0; k < NEAR_KEYS; k++) scores[k] += WIDEN(query[i]) * WIDEN_KV(near[k][i]);
+    for (int k = 0; k < NEAR_KEYS; k++) scores[k] *= queries->scale;
   }
 }
 
@@ -85,15 +94,21 @@ INLINE float KV(round_weights)(float *weights) {
   return 1.0f;
 }
 
+/* Beyond `num_keys` weights are 0. */
 INLINE void KV(add_values)(const float *weights, int j, int64_t num_queries, const kv_element *values,
                            const int64_t *offsets, int num_keys, const int head_dim, float *sums) {
-  for (int k = 0; k < num_keys; k++) {
-    kv_wide room[MAX_HEAD_DIM];
-    const kv_wide *value = KV(widen)(values + offsets[k], head_dim, room);
-    for (int64_t q = 0; q < num_queries; q++) {
-      float *mine = sums + q * SUMS_SIZE(head_dim), weight = weights[q * BLOCK + j + k];
-      SIMD for (int i = 0; i < head_dim; i++) mine[i] += weight * WIDEN_KV(value[i]);
+  kv_wide room[NEAR_KEYS][MAX_HEAD_DIM];
+  const kv_wide *near[NEAR_KEYS];
+  KV(widen)(values, offsets, num_keys, head_dim, room, near);
+  for (int64_t q = 0; q < num_queries; q++, weights += BLOCK, sums += SUMS_SIZE(head_dim)) {
+    int i = 0;
+    for (; i + LANES <= head_dim; i += LANES) {
+      lanes sum = load_float32(sums + i);
+      for (int k = 0; k < NEAR_KEYS; k++) sum += weights[j + k] * LOAD_KV(near[k] + i);
+      *(lanes *)(sums + i) = sum;
     }
+    for (; i < head_dim; i++)
+      for (int k = 0; k < NEAR_KEYS; k++) sums[i] += weights[j + k] * WIDEN_KV(near[k][i]);
   }
 }
 
@@ -214,4 +229,5 @@ static void KV(paged_decode_item)(const void *data, int64_t item) {
 #undef kv_element
 #undef kv_wide
 #undef WIDEN_KV
+#undef LOAD_KV
 #undef IS_CODES

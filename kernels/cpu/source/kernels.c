@@ -16,18 +16,21 @@
 #define FORMAT float32
 #define element float
 #define WIDEN widen_float32
+#define LOAD load_float32
 #define NARROW narrow_float32
 #define IS_BFLOAT16 0
 #include "operations.h"
 #undef FORMAT
 #undef element
 #undef WIDEN
+#undef LOAD
 #undef NARROW
 #undef IS_BFLOAT16
 
 #define FORMAT bfloat16
 #define element uint16_t
 #define WIDEN widen_bfloat16
+#define LOAD load_bfloat16
 #define NARROW narrow_bfloat16
 #define IS_BFLOAT16 1
 #include "operations.h"

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -32,6 +32,38 @@ INLINE float float_of(uint32_t bits) {
 }
 
 INLINE float widen_bfloat16(uint16_t x) { return float_of((uint32_t)x << 16); }
+
+/* 8 floats of a register. */
+typedef float lanes __attribute__((vector_size(32), aligned(4), may_alias));
+enum { LANES = 8 };
+
+INLINE lanes load_float32(const float *x) { return *(const lanes *)x; }
+
+#if defined(__AVX2__)
+INLINE lanes load_bfloat16(const uint16_t *x) {
+  return (lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16);
+}
+
+/* The sums of four vectors; each in the same order of additions. */
+INLINE void sum_four(const lanes *x, float *sums) {
+  const __m256 low = _mm256_hadd_ps((__m256)x[0], (__m256)x[1]), high = _mm256_hadd_ps((__m256)x[2], (__m256)x[3]);
+  const __m256 halves = _mm256_hadd_ps(low, high);
+  _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
+}
+#else
+INLINE lanes load_bfloat16(const uint16_t *x) {
+  lanes wide;
+  for (int i = 0; i < LANES; i++) wide[i] = widen_bfloat16(x[i]);
+  return wide;
+}
+
+INLINE void sum_four(const lanes *x, float *sums) {
+  for (int k = 0; k < 4; k++) {
+    sums[k] = 0.0f;
+    for (int i = 0; i < LANES; i++) sums[k] += x[k][i];
+  }
+}
+#endif
 
 /* Rounds to the nearest, ties to even; NaN stays NaN. */
 INLINE uint16_t narrow_bfloat16(float x) {

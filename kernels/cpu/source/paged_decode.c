@@ -42,6 +42,7 @@ typedef struct {
 #define kv_element element
 #define kv_wide element
 #define WIDEN_KV WIDEN
+#define LOAD_KV LOAD
 #define IS_CODES 0
 #include "attend_split.h"
 
@@ -49,6 +50,7 @@ typedef struct {
 #define kv_element int8_t
 #define kv_wide float
 #define WIDEN_KV widen_float32
+#define LOAD_KV load_float32
 #define IS_CODES 1
 #include "attend_split.h"
 

@@ -61,7 +61,7 @@ def test_a_row_whose_draft_tokens_are_right_gets_more():
     for rate in (rate_after((4, 0), (4, 0), (4, 0), (4, 0), (4, 0), (4, 0)), rate_after(), rate_after((4, 4), (8, 8))):
         lengths.begin_step(1, 1)
         chosen.append(lengths.choose(rate))
-    assert chosen[0] <= 1 < chosen[1] < 4 < chosen[2]
+    assert chosen[0] <= 1 < chosen[1] < 6 < chosen[2]
 
 
 def test_steps_that_take_as_long_as_they_have_tokens_have_no_draft_tokens():
@@ -78,9 +78,26 @@ def test_one_token_more_is_worth_less_once_others_have_some():
     rate = rate_after((4, 3))
     lengths.begin_step(4, 4)
     first = lengths.choose(rate)
-    for _ in range(4):
+    for _ in range(3):
         lengths.add(rate, first)
     assert 0 < lengths.choose(rate) < first
+
+
+@pytest.mark.parametrize("per_token", [0.1, 0.3])
+def test_a_row_alone_gets_as_many_as_make_the_step_yield_most(per_token: float):
+    lengths, rate = lengths_where(lambda size: 1 + per_token * (size - 1)), rate_after((8, 8), (8, 8))
+    lengths.begin_step(1, 1)
+
+    def tokens_a_second(num_drafts: int) -> float:
+        return sum(rate.value**j for j in range(num_drafts + 1)) / (1 + per_token * num_drafts)
+
+    assert abs(lengths.choose(rate) - max(range(30), key=tokens_a_second)) <= 1
+
+
+def test_a_new_row_is_tried_at_once_where_a_token_costs_half_a_step():
+    lengths = lengths_where(lambda size: 1 + 0.5 * (size - 1))
+    lengths.begin_step(1, 1)
+    assert lengths.choose(AcceptanceRate()) >= 1
 
 
 def test_a_row_without_luck_is_tried_again_in_time():
@@ -91,7 +108,7 @@ def test_a_row_without_luck_is_tried_again_in_time():
     while num_steps < 2_000 and not lengths.choose(rate):
         lengths.begin_step(1, 1)
         num_steps += 1
-    assert 20 < num_steps < 1_000
+    assert 10 < num_steps < 1_000
 
 
 @pytest.mark.parametrize("per_token", [0.02, 0.05, 0.1, 0.3])
