@@ -9,6 +9,8 @@
 
 /* Rows of a group at most: two vectors of sums each. With up to 2 rows there are four. */
 enum { LINEAR_MOST_ROWS = 6, LINEAR_FEW_ROWS = 2, LINEAR_MOST_VECTORS = 4 };
+
+enum { LINEAR_ASKING_ROWS = 24 }; /* so many at most wait for a block; of more, it would be put out of the cache again */
 #endif
 
 /* Of each of eight outputs the first weight, or the second one: an output's LINEAR_PAIR weights lie together, and the next
@@ -33,17 +35,21 @@ INLINE void linear_finish(const linear_call *call, int64_t row, int64_t first, f
   for (int64_t i = 0; i < count; i++) out[i] = NARROW(sums[i]);
 }
 
-/* 8 outputs for each of so many vectors, from the `offset`-th of a block on.
+/* 8 outputs for each of so many vectors, from the `offset`-th of a block on: all, or a half. A half's weights do not lie
+   behind each other, so the processor does not see them coming: whoever `asks` asks for half of the next block with each.
    x: floats [inputs, rows]. */
 INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, int64_t offset, const int rows,
-                           const int vectors) {
+                           const int vectors, const int asks) {
   const element *weight = call->weight + block * call->inputs * LINEAR_BLOCK + LINEAR_PAIR * offset;
   const float *x = (const float *)call->x + row * call->inputs;
+  const char *later = (const char *)(call->weight + (block + 1) * call->inputs * LINEAR_BLOCK);
+  if (offset) later += call->inputs * LINEAR_BLOCK * (int64_t)sizeof(element) / 2;
   __m256 sum[LINEAR_MOST_ROWS][LINEAR_MOST_VECTORS], numbers[LINEAR_MOST_VECTORS];
   for (int r = 0; r < rows; r++)
     for (int v = 0; v < vectors; v++) sum[r][v] = _mm256_setzero_ps();
   for (int64_t input = 0; input < call->inputs; input += 2, weight += 2 * LINEAR_BLOCK, x += 2 * rows)
     for (int which = 0; which < 2; which++) {
+      if (asks && which % LINEAR_PAIR == 0) __builtin_prefetch(later, 0, 2), later += 64;
       for (int v = 0; v < vectors; v++) numbers[v] = linear_weights(weight + 8 * LINEAR_PAIR * v, which);
       for (int r = 0; r < rows; r++) {
         const __m256 mine = _mm256_broadcast_ss(x + which * rows + r);
@@ -58,16 +64,20 @@ INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, 
   for (int r = 0; r < rows; r++) linear_finish(call, row + r, first, sums[r], 8 * vectors);
 }
 
-/* A group's product in code for just as many rows. The next block is not asked for: the processor sees it coming. */
+/* A group's product in code for just as many rows. The first of few groups asks: it waits for memory more than it computes. */
 static void linear_group(const linear_call *call, const element *x, int64_t row, int64_t block, const element *ahead,
                          int64_t rows) {
   (void)x, (void)ahead;
-#define ROWS(count)                                                                            \
-  case count:                                                                                  \
-    for (int64_t offset = 0; offset < LINEAR_BLOCK; offset += count > LINEAR_FEW_ROWS ? 16 : 32) \
-      linear_product(call, row, block, offset, count, count > LINEAR_FEW_ROWS ? 2 : 4);        \
+#define HALVES(count, asks) \
+  for (int64_t offset = 0; offset < LINEAR_BLOCK; offset += 16) linear_product(call, row, block, offset, count, 2, asks)
+#define ROWS(count)                                                                  \
+  case count:                                                                        \
+    if (count <= LINEAR_FEW_ROWS) linear_product(call, row, block, 0, count, 4, 0);  \
+    else if (row == 0 && call->num_rows <= LINEAR_ASKING_ROWS) HALVES(count, 1);     \
+    else HALVES(count, 0);                                                           \
     break;
   switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
+#undef HALVES
 #undef ROWS
 }
 
