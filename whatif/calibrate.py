@@ -48,7 +48,8 @@ def calibrate(config: Config, runner: Runner, seconds: float, source: Source = t
             num_steps = len(recorder.steps)
             arrivals = _make_arrivals(num_requests, step_s, config, rng)
             serve(arrivals, config, runner, SkippingClock(source), recorder, left_s)
-            step_s = float(np.median([step.seconds for step in recorder.steps[num_steps:]]))
+            if len(recorder.steps) > num_steps:  # none where the time ended at once
+                step_s = float(np.median([step.seconds for step in recorder.steps[num_steps:]]))
     return Calibration.of(config, runner, recorder.steps)
 
 
