@@ -7,7 +7,6 @@ from random import Random
 
 from whatif.cost_model import CostModel, MeasuredStep, StepSize
 
-
 LEAST_STEPS = 8
 """Fewer of a kind behind a step with chunks, or behind one without, say nothing of their own."""
 
