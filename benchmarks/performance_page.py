@@ -54,7 +54,7 @@ def _make_parts(results: Path) -> str:
         read_result(results, name)
         for name in ("mixed_steps", "ring_cost", "wire", "schedule", "router", "engine_death", "remote_cost")
     )
-    speculation = [read_result(results, name) for name in ("speculative", "speculative_float32")]
+    speculation = read_result(results, "speculative_float32")
     parts = [
         "# Performance of the parts\n\nMade of result files, as `../PERFORMANCE.md` is.\n",
         *step_kernels_parts(results),
@@ -64,7 +64,7 @@ def _make_parts(results: Path) -> str:
         "## What clients feel of the ring\n\n" + ring_cost_table(ring_cost) + name_source(ring_cost),
         "## What a step costs outside of the model\n\n" + wire_table(wire) + name_source(wire),
         "## What deciding costs\n\n" + schedule_table(schedule) + name_source(schedule),
-        "## What speculation gains\n\n" + "\n".join(speculation_table(one) + name_source(one) for one in speculation),
+        "## What speculation gains\n\n" + speculation_table(speculation) + name_source(speculation),
         "## When one of several engines dies\n\n" + engine_death_text(death) + name_source(death),
         "## How requests are spread over engines\n\n" + router_table(router) + name_source(router),
         "## What an engine on another machine costs\n\n" + remote_cost_table(remote) + name_source(remote),

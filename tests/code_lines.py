@@ -39,7 +39,7 @@ BUDGETS = {
     "messages": 2_300,
     "process runtime": 1_580,
     "launcher": 5_750,
-    "what-if": 1_140,
+    "what-if": 1_150,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

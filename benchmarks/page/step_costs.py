@@ -27,14 +27,13 @@ def schedule_table(schedule: Result) -> str:
 
 
 def speculation_table(speculation: Result) -> str:
-    """Returns a row for each case and kind of speculation; a file made before a figure was measured has none."""
+    """Returns a row for each case and kind of speculation."""
     rows: list[Sequence[object]] = []
     for case in speculation["results"]["cases"]:
-        for mode, gain in case.get("modes", {"ngram": case}).items():
+        for mode, gain in case["modes"].items():
             plain, drafted = (f"{statistics.median(case['tok/s'][one]):,.0f}" for one in ("none", mode))
-            tokens = f"{gain['tokens_a_step']:.1f}" if "tokens_a_step" in gain else "-"
             accepted = f"{gain['accepted_tokens']:,.0f} of {gain['draft_tokens']:,.0f}"
-            times = f"{gain['wall']:.2f} / {gain['cpu']:.2f}", tokens, f"{gain['steps']:.2f}"
+            times = f"{gain['wall']:.2f} / {gain['cpu']:.2f}", f"{gain['tokens_a_step']:.1f}", f"{gain['steps']:.2f}"
             same = "yes" if gain["same"] else "no"
             rows.append((case["name"], case["rows"], mode, f"{plain} / {drafted}", *times, accepted, same))
     heads = "requests", "rows", "drafts", "tok/s, off / on", "times as fast, wall / CPU time", "tokens a step", "steps"

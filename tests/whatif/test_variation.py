@@ -36,6 +36,15 @@ def test_each_kind_of_step_varies_for_itself():
     assert steps.next_seconds(StepSize(9, 9)) == MODEL.predict(StepSize(9, 9))  # none was measured
 
 
+def test_a_step_behind_one_with_chunks_varies_as_such_steps_did():
+    steps = vary(*[(CHUNK, 1.0), (ONE, 1.4), (ONE, 1.0), (ONE, 1.0)] * 10, (CHUNK, 1.0), (THREE, 5.0), (THREE, 1.0))
+    taken = [steps.next_seconds(size) / MODEL.predict(size) for size in (ONE, CHUNK, ONE, ONE, CHUNK, CHUNK, ONE)]
+    assert taken == pytest.approx([1.0, 1.0, 1.4, 1.0, 1.0, 1.0, 1.4])
+    steps.next_seconds(CHUNK)
+    few = {round(steps.next_seconds(THREE) / MODEL.predict(THREE), 3) for _ in range(4)}
+    assert few == {5.0, 1.0}  # one step behind a chunk says nothing of its own
+
+
 def test_a_slow_fifth_of_the_time_is_seen_in_p90_and_not_in_p50():
     known = [step for step in measured_steps() if step.size.decode_rows == 1 and not step.size.prefill_chunks]
     steps = [MeasuredStep(step.size, (1 + index // 40) * step.seconds) for index, step in enumerate(known * 7)][:50]
