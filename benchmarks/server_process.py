@@ -25,18 +25,19 @@ NUM_LINES_SHOWN = 40
 
 
 class ServerProcess:
-    """A running launcher of the code in `root`. `log` holds its last lines, each with the seconds since the start.
+    """A running launcher, of the code in `root` if given. `log` holds its last lines, each with the seconds since the start.
 
     It takes no snapshots unless the arguments ask for them.
     """
 
-    def __init__(self, arguments: Sequence[str], root: Path = ROOT):
+    def __init__(self, arguments: Sequence[str], root: Path | None = None):
         self.run_dir = RunDir(Path(tempfile.mkdtemp(prefix="sluice-bench-", dir="/tmp")))
         self.log: collections.deque[tuple[float, str]] = collections.deque(maxlen=20_000)
         self.begin_s = time.monotonic()
+        launch = [sys.executable, str(root / "launch.py")] if root else LAUNCH
         self._process = subprocess.Popen(
-            [sys.executable, str(root / "launch.py"), *OWN_FLAGS, "--run-dir", str(self.run_dir.path), *arguments],
-            cwd=root,
+            [*launch, *OWN_FLAGS, "--run-dir", str(self.run_dir.path), *arguments],
+            cwd=root or ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
