@@ -25,7 +25,7 @@ NUM_LINES_SHOWN = 40
 
 
 class ServerProcess:
-    """A running launcher, of the code in `root` if given. `log` holds its last lines, each with the seconds since the start.
+    """A running launcher, of the code in `root` if given. `log` holds its last lines, with the seconds since the start.
 
     It takes no snapshots unless the arguments ask for them.
     """

@@ -16,7 +16,7 @@ class VaryingSteps:
 
     Steps are slow or fast for seconds at a time, so ratios in their order lengthen queues as they did, and ratios
     drawn one by one do not. Each kind of step (`CostModel.kind_of`) has its own, since small ones vary more; and a step
-    behind one with chunks has those of such steps, which find their weights out of the caches.
+    of decode rows behind one with chunks has those of such steps, which find their weights out of the caches.
     """
 
     def __init__(self, model: CostModel, steps: Sequence[MeasuredStep], rng: Random):
@@ -28,7 +28,9 @@ class VaryingSteps:
                     ratios[model.kind_of(step.size), what_is_before].append(step.seconds / modelled_s)
             follows_chunks = step.size.prefill_chunks > 0
         self._ratios = {
-            key: in_order(some, rng) for key, some in ratios.items() if key[1] is None or len(some) >= LEAST_STEPS
+            key: in_order(some, rng)
+            for key, some in ratios.items()
+            if key[1] is None or (key[0] and len(some) >= LEAST_STEPS)
         }
         self._model = model
         self._follows_chunks = False
