@@ -5,6 +5,7 @@ import fcntl
 import os
 import shutil
 import signal
+import stat
 import time
 from pathlib import Path
 
@@ -206,7 +207,8 @@ def _lock_directory(run_dir: RunDir) -> int:
         try:
             run_dir.path.mkdir(mode=0o700, parents=True)
         except FileExistsError:
-            _check_is_ours(run_dir)
+            with contextlib.suppress(FileNotFoundError):  # the orphans of a killed launcher remove it
+                _check_is_ours(run_dir)
         except OSError as error:
             raise UsageError(f"--run-dir: {run_dir.path} cannot be made: {error.strerror}") from None
         with contextlib.suppress(FileNotFoundError):
@@ -223,9 +225,10 @@ def _lock_directory(run_dir: RunDir) -> int:
 
 def _check_is_ours(run_dir: RunDir) -> None:
     path = run_dir.path
-    if not path.is_dir() or path.is_symlink():
+    facts = path.lstat()
+    if not stat.S_ISDIR(facts.st_mode):
         raise UsageError(f"--run-dir: {path} is not a directory")
-    if path.stat().st_uid != os.getuid():
+    if facts.st_uid != os.getuid():
         raise UsageError(f"--run-dir: {path} belongs to another user")
     names = {entry.name for entry in path.iterdir()}
     if names and run_dir.lock_file.name not in names:

@@ -3,6 +3,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -81,6 +82,28 @@ def test_a_directory_that_is_being_removed_can_be_claimed_at_any_moment(
     assert all("lock" in names for names in seen if names), "a launcher would take it for somebody else's"
     assert not run_dir.path.exists()
     run_dir.remove()
+
+
+@pytest.mark.parametrize("look", ["lstat", "iterdir", "chmod"])
+def test_a_directory_that_goes_while_it_is_looked_at_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: str
+):
+    path = tmp_path / "run"
+    path.mkdir()
+    real, looks = getattr(Path, look), 0
+
+    def gone_at_first(self: Path, *args: Any, **named: Any) -> Any:
+        nonlocal looks
+        looks += self == path
+        if self == path and looks == 1:
+            path.rmdir()
+        return real(self, *args, **named)
+
+    monkeypatch.setattr(Path, look, gone_at_first)
+    run_dir, lock = claim(path)
+    assert looks
+    assert run_dir.lock_file.exists()
+    os.close(lock)
 
 
 def test_a_directory_with_other_files_is_refused_and_left_alone(tmp_path: Path):
