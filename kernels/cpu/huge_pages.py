@@ -9,6 +9,7 @@ import ctypes
 import math
 import mmap
 import os
+import threading
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -85,19 +86,23 @@ def advise(address: int, num_bytes: int, advice: int) -> bool:
     return _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), advice) == 0
 
 
-_chunks: list[Chunk] = []
-"""The one that is cut from at present, if any."""
+class _Cut(threading.local):
+    """The chunk that the calling thread cuts from at present: two threads must not be given the same memory."""
+
+    chunk: Chunk | None = None
+
+
+_cut = _Cut()
 
 
 @contextlib.contextmanager
 def allocate_from(chunk: Chunk) -> Iterator[None]:
     """Inside the block `empty_huge` takes of `chunk`, as long as that has room."""
-    before = _chunks[:]
-    _chunks[:] = [chunk]
+    before, _cut.chunk = _cut.chunk, chunk
     try:
         yield
     finally:
-        _chunks[:] = before
+        _cut.chunk = before
 
 
 def empty_huge(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -108,11 +113,11 @@ def empty_huge(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes == 0:
         return torch.empty(shape, dtype=dtype)
-    taken = _chunks[-1].take(shape, dtype) if _chunks else None
+    taken = None if _cut.chunk is None else _cut.chunk.take(shape, dtype)
     if taken is None:
         chunk = Chunk(max(CHUNK_BYTES, num_bytes))
         taken = chunk.take(shape, dtype)
         assert taken is not None
         if num_bytes < CHUNK_BYTES:
-            _chunks[:] = [chunk]
+            _cut.chunk = chunk
     return taken

@@ -1,6 +1,8 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 
-from kernels.cpu.huge_pages import CHUNK_BYTES, HUGE_PAGE, empty_huge
+from kernels.cpu.huge_pages import CHUNK_BYTES, HUGE_PAGE, Chunk, allocate_from, empty_huge
 
 
 def test_tensors_are_apart_and_aligned() -> None:
@@ -19,3 +21,12 @@ def test_a_large_tensor_begins_a_huge_page() -> None:
 
 def test_nothing_is_a_tensor_too() -> None:
     assert empty_huge((0, 4), torch.float32).shape == (0, 4)
+
+
+def test_another_thread_takes_of_another_chunk() -> None:
+    """Else two threads could be given the same memory."""
+    chunk = Chunk(HUGE_PAGE)
+    with allocate_from(chunk), ThreadPoolExecutor(1) as other:
+        theirs = other.submit(empty_huge, (16,), torch.uint8).result()
+        assert chunk.find(theirs) is None
+        assert chunk.find(empty_huge((16,), torch.uint8)) == 0
