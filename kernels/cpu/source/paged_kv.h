@@ -2,7 +2,15 @@
 
 #ifndef SLUICE_PAGED_KV
 #define SLUICE_PAGED_KV
-enum { BLOCK = 64 /* keys at a time */, MAX_HEAD_DIM = 256, MAX_QUERIES = 64 /* that share K and V in one item */, LINE_BYTES = 64 };
+enum { BLOCK = 64 /* keys at a time */, MAX_HEAD_DIM = 256, LINE_BYTES = 64 };
+
+/* Queries that share K and V in one item, and how far a row of them is from the next: an odd number of lines, else a
+   vector of each row would be in a quarter of a cache's sets. */
+#if defined(__AVX512F__)
+enum { MAX_QUERIES = 64, QUERY_STRIDE = 64 };
+#else
+enum { MAX_QUERIES = 128, QUERY_STRIDE = 144 };
+#endif
 
 /* Turns a block's scores of one query (already times log2 e) into weights, in place; returns the factor by which what
    was summed up before must be multiplied. Beyond `num_keys` the weights are 0. */

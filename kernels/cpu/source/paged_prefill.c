@@ -22,8 +22,8 @@ typedef struct {
 /* What an item works on. Queries are columns, so that what is done for one is done for 16 at once. */
 typedef struct {
   packed keys[BLOCK * MAX_HEAD_DIM], values[BLOCK * MAX_HEAD_DIM];
-  packed_step query[MAX_HEAD_DIM / STEP * MAX_QUERIES], weights[BLOCK / STEP * MAX_QUERIES];
-  float scores[BLOCK * MAX_QUERIES], sums[MAX_HEAD_DIM * MAX_QUERIES];
+  packed_step query[MAX_HEAD_DIM / STEP * QUERY_STRIDE], weights[BLOCK / STEP * QUERY_STRIDE];
+  float scores[BLOCK * QUERY_STRIDE], sums[MAX_HEAD_DIM * QUERY_STRIDE];
   float highest[MAX_QUERIES], total[MAX_QUERIES];
   int32_t positions[MAX_QUERIES];
   int64_t offsets[BLOCK];
@@ -81,7 +81,7 @@ static void NAME(paged_prefill_item)(const void *data, int64_t item) {
   const int64_t token = call->first_token[row] + start;
   const element *query = call->query + token * call->query_stride + head * queries * head_dim;
   NAME(prefill_scratch) scratch, *s = &scratch;
-  memset(s->sums, 0, sizeof(float) * (size_t)(padded_dim * MAX_QUERIES));
+  memset(s->sums, 0, sizeof(float) * (size_t)(padded_dim * QUERY_STRIDE));
   for (int q = 0; q < MAX_QUERIES; q++) {
     /* What fills the last vector is where the last query is. */
     s->positions[q] = (int32_t)(position + (q < num_queries ? q / queries : num_tokens - 1));

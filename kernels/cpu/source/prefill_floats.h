@@ -7,10 +7,10 @@
 /* query: [padded_dim, MAX_QUERIES]; 0 beyond the last query of its vector and beyond head_dim. */
 static void NAME(pack_queries)(const element *query, int64_t stride, int queries_a_token, int num_queries, int head_dim,
                                NAME(prefill_scratch) *s) {
-  memset(s->query, 0, sizeof(float) * (size_t)(PADDED_DIM(head_dim) * MAX_QUERIES));
+  memset(s->query, 0, sizeof(float) * (size_t)(PADDED_DIM(head_dim) * QUERY_STRIDE));
   for (int q = 0; q < num_queries; q++) {
     const element *mine = query + q / queries_a_token * stride + q % queries_a_token * head_dim;
-    for (int d = 0; d < head_dim; d++) s->query[d * MAX_QUERIES + q] = WIDEN(mine[d]);
+    for (int d = 0; d < head_dim; d++) s->query[d * QUERY_STRIDE + q] = WIDEN(mine[d]);
   }
 }
 
@@ -51,15 +51,15 @@ INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, in
     num_before[q] = is_masked ? (int32_t)(s->positions[query + q] - first) : BLOCK;
   }
   for (int j = 0; j < num_keys; j++) {
-    float *scores = s->scores + j * MAX_QUERIES + query;
+    float *scores = s->scores + j * QUERY_STRIDE + query;
     SIMD for (int q = 0; q < 16; q++) {
       scores[q] = j <= num_before[q] ? scores[q] * scale : -INFINITY;
       most[q] = scores[q] > most[q] ? scores[q] : most[q];
     }
   }
   for (int j = 0; j < num_keys; j++) {
-    const float *scores = s->scores + j * MAX_QUERIES + query;
-    float *weights = s->weights + j * MAX_QUERIES + query;
+    const float *scores = s->scores + j * QUERY_STRIDE + query;
+    float *weights = s->weights + j * QUERY_STRIDE + query;
     SIMD for (int q = 0; q < 16; q++) {
       weights[q] = power_of_2(scores[q] - most[q]);
       total[q] += weights[q];
@@ -71,7 +71,7 @@ INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, in
     s->total[query + q] = s->total[query + q] * factor[q] + total[q];
   }
   for (int d = 0; d < padded_dim; d++)
-    SIMD for (int q = 0; q < 16; q++) s->sums[d * MAX_QUERIES + query + q] *= factor[q];
+    SIMD for (int q = 0; q < 16; q++) s->sums[d * QUERY_STRIDE + query + q] *= factor[q];
 }
 
 /* out: the first query's head of the first token; tokens are `stride` elements apart. */
@@ -80,6 +80,6 @@ static void NAME(unpack_sums)(const NAME(prefill_scratch) *s, int num_queries, i
   for (int q = 0; q < num_queries; q++) {
     element *mine = out + q / queries_a_token * stride + q % queries_a_token * head_dim;
     const float inverse = 1.0f / s->total[q], *sums = s->sums + q;
-    for (int d = 0; d < head_dim; d++) mine[d] = NARROW(sums[d * MAX_QUERIES] * inverse);
+    for (int d = 0; d < head_dim; d++) mine[d] = NARROW(sums[d * QUERY_STRIDE] * inverse);
   }
 }

@@ -32,7 +32,7 @@ static void NAME(pack_queries)(const element *query, int64_t stride, int queries
         rows[i] = q + i < num_queries ? _mm512_maskz_loadu_epi16(lanes_from(d, head_dim), mine) : _mm512_setzero_si512();
       }
       transpose_pairs(rows);
-      for (int i = 0; i < 16; i++) _mm512_store_si512(s->query + (d / 2 + i) * MAX_QUERIES + q, rows[i]);
+      for (int i = 0; i < 16; i++) _mm512_store_si512(s->query + (d / 2 + i) * QUERY_STRIDE + q, rows[i]);
     }
 }
 
@@ -97,7 +97,7 @@ INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, in
   __m512 highs[4] = {highest, highest, highest, highest}, total[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   for (int j = 0; j < num_keys; j += 4)
     for (int i = 0; i < 4; i++) {
-      const __m512 score = _mm512_load_ps(scores + (j + i) * MAX_QUERIES);
+      const __m512 score = _mm512_load_ps(scores + (j + i) * QUERY_STRIDE);
       const __mmask16 seen = is_masked ? _mm512_cmpge_epi32_mask(num_before, _mm512_set1_epi32(j + i)) : 0xffff;
       highs[i] = _mm512_mask_max_ps(highs[i], seen, score, highs[i]); /* what is not a number is not the most */
     }
@@ -108,13 +108,13 @@ INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, in
   for (int j = 0; j < num_keys; j += 2) {
     __m512 weights[2];
     for (int i = 0; i < 2; i++) {
-      const __m512 score = _mm512_load_ps(scores + (j + i) * MAX_QUERIES);
+      const __m512 score = _mm512_load_ps(scores + (j + i) * QUERY_STRIDE);
       weights[i] = rough_powers_of_2(_mm512_fmsub_ps(score, rate, level));
       if (is_masked)
         weights[i] = _mm512_maskz_mov_ps(_mm512_cmpge_epi32_mask(num_before, _mm512_set1_epi32(j + i)), weights[i]);
       total[i] = _mm512_add_ps(total[i], weights[i]);
     }
-    _mm512_store_si512(s->weights + j / 2 * MAX_QUERIES + query, pair_up(weights[0], weights[1]));
+    _mm512_store_si512(s->weights + j / 2 * QUERY_STRIDE + query, pair_up(weights[0], weights[1]));
   }
   const __m512 factor = powers_of_2(_mm512_mul_ps(_mm512_sub_ps(highest, most), rate));
   const __m512 before = _mm512_mul_ps(_mm512_load_ps(s->total + query), factor);
@@ -122,7 +122,7 @@ INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, in
   _mm512_store_ps(s->total + query, _mm512_add_ps(before, _mm512_add_ps(total[0], total[1])));
   if (!_mm512_cmp_ps_mask(factor, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ)) return;
   for (int d = 0; d < padded_dim; d++) {
-    float *sums = s->sums + d * MAX_QUERIES + query;
+    float *sums = s->sums + d * QUERY_STRIDE + query;
     _mm512_store_ps(sums, _mm512_mul_ps(_mm512_load_ps(sums), factor));
   }
 }
@@ -135,9 +135,9 @@ static void NAME(unpack_sums)(const NAME(prefill_scratch) *s, int num_queries, i
     for (int d = 0; d < head_dim; d += 32) {
       __m512i rows[16];
       for (int i = 0; i < 16; i++) {
-        const float *sums = s->sums + (d + 2 * i) * MAX_QUERIES + q;
+        const float *sums = s->sums + (d + 2 * i) * QUERY_STRIDE + q;
         rows[i] = pair_up(_mm512_mul_ps(_mm512_load_ps(sums), inverse),
-                          _mm512_mul_ps(_mm512_load_ps(sums + MAX_QUERIES), inverse));
+                          _mm512_mul_ps(_mm512_load_ps(sums + QUERY_STRIDE), inverse));
       }
       transpose_pairs(rows);
       for (int i = 0; i < 16 && q + i < num_queries; i++) {

@@ -2,7 +2,7 @@
 
    A step is STEP elements of the summed dimension: bfloat16 in pairs where the processor multiplies pairs, and float32
    elsewhere. `a` is [rows, steps] of them, rows `a_row` elements apart and steps `a_step`; `b` is [steps, columns] of them
-   and c [rows, columns], both with rows of MAX_QUERIES columns. Columns are taken in vectors of 16. */
+   and c [rows, columns], both with rows QUERY_STRIDE columns apart. Columns are taken in vectors of 16. */
 
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
 #define STEP 2
@@ -40,8 +40,8 @@ INLINE void NAME(tile_registers)(const packed *a, int a_row, int a_step, const p
   __m512 sum[8][4];
   for (int r = 0; r < rows; r++)
     for (int v = 0; v < vectors; v++)
-      sum[r][v] = is_more ? _mm512_loadu_ps(c + r * MAX_QUERIES + 16 * v) : _mm512_setzero_ps();
-  for (int k = 0; k < steps; k++, a += a_step, b += MAX_QUERIES) {
+      sum[r][v] = is_more ? _mm512_loadu_ps(c + r * QUERY_STRIDE + 16 * v) : _mm512_setzero_ps();
+  for (int k = 0; k < steps; k++, a += a_step, b += QUERY_STRIDE) {
     __m512bh column[4];
     for (int v = 0; v < vectors; v++) column[v] = (__m512bh)_mm512_loadu_si512(b + 16 * v);
     for (int r = 0; r < rows; r++) {
@@ -52,20 +52,20 @@ INLINE void NAME(tile_registers)(const packed *a, int a_row, int a_step, const p
     }
   }
   for (int r = 0; r < rows; r++)
-    for (int v = 0; v < vectors; v++) _mm512_storeu_ps(c + r * MAX_QUERIES + 16 * v, sum[r][v]);
+    for (int v = 0; v < vectors; v++) _mm512_storeu_ps(c + r * QUERY_STRIDE + 16 * v, sum[r][v]);
 #else
   const tile_vector none = {0};
   tile_vector sum[8][4];
   for (int r = 0; r < rows; r++)
     for (int v = 0; v < vectors; v++)
-      sum[r][v] = is_more ? *(const tile_vector *)(c + r * MAX_QUERIES + TILE_LANES * v) : none;
-  for (int k = 0; k < steps; k++, a += a_step, b += MAX_QUERIES)
+      sum[r][v] = is_more ? *(const tile_vector *)(c + r * QUERY_STRIDE + TILE_LANES * v) : none;
+  for (int k = 0; k < steps; k++, a += a_step, b += QUERY_STRIDE)
     for (int v = 0; v < vectors; v++) {
       const tile_vector column = *(const tile_vector *)(b + TILE_LANES * v);
       for (int r = 0; r < rows; r++) sum[r][v] += a[r * a_row] * column;
     }
   for (int r = 0; r < rows; r++)
-    for (int v = 0; v < vectors; v++) *(tile_vector *)(c + r * MAX_QUERIES + TILE_LANES * v) = sum[r][v];
+    for (int v = 0; v < vectors; v++) *(tile_vector *)(c + r * QUERY_STRIDE + TILE_LANES * v) = sum[r][v];
 #endif
 }
 
@@ -73,12 +73,12 @@ INLINE void NAME(tile_registers)(const packed *a, int a_row, int a_step, const p
 /* `a_step` is STEP: a tile's rows are neighbours in memory. */
 static void NAME(tile_product)(const packed *a, int a_row, int a_step, const packed_step *b, float *c, int rows,
                                int steps, int vectors, const int is_more) {
-  const int a_bytes = a_row * 2, stride = MAX_QUERIES * 4;
+  const int a_bytes = a_row * 2, stride = QUERY_STRIDE * 4;
   (void)a_step;
   for (int row = 0; row < rows; row += 32)
     for (int vector = 0; vector < vectors; vector += 2) {
       const int has_second = vector + 1 < vectors;
-      float *first = c + row * MAX_QUERIES + 16 * vector, *second = first + 16 * MAX_QUERIES;
+      float *first = c + row * QUERY_STRIDE + 16 * vector, *second = first + 16 * QUERY_STRIDE;
       if (is_more) {
         _tile_loadd(0, first, stride);
         _tile_loadd(1, second, stride);
@@ -93,7 +93,7 @@ static void NAME(tile_product)(const packed *a, int a_row, int a_step, const pac
         _tile_zero(3);
       }
       for (int k = 0; k < steps; k += 16) {
-        const packed_step *mine = b + k * MAX_QUERIES + 16 * vector;
+        const packed_step *mine = b + k * QUERY_STRIDE + 16 * vector;
         _tile_loadd(4, a + row * a_row + 2 * k, a_bytes);
         _tile_loadd(5, a + (row + 16) * a_row + 2 * k, a_bytes);
         _tile_loadd(6, mine, stride);
@@ -116,7 +116,7 @@ static void NAME(tile_product)(const packed *a, int a_row, int a_step, const pac
 #else
 #define ROWS(count, width)                                                                         \
   for (int row = 0; row < rows; row += count)                                                      \
-  NAME(tile_registers)(a + row * a_row, a_row, a_step, b, c + row * MAX_QUERIES, count, steps, width, is_more)
+  NAME(tile_registers)(a + row * a_row, a_row, a_step, b, c + row * QUERY_STRIDE, count, steps, width, is_more)
 
 /* An element's value does not hang on the number of rows or vectors. */
 INLINE void NAME(tile_product)(const packed *a, int a_row, int a_step, const packed_step *b, float *c, int rows,
