@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from scheduler_proc.deciding.draft_lengths import NO_LIMIT, AcceptanceRate, DraftLengths, StepCost
+from scheduler_proc.deciding.draft_lengths import NO_LIMIT, AcceptanceRate, DraftLengths
+from scheduler_proc.deciding.step_cost import StepCost
 
 
 def lengths_where(seconds_of, sizes=(1, 2, 4, 9), rounds: int = 60) -> DraftLengths:
