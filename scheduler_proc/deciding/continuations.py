@@ -16,10 +16,10 @@ LookUp = Callable[[int], "array[int]"]
 class Continuation:
     """What one request may go on with. It is looked up at most once for each `interval` of the request's tokens.
 
-    `rates` count how often it was right.
+    `rates` count how often it was right. With fewer tokens than `idle_until` there is nothing to find.
     """
 
-    __slots__ = ("_guess", "_interval", "_next_lookup", "_rates", "_start")
+    __slots__ = ("_guess", "_interval", "_next_lookup", "_rates", "_start", "idle_until")
 
     def __init__(self, interval: int, rates: MatchRates) -> None:
         self._interval = interval
@@ -27,7 +27,7 @@ class Continuation:
         self._guess: array[int] = array(INT32)
         self._start = 0
         """How many tokens there were in front of the guess."""
-        self._next_lookup = 0
+        self._next_lookup = self.idle_until = 0
 
     def find(self, token_ids: "array[int]", look_up: LookUp) -> "array[int]":
         """Returns what may come behind all these tokens, which have grown since the last call; it may be nothing."""
@@ -38,6 +38,7 @@ class Continuation:
         if not self._guess and num_tokens >= self._next_lookup:
             self._next_lookup = num_tokens + self._interval
             self._guess = look_up(MAX_AHEAD)
+        self.idle_until = 0 if self._guess else self._next_lookup
         return self._guess
 
     def _check(self, new_ids: "array[int]") -> None:

@@ -58,18 +58,15 @@ class NgramDrafter:
             match = pending.match = NgramMatch(MatchRates(self._rates))
         match.follow(token_ids)
         num_drafts = min(max_tokens, self._max_drafts)
-        if self._cache is not None and (others := self._find_continuation(self._cache, req, match.rates)):
+        continuation = pending.continuation
+        if self._cache is not None and (continuation is None or len(token_ids) >= continuation.idle_until):
+            if continuation is None:
+                continuation = pending.continuation = Continuation(self._cache.page_size, match.rates)
+            others = continuation.find(token_ids, partial(self._cache.find_continuation, req))[:num_drafts]
             chance = match.rates.chance(CONTINUATION)
-            if not match.place or chance > match.chances(1)[0]:
-                others = others[:num_drafts]
+            if others and not (match.place and match.chances(1)[0] >= chance):
                 return Draft(others, [chance] * len(others))
         return Draft(match.next_ids(token_ids, num_drafts), match.chances(num_drafts)) if match.place else NO_DRAFT
-
-    def _find_continuation(self, cache: BlockAllocator, req: Req, rates: MatchRates) -> "array[int]":
-        pending = req.pending
-        if pending.continuation is None:
-            pending.continuation = Continuation(cache.page_size, rates)
-        return pending.continuation.find(req.token_ids, partial(cache.find_continuation, req))
 
 
 def num_accepted(draft_ids: "array[int]", sampled: Sequence[int]) -> int:

@@ -5,7 +5,7 @@ from array import array
 from scheduler_proc.deciding.match_rates import KINDS, MAX_LENGTH, MatchRates
 
 MAX_SEARCHED = 1 << 15
-"""Tokens that are searched, the latest of a request: some 1.3 ns each, far less than attention takes for them."""
+"""Tokens that are searched, the latest of a request: that takes far less than attention takes for them."""
 
 
 class NgramMatch:
