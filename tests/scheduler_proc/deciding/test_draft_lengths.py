@@ -68,12 +68,6 @@ def test_the_likelier_row_comes_first_where_few_tokens_are_left():
     assert choose(lengths, 2, [0.6] * 8, [0.95] * 8, max_tokens=4) == [0, 4]
 
 
-def test_a_prompt_in_the_same_step_makes_no_draft_token_cheaper():
-    """What a chunk takes is no reason to draft: `begin_step` is told of decode rows alone."""
-    lengths = lengths_where(lambda size: 1 + 0.4 * (size - 1), sizes=(1, 2, 3, 300))
-    assert choose(lengths, 1, [0.3]) == [0]
-
-
 def test_what_a_grammar_forces_is_tried_at_once_where_a_token_costs_most_of_its_share():
     lengths = lengths_where(lambda size: 2 + 0.9 * (size - 1), sizes=(14, 16, 18, 20))
     rate = AcceptanceRate(FORCED)
