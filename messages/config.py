@@ -214,7 +214,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             ge=1, le=64, description="most draft tokens of a row in one step; as many as are worth their time are used"
         ),
-    ] = 8
+    ] = 16
     max_queued_requests: Annotated[
         int, Meta(ge=0, description="requests that may wait for a row; beyond it clients get 503 with Retry-After")
     ] = 1024

@@ -23,7 +23,7 @@ class Chunk(NamedTuple):
 
     All tokens before `start` are computed by then.
 
-    `draft_rate` is where it counts how many of those were right.
+    `draft_rate`, if there is one, counts how many of those were right.
     """
 
     req: Req
@@ -34,7 +34,7 @@ class Chunk(NamedTuple):
     draft_rate: AcceptanceRate | None = None
 
 
-def plan_drafts(req: Req, draft_ids: "array[int]", rate: AcceptanceRate) -> Chunk:
+def plan_drafts(req: Req, draft_ids: "array[int]", rate: AcceptanceRate | None) -> Chunk:
     """Returns the row of a request in DECODE with tokens that may come next."""
     end = len(req.token_ids)
     return Chunk(req, end - 1, end, req.wanted_in_decode(len(draft_ids)), draft_ids, rate)

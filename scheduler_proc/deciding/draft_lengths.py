@@ -2,54 +2,40 @@
 
 from collections.abc import Sequence
 
-UNTRIED = 2 / 3
-"""How likely the draft tokens of a row are right that has had none: so likely that it soon has some. What wrong ones
-cost is bounded by its credit."""
+from scheduler_proc.deciding.step_cost import StepCost
+
+UNTRIED, FORCED = 2 / 3, 0.97
+"""How likely the draft tokens of a draft model, and of a grammar, are right before any was tried."""
 
 DECAY = 0.9
 """Weight of what is known of a row after each further run of draft tokens."""
 
 IDLE_DECAY = 0.99
-"""The same after each step for which it was not worth it: in time the row is tried again."""
-
-REGAINED, MAX_CREDIT = 0.01, 3.0
-"""In tokens: what a row's draft tokens may cost beyond what they bring, for each step, and at once. So a row none of
-whose draft tokens is right loses, by what tokens are known to cost, at most 1 % of its tokens, 3 tokens and its last
-draft tokens; the line may lie below the true cost, so a test allows 3 %."""
-
-DEAREST_DECAY = 0.999
-"""What a token costs is forgotten so slowly where it is charged: a cost that seems small for want of tries is not."""
+"""The same after each step for which what its grammar forces was not worth it: in time it is tried again."""
 
 PROBE_STEPS = 100
 """After so many steps in which a draft model was not worth it, one row gets a token of it: costs may have changed."""
 
-COST_DECAY = 0.97
-"""Weight of what is known of steps after each further step."""
+MIN_CHANCE = 0.1
+"""Draft tokens that are less likely right are not worth their bother, however cheap they seem for want of tries."""
 
-LEAST_COST = 0.02
-"""A token more costs at least this part of what a token of the step costs on average, and so much where nothing is
-known of it: it is tried."""
+MAX_GROUP = 16
+"""Kernels take tokens in groups of at most so many: where these do not pay together, more do not either."""
 
-PRIOR_VARIANCE = 0.02
-"""In tokens²: how much of a variance that assumption outweighs. So the line flattens as steps stay the same."""
-
-OUTLIER, SLOW_WEIGHT = 1.5, 0.1
-"""A step that takes longer than it should says little, for something else may have had the cores: it has this weight,
-and counts as no longer than so many times what it should take. So the line lies near the quickest steps."""
-
-NO_LIMIT = 1 << 30
+CHEAPEST = 0.25
+"""In `seconds_per_token`: less than this no token costs beside others."""
 
 
 class AcceptanceRate:
     """How likely a row's next draft token is right, by its latest ones: without any, as likely as `general` says, which
-    counts those of all rows, or else `UNTRIED`."""
+    counts those of all rows, or else `untried`."""
 
-    __slots__ = ("_accepted", "_general", "_tried", "credit", "value")
+    __slots__ = ("_accepted", "_general", "_tried", "_untried", "value")
 
-    def __init__(self) -> None:
-        self.credit = MAX_CREDIT
+    def __init__(self, untried: float = UNTRIED) -> None:
         self._accepted = self._tried = 0.0
         self._general: AcceptanceRate | None = None
+        self._untried = untried
         self._update()
 
     def follow(self, general: "AcceptanceRate") -> None:
@@ -64,110 +50,84 @@ class AcceptanceRate:
         """
         self._accepted = DECAY * self._accepted + num_accepted
         self._tried = DECAY * self._tried + num_accepted + (num_accepted < num_drafts)
-        self.credit = min(MAX_CREDIT, self.credit + num_accepted)
         if self._general is not None:
             self._general.add(num_drafts, num_accepted)
         self._update()
 
     def fade(self) -> None:
-        """Forgets a little."""
-        if not self._tried:
-            return
+        """Forgets a little, `general` too."""
+        if self._general is not None:
+            self._general.fade()
         self._accepted *= IDLE_DECAY
         self._tried *= IDLE_DECAY
         self._update()
 
     def _update(self) -> None:
-        prior = UNTRIED if self._general is None else self._general.value
+        prior = self._untried if self._general is None else self._general.value
         self.value = (self._accepted + 3 * prior) / (self._tried + 3)
 
 
-class StepCost:
-    """What steps take by their tokens: a line through the latest steps (an expectile, by weighted least squares)."""
-
-    def __init__(self) -> None:
-        self._weight = 0.0
-        self._tokens = 0.0
-        self._seconds = 0.0
-        self._variance = 0.0
-        self._covariance = 0.0
-
-    @property
-    def seconds_per_token(self) -> float:
-        """Of one more token in a step; 0 before the first step. The line meets 0 tokens at 0 s or above."""
-        if not self._weight:
-            return 0.0
-        average, prior = self._seconds / self._tokens, PRIOR_VARIANCE * self._weight
-        slope = (self._covariance + LEAST_COST * average * prior) / (self._variance + prior)
-        return min(max(slope, LEAST_COST * average), average)
-
-    def predict(self, num_tokens: float) -> float:
-        """Returns seconds; 0 before the first step."""
-        return max(0.0, self._seconds + self.seconds_per_token * (num_tokens - self._tokens))
-
-    def add(self, num_tokens: float, seconds: float) -> None:
-        """Takes a step into account; the sums are Welford's, with weights that fade (West, 1979)."""
-        weight = 1.0
-        if self._weight and seconds > (expected := self.predict(num_tokens)):
-            seconds, weight = min(seconds, OUTLIER * expected), SLOW_WEIGHT
-        self._weight = COST_DECAY * self._weight + weight
-        deviation = num_tokens - self._tokens
-        self._tokens += deviation * weight / self._weight
-        self._seconds += (seconds - self._seconds) * weight / self._weight
-        self._variance = COST_DECAY * self._variance + weight * deviation * (num_tokens - self._tokens)
-        self._covariance = COST_DECAY * self._covariance + weight * deviation * (seconds - self._seconds)
-
-
 class DraftLengths:
-    """Gives draft tokens to rows as long as each makes the step yield more tokens a second, all rows together.
+    """Gives draft tokens to rows so that the step yields the most tokens a second, all rows together.
 
-    A row's j-th draft token is accepted with probability p^j, where p is its `AcceptanceRate`. It is worth its time
-    where p^j / (seconds of a token) is above the (expected tokens) / (seconds) of the step without it.
+    A row's j-th draft token is right with the product of the probabilities of its first j.
 
-    `general` is the rate of all rows with drafts of a draft model.
+    `general` is the rate of all rows with drafts of a draft model, `forced` that with what grammars force.
     """
 
     def __init__(self) -> None:
         self.cost = StepCost()
         self.general = AcceptanceRate()
+        self.forced = AcceptanceRate(FORCED)
         self.num_idle = 0
         """Steps since a draft model has proposed anything."""
+        self._num_tokens = 0
         self._num_expected = 0.0
         self._seconds = 0.0
         self._seconds_per_token = 0.0
-        self._dearest = 0.0
 
-    def begin_step(self, num_rows: int, num_tokens: int) -> None:
-        """From now on `choose` is asked about this step: rows that get a token, and all tokens but draft tokens."""
+    def begin_step(self, num_rows: int) -> None:
+        """From now on `choose` is asked about a step with so many rows in DECODE.
+
+        What else it computes it computes anyhow: a draft token must be worth its time beside decode rows.
+        """
+        self._num_tokens = num_rows
         self._num_expected = float(num_rows)
-        self._seconds = self.cost.predict(num_tokens)
+        self._seconds = self.cost.predict(num_rows)
         self._seconds_per_token = self.cost.seconds_per_token
-        self._dearest = max(self._seconds_per_token, DEAREST_DECAY * self._dearest)
 
-    def choose(self, rate: AcceptanceRate) -> int:
-        """Returns the most draft tokens that are worth their time for a row; for one that gets none, time goes on."""
-        cost = self._num_expected * self._seconds_per_token
-        if not cost:
-            return NO_LIMIT
-        rate.credit = min(MAX_CREDIT, rate.credit + REGAINED)
-        if rate.credit <= 0 or rate.value * self._seconds <= cost:
-            rate.fade()
-            return 0
-        expected, seconds, gain, count = self._num_expected, self._seconds, rate.value, 0
-        while gain * seconds > expected * self._seconds_per_token:
-            expected += gain
-            seconds += self._seconds_per_token
-            gain *= rate.value
-            count += 1
-        return count
+    def choose(self, chances: Sequence[Sequence[float]], max_tokens: int) -> list[int]:
+        """Returns how many draft tokens each of these rows gets, at most so many in all.
 
-    def add(self, rate: AcceptanceRate, num_drafts: int) -> None:
-        """Counts what a row of the step has got."""
+        `chances` say how likely each of its draft tokens is right where those before it are. The likeliest of all rows
+        come first, and as many of them as make the step yield the most tokens a second.
+        """
+        expected, num_chosen, best, least = self._num_expected, 0, 0.0, 0.0
         if self._seconds:
-            rate.credit -= num_drafts * self._dearest * self._num_expected / self._seconds
-        self._seconds += num_drafts * self._seconds_per_token
-        p = rate.value
-        self._num_expected += p * (1 - p**num_drafts) / (1 - p)
+            best = expected / self._seconds
+            least = max(MIN_CHANCE, CHEAPEST * self._seconds_per_token * best)
+        tokens: list[tuple[float, int]] = []
+        for row, own in enumerate(chances):
+            product = 1.0
+            for chance in own:
+                product *= chance
+                if product < least:
+                    break
+                tokens.append((product, row))
+        tokens.sort(reverse=True)
+        for count, (chance, _) in enumerate(tokens[:max_tokens], 1):
+            if count > num_chosen + MAX_GROUP:
+                break
+            expected += chance
+            seconds = self.cost.predict(self._num_tokens + count)
+            if not seconds or expected / seconds > best:
+                best, num_chosen = seconds and expected / seconds, count
+                self._num_expected, self._seconds = expected, seconds
+        self._num_tokens += num_chosen
+        counts = [0] * len(chances)
+        for _, row in tokens[:num_chosen]:
+            counts[row] += 1
+        return counts
 
     def choose_all(self, rates: Sequence[AcceptanceRate], most: Sequence[int], drafting: StepCost) -> list[int]:
         """Returns how many draft tokens of a draft model are worth their time for each row, at most so many (0 not for

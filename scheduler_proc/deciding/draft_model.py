@@ -22,8 +22,8 @@ from messages.steps import Batch, ForwardOutput
 from scheduler_proc.deciding.batch_columns import BatchBuilder, Chunk
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
-from scheduler_proc.deciding.draft_lengths import StepCost
 from scheduler_proc.deciding.requests import Req
+from scheduler_proc.deciding.step_cost import StepCost
 from scheduler_proc.deciding.wanted import Wanted
 
 MOST_LACKING = 8

@@ -5,9 +5,9 @@ from array import array
 from scheduler_proc.deciding.batch_columns import NO_DRAFTS, Chunk, plan_drafts
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
-from scheduler_proc.deciding.draft_lengths import NO_LIMIT, AcceptanceRate, DraftLengths
+from scheduler_proc.deciding.draft_lengths import AcceptanceRate, DraftLengths
 from scheduler_proc.deciding.draft_model import DraftLimits, DraftModel
-from scheduler_proc.deciding.drafts import Drafter
+from scheduler_proc.deciding.drafts import Draft, Drafter
 from scheduler_proc.deciding.requests import Req
 
 
@@ -25,28 +25,50 @@ class DraftPlanner:
         self._chunks: list[Chunk] = []
         self._num_tokens_left = 0
 
-    def plan(self, rows: DecodeRows, others: list[Chunk], max_num_tokens: int) -> list[Chunk]:
+    def plan(self, rows: DecodeRows, max_num_tokens: int) -> list[Chunk]:
         """Returns a chunk for each of `rows` that has draft tokens, at most so many in all, as far as there are pages.
 
-        `others` are the step's prefill chunks. What a row's grammar forces goes before what the drafter proposes.
+        What a row's grammar forces goes before what the drafter proposes.
         """
         self._chunks, self._num_tokens_left = [], max_num_tokens
         if self._lengths is not None:
-            num_sampled = len(rows) + sum(chunk.wanted.num_tokens for chunk in others)
-            self._lengths.begin_step(num_sampled, len(rows) + sum(chunk.end - chunk.start for chunk in others))
+            self._lengths.begin_step(len(rows))
+        proposed: list[tuple[Req, Draft, AcceptanceRate | None]] = []
         for req in rows.reqs:
-            grammar = req.pending.grammar
-            forced_ids = NO_DRAFTS if grammar is None else grammar.forced_ids()
-            if forced_ids:
-                self._add(req, forced_ids[: self._limit(req, req.pending.forced_rate)], req.pending.forced_rate)
-            elif isinstance(self._drafter, DraftModel):
+            limit = min(max_num_tokens, req.pending.max_len - len(req.token_ids) - 1)
+            if limit <= 0:
                 continue
-            elif limit := self._limit(req, req.pending.draft_rate):
-                self._add(req, self._drafter.propose(req, limit), req.pending.draft_rate)
+            forced_ids = NO_DRAFTS if req.pending.grammar is None else req.pending.grammar.forced_ids()[:limit]
+            if forced_ids:
+                proposed.append((req, *self._forced(req, forced_ids)))
+            elif not isinstance(self._drafter, DraftModel) and (draft := self._drafter.propose(req, limit)).token_ids:
+                proposed.append((req, draft, None))
+        if proposed:
+            self._add(proposed)
         self.seconds = 0.0
         if isinstance(self._drafter, DraftModel) and not self._drafter.has_failed:
             self._ask(self._drafter, rows)
         return self._chunks
+
+    def _forced(self, req: Req, token_ids: "array[int]") -> tuple[Draft, AcceptanceRate]:
+        rate = req.pending.forced_rate
+        if self._lengths is not None:
+            rate.follow(self._lengths.forced)
+        return Draft(token_ids, [rate.value] * len(token_ids)), rate
+
+    def _add(self, proposed: list[tuple[Req, Draft, AcceptanceRate | None]]) -> None:
+        """Plans the rows that get some of their draft tokens."""
+        if self._lengths is None:
+            counts = [len(draft.token_ids) for _, draft, _ in proposed]
+        else:
+            counts = self._lengths.choose([draft.chances for _, draft, _ in proposed], self._num_tokens_left)
+        for count, (req, draft, rate) in zip(counts, proposed, strict=True):
+            draft_ids = draft.token_ids[: min(count, self._num_tokens_left)]
+            if draft_ids and self._cache.grow(req, len(req.token_ids) + len(draft_ids)):
+                self._chunks.append(plan_drafts(req, draft_ids, rate))
+                self._num_tokens_left -= len(draft_ids)
+            elif rate is not None:
+                rate.fade()
 
     def _ask(self, model: DraftModel, rows: DecodeRows) -> None:
         """Adds the draft tokens of the draft model to all rows that have none."""
@@ -82,14 +104,3 @@ class DraftPlanner:
         for rate in rates:
             rate.follow(lengths.general)
         return lengths.choose_all(rates, most, model.cost)
-
-    def _limit(self, req: Req, rate: AcceptanceRate) -> int:
-        num_useful = NO_LIMIT if self._lengths is None else self._lengths.choose(rate)
-        return max(0, min(num_useful, self._num_tokens_left, req.pending.max_len - len(req.token_ids) - 1))
-
-    def _add(self, req: Req, draft_ids: "array[int]", rate: AcceptanceRate) -> None:
-        if draft_ids and self._cache.grow(req, len(req.token_ids) + len(draft_ids)):
-            self._chunks.append(plan_drafts(req, draft_ids, rate))
-            self._num_tokens_left -= len(draft_ids)
-            if self._lengths is not None:
-                self._lengths.add(rate, len(draft_ids))

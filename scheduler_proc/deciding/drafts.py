@@ -7,23 +7,32 @@ draft token is right exactly where it equals the token that is sampled in its pl
 from array import array
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from messages.columns import INT32
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.continuations import Continuation
-from scheduler_proc.deciding.ngrams import MAX_MATCH, NgramIndex
+from scheduler_proc.deciding.match_rates import CONTINUATION, MatchRates
+from scheduler_proc.deciding.ngrams import NgramMatch
 from scheduler_proc.deciding.requests import Req
 
-MAX_DRAFTS_BY_MATCH = {2: 2, 3: 4}
-"""Most draft tokens after a match of so many tokens; after a longer one there are as many as are wanted."""
 
-NONE: "array[int]" = array(INT32)
+class Draft(NamedTuple):
+    """Tokens (int32 ids of the vocabulary) that may come next, and how likely each is right where those before it are.
+
+    `chances` are needed where there are `DraftLengths`.
+    """
+
+    token_ids: "array[int]"
+    chances: Sequence[float] = ()
+
+
+NO_DRAFT = Draft(array(INT32))
 
 
 class Drafter(Protocol):
-    def propose(self, req: Req, max_tokens: int) -> "array[int]":
-        """Returns at most `max_tokens` int32 ids of the vocabulary that may follow the request's tokens; none is good.
+    def propose(self, req: Req, max_tokens: int) -> Draft:
+        """Returns at most `max_tokens` (at least 1) that may follow the request's tokens; none is good.
 
         Called before each step in which a row could have some.
         """
@@ -33,36 +42,31 @@ class Drafter(Protocol):
 class NgramDrafter:
     """Proposes at most `num_speculative_tokens` tokens, as in prompt lookup decoding (Saxena, 2023).
 
-    A request's index lives as long as the request. With a `cache`, what another request had behind the very same tokens
-    goes before a match of fewer than `MAX_MATCH`.
+    What a request's match and continuation know lives as long as the request. With a `cache`, what another request had
+    behind the very same tokens goes before a match that is less likely right.
     """
 
     def __init__(self, num_speculative_tokens: int, cache: BlockAllocator | None = None):
         self._max_drafts = num_speculative_tokens
         self._cache = cache
+        self._rates = MatchRates()
 
-    def propose(self, req: Req, max_tokens: int) -> "array[int]":
+    def propose(self, req: Req, max_tokens: int) -> Draft:
         token_ids, pending = req.token_ids, req.pending
-        if pending.ngrams is None:
-            pending.ngrams = NgramIndex()
-        start, length = pending.ngrams.find(token_ids)
-        if length < MAX_MATCH and self._cache is not None:
-            others = self._find_continuation(self._cache, req)
-            if others:
-                return others[: min(max_tokens, self._max_drafts)]
-        if not start:
-            return NONE
-        num_drafts = min(max_tokens, self._max_drafts, MAX_DRAFTS_BY_MATCH.get(length, max_tokens))
-        drafts = token_ids[start : start + num_drafts]
-        while len(drafts) < num_drafts:  # the match reaches to the end: what lies between goes on again and again
-            drafts += drafts[: num_drafts - len(drafts)]
-        return drafts
-
-    def _find_continuation(self, cache: BlockAllocator, req: Req) -> "array[int]":
-        pending = req.pending
-        if pending.continuation is None:
-            pending.continuation = Continuation(cache.page_size)
-        return pending.continuation.find(req.token_ids, partial(cache.find_continuation, req))
+        match = pending.match
+        if match is None:
+            match = pending.match = NgramMatch(MatchRates(self._rates))
+        match.follow(token_ids)
+        num_drafts = min(max_tokens, self._max_drafts)
+        continuation = pending.continuation
+        if self._cache is not None and (continuation is None or len(token_ids) >= continuation.idle_until):
+            if continuation is None:
+                continuation = pending.continuation = Continuation(self._cache.page_size, match.rates)
+            others = continuation.find(token_ids, partial(self._cache.find_continuation, req))[:num_drafts]
+            chance = match.rates.chance(CONTINUATION)
+            if others and not (match.place and match.chances(1)[0] >= chance):
+                return Draft(others, [chance] * len(others))
+        return Draft(match.next_ids(token_ids, num_drafts), match.chances(num_drafts)) if match.place else NO_DRAFT
 
 
 def num_accepted(draft_ids: "array[int]", sampled: Sequence[int]) -> int:

@@ -1,68 +1,71 @@
-"""N-gram lookup: where the last tokens of a request stood before, in its prompt or its output."""
+"""N-gram lookup: where the last tokens of a request stood before, and how long the text goes on as it did there."""
 
 from array import array
 
-from messages.columns import INT32
+from scheduler_proc.deciding.match_rates import KINDS, MAX_LENGTH, MatchRates
 
-MAX_MATCH = 4
-"""Tokens that are compared; a match of fewer is the worse the shorter it is."""
-
-MAX_CANDIDATES = 8
-"""Earlier places of the last two tokens that are looked at, the latest first."""
-
-MAX_ADDED = 2048
-"""Tokens that one lookup adds to the index: a long prompt is added in the course of some steps, about 1 ms each."""
-
-NUM_HEADS = 1 << 12
+MAX_SEARCHED = 1 << 15
+"""Tokens that are searched, the latest of a request: that takes far less than attention takes for them."""
 
 
-class NgramIndex:
-    """Where each pair of tokens of a request stands, as hash chains (as DEFLATE finds matches, RFC 1951, section 4).
+class NgramMatch:
+    """What followed the last tokens of one request where they stood before, in its prompt or its output.
 
-    Its memory is 16 KiB and 4 bytes a token. Place 0 means none: no pair ends there.
+    A match begins at the latest place where the last two tokens stood and lasts as long as the text goes on as it did
+    there. Only without one is the text searched.
+
+    `place` is that of the token which would come next, 0 without a match. `length` says how many tokens match, at most
+    `MAX_LENGTH`. `rates` count how often such a token was right.
     """
 
-    __slots__ = ("_heads", "_previous")
+    __slots__ = ("_num_known", "length", "place", "rates")
 
-    def __init__(self) -> None:
-        self._heads = array(INT32, bytes(4 * NUM_HEADS))
-        """By hash: the latest place where such a pair ends."""
-        self._previous = array(INT32, [0])
-        """By place: the place before it with the same hash."""
+    def __init__(self, rates: MatchRates):
+        self.rates = rates
+        self.place = self.length = self._num_known = 0
 
-    def find(self, token_ids: "array[int]") -> tuple[int, int]:
-        """Returns where the last tokens, at most `MAX_MATCH`, stood before: the place behind them, and how many match.
-
-        The longest match counts, of equal ones the latest; 0 of a match is none. All but the last token are indexed.
-        """
-        self._add(token_ids)
-        end = len(token_ids)
-        if end < 3:
-            return 0, 0
-        before, last = token_ids[-2], token_ids[-1]
-        place, found, longest = self._heads[_hash(before, last)], 0, 1
-        for _ in range(MAX_CANDIDATES):
-            if not place:
-                break
-            if token_ids[place] == last and token_ids[place - 1] == before:
-                length = 2
-                while length < MAX_MATCH and length <= place and token_ids[place - length] == token_ids[-1 - length]:
-                    length += 1
-                if length > longest:
-                    found, longest = place + 1, length
-                if length == MAX_MATCH:
+    def follow(self, token_ids: "array[int]") -> None:
+        """Finds the match of all these tokens, which have grown since the last call."""
+        if self.place:
+            for token_id in token_ids[self._num_known :]:
+                is_right = token_ids[self.place] == token_id
+                self.rates.count(KINDS[self.length], is_right)
+                if not is_right:
+                    self.place = 0
                     break
-            place = self._previous[place]
-        return found, longest if found else 0
+                self.place, self.length = self.place + 1, min(self.length + 1, MAX_LENGTH)
+        self._num_known = len(token_ids)
+        if not self.place and len(token_ids) > 2:
+            self.place = _search(token_ids)
+            self.length = self.place and _count_back(token_ids, self.place)
 
-    def _add(self, token_ids: "array[int]") -> None:
-        heads, previous = self._heads, self._previous
-        start = len(previous)
-        for place in range(start, min(start + MAX_ADDED, len(token_ids) - 1)):
-            key = _hash(token_ids[place - 1], token_ids[place])
-            previous.append(heads[key])
-            heads[key] = place
+    def next_ids(self, token_ids: "array[int]", num_tokens: int) -> "array[int]":
+        """Returns so many tokens (int32) that followed. A match that reaches to the end goes on again and again."""
+        found = token_ids[self.place : self.place + num_tokens]
+        while len(found) < num_tokens:
+            found += found[: num_tokens - len(found)]
+        return found
+
+    def chances(self, num_tokens: int) -> list[float]:
+        """Returns how likely each of so many of these is right where those before it are: the match is longer then."""
+        lengths = range(self.length, self.length + num_tokens)
+        return [self.rates.chance(KINDS[min(length, MAX_LENGTH)]) for length in lengths]
 
 
-def _hash(before: int, last: int) -> int:
-    return (before * 40503 ^ last) & (NUM_HEADS - 1)
+def _search(token_ids: "array[int]") -> int:
+    """Returns the latest place behind two tokens that are the last two, 0 where there is none."""
+    text, size = token_ids.tobytes(), token_ids.itemsize
+    start, end = max(0, len(text) - size * MAX_SEARCHED), len(text) - size
+    pair = text[-2 * size :]
+    found = text.rfind(pair, start, end)
+    while found > 0 and found % size:
+        found = text.rfind(pair, start, found + len(pair) - 1)
+    return 0 if found < 0 else found // size + 2
+
+
+def _count_back(token_ids: "array[int]", place: int) -> int:
+    """Returns how many tokens before `place` are the last ones; two are."""
+    length = 2
+    while length < min(place, MAX_LENGTH) and token_ids[place - 1 - length] == token_ids[-1 - length]:
+        length += 1
+    return length

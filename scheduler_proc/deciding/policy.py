@@ -95,7 +95,7 @@ class Policy:
         if self.starved:
             rows = rows.kept([req.uid not in self.starved for req in rows.reqs])
         if self._draft_planner is not None:
-            drafted = self._draft_planner.plan(rows, plan.chunks, plan.num_tokens_left)
+            drafted = self._draft_planner.plan(rows, plan.num_tokens_left)
             plan.chunks += drafted
             plan.num_tokens_left -= sum(len(chunk.draft_ids) for chunk in drafted)
             uids = {chunk.req.uid for chunk in drafted}

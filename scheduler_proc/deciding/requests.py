@@ -9,11 +9,11 @@ from messages.columns import INT32, unpack_int32
 from messages.replies import ToDetokenizer
 from messages.requests import Stamps, UserMsg
 from scheduler_proc.deciding.continuations import Continuation
-from scheduler_proc.deciding.draft_lengths import AcceptanceRate
+from scheduler_proc.deciding.draft_lengths import FORCED, AcceptanceRate
 from scheduler_proc.deciding.endings import LENGTH, Ending, end_tokens_of, find_ending
 from scheduler_proc.deciding.grammars import RequestGrammar
 from scheduler_proc.deciding.logits_processing import LogitsProcessors, find_logits_processors
-from scheduler_proc.deciding.ngrams import NgramIndex
+from scheduler_proc.deciding.ngrams import NgramMatch
 from scheduler_proc.deciding.prompt_logprobs import PromptLogprobsTask
 from scheduler_proc.deciding.radix import Node, salt_of
 from scheduler_proc.deciding.wanted import Wanted
@@ -48,8 +48,8 @@ class PendingReq:
     `num_logprobs` is -1 without logprobs. `grammar` is `None` where there is none, and until it is compiled; before
     that it gets no row. `logits_processors` is `None` where its logits stay as they are, and
     `prompt_task` where its prompt is for its output alone. `priority_key` orders all requests (`waiting_queue.py`).
-    `draft_rate` is about the draft tokens of a drafter, `forced_rate` about those of its grammar, `ngrams` the index of
-    its tokens and `continuation` what others had behind them, once they were asked for.
+    `draft_rate` is about the draft tokens of a draft model, `forced_rate` about those of its grammar. `match` is where
+    its last tokens stood before and `continuation` what others had behind them, once they were asked for.
     """
 
     def __init__(self, message: UserMsg, limits: Limits, now_ns: int):
@@ -75,8 +75,8 @@ class PendingReq:
         self.state = State.WAITING
         self.cached_tokens: int | None = None
         self.draft_rate = AcceptanceRate()
-        self.forced_rate = AcceptanceRate()
-        self.ngrams: NgramIndex | None = None
+        self.forced_rate = AcceptanceRate(FORCED)
+        self.match: NgramMatch | None = None
         self.continuation: Continuation | None = None
         self.stamps = message.stamps
         self.queued_ns = now_ns

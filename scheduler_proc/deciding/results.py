@@ -77,7 +77,7 @@ class Results:
     def _commit_row(self, result: RowResult, delivery: Delivery, replies: list[ToDetokenizer]) -> Ending | None:
         """Gives one row what it got; returns how it ends with that, if it does."""
         req, chunk, pending = result.req, result.chunk, result.req.pending
-        if chunk is not None and chunk.draft_rate is not None:
+        if chunk is not None and chunk.draft_ids:
             self._count_drafts(chunk.draft_rate, len(chunk.draft_ids), max(0, len(result.token_ids) - 1))
         token_ids, ending = _cut_run(pending, result.token_ids)
         error = result.error
@@ -106,11 +106,12 @@ class Results:
             self._stages.start_decoding(req)
         return Ending("error", error=no_token(pending)) if ending is FAULT else ending
 
-    def _count_drafts(self, rate: AcceptanceRate, num_drafts: int, num_accepted: int) -> None:
+    def _count_drafts(self, rate: AcceptanceRate | None, num_drafts: int, num_accepted: int) -> None:
         self.num_drafts += 1
         self.num_draft_tokens += num_drafts
         self.num_accepted_tokens += num_accepted
-        rate.add(num_drafts, num_accepted)
+        if rate is not None:
+            rate.add(num_drafts, num_accepted)
 
 
 def _advance(decode: DecodeRows, results: DecodeResults) -> list[tuple[int, Ending]]:

@@ -3,6 +3,7 @@
 import random
 from array import array
 
+from scheduler_proc.deciding.drafts import Draft
 from scheduler_proc.deciding.requests import PendingReq, Req
 from tests.scheduler_proc.simulated_runner import expected_output
 
@@ -20,7 +21,7 @@ class SimulatedDrafter:
         self._error_rate = error_rate
         self._outputs: dict[bytes, list[int]] = {}
 
-    def propose(self, req: Req, max_tokens: int) -> "array[int]":
+    def propose(self, req: Req, max_tokens: int) -> Draft:
         num_drafts = min(max_tokens, self._chance.randint(0, self._max_drafts))
         right = self._output(req.pending)[req.pending.num_output_tokens :][:num_drafts]
         drafts = [
@@ -28,7 +29,7 @@ class SimulatedDrafter:
             for token_id in right
         ]
         self.num_proposed += len(drafts)
-        return array("i", drafts)
+        return Draft(array("i", drafts))
 
     def _output(self, pending: PendingReq) -> list[int]:
         """Returns the whole output, and what would come after a token that ends it."""

@@ -10,7 +10,7 @@ import torch
 from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.deciding.block_allocator import BlockAllocator
-from scheduler_proc.deciding.drafts import Drafter
+from scheduler_proc.deciding.drafts import Draft, Drafter
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits, Req
 from scheduler_proc.deciding.scheduler import Scheduler
@@ -100,14 +100,14 @@ class Recalled:
         self._max_drafts = max_drafts
         self._chance = random.Random(6)
 
-    def propose(self, req: Req, max_tokens: int) -> "array[int]":
+    def propose(self, req: Req, max_tokens: int) -> Draft:
         start = req.pending.num_output_tokens
         drafts = self._outputs[req.uid][start : start + min(max_tokens, self._max_drafts)]
         if drafts and self._chance.random() < 0.3:
             drafts[self._chance.randrange(len(drafts))] ^= 1
             self.num_wrong += 1
         self.num_right += len(drafts)
-        return array("i", drafts)
+        return Draft(array("i", drafts))
 
 
 def run(

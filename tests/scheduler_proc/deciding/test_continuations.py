@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.continuations import Continuation
 from scheduler_proc.deciding.drafts import NgramDrafter
+from scheduler_proc.deciding.match_rates import CONTINUATION, MatchRates
 from scheduler_proc.deciding.radix import RadixTree
 from scheduler_proc.deciding.scheduler import Scheduler
 from tests.scheduler_proc.clients import Bench, user_msg
@@ -51,10 +52,14 @@ def test_a_guess_is_followed_as_long_as_it_is_right_and_then_looked_up_once_a_pa
         asked.append(num_tokens)
         return ids([7, 8, 9]) if len(asked) == 1 else ids([])
 
-    continuation, tokens = Continuation(PAGE_SIZE), ids([1, 2])
+    rates = MatchRates()
+    continuation, tokens = Continuation(PAGE_SIZE, rates), ids([1, 2])
+    before = rates.chance(CONTINUATION)
     assert continuation.find(tokens, look_up) == ids([7, 8, 9])
     assert continuation.find(tokens + ids([7, 8]), look_up) == ids([9])
+    assert (after_two := rates.chance(CONTINUATION)) > before
     assert not continuation.find(tokens + ids([7, 8, 1]), look_up)
+    assert rates.chance(CONTINUATION) < after_two
     assert len(asked) == 1
     for end in range(1, 20):
         assert not continuation.find(tokens + ids([7, 8, 1]) + ids([0] * end), look_up)

@@ -8,7 +8,7 @@ import pytest
 from messages.columns import pack_int32, unpack_int32
 from messages.requests import AbortMsg, StopSeen
 from messages.steps import Batch, ForwardOutput
-from scheduler_proc.deciding.drafts import num_accepted
+from scheduler_proc.deciding.drafts import Draft, num_accepted
 from scheduler_proc.deciding.requests import Req
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.overlapped import OverlappedBench
@@ -24,9 +24,9 @@ class Proposals:
         self.drafts = list(drafts)
         self.limits: list[int] = []
 
-    def propose(self, req: Req, max_tokens: int) -> "array[int]":
+    def propose(self, req: Req, max_tokens: int) -> Draft:
         self.limits.append(max_tokens)
-        return array("i", self.drafts.pop(0)[:max_tokens] if self.drafts else [])
+        return Draft(array("i", self.drafts.pop(0)[:max_tokens] if self.drafts else []))
 
 
 @pytest.mark.parametrize(

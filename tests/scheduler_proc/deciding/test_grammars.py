@@ -12,6 +12,7 @@ from messages.columns import pack_float32, pack_int32
 from messages.errors import ErrorInfo
 from messages.requests import AbortMsg, Grammar, SamplingParams
 from runtime.grammars import GrammarCompiler
+from scheduler_proc.deciding.drafts import NO_DRAFT, Draft
 from scheduler_proc.deciding.endings import Ending
 from scheduler_proc.deciding.grammars import MAX_SLOW_S, RequestGrammar, make_grammar
 from scheduler_proc.deciding.requests import Req
@@ -175,8 +176,8 @@ def test_bitmasks_are_right_while_requests_end_and_others_compile(compiler: Gram
 
 
 class NoDrafts:
-    def propose(self, req: Req, max_tokens: int) -> "array[int]":
-        return array("i")
+    def propose(self, req: Req, max_tokens: int) -> Draft:
+        return NO_DRAFT
 
 
 class Forcing(SimulatedMatcher):

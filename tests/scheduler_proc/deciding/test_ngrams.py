@@ -3,12 +3,14 @@
 import random
 from array import array
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_proc.deciding.draft_lengths import NO_LIMIT
-from scheduler_proc.deciding.drafts import NgramDrafter
-from scheduler_proc.deciding.ngrams import MAX_ADDED, MAX_CANDIDATES, MAX_MATCH, NgramIndex
+from scheduler_proc.deciding import ngrams
+from scheduler_proc.deciding.drafts import Draft, NgramDrafter
+from scheduler_proc.deciding.match_rates import KINDS, MAX_LENGTH, MatchRates
+from scheduler_proc.deciding.ngrams import NgramMatch
 from scheduler_proc.deciding.radix import RadixTree
 from scheduler_proc.deciding.requests import Limits, PendingReq, Req
 from tests.scheduler_proc.clients import user_msg
@@ -18,49 +20,76 @@ def ids(values) -> "array[int]":
     return array("i", values)
 
 
-def matches(token_ids: "array[int]", start: int) -> int:
-    """Returns how many tokens before `start` are the last ones, at most MAX_MATCH."""
+def latest(values: list[int]) -> int:
+    """Returns the latest place behind two tokens that are the last two, 0 where there is none."""
+    return next((place for place in range(len(values) - 1, 1, -1) if values[place - 2 : place] == values[-2:]), 0)
+
+
+def num_matching(values: list[int], place: int) -> int:
     length = 0
-    while length < min(MAX_MATCH, start) and token_ids[start - 1 - length] == token_ids[-1 - length]:
+    while length < min(MAX_LENGTH, place) and values[place - 1 - length] == values[-1 - length]:
         length += 1
     return length
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 60))
-def test_it_finds_the_longest_match_among_the_latest_places(values, step):
-    index = NgramIndex()
+# Ids whose bytes also make up other ids, where four bytes begin within one.
+TOKENS = st.sampled_from([0, 1, 256, 1 << 16, (1 << 16) + 256, 1 << 24])
+
+
+@given(st.lists(TOKENS, max_size=60), st.integers(1, 60))
+def test_a_match_lasts_as_long_as_it_is_right_and_then_the_latest_place_counts(values, step):
+    match, place = NgramMatch(MatchRates()), 0
+    known: list[int] = []
     for end in range(1, len(values) + 1, step):
-        index.find(ids(values[:end]))
-    token_ids = ids(values)
-    start, length = index.find(token_ids)
-    places = [place for place in range(len(values) - 1, 1, -1) if matches(token_ids, place) >= 2][:MAX_CANDIDATES]
-    longest = max((matches(token_ids, place) for place in places), default=0)
-    assert length == longest
-    assert start == next((place for place in places if matches(token_ids, place) == longest), 0)
+        new = values[len(known) : end]
+        known = values[:end]
+        followed = bool(place) and all(known[place + index] == token_id for index, token_id in enumerate(new))
+        place = place + len(new) if followed else latest(known)
+        match.follow(ids(known))
+        assert match.place == place
+        assert not place or match.length == num_matching(known, place)
 
 
-def test_a_long_prompt_is_indexed_bit_by_bit():
+def test_each_token_of_the_output_tells_how_good_a_match_was_with_or_without_a_draft():
+    rates = MatchRates()
+    match, before = NgramMatch(rates), [rates.chance(KINDS[length]) for length in (2, 3)]
+    match.follow(ids([1, 2, 3, 4, 9, 1, 2]))
+    match.follow(ids([1, 2, 3, 4, 9, 1, 2, 3, 7]))
+    assert rates.chance(KINDS[2]) > before[0]
+    assert rates.chance(KINDS[3]) < before[1]
+    assert not match.place
+
+
+def test_only_the_latest_tokens_of_a_long_prompt_are_searched(monkeypatch: pytest.MonkeyPatch):
     chance = random.Random(1)
-    token_ids = ids(chance.randrange(1 << 30) for _ in range(3 * MAX_ADDED))
-    token_ids += token_ids[2 * MAX_ADDED : 2 * MAX_ADDED + 5]
-    index = NgramIndex()
-    assert [index.find(token_ids)[0] for _ in range(4)] == [0, 0, 2 * MAX_ADDED + 5, 2 * MAX_ADDED + 5]
+    token_ids = ids(chance.randrange(1 << 30) for _ in range(3_000))
+    token_ids += token_ids[1_500:1_505]
+    monkeypatch.setattr(ngrams, "MAX_SEARCHED", 2_000)
+    match = NgramMatch(MatchRates())
+    match.follow(token_ids)
+    assert (match.place, match.length) == (1_505, 5)
+    monkeypatch.setattr(ngrams, "MAX_SEARCHED", 1_500)
+    match = NgramMatch(MatchRates())
+    match.follow(token_ids)
+    assert match.place == 0
 
 
-def proposed(prompt: list[int], max_tokens: int = NO_LIMIT, num_speculative_tokens: int = 8) -> list[int]:
+def proposed(prompt: list[int], max_tokens: int = 1000, num_speculative_tokens: int = 8) -> Draft:
     pending = PendingReq(user_msg(1, prompt, 100), Limits(4096, 1 << 30), 0)
-    return list(NgramDrafter(num_speculative_tokens).propose(Req(pending, RadixTree(4).root), max_tokens))
+    return NgramDrafter(num_speculative_tokens).propose(Req(pending, RadixTree(4).root), max_tokens)
 
 
-def test_a_longer_match_is_trusted_with_more_tokens():
+def test_it_proposes_what_followed_and_trusts_a_longer_match_more():
     tail = list(range(20, 40))
-    assert proposed([1, 2, *tail, 9, 1, 2]) == tail[:2]
-    assert proposed([1, 2, 3, *tail, 9, 1, 2, 3]) == tail[:4]
-    assert proposed([1, 2, 3, 4, *tail, 9, 1, 2, 3, 4]) == tail[:8]
-    assert proposed([1, 2, 3, 4, *tail, 9, 1, 2, 3, 4], max_tokens=3) == tail[:3]
-    assert proposed([1, *tail, 9, 1]) == proposed([]) == proposed([1]) == proposed(tail) == []
+    short, long = proposed([1, 2, *tail, 9, 1, 2]), proposed([1, 2, 3, 4, 5, 6, *tail, 9, 1, 2, 3, 4, 5, 6])
+    assert list(short.token_ids) == list(long.token_ids) == tail[:8]
+    assert len(short.chances) == len(long.chances) == 8
+    assert short.chances[0] < 0.5 < long.chances[0] <= long.chances[7]
+    assert list(proposed([1, 2, 3, 4, *tail, 9, 1, 2, 3, 4], max_tokens=3).token_ids) == tail[:3]
+    for prompt in ([1, *tail, 9, 1], [], [1], tail):
+        assert not proposed(prompt).token_ids
 
 
 def test_what_repeats_goes_on_repeating():
-    assert proposed([5, 6, 7] * 3) == [5, 6, 7, 5, 6, 7, 5, 6]
-    assert proposed([4] * 5) == [4] * 8
+    assert list(proposed([5, 6, 7] * 3).token_ids) == [5, 6, 7, 5, 6, 7, 5, 6]
+    assert list(proposed([4] * 5).token_ids) == [4] * 8

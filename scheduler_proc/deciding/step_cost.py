@@ -1,0 +1,75 @@
+"""What a step takes by its number of tokens, as far as the latest steps tell."""
+
+COST_DECAY = 0.97
+"""Weight of what is known of steps after each further step."""
+
+LEAST_COST = 0.02
+"""A token more costs at least this part of what a token of the step costs on average, and so much where nothing is
+known of it: it is tried."""
+
+PRIOR_VARIANCE = 0.02
+"""In tokens²: how much of a variance that assumption outweighs. So the line flattens as steps stay the same."""
+
+OUTLIER, SLOW_WEIGHT = 1.5, 0.1
+"""A step that takes longer than it should says little, for something else may have had the cores: it has this weight,
+and counts as no longer than so many times what it should take. So the line lies near the quickest steps."""
+
+NUM_SIZES = 33
+"""Steps of fewer tokens are also averaged by their number: kernels take tokens in groups, so the cost has jumps."""
+
+MAX_SIZE_WEIGHT, LINE_WEIGHT, SIZE_DECAY = 8.0, 1.0, 0.9
+"""In steps: the most that an average weighs, what the line weighs beside it, and the weight of what is known of one
+size after each further `NUM_SIZES` steps."""
+
+
+class StepCost:
+    """What steps take by their tokens: a line through the latest steps (an expectile, by weighted least squares), and
+    for small ones the average of those of the same size."""
+
+    def __init__(self) -> None:
+        self._size_weights = [0.0] * NUM_SIZES
+        self._size_seconds = [0.0] * NUM_SIZES
+        self._num_added = 0
+        self._weight = 0.0
+        self._tokens = 0.0
+        self._seconds = 0.0
+        self._variance = 0.0
+        self._covariance = 0.0
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Of one more token in a step; 0 before the first step. The line meets 0 tokens at 0 s or above."""
+        if not self._weight:
+            return 0.0
+        average, prior = self._seconds / self._tokens, PRIOR_VARIANCE * self._weight
+        slope = (self._covariance + LEAST_COST * average * prior) / (self._variance + prior)
+        return min(max(slope, LEAST_COST * average), average)
+
+    def predict(self, num_tokens: float) -> float:
+        """Returns seconds; 0 before the first step."""
+        line = max(0.0, self._seconds + self.seconds_per_token * (num_tokens - self._tokens))
+        if num_tokens >= NUM_SIZES:
+            return line
+        size = round(num_tokens)
+        weight = self._size_weights[size]
+        return (weight * self._size_seconds[size] + LINE_WEIGHT * line) / (weight + LINE_WEIGHT)
+
+    def add(self, num_tokens: float, seconds: float) -> None:
+        """Takes a step into account; the sums are Welford's, with weights that fade (West, 1979)."""
+        weight = 1.0
+        if self._weight and seconds > (expected := self.predict(num_tokens)):
+            seconds, weight = min(seconds, OUTLIER * expected), SLOW_WEIGHT
+        self._add_size(round(num_tokens), seconds, weight)
+        self._weight = COST_DECAY * self._weight + weight
+        deviation = num_tokens - self._tokens
+        self._tokens += deviation * weight / self._weight
+        self._seconds += (seconds - self._seconds) * weight / self._weight
+        self._variance = COST_DECAY * self._variance + weight * deviation * (num_tokens - self._tokens)
+        self._covariance = COST_DECAY * self._covariance + weight * deviation * (seconds - self._seconds)
+
+    def _add_size(self, size: int, seconds: float, weight: float) -> None:
+        weights, self._num_added = self._size_weights, self._num_added + 1
+        weights[self._num_added % NUM_SIZES] *= SIZE_DECAY
+        if size < NUM_SIZES:
+            weights[size] = min(MAX_SIZE_WEIGHT, weights[size] + weight)
+            self._size_seconds[size] += (seconds - self._size_seconds[size]) * weight / weights[size]
