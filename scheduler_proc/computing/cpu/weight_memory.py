@@ -19,7 +19,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from kernels.cpu.huge_pages import ALIGNMENT, HUGE_PAGE, Chunk, allocate_from, make_huge
+from kernels.cpu.huge_memory import HUGE_PAGE, make_huge
+from kernels.cpu.huge_pages import ALIGNMENT, Chunk, allocate_from
 from kernels.packed_linear import PackedWeight
 from kernels.quantized_linear import QuantizedWeight
 from messages.errors import BootError
