@@ -37,6 +37,8 @@ class Site:
     run_dir: RunDir
     listener: socket.socket
     signals: SignalPipe
+    num_weight_bytes: int = 0
+    """That schedulers will share, if it is known."""
 
 
 class ProcessGroup:
@@ -54,7 +56,7 @@ class ProcessGroup:
         self.is_draining = False
         self.is_stopping = False
         self._num_frontend_starts = 0
-        self.memory_files = MemoryFiles(site.run_dir)
+        self.memory_files = MemoryFiles(site.run_dir, site.num_weight_bytes)
         for name in self._children:
             self.memory_files.provide(name)
 

@@ -27,6 +27,7 @@ from supervisor.manifest import claim_recording, make_manifest, write_manifest
 from supervisor.model.draft import add_draft_facts
 from supervisor.model.facts import read_model_facts
 from supervisor.model.lookup import find_model, find_tokenizer, model_name
+from supervisor.model.weight_bytes import find_weight_bytes
 from supervisor.process_group import Site
 from supervisor.restarts import check_rules, split_rule
 from supervisor.signals import SignalPipe
@@ -197,7 +198,8 @@ def serve(config: Config, commands: list[Command], console: Console, began_s: fl
             run_dir.address_file.write_text(f"{url}\n", encoding="ascii")
             if config.run.remote_engines:
                 _write_keys(run_dir)
-            supervisor = Supervisor(config.run, commands, Site(run_dir, listener, signals), console)
+            site = Site(run_dir, listener, signals, find_weight_bytes(config))
+            supervisor = Supervisor(config.run, commands, site, console)
             return supervisor.run(lambda: console.say(ready_text(config, url, time.monotonic() - began_s)))
         finally:
             run_dir.remove()

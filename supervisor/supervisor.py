@@ -62,6 +62,7 @@ class Supervisor:
         has_failed = False
         try:
             self._lifecycle.start_all()
+            self._group.memory_files.make_weight_memory()
             self.turn_until(self._group.is_ready)
             if not self._num_stop_signals:
                 self._console.end_progress()

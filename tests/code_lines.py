@@ -33,12 +33,12 @@ BUDGETS = {
     "live page": 1_025,
     "tokenizer and detokenizer": 1_730,
     "scheduler": 6_835,
-    "CPU backend": 3845,
+    "CPU backend": 3_855,
     "GPU backend": 3_080,
     "operations and references": 1_330,
     "messages": 2_300,
-    "process runtime": 1_580,
-    "launcher": 5_750,
+    "process runtime": 1_610,
+    "launcher": 5_815,
     "what-if": 1_150,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

@@ -27,6 +27,7 @@ def rule(ours: str, others: str) -> Rule:
 RULES = {
     "launch.py": rule("supervisor", ""),
     "supervisor": rule("supervisor runtime messages", "msgspec psutil"),
+    "supervisor/memory_files.py": rule("supervisor runtime messages kernels.cpu.huge_memory", ""),
     "supervisor/cli/batch.py": rule("supervisor runtime messages", "tqdm"),
     "supervisor/remote/ray_placement.py": rule("supervisor messages", "ray"),
     "supervisor/model/fetch.py": rule("supervisor runtime messages", "msgspec huggingface_hub"),
