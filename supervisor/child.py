@@ -6,7 +6,6 @@ import select
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from dataclasses import dataclass, replace
@@ -14,8 +13,8 @@ from pathlib import Path
 
 from messages.control import FRONTEND, PREDECESSOR, SUCCESSOR, kind_of, worker_name
 from supervisor.log_ring import LogRing
+from supervisor.python_process import ROOT, python_environment
 
-ROOT = Path(__file__).resolve().parents[1]
 NUM_LAST_LINES = 30
 READ_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 16
@@ -124,7 +123,7 @@ class Child:
         The process inherits the listening socket `listen_fd`, where one is given, and finds its number in
         `SLUICE_LISTEN_FD`.
         """
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": python_path()}
+        environment = python_environment()
         environment.pop("SLUICE_LISTEN_FD", None)
         if listen_fd is not None:
             environment["SLUICE_LISTEN_FD"] = str(listen_fd)
@@ -243,17 +242,6 @@ def how_it_ended(code: int) -> str:
     except ValueError:
         return f"was killed by signal {-code}"
     return f"was killed by {name.name}{SIGNAL_HINTS.get(name, '')}"
-
-
-def python_command(module: str) -> tuple[str, ...]:
-    """Returns the command that runs a module of this program; its environment needs `python_path`."""
-    return (sys.executable, "-P", "-m", module)
-
-
-def python_path() -> str:
-    """Returns a PYTHONPATH under which the packages of this program are found from any directory."""
-    inherited = os.environ.get("PYTHONPATH", "")
-    return f"{ROOT}{os.pathsep}{inherited}" if inherited else str(ROOT)
 
 
 def _is_alive(pid: int, pidfd: int) -> bool:

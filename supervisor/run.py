@@ -19,7 +19,7 @@ from messages.errors import BootError, UsageError
 from messages.join_keys import check_address, make_keys
 from runtime.lifeline import make_lifeline
 from runtime.run_dir import RunDir, claim, default_path
-from supervisor.child import Command, command_of_worker, python_command
+from supervisor.child import Command, command_of_worker
 from supervisor.console import Console
 from supervisor.flags import parse_flags
 from supervisor.listener import base_url, open_listener
@@ -29,6 +29,7 @@ from supervisor.model.facts import read_model_facts
 from supervisor.model.lookup import find_model, find_tokenizer, model_name
 from supervisor.model.weight_bytes import find_weight_bytes
 from supervisor.process_group import Site
+from supervisor.python_process import python_command
 from supervisor.restarts import check_rules, split_rule
 from supervisor.signals import SignalPipe
 from supervisor.supervisor import Supervisor

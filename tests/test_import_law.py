@@ -92,7 +92,7 @@ LAYERS = {
         "supervisor/endings.py supervisor/model supervisor/listener.py supervisor/flags.py supervisor/manifest.py "
         "supervisor/scaling_rule.py supervisor/stalls.py",
         "supervisor/child.py supervisor/console.py supervisor/memory_files.py supervisor/signals.py",
-        "supervisor/log_ring.py supervisor/process_files.py",
+        "supervisor/log_ring.py supervisor/process_files.py supervisor/python_process.py",
     ),
 }
 """Of a package, its rooms from the top down: each imports from itself and from lines below it, and from no other."""
