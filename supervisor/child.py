@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from messages.control import FRONTEND, PREDECESSOR, SUCCESSOR, kind_of, worker_name
+from supervisor.early_scheduler import EarlyScheduler
 from supervisor.log_ring import LogRing
 from supervisor.python_process import ROOT, python_environment
 
@@ -76,6 +77,8 @@ class Child:
         """It has said hello, so it hears what is sent to its name. While `pid` is 0: its end is being dealt with."""
         self.has_been_told = False
         """It has been asked to stop, so its end is no death."""
+        self.is_early = False
+        """It was begun before the run, and reports nothing until it has imported torch."""
         self.is_on_trial = False
         """It has been added to a run that serves: where it cannot start it is given up, and the run goes on."""
         self.is_spare = False
@@ -117,26 +120,22 @@ class Child:
         successor.log = child.log
         return successor
 
-    def spawn(self, run_path: Path, listen_fd: int | None) -> None:
+    def spawn(self, run_path: Path, listen_fd: int | None, early: EarlyScheduler | None = None) -> None:
         """Starts the next incarnation, in a process group of its own so that Ctrl-C reaches only the launcher.
 
         The process inherits the listening socket `listen_fd`, where one is given, and finds its number in
-        `SLUICE_LISTEN_FD`.
+        `SLUICE_LISTEN_FD`. A process that is `early` goes on as this one, if it still can.
         """
         environment = python_environment()
         environment.pop("SLUICE_LISTEN_FD", None)
         if listen_fd is not None:
             environment["SLUICE_LISTEN_FD"] = str(listen_fd)
-        self._process = subprocess.Popen(
-            [
-                *self.command.arguments,
-                *(["--stand-by"] if self.is_successor else []),
-                *(["--spare"] if self.is_spare else []),
-                "--run-dir",
-                str(run_path),
-                "--parent-pid",
-                str(os.getpid()),
-            ],
+        arguments = ["--stand-by"] * self.is_successor + ["--spare"] * self.is_spare
+        arguments += ["--run-dir", str(run_path), "--parent-pid", str(os.getpid())]
+        begun = early.go_on(arguments) if early is not None else None
+        self.is_early = begun is not None
+        self._process = begun or subprocess.Popen(
+            [*self.command.arguments, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

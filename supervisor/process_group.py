@@ -22,6 +22,7 @@ from messages.uids import frontend_socket
 from runtime.run_dir import RunDir
 from supervisor.child import Child, Command
 from supervisor.control_plane import ControlPlane
+from supervisor.early_scheduler import COMMAND, EarlyScheduler
 from supervisor.memory_files import MemoryFiles
 from supervisor.signals import SignalPipe
 from supervisor.status_board import StatusBoard
@@ -39,6 +40,7 @@ class Site:
     signals: SignalPipe
     num_weight_bytes: int = 0
     """That schedulers will share, if it is known."""
+    early_scheduler: EarlyScheduler | None = None
 
 
 class ProcessGroup:
@@ -140,7 +142,8 @@ class ProcessGroup:
 
     def spawn(self, child: Child) -> None:
         """Starts the next incarnation of a process. Raises `OSError`."""
-        child.spawn(self._site.run_dir.path, self._site.listener.fileno() if child.is_front else None)
+        early = self._site.early_scheduler if child.command.arguments == COMMAND else None
+        child.spawn(self._site.run_dir.path, self._site.listener.fileno() if child.is_front else None, early)
         self._site.run_dir.pid_file(child.name).write_text(f"{child.pid}", encoding="ascii")
         self._note_start(child)
 

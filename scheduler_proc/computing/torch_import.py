@@ -32,6 +32,8 @@ TAKEN_FROM = ("torch.func", "torch._higher_order_ops", "torch._higher_order_ops.
 
 def import_torch() -> None:
     """Imports torch; where there is no CUDA device, without `FAKE_TENSORS`, and with `UNUSED` for later."""
+    if "torch" in sys.modules:
+        return
     gc.disable()  # it would walk the modules' objects again and again while they come
     sys.modules[FAKE_TENSORS] = ModuleType(FAKE_TENSORS)
     finder = _LateFinder()
