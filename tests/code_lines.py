@@ -38,7 +38,7 @@ BUDGETS = {
     "operations and references": 1_330,
     "messages": 2_300,
     "process runtime": 1_610,
-    "launcher": 5_815,
+    "launcher": 5_875,
     "what-if": 1_150,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
