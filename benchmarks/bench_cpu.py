@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.http_workloads import WORKLOADS, measure
+from benchmarks.http_workloads import LONG_WORKLOADS, WORKLOADS, measure
 from benchmarks.kernels.measure import product_rate, read_bandwidth
 from benchmarks.load.batch_client import Server
 from benchmarks.load.connection import Target, parse_url
@@ -31,6 +31,7 @@ from benchmarks.served_shape import served_shape
 from benchmarks.server_process import started_server
 from kernels.cpu.library import load_kernels
 from messages.errors import SluiceError, UsageError
+from scheduler_proc.computing.loading.placement import DTYPES, auto_cpu_dtype
 
 START_TIMEOUT_S = 600.0
 LIMIT_ROUNDS = 9
@@ -47,7 +48,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--cpu-threads", type=int, default=0, help="of the server; 0: as it chooses (default)")
     add("--max-model-len", type=int, default=0, help="of the server, in tokens; 0: the model's own (default)")
     add("--max-num-batched-tokens", type=int, default=0, help="of the server; 0: as it chooses (default)")
-    add("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="default: all")
+    about_workloads = "default: all that a context of 1,024 tokens takes"
+    names = [*WORKLOADS, *LONG_WORKLOADS]
+    add("--workloads", nargs="+", choices=names, default=list(WORKLOADS), help=about_workloads)
     add("--rounds", type=int, default=5, help="of each workload on each server (default: 5)")
     about_seed = "of the prompts (default: from the clock, so that no server has an earlier run's in its prefix cache)"
     add("--seed", type=int, default=time.time_ns() // 1_000_000, help=about_seed)
@@ -55,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--peer", action="append", default=[], metavar="ABOUT=URL/MODEL", help=f"{about_peer}; may be repeated")
     about_variant = "one more server of ours with these flags besides; may be repeated"
     add("--variant", action="append", default=[], metavar="ABOUT=FLAGS", help=about_variant)
-    add("--no-limits", action="store_true", help="leave out the machine's limits, of bfloat16: AVX2 takes minutes")
+    add("--no-limits", action="store_true", help="leave out the machine's limits")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     return parser
 
@@ -80,8 +83,9 @@ def main(arguments: list[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> dict:
     """Measures everything; raises `SluiceError`."""
     shape = SHAPES[options.shape]
-    load_kernels(lambda text, fraction: print(text, file=sys.stderr))
-    first_limits = {} if options.no_limits else measure_limits()
+    isa = load_kernels(lambda text, fraction: print(text, file=sys.stderr))
+    dtype = DTYPES.get(options.dtype) or auto_cpu_dtype()
+    first_limits = {} if options.no_limits else measure_limits(dtype)
     peers = [read_peer(text) for text in options.peer]
     variants = [read_pair(text, "--variant") for text in options.variant]
     with ExitStack() as stack:
@@ -103,12 +107,13 @@ def run(options: argparse.Namespace) -> dict:
         servers.update(peers)
         lines = measure(servers, options.workloads, options.rounds, int(str(shape["vocab_size"])), options.seed)
     # Twice, because memory's speed changes with what other machines do.
-    limits = {} if options.no_limits else join_limits(shape, first_limits, measure_limits())
+    limits = {} if options.no_limits else join_limits(shape, dtype, first_limits, measure_limits(dtype))
     return {
         "shape": options.shape,
         "seed": options.seed,
         "peers": [name for name, _ in peers],
-        "dtype": options.dtype,
+        "dtype": name_of(dtype),
+        "isa": isa,
         "cpu_threads": options.cpu_threads,
         "max_model_len": options.max_model_len,
         "max_num_batched_tokens": options.max_num_batched_tokens,
@@ -136,23 +141,27 @@ def read_peer(text: str) -> tuple[str, Server]:
     return about, Server(Target(*parse_url(url), api_key=api_key, timeout_s=600.0), model)
 
 
-def measure_limits() -> Limits:
+def measure_limits(dtype: torch.dtype) -> Limits:
     """Returns what the machine can do at best: what is read and multiplied in a second."""
     return {
         "read_gb_per_s": read_bandwidth(LIMIT_ROUNDS),
-        "bfloat16_product_gflop_per_s": product_rate(LIMIT_ROUNDS),
+        f"{name_of(dtype)}_product_gflop_per_s": product_rate(LIMIT_ROUNDS, dtype=dtype),
     }
 
 
-def join_limits(shape: dict[str, object], *measured: Limits) -> Limits:
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def join_limits(shape: dict[str, object], dtype: torch.dtype, *measured: Limits) -> Limits:
     """Returns the best of them, and what follows for one stream, whose every token reads all weights once."""
-    num_bytes = weight_bytes(read_shape(shape, 1024), itemsize=2)
+    num_bytes = weight_bytes(read_shape(shape, 1024), dtype.itemsize)
     best = {name: max(limits[name] for limits in measured) for name in measured[0]}
     return {
         "threads": torch.get_num_threads(),
         "rounds": LIMIT_ROUNDS * len(measured),
         **best,
-        "weight_bytes_bfloat16": num_bytes,
+        f"weight_bytes_{name_of(dtype)}": num_bytes,
         "one_stream_tok_per_s_at_read_limit": best["read_gb_per_s"] * 1e9 / num_bytes,
     }
 

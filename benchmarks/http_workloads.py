@@ -46,6 +46,11 @@ WORKLOADS = {
     "W4": Workload("32 requests that share a prefix, 8 at a time", 32, 8, 800, 32, 768, unit="s", goal=1.4),
     "W5": Workload("8 prompts, one at a time", 8, 1, 900, 4, unit="prompt tok/s", goal=1.15),
 }
+LONG_WORKLOADS = {
+    "W6": Workload("the first token of a prompt", 1, 1, 4000, 1, unit="s", goal=1.2),
+    "W7": Workload("the first token of a prompt", 1, 1, 16000, 1, unit="s", goal=1.2),
+}
+"""Only models of a long context take them, and a CPU a long time."""
 
 
 def measure(
@@ -60,10 +65,11 @@ def measure(
 
     Who begins changes from round to round.
     """
+    workloads = {**WORKLOADS, **LONG_WORKLOADS}
     figures = {name: {server: [] for server in servers} for name in names}
     for round_index in range(-1, rounds):  # the first is a warm-up
         for index, name in enumerate(names):
-            workload = WORKLOADS[name]
+            workload = workloads[name]
             turns = list(servers.items())
             for server_name, server in turns if round_index % 2 else reversed(turns):
                 requests = workload.requests(vocab_size, seed + 1000 * (round_index + 1) + index)
@@ -74,10 +80,10 @@ def measure(
     return [
         {
             "name": name,
-            "about": WORKLOADS[name].about,
-            "tokens": f"{WORKLOADS[name].num_input} + {WORKLOADS[name].num_output}",
-            "unit": WORKLOADS[name].unit,
-            "goal": WORKLOADS[name].goal,
+            "about": workloads[name].about,
+            "tokens": f"{workloads[name].num_input} + {workloads[name].num_output}",
+            "unit": workloads[name].unit,
+            "goal": workloads[name].goal,
             "rounds": figures[name],
             "median": {server: statistics.median(values) for server, values in figures[name].items()},
         }

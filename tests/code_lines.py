@@ -37,7 +37,7 @@ BUDGETS = {
     "GPU backend": 3_080,
     "operations and references": 1_330,
     "messages": 2_300,
-    "process runtime": 1_610,
+    "process runtime": 1_635,
     "launcher": 5_875,
     "what-if": 1_150,
 }

@@ -138,15 +138,15 @@ def copy_bandwidth(rounds: int, device: torch.device) -> float:
     return 2 * source.nbytes / copy / 1e6
 
 
-def product_rate(rounds: int, device: torch.device = CPU) -> float:
-    """Returns the GFLOP/s of a square bfloat16 product, at best, by the device's library and by our own kernel.
+def product_rate(rounds: int, device: torch.device = CPU, dtype: torch.dtype = torch.bfloat16) -> float:
+    """Returns the GFLOP/s of a square product, at best, by the device's library and by our own kernel.
 
-    Where oneDNN has no such product, torch's own takes seconds and is left out.
+    Where oneDNN has no product of bfloat16, torch's own takes seconds and is left out.
     """
     size = PRODUCT_SIZE[device.type]
-    a, b = torch.randn(2, size, size, device=device).bfloat16()
+    a, b = torch.randn(2, size, size, device=device).to(dtype)
     forms: dict[str, Form] = {}
-    if device.type != "cpu" or onednn_has_bfloat16() or not has_packed_kernel(b):
+    if device.type != "cpu" or dtype != torch.bfloat16 or onednn_has_bfloat16() or not has_packed_kernel(b):
         forms["library"] = lambda: a @ b
     if has_packed_kernel(b):
         packed = pack(b)

@@ -20,13 +20,15 @@ def cpu_parts(results: Path) -> list[str]:
 def _cpu_text(found: Result) -> str:
     names = list(found["workloads"][0]["median"])
     limits, starts = found["limits"], found["start_to_first_token_s"]
+    (dtype,) = (name.split("_")[0] for name in limits if name.endswith("_product_gflop_per_s"))
+    isa = f", {found['isa']}" if "isa" in found else ""
     at_best = f", at best in {limits['rounds']} rounds," if "rounds" in limits else ""
     intro = (
-        f"{found['shape']} with random weights, {found['dtype']}, over HTTP, medians of "
+        f"{found['shape']} with random weights, {dtype}{isa}, over HTTP, medians of "
         f"{len(found['workloads'][0]['rounds']['sluice'])} rounds in which the servers take turns. From the command to "
         f"the first token: {', '.join(f'{name} {seconds:.1f} s' for name, seconds in starts.items())}. Measured in the "
         f"same run: {limits['threads']} threads{at_best} read {limits['read_gb_per_s']:.0f} GB/s and multiply "
-        f"{limits['bfloat16_product_gflop_per_s']:,.0f} GFLOP/s; one stream whose every token reads all weights once "
+        f"{limits[f'{dtype}_product_gflop_per_s']:,.0f} GFLOP/s; one stream whose every token reads all weights once "
         f"at that rate would be given {limits['one_stream_tok_per_s_at_read_limit']:.0f} tok/s."
     )
     remark = f" {found['remark']}" if "remark" in found else ""

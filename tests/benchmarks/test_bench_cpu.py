@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.bench_cpu import join_limits, read_peer
 from benchmarks.http_workloads import WORKLOADS, measure
@@ -77,6 +78,7 @@ def test_what_is_sent(model: str, path: str) -> None:
 def test_the_weights_that_a_token_reads(shape: str, num_parameters: float) -> None:
     limits = join_limits(
         SHAPES[shape],
+        torch.bfloat16,
         {"read_gb_per_s": 10.0, "bfloat16_product_gflop_per_s": 1.0},
         {"read_gb_per_s": 9.0, "bfloat16_product_gflop_per_s": 2.0},
     )

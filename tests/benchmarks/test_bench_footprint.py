@@ -26,7 +26,8 @@ def test_everything_is_measured(
     document = json.loads(file.read_text(encoding="utf-8"))
     assert document["results"]["flags"] == ["--model", "tiny"]
     footprint = msgspec.convert(document["results"]["footprint"], Footprint)
-    assert [line for _, line in footprint.log_until_ready] == ["loading tiny", "ready"]
+    lines = [line for _, line in footprint.log_until_ready]
+    assert lines in (["loading tiny"], ["loading tiny", "ready"]), "the last line may come after the first answer"
     assert 0 < footprint.log_until_ready[0][0] <= footprint.seconds_to_ready
     assert len(footprint.memory_before) == len(footprint.memory_after) == 2
     assert all(process.rss_mib > 1 for process in footprint.memory_before)

@@ -13,12 +13,12 @@ def test_a_server_is_ready_on_a_free_port_and_leaves_nothing(launch_fake: Callab
     launch_fake("well")
     with started_server(["--model", "tiny"], deadline_s=60) as (server, target):
         assert ask_server(target).vocab_size == 2048
-        assert [line for _, line in server.log] == ["loading tiny", "ready"]
-        assert all(second >= 0 for second, _ in server.log)
         pids = tree_pids(server.pid)
         assert len(pids) == 2
         assert server.stop() == 0
         assert server.stop() == 0, "stopping again changes nothing"
+        assert [line for _, line in server.log] == ["loading tiny", "ready"], "all of it is there once it has ended"
+        assert all(second >= 0 for second, _ in server.log)
     assert not any(is_running(pid) for pid in pids)
     assert not server.run_dir.path.exists()
 

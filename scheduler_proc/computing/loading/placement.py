@@ -63,7 +63,7 @@ def find_placement(model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, 
         stored = hf_config.text("dtype", hf_config.text("torch_dtype", "bfloat16"))
         dtype = torch.float16 if stored == "float16" else torch.bfloat16
     else:
-        dtype = torch.bfloat16 if computes_bfloat16(CPU_INFO) else torch.float32
+        dtype = auto_cpu_dtype()
     return Placement(device, dtype, WEIGHT_BITS[model.quantization], find_kv_codes(cache, device))
 
 
@@ -81,6 +81,11 @@ def find_kv_codes(cache: CacheConfig, device: torch.device) -> torch.dtype | Non
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
         raise BootError("--kv-cache-dtype fp8: this GPU has no fp8, which came with Ada and Hopper; leave it at auto")
     return dtype
+
+
+def auto_cpu_dtype() -> torch.dtype:
+    """Returns what `--dtype auto` means on this processor."""
+    return torch.bfloat16 if computes_bfloat16(CPU_INFO) else torch.float32
 
 
 def _find_gpu(devices: Sequence[str], place: int) -> torch.device:
