@@ -46,7 +46,6 @@ def import_runner(link: ProcessLink) -> LoadRunner:
     # Imported here and not above: it needs torch, and the operator should see what is being waited for.
     from scheduler_proc.computing.loading.load_runner import find_shared_model, load_model
 
-    gc.freeze()
     config, files = link.config, link.run_dir
     if config.run.tensor_parallel > 1:
         return partial(load_as_leader, link, load_model)

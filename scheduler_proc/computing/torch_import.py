@@ -43,6 +43,7 @@ def import_torch() -> None:
     finally:
         sys.meta_path.remove(finder)
         del sys.modules[FAKE_TENSORS]
+        gc.freeze()  # nor is it to do so for what is imported after it
         gc.enable()
     if torch.cuda.is_available():
         import_fake_tensors()  # libraries for GPUs may use the compiler

@@ -12,6 +12,7 @@ from scheduler_proc.computing.torch_import import FAKE_TENSORS, UNUSED, import_t
 import_torch()
 import torch
 assert gc.isenabled()
+assert gc.get_freeze_count() > 50_000, "collections walk all that torch has made"
 assert not [name for name in sys.modules if name.startswith((FAKE_TENSORS, "torch._decomp", "torch._refs"))]
 assert UNUSED <= sys.modules.keys(), "they are there by their names"
 unused = ("torch.ao.quantization", "torch._export", "torch.distributions.normal", "torch.optim.adam",
