@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 
 from runtime.lifeline import ask_for_death_signal
@@ -13,7 +14,7 @@ def await_command_line(launcher_pid: int) -> None:
 
     Raises `SystemExit` where the launcher ends without having sent one.
     """
-    ask_for_death_signal(launcher_pid)
+    ask_for_death_signal(launcher_pid, signal.SIGKILL)  # which ends one that is stopped, too
     import_torch()
     # Imported here and not above: it needs torch.
     import scheduler_proc.computing.loading.load_runner  # noqa: F401  # pyright: ignore[reportUnusedImport]
