@@ -6,20 +6,25 @@
 
 import sys
 
-from supervisor.cli.programs import PROGRAMS, run_program
-from supervisor.run import launch
+from supervisor.early_scheduler import EarlyScheduler
 
 
 def main() -> int:
     arguments = sys.argv[1:]
-    if arguments and arguments[0] in PROGRAMS:
-        run_program(arguments)
     if arguments and not arguments[0].startswith("-"):
         # Imported here and not above: a server that starts needs none of the commands.
+        from supervisor.cli.programs import PROGRAMS, run_program
+
+        if arguments[0] in PROGRAMS:
+            run_program(arguments)
         from supervisor.cli.operate import operate
 
         return operate(arguments)
-    return launch(arguments)
+    scheduler = None if {"-h", "--help"} & set(arguments) else EarlyScheduler()
+    # Imported here and not above: the scheduler's process imports torch meanwhile.
+    from supervisor.run import launch
+
+    return launch(arguments, scheduler)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
 
 A client connects as soon as it can and sends a request, again until it is admitted: a server that starts answers 503.
 One model is the bundled one, the other has GPT-2's shape; its random weights are written to a file once, and are in the
-page cache then. With `--before DIR`, a checkout of other code with the same environment, the two take turns, and so
-does which one begins. The CPU time is that of all processes of the server until that token.
+page cache then. Compiled modules are kept, as where it is installed: the first start of new code takes longer. With
+`--before DIR`, a checkout of other code with the same environment, the two take turns, and so does which one begins.
+The CPU time is that of all processes of the server until that token.
 """
 
 import argparse

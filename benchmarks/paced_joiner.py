@@ -5,7 +5,7 @@ python -m benchmarks.paced_joiner STEP_MS tcp://HOST:PORT --key-file FILE
 
 import sys
 
-from supervisor.child import python_command
+from supervisor.python_process import python_command
 from supervisor.remote import engine, join
 
 

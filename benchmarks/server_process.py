@@ -2,6 +2,7 @@
 
 import collections
 import http.client
+import os
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 LAUNCH = [sys.executable, str(ROOT / "launch.py")]
 OWN_FLAGS = ("--port", "0", "--max-snapshots", "0")
 POLL_INTERVAL_S = 0.02
+
+COMPILED_NOT_KEPT = "PYTHONDONTWRITEBYTECODE"
+"""With it each process compiles all that it imports of ours at every start, which no installation does."""
+
 NUM_LINES_SHOWN = 40
 
 
@@ -38,6 +43,7 @@ class ServerProcess:
         self._process = subprocess.Popen(
             [*launch, *OWN_FLAGS, "--run-dir", str(self.run_dir.path), *arguments],
             cwd=root or ROOT,
+            env={name: value for name, value in os.environ.items() if name != COMPILED_NOT_KEPT},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

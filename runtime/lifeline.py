@@ -29,15 +29,15 @@ def make_lifeline(run_dir: RunDir) -> int:
     return os.open(run_dir.lifeline, os.O_RDWR | os.O_CLOEXEC)
 
 
-def ask_for_death_signal(parent_pid: int) -> None:
-    """Has the kernel send SIGTERM when the parent dies (Linux; elsewhere the lifeline alone serves).
+def ask_for_death_signal(parent_pid: int, number: int = signal.SIGTERM) -> None:
+    """Has the kernel send the signal when the parent dies (Linux; elsewhere the lifeline alone serves).
 
     Call it when SIGTERM has a handler: its default action would leave nobody to remove the run directory.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent_pid:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
 
 def watch_lifeline(run_dir: RunDir, on_end: Callable[[], None]) -> None:

@@ -193,12 +193,15 @@ def other_processes(run_dir: RunDir) -> list[int]:
 
 
 def _runs_in(pid: int, path: Path) -> bool:
-    """Tells whether process `pid` was started on this run directory (so that a reused pid is never killed)."""
+    """Tells whether process `pid` was started on this run directory or has a file in it (so that a reused pid is never
+    killed)."""
+    process, place = Path(f"/proc/{pid}"), path.resolve()
     try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        arguments = (process / "cmdline").read_bytes().split(b"\0")
+        files = (process / "fd").iterdir()
+        return os.fsencode(path) in arguments or any(file.resolve().parent == place for file in files)
     except OSError:
         return False
-    return os.fsencode(path) in arguments
 
 
 def _lock_directory(run_dir: RunDir) -> int:

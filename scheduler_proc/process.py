@@ -18,13 +18,13 @@ from messages.requests import ToScheduler
 from messages.steps import Batch
 from messages.timeline import ScheduleReport
 from runtime.background import call_at_low_priority
+from runtime.prefetch import prefetch
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Observer, Part
 from scheduler_proc.computing.torch_import import import_torch
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding_half import close_store, make_scheduler
 from scheduler_proc.grammar_builder import GrammarBuilder
-from scheduler_proc.prefetch import prefetch
 from scheduler_proc.ranks import load_as_leader
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Running, Stepper
@@ -46,7 +46,6 @@ def import_runner(link: ProcessLink) -> LoadRunner:
     # Imported here and not above: it needs torch, and the operator should see what is being waited for.
     from scheduler_proc.computing.loading.load_runner import find_shared_model, load_model
 
-    gc.freeze()
     config, files = link.config, link.run_dir
     if config.run.tensor_parallel > 1:
         return partial(load_as_leader, link, load_model)

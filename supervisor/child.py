@@ -6,16 +6,16 @@ import select
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from messages.control import FRONTEND, PREDECESSOR, SUCCESSOR, kind_of, worker_name
+from supervisor.early_scheduler import EarlyScheduler
 from supervisor.log_ring import LogRing
+from supervisor.python_process import ROOT, python_environment
 
-ROOT = Path(__file__).resolve().parents[1]
 NUM_LAST_LINES = 30
 READ_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 16
@@ -77,6 +77,8 @@ class Child:
         """It has said hello, so it hears what is sent to its name. While `pid` is 0: its end is being dealt with."""
         self.has_been_told = False
         """It has been asked to stop, so its end is no death."""
+        self.is_early = False
+        """It was begun before the run, and reports nothing until it has imported torch."""
         self.is_on_trial = False
         """It has been added to a run that serves: where it cannot start it is given up, and the run goes on."""
         self.is_spare = False
@@ -118,26 +120,22 @@ class Child:
         successor.log = child.log
         return successor
 
-    def spawn(self, run_path: Path, listen_fd: int | None) -> None:
+    def spawn(self, run_path: Path, listen_fd: int | None, early: EarlyScheduler | None = None) -> None:
         """Starts the next incarnation, in a process group of its own so that Ctrl-C reaches only the launcher.
 
         The process inherits the listening socket `listen_fd`, where one is given, and finds its number in
-        `SLUICE_LISTEN_FD`.
+        `SLUICE_LISTEN_FD`. A process that is `early` goes on as this one, if it still can.
         """
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": python_path()}
+        environment = python_environment()
         environment.pop("SLUICE_LISTEN_FD", None)
         if listen_fd is not None:
             environment["SLUICE_LISTEN_FD"] = str(listen_fd)
-        self._process = subprocess.Popen(
-            [
-                *self.command.arguments,
-                *(["--stand-by"] if self.is_successor else []),
-                *(["--spare"] if self.is_spare else []),
-                "--run-dir",
-                str(run_path),
-                "--parent-pid",
-                str(os.getpid()),
-            ],
+        arguments = ["--stand-by"] * self.is_successor + ["--spare"] * self.is_spare
+        arguments += ["--run-dir", str(run_path), "--parent-pid", str(os.getpid())]
+        begun = early.go_on(arguments) if early is not None else None
+        self.is_early = begun is not None
+        self._process = begun or subprocess.Popen(
+            [*self.command.arguments, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -243,17 +241,6 @@ def how_it_ended(code: int) -> str:
     except ValueError:
         return f"was killed by signal {-code}"
     return f"was killed by {name.name}{SIGNAL_HINTS.get(name, '')}"
-
-
-def python_command(module: str) -> tuple[str, ...]:
-    """Returns the command that runs a module of this program; its environment needs `python_path`."""
-    return (sys.executable, "-P", "-m", module)
-
-
-def python_path() -> str:
-    """Returns a PYTHONPATH under which the packages of this program are found from any directory."""
-    inherited = os.environ.get("PYTHONPATH", "")
-    return f"{ROOT}{os.pathsep}{inherited}" if inherited else str(ROOT)
 
 
 def _is_alive(pid: int, pidfd: int) -> bool:

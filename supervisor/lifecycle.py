@@ -75,6 +75,8 @@ class Lifecycle:
             child.boot_error, child.was_starting = str(error), True
             self._go_on_after(child)
             return
+        if child.is_early:
+            self._note_report(child, PhaseReport("importing torch"))
         for rank in self.group.ranks_of(child):
             self.start(rank)
 

@@ -1,26 +1,57 @@
 """The files in memory that outlive the schedulers of the run: a KV cache for each, and the weights of all."""
 
+import ctypes
+import mmap
 import os
+import threading
+from contextlib import suppress
 from pathlib import Path
 
+from kernels.cpu.huge_memory import HUGE_PAGE, make_huge, map_file
 from messages.control import kind_of, place_of
 from messages.engines import SCHEDULER
 from runtime.numa import allowed_cpus, file_of_group, read_nodes
 from runtime.run_dir import RunDir
+
+SLICE_BYTES = 16 << 20
+"""Mapped at a time: what the launcher has mapped counts as its own where the system runs out of memory."""
 
 
 class MemoryFiles:
     """Makes and gives back a file for the weights (one for each NUMA node) and one for each place of a scheduler.
 
     They are found in the run directory. A file has no name but the link there: its memory is given back when the last
-    process that has it has ended.
+    process that has it has ended. `num_weight_bytes`: of the weights, if it is known.
     """
 
-    def __init__(self, run_dir: RunDir):
+    def __init__(self, run_dir: RunDir, num_weight_bytes: int = 0):
         self._run_dir = run_dir
         self._descriptors: dict[Path, int] = {}
-        for group in range(len(read_nodes(allowed_cpus()))):
+        num_groups = len(read_nodes(allowed_cpus()))
+        for group in range(num_groups):
             self._make(file_of_group(run_dir.weights_file, group))
+        # Of several nodes only a scheduler knows which is its own.
+        self._num_weight_bytes = num_weight_bytes if num_groups == 1 else 0
+        os.truncate(run_dir.weights_file, self._num_weight_bytes)
+
+    def make_weight_memory(self) -> None:
+        """Asks for the memory of the weights in a thread, while a scheduler imports torch.
+
+        The file has its size since before any scheduler, which sets another; nothing in it changes. Where the system
+        refuses, the scheduler asks again.
+        """
+        if self._num_weight_bytes:
+            threading.Thread(target=self._make_slices, name="weight-memory", daemon=True).start()
+
+    def _make_slices(self) -> None:
+        memory = mmap.mmap(-1, SLICE_BYTES + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        address += -address % HUGE_PAGE
+        for offset in range(0, self._num_weight_bytes, SLICE_BYTES):
+            with suppress(OSError, KeyError):  # the run is over
+                num_bytes = min(SLICE_BYTES, self._num_weight_bytes - offset)
+                map_file(address, num_bytes, self._descriptors[self._run_dir.weights_file], offset)
+                make_huge(address, num_bytes)
 
     def provide(self, name: str) -> None:
         """There is a file for the process `name` and its successors, if it is a scheduler."""

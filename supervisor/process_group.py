@@ -22,6 +22,7 @@ from messages.uids import frontend_socket
 from runtime.run_dir import RunDir
 from supervisor.child import Child, Command
 from supervisor.control_plane import ControlPlane
+from supervisor.early_scheduler import COMMAND, EarlyScheduler
 from supervisor.memory_files import MemoryFiles
 from supervisor.signals import SignalPipe
 from supervisor.status_board import StatusBoard
@@ -37,6 +38,9 @@ class Site:
     run_dir: RunDir
     listener: socket.socket
     signals: SignalPipe
+    num_weight_bytes: int = 0
+    """That schedulers will share, if it is known."""
+    early_scheduler: EarlyScheduler | None = None
 
 
 class ProcessGroup:
@@ -54,7 +58,7 @@ class ProcessGroup:
         self.is_draining = False
         self.is_stopping = False
         self._num_frontend_starts = 0
-        self.memory_files = MemoryFiles(site.run_dir)
+        self.memory_files = MemoryFiles(site.run_dir, site.num_weight_bytes)
         for name in self._children:
             self.memory_files.provide(name)
 
@@ -138,7 +142,8 @@ class ProcessGroup:
 
     def spawn(self, child: Child) -> None:
         """Starts the next incarnation of a process. Raises `OSError`."""
-        child.spawn(self._site.run_dir.path, self._site.listener.fileno() if child.is_front else None)
+        early = self._site.early_scheduler if child.command.arguments == COMMAND else None
+        child.spawn(self._site.run_dir.path, self._site.listener.fileno() if child.is_front else None, early)
         self._site.run_dir.pid_file(child.name).write_text(f"{child.pid}", encoding="ascii")
         self._note_start(child)
 

@@ -18,16 +18,20 @@ from messages.engines import SCHEDULER, rank_name
 from messages.errors import BootError, UsageError
 from messages.join_keys import check_address, make_keys
 from runtime.lifeline import make_lifeline
+from runtime.prefetch import prefetch
 from runtime.run_dir import RunDir, claim, default_path
-from supervisor.child import Command, command_of_worker, python_command
+from supervisor.child import Command, command_of_worker
 from supervisor.console import Console
+from supervisor.early_scheduler import EarlyScheduler
 from supervisor.flags import parse_flags
 from supervisor.listener import base_url, open_listener
 from supervisor.manifest import claim_recording, make_manifest, write_manifest
 from supervisor.model.draft import add_draft_facts
 from supervisor.model.facts import read_model_facts
 from supervisor.model.lookup import find_model, find_tokenizer, model_name
+from supervisor.model.weight_bytes import find_weight_bytes
 from supervisor.process_group import Site
+from supervisor.python_process import python_command
 from supervisor.restarts import check_rules, split_rule
 from supervisor.signals import SignalPipe
 from supervisor.supervisor import Supervisor
@@ -48,8 +52,11 @@ FAILURE_EXIT_CODE = 1
 INTERRUPTED_EXIT_CODE = 130
 
 
-def launch(arguments: list[str]) -> int:
-    """Runs a server until it is stopped; returns the exit code, after one message on standard error for a failure."""
+def launch(arguments: list[str], early_scheduler: EarlyScheduler | None = None) -> int:
+    """Runs a server until it is stopped; returns the exit code, after one message on standard error for a failure.
+
+    `early_scheduler` becomes its scheduler, or ends.
+    """
     console = Console()
     began_s = time.monotonic()
     try:
@@ -59,13 +66,15 @@ def launch(arguments: list[str]) -> int:
         run = config.run
         num_workers = {FRONTEND: run.frontend_workers, TOKENIZER: run.tokenizer_workers, SCHEDULER: run.data_parallel}
         commands = server_commands(run.external, num_workers, len(run.remote_engines), run.tensor_parallel, run.ray)
-        return serve(config, commands, console, began_s)
+        return serve(config, commands, console, began_s, early_scheduler)
     except (UsageError, BootError) as error:
         console.say(f"launch.py: {error}", "error")
         return USAGE_EXIT_CODE if isinstance(error, UsageError) else FAILURE_EXIT_CODE
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT_CODE
     finally:
+        if early_scheduler is not None:
+            early_scheduler.end()
         console.close()
 
 
@@ -176,7 +185,13 @@ def _numbered(first: Command, numbers: Iterable[int]) -> list[Command]:
     return [first if number == 1 else command_of_worker(first, number) for number in numbers]
 
 
-def serve(config: Config, commands: list[Command], console: Console, began_s: float) -> int:
+def serve(
+    config: Config,
+    commands: list[Command],
+    console: Console,
+    began_s: float,
+    early_scheduler: EarlyScheduler | None = None,
+) -> int:
     """Opens the socket and the run directory, runs the processes, and returns the exit code when nothing is left."""
     http, wanted_dir = config.http, config.run.run_dir
     run_path = Path(wanted_dir) if wanted_dir else default_path(http.port)
@@ -197,7 +212,10 @@ def serve(config: Config, commands: list[Command], console: Console, began_s: fl
             run_dir.address_file.write_text(f"{url}\n", encoding="ascii")
             if config.run.remote_engines:
                 _write_keys(run_dir)
-            supervisor = Supervisor(config.run, commands, Site(run_dir, listener, signals), console)
+            if early_scheduler is not None:  # which knows of no files before it has imported torch
+                prefetch(config.model, Path(config.facts.model_dir))
+            site = Site(run_dir, listener, signals, find_weight_bytes(config), early_scheduler)
+            supervisor = Supervisor(config.run, commands, site, console)
             return supervisor.run(lambda: console.say(ready_text(config, url, time.monotonic() - began_s)))
         finally:
             run_dir.remove()

@@ -62,6 +62,9 @@ class Supervisor:
         has_failed = False
         try:
             self._lifecycle.start_all()
+            self._group.memory_files.make_weight_memory()
+            if self._site.early_scheduler is not None:
+                self._site.early_scheduler.end()  # it was for nobody, as with --external scheduler
             self.turn_until(self._group.is_ready)
             if not self._num_stop_signals:
                 self._console.end_progress()

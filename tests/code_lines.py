@@ -29,16 +29,16 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 12_695,
+    "frontend": 12_700,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_730,
-    "scheduler": 6_905,
-    "CPU backend": 3_850,
+    "scheduler": 6_885,
+    "CPU backend": 3_860,
     "GPU backend": 3_080,
     "operations and references": 1_330,
     "messages": 2_300,
-    "process runtime": 1_585,
-    "launcher": 5_750,
+    "process runtime": 1_635,
+    "launcher": 5_870,
     "what-if": 1_150,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

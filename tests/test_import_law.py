@@ -27,6 +27,7 @@ def rule(ours: str, others: str) -> Rule:
 RULES = {
     "launch.py": rule("supervisor", ""),
     "supervisor": rule("supervisor runtime messages", "msgspec psutil"),
+    "supervisor/memory_files.py": rule("supervisor runtime messages kernels.cpu.huge_memory", ""),
     "supervisor/cli/batch.py": rule("supervisor runtime messages", "tqdm"),
     "supervisor/remote/ray_placement.py": rule("supervisor messages", "ray"),
     "supervisor/model/fetch.py": rule("supervisor runtime messages", "msgspec huggingface_hub"),
@@ -91,19 +92,23 @@ LAYERS = {
         "supervisor/endings.py supervisor/model supervisor/listener.py supervisor/flags.py supervisor/manifest.py "
         "supervisor/scaling_rule.py supervisor/stalls.py",
         "supervisor/child.py supervisor/console.py supervisor/memory_files.py supervisor/signals.py",
-        "supervisor/log_ring.py supervisor/process_files.py",
+        "supervisor/log_ring.py supervisor/process_files.py supervisor/early_scheduler.py",
+        "supervisor/python_process.py",
     ),
 }
 """Of a package, its rooms from the top down: each imports from itself and from lines below it, and from no other."""
 
 LOADING = "scheduler_proc/computing/loading"
 FUNCTION_LEVEL_IMPORTS = {
+    ("launch.py", "supervisor.cli.programs"): "is for commands only",
     ("launch.py", "supervisor.cli.operate"): "takes a third of the launcher's imports, for commands only",
+    ("launch.py", "supervisor.run"): "the scheduler's process is begun before",
     ("frontend/http/server.py", "uvloop"): "does not exist on every platform",
     ("supervisor/remote/proxy.py", "supervisor.remote.ray_placement"): "is for those who use Ray",
     ("supervisor/remote/ray_placement.py", "ray"): "needs an extra",
     ("frontend/process.py", "frontend.tracing.export"): "needs an extra, and memory",
     ("scheduler_proc/process.py", "scheduler_proc.computing.loading.load_runner"): "takes seconds (torch)",
+    ("scheduler_proc/early.py", "scheduler_proc.computing.loading.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/process.py", "scheduler_proc.computing.torch_observer"): "imports torch",
     ("scheduler_proc/rank_process.py", "scheduler_proc.computing.loading.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/computing/torch_import.py", "torch"): "the process imports this file long before",

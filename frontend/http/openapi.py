@@ -1,7 +1,9 @@
 """`GET /openapi.json`: the HTTP surface in OpenAPI 3.1, made from the route table and the structs that check bodies."""
 
+import asyncio
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -32,9 +34,12 @@ class OpenApiApi:
         own = Endpoint("/openapi.json", self.describe, "This description", dict[str, Any])
         self.endpoints = [*endpoints, own]
         described = [endpoint for endpoint in self.endpoints if endpoint.is_described]
-        self._reply = JsonReply(make_document(described, version, root_path, keys))
+        self._make = partial(make_document, described, version, root_path, keys)
+        self._reply: JsonReply | None = None
 
     async def describe(self, request: Request) -> JsonReply:
+        if self._reply is None:  # no start waits for it, and no stream: it takes a tenth of a second
+            self._reply = JsonReply(await asyncio.to_thread(self._make))
         return self._reply
 
 

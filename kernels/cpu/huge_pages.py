@@ -5,27 +5,17 @@ tables; in a virtual machine, through two.
 """
 
 import contextlib
-import ctypes
 import math
 import mmap
-import os
 import threading
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-HUGE_PAGE, CHUNK_BYTES, ALIGNMENT = 2 << 20, 32 << 20, 64
-MAP_FIXED = 0x10
+from kernels.cpu.huge_memory import HUGE_PAGE, map_file
 
-POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE, of Linux 5.14: what the memory holds stays as it is."""
-
-COLLAPSE = 25
-"""MADV_COLLAPSE, of Linux 6.1: memory of which at least one small page is there becomes a huge page, in place."""
-
-_libc = ctypes.CDLL(None, use_errno=True)  # its calls let Python's other threads run, unlike mmap's
-_libc.mmap.restype = ctypes.c_void_p
+CHUNK_BYTES, ALIGNMENT = 32 << 20, 64
 
 
 class Chunk:
@@ -41,7 +31,7 @@ class Chunk:
         self._begin = -self._bytes.data_ptr() % HUGE_PAGE
         self.num_taken_bytes = 0
         if descriptor is not None:
-            _map_file(self._bytes.data_ptr() + self._begin, num_bytes, descriptor, is_read_only)
+            map_file(self._bytes.data_ptr() + self._begin, num_bytes, descriptor, is_read_only=is_read_only)
         with contextlib.suppress(AttributeError, OSError):  # a system without them: the memory is as good as any
             memory.madvise(mmap.MADV_HUGEPAGE)
 
@@ -63,27 +53,6 @@ class Chunk:
         """Returns where a tensor begins that was taken of it, in bytes; None for any other."""
         offset = tensor.data_ptr() - self._bytes.data_ptr() - self._begin
         return offset if 0 <= offset < self.num_taken_bytes else None
-
-
-def _map_file(address: int, num_bytes: int, descriptor: int, is_read_only: bool) -> None:
-    """Puts a file in the place of memory. Python's own call takes no address, and huge pages need one that fits."""
-    where, flags = ctypes.c_void_p(address), mmap.MAP_SHARED | MAP_FIXED
-    access = mmap.PROT_READ if is_read_only else mmap.PROT_READ | mmap.PROT_WRITE
-    if _libc.mmap(where, ctypes.c_size_t(num_bytes), access, flags, descriptor, ctypes.c_long(0)) != address:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def make_huge(address: int, num_bytes: int) -> None:
-    """Has memory of a file in huge pages, as far as the system has them; what it holds stays."""
-    huge = range(address // HUGE_PAGE * HUGE_PAGE, address + num_bytes, HUGE_PAGE)
-    for page in huge:
-        advise(page, mmap.PAGESIZE, POPULATE_WRITE)
-    advise(huge.start, len(huge) * HUGE_PAGE, COLLAPSE)
-
-
-def advise(address: int, num_bytes: int, advice: int) -> bool:
-    """Returns whether the system has taken the advice."""
-    return _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), advice) == 0
 
 
 class _Cut(threading.local):

@@ -13,9 +13,12 @@ FAKE_TENSORS = "torch._meta_registrations"
 """Shapes of operations on fake tensors, with the decompositions that they are made of: a third of the import's time.
 Torch's compiler, its exporter and its profiler need it, and have to import it before anything else of theirs."""
 
+FOR_GPUS = "torch._native"
+"""Registers other implementations of some operations, all for GPUs."""
+
 UNUSED = frozenset(
     """
-    torch.ao torch.distributions torch.export torch.hub torch.masked torch.nn.intrinsic torch.nn.qat
+    torch._native torch.ao torch.distributions torch.export torch.hub torch.masked torch.nn.intrinsic torch.nn.qat
     torch.nn.quantizable torch.nn.quantized torch.optim torch.profiler torch.quantization torch.sparse torch.testing
     torch.utils.data torchgen.model unittest.mock
     """.split()  # noqa: SIM905
@@ -29,6 +32,8 @@ TAKEN_FROM = ("torch.func", "torch._higher_order_ops", "torch._higher_order_ops.
 
 def import_torch() -> None:
     """Imports torch; where there is no CUDA device, without `FAKE_TENSORS`, and with `UNUSED` for later."""
+    if "torch" in sys.modules:
+        return
     gc.disable()  # it would walk the modules' objects again and again while they come
     sys.modules[FAKE_TENSORS] = ModuleType(FAKE_TENSORS)
     finder = _LateFinder()
@@ -38,17 +43,25 @@ def import_torch() -> None:
     finally:
         sys.meta_path.remove(finder)
         del sys.modules[FAKE_TENSORS]
+        gc.freeze()  # nor is it to do so for what is imported after it
         gc.enable()
     if torch.cuda.is_available():
         import_fake_tensors()  # libraries for GPUs may use the compiler
+        _run(FOR_GPUS)
 
 
 def import_fake_tensors() -> None:
     """Imports what `import_torch` has left out, if it has."""
     for name in (*TAKEN_FROM, FAKE_TENSORS):
-        module = import_module(name)
-        if isinstance(module, _LateModule):
-            module.run()
+        import_module(name)
+        _run(name)
+
+
+def _run(name: str) -> None:
+    """Runs the module, if torch has imported it and it has not run yet."""
+    module = sys.modules.get(name)
+    if isinstance(module, _LateModule):
+        module.run()
 
 
 class _LateModule(ModuleType):

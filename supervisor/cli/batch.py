@@ -15,7 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from runtime.lifeline import ask_for_death_signal
-from supervisor.child import ROOT
+from supervisor.python_process import ROOT
 
 DONE, LEFT, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 POLL_S = 0.5

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import NoReturn
 
-from supervisor.child import python_command, python_path
+from supervisor.python_process import python_command, python_path
 
 PROGRAMS = {"join": "supervisor.remote.join", "calibrate": "whatif.calibrate", "whatif": "whatif"}
 """The module of each command."""

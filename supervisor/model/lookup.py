@@ -6,8 +6,9 @@ from pathlib import Path
 
 from messages.config import ModelConfig
 from messages.errors import BootError, UsageError
-from supervisor.child import ROOT, how_it_ended, python_command, python_path
+from supervisor.child import how_it_ended
 from supervisor.console import Console
+from supervisor.python_process import ROOT, python_command, python_path
 
 BUNDLED_MODEL = ROOT / "assets" / "shakespeare-gpt2"
 

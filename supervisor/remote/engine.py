@@ -19,7 +19,8 @@ from messages.remote import Admitted, EngineReport, FilePart, FileQuestion, shif
 from messages.replies import ToDetokenizer
 from runtime.run_dir import RunDir
 from runtime.stacks import ask_for_stacks
-from supervisor.child import Child, Command, python_command
+from supervisor.child import Child, Command
+from supervisor.python_process import python_command
 from supervisor.remote.profiles import read_part
 
 STOP_TIMEOUT_S = 3.0

@@ -15,7 +15,7 @@ from typing import Any
 
 from messages.config import Config
 from messages.errors import BootError
-from supervisor.child import ROOT
+from supervisor.python_process import ROOT
 
 RETRY_S = 5.0
 """After a joiner that has ended."""

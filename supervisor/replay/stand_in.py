@@ -22,9 +22,9 @@ from messages.frame_files import UNIONS
 from messages.schema import SCHEMA_VERSION
 from runtime.lifeline import ask_for_death_signal
 from runtime.run_dir import RunDir
-from supervisor.child import ROOT
 from supervisor.client.admin_client import AdminClient
 from supervisor.flags import flags_of
+from supervisor.python_process import ROOT
 
 KINDS = (FRONTEND, *RING)
 NEVER_S = "1e9"

@@ -22,9 +22,9 @@ from benchmarks.bench_remote_cost import OTHER_CLOCK, can_have_other_clock
 from benchmarks.server_process import started_server
 from messages.admin import Done, TakeSnapshot
 from runtime.run_dir import RunDir, default_path
-from supervisor.child import ROOT
 from supervisor.client.admin_client import AdminClient
 from supervisor.profiles.record import take_profile
+from supervisor.python_process import ROOT
 from tests.frontend.frontend_run import wait_until
 from tests.ring.client import ADMIN_KEY, RingClient
 from tests.ring.conftest import READY_TIMEOUT_S, RESTART_FLAGS

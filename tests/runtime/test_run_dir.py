@@ -42,14 +42,17 @@ def test_what_an_abandoned_run_left_is_removed_and_its_processes_killed(tmp_path
     run_dir, lock = claim(tmp_path / "run")
     left_over = subprocess.Popen([sys.executable, "-c", SLEEP, "--run-dir", str(run_dir.path)])
     stranger = subprocess.Popen([sys.executable, "-c", SLEEP])
+    pid_file = run_dir.pid_file("frontend")
+    begun_before = subprocess.Popen([sys.executable, "-c", f"file = open({str(pid_file)!r}, 'a'); {SLEEP}"])
+    pid_file.write_text(str(begun_before.pid))
     run_dir.pid_file("scheduler").write_text(str(left_over.pid))
     run_dir.pid_file("tokenizer").write_text(str(stranger.pid))
-    wait_until(lambda: other_processes(run_dir) == [left_over.pid])
+    wait_until(lambda: sorted(other_processes(run_dir)) == sorted([left_over.pid, begun_before.pid]))
     run_dir.socket("frontend").touch()
     (run_dir.path / "traces").mkdir()
     os.close(lock)
     _, lock = claim(tmp_path / "run")
-    assert left_over.wait(30) == -9
+    assert left_over.wait(30) == begun_before.wait(30) == -9
     assert stranger.poll() is None, "a process that has got the pid of one of ours must not be killed"
     assert [file.name for file in run_dir.path.iterdir()] == ["lock"]
     stranger.kill()

@@ -1,14 +1,18 @@
 """Files in memory for KV caches: one for each scheduler, as long as somebody may come after it."""
 
+import mmap
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from messages.control import PREDECESSOR, SUCCESSOR
+from runtime.numa import file_of_group
 from runtime.run_dir import RunDir, claim
-from supervisor.memory_files import MemoryFiles
+from supervisor import memory_files
+from supervisor.memory_files import SLICE_BYTES, MemoryFiles
 
 
 @pytest.fixture
@@ -44,3 +48,45 @@ def test_nothing_is_left_open(run_dir: RunDir) -> None:
     files.drop("tokenizer")
     files.close()
     assert len(list(Path("/proc/self/fd").iterdir())) == num_open
+
+
+def finish() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "weight-memory":
+            thread.join(timeout=60)
+            assert not thread.is_alive()
+
+
+def test_the_weights_have_their_memory_before_anybody_writes_them(run_dir: RunDir) -> None:
+    size = SLICE_BYTES + 5000
+    files = MemoryFiles(run_dir, size)
+    assert run_dir.weights_file.stat().st_size == size
+    with run_dir.weights_file.open("r+b") as file:
+        file.write(b"written meanwhile")
+    files.make_weight_memory()
+    finish()
+    stat = run_dir.weights_file.stat()
+    assert stat.st_size == size
+    assert stat.st_blocks * 512 > mmap.PAGESIZE, "not only what was written"
+    assert run_dir.weights_file.read_bytes()[:17] == b"written meanwhile"
+    files.close()
+
+
+def test_a_file_that_a_scheduler_has_made_smaller_keeps_its_size(run_dir: RunDir) -> None:
+    files = MemoryFiles(run_dir, 4 * SLICE_BYTES)
+    os.truncate(run_dir.weights_file, SLICE_BYTES)
+    files.make_weight_memory()
+    finish()
+    assert run_dir.weights_file.stat().st_size == SLICE_BYTES
+    files.close()
+
+
+def test_of_several_nodes_each_scheduler_asks_for_memory_on_its_own(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_files, "read_nodes", lambda cpus: [[0], [1]])
+    files = MemoryFiles(run_dir, SLICE_BYTES)
+    files.make_weight_memory()
+    finish()
+    assert [file_of_group(run_dir.weights_file, group).stat().st_size for group in (0, 1)] == [0, 0]
+    files.close()

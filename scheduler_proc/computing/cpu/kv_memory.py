@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.huge_pages import HUGE_PAGE, Chunk
+from kernels.cpu.huge_memory import HUGE_PAGE
+from kernels.cpu.huge_pages import Chunk
 from messages.errors import BootError
 
 HEADER = struct.Struct("<32sQ")

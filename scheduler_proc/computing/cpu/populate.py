@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from kernels.cpu.huge_pages import POPULATE_WRITE, advise, make_huge
+from kernels.cpu.huge_memory import POPULATE_WRITE, advise, make_huge
 from runtime.background import lower_priority
-from scheduler_proc.computing.model.kv_tensors import CGROUP, GIB, MEMORY_INFO, available_memory_bytes
+from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
+from scheduler_proc.computing.model.kv_tensors import GIB
 
 SLICE_BYTES = 2 << 20
 """Of one tensor, asked for in one call: a call is not interrupted, and holds the process's memory map meanwhile."""

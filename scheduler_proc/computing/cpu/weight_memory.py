@@ -19,7 +19,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from kernels.cpu.huge_pages import ALIGNMENT, HUGE_PAGE, Chunk, allocate_from, make_huge
+from kernels.cpu.huge_memory import HUGE_PAGE, make_huge
+from kernels.cpu.huge_pages import ALIGNMENT, Chunk, allocate_from
 from kernels.packed_linear import PackedWeight
 from kernels.quantized_linear import QuantizedWeight
 from messages.errors import BootError
@@ -132,7 +133,8 @@ class WeightMemory:
         """Returns the empty file, of which so many bytes can be taken."""
         num_bytes += HEADER.size + ALIGNMENT
         try:
-            os.ftruncate(self._descriptor, 0)  # what was there is of another identity, or was never finished
+            # What was there is of another identity, or was never finished; memory that the launcher has made is kept.
+            os.pwrite(self._descriptor, bytes(HEADER.size), 0)
             os.ftruncate(self._descriptor, num_bytes)
             chunk = Chunk(num_bytes, self._descriptor)
         except OSError as error:

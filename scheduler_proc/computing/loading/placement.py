@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from kernels.quantized_linear import Bits
 from messages.config import CacheConfig, ModelConfig
 from messages.errors import BootError
+from runtime.machine import CPU_INFO, computes_bfloat16
 from runtime.numa import Share, allowed_cpus, divide, pin, read_nodes
 from scheduler_proc.computing.loading.hf_config import HfConfig
 
@@ -17,8 +17,6 @@ KV_CODES = {"cuda": ("fp8", torch.float8_e4m3fn), "cpu": ("int8", torch.int8)}
 """By device: the value of --kv-cache-dtype beside auto, and what it means."""
 FP8_CAPABILITY = (8, 9)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-BFLOAT16_CPU_FLAGS = {"avx512_bf16", "amx_bf16"}
-CPU_INFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -88,16 +86,6 @@ def find_kv_codes(cache: CacheConfig, device: torch.device) -> torch.dtype | Non
 def auto_cpu_dtype() -> torch.dtype:
     """Returns what `--dtype auto` means on this processor."""
     return torch.bfloat16 if computes_bfloat16(CPU_INFO) else torch.float32
-
-
-def computes_bfloat16(cpu_info: Path) -> bool:
-    """Whether the processor multiplies bfloat16 natively; False where /proc/cpuinfo does not say."""
-    try:
-        lines = cpu_info.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return False
-    flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
-    return not BFLOAT16_CPU_FLAGS.isdisjoint(flags.split())
 
 
 def _find_gpu(devices: Sequence[str], place: int) -> torch.device:

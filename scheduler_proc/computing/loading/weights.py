@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernels.cpu.huge_pages import HUGE_PAGE, empty_huge
+from kernels.cpu.huge_memory import HUGE_PAGE
+from kernels.cpu.huge_pages import empty_huge
 from kernels.packed_linear import BLOCK, PackedWeight, allocate_packed, has_packed_kernel, pack, pack_rows
 from kernels.quantized_linear import quantize
 from messages.errors import BootError

@@ -4,9 +4,7 @@ Shape legend: L layers, S slots (pages * page size), G key/value heads, D head d
 """
 
 import logging
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,14 +14,13 @@ from kernels.paged_kv import PagedKV
 from kernels.quantized_kv import SCALE_DTYPE
 from messages.config import Config
 from messages.errors import BootError
+from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
 from scheduler_proc.computing.cpu.kv_memory import KVMemory
 from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.model.decoder_config import DecoderConfig
 
 GIB = 2**30
 MAX_CPU_CACHE_BYTES = 4 * GIB
-MEMORY_INFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
 
 log = logging.getLogger("sluice.kv_cache")
 
@@ -121,18 +118,3 @@ def free_cpu_cache_bytes(needed_bytes: int, num_processes: int = 1) -> int:
     """
     share = available_memory_bytes(MEMORY_INFO, CGROUP) // (4 * num_processes)
     return min(max(MAX_CPU_CACHE_BYTES, needed_bytes), share)
-
-
-def available_memory_bytes(memory_info: Path, cgroup: Path) -> int:
-    """Returns the memory that can still be taken, by the kernel's estimate and the container's limit."""
-    try:
-        fields = dict(line.split(":", 1) for line in memory_info.read_text(encoding="ascii").splitlines())
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
-        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return available
-    return max(0, min(available, limit - used))

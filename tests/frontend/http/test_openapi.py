@@ -1,14 +1,19 @@
 """The description of the HTTP surface: it is sound, whole, and true of the examples in it."""
 
+import asyncio
 import re
 from typing import Any
 
 import jsonschema
 import pytest
+from starlette.requests import Request
 
 from frontend.api.completions import CompletionBody
 from frontend.api.generate import GenerateBody
+from frontend.http import openapi
 from frontend.http.body import BodyDecoder
+from frontend.http.keys import Keys
+from frontend.http.openapi import OpenApiApi
 from tests.frontend.frontend_run import FrontendRun, final
 
 
@@ -22,6 +27,16 @@ def references(node: Any) -> list[str]:
         own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
         return own + [found for value in node.values() for found in references(value)]
     return [found for value in node for found in references(value)] if isinstance(node, list) else []
+
+
+def test_it_is_made_once_and_not_before_somebody_asks(monkeypatch: pytest.MonkeyPatch):
+    made: list[str] = []
+    monkeypatch.setattr(openapi, "make_document", lambda endpoints, version, *_: made.append(version) or {})
+    api = OpenApiApi([], version="7", root_path="", keys=Keys())
+    assert not made
+    for _ in range(2):
+        asyncio.run(api.describe(Request({"type": "http"})))
+    assert made == ["7"]
 
 
 def test_every_reference_leads_somewhere(document: dict[str, Any]):

@@ -2,7 +2,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from kernels.cpu.huge_pages import CHUNK_BYTES, HUGE_PAGE, Chunk, allocate_from, empty_huge
+from kernels.cpu.huge_memory import HUGE_PAGE
+from kernels.cpu.huge_pages import CHUNK_BYTES, Chunk, allocate_from, empty_huge
 
 
 def test_tensors_are_apart_and_aligned() -> None:

@@ -12,10 +12,12 @@ from scheduler_proc.computing.torch_import import FAKE_TENSORS, UNUSED, import_t
 import_torch()
 import torch
 assert gc.isenabled()
+assert gc.get_freeze_count() > 50_000, "collections walk all that torch has made"
 assert not [name for name in sys.modules if name.startswith((FAKE_TENSORS, "torch._decomp", "torch._refs"))]
 assert UNUSED <= sys.modules.keys(), "they are there by their names"
 unused = ("torch.ao.quantization", "torch._export", "torch.distributions.normal", "torch.optim.adam",
-          "torch._functorch.eager_transforms", "torch._subclasses.fake_tensor", "torch.utils._debug_mode", "asyncio")
+          "torch._functorch.eager_transforms", "torch._subclasses.fake_tensor", "torch.utils._debug_mode", "asyncio",
+          "torch._native.registry")
 assert not sys.modules.keys() & set(unused), "and have not run"
 assert torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3)).tolist() == [[3.0] * 4] * 2
 
@@ -31,6 +33,7 @@ observer.start()
 torch.ones(4) @ torch.ones(4)
 observer.stop()
 
+assert torch._native.registry.native_decomp_table(overrides_only=True) is not None
 assert torch.distributions.Normal(0.0, 1.0).mean == 0.0
 assert torch.optim.Adam.__module__ == "torch.optim.adam"
 assert torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (torch.ones(2),)).tolist() == [2.0, 2.0]

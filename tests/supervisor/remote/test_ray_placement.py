@@ -8,7 +8,7 @@ import pytest
 
 from messages.config import Config, ModelConfig, ModelFacts, RunConfig
 from messages.errors import BootError
-from supervisor.child import ROOT
+from supervisor.python_process import ROOT
 from supervisor.remote import ray_placement
 from supervisor.remote.ray_placement import JoinerActor, RayPlacement
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.cpu.huge_pages import Chunk, empty_huge
+from kernels.cpu.huge_pages import ALIGNMENT, Chunk, empty_huge
 from kernels.packed_linear import PackedWeight, pack
 from kernels.quantized_linear import QuantizedWeight, quantize
 from messages.columns import unpack_int32
@@ -229,3 +229,24 @@ def test_a_scheduler_with_shared_weights_computes_the_same(
     monkeypatch.setattr(weight_cache, "load_weights", never)
     assert generate(path) == expected
     assert find_shared_model(config, nobody, 1, path) is not None
+
+
+def test_memory_that_is_there_already_is_kept_and_what_it_held_is_not_found_half_overwritten(path: Path):
+    path.write_bytes(b"\xff" * (8 << 20))
+    first = WeightMemory(path, OURS)
+    expected = parts_of(make_weights())
+    assert parts_of(first.load(make_weights, nobody, 8 << 20)) == expected
+    end(first)
+    size = path.stat().st_size
+
+    def fail() -> Weights:
+        empty_huge((1000,), torch.uint8).fill_(7)
+        raise BootError("no more")
+
+    memory = WeightMemory(path, OTHERS)
+    with pytest.raises(BootError, match="no more"):
+        memory.load(fail, nobody, size - weight_memory.HEADER.size - ALIGNMENT)
+    assert path.stat().st_size == size, "the same as before, so the header alone tells"
+    assert path.stat().st_blocks * 512 >= size, "it has been given back and asked for again"
+    end(memory)
+    assert WeightMemory(path, OURS).find() is None

@@ -10,18 +10,7 @@ from messages.errors import BootError
 from runtime.numa import Share
 from scheduler_proc.computing.loading import placement
 from scheduler_proc.computing.loading.hf_config import HfConfig
-from scheduler_proc.computing.loading.placement import computes_bfloat16, find_placement, set_cpu_threads
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [("fpu avx512f avx512_bf16 sse", True), ("fpu amx_bf16", True), ("fpu avx512f avx512_bf16x", False), ("", False)],
-)
-def test_bfloat16_of_the_processor(tmp_path: Path, flags: str, expected: bool) -> None:
-    cpu_info = tmp_path / "cpuinfo"
-    cpu_info.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t: avx512_bf16\n", encoding="utf-8")
-    assert computes_bfloat16(cpu_info) is expected
-    assert not computes_bfloat16(tmp_path / "absent")
+from scheduler_proc.computing.loading.placement import find_placement, set_cpu_threads
 
 
 @pytest.mark.parametrize(("flags", "dtype"), [("amx_bf16", torch.bfloat16), ("avx2", torch.float32)])

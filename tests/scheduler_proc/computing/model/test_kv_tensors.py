@@ -15,7 +15,6 @@ from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.kv_tensors import (
     GIB,
     allocate_cache,
-    available_memory_bytes,
     choose_num_pages,
     free_cpu_cache_bytes,
     page_bytes,
@@ -115,19 +114,6 @@ def test_a_cache_larger_than_the_free_memory_is_warned_of(model_dir: Path, caplo
 def test_memory_that_is_not_given_is_a_clear_error(decoder_config: DecoderConfig) -> None:
     with pytest.raises(BootError, match=r"which cpu does not give: .*--kv-cache-memory-gb"):
         allocate_cache(decoder_config, 1 << 42, 16, CPU)
-
-
-def test_available_memory(tmp_path: Path) -> None:
-    memory_info, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
-    memory_info.write_text("MemTotal:  9000 kB\nMemAvailable:    4000 kB\n", encoding="ascii")
-    assert available_memory_bytes(memory_info, cgroup) == 4000 * 1024
-    cgroup.mkdir()
-    (cgroup / "memory.max").write_text("max\n", encoding="ascii")
-    (cgroup / "memory.current").write_text("1000\n", encoding="ascii")
-    assert available_memory_bytes(memory_info, cgroup) == 4000 * 1024
-    (cgroup / "memory.max").write_text("3000\n", encoding="ascii")
-    assert available_memory_bytes(memory_info, cgroup) == 2000
-    assert available_memory_bytes(tmp_path / "absent", tmp_path / "absent") > 0
 
 
 def test_the_default_has_room_for_one_long_request_where_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:

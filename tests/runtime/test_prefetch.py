@@ -5,8 +5,8 @@ from typing import Literal
 import pytest
 
 from messages.config import ModelConfig
-from scheduler_proc import prefetch as module
-from scheduler_proc.prefetch import PIECE_BYTES, prefetch
+from runtime import prefetch as module
+from runtime.prefetch import PIECE_BYTES, prefetch
 
 SIZE = PIECE_BYTES + 100
 

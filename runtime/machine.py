@@ -1,0 +1,34 @@
+"""What this machine has, as Linux tells it: memory that can still be taken, and bfloat16."""
+
+import os
+from pathlib import Path
+
+MEMORY_INFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+CPU_INFO = Path("/proc/cpuinfo")
+BFLOAT16_CPU_FLAGS = {"avx512_bf16", "amx_bf16"}
+
+
+def available_memory_bytes(memory_info: Path, cgroup: Path) -> int:
+    """Returns the memory that can still be taken, by the kernel's estimate and the container's limit."""
+    try:
+        fields = dict(line.split(":", 1) for line in memory_info.read_text(encoding="ascii").splitlines())
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
+        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return available
+    return max(0, min(available, limit - used))
+
+
+def computes_bfloat16(cpu_info: Path) -> bool:
+    """Whether the processor multiplies bfloat16 natively; False where /proc/cpuinfo does not say."""
+    try:
+        lines = cpu_info.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+    return not BFLOAT16_CPU_FLAGS.isdisjoint(flags.split())

@@ -1,0 +1,44 @@
+"""The scheduler's process, begun before the launcher's own imports: nothing else takes as long as importing torch."""
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+
+from supervisor.python_process import python_command, python_environment
+
+COMMAND = python_command("scheduler_proc")
+"""Of the scheduler that it can become."""
+
+
+class EarlyScheduler:
+    """A process that imports what a scheduler needs, and waits for its command line. `end` it, if nobody gives one."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+            [*COMMAND, "--early", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=python_environment(),
+            process_group=0,
+        )
+
+    def go_on(self, arguments: Sequence[str]) -> subprocess.Popen[bytes] | None:
+        """Gives it its command line, and returns the process; None where it has ended or somebody has it already."""
+        if self._process is None or self._process.poll() is not None:
+            return None
+        process, self._process = self._process, None
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # its end is noticed as that of any process
+            process.stdin.write(json.dumps(arguments).encode())
+            process.stdin.close()
+        return process
+
+    def end(self) -> None:
+        """Kills it, if nobody has it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None

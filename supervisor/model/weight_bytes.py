@@ -1,0 +1,53 @@
+"""How much memory a scheduler on a CPU will want for its weights, which the launcher can know before it."""
+
+import json
+import struct
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from messages.config import Config
+from runtime.machine import CGROUP, CPU_INFO, MEMORY_INFO, available_memory_bytes, computes_bfloat16
+
+GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Where there is one of them, torch may find a GPU."""
+
+FILES = "model*.safetensors"
+HEAD = "lm_head.weight"
+MOST_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
+
+MOST_OF_MEMORY = 0.5
+"""Of what is available. Where weights take more it is for the scheduler to fail, not for the launcher."""
+
+
+def find_weight_bytes(config: Config) -> int:
+    """Returns about the bytes that schedulers will share; 0 where they share none, or it is not sure that they do.
+
+    These are the tensors of the checkpoint in the number format of the model. On a CPU a head that is not among them is
+    the embedding, their largest, once more.
+    """
+    model, run = config.model, config.run
+    may_be_gpu = model.device == "cuda" or (model.device == "auto" and any(Path(file).exists() for file in GPU_FILES))
+    is_shared = model.share_weights and run.data_parallel > 0 and run.tensor_parallel == 1
+    is_read_whole = model.quantization == "none" and model.load_format in ("auto", "safetensors")
+    if may_be_gpu or not is_shared or not is_read_whole:
+        return 0
+    try:
+        sizes: dict[str, int] = {}
+        for file in Path(config.facts.model_dir).glob(FILES):
+            sizes |= _read_sizes(file)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, struct.error):
+        return 0  # the scheduler says what is wrong with the file
+    num_values = sum(sizes.values()) + (0 if HEAD in sizes else max(sizes.values(), default=0))
+    is_small = model.dtype == "float16" or model.dtype == "bfloat16"
+    num_bytes = num_values * (2 if is_small or (model.dtype == "auto" and computes_bfloat16(CPU_INFO)) else 4)
+    return num_bytes if num_bytes <= MOST_OF_MEMORY * available_memory_bytes(MEMORY_INFO, CGROUP) else 0
+
+
+def _read_sizes(file: Path) -> dict[str, int]:
+    """Returns the number of values of each tensor in a safetensors file, by its header."""
+    with file.open("rb") as opened:
+        (num_bytes,) = struct.unpack("<Q", opened.read(8))
+        header: dict[str, Any] = json.loads(opened.read(min(num_bytes, MOST_HEADER_BYTES)))
+    return {name: prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
