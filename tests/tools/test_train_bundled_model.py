@@ -28,6 +28,7 @@ ODD_TEXTS = ["", " ", "a  b \n\n c", "naïve – “quoted”", "日本語 🙂�
 def tool() -> Iterator[ModuleType]:
     """The tool as a module, found as when it runs as a script; torch's settings return afterwards."""
     num_threads = torch.get_num_threads()
+    importlib.import_module("numpy.ma")  # it asks for the limits of floats, which warns where denormals are flushed
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(TOOLS))
         yield importlib.import_module("train_bundled_model")
