@@ -1,10 +1,12 @@
-# Two targets do all the set-up: `make serve` and `make test`. The libraries' modules are compiled on all cores afterwards, and
-# not by pip, which takes one; but for the half of them that no process of ours imports as it starts.
+# Two targets do all the set-up: `make serve` and `make test`. Pip takes one core: beside it the C kernels are built, which
+# our setup.py would do in the end, and it compiles no modules. Those are compiled on all cores afterwards, but for the half
+# of them that no process of ours imports as it starts.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NOT_STARTED = /(transformers/models|sympy|networkx|mpmath|scipy|pip)/
 COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '$(NOT_STARTED)' $(VENV)/lib || true
+INSTALL = $(BIN)/python -m kernels.cpu.build >/dev/null 2>&1 & $(BIN)/python -m pip install --quiet --no-compile --editable
 ARGS ?=
 
 .PHONY: serve test check fix lines bench test-gpu bench-gpu gpu-wheels gpu-install chaos starts sanitize clean
@@ -77,12 +79,12 @@ $(VENV)/bin/python:
 
 $(VENV)/.serve: pyproject.toml | $(VENV)/bin/python
 	@echo "installing into $(VENV): torch is large, this takes a minute or two"
-	$(BIN)/python -m pip install --quiet --no-compile --editable .
+	$(INSTALL) .
 	@$(COMPILE)
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing into $(VENV), with the tools for tests: this takes a minute or two"
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
+	$(INSTALL) '.[dev]'
 	@$(COMPILE)
 	touch $@ $(VENV)/.serve

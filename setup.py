@@ -3,6 +3,7 @@
 A machine without a compiler gets the package without them: the server tries again at its start, and says what is lost.
 """
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,7 +13,15 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # a build does not run where the package is
 
-from kernels.cpu.build import PREBUILT, BuildError, build, find_compiler, prebuilt_name  # noqa: E402
+from kernels.cpu.build import (  # noqa: E402
+    PREBUILT,
+    BuildError,
+    build,
+    build_kept,
+    can_keep,
+    find_compiler,
+    prebuilt_name,
+)
 
 
 class BuildKernels(build_py):
@@ -25,7 +34,11 @@ class BuildKernels(build_py):
         try:
             for old in folder.glob("kernels-*.so"):
                 old.unlink()
-            build(find_compiler(), folder / prebuilt_name())
+            folder.mkdir(parents=True, exist_ok=True)
+            if can_keep():
+                shutil.copyfile(build_kept(find_compiler()), folder / prebuilt_name())
+            else:
+                build(find_compiler(), folder / prebuilt_name())
         except (BuildError, OSError) as error:
             self.warn(f"the C kernels are not built: {error}")
 

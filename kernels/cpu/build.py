@@ -101,6 +101,14 @@ def build(
         raise BuildError(f"{target.parent}: {error.strerror or error}") from None
 
 
+def build_kept(compiler: Sequence[str]) -> Path:
+    """Returns the library that is kept for installs and starts, built if it is not there. Raises `BuildError`."""
+    path = library_path(compiler)
+    if not path.exists():
+        build(compiler, path)
+    return path
+
+
 def _source_key() -> "hashlib._Hash":
     key = hashlib.sha256(repr((platform.machine(), FLAGS, ISA_FLAGS)).encode())
     for source in sorted(SOURCE.iterdir()):
@@ -162,3 +170,7 @@ def _run(command: Sequence[str]) -> str:
 
 def _first_lines(messages: str) -> str:
     return "; ".join(messages.strip().splitlines()[:3]) or "it says nothing"
+
+
+if __name__ == "__main__":
+    build_kept(find_compiler())

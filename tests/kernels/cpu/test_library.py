@@ -2,6 +2,8 @@ import logging
 import shlex
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -10,10 +12,11 @@ import torch
 
 from kernels.cpu import build as build_module
 from kernels.cpu import library as library_module
-from kernels.cpu.build import BuildError, build, find_compiler, library_path, prebuilt_name
+from kernels.cpu.build import BuildError, build, build_kept, find_compiler, library_path, prebuilt_name
 from kernels.cpu.library import ISA_VARIABLE, find_kernel, find_parallel_region, load_kernels
 from tests.kernels.c_library import built_library
 
+ROOT = Path(__file__).resolve().parents[3]
 FLOATS, BYTES = torch.zeros(1), torch.zeros(1, dtype=torch.uint8)
 
 
@@ -107,6 +110,26 @@ def test_what_the_install_has_built_needs_neither_compiler_nor_cache(
 
 
 @pytest.mark.usefixtures("kept")
+def test_an_install_takes_the_library_that_is_kept(
+    compiler: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = library_path(compiler)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"kept")
+    assert build_kept(compiler) == path
+    copy = tmp_path / "checkout"
+    for name in ("kernels/cpu/source", "kernels/cpu/build.py", "kernels/cpu/__init__.py", "kernels/__init__.py"):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).symlink_to(ROOT / name)
+    for name in ("setup.py", "pyproject.toml", "README.md", "launch.py"):
+        shutil.copy(ROOT / name, copy)
+    command = [sys.executable, "setup.py", "--quiet", "build_py"]
+    subprocess.run(command, cwd=copy, check=True, capture_output=True, timeout=60)
+    (installed,) = copy.glob("build/lib*/kernels/cpu/prebuilt/kernels-*.so")
+    assert installed.read_bytes() == b"kept"
+
+
 def test_a_broken_library_of_the_install_is_built_again(no_prebuilt: Path, caplog: pytest.LogCaptureFixture) -> None:
     no_prebuilt.mkdir()
     (no_prebuilt / prebuilt_name()).write_bytes(b"not a library")
