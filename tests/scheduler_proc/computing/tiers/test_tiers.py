@@ -320,8 +320,9 @@ def test_pages_come_back_as_they_were(make_pages: MakePages, monkeypatch: pytest
     assert pages.wait() == 5
     assert all(pages.has(6 + number, number) for number in range(5))
     pages.put(6)
+    assert pages.store.settle(PATIENCE_S)
     gauges = pages.store.gauges()
-    assert (gauges["disk_pages"], gauges["disk_hit_pages"]) == (6, 5)
+    assert (gauges["disk_pages"], gauges["disk_hit_pages"]) == (7, 5)
     assert gauges["disk_read_bytes_per_s"] > 0
     pages.store.clear()
     assert pages.places(0, 5) == [None, None]
