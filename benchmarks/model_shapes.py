@@ -26,20 +26,6 @@ SHAPES: dict[str, dict[str, object]] = {
         "rope_theta": 10000.0,
         "tie_word_embeddings": True,
     },
-    "llama-135m-16k": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 49152,
-        "max_position_embeddings": 16384,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 100000.0,
-        "tie_word_embeddings": True,
-    },
     "qwen2-0.5b": {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -99,3 +85,4 @@ SHAPES: dict[str, dict[str, object]] = {
         "tie_word_embeddings": False,
     },
 }
+SHAPES["llama-135m-16k"] = {**SHAPES["llama-135m"], "max_position_embeddings": 16384, "rope_theta": 100000.0}
