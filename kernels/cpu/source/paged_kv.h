@@ -4,8 +4,8 @@
 #define SLUICE_PAGED_KV
 enum { BLOCK = 64 /* keys at a time */, MAX_HEAD_DIM = 256, LINE_BYTES = 64 };
 
-/* Queries that share K and V in one item, and how far a row of them is from the next: an odd number of lines, else a
-   vector of each row would be in a quarter of a cache's sets. */
+/* Queries that share K and V in one item, and how far a row of them is from the next. Without AVX-512 that is an odd
+   number of lines: a vector of each row would else be in an eighth of a cache's sets. With it neither was tried. */
 #if defined(__AVX512F__)
 enum { MAX_QUERIES = 64, QUERY_STRIDE = 64 };
 #else
