@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from kernels.paged_prefill import PrefillRows, paged_prefill
-from tests.kernels.cases import DEVICES, PagedCase, Shape, assert_close, make_paged_case
+from tests.kernels.cases import DEVICES, PagedCase, Shape, assert_close, dense_attention, make_paged_case
 from tests.kernels.test_paged_decode import GRID, SHAPES
 
 QUERY_LENS = [1, 7, 16, 33, 64, 5, 1]
@@ -56,6 +56,18 @@ def test_a_token_is_the_same_in_chunks_and_beside_other_rows(
         assert torch.equal(run(case), chunked)
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_that_rise_from_block_to_block(dtype: torch.dtype) -> None:
+    """By little and by far: weights are relative to a level that rises only where the highest score is far above it."""
+    case = make_paged_case(Shape(6, 2, 64, 16), [100], [250], dtype, "cpu")
+    slots = case.cache.find_slots(case.page_tables, torch.arange(350)[None])[0]
+    keys, values = case.cache.keys[slots], case.cache.values[slots]
+    keys *= torch.linspace(0.05, 6, 350, dtype=dtype)[:, None, None]
+    case.cache.keys[slots] = keys
+    expected = dense_attention(case.query, keys, values, case.scale)
+    assert_close(run(case), expected, dtype)
 
 
 def test_no_rows() -> None:

@@ -4,13 +4,17 @@
 #define SLUICE_PAGED_KV
 enum { BLOCK = 64 /* keys at a time */, MAX_HEAD_DIM = 256, LINE_BYTES = 64 };
 
-/* Queries that share K and V in one item, and how far a row of them is from the next. Without AVX-512 that is an odd
-   number of lines: a vector of each row would else be in an eighth of a cache's sets. With it neither was tried. */
+/* Queries that share K and V in one item; those of a group, whose columns lie side by side; and whether the next block's K
+   and V are asked for. Without AVX-512 a group is what the registers multiply at once, so that its scores stay in the first
+   cache. With it none of this was tried. */
 #if defined(__AVX512F__)
-enum { MAX_QUERIES = 64, QUERY_STRIDE = 64 };
+enum { MAX_QUERIES = 64, QUERY_STRIDE = 64, ASKS_AHEAD = 0 };
 #else
-enum { MAX_QUERIES = 128, QUERY_STRIDE = 144 };
+enum { MAX_QUERIES = 192, QUERY_STRIDE = 16, ASKS_AHEAD = 1 };
 #endif
+
+/* Where a query's column begins in [groups, rows, QUERY_STRIDE]. */
+INLINE int column_of(int query, int rows) { return query / QUERY_STRIDE * QUERY_STRIDE * rows + query % QUERY_STRIDE; }
 
 /* Turns a block's scores of one query (already times log2 e) into weights, in place; returns the factor by which what
    was summed up before must be multiplied. Beyond `num_keys` the weights are 0. */

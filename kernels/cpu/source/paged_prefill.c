@@ -6,6 +6,8 @@
 #ifndef SLUICE_PADDED
 #define SLUICE_PADDED
 #define PADDED_DIM(head_dim) (((head_dim) + 31) / 32 * 32)
+#define NUM_GROUPS(num_queries) (((num_queries) + QUERY_STRIDE - 1) / QUERY_STRIDE)
+#define KEY_LINES(bytes) (((int64_t)(bytes) + LINE_BYTES - 1) / LINE_BYTES)
 #endif
 
 typedef struct {
@@ -19,14 +21,23 @@ typedef struct {
   int64_t num_rows;
 } NAME(paged_prefill_call);
 
-/* What an item works on. Queries are columns, so that what is done for one is done for 16 at once. */
+/* What an item works on. Queries are columns, so that what is done for one is done for 16 at once, in groups of
+   QUERY_STRIDE: `query` is [groups, head dimension, QUERY_STRIDE], `sums` likewise; scores and weights are one group's. */
 typedef struct {
   packed keys[BLOCK * MAX_HEAD_DIM], values[BLOCK * MAX_HEAD_DIM];
-  packed_step query[MAX_HEAD_DIM / STEP * QUERY_STRIDE], weights[BLOCK / STEP * QUERY_STRIDE];
-  float scores[BLOCK * QUERY_STRIDE], sums[MAX_HEAD_DIM * QUERY_STRIDE];
-  float highest[MAX_QUERIES], total[MAX_QUERIES];
+  packed_step query[MAX_HEAD_DIM / STEP * MAX_QUERIES];
+#if STEP == 1
+  union {
+    float scores[BLOCK * QUERY_STRIDE], weights[BLOCK * QUERY_STRIDE]; /* a weight takes its score's place */
+  };
+#else
+  packed_step weights[BLOCK / STEP * QUERY_STRIDE];
+  float scores[BLOCK * QUERY_STRIDE];
+#endif
+  float sums[MAX_HEAD_DIM * MAX_QUERIES], highest[MAX_QUERIES], total[MAX_QUERIES];
   int32_t positions[MAX_QUERIES];
   int64_t offsets[BLOCK];
+  int first_line, end_line; /* what a group asks for, see ask_ahead */
 } __attribute__((aligned(64))) NAME(prefill_scratch);
 
 #if STEP == 2
@@ -35,29 +46,68 @@ typedef struct {
 #include "prefill_floats.h"
 #endif
 
-/* Attends with 16 * `vectors` queries from the `query`-th on to the block's first `num_keys` keys. */
-INLINE void NAME(attend)(float scale, int query, int vectors, int num_keys, int64_t first, int padded_dim,
-                         const int is_masked, NAME(prefill_scratch) *s) {
-  NAME(tile_product)
-  (s->keys, padded_dim, STEP, s->query + query, s->scores + query, num_keys, padded_dim / STEP, vectors, 0);
-  for (int v = 0; v < vectors; v++) NAME(soften)(scale, query + 16 * v, num_keys, first, padded_dim, is_masked, s);
-  NAME(tile_product)
-  (s->values, VALUES_ROW(padded_dim), VALUES_STEP(padded_dim), s->weights + query, s->sums + query, padded_dim,
-   num_keys / STEP, vectors, 1);
+/* Asks for some lines of each of TILE_ROWS keys of the next block, of its K and then of its V: no processor foresees where
+   they are, and drops what is asked for at once. */
+INLINE void NAME(ask_ahead)(const NAME(paged_kv) *cache, int key, const NAME(prefill_scratch) *s) {
+  const int64_t size = cache->key_scales ? 1 : sizeof(element), num_lines = KEY_LINES(cache->head_dim * size);
+  for (int64_t line = s->first_line; line < s->end_line; line++) {
+    const char *from = line < num_lines ? (const char *)cache->keys + line * LINE_BYTES
+                                        : (const char *)cache->values + (line - num_lines) * LINE_BYTES;
+    for (int j = 0; j < TILE_ROWS; j++) __builtin_prefetch(from + s->offsets[key + j] * size, 0, 2);
+  }
 }
 
-/* Attends to the block of keys from the row's `first` on. Where it holds later tokens than some query's, each vector of
-   queries takes as many keys as its last one sees. */
-static void NAME(attend_block)(float scale, int num_queries, int64_t first, int padded_dim, NAME(prefill_scratch) *s) {
+/* Attends with 16 * `vectors` queries of a group, from the `query`-th on, to the block's first `num_keys` keys. */
+INLINE void NAME(attend)(const NAME(paged_kv) *cache, float scale, int query, int vectors, int num_keys, int64_t first,
+                         int padded_dim, const int is_masked, NAME(prefill_scratch) *s) {
+  const int column = query % QUERY_STRIDE, keys_at_once = ASKS_AHEAD ? TILE_ROWS : num_keys;
+  for (int j = 0; j < num_keys; j += keys_at_once) {
+    if (ASKS_AHEAD) NAME(ask_ahead)(cache, j, s);
+    NAME(tile_product)
+    (s->keys + j * padded_dim, padded_dim, STEP, s->query + column_of(query, padded_dim / STEP),
+     s->scores + j * QUERY_STRIDE + column, keys_at_once, padded_dim / STEP, vectors, 0);
+  }
+  for (int v = 0; v < vectors; v++) NAME(soften)(scale, query + 16 * v, num_keys, first, padded_dim, is_masked, s);
+  NAME(tile_product)
+  (s->values, VALUES_ROW(padded_dim), VALUES_STEP(padded_dim), s->weights + column,
+   s->sums + column_of(query, padded_dim), padded_dim, num_keys / STEP, vectors, 1);
+}
+
+/* Attends with a group's `num_queries` queries to the block of keys from the row's `first` on. Where it holds later tokens
+   than some query's, each vector of queries takes as many keys as its last one sees. */
+INLINE void NAME(attend_block)(const NAME(paged_kv) *cache, float scale, int group, int num_queries, int64_t first,
+                               int padded_dim, NAME(prefill_scratch) *s) {
   const int vectors = (num_queries + 15) / 16;
-  if (first + BLOCK <= s->positions[0] + 1) {
-    NAME(attend)(scale, 0, vectors, BLOCK, first, padded_dim, 0, s);
+  if (first + BLOCK <= s->positions[group] + 1) {
+    NAME(attend)(cache, scale, group, vectors, BLOCK, first, padded_dim, 0, s);
     return;
   }
-  for (int query = 0; query < 16 * vectors; query += 16) {
+  for (int query = group; query < group + 16 * vectors; query += 16) {
     const int64_t num_seen = s->positions[query + 15] + 1 - first;
     const int num_keys = num_seen < BLOCK ? ((int)num_seen + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS : BLOCK;
-    if (num_seen > 0) NAME(attend)(scale, query, 1, num_keys, first, padded_dim, 1, s);
+    if (num_seen > 0) NAME(attend)(cache, scale, query, 1, num_keys, first, padded_dim, 1, s);
+  }
+}
+
+/* Attends to all keys, a block after the other, each with all groups of queries. */
+static void NAME(attend_keys)(const NAME(paged_kv) *cache, const int32_t *pages, int64_t head, float scale,
+                              int num_queries, int64_t num_keys, int padded_dim, NAME(prefill_scratch) *s) {
+  const int num_groups = NUM_GROUPS(num_queries);
+  const int num_lines = 2 * (int)KEY_LINES(cache->head_dim * (cache->key_scales ? 1 : sizeof(element)));
+  int here = num_keys < BLOCK ? (int)num_keys : BLOCK;
+  NAME(find_tokens)(cache, pages, head, 0, here, s->offsets);
+  for (int64_t first = 0; first < num_keys; first += BLOCK) {
+    if (cache->key_scales) NAME(pack_block)(cache, here, padded_dim, 1, s);
+    else NAME(pack_block)(cache, here, padded_dim, 0, s);
+    const int64_t rest = num_keys - first - BLOCK;
+    here = rest < 0 ? 0 : rest < BLOCK ? (int)rest : BLOCK;
+    NAME(find_tokens)(cache, pages, head, first + BLOCK, here, s->offsets);
+    for (int group = 0; group < num_groups; group++) {
+      const int query = group * QUERY_STRIDE, left = num_queries - query;
+      s->first_line = here ? group * num_lines / num_groups : 0;
+      s->end_line = here ? (group + 1) * num_lines / num_groups : 0;
+      NAME(attend_block)(cache, scale, query, left < QUERY_STRIDE ? left : QUERY_STRIDE, first, padded_dim, s);
+    }
   }
 }
 
@@ -81,7 +131,7 @@ static void NAME(paged_prefill_item)(const void *data, int64_t item) {
   const int64_t token = call->first_token[row] + start;
   const element *query = call->query + token * call->query_stride + head * queries * head_dim;
   NAME(prefill_scratch) scratch, *s = &scratch;
-  memset(s->sums, 0, sizeof(float) * (size_t)(padded_dim * QUERY_STRIDE));
+  memset(s->sums, 0, sizeof(float) * (size_t)(padded_dim * QUERY_STRIDE * NUM_GROUPS(num_queries)));
   for (int q = 0; q < MAX_QUERIES; q++) {
     /* What fills the last vector is where the last query is. */
     s->positions[q] = (int32_t)(position + (q < num_queries ? q / queries : num_tokens - 1));
@@ -94,13 +144,7 @@ static void NAME(paged_prefill_item)(const void *data, int64_t item) {
   use_tiles(&before);
 #endif
   const int32_t *pages = call->page_tables + row * call->table_stride;
-  for (int64_t first = 0; first < num_keys; first += BLOCK) {
-    const int here = num_keys - first < BLOCK ? (int)(num_keys - first) : BLOCK;
-    NAME(find_tokens)(&call->cache, pages, head, first, here, s->offsets);
-    if (call->cache.key_scales) NAME(pack_block)(&call->cache, here, padded_dim, 1, s);
-    else NAME(pack_block)(&call->cache, here, padded_dim, 0, s);
-    NAME(attend_block)(call->scale * LOG2_E, num_queries, first, padded_dim, s);
-  }
+  NAME(attend_keys)(&call->cache, pages, head, call->scale * LOG2_E, num_queries, num_keys, padded_dim, s);
 #if STEP == 2 && defined(__AMX_BF16__)
   leave_tiles(&before);
 #endif

@@ -4,13 +4,82 @@
 #define VALUES_ROW(padded_dim) 1
 #define VALUES_STEP(padded_dim) (padded_dim)
 
-/* query: [padded_dim, MAX_QUERIES]; 0 beyond the last query of its vector and beyond head_dim. */
+#ifndef SLUICE_PREFILL_FLOATS
+#define SLUICE_PREFILL_FLOATS
+enum { TILE_VECTORS = 16 / TILE_LANES };
+typedef int32_t tile_numbers __attribute__((vector_size(4 * TILE_LANES), aligned(4), may_alias));
+
+INLINE tile_vector tile_greater(tile_vector a, tile_vector b) {
+  for (int q = 0; q < TILE_LANES; q++) a[q] = b[q] > a[q] ? b[q] : a[q];
+  return a;
+}
+
+INLINE tile_vector tile_powers_of_2(tile_vector x) {
+  float all[TILE_LANES];
+  memcpy(all, &x, sizeof x);
+  SIMD for (int q = 0; q < TILE_LANES; q++) all[q] = power_of_2(all[q]);
+  memcpy(&x, all, sizeof x);
+  return x;
+}
+
+INLINE tile_vector tile_select(tile_numbers which, tile_vector a, tile_vector b) {
+  return (tile_vector)((which & (tile_numbers)a) | (~which & (tile_numbers)b));
+}
+
+/* The level to which weights are relative: the highest score, once it is more than 8 above the level before. */
+INLINE tile_vector tile_level(tile_vector before, tile_vector highest) {
+  for (int q = 0; q < TILE_LANES; q++) before[q] = highest[q] > before[q] + 8.0f ? highest[q] : before[q];
+  return before;
+}
+
+/* Of 8 rows, row i's j-th number becomes row j's i-th. */
+INLINE void transpose_lanes(lanes *rows) {
+#if defined(__AVX2__)
+  __m256 pairs[LANES];
+  __m256d fours[LANES];
+  for (int i = 0; i < LANES; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps((__m256)rows[i], (__m256)rows[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_ps((__m256)rows[i], (__m256)rows[i + 1]);
+  }
+  for (int i = 0; i < LANES; i += 4)
+    for (int half = 0; half < 2; half++) {
+      const __m256d first = _mm256_castps_pd(pairs[i + half]), second = _mm256_castps_pd(pairs[i + 2 + half]);
+      fours[i + 2 * half] = _mm256_unpacklo_pd(first, second);
+      fours[i + 2 * half + 1] = _mm256_unpackhi_pd(first, second);
+    }
+  for (int i = 0; i < 4; i++) {
+    rows[i] = (lanes)_mm256_permute2f128_pd(fours[i], fours[4 + i], 0x20);
+    rows[4 + i] = (lanes)_mm256_permute2f128_pd(fours[i], fours[4 + i], 0x31);
+  }
+#else
+  for (int i = 0; i < LANES; i++)
+    for (int j = 0; j < i; j++) {
+      const float mine = rows[i][j];
+      rows[i][j] = rows[j][i];
+      rows[j][i] = mine;
+    }
+#endif
+}
+#endif
+
+/* 0 beyond the last query of its vector and beyond head_dim. */
 static void NAME(pack_queries)(const element *query, int64_t stride, int queries_a_token, int num_queries, int head_dim,
                                NAME(prefill_scratch) *s) {
-  memset(s->query, 0, sizeof(float) * (size_t)(PADDED_DIM(head_dim) * QUERY_STRIDE));
-  for (int q = 0; q < num_queries; q++) {
-    const element *mine = query + q / queries_a_token * stride + q % queries_a_token * head_dim;
-    for (int d = 0; d < head_dim; d++) s->query[d * QUERY_STRIDE + q] = WIDEN(mine[d]);
+  const int padded_dim = PADDED_DIM(head_dim);
+  for (int q = 0; q < (num_queries + 15) / 16 * 16; q += LANES) {
+    const element *from[LANES];
+    for (int i = 0; i < LANES; i++) from[i] = query + (q + i) / queries_a_token * stride + (q + i) % queries_a_token * head_dim;
+    for (int d = 0; d < padded_dim; d += LANES) {
+      lanes rows[LANES] = {{0}};
+      if (q + LANES <= num_queries && d + LANES <= head_dim) {
+        for (int i = 0; i < LANES; i++) rows[i] = LOAD(from[i] + d);
+      } else {
+        for (int i = 0; i < LANES && q + i < num_queries; i++)
+          for (int k = 0; k < LANES && d + k < head_dim; k++) rows[i][k] = WIDEN(from[i][d + k]);
+      }
+      transpose_lanes(rows);
+      for (int k = 0; k < LANES; k++) *(lanes *)(s->query + column_of(q, padded_dim) + (d + k) * QUERY_STRIDE) = rows[k];
+    }
   }
 }
 
@@ -40,46 +109,57 @@ INLINE void NAME(pack_block)(const NAME(paged_kv) *cache, int num_keys, int padd
   }
 }
 
-/* The weights of 16 queries for the block's first `num_keys` keys, from their scores; what was summed up before is
-   scaled to the new highest score. Where `is_masked`, tokens later than a query's weigh nothing for it. */
+/* Makes the weights of 16 queries for the block's first `num_keys` keys of their scores; what was summed up before is scaled
+   where the level has risen. Where `is_masked`, tokens later than a query's weigh nothing for it. */
 INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, int padded_dim, const int is_masked,
                          NAME(prefill_scratch) *s) {
-  float most[16], factor[16], total[16] = {0};
-  int32_t num_before[16];
-  for (int q = 0; q < 16; q++) {
-    most[q] = s->highest[query + q];
-    num_before[q] = is_masked ? (int32_t)(s->positions[query + q] - first) : BLOCK;
+  float *scores = s->scores + query % QUERY_STRIDE, *sums = s->sums + column_of(query, padded_dim);
+  tile_vector *levels = (tile_vector *)(s->highest + query), *totals = (tile_vector *)(s->total + query);
+  tile_vector highest[TILE_VECTORS], level[TILE_VECTORS], total[TILE_VECTORS];
+  tile_numbers num_before[TILE_VECTORS];
+  const tile_vector none = {0}, lowest = none - INFINITY;
+  for (int v = 0; v < TILE_VECTORS; v++) {
+    highest[v] = lowest;
+    total[v] = none;
+    num_before[v] = ((const tile_numbers *)(s->positions + query))[v] - (int32_t)first;
   }
-  for (int j = 0; j < num_keys; j++) {
-    float *scores = s->scores + j * QUERY_STRIDE + query;
-    SIMD for (int q = 0; q < 16; q++) {
-      scores[q] = j <= num_before[q] ? scores[q] * scale : -INFINITY;
-      most[q] = scores[q] > most[q] ? scores[q] : most[q];
+  for (int j = 0; j < num_keys; j++)
+    for (int v = 0; v < TILE_VECTORS; v++) {
+      const tile_vector mine = ((const tile_vector *)(scores + j * QUERY_STRIDE))[v];
+      highest[v] = tile_greater(highest[v], is_masked ? tile_select(num_before[v] >= j, mine, lowest) : mine);
     }
-  }
-  for (int j = 0; j < num_keys; j++) {
-    const float *scores = s->scores + j * QUERY_STRIDE + query;
-    float *weights = s->weights + j * QUERY_STRIDE + query;
-    SIMD for (int q = 0; q < 16; q++) {
-      weights[q] = power_of_2(scores[q] - most[q]);
-      total[q] += weights[q];
+  for (int v = 0; v < TILE_VECTORS; v++) level[v] = tile_level(levels[v], highest[v] * scale);
+  for (int v = 0; v < TILE_VECTORS; v++)
+    for (int j = 0; j < num_keys; j++) {
+      tile_vector *mine = (tile_vector *)(scores + j * QUERY_STRIDE) + v;
+      const tile_vector weights = tile_powers_of_2(*mine * scale - level[v]);
+      *mine = is_masked ? tile_select(num_before[v] >= j, weights, none) : weights;
+      total[v] += *mine;
     }
+  for (int v = 0; v < TILE_VECTORS; v++) {
+    const tile_vector before = levels[v], factor = tile_powers_of_2(before - level[v]);
+    levels[v] = level[v];
+    totals[v] = totals[v] * factor + total[v];
+    if (memcmp(&before, &level[v], sizeof before) == 0) continue;
+    for (int d = 0; d < padded_dim; d++) ((tile_vector *)(sums + d * QUERY_STRIDE))[v] *= factor;
   }
-  for (int q = 0; q < 16; q++) {
-    factor[q] = power_of_2(s->highest[query + q] - most[q]);
-    s->highest[query + q] = most[q];
-    s->total[query + q] = s->total[query + q] * factor[q] + total[q];
-  }
-  for (int d = 0; d < padded_dim; d++)
-    SIMD for (int q = 0; q < 16; q++) s->sums[d * QUERY_STRIDE + query + q] *= factor[q];
 }
 
 /* out: the first query's head of the first token; tokens are `stride` elements apart. */
 static void NAME(unpack_sums)(const NAME(prefill_scratch) *s, int num_queries, int queries_a_token, int head_dim,
                               element *out, int64_t stride) {
-  for (int q = 0; q < num_queries; q++) {
-    element *mine = out + q / queries_a_token * stride + q % queries_a_token * head_dim;
-    const float inverse = 1.0f / s->total[q], *sums = s->sums + q;
-    for (int d = 0; d < head_dim; d++) mine[d] = NARROW(sums[d * QUERY_STRIDE] * inverse);
+  const int padded_dim = PADDED_DIM(head_dim);
+  for (int q = 0; q < num_queries; q += LANES) {
+    const lanes inverse = 1.0f / *(const lanes *)(s->total + q);
+    element *to[LANES];
+    for (int i = 0; i < LANES; i++) to[i] = out + (q + i) / queries_a_token * stride + (q + i) % queries_a_token * head_dim;
+    for (int d = 0; d < head_dim; d += LANES) {
+      lanes rows[LANES];
+      for (int k = 0; k < LANES; k++)
+        rows[k] = *(const lanes *)(s->sums + column_of(q, padded_dim) + (d + k) * QUERY_STRIDE) * inverse;
+      transpose_lanes(rows);
+      for (int i = 0; i < LANES && q + i < num_queries; i++)
+        for (int k = 0; k < LANES && d + k < head_dim; k++) to[i][d + k] = NARROW(rows[i][k]);
+    }
   }
 }

@@ -16,8 +16,10 @@
 
 #if STEP == 2 && defined(__AMX_BF16__)
 #define TILE_ROWS 32 /* rows are a multiple of it, and so are steps * STEP */
-#else
+#elif defined(__AVX512F__)
 #define TILE_ROWS 8
+#else
+#define TILE_ROWS 4
 #endif
 
 #ifndef SLUICE_TILE_VECTOR
@@ -129,8 +131,10 @@ INLINE void NAME(tile_product)(const packed *a, int a_row, int a_step, const pac
     case 4: ROWS(4, 4); break;
   }
 #else
-  for (int column = 0; column < 16 * vectors; column += 2 * TILE_LANES, b += 2 * TILE_LANES, c += 2 * TILE_LANES)
-    ROWS(4, 2);
+  for (int row = 0; row < rows; row += TILE_ROWS)
+    for (int column = 0; column < 16 * vectors; column += 2 * TILE_LANES)
+      NAME(tile_registers)
+      (a + row * a_row, a_row, a_step, b + column, c + row * QUERY_STRIDE + column, TILE_ROWS, steps, 2, is_more);
 #endif
 }
 #undef ROWS
