@@ -232,4 +232,5 @@ class Decoder:
 
 def _select(attended_THD: Tensor, tokens: Tensor | None) -> Tensor:
     """Returns the output of these tokens, all where there are none given, [T, H * D]."""
-    return (attended_THD if tokens is None else attended_THD[tokens]).flatten(1)
+    found_THD = attended_THD if tokens is None else attended_THD[tokens]
+    return found_THD.view(len(found_THD), found_THD.shape[1] * found_THD.shape[2])

@@ -168,7 +168,8 @@ def _count_last_tokens(num_decode: int, columns: Arrays) -> np.ndarray | None:
     """Returns how many of each prefill row's tokens go to the head (int32), if these are all decode rows and last
     tokens of prefill rows, in the order of all tokens."""
     ends, head_tokens = num_decode + columns["prefill_query_lens"].cumsum(), columns["head_tokens"]
-    num_last = np.bincount(ends.searchsorted(head_tokens[num_decode:], "right"), minlength=len(ends)).astype(np.int32)
+    rows = ends.searchsorted(head_tokens[num_decode:], "right")
+    num_last = np.bincount(rows, minlength=len(ends))[: len(ends)].astype(np.int32)
     expected = [np.arange(num_decode), *(np.arange(end - num, end) for end, num in zip(ends, num_last, strict=True))]
     return num_last if np.array_equal(np.concatenate(expected), head_tokens) else None
 
