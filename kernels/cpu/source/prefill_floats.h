@@ -26,12 +26,6 @@ INLINE tile_vector tile_select(tile_numbers which, tile_vector a, tile_vector b)
   return (tile_vector)((which & (tile_numbers)a) | (~which & (tile_numbers)b));
 }
 
-/* The level to which weights are relative: the highest score, once it is more than 8 above the level before. */
-INLINE tile_vector tile_level(tile_vector before, tile_vector highest) {
-  for (int q = 0; q < TILE_LANES; q++) before[q] = highest[q] > before[q] + 8.0f ? highest[q] : before[q];
-  return before;
-}
-
 /* Of 8 rows, row i's j-th number becomes row j's i-th. */
 INLINE void transpose_lanes(lanes *rows) {
 #if defined(__AVX2__)
@@ -109,8 +103,9 @@ INLINE void NAME(pack_block)(const NAME(paged_kv) *cache, int num_keys, int padd
   }
 }
 
-/* Makes the weights of 16 queries for the block's first `num_keys` keys of their scores; what was summed up before is scaled
-   where the level has risen. Where `is_masked`, tokens later than a query's weigh nothing for it. */
+/* Makes the weights of 16 queries for the block's first `num_keys` keys of their scores, relative to a level: the highest
+   score, once that is more than 8 above the level before. What was summed up is scaled where the level has risen. Where
+   `is_masked`, tokens later than a query's weigh nothing for it. */
 INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, int padded_dim, const int is_masked,
                          NAME(prefill_scratch) *s) {
   float *scores = s->scores + query % QUERY_STRIDE, *sums = s->sums + column_of(query, padded_dim);
@@ -128,7 +123,8 @@ INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, in
       const tile_vector mine = ((const tile_vector *)(scores + j * QUERY_STRIDE))[v];
       highest[v] = tile_greater(highest[v], is_masked ? tile_select(num_before[v] >= j, mine, lowest) : mine);
     }
-  for (int v = 0; v < TILE_VECTORS; v++) level[v] = tile_level(levels[v], highest[v] * scale);
+  for (int v = 0; v < TILE_VECTORS; v++)
+    level[v] = tile_select(highest[v] * scale > levels[v] + 8.0f, highest[v] * scale, levels[v]);
   for (int v = 0; v < TILE_VECTORS; v++)
     for (int j = 0; j < num_keys; j++) {
       tile_vector *mine = (tile_vector *)(scores + j * QUERY_STRIDE) + v;
@@ -159,7 +155,11 @@ static void NAME(unpack_sums)(const NAME(prefill_scratch) *s, int num_queries, i
         rows[k] = *(const lanes *)(s->sums + column_of(q, padded_dim) + (d + k) * QUERY_STRIDE) * inverse;
       transpose_lanes(rows);
       for (int i = 0; i < LANES && q + i < num_queries; i++)
-        for (int k = 0; k < LANES && d + k < head_dim; k++) to[i][d + k] = NARROW(rows[i][k]);
+        if (d + LANES <= head_dim) {
+          SIMD for (int k = 0; k < LANES; k++) to[i][d + k] = NARROW(rows[i][k]);
+        } else {
+          for (int k = 0; d + k < head_dim; k++) to[i][d + k] = NARROW(rows[i][k]);
+        }
     }
   }
 }
