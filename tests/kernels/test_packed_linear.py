@@ -35,21 +35,24 @@ def test_it_is_the_product(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 33), (13_312, 64)])
+@pytest.mark.parametrize(("num_tokens", "num_inputs", "num_outputs"), [(70, 64, 33), (70, 13_312, 64), (523, 288, 70)])
 def test_a_row_is_the_same_bits_in_any_batch(
-    backend: str, num_inputs: int, num_outputs: int, dtype: torch.dtype
+    backend: str, num_tokens: int, num_inputs: int, num_outputs: int, dtype: torch.dtype
 ) -> None:
-    x, weight, bias = make_case(70, num_inputs, num_outputs, dtype)
+    """Also where steps are cut into groups of rows, and sums into chunks of inputs."""
+    x, weight, bias = make_case(num_tokens, num_inputs, num_outputs, dtype)
     if not has_packed_kernel(weight):
         pytest.skip(f"{backend} has no kernel for it")
     packed = pack(weight)
     together = packed_linear(x, packed, bias, num_outputs)
-    for begin, end in ((0, 1), (5, 6), (16, 33), (33, 70)):
+    for begin, end in ((0, 1), (5, 6), (16, 33), (33, 70), (num_tokens - 1, num_tokens)):
         assert torch.equal(packed_linear(x[begin:end], packed, bias, num_outputs), together[begin:end])
 
 
-def test_what_is_not_a_number_stays_in_its_row() -> None:
-    x, weight, _ = make_case(20, 64, 40, torch.bfloat16)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", [20, 50])
+def test_what_is_not_a_number_stays_in_its_row(num_tokens: int, dtype: torch.dtype) -> None:
+    x, weight, _ = make_case(num_tokens, 64, 40, dtype)
     x[3, 7] = float("nan")
     out = packed_linear(x, pack(weight), None, 40)
     assert out.isnan().any(dim=1).nonzero().flatten().tolist() == [3]

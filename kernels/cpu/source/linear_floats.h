@@ -11,6 +11,24 @@
 enum { LINEAR_MOST_ROWS = 6, LINEAR_FEW_ROWS = 2, LINEAR_MOST_VECTORS = 4 };
 
 enum { LINEAR_ASKING_ROWS = 24 }; /* so many at most wait for a block; of more, it would be put out of the cache again */
+
+/* 8 inputs of 6 rows, to [8, 6]. */
+INLINE void linear_transpose(const __m256 *rows, float *out) {
+  for (int pair = 0; pair < 4; pair += 2) { /* inputs `pair`, the next one, and those 4 behind them */
+    __m256 both[3];
+    for (int i = 0; i < 3; i++)
+      both[i] = pair ? _mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]) : _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+    const __m256 first = _mm256_shuffle_ps(both[0], both[1], 0x44), second = _mm256_shuffle_ps(both[0], both[1], 0xee);
+    for (int half = 0; half < 2; half++) {
+      float *to = out + (pair + 4 * half) * LINEAR_MOST_ROWS;
+      const __m128 last_rows = half ? _mm256_extractf128_ps(both[2], 1) : _mm256_castps256_ps128(both[2]);
+      _mm_storeu_ps(to, half ? _mm256_extractf128_ps(first, 1) : _mm256_castps256_ps128(first));
+      _mm_storel_pi((__m64 *)(to + 4), last_rows);
+      _mm_storeu_ps(to + LINEAR_MOST_ROWS, half ? _mm256_extractf128_ps(second, 1) : _mm256_castps256_ps128(second));
+      _mm_storeh_pi((__m64 *)(to + LINEAR_MOST_ROWS + 4), last_rows);
+    }
+  }
+}
 #endif
 
 /* Of each of eight outputs the first weight, or the second one: an output's LINEAR_PAIR weights lie together, and the next
@@ -25,14 +43,19 @@ INLINE __m256 linear_weights(const element *weight, const int is_second) {
 #endif
 }
 
-/* So many of a row's outputs, as their sums are. */
-INLINE void linear_finish(const linear_call *call, int64_t row, int64_t first, float *sums, const int size) {
-  const int64_t left = call->outputs - first, count = left < size ? left : size;
+/* The first `count` of a row's sums become its outputs. */
+INLINE void linear_store(const linear_call *call, int64_t row, int64_t first, float *sums, const int64_t count) {
   element *out = call->out + row * call->outputs + first;
-  if (call->bias)
-    for (int64_t i = 0; i < count; i++) sums[i] += WIDEN(call->bias[first + i]);
-  if (call->is_gelu) SIMD for (int i = 0; i < size; i++) sums[i] = gelu_tanh(sums[i]);
-  for (int64_t i = 0; i < count; i++) out[i] = NARROW(sums[i]);
+  if (call->bias) SIMD for (int64_t i = 0; i < count; i++) sums[i] += WIDEN(call->bias[first + i]);
+  if (call->is_gelu) SIMD for (int64_t i = 0; i < count; i++) sums[i] = gelu_tanh(sums[i]);
+  SIMD for (int64_t i = 0; i < count; i++) out[i] = NARROW(sums[i]);
+}
+
+/* So many of a row's outputs, as their sums are: fewer at the end of the last block. */
+INLINE void linear_finish(const linear_call *call, int64_t row, int64_t first, float *sums, const int size) {
+  const int64_t left = call->outputs - first;
+  if (left >= size) linear_store(call, row, first, sums, size);
+  else linear_store(call, row, first, sums, left);
 }
 
 /* 8 outputs for each of so many vectors, from the `offset`-th of a block on: all, or a half. A half's weights do not lie
@@ -41,7 +64,7 @@ INLINE void linear_finish(const linear_call *call, int64_t row, int64_t first, f
 INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, int64_t offset, const int rows,
                            const int vectors, const int asks) {
   const element *weight = call->weight + block * call->inputs * LINEAR_BLOCK + LINEAR_PAIR * offset;
-  const float *x = (const float *)call->x + row * call->inputs;
+  const float *x = call->floats + row * call->inputs;
   const char *later = (const char *)(call->weight + (block + 1) * call->inputs * LINEAR_BLOCK);
   if (offset) later += call->inputs * LINEAR_BLOCK * (int64_t)sizeof(element) / 2;
   __m256 sum[LINEAR_MOST_ROWS][LINEAR_MOST_VECTORS], numbers[LINEAR_MOST_VECTORS];
@@ -50,7 +73,10 @@ INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, 
   for (int64_t input = 0; input < call->inputs; input += 2, weight += 2 * LINEAR_BLOCK, x += 2 * rows)
     for (int which = 0; which < 2; which++) {
       if (asks && which % LINEAR_PAIR == 0) __builtin_prefetch(later, 0, 2), later += 64;
-      for (int v = 0; v < vectors; v++) numbers[v] = linear_weights(weight + 8 * LINEAR_PAIR * v, which);
+      for (int v = 0; v < vectors; v++) {
+        numbers[v] = linear_weights(weight + 8 * LINEAR_PAIR * v, which);
+        if (rows > 1) __asm__("" : "+x"(numbers[v])); /* or GCC may read it again for each product */
+      }
       for (int r = 0; r < rows; r++) {
         const __m256 mine = _mm256_broadcast_ss(x + which * rows + r);
         for (int v = 0; v < vectors; v++) sum[r][v] = _mm256_fmadd_ps(mine, numbers[v], sum[r][v]);
@@ -82,30 +108,44 @@ static void linear_group(const linear_call *call, const element *x, int64_t row,
 }
 
 #include "linear_blocks.h"
+#include "linear_strips.h"
 
-typedef struct {
-  const linear_call *call;
-  float *floats;
-} linear_widening;
-
+/* A group's rows as floats: of few rows [inputs, rows], of many chunk after chunk [groups, inputs of the chunk, 6] with
+   zeros where a row is missing. */
 static void linear_widen_group(const void *data, int64_t group) {
-  const linear_widening *widening = data;
-  const linear_call *call = widening->call;
-  const int64_t row = group * call->rows_per_group, left = call->num_rows - row, inputs = call->inputs;
-  const int64_t rows = left < call->rows_per_group ? left : call->rows_per_group;
-  const element *x = call->x + row * inputs;
-  float *out = widening->floats + row * inputs;
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t i = 0; i < inputs; i++) out[i * rows + r] = WIDEN(x[r * inputs + i]);
+  const linear_call *call = data;
+  const int64_t num_groups = (call->num_rows + call->rows_per_group - 1) / call->rows_per_group;
+  const int64_t row = group * call->rows_per_group, beyond = row + call->rows_per_group;
+  const int64_t end = beyond < call->num_rows ? beyond : call->num_rows;
+  if (call->num_rows < LINEAR_STRIP_ROWS) {
+    float *out = call->floats + row * call->inputs;
+    for (int64_t r = 0; r < end - row; r++)
+      for (int64_t i = 0; i < call->inputs; i++) out[i * (end - row) + r] = WIDEN(call->x[(row + r) * call->inputs + i]);
+    return;
+  }
+  for (int64_t input = 0; input < call->inputs; input += call->inputs_per_chunk) {
+    const int64_t left = call->inputs - input, inputs = left < call->inputs_per_chunk ? left : call->inputs_per_chunk;
+    float *out = call->floats + (input * num_groups + group * inputs) * LINEAR_MOST_ROWS;
+    for (int64_t i = input; i < input + inputs; i += 8, out += 8 * LINEAR_MOST_ROWS) {
+      __m256 rows[LINEAR_MOST_ROWS];
+      for (int r = 0; r < LINEAR_MOST_ROWS; r++)
+        rows[r] = row + r < end ? (__m256)LOAD(call->x + (row + r) * call->inputs + i) : _mm256_setzero_ps();
+      linear_transpose(rows, out);
+    }
+  }
 }
 
 static int linear_run(linear_call *call) {
-  float *floats = linear_room((size_t)(call->num_rows * call->inputs) * sizeof(float));
-  if (!floats) return -1;
-  const linear_widening widening = {call, floats};
+  const int is_long = call->num_rows >= LINEAR_STRIP_ROWS;
+  if (is_long) call->rows_per_group = LINEAR_MOST_ROWS;
   const int64_t num_groups = (call->num_rows + call->rows_per_group - 1) / call->rows_per_group;
-  run_items(num_groups, call->num_rows * call->inputs / 4, linear_widen_group, &widening);
-  call->x = (const element *)floats;
-  run_items(call->items_per_group, call->inputs * call->outputs, linear_item, call);
+  const int64_t num_chunks = (call->inputs + LINEAR_CHUNK - 1) / LINEAR_CHUNK;
+  call->inputs_per_chunk = (call->inputs / 32 + num_chunks - 1) / num_chunks * 32;
+  call->floats = linear_room((size_t)(num_groups * call->rows_per_group * call->inputs) * sizeof(float));
+  if (!call->floats) return -1;
+  run_items(num_groups, call->num_rows * call->inputs / 4, linear_widen_group, call);
+  const int64_t num_strip_items = (num_groups + LINEAR_TILES - 1) / LINEAR_TILES * call->num_blocks;
+  run_items(is_long ? num_strip_items : call->items_per_group, call->inputs * call->outputs,
+            is_long ? linear_strip_item : linear_item, call);
   return 0;
 }

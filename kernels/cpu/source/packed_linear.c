@@ -11,6 +11,7 @@ enum { LINEAR_LEAST_ITEM = 128 << 10, LINEAR_LARGEST_ITEM = 1 << 20, LINEAR_ITEM
 /* With AVX2 alone both formats have them. */
 #define linear_call NAME(linear_call)
 #define linear_finish NAME(linear_finish)
+#define linear_store NAME(linear_store)
 #define linear_weights NAME(linear_weights)
 #define linear_product NAME(linear_product)
 #define linear_group NAME(linear_group)
@@ -18,8 +19,9 @@ enum { LINEAR_LEAST_ITEM = 128 << 10, LINEAR_LARGEST_ITEM = 1 << 20, LINEAR_ITEM
 #define linear_run NAME(linear_run)
 #define linear_rows_per_group NAME(linear_rows_per_group)
 #define linear_room NAME(linear_room)
-#define linear_widening NAME(linear_widening)
 #define linear_widen_group NAME(linear_widen_group)
+#define linear_widen_block NAME(linear_widen_block)
+#define linear_strip_item NAME(linear_strip_item)
 #endif
 
 typedef struct {
@@ -27,6 +29,8 @@ typedef struct {
   element *out;
   int64_t num_rows, inputs, outputs, rows_per_group, num_blocks, blocks_per_item, items_per_group;
   int is_gelu;
+  float *floats; /* these two of linear_floats.h alone: x as floats, of so many inputs at a time */
+  int64_t inputs_per_chunk;
 } linear_call;
 
 #if defined(__AVX512BF16__)
@@ -81,7 +85,7 @@ PUBLIC int NAME(packed_linear)(const element *x, const element *weight, const el
   if (blocks_per_item < 1) blocks_per_item = 1;
   const int64_t items_per_group = (num_blocks + blocks_per_item - 1) / blocks_per_item;
   linear_call call = {x, weight, bias, out, num_rows, inputs, outputs, rows_per_group, num_blocks, blocks_per_item,
-                      items_per_group, is_gelu != 0};
+                      items_per_group, is_gelu != 0, 0, 0};
   return linear_run(&call);
 }
 #endif

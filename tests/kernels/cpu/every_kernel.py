@@ -123,7 +123,7 @@ def main(library: Path) -> None:
             for size in (1, 7, 33, 4097):
                 compute(size, dtype)
                 replay(size, dtype)
-            for num_tokens, num_inputs in ((1, 32), (17, 64), (70, 96), (300, 32), (3, 1120)):
+            for num_tokens, num_inputs in ((1, 32), (17, 64), (70, 288), (300, 32), (3, 1120)):
                 multiply(num_tokens, num_inputs, dtype)
         print(isa, flush=True)
 

@@ -1,0 +1,70 @@
+/* A packed linear layer of many rows where vectors have 8 floats. Some inputs' weights of a block become floats, two strips
+   of 16 outputs: one fills half of the first cache while all tiles of 6 rows go by, whose sums wait in memory for the
+   inputs that follow. */
+
+#ifndef SLUICE_LINEAR_STRIPS
+#define SLUICE_LINEAR_STRIPS
+/* Rows at least, as fewer are not worth the making of strips; outputs of a strip; inputs that become floats at once, and
+   tiles of a group, at most. */
+enum { LINEAR_STRIP_ROWS = 41, LINEAR_STRIP = 16, LINEAR_CHUNK = 256, LINEAR_TILES = 86 };
+
+/* Adds what some inputs give to a tile: weight [inputs, 16], x [inputs, 6], sums [6, 16]. GCC would read a weight again for
+   each product if it were not bound to a register, and keep the sums in memory if their loops were not unrolled. */
+static void linear_tile(const float *weight, const float *x, int64_t inputs, float *sums, int is_first) {
+  __m256 sum[LINEAR_MOST_ROWS][2];
+  PRAGMA(GCC unroll 6) for (int r = 0; r < LINEAR_MOST_ROWS; r++)
+    PRAGMA(GCC unroll 2) for (int v = 0; v < 2; v++)
+      sum[r][v] = is_first ? _mm256_setzero_ps() : _mm256_loadu_ps(sums + LINEAR_STRIP * r + 8 * v);
+  for (int64_t input = 0; input < inputs; input += 2, weight += 2 * LINEAR_STRIP, x += 2 * LINEAR_MOST_ROWS)
+    for (int which = 0; which < 2; which++) {
+      __m256 first = _mm256_loadu_ps(weight + LINEAR_STRIP * which);
+      __m256 second = _mm256_loadu_ps(weight + LINEAR_STRIP * which + 8);
+      __asm__("" : "+x"(first), "+x"(second));
+      for (int r = 0; r < LINEAR_MOST_ROWS; r++) {
+        const __m256 mine = _mm256_broadcast_ss(x + LINEAR_MOST_ROWS * which + r);
+        sum[r][0] = _mm256_fmadd_ps(mine, first, sum[r][0]);
+        sum[r][1] = _mm256_fmadd_ps(mine, second, sum[r][1]);
+      }
+    }
+  PRAGMA(GCC unroll 6) for (int r = 0; r < LINEAR_MOST_ROWS; r++)
+    PRAGMA(GCC unroll 2) for (int v = 0; v < 2; v++) _mm256_storeu_ps(sums + LINEAR_STRIP * r + 8 * v, sum[r][v]);
+}
+#endif
+
+/* weight: a block's of some inputs. */
+INLINE void linear_widen_block(const element *weight, int64_t inputs, float *strips) {
+  for (int64_t input = 0; input < inputs; input += 2, weight += 2 * LINEAR_BLOCK, strips += 2 * LINEAR_STRIP)
+    for (int which = 0; which < 2; which++)
+      for (int v = 0; v < 4; v++)
+        _mm256_storeu_ps(strips + v / 2 * LINEAR_CHUNK * LINEAR_STRIP + which * LINEAR_STRIP + v % 2 * 8,
+                         linear_weights(weight + 8 * LINEAR_PAIR * v, which));
+}
+
+/* An item is a block of a group of tiles. While these go by, the weights that follow are asked for. */
+static void linear_strip_item(const void *data, int64_t item) {
+  const linear_call *call = data;
+  const int64_t num_tiles = (call->num_rows + LINEAR_MOST_ROWS - 1) / LINEAR_MOST_ROWS, block = item % call->num_blocks;
+  const int64_t first = item / call->num_blocks * LINEAR_TILES, beyond = first + LINEAR_TILES;
+  const int64_t last = beyond < num_tiles ? beyond : num_tiles, line = 64 / (int64_t)sizeof(element);
+  float strips[2 * LINEAR_CHUNK * LINEAR_STRIP] __attribute__((aligned(64)));
+  float all_sums[2 * LINEAR_TILES * LINEAR_MOST_ROWS * LINEAR_STRIP] __attribute__((aligned(64)));
+  const element *weight = call->weight + block * call->inputs * LINEAR_BLOCK;
+  for (int64_t input = 0; input < call->inputs; input += call->inputs_per_chunk) {
+    const int64_t left = call->inputs - input, inputs = left < call->inputs_per_chunk ? left : call->inputs_per_chunk;
+    const int64_t share = inputs * LINEAR_BLOCK / (2 * (last - first));
+    const float *x = call->floats + input * num_tiles * LINEAR_MOST_ROWS;
+    float *sums = all_sums;
+    linear_widen_block(weight, inputs, strips);
+    weight += inputs * LINEAR_BLOCK;
+    const element *ahead = weight;
+    for (int half = 0; half < 2; half++)
+      for (int64_t tile = first; tile < last; tile++, sums += LINEAR_MOST_ROWS * LINEAR_STRIP) {
+        for (int64_t asked = 0; asked < share; asked += line, ahead += line) __builtin_prefetch(ahead, 0, 2);
+        linear_tile(strips + half * LINEAR_CHUNK * LINEAR_STRIP, x + tile * inputs * LINEAR_MOST_ROWS, inputs, sums,
+                    input == 0);
+        if (input + inputs == call->inputs)
+          for (int64_t row = tile * LINEAR_MOST_ROWS, r = 0; r < LINEAR_MOST_ROWS && row + r < call->num_rows; r++)
+            linear_finish(call, row + r, block * LINEAR_BLOCK + half * LINEAR_STRIP, sums + r * LINEAR_STRIP, LINEAR_STRIP);
+      }
+  }
+}
