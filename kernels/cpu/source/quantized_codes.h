@@ -11,7 +11,8 @@
 
 /* Of a token's input: what its code in the product lacks. */
 typedef struct {
-  int32_t input, rest;
+  uint32_t input;
+  int32_t rest;
 } quant_outlier;
 
 /* A row's: those whose rest is a code itself, and the others, from `most` downwards. */
@@ -31,7 +32,7 @@ INLINE int64_t quant_most_outliers(int64_t inputs, int is_part) {
 
 INLINE void quant_note(quant_outlier *outliers, int64_t most, quant_counts *counts, int32_t input, int32_t rest) {
   const int64_t place = abs(rest) <= 127 ? counts->num_near++ : most - ++counts->num_far;
-  outliers[place] = (quant_outlier){input, rest};
+  outliers[place] = (quant_outlier){(uint32_t)input, rest};
 }
 
 /* What a group is multiplied by for its codes. `magnitude`: the bits of the largest, which are in the order of numbers. */

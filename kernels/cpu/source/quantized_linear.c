@@ -24,7 +24,7 @@ typedef struct {
   quant_factor *factors; /* [tiles, num_groups, rows of a tile] */
   quant_outlier *outliers;
   quant_counts *num_outliers;
-  int64_t num_rows, rows_per_tile, rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows;
+  int64_t num_rows, rows_per_tile, rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows, most_outliers;
   int bits, is_gelu, has_tiles;
 } quant_call;
 
@@ -35,9 +35,7 @@ INLINE int64_t quant_rows_left(const quant_call *call, int64_t row) {
 
 INLINE int64_t quant_width(const quant_call *call) { return call->num_groups * quant_group(call->bits); }
 
-INLINE int64_t quant_most_of_row(const quant_call *call) {
-  return quant_most_outliers(quant_width(call), call->means != NULL);
-}
+INLINE quant_outlier *quant_row_outliers(const quant_call *call, int64_t row) { return call->outliers + row * call->most_outliers; }
 
 /* Sets `sums` [rows, 32] to what a block and a tile give, in code for just as many rows. */
 static void quant_any_tile(const quant_call *call, const uint8_t *weight, int64_t row, void *sums, const uint8_t *later,
@@ -67,20 +65,19 @@ static void quant_any_tile(const quant_call *call, const uint8_t *weight, int64_
 /* Makes a row's outputs of a block, before the bias, of the products of codes of 8 bits. */
 INLINE void quant_scale_row(const quant_call *call, const uint8_t *weight, const quant_floats *scales, int64_t row,
                             void *sums) {
-  const int64_t most = quant_most_of_row(call);
-  const quant_outlier *outlier = call->outliers + row * most, *end = outlier + call->num_outliers[row].num_near;
+  const quant_outlier *outlier = quant_row_outliers(call, row), *end = outlier + call->num_outliers[row].num_near;
   const quant_factor factor = call->factors[row];
   quant_ints all[QUANT_VECTORS];
   for (int v = 0; v < QUANT_VECTORS; v++) all[v] = ((quant_ints *)sums)[v] + factor.first;
   for (; outlier < end; outlier++) {
-    const uint8_t *from = weight + outlier->input / 4 * 4 * QUANT_BLOCK;
+    const uint8_t *from = weight + outlier->input / 4 * (4 * QUANT_BLOCK);
     const int32_t four = (int32_t)((uint32_t)(uint8_t)outlier->rest << 8 * (outlier->input % 4));
     for (int v = 0; v < QUANT_VECTORS; v++)
       all[v] = (quant_ints)quant_four((quant_codes)all[v], quant_load(from + 4 * QUANT_LANES * v), four);
   }
-  end = call->outliers + (row + 1) * most;
+  end = quant_row_outliers(call, row + 1);
   for (outlier = end - call->num_outliers[row].num_far; outlier < end; outlier++) {
-    const quant_ints *from = (const void *)(weight + outlier->input / 4 * 4 * QUANT_BLOCK);
+    const quant_ints *from = (const void *)(weight + outlier->input / 4 * (4 * QUANT_BLOCK));
     for (int v = 0; v < QUANT_VECTORS; v++) all[v] += (from[v] >> 8 * (outlier->input % 4) & 255) * outlier->rest;
   }
   for (int v = 0; v < QUANT_VECTORS; v++)
@@ -153,14 +150,13 @@ INLINE void NAME(quant_code_row)(const quant_call *call, int64_t row, int8_t *co
   const float mean = call->means ? call->means[row] : NAME(quant_magnitudes)(x, call->inputs) / (float)call->inputs;
   const int is_finite = mean < INFINITY, is_large = is_finite && mean > QUANT_LEAST_MAGNITUDE;
   const float rate = is_large ? QUANT_STEPS / mean : 0.0f;
-  const int64_t most = quant_most_of_row(call);
   int32_t sum = 0;
   quant_counts counts = {0, 0};
   for (int64_t begin = 0; begin < quant_width(call); begin += QUANT_MOST_INPUTS) {
     float values[QUANT_MOST_INPUTS] __attribute__((aligned(64)));
     int8_t together[QUANT_MOST_INPUTS];
     NAME(quant_values)(x + begin, is_large ? call->inputs - begin : 0, values, QUANT_MOST_INPUTS);
-    quant_split(values, rate, (int32_t)begin, together, &sum, call->outliers + row * most, most, &counts);
+    quant_split(values, rate, (int32_t)begin, together, &sum, quant_row_outliers(call, row), call->most_outliers, &counts);
     quant_lay(together, codes + begin * rows, 4 * rows, QUANT_MOST_INPUTS);
   }
   call->num_outliers[row] = counts;
@@ -231,6 +227,7 @@ static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t beg
   for (int64_t row = begin; row < end; row += call->rows_per_tile) {
     const int64_t lines = left < share ? left : share, rows = quant_rows_left(call, row);
     float sums[QUANT_ROWS * QUANT_BLOCK] __attribute__((aligned(64)));
+    for (int64_t r = 0; call->bits == 8 && r < rows; r++) __builtin_prefetch(quant_row_outliers(call, row + r));
     quant_any_tile(call, weight, row, sums, later, (int)lines);
     for (int64_t r = 0; r < rows; r++) {
       if (call->bits == 8) quant_scale_row(call, weight, scales, row + r, sums + r * QUANT_BLOCK);
@@ -290,7 +287,7 @@ PUBLIC void NAME(quantized_linear)(const element *x, const uint8_t *weight, cons
   quant_counts *num_outliers = (void *)(outliers + (bits == 4 ? 0 : num_rows * most_outliers));
   int8_t *codes = (void *)(num_outliers + (bits == 4 ? 0 : num_rows));
   quant_call call = {x, bias, means, out, weight, codes, factors, outliers, num_outliers, num_rows, rows_per_tile,
-                     rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows, (int)bits,
+                     rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows, most_outliers, (int)bits,
                      is_gelu != 0, has_tiles};
   run_items((num_rows + rows_per_tile - 1) / rows_per_tile, 2 * num_rows * inputs, NAME(quant_code_tile), &call);
   run_items((num_rows + rows_per_item - 1) / rows_per_item * items_per_rows, inputs * outputs, NAME(quant_item), &call);
