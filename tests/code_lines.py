@@ -33,7 +33,7 @@ BUDGETS = {
     "live page": 1_025,
     "tokenizer and detokenizer": 1_730,
     "scheduler": 6_885,
-    "CPU backend": 3_865,
+    "CPU backend": 3_905,
     "GPU backend": 3_080,
     "operations and references": 1_330,
     "messages": 2_300,

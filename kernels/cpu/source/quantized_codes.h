@@ -98,8 +98,7 @@ INLINE __m256i quant_limited(__m256i sizes) {
   }
 }
 
-/* Returns four vectors of whole numbers as bytes in their order, those that do not fit as the nearest that does; of bytes
-   `codes`, which differ from theirs. */
+/* Returns four vectors of whole numbers as bytes in their order, those that do not fit as the nearest that does. */
 INLINE __m256i quant_narrowed(const __m256i *whole) {
   const __m256i low = _mm256_packs_epi32(whole[0], whole[1]), high = _mm256_packs_epi32(whole[2], whole[3]);
   return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));

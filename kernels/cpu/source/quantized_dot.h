@@ -113,6 +113,9 @@ enum { QUANT_VECTORS = QUANT_BLOCK / QUANT_LANES };
 /* Vectors of a block that are summed at once: all, where the registers have room for the sums of so many rows. */
 INLINE int quant_vectors(const int rows) { return rows <= 2 ? QUANT_VECTORS : 2; }
 
+/* How often a tile goes over a block's weight. */
+INLINE int quant_passes(int64_t rows) { return QUANT_VECTORS / quant_vectors((int)rows); }
+
 /* Adds to `sums` a group's products; `from`: its codes, from the first of the outputs on, `codes`: [inputs / 4, rows, 4]. */
 INLINE void quant_products(quant_codes sums[][QUANT_VECTORS], const uint8_t *from, const int8_t *codes, const int rows,
                            const int vectors, const int bits) {
@@ -133,19 +136,19 @@ INLINE void quant_products(quant_codes sums[][QUANT_VECTORS], const uint8_t *fro
 }
 
 /* What a tile of rows is multiplied by: `num_groups` groups of a block's weight, from the first group's first byte on.
-   `codes`: [groups, inputs of a group / 4, rows, 4]. `later`: as many groups that will be wanted soon, of which `lines` cache
-   lines each are asked for. */
+   `codes`: [groups, inputs of a group / 4, rows, 4]. `later`: as many groups that will be wanted soon, of which each of the
+   first `passes` over the weight asks for `lines` cache lines each. */
 typedef struct {
   const uint8_t *weight, *later;
   const int8_t *codes;
   const quant_factor *factors;
   int64_t num_groups;
-  int lines;
+  int lines, passes;
 } quant_operands;
 
-INLINE void quant_ask(const quant_operands *of, int64_t group, const int output, const int bits) {
-  if (output) return;
-  const uint8_t *later = of->later + group * quant_group_bytes(bits);
+INLINE void quant_ask(const quant_operands *of, int64_t group, const int pass, const int bits) {
+  if (pass >= of->passes) return;
+  const uint8_t *later = of->later + group * quant_group_bytes(bits) + 64 * pass * of->lines;
   for (int line = 0; line < of->lines; line++) __builtin_prefetch(later + 64 * line, 0, 2);
 }
 
@@ -159,7 +162,7 @@ INLINE void quant_tile_8(const quant_operands *of, int32_t *sums, const int rows
     for (int r = 0; r < rows; r++)
       for (int v = 0; v < vectors; v++) products[r][v] = quant_none();
     for (int64_t group = 0; group < of->num_groups; group++) {
-      quant_ask(of, group, output, 8);
+      quant_ask(of, group, output / (vectors * QUANT_LANES), 8);
       quant_products(products, from, codes, rows, vectors, 8);
       from += quant_group_bytes(8);
       codes += quant_group(8) * rows;
@@ -179,7 +182,7 @@ INLINE void quant_tile_4(const quant_operands *of, float *sums, const int rows) 
     const int8_t *codes = of->codes;
     const quant_factor *factors = of->factors;
     for (int64_t group = 0; group < of->num_groups; group++, factors += rows) {
-      quant_ask(of, group, output, 4);
+      quant_ask(of, group, output / (vectors * QUANT_LANES), 4);
       __asm__ volatile("" ::: "memory"); /* sums stay in memory: in registers they would drive the products out */
       quant_codes products[QUANT_ROWS][QUANT_VECTORS];
       for (int r = 0; r < rows; r++)

@@ -12,7 +12,7 @@ enum { QUANT_LEAST_ITEM = 32 << 10, QUANT_LARGEST_ITEM = 1 << 20, QUANT_ITEMS = 
 enum { QUANT_TILE_ROWS = 32 };
 
 /* Rows of a tile alone from which it computes more than it waits for memory, and how far ahead it asks for that then. */
-enum { QUANT_BUSY_ROWS = 6, QUANT_AHEAD = 8 << 10 };
+enum { QUANT_BUSY_ROWS = QUANT_LANES == 8 ? 3 : 6, QUANT_AHEAD = 8 << 10 };
 
 /* Rows lie in tiles, which are as equal as may be. Of 8 bits, factors are [rows], and each row has outliers. */
 typedef struct {
@@ -24,7 +24,8 @@ typedef struct {
   quant_factor *factors; /* [tiles, num_groups, rows of a tile] */
   quant_outlier *outliers;
   quant_counts *num_outliers;
-  int64_t num_rows, rows_per_tile, rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows, most_outliers;
+  int64_t num_rows, rows_per_tile, rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows;
+  int64_t most_outliers; /* of a row */
   int bits, is_gelu, has_tiles;
 } quant_call;
 
@@ -35,14 +36,16 @@ INLINE int64_t quant_rows_left(const quant_call *call, int64_t row) {
 
 INLINE int64_t quant_width(const quant_call *call) { return call->num_groups * quant_group(call->bits); }
 
-INLINE quant_outlier *quant_row_outliers(const quant_call *call, int64_t row) { return call->outliers + row * call->most_outliers; }
+INLINE quant_outlier *quant_row_outliers(const quant_call *call, int64_t row) {
+  return call->outliers + row * call->most_outliers;
+}
 
 /* Sets `sums` [rows, 32] to what a block and a tile give, in code for just as many rows. */
 static void quant_any_tile(const quant_call *call, const uint8_t *weight, int64_t row, void *sums, const uint8_t *later,
-                           int lines) {
+                           int lines, int passes) {
   const int64_t num_factors = call->bits == 4 ? call->num_groups : 1;
   const quant_operands operands = {weight, later, call->codes + row * quant_width(call), call->factors + row * num_factors,
-                                   call->num_groups, lines};
+                                   call->num_groups, lines, passes};
 #define ROWS(count)                          \
   case count:                                \
     if (call->bits == 4)                     \
@@ -84,6 +87,7 @@ INLINE void quant_scale_row(const quant_call *call, const uint8_t *weight, const
     ((quant_floats *)sums)[v] = __builtin_convertvector(all[v], quant_floats) * (scales[v] * factor.scale);
 }
 
+/* Returns magnitudes. */
 INLINE lanes quant_sizes(lanes x) {
   typedef uint32_t lane_bits __attribute__((vector_size(32)));
   return (lanes)((lane_bits)x & 0x7fffffffu);
@@ -200,12 +204,13 @@ static void NAME(quant_finish)(const quant_call *call, int64_t row, int64_t bloc
 #endif
 }
 
-/* Rows [begin, end) of a block. While its tiles go by, each asks for its part of the next block, which lies behind; a tile
-   alone, for what it needs itself a little later: memory is read while there is something to compute. */
+/* Rows [begin, end) of a block. While its tiles go by, each pass asks for its part of the next block, which lies behind; a
+   tile alone in its first one, for what it needs itself a little later: memory is read while there is something to compute. */
 static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t begin, int64_t end) {
   const int64_t block_bytes = quant_block_bytes(call->bits, call->num_groups);
   const int64_t num_tiles = (end - begin + call->rows_per_tile - 1) / call->rows_per_tile;
-  const int64_t num_lines = quant_group_bytes(call->bits) / 64, share = (num_lines + num_tiles - 1) / num_tiles;
+  const int64_t passes = num_tiles > 1 ? quant_passes(call->rows_per_tile) : 1, num_passes = num_tiles * passes;
+  const int64_t num_lines = quant_group_bytes(call->bits) / 64, share = (num_lines + num_passes - 1) / num_passes;
   const uint8_t *first = call->weight + block * block_bytes, *weight = first + quant_scale_bytes(call->bits, 8);
   quant_floats scales[QUANT_VECTORS]; /* of 8 bits */
   for (int v = 0; v < QUANT_VECTORS; v++) scales[v] = quant_scales(first + 2 * QUANT_LANES * v);
@@ -228,13 +233,13 @@ static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t beg
     const int64_t lines = left < share ? left : share, rows = quant_rows_left(call, row);
     float sums[QUANT_ROWS * QUANT_BLOCK] __attribute__((aligned(64)));
     for (int64_t r = 0; call->bits == 8 && r < rows; r++) __builtin_prefetch(quant_row_outliers(call, row + r));
-    quant_any_tile(call, weight, row, sums, later, (int)lines);
+    quant_any_tile(call, weight, row, sums, later, (int)lines, (int)passes);
     for (int64_t r = 0; r < rows; r++) {
       if (call->bits == 8) quant_scale_row(call, weight, scales, row + r, sums + r * QUANT_BLOCK);
       NAME(quant_finish)(call, row + r, block, sums + r * QUANT_BLOCK);
     }
-    left -= lines;
-    later += 64 * lines;
+    left -= left < passes * lines ? left : passes * lines;
+    later += 64 * passes * lines;
   }
 }
 
@@ -287,8 +292,8 @@ PUBLIC void NAME(quantized_linear)(const element *x, const uint8_t *weight, cons
   quant_counts *num_outliers = (void *)(outliers + (bits == 4 ? 0 : num_rows * most_outliers));
   int8_t *codes = (void *)(num_outliers + (bits == 4 ? 0 : num_rows));
   quant_call call = {x, bias, means, out, weight, codes, factors, outliers, num_outliers, num_rows, rows_per_tile,
-                     rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows, most_outliers, (int)bits,
-                     is_gelu != 0, has_tiles};
+                     rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows,
+                     most_outliers, (int)bits, is_gelu != 0, has_tiles};
   run_items((num_rows + rows_per_tile - 1) / rows_per_tile, 2 * num_rows * inputs, NAME(quant_code_tile), &call);
   run_items((num_rows + rows_per_item - 1) / rows_per_item * items_per_rows, inputs * outputs, NAME(quant_item), &call);
 }
