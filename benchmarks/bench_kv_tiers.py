@@ -4,9 +4,10 @@
 
 The gain: a scheduler with the flag and one without serve the requests of a Mooncake trace at their times, at each load:
 the prompt tokens that arrive in a second are so many times what the model computes. The KV cache has room for a tenth
-of the trace's different pages; the second half of the requests counts. The model has the shape of the bundled one,
-random weights and a context of 2,048 tokens. The cost: engines of the bundled model with and without the flag serve
-prompts that have nothing in common, in turns; compared are the times of turns that follow each other.
+of the trace's different pages; the second half of the requests counts. The trace tells times in steps of three seconds:
+requests of one time are spread over the step or, with --as-recorded, arrive at once. The model has the shape of the
+bundled one, random weights and a context of 2,048 tokens. The cost: engines of the bundled model with and without the
+flag serve prompts that have nothing in common, in turns; compared are the times of turns that follow each other.
 
 All runs in one process, on one thread of the model. Of the gain the clock is the CPU time of the process, threads that
 read and write among it, and the time in which nothing is done but to wait for pages: what else the machine does changes
@@ -14,6 +15,7 @@ no queue, which near the limit would hide all else.
 """
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -40,7 +42,7 @@ from scheduler_proc.offline import OfflineEngine, no_report
 from scheduler_proc.step_times import StepTimes
 from whatif.drive import SkippingClock
 from whatif.drive import serve as drive
-from whatif.traces import Arrival, fit_scale, read_trace, replay
+from whatif.traces import Arrival, TraceRequest, fit_scale, read_trace, replay
 
 BUNDLED = ROOT / "assets" / "shakespeare-gpt2"
 CONTEXT, VOCAB_SIZE, PAGE_SIZE = 2048, 3000, 16
@@ -49,7 +51,7 @@ NUM_CALIBRATION, CALIBRATION_TOKENS = 40, 500
 DISK_GB = "8"
 WAIT_S = 5.0
 
-WARM_UP_ROUNDS = 6
+WARM_UP_ROUNDS = 9
 """Until it is known that nothing is asked for again."""
 TURNS = {"prompts": (24, 400, 1), "both": (24, 300, 50)}
 """Rows, tokens of each prompt and of each output of a turn."""
@@ -82,11 +84,12 @@ def main(arguments: list[str] | None = None) -> int:
     add("trace", type=Path, help="a Mooncake trace, as conversation_trace.jsonl")
     add("--requests", type=int, default=800, help="first requests of the trace (default: %(default)s)")
     add("--loads", type=float, nargs="+", default=[0.8], help="default: %(default)s")
+    add("--as-recorded", action="store_true", help="requests of one time of the trace arrive at once")
     add("--rounds", type=int, default=10, help="turns of each engine (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args(arguments)
     try:
-        gains = measure_gains(options.trace, options.requests, options.loads)
+        gains = measure_gains(options.trace, options.requests, options.loads, options.as_recorded)
         costs = {name: compare_speed(name, options.rounds) for name in TURNS}
     except SluiceError as error:
         print(f"bench_kv_tiers: {error}", file=sys.stderr)
@@ -96,9 +99,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def measure_gains(trace_file: Path, num_requests: int, loads: Sequence[float]) -> dict[str, Any]:
+def measure_gains(
+    trace_file: Path, num_requests: int, loads: Sequence[float], as_recorded: bool = False
+) -> dict[str, Any]:
     """Returns the times to first token of each load and side. Raises `UsageError`."""
     trace = read_trace(trace_file, num_requests)
+    trace = trace if as_recorded else spread_steps(trace)
     arrivals = list(replay(trace, fit_scale(trace, CONTEXT, 1.0), VOCAB_SIZE, seed=1))
     num_pages, num_different = sum(len(one.prompt_ids) // PAGE_SIZE for one in arrivals), count_pages(arrivals)
     shape = json.loads((BUNDLED / "config.json").read_text(encoding="utf-8")) | {"n_positions": CONTEXT}
@@ -107,6 +113,7 @@ def measure_gains(trace_file: Path, num_requests: int, loads: Sequence[float]) -
         prefilled_per_s = measure_prefill(config)
         facts = {
             "requests": len(arrivals),
+            "arrivals": "as recorded" if as_recorded else "spread",
             "cache_pages": int(CACHE_SHARE * num_different),
             "share_asked_for_again": round(1 - num_different / num_pages, 3),
             "prefilled_tokens_per_s": round(prefilled_per_s),
@@ -123,6 +130,16 @@ def measure_gains(trace_file: Path, num_requests: int, loads: Sequence[float]) -
             found[str(load)] = {**sides, "ttft_p50_ratio": round(p50s[0] / p50s[1], 2)}
             print(f"load {load:g}: {found[str(load)]}", flush=True)
     return {**facts, "loads": found}
+
+
+def spread_steps(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """Returns the requests with those of one time spread evenly until the next time, which the last have none of."""
+    spread: list[TraceRequest] = []
+    groups = [list(group) for _, group in itertools.groupby(trace, lambda one: one.at_s)]
+    for group, later in itertools.zip_longest(groups, groups[1:]):
+        step_s = later[0].at_s - group[0].at_s if later else 0.0
+        spread += [replace(one, at_s=one.at_s + step_s * index / len(group)) for index, one in enumerate(group)]
+    return spread
 
 
 def count_pages(arrivals: Sequence[Arrival]) -> int:

@@ -5,7 +5,13 @@ python -m benchmarks.performance_page
 
 from pathlib import Path
 
-from benchmarks.page.cpu_engine import cpu_parts, kv_cache_parts, quantization_parts, step_kernels_parts
+from benchmarks.page.cpu_engine import (
+    cpu_parts,
+    kv_cache_parts,
+    one_stream_parts,
+    quantization_parts,
+    step_kernels_parts,
+)
 from benchmarks.page.engines import engine_death_text, remote_cost_table, router_table
 from benchmarks.page.gpu import make_gpu_part
 from benchmarks.page.serving import footprint_text, load_table, mixed_table, recovery_table, ring_cost_table
@@ -57,6 +63,7 @@ def _make_parts(results: Path) -> str:
     speculation = read_result(results, "speculative_float32")
     parts = [
         "# Performance of the parts\n\nMade of result files, as `../PERFORMANCE.md` is.\n",
+        *one_stream_parts(results),
         *step_kernels_parts(results),
         *quantization_parts(results),
         *kv_cache_parts(results),

@@ -43,6 +43,7 @@ RULES = {
     "scheduler_proc/computing": rule(
         "scheduler_proc.computing runtime messages kernels", "msgspec torch numpy safetensors huggingface_hub"
     ),
+    "scheduler_proc/computing/tiers/slot_file.py": rule("", "xxhash"),
     "scheduler_proc/computing/gpu/flashinfer_attention.py": rule(
         "scheduler_proc.computing messages kernels", "torch numpy flashinfer"
     ),

@@ -121,13 +121,19 @@ def least_ms(forms: Mapping[str, Form], rounds: int, device: torch.device = CPU)
 
 def read_bandwidth(rounds: int) -> float:
     """Returns the GB/s, at best, at which memory in huge pages is read that no cache of a core holds."""
+    num_bytes, forms = read_forms()
+    return num_bytes / least_ms(forms, rounds) / 1e6
+
+
+def read_forms() -> tuple[int, dict[str, Form]]:
+    """Returns a number of bytes, more than the caches of cores hold, and some ways to read them once."""
     num_bytes, num_inputs = READ_BYTES["cpu"], 1024
     packed = empty_huge((num_bytes // 64 // num_inputs, num_inputs // 2, 32, 2), torch.bfloat16).fill_(0.01)
     x, values = torch.ones(1, num_inputs).bfloat16(), packed.view(torch.float32)
     forms: dict[str, Form] = {"sum": values.sum, "largest": values.max}
     if find_kernel("packed_linear", x) is not None:
         forms["linear"] = lambda: packed_linear(x, packed, None, num_bytes // 2 // num_inputs)
-    return num_bytes / least_ms(forms, rounds) / 1e6
+    return num_bytes, forms
 
 
 def copy_bandwidth(rounds: int, device: torch.device) -> float:

@@ -45,6 +45,33 @@ def _cpu_row(line: Result, peers: Sequence[str]) -> Sequence[object]:
     return (f"{line['name']} {line['about']}", line["tokens"], line["unit"], *cells, gain, line["goal"])
 
 
+def one_stream_parts(results: Path) -> list[str]:
+    """Returns the section of one stream beside the memory's speed, or none where it has not been measured yet."""
+    if not (results / "one_stream.json").exists():
+        return []
+    found = read_result(results, "one_stream")
+    lines = found["results"]["formats"].items()
+    rows = [
+        (
+            name,
+            f"{line['tok_per_s']:.1f}",
+            *(f"{line[key]:.1f}" for key in ("gb_per_s", "read_gb_per_s")),
+            *_shares(line),
+        )
+        for name, line in lines
+    ]
+    intro = (
+        f"{found['results']['shape']} with random weights, over HTTP, {found['results']['threads']} threads, medians. "
+        "A token reads all weights, K and V once. The memory's speed is that of probes between the answers.\n\n"
+    )
+    heads = ("format", "tok/s", "GB/s", "memory, GB/s", "share", "goal")
+    return ["## One stream beside the memory's speed\n\n" + intro + make_table(heads, rows) + name_source(found)]
+
+
+def _shares(line: Result) -> tuple[str, str]:
+    return f"{line['share']:.0%}", f"{line['goal']:.0%}"
+
+
 def step_kernels_parts(results: Path) -> list[str]:
     """Returns the section of what a step's C kernels take, or none where it has not been measured yet."""
     if not (results / "step_kernels.json").exists():

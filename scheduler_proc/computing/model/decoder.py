@@ -145,11 +145,12 @@ class Decoder:
             attended_THD = torch.empty(heads, dtype=residual_TE.dtype, device=residual_TE.device)
         for index, layer in enumerate(self._layers):
             residual_TE, heads_TA = self._normed_linear(layer.qkv, residual_TE, update_TE, room, room.heads)
-            update_TE = layer.attention_out(self._attend(index, heads_TA, step, cache, attended_THD), room.update)
-            if index == len(self._layers) - 1 and not step.all_go_to_head:
-                # No token attends to what follows, so only those whose logits are wanted go on.
-                update_TE, residual_TE = update_TE[step.head_tokens], residual_TE[step.head_tokens]
-                room = room.take(len(update_TE))
+            # No token attends to what follows the last layer's K and V: only those whose logits are wanted go on.
+            is_narrow = index == len(self._layers) - 1 and not step.all_go_to_head
+            attended_TA = self._attend(index, heads_TA, step, cache, attended_THD, is_narrow)
+            if is_narrow:
+                residual_TE, room = residual_TE[step.head_tokens], room.take(len(step.head_tokens))
+            update_TE = layer.attention_out(attended_TA, room.update)
             residual_TE, inner_TF = self._normed_linear(layer.mlp_in, residual_TE, update_TE, room, room.inner)
             update_TE = layer.mlp_out(inner_TF, room.update)
         return self._norm(self._final_norm, residual_TE, update_TE, room)
@@ -189,10 +190,13 @@ class Decoder:
             return rms_norm(residual_TE, norm.weight, self.config.norm_eps, update_TE, room.normed)
         return layer_norm(residual_TE, norm.weight, norm.bias, self.config.norm_eps, update_TE, room.normed)
 
-    def _attend(self, index: int, heads_TA: Tensor, step: StepInputs, cache: KVTensors, out_THD: Tensor) -> Tensor:
+    def _attend(
+        self, index: int, heads_TA: Tensor, step: StepInputs, cache: KVTensors, out_THD: Tensor, is_narrow: bool
+    ) -> Tensor:
         """Stores the tokens' K and V in layer `index` of the cache; returns their attention's output, [T, H * D].
 
-        That is a view of `out_THD`, which is written. `heads_TA` holds all heads of each token, [T, A * D].
+        Where `is_narrow`, it is that of `step.head_tokens`. `out_THD` is written, and what is returned may be a view of
+        it. `heads_TA` holds all heads of each token, [T, A * D].
         """
         config, num_decode = self.config, step.num_decode_rows
         num_tokens, layer = heads_TA.shape[0], self._layers[index]
@@ -201,7 +205,15 @@ class Decoder:
         query_THD = rotate_store(heads_TAD, layer_cache, self._rope_tables, step.positions, step.slots, layer.qk_norms)
         if step.attend is not None:
             step.attend(query_THD, layer_cache, out_THD)
-            return out_THD.view(num_tokens, -1)
+            return _select(out_THD, step.head_tokens if is_narrow else None)
+        rows = PrefillRows(
+            step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, step.prefill_tiles
+        )
+        wanted = step.head_tokens if is_narrow else None
+        if is_narrow and step.head_rows is not None:
+            query_THD, rows, wanted = query_THD[step.head_tokens], step.head_rows, None
+            num_tokens = len(query_THD)
+            out_THD = out_THD[:num_tokens]
         if num_decode:
             has_others = num_decode < num_tokens
             paged_decode(
@@ -214,13 +226,11 @@ class Decoder:
                 step.decode_work,
             )
         if num_decode < num_tokens:
-            paged_prefill(
-                query_THD[num_decode:],
-                layer_cache,
-                PrefillRows(
-                    step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, step.prefill_tiles
-                ),
-                config.attention_scale,
-                out_THD[num_decode:],
-            )
-        return out_THD.view(num_tokens, -1)
+            paged_prefill(query_THD[num_decode:], layer_cache, rows, config.attention_scale, out_THD[num_decode:])
+        return _select(out_THD, wanted)
+
+
+def _select(attended_THD: Tensor, tokens: Tensor | None) -> Tensor:
+    """Returns the output of these tokens, all where there are none given, [T, H * D]."""
+    found_THD = attended_THD if tokens is None else attended_THD[tokens]
+    return found_THD.view(len(found_THD), found_THD.shape[1] * found_THD.shape[2])

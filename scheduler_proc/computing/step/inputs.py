@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kernels.decode_work import DecodeLayout, DecodeWork
 from kernels.paged_kv import PagedKV
+from kernels.paged_prefill import PrefillRows
 from kernels.prefill_tiles import TILE_WORDS
 from messages.axes import fill_columns
 from messages.columns import num_int32
@@ -89,6 +90,9 @@ class StepInputs:
     """Which program computes what, for kernels that are told; `None`: they see for themselves."""
     prefill_tiles: Tensor | None = None
     """int32 [L, 4], the same for prefill rows."""
+    head_rows: PrefillRows | None = None
+    """The prefill rows with none but their tokens among `head_tokens`, which are then in the order of all tokens and
+    begin with the decode rows'. `None`: it is not known that they are."""
     attend: Callable[[Tensor, PagedKV, Tensor], None] | None = None
     """What computes the attention of all tokens in place of our kernels: takes the queries, a layer's cache and where
     to put the result, which is like the queries."""
@@ -149,8 +153,25 @@ def shape_of(batch: Batch) -> StepShape:
 
 def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
     """Returns the columns of `batch` on `device`, not packed: where nothing is copied, that gains nothing."""
-    tensors: dict[str, Any] = {name: torch.from_numpy(array).to(device) for name, array in _read_columns(batch).items()}
-    return StepInputs(batch.num_decode_rows, all_go_to_head=only_samples(batch), **tensors)
+    columns = _read_columns(batch)
+    tensors: dict[str, Any] = {name: torch.from_numpy(array).to(device) for name, array in columns.items()}
+    num_last = _count_last_tokens(batch.num_decode_rows, columns)
+    head_rows = None
+    if num_last is not None:
+        num_last = torch.from_numpy(num_last).to(device)
+        context_lens = tensors["prefill_context_lens"] + tensors["prefill_query_lens"] - num_last
+        head_rows = PrefillRows(tensors["prefill_page_tables"], num_last, context_lens)
+    return StepInputs(batch.num_decode_rows, all_go_to_head=only_samples(batch), head_rows=head_rows, **tensors)
+
+
+def _count_last_tokens(num_decode: int, columns: Arrays) -> np.ndarray | None:
+    """Returns how many of each prefill row's tokens go to the head (int32), if these are all decode rows and last
+    tokens of prefill rows, in the order of all tokens."""
+    ends, head_tokens = num_decode + columns["prefill_query_lens"].cumsum(), columns["head_tokens"]
+    rows = ends.searchsorted(head_tokens[num_decode:], "right")
+    num_last = np.bincount(rows, minlength=len(ends))[: len(ends)].astype(np.int32)
+    expected = [np.arange(num_decode), *(np.arange(end - num, end) for end, num in zip(ends, num_last, strict=True))]
+    return num_last if np.array_equal(np.concatenate(expected), head_tokens) else None
 
 
 def only_samples(batch: Batch) -> bool:

@@ -3,13 +3,14 @@
 import errno
 import os
 import struct
-from zlib import crc32
+
+from xxhash import xxh3_64_intdigest
 
 DIGEST_BYTES = 16
 """Of the name of a page, which whoever keeps it has chosen."""
 
-HEADER = struct.Struct(f"<{DIGEST_BYTES}sI4x")
-"""The page's digest, and the checksum of digest and page."""
+HEADER = struct.Struct(f"<{DIGEST_BYTES}sQ")
+"""The page's digest, and the checksum of the page, which begins with a number from the digest."""
 
 
 class SlotFile:
@@ -40,4 +41,4 @@ class SlotFile:
 
 
 def _header(digest: bytes, page: memoryview) -> bytes:
-    return HEADER.pack(digest, crc32(page, crc32(digest)))
+    return HEADER.pack(digest, xxh3_64_intdigest(page, xxh3_64_intdigest(digest)))

@@ -102,7 +102,7 @@ class TieredPages:
                 tier.has(digest)
 
     def put(self, pages: Sequence[int], digests: Sequence[bytes]) -> None:
-        begin_s = time.monotonic()
+        begin_s = time.thread_time()  # not the wall's: for others on a busy machine the steps would lose it anyway
         self._note_written()
         wanted = [pair for pair in zip(pages, digests, strict=True) if not self._tiers[0].has(pair[1])]
         kept = wanted[: self._max_queued - self._num_queued]
@@ -111,7 +111,7 @@ class TieredPages:
             moves = [move for row, (_, digest) in enumerate(kept) for move in self._plan(digest, row)]
             rows = self._copies.copy_out([page for page, _ in kept])
             self._num_queued += len(kept)
-            self._writer.submit(self._write, rows, moves, len(kept), time.monotonic() - begin_s)
+            self._writer.submit(self._write, rows, moves, len(kept), time.thread_time() - begin_s)
 
     def estimate_s(self, digests: Sequence[bytes]) -> float:
         """What is read for others first counts, and for how long the running read has taken."""

@@ -1,12 +1,15 @@
 import copy
+import dataclasses
 import random
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from msgspec.structs import replace
 from torch import Tensor
 
+from messages.columns import pack_int32
 from messages.config import Config
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint
 from scheduler_proc.computing.loading.hf_config import read_hf_config
@@ -14,7 +17,7 @@ from scheduler_proc.computing.loading.placement import DTYPES, find_placement
 from scheduler_proc.computing.loading.weights import load_weights
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.families.registry import find_family
-from scheduler_proc.computing.model.kv_tensors import allocate_cache
+from scheduler_proc.computing.model.kv_tensors import KVTensors, allocate_cache
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.step.inputs import make_step_inputs
 from tests.checkpoints import VARIANTS, VOCAB_SIZE, build_checkpoint, make_config
@@ -27,7 +30,8 @@ TOLERANCES = {"float32": 2e-5, "float16": 0.05, "bfloat16": 0.4}
 MEAN_TOLERANCE = 1.5
 
 
-def our_logits(config: Config, prompts: list[list[int]]) -> Tensor:
+def our_decoder(config: Config) -> tuple[Decoder, KVTensors, torch.device]:
+    """Returns the model, and a cache of 16 pages of 16 tokens."""
     path = Path(config.facts.model_dir)
     hf_config = read_hf_config(path)
     family, placement = find_family(hf_config), find_placement(config.model, config.cache, hf_config)
@@ -35,10 +39,14 @@ def our_logits(config: Config, prompts: list[list[int]]) -> Tensor:
     shard = Shard(decoder_config)
     weights = load_weights(shard, family, open_checkpoint(path, "auto"), placement, lambda text, part: None)
     cache = allocate_cache(decoder_config, 16, 16, placement)
+    return Decoder(decoder_config, weights, config.facts.max_model_len), cache, placement.device
+
+
+def our_logits(config: Config, prompts: list[list[int]]) -> Tensor:
+    decoder, cache, device = our_decoder(config)
     rows = [Row(i, prompt, len(prompt), pages=[3 * i, 3 * i + 1, 3 * i + 2]) for i, prompt in enumerate(prompts)]
     with torch.inference_mode():
-        step = make_step_inputs(plan_batch(0, [(row, len(row.ids)) for row in rows], 16), placement.device)
-        decoder = Decoder(decoder_config, weights, config.facts.max_model_len)
+        step = make_step_inputs(plan_batch(0, [(row, len(row.ids)) for row in rows], 16), device)
         return decoder.logits(decoder.forward(step, cache)).float()
 
 
@@ -60,3 +68,25 @@ def test_logits_are_those_of_transformers_in_float32(tmp_path: Path, variant: st
     theirs = (their_logits(model, prompts, dtype) - expected).abs() / spread
     assert float(ours.max()) < TOLERANCES[dtype]
     assert float(ours.mean()) < MEAN_TOLERANCE * float(theirs.mean()) + 2e-6
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "qwen3-gqa-tied"])
+def test_the_last_layer_attends_with_last_tokens_alone(tmp_path: Path, variant: str) -> None:
+    """A decode row, a chunk that does not end its prompt, a row of which all tokens are sampled, and a whole prompt."""
+    build_checkpoint(tmp_path, variant)
+    decoder, cache, device = our_decoder(make_config(tmp_path))
+    chooser, num_before, num_new = random.Random(8), (20, 3, 17, 0), (1, 30, 3, 37)
+    rows = [Row(i, chooser.choices(range(VOCAB_SIZE), k=40), 40, pages=[3 * i, 3 * i + 1, 3 * i + 2]) for i in range(4)]
+    with torch.inference_mode():
+        for num_tokens in (num_before, num_new):
+            batch = plan_batch(0, [(row, num) for row, num in zip(rows, num_tokens, strict=True) if num], 16)
+            if num_tokens is num_new:
+                batch = replace(batch, sample_tokens=pack_int32([0, 31, 32, 33, 70]))
+            step = make_step_inputs(batch, device)
+            hidden = decoder.forward(step, cache)
+            for row, num in zip(rows, num_tokens, strict=True):
+                row.num_computed += num
+        assert step.head_rows is not None
+        expected = decoder.forward(dataclasses.replace(step, head_rows=None), cache)
+    assert hidden.shape == (5, decoder.config.hidden_size)
+    torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-6)

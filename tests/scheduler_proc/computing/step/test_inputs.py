@@ -36,6 +36,24 @@ def test_columns_become_tensors() -> None:
     assert step.head_tokens.tolist() == [0, 1, 5]
 
 
+def test_rows_of_last_tokens() -> None:
+    rows = make_step_inputs(mixed_batch(), CPU).head_rows
+    assert rows is not None
+    assert rows.query_lens.tolist() == [0, 1]
+    assert rows.context_lens.tolist() == [3, 1]
+    verified = msgspec.structs.replace(mixed_batch(), sample_tokens=pack_int32([0, 1, 4, 5]))
+    rows = make_step_inputs(verified, CPU).head_rows
+    assert rows is not None
+    assert (rows.query_lens.tolist(), rows.context_lens.tolist()) == ([0, 2], [3, 0])
+
+
+@pytest.mark.parametrize("tokens", [[0, 1, 3, 4], [0, 5], [1, 0, 5], [0, 1, 5, 4]])
+def test_other_tokens_have_no_rows(tokens: list[int]) -> None:
+    """One that is not its row's last, a decode row too few, and tokens in another order."""
+    batch = msgspec.structs.replace(mixed_batch(), sample_tokens=pack_int32(tokens))
+    assert make_step_inputs(batch, CPU).head_rows is None
+
+
 def test_tokens_that_all_yield_a_next_one_are_decode_rows() -> None:
     rows = [
         (Row(0, [5, 6, 7], 2, num_computed=2, pages=[4]), 1),

@@ -15,7 +15,7 @@ import torch
 from kernels.quantized_kv import SCALE_DTYPE
 from messages.errors import BootError
 from scheduler_proc.computing.cpu.device import CpuDevice
-from scheduler_proc.computing.device import Device
+from scheduler_proc.computing.device import Device, Fetched
 from scheduler_proc.computing.model.kv_tensors import KVTensors
 from scheduler_proc.computing.tiers import tiered_pages
 from scheduler_proc.computing.tiers.disk_tier import DiskTier
@@ -75,7 +75,7 @@ def test_a_write_that_is_cut_off_at_any_byte_is_noticed(slot_file: SlotFile, tmp
 def test_any_other_byte_is_noticed(slot_file: SlotFile, tmp_path: Path):
     slot_file.write(0, digest(1), memoryview(page_of(1)))
     whole = (tmp_path / "slots").read_bytes()
-    for place in range(20):  # the header has 4 bytes that mean nothing, and are compared as well
+    for place in range(20):  # the header has no byte that means nothing
         damaged = bytearray(whole)
         damaged[place * len(whole) // 20] ^= 1 << place % 8
         (tmp_path / "slots").write_bytes(damaged)
@@ -342,6 +342,24 @@ def test_what_leaves_the_host_goes_to_disk_and_comes_back_from_either(make_pages
     assert (pages.has(8, 1), pages.has(9, 4), pages.has(10, 2)) == (True, True, True)
     gauges = pages.store.gauges()
     assert (gauges["host_hit_pages"], gauges["disk_hit_pages"], gauges["disk_pages"]) == (1, 2, 3)
+
+
+def test_what_a_page_costs_is_cpu_time(make_pages: MakePages, monkeypatch: pytest.MonkeyPatch):
+    """A busy machine, or a slow disk, does not make pages look too dear to be written."""
+    pages = make_pages(20)
+    copy_out = PageCopies.copy_out
+
+    def late(copies: PageCopies, numbers: Sequence[int]) -> Fetched:
+        time.sleep(1.0)
+        return copy_out(copies, numbers)
+
+    monkeypatch.setattr(PageCopies, "copy_out", late)
+    pages.let_write(may_write=False)
+    pages.put(0)
+    time.sleep(0.5)
+    pages.let_write()
+    assert pages.store.settle(PATIENCE_S)
+    assert 0 < pages.store.page_put_s < 0.4
 
 
 def test_a_full_queue_drops_pages_and_waits_for_nothing(make_pages: MakePages, monkeypatch: pytest.MonkeyPatch):
