@@ -33,7 +33,7 @@ BUDGETS = {
     "live page": 1_025,
     "tokenizer and detokenizer": 1_730,
     "scheduler": 6_910,
-    "CPU backend": 4_075,
+    "CPU backend": 4_115,
     "GPU backend": 3_080,
     "operations and references": 1_330,
     "messages": 2_300,

@@ -83,13 +83,15 @@ def test_a_row_is_the_same_bits_in_any_batch(backend: str, bits: Bits, num_input
 @pytest.mark.parametrize("num_tokens", [1, 5, 77])
 def test_eight_bits_are_the_same_bits_on_every_processor(backend: str, num_tokens: int) -> None:
     """Sums of the codes are exact. The activations are such that torch finds the same codes; some are far too large for
-    8 bits, alone and as neighbours."""
+    8 bits, alone and as neighbours; in two rows, as many codes as can be are too large beside their neighbours."""
     if backend == "torch":
         pytest.skip("torch multiplies floats")
     generator = torch.Generator().manual_seed(num_tokens)
     x = torch.randint(-9, 10, (num_tokens, 1100), generator=generator).float()
     x[::2, 5::97], x[1::3, 100:104], x[:, 1099] = 700, torch.tensor([90.0, 95, -37, 800]), -5000
     x[1:2] = 3  # codes of STEPS alone
+    x[3:5] = 0
+    x[3:4, :614], x[4:5, 486:] = 1, -1  # codes of 43
     weight = quantize(torch.randn(70, 1100, generator=generator), 8)
     scale_O1 = weight.packed[..., : 2 * 32].contiguous().view(torch.bfloat16).float().view(-1, 1)[:70]
     codes = (dequantize(weight) / scale_O1).round().double()

@@ -11,13 +11,28 @@
 
 /* Of a token's input: what its code in the product lacks. */
 typedef struct {
-  int32_t input, rest;
+  uint32_t input;
+  int32_t rest;
 } quant_outlier;
 
-/* As many outliers as a row of `inputs` can have, for each takes a pair more than 127 / QUANT_STEPS means; of a part of a
-   token, which may be far larger than the others, all can be. */
+/* A row's: those whose rest is a code itself, and the others, from `most` downwards. */
+typedef struct {
+  int32_t num_near, num_far;
+} quant_counts;
+
+/* With AVX2 two of the codes 43, 43, 43 and 43 are outliers. */
+#define QUANT_LEAST_OUTLIER (QUANT_LANES == 8 ? 85.0f : 127.0f)
+
+/* Room for as many outliers as a row of `inputs` can have, and one more. Each takes more than QUANT_LEAST_OUTLIER /
+   QUANT_STEPS means of itself and what is beside it; of a part of a token, which may be far larger than the others, all can
+   be outliers. */
 INLINE int64_t quant_most_outliers(int64_t inputs, int is_part) {
-  return is_part ? inputs : (int64_t)((float)inputs * QUANT_STEPS / 127.0f);
+  return 1 + (is_part ? inputs : (int64_t)((float)inputs * QUANT_STEPS / QUANT_LEAST_OUTLIER));
+}
+
+INLINE void quant_note(quant_outlier *outliers, int64_t most, quant_counts *counts, int32_t input, int32_t rest) {
+  const int64_t place = abs(rest) <= 127 ? counts->num_near++ : most - ++counts->num_far;
+  outliers[place] = (quant_outlier){(uint32_t)input, rest};
 }
 
 /* What a group is multiplied by for its codes. `magnitude`: the bits of the largest, which are in the order of numbers. */
@@ -63,29 +78,74 @@ INLINE quant_factor quant_round(const float *values, uint32_t magnitude, int8_t 
 }
 #endif
 
-INLINE int32_t quant_clamped(int32_t code, int32_t most) { return code > most ? most : code < -most ? -most : code; }
+#if QUANT_LANES == 8
+/* Returns the magnitudes of 32 inputs' codes of one sign, the others 0, such that no four which are added in 16 bits are
+   more than QUANT_ROOM: inputs 0, 1, 4 and 5 of eight, and 2, 3, 6 and 7. The largest is made smaller, the first of such. */
+INLINE __m256i quant_limited(__m256i sizes) {
+  for (;;) {
+    const __m256i pairs = _mm256_maddubs_epi16(sizes, _mm256_set1_epi8(1));
+    const __m256i fours = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0xb1));
+    __m256i excess = _mm256_subs_epu16(fours, _mm256_set1_epi16(QUANT_ROOM));
+    if (_mm256_testz_si256(excess, excess)) return sizes;
+    __m256i largest = _mm256_max_epu8(sizes, _mm256_or_si256(_mm256_slli_epi16(sizes, 8), _mm256_srli_epi16(sizes, 8)));
+    largest = _mm256_max_epu8(largest, _mm256_shuffle_epi32(largest, 0xb1));
+    __m256i chosen = _mm256_cmpeq_epi8(sizes, largest);
+    chosen = _mm256_andnot_si256(_mm256_slli_epi16(chosen, 8), chosen);
+    chosen = _mm256_and_si256(chosen, _mm256_cmpeq_epi16(_mm256_slli_epi64(chosen, 32), _mm256_setzero_si256()));
+    excess = _mm256_min_epu16(excess, _mm256_srli_epi16(largest, 8));
+    excess = _mm256_or_si256(excess, _mm256_slli_epi16(excess, 8));
+    sizes = _mm256_sub_epi8(sizes, _mm256_and_si256(excess, chosen));
+  }
+}
 
-/* Makes the codes of 64 inputs of a row from `begin` on and adds their sum; returns how many outliers the row has now. */
-INLINE int32_t quant_split(const float *values, float rate, int32_t begin, int8_t *codes, int32_t *sum,
-                           quant_outlier *outliers, int32_t num_outliers) {
+/* Returns four vectors of whole numbers as bytes in their order, those that do not fit as the nearest that does. */
+INLINE __m256i quant_narrowed(const __m256i *whole) {
+  const __m256i low = _mm256_packs_epi32(whole[0], whole[1]), high = _mm256_packs_epi32(whole[2], whole[3]);
+  return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+/* Makes the codes of 64 inputs of a row from `begin` on, and adds their sum and their outliers. */
+INLINE void quant_split(const float *values, float rate, int32_t begin, int8_t *codes, int32_t *sum, quant_outlier *outliers,
+                        int64_t most, quant_counts *counts) {
+  int32_t exact[QUANT_MOST_INPUTS] __attribute__((aligned(32)));
+  __m256i sums = _mm256_setzero_si256();
+  uint64_t left = 0;
+  for (int i = 0; i < QUANT_MOST_INPUTS; i += 32) {
+    __m256i whole[4], differs[4];
+    for (int v = 0; v < 4; v++) {
+      whole[v] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(values + i + 8 * v), _mm256_set1_ps(rate)));
+      _mm256_store_si256((__m256i *)(exact + i + 8 * v), whole[v]);
+      sums = _mm256_add_epi32(sums, whole[v]);
+    }
+    __m256i code = _mm256_max_epi8(quant_narrowed(whole), _mm256_set1_epi8(-127));
+    const __m256i above = _mm256_max_epi8(code, _mm256_setzero_si256()), below = _mm256_sub_epi8(above, code);
+    code = _mm256_sub_epi8(quant_limited(above), quant_limited(below));
+    _mm256_storeu_si256((__m256i *)(codes + i), code);
+    for (int v = 0; v < 4; v++)
+      differs[v] = _mm256_cmpeq_epi32(whole[v], _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(codes + i + 8 * v))));
+    left |= (uint64_t)~(uint32_t)_mm256_movemask_epi8(quant_narrowed(differs)) << i;
+  }
+  for (; left; left &= left - 1) {
+    const int i = __builtin_ctzll(left);
+    quant_note(outliers, most, counts, begin + i, exact[i] - codes[i]);
+  }
+  __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+  half = _mm_hadd_epi32(half, half);
+  *sum += _mm_extract_epi32(half, 0) + _mm_extract_epi32(half, 1);
+}
+#else
+INLINE void quant_split(const float *values, float rate, int32_t begin, int8_t *codes, int32_t *sum, quant_outlier *outliers,
+                        int64_t most, quant_counts *counts) {
   int32_t whole[QUANT_MOST_INPUTS], added = 0, num_large = 0;
-  _Pragma("omp simd reduction(+ : added)") for (int i = 0; i < QUANT_MOST_INPUTS; i++) {
+  _Pragma("omp simd reduction(+ : added, num_large)") for (int i = 0; i < QUANT_MOST_INPUTS; i++) {
     whole[i] = (int32_t)rintf(values[i] * rate);
-    codes[i] = (int8_t)quant_clamped(whole[i], 127);
+    codes[i] = (int8_t)(whole[i] > 127 ? 127 : whole[i] < -127 ? -127 : whole[i]);
     added += whole[i];
+    num_large += abs(whole[i]) > 127;
   }
   *sum += added;
-  _Pragma("omp simd reduction(+ : num_large)") for (int i = 0; i < QUANT_MOST_INPUTS; i += 2) {
-    const int32_t first = abs(whole[i]), second = abs(whole[i + 1]);
-    num_large += (first > 127) | (second > 127) | (first + second > QUANT_PAIR);
-  }
-  for (int i = 0; num_large && i < QUANT_MOST_INPUTS; i++) {
-    const int32_t other = abs(codes[i ^ 1]), most = QUANT_PAIR - other < 127 ? QUANT_PAIR - other : 127;
-    const int32_t code = quant_clamped(whole[i], most);
-    if (code == whole[i]) continue;
-    codes[i] = (int8_t)code;
-    outliers[num_outliers++] = (quant_outlier){begin + i, whole[i] - code};
-  }
-  return num_outliers;
+  for (int i = 0; num_large && i < QUANT_MOST_INPUTS; i++)
+    if (codes[i] != whole[i]) quant_note(outliers, most, counts, begin + i, whole[i] - codes[i]);
 }
+#endif
 #endif

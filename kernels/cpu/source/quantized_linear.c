@@ -12,7 +12,7 @@ enum { QUANT_LEAST_ITEM = 32 << 10, QUANT_LARGEST_ITEM = 1 << 20, QUANT_ITEMS = 
 enum { QUANT_TILE_ROWS = 32 };
 
 /* Rows of a tile alone from which it computes more than it waits for memory, and how far ahead it asks for that then. */
-enum { QUANT_BUSY_ROWS = 6, QUANT_AHEAD = 8 << 10 };
+enum { QUANT_BUSY_ROWS = QUANT_LANES == 8 ? 3 : 6, QUANT_AHEAD = 8 << 10 };
 
 /* Rows lie in tiles, which are as equal as may be. Of 8 bits, factors are [rows], and each row has outliers. */
 typedef struct {
@@ -23,8 +23,9 @@ typedef struct {
   int8_t *codes;         /* [tiles, num_groups, inputs of a group / 4, rows of a tile, 4] */
   quant_factor *factors; /* [tiles, num_groups, rows of a tile] */
   quant_outlier *outliers;
-  int32_t *num_outliers;
+  quant_counts *num_outliers;
   int64_t num_rows, rows_per_tile, rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows;
+  int64_t most_outliers; /* of a row */
   int bits, is_gelu, has_tiles;
 } quant_call;
 
@@ -36,15 +37,15 @@ INLINE int64_t quant_rows_left(const quant_call *call, int64_t row) {
 INLINE int64_t quant_width(const quant_call *call) { return call->num_groups * quant_group(call->bits); }
 
 INLINE quant_outlier *quant_row_outliers(const quant_call *call, int64_t row) {
-  return call->outliers + row * quant_most_outliers(quant_width(call), call->means != NULL);
+  return call->outliers + row * call->most_outliers;
 }
 
 /* Sets `sums` [rows, 32] to what a block and a tile give, in code for just as many rows. */
 static void quant_any_tile(const quant_call *call, const uint8_t *weight, int64_t row, void *sums, const uint8_t *later,
-                           int lines) {
+                           int lines, int passes) {
   const int64_t num_factors = call->bits == 4 ? call->num_groups : 1;
   const quant_operands operands = {weight, later, call->codes + row * quant_width(call), call->factors + row * num_factors,
-                                   call->num_groups, lines};
+                                   call->num_groups, lines, passes};
 #define ROWS(count)                          \
   case count:                                \
     if (call->bits == 4)                     \
@@ -55,36 +56,41 @@ static void quant_any_tile(const quant_call *call, const uint8_t *weight, int64_
   switch (quant_rows_left(call, row)) {
     ROWS(1) ROWS(2)
 #if QUANT_ROWS > 2
-    ROWS(3) ROWS(4) ROWS(5)
+    ROWS(3) ROWS(4)
 #endif
-#if QUANT_ROWS > 5
-    ROWS(6) ROWS(7) ROWS(8)
+#if QUANT_ROWS > 4
+    ROWS(5) ROWS(6) ROWS(7) ROWS(8)
 #endif
   }
 #undef ROWS
 }
 
-/* Makes a row's outputs of a block, before the bias, of the products of codes of 8 bits. What an outlier lacks is itself a
-   code, or takes longer. */
-INLINE void quant_scale_row(const quant_call *call, const uint8_t *weight, const float16v *scales, int64_t row, void *sums) {
-  const quant_outlier *outliers = quant_row_outliers(call, row);
+/* Makes a row's outputs of a block, before the bias, of the products of codes of 8 bits. */
+INLINE void quant_scale_row(const quant_call *call, const uint8_t *weight, const quant_floats *scales, int64_t row,
+                            void *sums) {
+  const quant_outlier *outlier = quant_row_outliers(call, row), *end = outlier + call->num_outliers[row].num_near;
   const quant_factor factor = call->factors[row];
-  const int num_outliers = call->num_outliers[row];
-  quant_sums near[2] = {quant_none(), quant_none()};
-  int32x16 far[2] = {{0}};
-  for (int i = 0; i < num_outliers; i++) {
-    const int32_t rest = outliers[i].rest, shift = 8 * (outliers[i].input % 4);
-    const uint8_t *from = weight + outliers[i].input / 4 * 4 * QUANT_BLOCK;
-    for (int v = 0; v < 2; v++, from += 2 * QUANT_BLOCK)
-      if (abs(rest) <= 127)
-        near[v] = quant_dot(near[v], quant_load(from), (int32_t)((uint32_t)(uint8_t)rest << shift), 8);
-      else
-        far[v] += (*(const int32x16 *)from >> shift & 255) * rest;
+  quant_ints all[QUANT_VECTORS];
+  for (int v = 0; v < QUANT_VECTORS; v++) all[v] = ((quant_ints *)sums)[v] + factor.first;
+  for (; outlier < end; outlier++) {
+    const uint8_t *from = weight + outlier->input / 4 * (4 * QUANT_BLOCK);
+    const int32_t four = (int32_t)((uint32_t)(uint8_t)outlier->rest << 8 * (outlier->input % 4));
+    for (int v = 0; v < QUANT_VECTORS; v++)
+      all[v] = (quant_ints)quant_four((quant_codes)all[v], quant_load(from + 4 * QUANT_LANES * v), four);
   }
-  for (int v = 0; v < 2; v++) {
-    const int32x16 sum = ((int32x16 *)sums)[v] + quant_total(near[v], 8) + far[v] + factor.first;
-    ((float16v *)sums)[v] = __builtin_convertvector(sum, float16v) * (scales[v] * factor.scale);
+  end = quant_row_outliers(call, row + 1);
+  for (outlier = end - call->num_outliers[row].num_far; outlier < end; outlier++) {
+    const quant_ints *from = (const void *)(weight + outlier->input / 4 * (4 * QUANT_BLOCK));
+    for (int v = 0; v < QUANT_VECTORS; v++) all[v] += (from[v] >> 8 * (outlier->input % 4) & 255) * outlier->rest;
   }
+  for (int v = 0; v < QUANT_VECTORS; v++)
+    ((quant_floats *)sums)[v] = __builtin_convertvector(all[v], quant_floats) * (scales[v] * factor.scale);
+}
+
+/* Returns magnitudes. */
+INLINE lanes quant_sizes(lanes x) {
+  typedef uint32_t lane_bits __attribute__((vector_size(32)));
+  return (lanes)((lane_bits)x & 0x7fffffffu);
 }
 #endif
 
@@ -129,17 +135,15 @@ INLINE void NAME(quant_code_groups)(const quant_call *call, const element *x, in
 
 /* Returns the sum of magnitudes, added in the same order in all forms. */
 INLINE float NAME(quant_magnitudes)(const element *x, int64_t inputs) {
-  float16v sums = {0};
-  float total = 0.0f;
-  for (int64_t i = 0; i < inputs; i += 16) {
-    float16v magnitudes = {0};
-    const int lanes = inputs - i < 16 ? (int)(inputs - i) : 16;
-    if (lanes == 16)
-      for (int j = 0; j < 16; j++) magnitudes[j] = fabsf(WIDEN(x[i + j]));
-    else
-      for (int j = 0; j < lanes; j++) magnitudes[j] = fabsf(WIDEN(x[i + j]));
-    sums += magnitudes;
+  float sums[16] __attribute__((aligned(64))) = {0}, total = 0.0f;
+  lanes near = {0}, far = {0};
+  int64_t i = 0;
+  for (; i + 16 <= inputs; i += 16) {
+    near += quant_sizes(LOAD(x + i));
+    far += quant_sizes(LOAD(x + i + LANES));
   }
+  *(lanes *)sums = near, *(lanes *)(sums + LANES) = far;
+  for (int j = 0; i < inputs; i++, j++) sums[j] += fabsf(WIDEN(x[i]));
   for (int j = 0; j < 16; j++) total += sums[j];
   return total;
 }
@@ -148,18 +152,18 @@ INLINE float NAME(quant_magnitudes)(const element *x, int64_t inputs) {
 INLINE void NAME(quant_code_row)(const quant_call *call, int64_t row, int8_t *codes, int64_t rows) {
   const element *x = (const element *)call->x + row * call->inputs;
   const float mean = call->means ? call->means[row] : NAME(quant_magnitudes)(x, call->inputs) / (float)call->inputs;
-  quant_outlier *outliers = quant_row_outliers(call, row);
   const int is_finite = mean < INFINITY, is_large = is_finite && mean > QUANT_LEAST_MAGNITUDE;
   const float rate = is_large ? QUANT_STEPS / mean : 0.0f;
-  int32_t sum = 0, num_outliers = 0;
+  int32_t sum = 0;
+  quant_counts counts = {0, 0};
   for (int64_t begin = 0; begin < quant_width(call); begin += QUANT_MOST_INPUTS) {
     float values[QUANT_MOST_INPUTS] __attribute__((aligned(64)));
     int8_t together[QUANT_MOST_INPUTS];
     NAME(quant_values)(x + begin, is_large ? call->inputs - begin : 0, values, QUANT_MOST_INPUTS);
-    num_outliers = quant_split(values, rate, (int32_t)begin, together, &sum, outliers, num_outliers);
+    quant_split(values, rate, (int32_t)begin, together, &sum, quant_row_outliers(call, row), call->most_outliers, &counts);
     quant_lay(together, codes + begin * rows, 4 * rows, QUANT_MOST_INPUTS);
   }
-  call->num_outliers[row] = num_outliers;
+  call->num_outliers[row] = counts;
   call->factors[row] = (quant_factor){-128 * sum, is_large ? mean / QUANT_STEPS : is_finite ? 0.0f : NAN};
 }
 
@@ -200,14 +204,16 @@ static void NAME(quant_finish)(const quant_call *call, int64_t row, int64_t bloc
 #endif
 }
 
-/* Rows [begin, end) of a block. While its tiles go by, each asks for its part of the next block, which lies behind; a tile
-   alone, for what it needs itself a little later: memory is read while there is something to compute. */
+/* Rows [begin, end) of a block. While its tiles go by, each pass asks for its part of the next block, which lies behind; a
+   tile alone in its first one, for what it needs itself a little later: memory is read while there is something to compute. */
 static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t begin, int64_t end) {
   const int64_t block_bytes = quant_block_bytes(call->bits, call->num_groups);
   const int64_t num_tiles = (end - begin + call->rows_per_tile - 1) / call->rows_per_tile;
-  const int64_t num_lines = quant_group_bytes(call->bits) / 64, share = (num_lines + num_tiles - 1) / num_tiles;
+  const int64_t passes = num_tiles > 1 ? quant_passes(call->rows_per_tile) : 1, num_passes = num_tiles * passes;
+  const int64_t num_lines = quant_group_bytes(call->bits) / 64, share = (num_lines + num_passes - 1) / num_passes;
   const uint8_t *first = call->weight + block * block_bytes, *weight = first + quant_scale_bytes(call->bits, 8);
-  const float16v scales[2] = {quant_scales(first), quant_scales(first + 32)}; /* of 8 bits */
+  quant_floats scales[QUANT_VECTORS]; /* of 8 bits */
+  for (int v = 0; v < QUANT_VECTORS; v++) scales[v] = quant_scales(first + 2 * QUANT_LANES * v);
   const uint8_t *later = weight + (num_tiles > 1 ? block_bytes : QUANT_AHEAD);
   int64_t left = num_tiles > 1 || end - begin >= QUANT_BUSY_ROWS ? num_lines : 0;
 #if defined(__AMX_INT8__)
@@ -226,13 +232,14 @@ static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t beg
   for (int64_t row = begin; row < end; row += call->rows_per_tile) {
     const int64_t lines = left < share ? left : share, rows = quant_rows_left(call, row);
     float sums[QUANT_ROWS * QUANT_BLOCK] __attribute__((aligned(64)));
-    quant_any_tile(call, weight, row, sums, later, (int)lines);
+    for (int64_t r = 0; call->bits == 8 && r < rows; r++) __builtin_prefetch(quant_row_outliers(call, row + r));
+    quant_any_tile(call, weight, row, sums, later, (int)lines, (int)passes);
     for (int64_t r = 0; r < rows; r++) {
       if (call->bits == 8) quant_scale_row(call, weight, scales, row + r, sums + r * QUANT_BLOCK);
       NAME(quant_finish)(call, row + r, block, sums + r * QUANT_BLOCK);
     }
-    left -= lines;
-    later += 64 * lines;
+    left -= left < passes * lines ? left : passes * lines;
+    later += 64 * passes * lines;
   }
 }
 
@@ -282,11 +289,11 @@ PUBLIC void NAME(quantized_linear)(const element *x, const uint8_t *weight, cons
   quant_factor *factors = scratch;
   quant_outlier *outliers = (void *)(factors + num_rows * (bits == 4 ? num_groups : 1));
   const int64_t most_outliers = quant_most_outliers(num_groups * quant_group(8), means != NULL);
-  int32_t *num_outliers = (void *)(outliers + (bits == 4 ? 0 : num_rows * most_outliers));
+  quant_counts *num_outliers = (void *)(outliers + (bits == 4 ? 0 : num_rows * most_outliers));
   int8_t *codes = (void *)(num_outliers + (bits == 4 ? 0 : num_rows));
   quant_call call = {x, bias, means, out, weight, codes, factors, outliers, num_outliers, num_rows, rows_per_tile,
-                     rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows, (int)bits,
-                     is_gelu != 0, has_tiles};
+                     rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows,
+                     most_outliers, (int)bits, is_gelu != 0, has_tiles};
   run_items((num_rows + rows_per_tile - 1) / rows_per_tile, 2 * num_rows * inputs, NAME(quant_code_tile), &call);
   run_items((num_rows + rows_per_item - 1) / rows_per_item * items_per_rows, inputs * outputs, NAME(quant_item), &call);
 }
