@@ -9,9 +9,10 @@ requests of one time are spread over the step or, with --as-recorded, arrive at 
 bundled one, random weights and a context of 2,048 tokens. The cost: engines of the bundled model with and without the
 flag serve prompts that have nothing in common, in turns; compared are the times of turns that follow each other.
 
-All runs in one process, on one thread of the model. Of the gain the clock is the CPU time of the process, threads that
-read and write among it, and the time in which nothing is done but to wait for pages: what else the machine does changes
-no queue, which near the limit would hide all else.
+The two schedulers of the gain run at the same time, each in a process with one thread of the model: a machine that
+slows down slows both. The clock of each is the CPU time of its process, threads that read and write among it, and the
+time in which nothing is done but to wait for pages: what else the machine does changes no queue, which near the limit
+would hide all else. What the model computes is measured in two processes, too.
 """
 
 import argparse
@@ -24,7 +25,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +113,7 @@ def measure_gains(
     shape = json.loads((BUNDLED / "config.json").read_text(encoding="utf-8")) | {"n_positions": CONTEXT}
     flags = ["--device", "cpu", "--cpu-threads", "1", "--num-pages", str(int(CACHE_SHARE * num_different))]
     with configured_shape(shape, flags) as config:
-        prefilled_per_s = measure_prefill(config)
+        prefilled_per_s = statistics.mean(at_once([(measure_prefill, config)] * 2))
         facts = {
             "requests": len(arrivals),
             "arrivals": "as recorded" if as_recorded else "spread",
@@ -122,14 +125,21 @@ def measure_gains(
         found: dict[str, dict[str, Any]] = {}
         for load in loads:
             timed = at_load(arrivals, load * prefilled_per_s)
-            sides = {"without": serve(timed, config)}
             with tempfile.TemporaryDirectory(prefix="sluice-kv-") as folder:
                 cache = replace_struct(config.cache, kv_disk=folder, kv_disk_gb=float(DISK_GB))
-                sides["with"] = serve(timed, replace_struct(config, cache=cache))
+                with_disk = replace_struct(config, cache=cache)
+                without, with_it = at_once([(serve, timed, config), (serve, timed, with_disk)])
+            sides = {"without": without, "with": with_it}
             p50s = [side["ttft_ms"]["p50"] for side in sides.values()]
             found[str(load)] = {**sides, "ttft_p50_ratio": round(p50s[0] / p50s[1], 2)}
             print(f"load {load:g}: {found[str(load)]}", flush=True)
     return {**facts, "loads": found}
+
+
+def at_once(calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Makes the calls, each a function and its arguments, at the same time in processes of their own."""
+    with ProcessPoolExecutor(len(calls), get_context("spawn")) as processes:
+        return [future.result() for future in [processes.submit(*call) for call in calls]]
 
 
 def spread_steps(trace: Sequence[TraceRequest]) -> list[TraceRequest]:

@@ -72,7 +72,8 @@ class TieredPages:
         self.wake: Callable[[], None] = lambda: None
         self.num_dropped = 0
         self.page_put_s = 0.0
-        self._num_puts = 0
+        self._put_s = self._num_put = 0.0
+        """Of the latest puts: their time, and how many pages they were."""
         self._copies = copies
         self._tiers = tiers
         self._max_queued = max(1, MAX_QUEUED_BYTES // copies.page_bytes)
@@ -219,9 +220,10 @@ class TieredPages:
                 done.append((move, error))
         finally:
             written_s = 0.0 if self._copies.has_own_processor else time.thread_time() - begin_s
-            page_s = (put_s + written_s) / num_pages
-            self._num_puts += 1  # the first ones are slow, so until there are many, all count alike
-            self.page_put_s += max(1 - DECAY, 1 / self._num_puts) * (page_s - self.page_put_s)
+            # Of a put of one page most is not for the page: so it is not each put's time a page that is averaged.
+            self._put_s = DECAY * self._put_s + put_s + written_s
+            self._num_put = DECAY * self._num_put + num_pages
+            self.page_put_s = self._put_s / self._num_put
             self._written.append((num_pages, done))
 
     def _note_written(self) -> None:

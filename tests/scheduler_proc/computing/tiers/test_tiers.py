@@ -1,6 +1,7 @@
 """Pages in tiers: what is torn, damaged, full, locked, slow or hung costs pages, and never gives a wrong one."""
 
 import errno
+import itertools
 import os
 import random
 import threading
@@ -360,6 +361,17 @@ def test_what_a_page_costs_is_cpu_time(make_pages: MakePages, monkeypatch: pytes
     pages.let_write()
     assert pages.store.settle(PATIENCE_S)
     assert 0 < pages.store.page_put_s < 0.4
+
+
+def test_what_a_page_costs_is_the_time_of_all_by_their_number(make_pages: MakePages, monkeypatch: pytest.MonkeyPatch):
+    """Each put takes a second in each thread: of one page and of nine, that is 0.4 s a page."""
+    seconds = itertools.count()
+    monkeypatch.setattr(tiered_pages.time, "thread_time", lambda: float(next(seconds)))
+    pages = make_pages(20)
+    for numbers in ((0,), range(1, 10)):
+        pages.put(*numbers)
+        assert pages.store.settle(PATIENCE_S)
+    assert pages.store.page_put_s == pytest.approx(0.4, rel=0.02)
 
 
 def test_a_full_queue_drops_pages_and_waits_for_nothing(make_pages: MakePages, monkeypatch: pytest.MonkeyPatch):
