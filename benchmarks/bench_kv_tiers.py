@@ -88,11 +88,12 @@ def main(arguments: list[str] | None = None) -> int:
     add("--requests", type=int, default=800, help="first requests of the trace (default: %(default)s)")
     add("--loads", type=float, nargs="+", default=[0.8], help="default: %(default)s")
     add("--as-recorded", action="store_true", help="requests of one time of the trace arrive at once")
+    add("--repeats", type=int, default=3, help="of each load (default: %(default)s)")
     add("--rounds", type=int, default=10, help="turns of each engine (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args(arguments)
     try:
-        gains = measure_gains(options.trace, options.requests, options.loads, options.as_recorded)
+        gains = measure_gains(options.trace, options.requests, options.loads, options.as_recorded, options.repeats)
         costs = {name: compare_speed(name, options.rounds) for name in TURNS}
     except SluiceError as error:
         print(f"bench_kv_tiers: {error}", file=sys.stderr)
@@ -103,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure_gains(
-    trace_file: Path, num_requests: int, loads: Sequence[float], as_recorded: bool = False
+    trace_file: Path, num_requests: int, loads: Sequence[float], as_recorded: bool, num_repeats: int
 ) -> dict[str, Any]:
     """Returns the times to first token of each load and side. Raises `UsageError`."""
     trace = read_trace(trace_file, num_requests)
@@ -125,15 +126,20 @@ def measure_gains(
         found: dict[str, dict[str, Any]] = {}
         for load in loads:
             timed = at_load(arrivals, load * prefilled_per_s)
-            with tempfile.TemporaryDirectory(prefix="sluice-kv-") as folder:
-                cache = replace_struct(config.cache, kv_disk=folder, kv_disk_gb=float(DISK_GB))
-                with_disk = replace_struct(config, cache=cache)
-                without, with_it = at_once([(serve, timed, config), (serve, timed, with_disk)])
-            sides = {"without": without, "with": with_it}
-            p50s = [side["ttft_ms"]["p50"] for side in sides.values()]
-            found[str(load)] = {**sides, "ttft_p50_ratio": round(p50s[0] / p50s[1], 2)}
+            runs = [serve_both(timed, config, index % 2 == 1) for index in range(num_repeats)]
+            ratios = [run["without"]["ttft_ms"]["p50"] / run["with"]["ttft_ms"]["p50"] for run in runs]
+            found[str(load)] = {"runs": runs, "ttft_p50_ratio": round(statistics.median(ratios), 2)}
             print(f"load {load:g}: {found[str(load)]}", flush=True)
     return {**facts, "loads": found}
+
+
+def serve_both(arrivals: Sequence[Arrival], config: Config, is_swapped: bool) -> dict[str, dict[str, Any]]:
+    """Returns what schedulers without and with a disk make of the requests at the same time."""
+    with tempfile.TemporaryDirectory(prefix="sluice-kv-") as folder:
+        cache = replace_struct(config.cache, kv_disk=folder, kv_disk_gb=float(DISK_GB))
+        configs = {"without": config, "with": replace_struct(config, cache=cache)}
+        order = list(configs)[:: -1 if is_swapped else 1]
+        return dict(zip(order, at_once([(serve, arrivals, configs[name]) for name in order]), strict=True))
 
 
 def at_once(calls: Sequence[tuple[Any, ...]]) -> list[Any]:
