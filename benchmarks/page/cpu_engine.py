@@ -22,10 +22,11 @@ def _cpu_text(found: Result) -> str:
     limits, starts = found["limits"], found["start_to_first_token_s"]
     (dtype,) = (name.split("_")[0] for name in limits if name.endswith("_product_gflop_per_s"))
     isa = f", {found['isa']}" if "isa" in found else ""
+    num_rounds = len(found["workloads"][0]["rounds"]["sluice"])
+    rounds = f"medians of {num_rounds} rounds in which the servers take turns" if num_rounds > 1 else "one round"
     at_best = f", at best in {limits['rounds']} rounds," if "rounds" in limits else ""
     intro = (
-        f"{found['shape']} with random weights, {dtype}{isa}, over HTTP, medians of "
-        f"{len(found['workloads'][0]['rounds']['sluice'])} rounds in which the servers take turns. From the command to "
+        f"{found['shape']} with random weights, {dtype}{isa}, over HTTP, {rounds}. From the command to "
         f"the first token: {', '.join(f'{name} {seconds:.1f} s' for name, seconds in starts.items())}. Measured in the "
         f"same run: {limits['threads']} threads{at_best} read {limits['read_gb_per_s']:.0f} GB/s and multiply "
         f"{limits[f'{dtype}_product_gflop_per_s']:,.0f} GFLOP/s; one stream whose every token reads all weights once "
