@@ -57,7 +57,7 @@ def one_stream_parts(results: Path) -> list[str]:
             name,
             f"{line['tok_per_s']:.1f}",
             *(f"{line[key]:.1f}" for key in ("gb_per_s", "read_gb_per_s")),
-            *_shares(line),
+            *(f"{line[key]:.0%}" for key in ("share", "goal")),
         )
         for name, line in lines
     ]
@@ -67,10 +67,6 @@ def one_stream_parts(results: Path) -> list[str]:
     )
     heads = ("format", "tok/s", "GB/s", "memory, GB/s", "share", "goal")
     return ["## One stream beside the memory's speed\n\n" + intro + make_table(heads, rows) + name_source(found)]
-
-
-def _shares(line: Result) -> tuple[str, str]:
-    return f"{line['share']:.0%}", f"{line['goal']:.0%}"
 
 
 def step_kernels_parts(results: Path) -> list[str]:

@@ -16,9 +16,6 @@
 #define SIMD_SUM(variable) PRAGMA(omp simd reduction(+ : variable))
 #define LOG2_E 1.44269504088896341f
 
-/* 16 floats; the compiler makes as many instructions of one operation as its registers need. */
-typedef float float16v __attribute__((vector_size(64), aligned(4), may_alias));
-
 INLINE uint32_t bits_of(float x) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);

@@ -103,7 +103,7 @@ class TieredPages:
                 tier.has(digest)
 
     def put(self, pages: Sequence[int], digests: Sequence[bytes]) -> None:
-        begin_s = time.thread_time()  # not the wall's: for others on a busy machine the steps would lose it anyway
+        begin_s = time.thread_time()  # what other programs take of a busy machine is no cost of a page
         self._note_written()
         wanted = [pair for pair in zip(pages, digests, strict=True) if not self._tiers[0].has(pair[1])]
         kept = wanted[: self._max_queued - self._num_queued]

@@ -16,7 +16,7 @@ import torch
 from kernels.quantized_kv import SCALE_DTYPE
 from messages.errors import BootError
 from scheduler_proc.computing.cpu.device import CpuDevice
-from scheduler_proc.computing.device import Device, Fetched
+from scheduler_proc.computing.device import Device
 from scheduler_proc.computing.model.kv_tensors import KVTensors
 from scheduler_proc.computing.tiers import tiered_pages
 from scheduler_proc.computing.tiers.disk_tier import DiskTier
@@ -345,26 +345,8 @@ def test_what_leaves_the_host_goes_to_disk_and_comes_back_from_either(make_pages
     assert (gauges["host_hit_pages"], gauges["disk_hit_pages"], gauges["disk_pages"]) == (1, 2, 3)
 
 
-def test_what_a_page_costs_is_cpu_time(make_pages: MakePages, monkeypatch: pytest.MonkeyPatch):
-    """A busy machine, or a slow disk, does not make pages look too dear to be written."""
-    pages = make_pages(20)
-    copy_out = PageCopies.copy_out
-
-    def late(copies: PageCopies, numbers: Sequence[int]) -> Fetched:
-        time.sleep(1.0)
-        return copy_out(copies, numbers)
-
-    monkeypatch.setattr(PageCopies, "copy_out", late)
-    pages.let_write(may_write=False)
-    pages.put(0)
-    time.sleep(0.5)
-    pages.let_write()
-    assert pages.store.settle(PATIENCE_S)
-    assert 0 < pages.store.page_put_s < 0.4
-
-
 def test_what_a_page_costs_is_the_time_of_all_by_their_number(make_pages: MakePages, monkeypatch: pytest.MonkeyPatch):
-    """Each put takes a second in each thread: of one page and of nine, that is 0.4 s a page."""
+    """Each put takes a second of CPU time in each thread: of one page and of nine, that is 0.4 s a page."""
     seconds = itertools.count()
     monkeypatch.setattr(tiered_pages.time, "thread_time", lambda: float(next(seconds)))
     pages = make_pages(20)
