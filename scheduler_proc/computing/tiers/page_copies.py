@@ -32,13 +32,15 @@ class PageCopies:
 
     def copy_out(self, pages: Sequence[int]) -> Fetched:
         """Returns what the pages hold now, as one uint8 tensor [N, page_bytes]."""
+        host_N = self._device.allocate_host(len(pages) * torch.int64.itemsize).view(torch.int64)
+        host_N.copy_(torch.tensor(pages))
 
         def work() -> Result:
-            like = self._parts_LPB[0]
-            rows = torch.empty((len(pages), self.page_bytes), dtype=torch.uint8, device=like.device)
-            for page, row in zip(pages, rows, strict=True):
-                for part_LPB, piece in zip(self._parts_LPB, row.split(self._sizes), strict=True):
-                    piece.view(part_LPB.shape[0], -1).copy_(part_LPB[:, page])
+            pages_N = self._device.send(host_N)
+            rows = torch.empty((len(pages), self.page_bytes), dtype=torch.uint8, device=pages_N.device)
+            for part_LPB, piece in zip(self._parts_LPB, rows.split(self._sizes, dim=1), strict=True):
+                piece_NLB = piece.view(len(pages), part_LPB.shape[0], -1)
+                torch.index_select(part_LPB.transpose(0, 1), 0, pages_N, out=piece_NLB)
             return [rows]
 
         return self._device.submit(work)
