@@ -2,22 +2,26 @@
 
     python -m benchmarks.bench_kv_tiers TRACE --json FILE
 
-The gain: a scheduler with the flag and one without serve the requests of a Mooncake trace at their times, at each load:
-the prompt tokens that arrive in a second are so many times what the model computes. The KV cache has room for a tenth
-of the trace's different pages; the second half of the requests counts. The trace tells times in steps of three seconds:
-requests of one time are spread over the step or, with --as-recorded, arrive at once. The model has the shape of the
-bundled one, random weights and a context of 2,048 tokens. The cost: engines of the bundled model with and without the
-flag serve prompts that have nothing in common, in turns; compared are the times of turns that follow each other.
+The gain: a scheduler with the flag and one without serve one in twelve conversations of a whole Mooncake trace. Whole
+conversations keep what is asked for again and how much comes in between: the sample's share of repeated blocks is that
+of the trace, as with sampling by hash for miss ratio curves (Waldspurger et al., SHARDS, FAST 2015). The first 800
+requests of the trace have half of it: conversations go on minutes later. The KV cache has room for a tenth of the
+different pages. Requests come in the order and rhythm of the trace, at a load of 1 as many in a second as a scheduler
+without the flag completes when all of them wait for it from the start. The second half counts.
 
-The two schedulers of the gain run at the same time, each in a process with one thread of the model: a machine that
-slows down slows both. The clock of each is the CPU time of its process, threads that read and write among it, and the
-time in which nothing is done but to wait for pages: what else the machine does changes no queue, which near the limit
-would hide all else. What the model computes is measured in two processes, too.
+The model has random weights and the shape of SmolLM2-135M with a fifteenth of its layers and vocabulary: computing a
+page and keeping it cost as much of each other as in the whole model, but for what a page costs whatever its size.
+
+The two schedulers serve at the same time on one core, each in a process with one thread of the model, so that what
+slows one slows the other; repeats run on other cores beside. The clock of each is the CPU time of its process, threads
+that read and write among it, and the time in which nothing is done but to wait for pages.
+
+The cost: engines of the bundled model with and without the flag serve prompts that have nothing in common, in turns;
+compared are the times of turns that follow each other.
 """
 
 import argparse
-import itertools
-import json
+import os
 import random
 import statistics
 import sys
@@ -34,6 +38,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace as replace_struct
 
+from benchmarks.model_shapes import SHAPES
 from benchmarks.result_file import ROOT, write_result
 from benchmarks.shape_runner import configured_shape, make_config
 from messages.config import Config
@@ -48,9 +53,9 @@ from whatif.drive import serve as drive
 from whatif.traces import Arrival, TraceRequest, fit_scale, read_trace, replay
 
 BUNDLED = ROOT / "assets" / "shakespeare-gpt2"
-CONTEXT, VOCAB_SIZE, PAGE_SIZE = 2048, 3000, 16
+SHAPE = SHAPES["llama-135m"] | {"num_hidden_layers": 2, "vocab_size": 3277}
+CONTEXT, VOCAB_SIZE, PAGE_SIZE = 1536, 3000, 16
 CACHE_SHARE = 0.1
-NUM_CALIBRATION, CALIBRATION_TOKENS = 40, 500
 DISK_GB = "8"
 WAIT_S = 5.0
 
@@ -85,15 +90,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("trace", type=Path, help="a Mooncake trace, as conversation_trace.jsonl")
-    add("--requests", type=int, default=800, help="first requests of the trace (default: %(default)s)")
-    add("--loads", type=float, nargs="+", default=[0.8], help="default: %(default)s")
-    add("--as-recorded", action="store_true", help="requests of one time of the trace arrive at once")
-    add("--repeats", type=int, default=3, help="of each load (default: %(default)s)")
+    add("--one-in", type=int, default=12, help="so manyth conversations of the trace (default: %(default)s)")
+    add("--loads", type=float, nargs="+", default=[1.0], help="default: %(default)s")
+    add("--repeats", type=int, default=4, help="of each load (default: %(default)s)")
     add("--rounds", type=int, default=10, help="turns of each engine (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args(arguments)
     try:
-        gains = measure_gains(options.trace, options.requests, options.loads, options.as_recorded, options.repeats)
+        gains = measure_gains(options.trace, options.one_in, options.loads, options.repeats)
         costs = {name: compare_speed(name, options.rounds) for name in TURNS}
     except SluiceError as error:
         print(f"bench_kv_tiers: {error}", file=sys.stderr)
@@ -103,43 +107,52 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def measure_gains(
-    trace_file: Path, num_requests: int, loads: Sequence[float], as_recorded: bool, num_repeats: int
-) -> dict[str, Any]:
+def measure_gains(trace_file: Path, one_in: int, loads: Sequence[float], num_repeats: int) -> dict[str, Any]:
     """Returns the times to first token of each load and side. Raises `UsageError`."""
-    trace = read_trace(trace_file, num_requests)
-    trace = trace if as_recorded else spread_steps(trace)
-    arrivals = list(replay(trace, fit_scale(trace, CONTEXT, 1.0), VOCAB_SIZE, seed=1))
+    whole = read_trace(trace_file, sys.maxsize)
+    trace = sample_conversations(whole, one_in)
+    arrivals = list(replay(trace, fit_scale(whole, CONTEXT, 1.0), VOCAB_SIZE, seed=1))
     num_pages, num_different = sum(len(one.prompt_ids) // PAGE_SIZE for one in arrivals), count_pages(arrivals)
-    shape = json.loads((BUNDLED / "config.json").read_text(encoding="utf-8")) | {"n_positions": CONTEXT}
     flags = ["--device", "cpu", "--cpu-threads", "1", "--num-pages", str(int(CACHE_SHARE * num_different))]
-    with configured_shape(shape, flags) as config:
-        prefilled_per_s = statistics.mean(at_once([(measure_prefill, config)] * 2))
+    cores = sorted(os.sched_getaffinity(0))
+    with configured_shape(SHAPE, flags) as config:
+        waiting = [replace(one, at_s=0.0) for one in arrivals]
+        limits = at_once([(serve, waiting, config, core) for core in cores[:num_repeats]])
+        requests_per_s = len(arrivals) / statistics.mean(limit["seconds"] for limit in limits)
         facts = {
             "requests": len(arrivals),
-            "arrivals": "as recorded" if as_recorded else "spread",
+            "prompt_tokens": sum(len(one.prompt_ids) for one in arrivals),
             "cache_pages": int(CACHE_SHARE * num_different),
-            "share_asked_for_again": round(1 - num_different / num_pages, 3),
-            "prefilled_tokens_per_s": round(prefilled_per_s),
+            "share_of_pages_asked_for_again": round(1 - num_different / num_pages, 3),
+            "share_of_blocks_asked_for_again": {
+                "sample": share_asked_for_again(trace),
+                "whole trace": share_asked_for_again(whole),
+            },
+            "requests_per_s_at_load_1": round(requests_per_s, 2),
         }
         print(facts, flush=True)
         found: dict[str, dict[str, Any]] = {}
         for load in loads:
-            timed = at_load(arrivals, load * prefilled_per_s)
-            runs = [serve_both(timed, config, index % 2 == 1) for index in range(num_repeats)]
+            runs = serve_pairs(at_rate(arrivals, load * requests_per_s), config, cores, num_repeats)
             ratios = [run["without"]["ttft_ms"]["p50"] / run["with"]["ttft_ms"]["p50"] for run in runs]
-            found[str(load)] = {"runs": runs, "ttft_p50_ratio": round(statistics.median(ratios), 2)}
+            median, least = statistics.median(ratios), min(ratios)
+            found[str(load)] = {"ttft_p50_ratio": {"median": round(median, 2), "least": round(least, 2)}, "runs": runs}
             print(f"load {load:g}: {found[str(load)]}", flush=True)
     return {**facts, "loads": found}
 
 
-def serve_both(arrivals: Sequence[Arrival], config: Config, is_swapped: bool) -> dict[str, dict[str, Any]]:
-    """Returns what schedulers without and with a disk make of the requests at the same time."""
-    with tempfile.TemporaryDirectory(prefix="sluice-kv-") as folder:
-        cache = replace_struct(config.cache, kv_disk=folder, kv_disk_gb=float(DISK_GB))
-        configs = {"without": config, "with": replace_struct(config, cache=cache)}
-        order = list(configs)[:: -1 if is_swapped else 1]
-        return dict(zip(order, at_once([(serve, arrivals, configs[name]) for name in order]), strict=True))
+def serve_pairs(arrivals: Sequence[Arrival], config: Config, cores: Sequence[int], num: int) -> list[dict[str, Any]]:
+    """Returns `num` times what schedulers without and with a disk make of the requests, a pair at a time on a core."""
+    pairs: list[dict[str, Any]] = []
+    while len(pairs) < num:
+        with tempfile.TemporaryDirectory(prefix="sluice-kv-") as folder:
+            calls: list[tuple[Any, ...]] = []
+            for core in cores[: num - len(pairs)]:
+                cache = replace_struct(config.cache, kv_disk=f"{folder}/{core}", kv_disk_gb=float(DISK_GB))
+                calls += [(serve, arrivals, one, core) for one in (config, replace_struct(config, cache=cache))]
+            served = at_once(calls)
+        pairs += [{"without": one, "with": other} for one, other in zip(served[::2], served[1::2], strict=True)]
+    return pairs
 
 
 def at_once(calls: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -148,14 +161,16 @@ def at_once(calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         return [future.result() for future in [processes.submit(*call) for call in calls]]
 
 
-def spread_steps(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """Returns the requests with those of one time spread evenly until the next time, which the last have none of."""
-    spread: list[TraceRequest] = []
-    groups = [list(group) for _, group in itertools.groupby(trace, lambda one: one.at_s)]
-    for group, later in itertools.zip_longest(groups, groups[1:]):
-        step_s = later[0].at_s - group[0].at_s if later else 0.0
-        spread += [replace(one, at_s=one.at_s + step_s * index / len(group)) for index, one in enumerate(group)]
-    return spread
+def sample_conversations(trace: Sequence[TraceRequest], one_in: int) -> list[TraceRequest]:
+    """Returns one in so many conversations, whole: requests with the same second block, for all have the same first."""
+    numbers: dict[tuple[int, ...], int] = {}
+    return [one for one in trace if numbers.setdefault(one.block_ids[:2], len(numbers)) % one_in == 0]
+
+
+def share_asked_for_again(trace: Sequence[TraceRequest]) -> float:
+    """Returns the share of blocks that an earlier request has, too: what a cache without end would have."""
+    blocks = [block_id for one in trace for block_id in one.block_ids]
+    return round(1 - len(set(blocks)) / len(blocks), 3)
 
 
 def count_pages(arrivals: Sequence[Arrival]) -> int:
@@ -168,26 +183,15 @@ def count_pages(arrivals: Sequence[Arrival]) -> int:
     return len(ends)
 
 
-def at_load(arrivals: Sequence[Arrival], tokens_per_s: float) -> list[Arrival]:
-    """Returns them at times at which so many prompt tokens arrive in a second."""
-    duration_s = sum(len(one.prompt_ids) for one in arrivals) / tokens_per_s
-    speed = (arrivals[-1].at_s - arrivals[0].at_s) / duration_s
+def at_rate(arrivals: Sequence[Arrival], requests_per_s: float) -> list[Arrival]:
+    """Returns them at times at which so many arrive in a second."""
+    speed = (arrivals[-1].at_s - arrivals[0].at_s) * requests_per_s / len(arrivals)
     return [replace(one, at_s=(one.at_s - arrivals[0].at_s) / speed) for one in arrivals]
 
 
-def measure_prefill(config: Config) -> float:
-    """Returns how many tokens of different prompts are computed in a second of CPU time."""
-    rng = random.Random(2)
-    arrivals = [
-        Arrival(rng.choices(range(3, VOCAB_SIZE), k=CALIBRATION_TOKENS), 1, 0.0) for _ in range(NUM_CALIBRATION)
-    ]
-    runner = load_runner(config, no_report)
-    served = drive(arrivals, config, runner, CpuClock(None), StepTimes())
-    return NUM_CALIBRATION * CALIBRATION_TOKENS / float(served.last_s.max())
-
-
-def serve(arrivals: Sequence[Arrival], config: Config) -> dict[str, Any]:
-    """Returns what a new scheduler makes of the requests; times are of the second half."""
+def serve(arrivals: Sequence[Arrival], config: Config, core: int) -> dict[str, Any]:
+    """Returns what a new scheduler on this core makes of the requests; times to first token are of the second half."""
+    os.sched_setaffinity(0, {core})
     runner = load_runner(config, no_report)
     begin_s = time.process_time()
     served = drive(arrivals, config, runner, CpuClock(runner.page_store), StepTimes())
@@ -202,6 +206,7 @@ def serve(arrivals: Sequence[Arrival], config: Config) -> dict[str, Any]:
         "ttft_ms": {f"p{part}": round(float(np.percentile(ttft_ms, part)), 1) for part in (50, 90, 99)},
         "cached_share": round(gauges["prefix_hit_tokens"] / gauges["prompt_tokens"], 3),
         "cpu_seconds": round(cpu_s, 1),
+        "seconds": round(float(served.last_s.max()), 1),
         **{name: round(gauges[name]) for name in names if name in gauges},
     }
 
