@@ -32,7 +32,7 @@ BUDGETS = {
     "frontend": 12_700,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_730,
-    "scheduler": 6_910,
+    "scheduler": 6_925,
     "CPU backend": 4_115,
     "GPU backend": 3_080,
     "operations and references": 1_330,

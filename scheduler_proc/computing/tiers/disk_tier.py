@@ -9,6 +9,7 @@ import fcntl
 import logging
 import os
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -73,10 +74,11 @@ class DiskTier(Tier):
         if self._slots:
             log.info("%s holds %d pages", folder, len(self._slots))
 
-    def write(self, slot: int, digest: bytes, page: memoryview) -> None:
-        super().write(slot, digest, page)
-        self._stamp += 1
-        os.pwrite(self._index, RECORD.pack(digest, self._stamp), HEADER.size + slot * RECORD.size)
+    def write(self, slot: int, digests: Sequence[bytes], pages: Sequence[memoryview]) -> None:
+        super().write(slot, digests, pages)
+        records = [RECORD.pack(digest, stamp) for stamp, digest in enumerate(digests, self._stamp + 1)]
+        self._stamp += len(digests)
+        os.pwrite(self._index, b"".join(records), HEADER.size + slot * RECORD.size)
 
     def clear(self) -> None:
         super().clear()

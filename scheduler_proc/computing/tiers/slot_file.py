@@ -3,6 +3,7 @@
 import errno
 import os
 import struct
+from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
@@ -23,10 +24,10 @@ class SlotFile:
         self._descriptor = descriptor
         self.slot_bytes = HEADER.size + page_bytes
 
-    def write(self, slot: int, digest: bytes, page: memoryview) -> None:
-        """The slot holds the page from now on. Raises `OSError`; then it holds none."""
-        num_written = os.pwritev(self._descriptor, [_header(digest, page), page], slot * self.slot_bytes)
-        if num_written < self.slot_bytes:
+    def write(self, slot: int, digests: Sequence[bytes], pages: Sequence[memoryview]) -> None:
+        """The slots from this one on hold the pages, at most 512. Raises `OSError`; then none is known to be there."""
+        parts = [part for digest, page in zip(digests, pages, strict=True) for part in (_header(digest, page), page)]
+        if os.pwritev(self._descriptor, parts, slot * self.slot_bytes) < len(pages) * self.slot_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def read(self, slot: int, digest: bytes, page: memoryview) -> None:

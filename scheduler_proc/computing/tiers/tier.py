@@ -1,6 +1,7 @@
 """One tier: which page lies in which slot of its file, and what reading has cost."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from scheduler_proc.computing.tiers.slot_file import SlotFile
 
@@ -81,9 +82,12 @@ class Tier:
         if slot is not None:
             self._free.append(slot)
 
-    def write(self, slot: int, digest: bytes, page: memoryview) -> None:
-        """Puts a page into the slot that `place` has returned, in the thread that writes. Raises `OSError`."""
-        self.file.write(slot, digest, page)
+    def write(self, slot: int, digests: Sequence[bytes], pages: Sequence[memoryview]) -> None:
+        """Puts pages into slots that `place` has returned, this one and those behind it, in the thread that writes.
+
+        Raises `OSError`.
+        """
+        self.file.write(slot, digests, pages)
 
     def clear(self) -> None:
         """Forgets every page."""

@@ -7,7 +7,7 @@ into it and has the indices; the threads get slots, copy between files and memor
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Semaphore
@@ -21,6 +21,9 @@ from scheduler_proc.computing.tiers.tier import DECAY, Tier
 
 MAX_QUEUED_BYTES = 128 << 20
 """Pages that wait to be written; those that are evicted meanwhile are dropped."""
+
+MAX_WRITTEN_AT_ONCE = 256
+"""Pages whose slots follow each other: one system call for them costs half of one for each."""
 
 READ_BYTES = 4 << 20
 NUM_READS_AHEAD = 3
@@ -207,17 +210,18 @@ class TieredPages:
             (rows,) = fetched.wait()
             assert isinstance(rows, Tensor)
             memory = rows.numpy()
-            for move in moves:
-                error = None
+            for run in _runs(moves):
+                error, (tier, slot, digest, _, above, slot_above) = None, run[0]
                 try:
-                    page = memory[move.row].data
-                    if move.above is not None:
-                        page = memoryview(bytearray(self._copies.page_bytes))
-                        move.above.file.read(move.slot_above, move.digest, page)
-                    move.tier.write(move.slot, move.digest, page)
+                    if above is None:
+                        pages = [memory[move.row].data for move in run]
+                    else:
+                        pages = [memoryview(bytearray(self._copies.page_bytes))]
+                        above.file.read(slot_above, digest, pages[0])
+                    tier.write(slot, [move.digest for move in run], pages)
                 except OSError as caught:
                     error = caught
-                done.append((move, error))
+                done += [(move, error) for move in run]
         finally:
             written_s = 0.0 if self._copies.has_own_processor else time.thread_time() - begin_s
             # Of a put of one page most is not for the page: so it is not each put's time a page that is averaged.
@@ -279,3 +283,16 @@ class TieredPages:
         if now_s - self._warned_s >= WARN_EVERY_S or not self._warned_s:
             self._warned_s = now_s
             log.warning("%s", text)
+
+
+def _runs(moves: Sequence[_Move]) -> Iterator[list[_Move]]:
+    """Yields the moves in their order: those of evicted pages to slots that follow each other at once, others alone."""
+    run: list[_Move] = []
+    for move in moves:
+        is_next = run and move[:2] == (run[-1].tier, run[-1].slot + 1) and move.above is run[-1].above is None
+        if run and not (is_next and len(run) < MAX_WRITTEN_AT_ONCE):
+            yield run
+            run = []
+        run.append(move)
+    if run:
+        yield run

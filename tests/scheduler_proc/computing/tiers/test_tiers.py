@@ -55,10 +55,10 @@ def slot_file(tmp_path: Path) -> Iterator[SlotFile]:
 
 def test_a_write_that_is_cut_off_at_any_byte_is_noticed(slot_file: SlotFile, tmp_path: Path):
     path = tmp_path / "slots"
-    slot_file.write(0, digest(1), memoryview(page_of(1)))
-    slot_file.write(1, digest(2), memoryview(page_of(2)))
+    slot_file.write(0, [digest(1)], [memoryview(page_of(1))])
+    slot_file.write(1, [digest(2)], [memoryview(page_of(2))])
     old, size = path.read_bytes(), slot_file.slot_bytes
-    slot_file.write(0, digest(3), memoryview(page_of(3)))
+    slot_file.write(0, [digest(3)], [memoryview(page_of(3))])
     new = path.read_bytes()
     assert read_page(slot_file, 0, 3) == page_of(3)
     for cut in range(size):
@@ -74,7 +74,7 @@ def test_a_write_that_is_cut_off_at_any_byte_is_noticed(slot_file: SlotFile, tmp
 
 
 def test_any_other_byte_is_noticed(slot_file: SlotFile, tmp_path: Path):
-    slot_file.write(0, digest(1), memoryview(page_of(1)))
+    slot_file.write(0, [digest(1)], [memoryview(page_of(1))])
     whole = (tmp_path / "slots").read_bytes()
     for place in range(20):  # the header has no byte that means nothing
         damaged = bytearray(whole)
@@ -88,7 +88,7 @@ def fill(tier: Tier, numbers: Sequence[int]) -> None:
     for number in numbers:
         placed = tier.place(digest(number))
         assert placed is not None
-        tier.write(placed[0], digest(number), memoryview(page_of(number)))
+        tier.write(placed[0], [digest(number)], [memoryview(page_of(number))])
         tier.note_written(placed[0], digest(number), None)
 
 
@@ -135,7 +135,7 @@ def test_a_process_that_is_killed_leaves_what_was_written(tmp_path: Path):
     assert placed is not None
     child = os.fork()
     if not child:
-        tier.write(placed[0], digest(9), memoryview(page_of(9)))
+        tier.write(placed[0], [digest(9)], [memoryview(page_of(9))])
         os.kill(os.getpid(), 9)
     os.waitpid(child, 0)
     os.close(tier._index)  # as the end of the process does; it writes no order of use
@@ -199,9 +199,9 @@ Cache = tuple[KVTensors, torch.Tensor]
 
 def make_cache(dtype: torch.dtype) -> KVTensors:
     shape = (3, NUM_PAGES * PAGE_SIZE, 2, 5)
-    numbers = [torch.randint(-99, 99, shape).to(dtype) for _ in range(2)]
+    key, value = (torch.randint(-99, 99, shape).to(dtype) for _ in range(2))
     scales = [torch.rand(shape[:-1]).to(SCALE_DTYPE) for _ in range(2)] if dtype == torch.int8 else []
-    return KVTensors(*numbers, PAGE_SIZE, scales)
+    return KVTensors(key, value, PAGE_SIZE, scales)
 
 
 def contents(cache: KVTensors, page: int) -> list[torch.Tensor]:
@@ -245,9 +245,9 @@ class Slow(Tier):
         super().__init__(name, file, num_slots)
         self.may_write = threading.Event()
 
-    def write(self, slot: int, digest: bytes, page: memoryview) -> None:
+    def write(self, slot: int, digests: Sequence[bytes], pages: Sequence[memoryview]) -> None:
         assert self.may_write.wait(PATIENCE_S)
-        super().write(slot, digest, page)
+        super().write(slot, digests, pages)
 
 
 class Pages:
@@ -345,6 +345,38 @@ def test_what_leaves_the_host_goes_to_disk_and_comes_back_from_either(make_pages
     assert (gauges["host_hit_pages"], gauges["disk_hit_pages"], gauges["disk_pages"]) == (1, 2, 3)
 
 
+def test_pages_are_written_at_once_as_far_as_their_slots_follow_each_other(
+    make_pages: MakePages, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tiered_pages, "MAX_WRITTEN_AT_ONCE", 3)
+    sizes, write = list[int](), os.pwritev
+
+    def pwritev(descriptor: int, buffers: Sequence[Any], offset: int) -> int:
+        sizes.append(len(buffers) // 2)
+        return write(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    pages = make_pages(6)
+    pages.put(0, 1, 2, 3, 4)
+    assert pages.store.settle(PATIENCE_S)
+    pages.store.touch([digest(1), digest(3)])
+    pages.put(5, 6, 7, 8)
+    assert pages.store.settle(PATIENCE_S)
+    assert sizes == [3, 2, 1, 1, 1, 1], "slots 5, 0, 2 and 4 in the end"
+    pages.load([9, 10, 11, 0, 2, 4], [5, 6, 7, 8, 1, 3])
+    assert pages.wait() == 6
+    assert all(pages.has(*pair) for pair in ((9, 5), (10, 6), (11, 7), (0, 8), (2, 1), (4, 3)))
+
+
+def test_a_write_that_ends_early_keeps_none_of_its_pages(make_pages: MakePages, monkeypatch: pytest.MonkeyPatch):
+    pages, write = make_pages(20), os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda file, parts, offset: write(file, parts[:3], offset))
+    pages.put(0, 1, 2)
+    assert pages.store.settle(PATIENCE_S)
+    assert pages.places(0, 1, 2) == [None] * 3
+    assert pages.store.gauges()["disk_errors"] == 3
+
+
 def test_what_a_page_costs_is_the_time_of_all_by_their_number(make_pages: MakePages, monkeypatch: pytest.MonkeyPatch):
     """Each put takes a second of CPU time in each thread: of one page and of nine, that is 0.4 s a page."""
     seconds = itertools.count()
@@ -380,7 +412,7 @@ def test_a_page_that_cannot_be_read_ends_its_load_and_is_forgotten(
     assert pages.store.settle(PATIENCE_S)
     slot = pages.tiers[0].find(digest(1))
     assert slot is not None
-    pages.tiers[0].file.write(slot, digest(9), memoryview(bytes(pages.tiers[0].file.slot_bytes - 24)))
+    pages.tiers[0].file.write(slot, [digest(9)], [memoryview(bytes(pages.tiers[0].file.slot_bytes - 24))])
     pages.load([6, 7, 8], [0, 1, 2])
     assert pages.wait() == 1
     assert pages.has(6, 0)
