@@ -27,10 +27,10 @@ def rotate_store(
 ) -> Tensor:
     """The cache holds the K and V of token t in slot `slots_T[t]` (int64, no slot twice; -1: the token is skipped).
 
-    `heads_TAD` holds query, key and value heads; returns the query heads, a view of it. With `tables`
-    query and key are turned by the angles of `positions_T` (int32) as `rope` says; with `norms` they are normed before, as
-    `qk_norm_reference` does. A cache of codes gets the codes of what another would hold (`kernels/quantized_kv.py`). What
-    `heads_TAD` holds as keys is undefined afterwards.
+    `heads_TAD` holds query, key and value heads; returns the query heads, a view of it. With `tables` query and key are
+    turned by the angles of `positions_T` (int32) as `rope` says; with `norms` they are normed before, as
+    `qk_norm_reference` does. A cache of codes gets the codes of what another would hold (`kernels/quantized_kv.py`).
+    What `heads_TAD` holds as keys is undefined afterwards.
     """
     num_tokens, num_all_heads, head_dim = heads_TAD.shape
     num_kv_heads = cache.num_heads
