@@ -31,7 +31,7 @@ class Opened:
 
     def _open(self, attempt: int) -> Generation:
         message = TokenizeMsg(self.registry.next_uid(), attempt, "hi", b"", SamplingParams(8), Stamps())
-        generation = Generation(message, "id", wakes_at_tokens=True)
+        generation = Generation(message, "id")
         self.registry.add(generation)
         return generation
 
