@@ -65,7 +65,10 @@ def ring(request: pytest.FixtureRequest) -> Iterator[Ring]:
 
 
 def test_requests_are_answered_and_the_accounts_balance(ring: Ring):
-    messages = [user_msg(uid, [uid, 2, 3] * (1 + uid % 15), max_tokens=20, seed=uid) for uid in range(30)]
+    messages = [
+        user_msg(uid, [uid, 2, 3] * (1 + uid % 15), max_tokens=20, seed=uid, is_streamed=uid % 4 == 0)
+        for uid in range(30)
+    ]
     for message in messages:
         ring.sender.send(message)
     ring.take_until_finished(*range(30))
