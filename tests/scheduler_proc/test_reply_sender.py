@@ -46,8 +46,9 @@ class Told:
         self.sender.send()
         return len(self.channel.sent)
 
-    def ask(self, uid: int, **params: object) -> None:
-        self.bench.scheduler.receive(user_msg(uid, [1, 2, 3], max_tokens=9, ignore_eos=True, **params))
+    def ask(self, uid: int, *, is_streamed: bool) -> None:
+        message = user_msg(uid, [1, 2, 3], max_tokens=9, ignore_eos=True, is_streamed=is_streamed)
+        self.bench.scheduler.receive(message)
         self.send()
 
 
