@@ -7,11 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from messages.channels import Receiver, Sender
+from messages.channels import Receiver
 from messages.config import Config
 from messages.control import Drain, place_of, worker_number
 from messages.histograms import HistogramCounts
-from messages.replies import ToDetokenizer
 from messages.requests import ToScheduler
 from messages.steps import Batch
 from runtime.background import call_at_low_priority
@@ -73,8 +72,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     grammars = GrammarBuilder(link.config, link.wake)
     scheduler = make_scheduler(link.config, runner, grammars, link.wake)
     receiver: Receiver[ToScheduler] = Receiver(link.run_dir.socket(link.name), ToScheduler)
-    sender: Sender[ToDetokenizer] = link.open_sender("detokenizer")
-    replies = ReplySender(scheduler, sender, engine)
+    replies = ReplySender(scheduler, link.open_sender("detokenizer"), engine)
     link.add_receiver(receiver)
     step_times = StepTimes()
 
@@ -120,7 +118,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
         replies.flush()
         link.wait()
     receiver.close()
-    sender.close()
+    replies.close()
     close_store(scheduler, runner)
 
 

@@ -50,6 +50,11 @@ class ReplySender:
                 reply = msgspec.structs.replace(reply, engine=self._engine)
             self._sender.send_or_drop(reply)
 
+    def close(self) -> None:
+        """Sends what waits, and closes the channel."""
+        self.flush()
+        self._sender.close()
+
 
 def _can_wait(reply: ToDetokenizer) -> bool:
     """Tells whether it is about tokens alone: neither the first of a request nor its last."""
