@@ -35,7 +35,7 @@ BUDGETS = {
     "scheduler": 6_950,
     "CPU backend": 4_125,
     "GPU backend": 3_080,
-    "operations and references": 1_330,
+    "operations and references": 1_310,
     "messages": 2_305,
     "process runtime": 1_635,
     "launcher": 5_870,
