@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.gpu.triton_kernels import find_triton_kernel
 from kernels.paged_kv import PagedKV, find_cache_kernel
-from kernels.qk_norm import HeadNorms, qk_norm, qk_norm_reference
+from kernels.qk_norm import HeadNorms, qk_norm_reference
 from kernels.rope import rope
 from kernels.store_kv import store_kv
 
@@ -27,10 +27,10 @@ def rotate_store(
 ) -> Tensor:
     """The cache holds the K and V of token t in slot `slots_T[t]` (int64, no slot twice; -1: the token is skipped).
 
-    `heads_TAD` holds query, key and value heads; returns the query heads, a view of it. With `tables`
-    query and key are turned by the angles of `positions_T` (int32) as `rope` says; with `norms` they are normed before,
-    as `qk_norm` says. A cache of codes gets the codes of what another would hold (`kernels/quantized_kv.py`). What
-    `heads_TAD` holds as keys is undefined afterwards.
+    `heads_TAD` holds query, key and value heads; returns the query heads, a view of it. With `tables` query and key are
+    turned by the angles of `positions_T` (int32) as `rope` says; with `norms` they are normed before, as
+    `qk_norm_reference` does. A cache of codes gets the codes of what another would hold (`kernels/quantized_kv.py`).
+    What `heads_TAD` holds as keys is undefined afterwards.
     """
     num_tokens, num_all_heads, head_dim = heads_TAD.shape
     num_kv_heads = cache.num_heads
@@ -47,25 +47,23 @@ def rotate_store(
     kernel = find_cache_kernel("store_kv", heads_TAD, cache)
     if kernel is None:
         return rotate_store_reference(heads_TAD, cache, tables, positions_T, slots_T, norms)
-    if norms is not None:
-        qk_norm(heads_TAD, norms.query_weight, norms.key_weight, num_heads, norms.eps)
     assert heads_TAD.is_contiguous()
-    query = heads_TAD.data_ptr()
-    head_bytes = head_dim * heads_TAD.itemsize
+    weights = () if norms is None else (norms.query_weight, norms.key_weight)
+    assert all(weight.shape == (head_dim,) and weight.dtype == heads_TAD.dtype for weight in weights)
     kernel(
-        query,
-        query + num_heads * head_bytes,
-        query + (num_heads + num_kv_heads) * head_bytes,
+        heads_TAD.data_ptr(),
         None if tables is None else tables[0].data_ptr(),
         None if tables is None else tables[1].data_ptr(),
         positions_T.data_ptr(),
         slots_T.data_ptr(),
         *cache.addresses,
+        None if norms is None else norms.query_weight.data_ptr(),
+        None if norms is None else norms.key_weight.data_ptr(),
         num_tokens,
-        heads_TAD.stride(0),
         num_heads,
         num_kv_heads,
         head_dim,
+        0.0 if norms is None else norms.eps,
     )
     return heads_TAD[:, :num_heads]
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from kernels.paged_kv import PagedKV
-from kernels.qk_norm import HeadNorms, qk_norm
+from kernels.qk_norm import HeadNorms
 from kernels.rotate_store import rotate_store, rotate_store_reference
 from tests.kernels.cases import DEVICES, assert_close
 
@@ -49,17 +49,18 @@ def test_equals_its_reference(shape: tuple[int, int, int], has_rope: bool, dtype
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_with_norms_it_is_the_norm_and_then_the_rest(dtype: torch.dtype, device: str) -> None:
-    heads, tables, positions, slots = make_inputs(6, 2, 64, dtype, device)
-    weights = torch.randn(2, 64, generator=torch.Generator().manual_seed(2)).to(dtype).to(device)
-    cache, expected = (empty_cache(2, 64, dtype, device) for _ in range(2))
-    normed = heads.clone()
-    qk_norm(normed, weights[0], weights[1], 6, 1e-2)
-    expected_query = rotate_store(normed, expected, tables, positions, slots)
-    query = rotate_store(heads, cache, tables, positions, slots, HeadNorms(weights[0], weights[1], 1e-2))
-    assert torch.equal(query, expected_query)
+@pytest.mark.parametrize("shape", [(6, 2, 64), (16, 8, 128), (3, 3, 6), (5, 1, 10)], ids=str)
+def test_with_norms_equals_its_reference(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> None:
+    _, num_kv_heads, head_dim = shape
+    heads, tables, positions, slots = make_inputs(*shape, dtype, device)
+    weights = torch.randn(2, head_dim, generator=torch.Generator().manual_seed(2)).to(dtype).to(device)
+    norms = HeadNorms(weights[0], weights[1], 1e-2)
+    cache, expected = (empty_cache(num_kv_heads, head_dim, dtype, device) for _ in range(2))
+    expected_query = rotate_store_reference(heads.clone(), expected, tables, positions, slots, norms)
+    query = rotate_store(heads, cache, tables, positions, slots, norms)
+    assert_close(query, expected_query, dtype)
     written = slots[slots >= 0]
-    assert torch.equal(cache.keys[written], expected.keys[written])
+    assert_close(cache.keys[written], expected.keys[written], dtype)
     assert torch.equal(cache.values[written], expected.values[written])
 
 

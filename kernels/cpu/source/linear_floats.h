@@ -115,9 +115,11 @@ static void linear_group(const linear_call *call, const element *x, int64_t row,
 static void linear_widen_group(const void *data, int64_t group) {
   const linear_call *call = data;
   const int64_t num_groups = (call->num_rows + call->rows_per_group - 1) / call->rows_per_group;
-  const int64_t row = group * call->rows_per_group, beyond = row + call->rows_per_group;
+  const int is_long = call->num_rows >= LINEAR_STRIP_ROWS;
+  const int64_t row = is_long ? linear_first_row(group, call->num_rows) : group * call->rows_per_group;
+  const int64_t beyond = is_long ? linear_first_row(group + 1, call->num_rows) : row + call->rows_per_group;
   const int64_t end = beyond < call->num_rows ? beyond : call->num_rows;
-  if (call->num_rows < LINEAR_STRIP_ROWS) {
+  if (!is_long) {
     float *out = call->floats + row * call->inputs;
     for (int64_t r = 0; r < end - row; r++)
       for (int64_t i = 0; i < call->inputs; i++) out[i * (end - row) + r] = WIDEN(call->x[(row + r) * call->inputs + i]);

@@ -8,11 +8,20 @@
    tiles of a group, at most. */
 enum { LINEAR_STRIP_ROWS = 41, LINEAR_STRIP = 16, LINEAR_CHUNK = 256, LINEAR_TILES = 86 };
 
+/* Tiles are of 6 rows, as far as it takes, the last one or two of 4: of 512 rows 84 and 2. A last one may have a row less. */
+INLINE int64_t linear_num_tiles(int64_t num_rows) { return (num_rows + LINEAR_MOST_ROWS - 1) / LINEAR_MOST_ROWS; }
+
+INLINE int64_t linear_first_row(int64_t tile, int64_t num_rows) {
+  const int64_t num_tiles = linear_num_tiles(num_rows), num_short = (num_tiles * LINEAR_MOST_ROWS - num_rows) / 2;
+  const int64_t rows = tile * LINEAR_MOST_ROWS, num_before = tile - (num_tiles - num_short);
+  return num_before > 0 ? rows - 2 * num_before : rows;
+}
+
 /* Adds what some inputs give to a tile: weight [inputs, 16], x [inputs, 6], sums [6, 16]. GCC would read a weight again for
    each product if it were not bound to a register, and keep the sums in memory if their loops were not unrolled. */
-static void linear_tile(const float *weight, const float *x, int64_t inputs, float *sums, int is_first) {
+INLINE void linear_tile_of(const float *weight, const float *x, int64_t inputs, float *sums, int is_first, const int rows) {
   __m256 sum[LINEAR_MOST_ROWS][2];
-  PRAGMA(GCC unroll 6) for (int r = 0; r < LINEAR_MOST_ROWS; r++)
+  PRAGMA(GCC unroll 6) for (int r = 0; r < rows; r++)
     PRAGMA(GCC unroll 2) for (int v = 0; v < 2; v++)
       sum[r][v] = is_first ? _mm256_setzero_ps() : _mm256_loadu_ps(sums + LINEAR_STRIP * r + 8 * v);
   for (int64_t input = 0; input < inputs; input += 2, weight += 2 * LINEAR_STRIP, x += 2 * LINEAR_MOST_ROWS)
@@ -20,14 +29,19 @@ static void linear_tile(const float *weight, const float *x, int64_t inputs, flo
       __m256 first = _mm256_loadu_ps(weight + LINEAR_STRIP * which);
       __m256 second = _mm256_loadu_ps(weight + LINEAR_STRIP * which + 8);
       __asm__("" : "+x"(first), "+x"(second));
-      for (int r = 0; r < LINEAR_MOST_ROWS; r++) {
+      for (int r = 0; r < rows; r++) {
         const __m256 mine = _mm256_broadcast_ss(x + LINEAR_MOST_ROWS * which + r);
         sum[r][0] = _mm256_fmadd_ps(mine, first, sum[r][0]);
         sum[r][1] = _mm256_fmadd_ps(mine, second, sum[r][1]);
       }
     }
-  PRAGMA(GCC unroll 6) for (int r = 0; r < LINEAR_MOST_ROWS; r++)
+  PRAGMA(GCC unroll 6) for (int r = 0; r < rows; r++)
     PRAGMA(GCC unroll 2) for (int v = 0; v < 2; v++) _mm256_storeu_ps(sums + LINEAR_STRIP * r + 8 * v, sum[r][v]);
+}
+
+static void linear_tile(const float *weight, const float *x, int64_t inputs, float *sums, int is_first, int64_t rows) {
+  if (rows > 4) linear_tile_of(weight, x, inputs, sums, is_first, LINEAR_MOST_ROWS);
+  else linear_tile_of(weight, x, inputs, sums, is_first, 4);
 }
 #endif
 
@@ -43,7 +57,7 @@ INLINE void linear_widen_block(const element *weight, int64_t inputs, float *str
 /* An item is a block of a group of tiles. While these go by, the weights that follow are asked for. */
 static void linear_strip_item(const void *data, int64_t item) {
   const linear_call *call = data;
-  const int64_t num_tiles = (call->num_rows + LINEAR_MOST_ROWS - 1) / LINEAR_MOST_ROWS, block = item % call->num_blocks;
+  const int64_t num_tiles = linear_num_tiles(call->num_rows), block = item % call->num_blocks;
   const int64_t first = item / call->num_blocks * LINEAR_TILES, beyond = first + LINEAR_TILES;
   const int64_t last = beyond < num_tiles ? beyond : num_tiles, line = 64 / (int64_t)sizeof(element);
   float strips[2 * LINEAR_CHUNK * LINEAR_STRIP] __attribute__((aligned(64)));
@@ -59,11 +73,12 @@ static void linear_strip_item(const void *data, int64_t item) {
     const element *ahead = weight;
     for (int half = 0; half < 2; half++)
       for (int64_t tile = first; tile < last; tile++, sums += LINEAR_MOST_ROWS * LINEAR_STRIP) {
+        const int64_t row = linear_first_row(tile, call->num_rows), rows = linear_first_row(tile + 1, call->num_rows) - row;
         for (int64_t asked = 0; asked < share; asked += line, ahead += line) __builtin_prefetch(ahead, 0, 2);
         linear_tile(strips + half * LINEAR_CHUNK * LINEAR_STRIP, x + tile * inputs * LINEAR_MOST_ROWS, inputs, sums,
-                    input == 0);
+                    input == 0, rows);
         if (input + inputs == call->inputs)
-          for (int64_t row = tile * LINEAR_MOST_ROWS, r = 0; r < LINEAR_MOST_ROWS && row + r < call->num_rows; r++)
+          for (int64_t r = 0; r < rows && row + r < call->num_rows; r++)
             linear_finish(call, row + r, block * LINEAR_BLOCK + half * LINEAR_STRIP, sums + r * LINEAR_STRIP, LINEAR_STRIP);
       }
   }

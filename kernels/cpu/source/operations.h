@@ -2,7 +2,6 @@
 #include "embed.c"
 #include "layer_norm.c"
 #include "rms_norm.c"
-#include "qk_norm.c"
 #include "silu_mul.c"
 #include "gelu.c"
 #include "paged_kv.h"

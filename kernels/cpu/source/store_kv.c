@@ -1,15 +1,21 @@
-/* Rotary positions and the writing of K and V in one pass: kernels/rotate_store.py says what it does. */
+/* Norms of heads, rotary positions and the writing of K and V in one pass: kernels/rotate_store.py says what it does. */
 
 typedef struct {
-  element *query, *key;
-  const element *value;
+  element *heads;
   const float *cosines, *sines;
   const int32_t *positions;
   const int64_t *slots;
   void *keys, *values;
   uint16_t *key_scales, *value_scales;
-  int64_t token_stride, num_heads, num_kv_heads, head_dim;
+  const element *query_weight, *key_weight;
+  int64_t num_heads, num_kv_heads, head_dim;
+  float eps;
 } NAME(store_kv_call);
+
+INLINE void NAME(norm_heads)(element *heads, const element *weight, int64_t num_heads, int64_t head_dim, float eps) {
+  const NAME(rms_norm_call) call = {heads, 0, weight, heads, head_dim, eps};
+  for (int64_t head = 0; head < num_heads; head++) NAME(rms_norm_token)(&call, head);
+}
 
 INLINE void NAME(rotate_head)(const element *in, element *out, const float *cosines, const float *sines, int64_t half) {
   SIMD for (int64_t i = 0; i < half; i++) {
@@ -47,18 +53,21 @@ INLINE void NAME(store_codes)(const NAME(store_kv_call) *call, const element *ke
 static void NAME(store_kv_token)(const void *data, int64_t token) {
   const NAME(store_kv_call) *call = data;
   const int64_t head_dim = call->head_dim, half = head_dim / 2, kv_size = call->num_kv_heads * head_dim;
-  const int64_t slot = call->slots[token];
-  element *key = call->key + token * call->token_stride;
+  const int64_t slot = call->slots[token], query_size = call->num_heads * head_dim;
+  element *query = call->heads + token * (query_size + 2 * kv_size), *key = query + query_size;
+  const element *value = key + kv_size;
+  if (call->query_weight) {
+    NAME(norm_heads)(query, call->query_weight, call->num_heads, head_dim, call->eps);
+    NAME(norm_heads)(key, call->key_weight, call->num_kv_heads, head_dim, call->eps);
+  }
   const float *cosines = 0, *sines = 0;
   if (call->cosines) {
     cosines = call->cosines + call->positions[token] * half;
     sines = call->sines + call->positions[token] * half;
-    element *query = call->query + token * call->token_stride;
     for (int64_t head = 0; head < call->num_heads; head++)
       NAME(rotate_head)(query + head * head_dim, query + head * head_dim, cosines, sines, half);
   }
   if (slot < 0) return;
-  const element *value = call->value + token * call->token_stride;
   if (call->key_scales) {
     for (int64_t head = 0; cosines && head < call->num_kv_heads; head++)
       NAME(rotate_head)(key + head * head_dim, key + head * head_dim, cosines, sines, half);
@@ -75,15 +84,15 @@ static void NAME(store_kv_token)(const void *data, int64_t token) {
     NAME(rotate_head)(key + head * head_dim, out + head * head_dim, cosines, sines, half);
 }
 
-/* query, key, value: the first head of the first token; tokens are `token_stride` elements apart, heads `head_dim`.
-   cosines and sines: [positions, head_dim / 2], or null for no rotation. keys, values: [slots, num_kv_heads, head_dim],
-   of codes where there are scales: [slots, num_kv_heads]. */
-PUBLIC void NAME(store_kv)(element *query, element *key, const element *value, const float *cosines,
-                           const float *sines, const int32_t *positions, const int64_t *slots, void *keys,
-                           void *values, uint16_t *key_scales, uint16_t *value_scales, int64_t num_tokens,
-                           int64_t token_stride, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim) {
+/* heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key and value heads. cosines and sines: [positions,
+   head_dim / 2], or null for no rotation. keys, values: [slots, num_kv_heads, head_dim], of codes where there are scales:
+   [slots, num_kv_heads]. query_weight, key_weight: [head_dim], or null for no norms. */
+PUBLIC void NAME(store_kv)(element *heads, const float *cosines, const float *sines, const int32_t *positions,
+                           const int64_t *slots, void *keys, void *values, uint16_t *key_scales,
+                           uint16_t *value_scales, const element *query_weight, const element *key_weight,
+                           int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float eps) {
   NAME(store_kv_call)
-  call = {query, key, value, cosines, sines, positions, slots, keys, values, key_scales, value_scales, token_stride,
-          num_heads, num_kv_heads, head_dim};
-  run_items(num_tokens, num_tokens * token_stride, NAME(store_kv_token), &call);
+  call = {heads, cosines, sines, positions, slots, keys, values, key_scales, value_scales, query_weight, key_weight,
+          num_heads, num_kv_heads, head_dim, eps};
+  run_items(num_tokens, num_tokens * (num_heads + 2 * num_kv_heads) * head_dim, NAME(store_kv_token), &call);
 }
