@@ -108,8 +108,10 @@ def test_linears_and_the_head_are_quantized_and_nothing_else_is(tmp_path: Path, 
             assert torch.equal(weight, plain[name]), name
 
 
-@pytest.mark.parametrize("variant", ["llama-gqa-tied", "llama-biases", "qwen3-biases-untied"])
-def test_linears_are_packed_where_there_is_a_kernel_for_them(tmp_path: Path, variant: str) -> None:
+@pytest.mark.parametrize(
+    ("variant", "is_tied"), [("llama-gqa-tied", True), ("llama-biases", False), ("qwen3-biases-untied", False)]
+)
+def test_linears_are_packed_where_there_is_a_kernel_for_them(tmp_path: Path, variant: str, is_tied: bool) -> None:
     build_checkpoint(tmp_path, variant)
     placement = Placement(CPU.device, torch.bfloat16)
     plain = load(tmp_path, placement=placement)
@@ -118,7 +120,8 @@ def test_linears_are_packed_where_there_is_a_kernel_for_them(tmp_path: Path, var
         loaded = load(tmp_path, placement=placement)
         assert loaded.keys() == plain.keys()
         for name, weight in loaded.items():
-            is_linear = name == "head" or (name.endswith(".weight") and "norm" not in name)
+            is_head = name == ("embedding" if is_tied else "head")
+            is_linear = is_head or (name.endswith(".weight") and "norm" not in name)
             assert isinstance(weight, PackedWeight) == (is_linear and has_packed_kernel(plain[name])), name
             if isinstance(weight, PackedWeight):
                 assert weight.num_outputs == len(plain[name])
