@@ -28,7 +28,7 @@ from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.policy import Budget
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
-from scheduler_proc.process import send_replies
+from scheduler_proc.reply_sender import ReplySender
 
 SHAPE: dict[str, object] = {
     "architectures": ["GPT2LMHeadModel"],
@@ -73,6 +73,7 @@ def measure(num_rows: int, temperature: float, rounds: int, times: Times) -> Non
     with tempfile.TemporaryDirectory(prefix="sluice-") as scratch:
         receiver: Receiver[ToDetokenizer] = Receiver(Path(scratch) / "s", ToDetokenizer)
         sender: Sender[ToDetokenizer] = Sender(Path(scratch) / "s")
+        replies = ReplySender(scheduler, sender)
         gc.freeze()
         for uid in range(rounds * num_rows):
             params = SamplingParams(OUTPUT_TOKENS, temperature=temperature, seed=uid, ignore_eos=True)
@@ -84,7 +85,7 @@ def measure(num_rows: int, temperature: float, rounds: int, times: Times) -> Non
                 assert batch is not None
                 scheduler.commit(runner.launch(batch).result())
                 sent_ns = time.perf_counter_ns()
-                send_replies(scheduler, sender)
+                replies.send()
                 end_ns = time.perf_counter_ns()
                 times["send_replies"].append((end_ns - sent_ns) / 1e3)
                 times["step"].append((end_ns - start_ns) / 1e3)

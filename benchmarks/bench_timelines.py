@@ -96,7 +96,7 @@ class Served:
 
     def enter(self) -> Generation:
         message = TokenizeMsg(1, 0, "x", b"", SamplingParams(max_tokens=50), Stamps(received_ns=1))
-        self.open[1] = generation = Generation(message, "id", wakes_at_tokens=True)
+        self.open[1] = generation = Generation(message, "id")
         return generation
 
 

@@ -109,7 +109,7 @@ class Stream:
 
 def open_generation(registry: Registry) -> Generation:
     message = TokenizeMsg(registry.next_uid(), 0, "x", b"", SamplingParams(max_tokens=1000), Stamps())
-    generation = Generation(message, f"bench-{message.uid}", wakes_at_tokens=True)
+    generation = Generation(message, f"bench-{message.uid}")
     registry.add(generation)
     return generation
 

@@ -90,10 +90,10 @@ class Service:
         self.admission.check(len(self.registry))
 
     def open(
-        self, request: PromptRequest, trace: RequestTrace, *, wakes_at_tokens: bool, timeout_s: float | None = None
+        self, request: PromptRequest, trace: RequestTrace, *, is_streamed: bool, timeout_s: float | None = None
     ) -> Generation:
         """Sends the one choice of `request` on its way and returns its entry. Raises `UnavailableError`."""
-        (generation,) = self.open_all([request], trace, wakes_at_tokens=wakes_at_tokens, timeout_s=timeout_s)
+        (generation,) = self.open_all([request], trace, is_streamed=is_streamed, timeout_s=timeout_s)
         return generation
 
     def open_all(
@@ -101,7 +101,7 @@ class Service:
         requests: Sequence[PromptRequest],
         trace: RequestTrace,
         *,
-        wakes_at_tokens: bool,
+        is_streamed: bool,
         timeout_s: float | None = None,
         has_parts: bool = False,
     ) -> list[Generation]:
@@ -117,10 +117,9 @@ class Service:
         try:
             for message in messages:
                 self.check_admission()
-                message = msgspec.structs.replace(message, uid=self.registry.next_uid())
-                generation = Generation(
-                    message, trace.request_id, wakes_at_tokens=wakes_at_tokens, index=len(opened), changed=changed
-                )
+                params = msgspec.structs.replace(message.sampling_params, is_streamed=is_streamed)
+                message = msgspec.structs.replace(message, uid=self.registry.next_uid(), sampling_params=params)
+                generation = Generation(message, trace.request_id, index=len(opened), changed=changed)
                 if not has_parts:
                     self._send_or_hold(generation)
                 opened.append(generation)
@@ -138,7 +137,7 @@ class Service:
         """
         stamps = Stamps(received_ns=time.monotonic_ns())
         message = msgspec.structs.replace(message, uid=self.registry.next_uid(), stamps=stamps)
-        part = Generation(message, whole.request_id, wakes_at_tokens=False, changed=whole.changed, is_part=True)
+        part = Generation(message, whole.request_id, changed=whole.changed, is_part=True)
         self._send_or_hold(part)
         self.registry.add(part)
         return part

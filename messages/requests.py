@@ -78,6 +78,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     `num_logprobs` alternatives are wanted with each output token and `num_prompt_logprobs` with each prompt token, 0
     for the token's own alone, `None` for no logprobs. With `echo` the prompt's text is wanted, with
     `wants_prompt_end` its end: there a chat template may have begun the answer. A lower `priority` goes first.
+    Where not `is_streamed`, the client gets the whole answer at its end: tokens may be told some steps later.
     """
 
     max_tokens: int
@@ -113,6 +114,12 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     xtc_threshold: float = 0.1
     dry: Dry | None = None
     bias_texts: tuple[tuple[str, float | None], ...] = ()
+    is_streamed: bool = True
+
+    @property
+    def must_tell_tokens(self) -> bool:
+        """Tells whether somebody waits for each token: its client, or the search for a stop string."""
+        return self.is_streamed or bool(self.stop)
 
     @property
     def is_greedy(self) -> bool:

@@ -7,16 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
-from messages.channels import Receiver, Sender
+from messages.channels import Receiver
 from messages.config import Config
 from messages.control import Drain, place_of, worker_number
 from messages.histograms import HistogramCounts
-from messages.replies import DetokenizeMsg, OpenStream, ToDetokenizer
 from messages.requests import ToScheduler
 from messages.steps import Batch
-from messages.timeline import ScheduleReport
 from runtime.background import call_at_low_priority
 from runtime.prefetch import prefetch
 from runtime.process import ProcessLink, run_process
@@ -26,6 +22,7 @@ from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding_half import close_store, make_scheduler
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.ranks import load_as_leader
+from scheduler_proc.reply_sender import ReplySender
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, Running, Stepper
 
@@ -75,7 +72,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     grammars = GrammarBuilder(link.config, link.wake)
     scheduler = make_scheduler(link.config, runner, grammars, link.wake)
     receiver: Receiver[ToScheduler] = Receiver(link.run_dir.socket(link.name), ToScheduler)
-    sender: Sender[ToDetokenizer] = link.open_sender("detokenizer")
+    replies = ReplySender(scheduler, link.open_sender("detokenizer"), engine)
     link.add_receiver(receiver)
     step_times = StepTimes()
 
@@ -100,27 +97,28 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
             scheduler.close_queue()
         for message in receiver.receive():
             scheduler.receive(message)
-        send_replies(scheduler, sender, engine)
+        replies.send()
         start_s = time.monotonic()
         batch = scheduler.schedule()
         # What timelines are told of the plan leaves before a step that may be long, else with its result.
         if batch is not None and step_times.may_be_long(batch):
-            send_replies(scheduler, sender, engine)
+            replies.send()
         is_busy = batch is not None or stepper.has_step
         link.beat(scheduler.gauges, is_busy=is_busy, histograms=histograms)
         if is_busy:
             num_idle_turns = 0
             stepper.step(batch, start_s)
-            send_replies(scheduler, sender, engine)
+            replies.send()
             continue
         if scheduler.pop_drained():
             link.drained(scheduler.num_waiting)
         num_idle_turns += 1
         if num_idle_turns == 2:  # a wait has brought nothing, so no request waits for the check
             check(scheduler)
+        replies.flush()
         link.wait()
     receiver.close()
-    sender.close()
+    replies.close()
     close_store(scheduler, runner)
 
 
@@ -149,14 +147,6 @@ def step_name(batch: Batch) -> str:
 
 def result_name(running: Running) -> str:
     return f"result of step {running.batch.step_id}"
-
-
-def send_replies(scheduler: Scheduler, sender: Sender[ToDetokenizer], engine: int = 1) -> None:
-    """Sends what the detokenizer must know, under the number of this scheduler; never waits for it."""
-    for reply in scheduler.pop_replies():
-        if engine > 1 and isinstance(reply, OpenStream | DetokenizeMsg | ScheduleReport):
-            reply = msgspec.structs.replace(reply, engine=engine)
-        sender.send_or_drop(reply)
 
 
 def check(scheduler: Scheduler) -> None:

@@ -29,17 +29,17 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Where each begins; the longest prefix of a file's path decides."""
 
 BUDGETS = {
-    "frontend": 12_700,
+    "frontend": 12_705,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_730,
-    "scheduler": 6_920,
-    "CPU backend": 4_125,
+    "scheduler": 6_965,
+    "CPU backend": 4_130,
     "GPU backend": 3_080,
     "operations and references": 1_350,
-    "messages": 2_300,
+    "messages": 2_305,
     "process runtime": 1_635,
     "launcher": 5_870,
-    "what-if": 1_150,
+    "what-if": 1_160,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""
 

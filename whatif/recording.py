@@ -139,15 +139,25 @@ def _num_pages(report: ScheduleReport, page_size: int) -> int:
 
 
 def _note_replies(requests: dict[int, _Request], replies: Iterable[tuple[Record, Any]]) -> list[int]:
-    """Notes when the frontend had the tokens of each request. Returns the ns from the commit of each step."""
+    """Notes when the frontend had the tokens of each request. Returns the ns from the commit of each step.
+
+    A step that nobody waits for may have been told later: it counts from its commit.
+    """
     delays_ns: list[int] = []
     for record, message in replies:
         if isinstance(message, StepReplies):
-            if message.committed_ns:
+            uids = (*unpack_int64(message.uids), *(final.uid for final in message.finals if final.token_ids))
+            known = [requests[uid] for uid in uids if uid in requests]
+            is_waited_for = (
+                message.prefilled
+                or message.finals
+                or any(one.message.sampling_params.must_tell_tokens for one in known)
+            )
+            is_at_once = is_waited_for or not message.committed_ns
+            if message.committed_ns and is_at_once:
                 delays_ns.append(record.monotonic_ns - message.committed_ns)
-            for uid in (*unpack_int64(message.uids), *(final.uid for final in message.finals if final.token_ids)):
-                if uid in requests:
-                    requests[uid].seen_ns.append(record.monotonic_ns)
+            for one in known:
+                one.seen_ns.append(record.monotonic_ns if is_at_once else message.committed_ns)
     return delays_ns
 
 

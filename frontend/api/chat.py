@@ -84,7 +84,7 @@ class ChatApi:
         choices, rules = self._conversations.open(
             conversation,
             trace,
-            wakes_at_tokens=is_streamed,
+            is_streamed=is_streamed,
             timeout_s=body.timeout_s,
             has_parts=bool(body.use_beam_search),
         )

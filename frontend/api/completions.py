@@ -60,7 +60,7 @@ class CompletionApi:
         requests = [self._make_request(body, prompt, num_choices) for prompt in prompts]
         is_streamed = bool(body.stream)
         choices = self._service.open_all(
-            requests, trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s, has_parts=bool(body.use_beam_search)
+            requests, trace, is_streamed=is_streamed, timeout_s=body.timeout_s, has_parts=bool(body.use_beam_search)
         )
         view = self._view(body, trace, num_choices)
         if is_streamed:

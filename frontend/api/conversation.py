@@ -63,7 +63,7 @@ class Conversations:
         conversation: Conversation,
         trace: RequestTrace,
         *,
-        wakes_at_tokens: bool,
+        is_streamed: bool,
         timeout_s: float | None,
         has_parts: bool = False,
     ) -> OpenedChat:
@@ -77,7 +77,7 @@ class Conversations:
             truncation=conversation.truncation,
         )
         choices = self._service.open_all(
-            [request], trace, wakes_at_tokens=wakes_at_tokens, timeout_s=timeout_s, has_parts=has_parts
+            [request], trace, is_streamed=is_streamed, timeout_s=timeout_s, has_parts=has_parts
         )
         return OpenedChat(choices, rules)
 

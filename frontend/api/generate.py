@@ -48,7 +48,7 @@ class GenerateApi:
         trace = trace_of(request.scope)
         trace.request_id = body.request_id or trace.request_id
         is_streamed = body.stream is not False
-        generation = self._service.open(prompt_request, trace, wakes_at_tokens=is_streamed, timeout_s=body.timeout_s)
+        generation = self._service.open(prompt_request, trace, is_streamed=is_streamed, timeout_s=body.timeout_s)
         view = GenerateView(TokenNames(bool(body.return_tokens_as_token_ids)), warnings)
         if is_streamed:
             return EventStream(self._service, self._streams, [generation], GenerateEvents(generation, view))

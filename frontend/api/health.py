@@ -84,7 +84,7 @@ class HealthApi:
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
         trace = trace_of(request.scope)
         self._service.admission.check_open()
-        generation = self._service.open(PromptRequest([PROBE_TOKEN_ID], params), trace, wakes_at_tokens=False)
+        generation = self._service.open(PromptRequest([PROBE_TOKEN_ID], params), trace, is_streamed=False)
         try:
             async with asyncio.timeout(timeout_s):
                 final = await generation.wait_end()

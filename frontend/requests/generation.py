@@ -36,7 +36,6 @@ class Generation:
         message: TokenizeMsg,
         request_id: str,
         *,
-        wakes_at_tokens: bool,
         index: int = 0,
         changed: asyncio.Event | None = None,
         is_part: bool = False,
@@ -74,7 +73,6 @@ class Generation:
         """What was told about the prompt; it comes before the first token, where it is wanted."""
         self.prompt_usage: Usage | None = None
         """What the prompt took; it comes with the first token."""
-        self._wakes_at_tokens = wakes_at_tokens
         self._steps: deque[tuple[str, int]] = deque()
         """The steps that have not been taken: the text of each, and how many of `output_ids` there are with it."""
         self._has_end_text = False
@@ -118,6 +116,10 @@ class Generation:
             self.timeline.engine = engine
 
     @property
+    def is_streamed(self) -> bool:
+        return self.message.sampling_params.is_streamed
+
+    @property
     def is_unwanted(self) -> bool:
         """Tells whether only its end is waited for."""
         return self.is_aborted or not self.has_listener
@@ -153,7 +155,7 @@ class Generation:
         self.num_chars += len(text)
         if self.has_listener:
             self._steps.append((text, len(self.output_ids)))
-            if self._wakes_at_tokens:
+            if self.is_streamed:
                 self.changed.set()
 
     def add_logprob(self, logprobs: PositionLogprobs) -> None:
@@ -208,7 +210,7 @@ class Generation:
 
     def make_remnant(self) -> "Generation":
         """Returns an entry that waits, in place of this one, for the ring to end the request; nobody listens to it."""
-        remnant = Generation(self.message, self.request_id, wakes_at_tokens=False)
+        remnant = Generation(self.message, self.request_id)
         remnant.timeline.engine = self.engine
         remnant.attempt = self.attempt
         remnant.output_ids = self.output_ids[:]

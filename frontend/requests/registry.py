@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from frontend.requests.generation import Generation
 from messages.columns import runs_of, unpack_int32, unpack_int64
@@ -31,6 +31,8 @@ class Registry:
         self._next_uid = self._first_uid
         self._on_end = on_end
         self._on_step = on_step
+        self._last_ns = 0
+        """When the latest step arrived."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -104,15 +106,16 @@ class Registry:
 
     def _take_rows(self, step: StepReplies) -> None:
         """The last rows, the newest, go first: a first token does not wait for the frames of all other streams."""
+        uids = unpack_int64(step.uids)
         rows = zip(
-            reversed(unpack_int64(step.uids)),
+            reversed(uids),
             reversed(unpack_int32(step.attempts)),
             reversed(list(runs_of(step.token_ids, step.num_tokens))),
             reversed(step.texts),
             strict=True,
         )
         find = self._open.get
-        now_ns = time.monotonic_ns()
+        now_ns = self._last_ns = self._arrival_ns(step, uids)
         num_rows_after: dict[int, int] = {}  # most rows had their last token in the same step
         for uid, attempt, token_ids, text in rows:
             generation = find(uid)
@@ -125,6 +128,12 @@ class Registry:
                 log.debug("dropped a token of uid %d, attempt %d: not open", uid, attempt)
         if num_rows_after:
             self._on_step(step, now_ns, num_rows_after)
+
+    def _arrival_ns(self, step: StepReplies, uids: Iterable[int]) -> int:
+        """Returns the time that counts for the tokens of a step: where none is streamed, they were there before they
+        were told."""
+        is_streamed = any(row is not None and row.is_streamed for row in map(self._open.get, uids))
+        return time.monotonic_ns() if is_streamed or not step.committed_ns else max(step.committed_ns, self._last_ns)
 
     def _take_logprobs(self, step: StepReplies) -> None:
         columns = unpack_int64(step.uids), unpack_int32(step.attempts), runs_of(step.token_ids, step.num_tokens)

@@ -137,8 +137,8 @@ def use_library(path: Path, wanted: str = "") -> str:
         log.warning("%s=%s: this processor runs %s; %s is taken", ISA_VARIABLE, wanted, runnable, runnable[0])
     isa = wanted if wanted in runnable else runnable[0]
     region = find_parallel_region()
-    library.sluice_set_parallel_region.argtypes = [ctypes.c_void_p]
-    library.sluice_set_parallel_region(region)
+    library.sluice_set_parallel_region.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.sluice_set_parallel_region(*(region or (None, None)))
     if region is None:
         log.warning("torch's OpenMP library is not found: the C kernels use one thread")
     unload_kernels()
@@ -177,15 +177,18 @@ def replay_function() -> Callable[..., int]:
     return _replay[0]
 
 
-def find_parallel_region() -> int | None:
-    """Returns the address of GOMP_parallel in the OpenMP library that torch has loaded, None where it is not found.
+def find_parallel_region() -> tuple[int | None, int | None] | None:
+    """Returns the addresses of GOMP_parallel and omp_get_max_threads in the OpenMP library that torch has loaded, None
+    where it is not found.
 
     A second OpenMP library would have threads of its own, which contend with torch's for the cores.
     """
     candidates: list[Any] = [*_loaded_openmp_libraries(), None]
     for candidate in candidates:
         try:
-            return ctypes.cast(ctypes.CDLL(candidate).GOMP_parallel, ctypes.c_void_p).value
+            library = ctypes.CDLL(candidate)
+            region, threads = library.GOMP_parallel, library.omp_get_max_threads
+            return ctypes.cast(region, ctypes.c_void_p).value, ctypes.cast(threads, ctypes.c_void_p).value
         except (OSError, AttributeError):
             continue
     return None

@@ -195,6 +195,11 @@ class Scheduler:
         """Lets all be as if the steps in flight had not been planned; they must have ended, well or not."""
         self._in_flight.clear()
 
+    @property
+    def must_tell_tokens(self) -> bool:
+        """Tells whether somebody waits for the tokens of a step: a client, or the search for a stop string."""
+        return self._stages.num_told > 0
+
     def pop_replies(self) -> list[ToDetokenizer]:
         """Returns, and forgets, what the detokenizer must know, in order."""
         replies, self._replies = self._replies, []

@@ -24,6 +24,8 @@ class Stages:
         self.running: dict[int, Req] = {}
         self.prefilling: list[Req] = []
         self.decode = DecodeRows(cache.page_size)
+        self.num_told = 0
+        """Requests whose tokens must be told as they come."""
         self.num_left = 0
         """How many rows have been given up so far, by an end or a preemption."""
         self._cache = cache
@@ -38,6 +40,7 @@ class Stages:
         priority = pending.sampling_params.priority
         pending.priority_key = priority_key_of(pending.stamps, priority, pending.queued_ns, next(self._numbers))
         self.requests[pending.uid] = pending
+        self.num_told += pending.sampling_params.must_tell_tokens
         if lacks_grammar:
             self.compiling[pending.uid] = pending
         else:
@@ -82,6 +85,7 @@ class Stages:
     def finish(self, pending: PendingReq, is_reusable: bool = True) -> None:
         """Any → FINISHED: all that the request had is free or, with `is_reusable`, cached for others."""
         del self.requests[pending.uid]
+        self.num_told -= pending.sampling_params.must_tell_tokens
         req = self.running.get(pending.uid)
         if req is None:
             if self.compiling.pop(pending.uid, None) is None:
@@ -95,6 +99,8 @@ class Stages:
         """Asserts that every request is where its state says."""
         assert all(pending.state is State.WAITING for pending in self.waiting), "a running request waits"
         self.waiting.check()
+        must_tell = [pending.sampling_params.must_tell_tokens for pending in self.requests.values()]
+        assert self.num_told == sum(must_tell), "tokens are told that need not be, or the other way round"
         assert self.prefilling == sorted(self.prefilling, key=_priority_key), "rows in PREFILL are out of order"
         assert all(req.state is State.PREFILL for req in self.prefilling), "a row in PREFILL has another state"
         assert all(req.state is State.DECODE for req in self.decode.reqs), "a row in DECODE has another state"

@@ -14,7 +14,8 @@ from messages.errors import ChannelFullError
 from messages.histograms import BOUNDS
 from messages.replies import OpenStream, ToDetokenizer
 from messages.requests import AbortMsg, StopSeen, ToScheduler
-from scheduler_proc.process import check, send_replies
+from scheduler_proc.process import check
+from scheduler_proc.reply_sender import ReplySender
 from tests.fake_launcher import FakeLauncher
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, Inbox, user_msg
 from tests.scheduler_proc.simulated_runner import expected_output
@@ -64,7 +65,10 @@ def ring(request: pytest.FixtureRequest) -> Iterator[Ring]:
 
 
 def test_requests_are_answered_and_the_accounts_balance(ring: Ring):
-    messages = [user_msg(uid, [uid, 2, 3] * (1 + uid % 15), max_tokens=20, seed=uid) for uid in range(30)]
+    messages = [
+        user_msg(uid, [uid, 2, 3] * (1 + uid % 15), max_tokens=20, seed=uid, is_streamed=uid % 4 == 0)
+        for uid in range(30)
+    ]
     for message in messages:
         ring.sender.send(message)
     ring.take_until_finished(*range(30))
@@ -169,7 +173,7 @@ def test_a_detokenizer_that_does_not_read_is_no_reason_to_stop(
     sender: Sender[ToDetokenizer] = Sender(tmp_path / "x.sock")
     bench = Bench()
     bench.scheduler.receive(user_msg(1, [1, 2]))
-    send_replies(bench.scheduler, sender)
+    ReplySender(bench.scheduler, sender).send()
     sender.close()
     assert "dropped OpenStream and what follows: full" in caplog.text
     assert bench.scheduler.schedule() is not None

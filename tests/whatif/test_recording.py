@@ -16,7 +16,7 @@ from messages.errors import UsageError
 from messages.frame_files import IS_SENT, FrameReader, Record, write_frames
 from messages.frames import HEADER
 from messages.replies import DetokenizeMsg, StepReplies, UserReply
-from messages.requests import UserMsg
+from messages.requests import SamplingParams, UserMsg
 from messages.steps import Batch
 from messages.timeline import ScheduleReport
 from runtime.black_box.frame_writer import FrameWriter
@@ -185,6 +185,16 @@ def test_what_the_way_back_varies_by_is_found_and_drawn(tmp_path: Path, monkeypa
     drawn, same = (simulate(alone, one, MODEL, SETTING).inter_token for one in (recording.calibration, steady))
     assert (same.p50_ms, same.p99_ms) == pytest.approx((10.0, 10.0))
     assert drawn.p99_ms == pytest.approx(30.0)
+
+
+def test_tokens_that_nobody_waits_for_count_from_their_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(SamplingParams, "must_tell_tokens", False)
+    served, _ = record(tmp_path, monkeypatch, late_ns=20_000_000)
+    recording = read_recording(tmp_path)
+    assert len(recording.calibration.jitter_s) <= len(ARRIVALS)  # of ends, which are told at once
+    first_s = np.array([times_s[0] for times_s in recording.token_times_s])
+    # Where another request ended in the same step, it was told at once, and so later than its commit.
+    assert np.median(first_s - (served.first_s - served.arrived_s)) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_cold_start_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

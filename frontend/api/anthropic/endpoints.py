@@ -63,7 +63,7 @@ class MessagesApi:
         opened = self._conversations.open(
             self._conversation(body),
             trace_of(request.scope),
-            wakes_at_tokens=bool(body.stream),
+            is_streamed=bool(body.stream),
             timeout_s=body.timeout_s,
         )
         blocks = AnswerBlocks(opened.choices[0], opened.rules)

@@ -93,9 +93,7 @@ class ResponsesApi:
             seed=self._service.next_seed(),
         )
         trace = _own_trace(request) if body.background else trace_of(request.scope)
-        opened = self._conversations.open(
-            conversation, trace, wakes_at_tokens=bool(body.stream), timeout_s=body.timeout_s
-        )
+        opened = self._conversations.open(conversation, trace, is_streamed=bool(body.stream), timeout_s=body.timeout_s)
         blocks = AnswerBlocks(opened.choices[0], opened.rules)
         answer = ResponseAnswer(body, self._reader.model_name(body), blocks, is_stored=is_stored)
         if body.background:

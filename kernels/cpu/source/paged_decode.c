@@ -6,13 +6,14 @@
    alone: its result is the same whatever the batch and threads.
    A head's part of a token is two cache lines or four and pages lie anywhere, which no processor foresees. So what an
    item reads is asked for in the order of memory, some tokens with all the item's heads and then the next, from the
-   first split's K through its V to the last split's V; an item has as many heads as leave the threads items enough. */
+   first split's K through its V to the last split's V; an item has as many heads as leave the threads items enough. The
+   fewer heads, the shorter are the stretches of memory, and the slower it is read. */
 
 #ifndef SLUICE_PAGED_DECODE
 #define SLUICE_PAGED_DECODE
 enum {
-  ENOUGH_ITEMS = 16, /* else heads are parted */
-  MANY_ITEMS = 32,   /* then an item is up to MAX_GROUPS splits, one after the other */
+  ENOUGH_ITEMS = 2, /* of a thread, else heads are parted */
+  MANY_ITEMS = 32,  /* then an item is up to MAX_GROUPS splits, one after the other */
   MAX_GROUPS = 4,
   MAX_ITEM_QUERIES = 64,
   NEAR_KEYS = 4,
@@ -97,7 +98,7 @@ PUBLIC int NAME(paged_decode)(const element *query, int64_t query_stride, const 
     free(plan.first_split);
     return -1;
   }
-  const int64_t wanted_parts = (ENOUGH_ITEMS + plan.num_groups - 1) / plan.num_groups;
+  const int64_t wanted_parts = (ENOUGH_ITEMS * sluice_num_threads() + plan.num_groups - 1) / plan.num_groups;
   const int64_t most_heads = MAX_ITEM_QUERIES / queries_a_head;
   int64_t heads_an_item = wanted_parts < num_heads ? num_heads / wanted_parts : 1;
   if (heads_an_item > most_heads) heads_an_item = most_heads;

@@ -11,6 +11,9 @@ typedef void (*parallel_region_fn)(void (*work)(void *), void *data, unsigned nu
 
 extern parallel_region_fn sluice_parallel_region;
 
+/* Returns how many threads take items. */
+int sluice_num_threads(void);
+
 typedef struct {
   item_fn run_item;
   const void *call;

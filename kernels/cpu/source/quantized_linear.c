@@ -11,8 +11,9 @@ enum { QUANT_LEAST_ITEM = 32 << 10, QUANT_LARGEST_ITEM = 1 << 20, QUANT_ITEMS = 
 /* Rows from which on tile registers, where there are any, are worth their settings. */
 enum { QUANT_TILE_ROWS = 32 };
 
-/* Rows of a tile alone from which it computes more than it waits for memory, and how far ahead it asks for that then. */
-enum { QUANT_BUSY_ROWS = QUANT_LANES == 8 ? 3 : 6, QUANT_AHEAD = 8 << 10 };
+/* Rows of a tile alone from which it asks for memory by itself, and how far ahead: as the processor would ask, if it did not
+   compute meanwhile. Of 4 bits it computes more for each byte. */
+enum { QUANT_BUSY_ROWS = QUANT_LANES == 8 ? 3 : 6, QUANT_BUSY_ROWS_4 = QUANT_LANES == 8 ? 1 : 6, QUANT_AHEAD = 3 << 10 };
 
 /* Rows lie in tiles, which are as equal as may be. Of 8 bits, factors are [rows], and each row has outliers. */
 typedef struct {
@@ -215,7 +216,8 @@ static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t beg
   quant_floats scales[QUANT_VECTORS]; /* of 8 bits */
   for (int v = 0; v < QUANT_VECTORS; v++) scales[v] = quant_scales(first + 2 * QUANT_LANES * v);
   const uint8_t *later = weight + (num_tiles > 1 ? block_bytes : QUANT_AHEAD);
-  int64_t left = num_tiles > 1 || end - begin >= QUANT_BUSY_ROWS ? num_lines : 0;
+  const int is_busy = end - begin >= (call->bits == 4 ? QUANT_BUSY_ROWS_4 : QUANT_BUSY_ROWS);
+  int64_t left = num_tiles > 1 || is_busy ? num_lines : 0;
 #if defined(__AMX_INT8__)
   if (call->has_tiles) {
     int32_t sums[QUANT_MOST_ROWS * QUANT_BLOCK] __attribute__((aligned(64)));

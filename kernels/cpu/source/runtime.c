@@ -19,11 +19,16 @@ static int has_tiles(void) { return 0; }
 #endif
 
 parallel_region_fn sluice_parallel_region = 0;
+static int (*most_threads)(void) = 0;
 
-/* `region` is GOMP_parallel of the OpenMP library that torch uses: its threads are used, and no others are started. */
-__attribute__((visibility("default"))) void sluice_set_parallel_region(parallel_region_fn region) {
+/* `region` is GOMP_parallel of the OpenMP library that torch uses: its threads are used, and no others are started.
+   `threads`, omp_get_max_threads of the same, says how many they are. Both are null where there is none. */
+__attribute__((visibility("default"))) void sluice_set_parallel_region(parallel_region_fn region, int (*threads)(void)) {
   sluice_parallel_region = region;
+  most_threads = threads;
 }
+
+int sluice_num_threads(void) { return most_threads ? most_threads() : 1; }
 
 /* Returns whether this processor (and its operating system) can run what was compiled as `isa`: 3 amx, 2 avx512,
    1 avx2, 0 portable. */

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernels.cpu.capture import CapturedCalls, capture_calls
 from kernels.sample import greedy
+from messages.columns import pack_int32, unpack_int32, unpack_int64
 from messages.steps import Batch
 from scheduler_proc.computing.cpu.device import CpuDevice
 from scheduler_proc.computing.device import Forward
@@ -60,9 +61,9 @@ class CpuForwardPasses:
         memory = torch.empty(columns.num_bytes, dtype=torch.uint8)
         self._tensors, arrays = columns.tensors(memory), columns.arrays(memory)
         pack_step(NO_ROWS, shape, arrays)
-        self._num_keys, self._table_bytes = arrays["decode_num_keys"], 4 * limits.num_pages
+        self._table_bytes = 4 * limits.num_pages
         # Bytes are copied as they are: after a step has read all weights, each call into a library finds its code and
-        # data cold.
+        # data cold. So what numpy would do once a step, Python does.
         self._bytes = {name: array.reshape(-1).view(np.uint8).data for name, array in arrays.items()}
         self.captures: dict[int, tuple[CapturedCalls, Forwarded]] = {}
         """By the number of rows."""
@@ -73,8 +74,8 @@ class CpuForwardPasses:
         """Writes a step that can be captured to where captures read it: it must run before the next is prepared."""
         population, page_size = self._device.population, self.cache.layers[0].page_size
         if population is not None and population.wants_more:
-            slots = np.frombuffer(batch.slots, np.int64)
-            population.use(int(slots.max()) // page_size, len(slots) // page_size + batch.num_rows)
+            slots = unpack_int64(batch.slots)
+            population.use(max(slots) // page_size, len(slots) // page_size + batch.num_rows)
         tensors = copy_columns(columns) if columns else {}
         is_decode = only_samples(batch)
         if is_decode:
@@ -99,7 +100,8 @@ class CpuForwardPasses:
         """Puts the step's columns where captures read them. Behind a row's pages a table is stale."""
         for name, column in (("token_ids", batch.token_ids), ("positions", batch.positions), ("slots", batch.slots)):
             self._bytes[name][: len(column)] = column
-        np.add(np.frombuffer(batch.context_lens, np.int32), 1, out=self._num_keys[: batch.num_decode_rows])
+        num_keys = pack_int32([context_len + 1 for context_len in unpack_int32(batch.context_lens)])
+        self._bytes["decode_num_keys"][: len(num_keys)] = num_keys
         ours, theirs = self._bytes["decode_page_tables"], batch.page_tables
         row_bytes = 4 * batch.num_pages_per_row
         num_bytes, to = min(row_bytes, self._table_bytes), 0

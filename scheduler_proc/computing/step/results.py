@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from messages.columns import pack_int32
 from messages.steps import ForwardOutput
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.sampling.logprobs import TokenLogprobs, prompt_logprobs, sampled_logprobs
@@ -56,7 +57,7 @@ def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan) -
 def read_result(step_id: int, plan: SamplingPlan, result: Result) -> ForwardOutput:
     """Returns the message of what `compute_result` has returned; tensors must be in the host's memory."""
     if isinstance(result, np.ndarray):
-        return ForwardOutput(step_id, result.astype(np.int32).tobytes())
+        return ForwardOutput(step_id, pack_int32(result.tolist()))
     parts = iter(result[1:])
     logprobs, of_prompts = (
         TokenLogprobs(*(next(parts) for _ in TokenLogprobs._fields)).columns() if num_top >= 0 else None

@@ -11,7 +11,7 @@ Counts = tuple[int, int, int]
 
 def make(index: int = 0) -> Generation:
     message = TokenizeMsg(index, 0, "hi", b"", SamplingParams(8), Stamps())
-    return Generation(message, "id", wakes_at_tokens=True, index=index)
+    return Generation(message, "id", index=index)
 
 
 def counts(generations: list[Generation], num_choices: int) -> Counts:

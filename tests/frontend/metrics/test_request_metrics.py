@@ -11,7 +11,7 @@ from tests.frontend.frontend_run import STAMPS
 
 def ended(*token_ids: int, is_first: bool = True, **fields: object) -> Generation:
     """A request whose last tokens came with its end; before them there was a token unless `is_first`."""
-    generation = Generation(TokenizeMsg(1, 0, "a", b"", SamplingParams(50), STAMPS), "id", wakes_at_tokens=False)
+    generation = Generation(TokenizeMsg(1, 0, "a", b"", SamplingParams(50), STAMPS), "id")
     if not is_first:
         generation.add([9], "a")
         generation.last_token_ns = generation.first_token_ns

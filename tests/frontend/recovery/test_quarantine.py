@@ -6,7 +6,7 @@ from tests.frontend.frontend_run import final
 
 def make(num: int) -> list[Generation]:
     messages = [TokenizeMsg(uid, 0, "hi", b"", SamplingParams(8), Stamps()) for uid in range(1, num + 1)]
-    return [Generation(message, "id", wakes_at_tokens=True) for message in messages]
+    return [Generation(message, "id") for message in messages]
 
 
 def die(quarantine: Quarantine, requests: list[Generation]) -> list[Generation]:

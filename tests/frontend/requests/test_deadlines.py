@@ -12,7 +12,7 @@ from tests.frontend.frontend_run import FrontendRun, final, make_config, step, t
 
 
 def make(deadline_in_s: float | None) -> Generation:
-    generation = Generation(TokenizeMsg(5, 0, "a", b"", SamplingParams(8), Stamps()), "id", wakes_at_tokens=True)
+    generation = Generation(TokenizeMsg(5, 0, "a", b"", SamplingParams(8), Stamps()), "id")
     generation.deadline_s = None if deadline_in_s is None else time.monotonic() + deadline_in_s
     return generation
 

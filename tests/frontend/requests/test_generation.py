@@ -13,8 +13,9 @@ from tests.frontend.frontend_run import final, position_logprobs
 MESSAGE = TokenizeMsg(7, 0, "hi", b"", SamplingParams(8), Stamps())
 
 
-def make(*, wakes_at_tokens: bool = True) -> Generation:
-    return Generation(MESSAGE, "id", wakes_at_tokens=wakes_at_tokens)
+def make(*, is_streamed: bool = True) -> Generation:
+    params = msgspec.structs.replace(MESSAGE.sampling_params, is_streamed=is_streamed)
+    return Generation(msgspec.structs.replace(MESSAGE, sampling_params=params), "id")
 
 
 def pop_steps(generation: Generation) -> list[Increment]:
@@ -88,7 +89,7 @@ def test_finish_adds_the_last_tokens_and_keeps_what_a_continuation_needs():
 
 
 def test_tokens_wake_only_those_who_want_them():
-    streamed, whole = make(), make(wakes_at_tokens=False)
+    streamed, whole = make(), make(is_streamed=False)
     for generation in (streamed, whole):
         generation.add([1], "a")
     assert streamed.changed.is_set()
@@ -132,7 +133,7 @@ def test_an_attempt_that_is_to_end_at_once_may_have_no_more_tokens():
 
 def test_prompt_logprobs_are_told_once_and_never_by_an_attempt_that_is_to_end_at_once():
     params = SamplingParams(8, num_prompt_logprobs=2, num_logprobs=1, echo=True, wants_prompt_end=True)
-    generation = Generation(msgspec.structs.replace(MESSAGE, sampling_params=params), "id", wakes_at_tokens=True)
+    generation = Generation(msgspec.structs.replace(MESSAGE, sampling_params=params), "id")
     assert generation.next_attempt().sampling_params == params
     told = msgspec.structs.replace(params, num_prompt_logprobs=None, echo=False, wants_prompt_end=False)
     assert generation.next_attempt(ends_at_once=True).sampling_params == msgspec.structs.replace(told, max_tokens=0)
@@ -171,7 +172,7 @@ def test_logprobs_and_what_is_told_of_the_prompt_outlive_an_attempt():
 
 def test_choices_of_a_request_wake_one_reader():
     changed = asyncio.Event()
-    first, second = (Generation(MESSAGE, "id", wakes_at_tokens=True, index=i, changed=changed) for i in range(2))
+    first, second = (Generation(MESSAGE, "id", index=i, changed=changed) for i in range(2))
     second.add([1], "a")
     assert changed.is_set()
     assert (first.index, first.has_step, second.index, second.has_step) == (0, False, 1, True)

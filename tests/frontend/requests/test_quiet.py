@@ -16,7 +16,7 @@ NOW_NS = 100 * SECOND
 def opened(uid: int, received_s: int, **marks_s: int) -> Generation:
     """A request that came at that time, and the times at which its later stages began."""
     message = TokenizeMsg(uid, 0, "hi", b"", SamplingParams(8), Stamps(received_ns=received_s * SECOND))
-    generation = Generation(message, f"r{uid}", wakes_at_tokens=True)
+    generation = Generation(message, f"r{uid}")
     for stage, begin_s in marks_s.items():
         mark: Any = stage
         generation.timeline.mark(begin_s * SECOND, mark)

@@ -31,7 +31,7 @@ class Opened:
 
     def _open(self, attempt: int) -> Generation:
         message = TokenizeMsg(self.registry.next_uid(), attempt, "hi", b"", SamplingParams(8), Stamps())
-        generation = Generation(message, "id", wakes_at_tokens=True)
+        generation = Generation(message, "id")
         self.registry.add(generation)
         return generation
 
@@ -84,6 +84,22 @@ def test_several_tokens_of_a_row_stay_one_step_in_their_order():
     assert second.pop_all() == ("def", [4, 5, 6, 9, 10])
     assert third.pop_step() == ("g", [7])
     assert first.logprobs == third.logprobs == []
+
+
+def test_tokens_that_nobody_waits_for_count_from_when_they_were_there():
+    opened = Opened(num=2)
+    streamed, whole = opened.generations
+    whole.message = msgspec.structs.replace(whole.message, sampling_params=SamplingParams(8, is_streamed=False))
+    told_late = [msgspec.structs.replace(step([(whole.message, 1, "a")]), committed_ns=ns) for ns in (5000, 7000, 6000)]
+    for message in told_late[:2]:
+        opened.registry.receive(message)
+    assert opened.steps == [{0: 1}, {5000: 1}]
+    assert whole.last_token_ns == 7000
+    opened.registry.receive(told_late[2])
+    assert whole.last_token_ns == 7000, "a step must not end before the one before it"
+    both = step([(streamed.message, 1, "a"), (whole.message, 2, "b")])
+    opened.registry.receive(msgspec.structs.replace(both, committed_ns=8000))
+    assert streamed.last_token_ns == whole.last_token_ns > 8000
 
 
 def test_a_second_final_is_dropped_and_logged(caplog: pytest.LogCaptureFixture):

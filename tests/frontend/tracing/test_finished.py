@@ -28,7 +28,7 @@ class Run:
         for index in range(num_choices):
             params = SamplingParams(8, temperature=0.5, top_k=3)
             message = TokenizeMsg(7 + index, 0, "a secret prompt", b"", params, Stamps(self.trace.received_ns))
-            generation = Generation(message, "abc", wakes_at_tokens=False, index=index)
+            generation = Generation(message, "abc", index=index)
             self.trace.generations.append(generation)
             self.timelines.open(generation, path)
 

@@ -1,0 +1,61 @@
+"""When the detokenizer is told what: at once, but for tokens that no client gets before the end of its answer."""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from messages.channels import Sender
+from messages.replies import DetokenizeMsg, OpenStream, ToDetokenizer
+from messages.timeline import ScheduleReport
+from scheduler_proc.deciding.scheduler import Scheduler
+
+HOLD_NS = 100_000_000
+"""How long tokens may wait for those of later steps. Telling them all takes the other processes little longer than
+telling those of one step: what they need has to come from memory again each time."""
+
+
+class ReplySender:
+    """Sends what the scheduler has for the detokenizer, in order, under the number `engine`; never waits for it."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        sender: Sender[ToDetokenizer],
+        engine: int = 1,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ):
+        self._scheduler = scheduler
+        self._sender = sender
+        self._engine = engine
+        self._clock_ns = clock_ns
+        self._held: list[ToDetokenizer] = []
+
+    def send(self) -> None:
+        """Sends what there is, and what waits; lets it wait if all of it can."""
+        replies = self._scheduler.pop_replies()
+        if not replies and not self._held:
+            return
+        can_wait = not self._scheduler.must_tell_tokens and all(map(_can_wait, replies))
+        self._held += replies
+        first = self._held[0]
+        if not (can_wait and isinstance(first, DetokenizeMsg) and self._clock_ns() < first.committed_ns + HOLD_NS):
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends what waits. To be called after `send`, before the loop waits."""
+        held, self._held = self._held, []
+        for reply in held:
+            if self._engine > 1 and isinstance(reply, OpenStream | DetokenizeMsg | ScheduleReport):
+                reply = msgspec.structs.replace(reply, engine=self._engine)
+            self._sender.send_or_drop(reply)
+
+    def close(self) -> None:
+        """Sends what waits, and closes the channel."""
+        self.flush()
+        self._sender.close()
+
+
+def _can_wait(reply: ToDetokenizer) -> bool:
+    """Tells whether it is about tokens alone: neither the first of a request nor its last."""
+    return isinstance(reply, DetokenizeMsg) and not reply.finished and not reply.prefilled

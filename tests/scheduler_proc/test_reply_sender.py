@@ -1,0 +1,100 @@
+"""When the detokenizer is told what: the real scheduler, a channel that keeps what is sent, a played clock."""
+
+import time
+
+import pytest
+
+from messages.channels import Sender
+from messages.replies import DetokenizeMsg, OpenStream, ToDetokenizer
+from messages.requests import AbortMsg
+from scheduler_proc.reply_sender import HOLD_NS, ReplySender
+from tests.scheduler_proc.clients import Bench, user_msg
+
+
+class Channel(Sender[ToDetokenizer]):
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[ToDetokenizer] = []
+
+    def send_or_drop(self, message: ToDetokenizer) -> None:
+        self.sent.append(message)
+
+
+class Told:
+    """A scheduler whose replies are sent behind each step. `late_ns`: how far the sender's clock is ahead of the
+    scheduler's; far behind it, no time is over."""
+
+    def __init__(self, engine: int = 1):
+        self.bench = Bench()
+        self.channel = Channel()
+        self.late_ns = -(10**12)
+        self.sender = ReplySender(self.bench.scheduler, self.channel, engine, self._clock_ns)
+
+    def _clock_ns(self) -> int:
+        return time.monotonic_ns() + self.late_ns
+
+    def step(self) -> int:
+        """Runs a step; returns how many messages were sent behind it."""
+        batch = self.bench.scheduler.schedule()
+        assert batch is not None
+        self.bench.scheduler.commit(self.bench.runner.run(batch))
+        return self.send()
+
+    def send(self) -> int:
+        self.channel.sent.clear()
+        self.sender.send()
+        return len(self.channel.sent)
+
+    def ask(self, uid: int, *, is_streamed: bool) -> None:
+        message = user_msg(uid, [1, 2, 3], max_tokens=9, ignore_eos=True, is_streamed=is_streamed)
+        self.bench.scheduler.receive(message)
+        self.send()
+
+
+def test_tokens_that_nobody_waits_for_are_told_with_the_end():
+    told = Told()
+    told.ask(1, is_streamed=False)
+    assert [type(message) for message in told.channel.sent] == [OpenStream]
+    told.step()
+    assert any(isinstance(message, DetokenizeMsg) and message.prefilled for message in told.channel.sent)
+    assert [told.step() for _ in range(8)] == [0] * 7 + [8]
+    last = told.channel.sent[-1]
+    assert isinstance(last, DetokenizeMsg)
+    assert last.finished[0].usage.completion_tokens == 9
+    assert [message.step_id for message in told.channel.sent if isinstance(message, DetokenizeMsg)] == [*range(2, 10)]
+
+
+@pytest.mark.parametrize("stop", [(), ("x",)], ids=["streamed", "stop string"])
+def test_one_whose_tokens_are_waited_for_has_those_of_all_told_at_once(stop: tuple[str, ...]):
+    told = Told()
+    told.ask(1, is_streamed=False)
+    told.step()
+    assert told.step() == 0
+    told.bench.scheduler.receive(user_msg(2, [4, 5, 6], max_tokens=4, stop=stop, is_streamed=not stop))
+    assert told.send() == 2  # what waited, and the opening
+    assert all(told.step() >= 1 for _ in range(4))
+    assert told.step() == 0  # it has ended
+
+
+def test_tokens_wait_only_so_long():
+    told = Told()
+    told.ask(1, is_streamed=False)
+    told.step()
+    assert told.step() == 0
+    told.late_ns = HOLD_NS
+    assert told.send() == 1
+    assert told.step() == 1
+
+
+def test_an_abort_and_a_loop_that_waits_have_all_told():
+    told = Told(engine=2)
+    told.ask(1, is_streamed=False)
+    told.step()
+    assert told.step() == 0
+    told.sender.flush()
+    assert [message.engine for message in told.channel.sent if isinstance(message, DetokenizeMsg)] == [2]
+    assert told.step() == 0
+    told.bench.scheduler.receive(AbortMsg(1, 0))
+    assert told.send() == 2
+    assert told.send() == 0
