@@ -5,7 +5,7 @@ of float32.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,12 +18,19 @@ STEP, BLOCK = 32, 32
 """The number of inputs is a multiple of STEP; BLOCK outputs lie together."""
 
 
+W = TypeVar("W")
+
+
 @dataclass(frozen=True)
 class PackedWeight:
     """A weight that was packed while it was loaded."""
 
     packed: Tensor
     num_outputs: int
+
+    @property
+    def num_inputs(self) -> int:
+        return self.packed.shape[1] * self.packed.shape[3]
 
 
 def has_packed_kernel(weight_OI: Tensor) -> bool:
@@ -34,6 +41,13 @@ def has_packed_kernel(weight_OI: Tensor) -> bool:
     if weight_OI.shape[1] % STEP or find_kernel("packed_linear", weight_OI) is None:
         return False
     return weight_OI.dtype != torch.float32 or torch.backends.cpu.get_cpu_capability() == "AVX2"
+
+
+def pack_where_faster(weight_OI: Tensor | W) -> Tensor | PackedWeight | W:
+    """Returns the weight packed, if it is a tensor for which there is a kernel, and else as it is."""
+    if isinstance(weight_OI, Tensor) and has_packed_kernel(weight_OI):
+        return PackedWeight(pack(weight_OI), len(weight_OI))
+    return weight_OI
 
 
 def pack(weight_OI: Tensor) -> Tensor:
@@ -75,6 +89,11 @@ def pack_rows(packed: Tensor, first_output: int, rows_OI: Tensor) -> None:
 def pack_rows_reference(packed: Tensor, first_output: int, rows_OI: Tensor) -> None:
     output_O = torch.arange(first_output, first_output + len(rows_OI))
     packed.transpose(1, 2)[output_O // BLOCK, output_O % BLOCK] = rows_OI.reshape(len(rows_OI), -1, packed.shape[3])
+
+
+def unpack_rows(weight: PackedWeight, output_T: Tensor) -> Tensor:
+    """Returns the weights of these outputs [T, I]; `output_T` holds integers."""
+    return weight.packed[output_T // BLOCK, :, output_T % BLOCK].flatten(1)
 
 
 def packed_linear(

@@ -32,13 +32,13 @@ BUDGETS = {
     "frontend": 12_705,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_730,
-    "scheduler": 6_970,
-    "CPU backend": 4_120,
+    "scheduler": 6_985,
+    "CPU backend": 4_130,
     "GPU backend": 3_080,
-    "operations and references": 1_305,
+    "operations and references": 1_325,
     "messages": 2_305,
     "process runtime": 1_635,
-    "launcher": 5_870,
+    "launcher": 5_865,
     "what-if": 1_160,
 }
 """The most lines that each may have. Raise one in the commit that needs it, and say there what users get for it."""

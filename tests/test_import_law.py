@@ -113,6 +113,7 @@ FUNCTION_LEVEL_IMPORTS = {
     ("scheduler_proc/process.py", "scheduler_proc.computing.torch_observer"): "imports torch",
     ("scheduler_proc/rank_process.py", "scheduler_proc.computing.loading.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/computing/torch_import.py", "torch"): "the process imports this file long before",
+    ("scheduler_proc/computing/torch_import.py", "numpy"): "likewise, and under a setting",
     (f"{LOADING}/load_runner.py", "scheduler_proc.computing.loading.checkpoint"): "random weights need no safetensors",
     (f"{LOADING}/load_runner.py", "scheduler_proc.computing.loading.weight_cache"): "likewise",
     ("scheduler_proc/computing/gpu/flashinfer_attention.py", "flashinfer"): "is there for those who ask for it",

@@ -1,6 +1,7 @@
 """Imports torch faster than a plain import does."""
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -26,6 +27,8 @@ UNUSED = frozenset(
 """Packages that torch imports for its users alone: with what they import, a fifth of the rest. They run when something
 of them is asked for."""
 
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+
 TAKEN_FROM = ("torch.func", "torch._higher_order_ops", "torch._higher_order_ops.invoke_subgraph")
 """Likewise, but torch takes functions and classes out of them. They run in this order, which is torch's own."""
 
@@ -35,6 +38,7 @@ def import_torch() -> None:
     if "torch" in sys.modules:
         return
     gc.disable()  # it would walk the modules' objects again and again while they come
+    _import_numpy()
     sys.modules[FAKE_TENSORS] = ModuleType(FAKE_TENSORS)
     finder = _LateFinder()
     sys.meta_path.insert(0, finder)
@@ -48,6 +52,17 @@ def import_torch() -> None:
     if torch.cuda.is_available():
         import_fake_tensors()  # libraries for GPUs may use the compiler
         _run(FOR_GPUS)
+
+
+def _import_numpy() -> None:
+    """Imports numpy without the threads of its OpenBLAS: nobody here needs them, and they spin when they begin.
+
+    Torch's own BLAS may be an OpenBLAS, too: that reads the setting when it is loaded, after this.
+    """
+    if BLAS_THREADS not in os.environ:
+        os.environ[BLAS_THREADS] = "1"
+        import_module("numpy")
+        del os.environ[BLAS_THREADS]
 
 
 def import_fake_tensors() -> None:

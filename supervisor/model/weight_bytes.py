@@ -13,7 +13,6 @@ GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Where there is one of them, torch may find a GPU."""
 
 FILES = "model*.safetensors"
-HEAD = "lm_head.weight"
 MOST_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
@@ -24,8 +23,7 @@ MOST_OF_MEMORY = 0.5
 def find_weight_bytes(config: Config) -> int:
     """Returns about the bytes that schedulers will share; 0 where they share none, or it is not sure that they do.
 
-    These are the tensors of the checkpoint in the number format of the model. On a CPU a head that is not among them is
-    the embedding, their largest, once more.
+    These are the tensors of the checkpoint in the number format of the model.
     """
     model, run = config.model, config.run
     may_be_gpu = model.device == "cuda" or (model.device == "auto" and any(Path(file).exists() for file in GPU_FILES))
@@ -39,7 +37,7 @@ def find_weight_bytes(config: Config) -> int:
             sizes |= _read_sizes(file)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, struct.error):
         return 0  # the scheduler says what is wrong with the file
-    num_values = sum(sizes.values()) + (0 if HEAD in sizes else max(sizes.values(), default=0))
+    num_values = sum(sizes.values())
     is_small = model.dtype == "float16" or model.dtype == "bfloat16"
     num_bytes = num_values * (2 if is_small or (model.dtype == "auto" and computes_bfloat16(CPU_INFO)) else 4)
     return num_bytes if num_bytes <= MOST_OF_MEMORY * available_memory_bytes(MEMORY_INFO, CGROUP) else 0

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from kernels.embed import embed
+from kernels.packed_linear import PackedWeight, allocate_packed, pack_rows
 from tests.kernels.cases import DEVICES
 
 
@@ -18,6 +19,17 @@ def test_it_is_the_sum_of_two_rows(dtype: torch.dtype, size: int, device: str) -
         expected = tokens[ids.long()] + places[positions.long()]
         assert torch.equal(embed(ids, positions, tokens, places, out), expected)
     assert torch.equal(tokens[7], embed(ids, positions, tokens, None)[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_packed_table_has_the_same_rows(dtype: torch.dtype) -> None:
+    tokens, places = torch.randn(70, 96).to(dtype), torch.randn(9, 96).to(dtype)
+    packed = PackedWeight(allocate_packed(70, 96, dtype), 70)
+    pack_rows(packed.packed, 0, tokens)
+    ids = torch.tensor([69, 0, 31, 32, 33, 7], dtype=torch.int32)
+    positions = torch.tensor([0, 8, 3, 2, 1, 1], dtype=torch.int32)
+    for table in (None, places):
+        assert torch.equal(embed(ids, positions, packed, table), embed(ids, positions, tokens, table))
 
 
 def test_no_tokens_are_no_rows() -> None:

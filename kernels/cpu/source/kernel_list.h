@@ -1,6 +1,6 @@
 /* The operations: what each returns (STATUS: 0, or -1 without memory) and is given, in order: P a pointer, I an int64_t,
    F a float. CAPTURED are those of a decode step, EAGER the others. ../library.py reads the same lines. */
-CAPTURED(VOID, embed, P(0), P(1), P(2), P(3), P(4), I(5), I(6))
+CAPTURED(VOID, embed, P(0), P(1), P(2), P(3), P(4), I(5), I(6), I(7))
 CAPTURED(VOID, layer_norm, P(0), P(1), P(2), P(3), P(4), I(5), I(6), F(7))
 CAPTURED(VOID, rms_norm, P(0), P(1), P(2), P(3), I(4), I(5), F(6))
 CAPTURED(VOID, silu_mul, P(0), P(1), I(2), I(3))

@@ -228,7 +228,7 @@ def _load(
                 # What is quantized, or packed when it is whole, is not made in its place.
                 is_in_place = placement.weight_bits is None and config.model.load_format != "dummy"
                 num_bytes = most_bytes(shard.own, placement) if is_in_place else 0
-                weights = memory.load(lambda: pack_linears(load_weights(), shard.own), report, num_bytes)
+                weights = memory.load(lambda: pack_linears(load_weights()), report, num_bytes)
         if weights is None:
             return None
         fuses_norms = placement.is_cuda and config.model.fuse_norms

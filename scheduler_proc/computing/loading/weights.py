@@ -3,7 +3,7 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,14 @@ from torch import Tensor
 
 from kernels.cpu.huge_memory import HUGE_PAGE
 from kernels.cpu.huge_pages import empty_huge
-from kernels.packed_linear import BLOCK, PackedWeight, allocate_packed, has_packed_kernel, pack, pack_rows
+from kernels.packed_linear import (
+    BLOCK,
+    PackedWeight,
+    allocate_packed,
+    has_packed_kernel,
+    pack_rows,
+    pack_where_faster,
+)
 from kernels.quantized_linear import quantize
 from messages.errors import BootError
 from scheduler_proc.computing.loading.placement import Placement
@@ -77,17 +84,16 @@ def load_weights(
     return weights
 
 
-def pack_linears(weights: Weights, config: DecoderConfig) -> Weights:
+def pack_linears(weights: Weights) -> Weights:
     """Packs, in place, what is not packed yet and has a kernel for it, so that a decoder has nothing to pack."""
-    if config.has_tied_head:
-        weights.setdefault("head", weights["embedding"])
-    for name in filter(LINEAR_WEIGHT.fullmatch, list(weights)):
-        weight = weights[name]
-        if isinstance(weight, Tensor) and has_packed_kernel(weight):
-            weights[name] = PackedWeight(pack(weight), len(weight))
-    if weights.get("head") is weights["embedding"]:
-        del weights["head"]  # it is no other tensor, and a decoder knows
+    for name in _find_linears(weights):
+        weights[name] = pack_where_faster(weights[name])
     return weights
+
+
+def _find_linears(names: Collection[str]) -> list[str]:
+    """Returns the names of linear layers' weights: without a head that is the embedding."""
+    return [name for name in names if LINEAR_WEIGHT.fullmatch(name) or (name == "embedding" and "head" not in names)]
 
 
 def _set_part(weight: Tensor | PackedWeight, part: Part, first_row: int, rows: Tensor) -> None:
@@ -153,10 +159,7 @@ def _quantize(
 
 def most_bytes(config: DecoderConfig, placement: Placement) -> int:
     """Returns the bytes that `load_weights` and `pack_linears` allocate at most, where they do not quantize."""
-    shapes = parameter_shapes(config)
-    if config.has_tied_head and _can_pack(shapes["embedding"], placement):
-        shapes = {**shapes, "head": shapes["embedding"]}
-    sizes = ((shape[0] + BLOCK) * prod(shape[1:]) for shape in shapes.values())
+    sizes = ((shape[0] + BLOCK) * prod(shape[1:]) for shape in parameter_shapes(config).values())
     return placement.dtype.itemsize * sum(sizes)
 
 
@@ -166,10 +169,11 @@ def allocate(shapes: dict[str, Shape], placement: Placement, packs_linears: bool
     With `packs_linears` the weights of linear layers are packed ones where there is a kernel for these. Raises
     `BootError` where there is not enough memory.
     """
+    linears = _find_linears(shapes) if packs_linears else []
     try:
         return {
             name: PackedWeight(allocate_packed(shape[0], shape[1], placement.dtype), shape[0])
-            if packs_linears and LINEAR_WEIGHT.fullmatch(name) and _can_pack(shape, placement)
+            if name in linears and _can_pack(shape, placement)
             else _empty(shape, placement)
             for name, shape in shapes.items()
         }

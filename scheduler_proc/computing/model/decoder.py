@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.embed import embed
+from kernels.embed import embed, look_up
 from kernels.gelu import GeluKind
 from kernels.layer_norm import layer_norm
 from kernels.norm_linear import DTYPES, MAX_TOKENS, norm_linear
+from kernels.packed_linear import pack_where_faster
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import PrefillRows, paged_prefill
 from kernels.qk_norm import HeadNorms
@@ -65,8 +66,9 @@ class Decoder:
     """A model with its weights, which it takes out of `weights`; `max_model_len` positions are served.
 
     A weight of a linear layer, the head included, may be a `QuantizedWeight` or a `PackedWeight`. A tied head is the
-    embedding unless there is a "head". With `fuses_norms` an RMS norm and the linear layer behind it are one operation
-    where they can be (`norm_linear`). Of several ranks, `config` and `weights` are this one's (`sharding.py`).
+    embedding unless there is a "head", and lies as the head reads it. With `fuses_norms` an RMS norm and the linear
+    layer behind it are one operation where they can be (`norm_linear`). Of several ranks, `config` and `weights` are
+    this one's (`sharding.py`).
     """
 
     def __init__(
@@ -103,7 +105,8 @@ class Decoder:
 
         self.config = config
         self.parallel = parallel
-        self._embedding_VE = weights.pop("embedding")
+        embedding = weights.pop("embedding")
+        self._embedding_VE = embedding if "head" in weights else pack_where_faster(embedding)
         self._head = make_linear(weights.pop("head", self._embedding_VE), None)
         self._positions_ME = weights.pop("position_embedding", None)
         self._final_norm = norm("final_norm")
@@ -124,12 +127,12 @@ class Decoder:
         ]
         self._rope_tables: tuple[Tensor, Tensor] | None = None
         if config.rope is not None:
-            device = self._embedding_VE.device
+            device = self._final_norm.weight.device
             self._rope_tables = make_rope_tables(config.rope, config.head_dim, max_model_len, device)
 
     @property
     def activation_dtype(self) -> torch.dtype:
-        return self._embedding_VE.dtype
+        return self._final_norm.weight.dtype
 
     def forward(self, step: StepInputs, cache: KVTensors, room: Activations = NEW_MEMORY) -> Tensor:
         """Returns what the head reads of `step.head_tokens` [N, E]; the cache then holds all tokens' K and V.
@@ -166,9 +169,10 @@ class Decoder:
         table_VE, position_table_ME = self._embedding_VE, self._positions_ME
         if self.parallel.size == 1:
             return embed(step.token_ids, step.positions, table_VE, position_table_ME, out_TE)
-        rows_T = step.token_ids - self.parallel.rank * len(table_VE)
-        is_elsewhere_T = (rows_T < 0) | (rows_T >= len(table_VE))
-        part_TE = functional.embedding(rows_T.masked_fill(is_elsewhere_T, 0), table_VE)
+        num_rows = self.config.vocab_part
+        rows_T = step.token_ids - self.parallel.rank * num_rows
+        is_elsewhere_T = (rows_T < 0) | (rows_T >= num_rows)
+        part_TE = look_up(rows_T.masked_fill(is_elsewhere_T, 0), table_VE)
         embedded_TE = self.parallel.all_reduce(part_TE.masked_fill_(is_elsewhere_T[:, None], 0))
         if position_table_ME is not None:
             embedded_TE += functional.embedding(step.positions, position_table_ME)

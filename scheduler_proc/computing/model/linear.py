@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.gelu import GeluKind, gelu
-from kernels.packed_linear import PackedWeight, has_packed_kernel, pack, packed_linear
+from kernels.packed_linear import PackedWeight, pack_where_faster, packed_linear
 from kernels.quantized_linear import QuantizedWeight, quantized_linear, sum_magnitudes
 from scheduler_proc.computing.parallel import ParallelGroup
 
@@ -38,10 +38,9 @@ def make_linear(
     """
     if isinstance(weight_OI, QuantizedWeight):
         return _quantized(weight_OI, bias_O, activation)
+    weight_OI = pack_where_faster(weight_OI)
     if isinstance(weight_OI, PackedWeight):
         return _on_kernel(weight_OI, bias_O, activation)
-    if has_packed_kernel(weight_OI):
-        return _on_kernel(PackedWeight(pack(weight_OI), len(weight_OI)), bias_O, activation)
     if weight_OI.device.type == "cpu" and weight_OI.dtype == torch.bfloat16 and onednn_has_bfloat16():
         return on_onednn(weight_OI, bias_O, activation)
     if activation is None:

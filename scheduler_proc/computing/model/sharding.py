@@ -91,7 +91,9 @@ class Shard:
         return self.num_ranks > 1 and IN_LAYER.sub("", name) in BY_COLUMNS
 
     def part(self, name: str) -> Part:
-        """Returns what the rank has of parameter `name`."""
+        """Returns what the rank has of parameter `name`; all of it in one piece, if it is the only one."""
+        if self.num_ranks == 1:
+            return Part((range(self._shapes[name][0]),))
         kind = IN_LAYER.sub("", name)
         if kind in BY_ROWS:
             sections = BY_ROWS[kind](self.whole)

@@ -1,5 +1,6 @@
 """How the scheduler imports torch, in a process that has none yet."""
 
+import os
 import subprocess
 import sys
 
@@ -7,10 +8,12 @@ import pytest
 import torch
 
 CODE = """
-import gc, sys
+import gc, os, sys
 from scheduler_proc.computing.torch_import import FAKE_TENSORS, UNUSED, import_torch
 import_torch()
 import torch
+assert len(os.listdir("/proc/self/task")) == 1, "libraries have begun threads"
+assert "OPENBLAS_NUM_THREADS" not in os.environ
 assert gc.isenabled()
 assert gc.get_freeze_count() > 50_000, "collections walk all that torch has made"
 assert not [name for name in sys.modules if name.startswith((FAKE_TENSORS, "torch._decomp", "torch._refs"))]
@@ -49,5 +52,8 @@ with FakeTensorMode():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a CUDA device, all of torch is imported")
 def test_torch_computes_without_what_is_not_used_and_whoever_uses_it_gets_it() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=240, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -42,11 +42,6 @@ def test_they_are_counted_in_the_number_format_of_the_model(tmp_path: Path, dtyp
     assert found(tmp_path, dtype=dtype) == size * (40 + 12 + 40 + 4)
 
 
-def test_a_head_that_is_the_embedding_takes_memory_too(tmp_path: Path) -> None:
-    write(tmp_path / "model.safetensors", {"embedding": [10, 4], "a": [3, 4]})
-    assert found(tmp_path) == 4 * (40 + 12 + 40)
-
-
 def test_none_where_schedulers_share_none_or_it_is_not_sure(tmp_path: Path) -> None:
     write(tmp_path / "model.safetensors", {"a": [3, 4]})
     assert found(tmp_path) == found(tmp_path, RunConfig(data_parallel=3)) > 0

@@ -13,6 +13,7 @@ from kernels.cpu.library import unload_kernels, use_library
 from kernels.packed_linear import PackedWeight, has_packed_kernel, pack
 from kernels.quantized_linear import QuantizedWeight, quantize
 from messages.errors import BootError
+from scheduler_proc.computing.loading import weights
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint
 from scheduler_proc.computing.loading.hf_config import read_hf_config
 from scheduler_proc.computing.loading.placement import Placement
@@ -108,8 +109,10 @@ def test_linears_and_the_head_are_quantized_and_nothing_else_is(tmp_path: Path, 
             assert torch.equal(weight, plain[name]), name
 
 
-@pytest.mark.parametrize("variant", ["llama-gqa-tied", "llama-biases", "qwen3-biases-untied"])
-def test_linears_are_packed_where_there_is_a_kernel_for_them(tmp_path: Path, variant: str) -> None:
+@pytest.mark.parametrize(
+    ("variant", "is_tied"), [("llama-gqa-tied", True), ("llama-biases", False), ("qwen3-biases-untied", False)]
+)
+def test_linears_are_packed_where_there_is_a_kernel_for_them(tmp_path: Path, variant: str, is_tied: bool) -> None:
     build_checkpoint(tmp_path, variant)
     placement = Placement(CPU.device, torch.bfloat16)
     plain = load(tmp_path, placement=placement)
@@ -118,7 +121,8 @@ def test_linears_are_packed_where_there_is_a_kernel_for_them(tmp_path: Path, var
         loaded = load(tmp_path, placement=placement)
         assert loaded.keys() == plain.keys()
         for name, weight in loaded.items():
-            is_linear = name == "head" or (name.endswith(".weight") and "norm" not in name)
+            is_head = name == ("embedding" if is_tied else "head")
+            is_linear = is_head or (name.endswith(".weight") and "norm" not in name)
             assert isinstance(weight, PackedWeight) == (is_linear and has_packed_kernel(plain[name])), name
             if isinstance(weight, PackedWeight):
                 assert weight.num_outputs == len(plain[name])
@@ -127,6 +131,19 @@ def test_linears_are_packed_where_there_is_a_kernel_for_them(tmp_path: Path, var
                 assert torch.equal(weight, plain[name]), name
     finally:
         unload_kernels()
+
+
+def test_a_transposed_weight_is_packed_from_the_file_without_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_checkpoint(tmp_path, "gpt2")
+    packed: list[torch.Tensor] = []
+    monkeypatch.setattr(weights, "_can_pack", lambda shape, placement: len(shape) == 2)
+    monkeypatch.setattr(weights, "allocate_packed", lambda *_: torch.empty(0))
+    monkeypatch.setattr(weights, "pack_rows", lambda _, first_row, rows: packed.append(rows))
+    load(tmp_path)
+    assert len(packed) == 1 + 4 * 3, "a layer has four weights, each in one piece"
+    assert all(rows.is_contiguous() or rows.T.is_contiguous() for rows in packed)
 
 
 def test_random_weights_are_quantized_too(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_it_is_the_product_whatever_computes_it(
 
 def test_bfloat16_on_a_processor_where_onednn_does_not_multiply_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "onednn_has_bfloat16", lambda: False)
-    monkeypatch.setattr(linear, "has_packed_kernel", lambda weight: False)
+    monkeypatch.setattr(linear, "pack_where_faster", lambda weight: weight)
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
     test_it_is_the_product_whatever_computes_it(torch.bfloat16, True, 3, "tanh")
 
