@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kernels import packed_linear
 from scheduler_proc.computing.loading import weights
 from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.computing.model import decoder, linear
@@ -37,7 +38,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(decoder, name, counting(name, getattr(decoder, name)))
     products = SimpleNamespace(linear=counting("linear", linear.functional.linear))
     monkeypatch.setattr(linear, "functional", products)
-    for module in (linear, weights):  # as on a GPU
+    for module in (packed_linear, weights):  # as on a GPU
         monkeypatch.setattr(module, "has_packed_kernel", lambda weight: False)
     return counts
 
