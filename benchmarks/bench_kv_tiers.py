@@ -17,7 +17,7 @@ slows one slows the other; repeats run on other cores beside. The clock of each 
 that read and write among it, and the time in which nothing is done but to wait for pages.
 
 The cost: engines of the bundled model with and without the flag serve prompts that have nothing in common, in turns;
-compared are the times of turns that follow each other. Two kinds of turns are measured at once.
+compared are the times of turns that follow each other.
 """
 
 import argparse
@@ -90,15 +90,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("trace", type=Path, help="a Mooncake trace, as conversation_trace.jsonl")
-    add("--one-in", type=int, default=12, help="so manyth conversations of the trace (default: %(default)s)")
-    add("--loads", type=float, nargs="+", default=[1.0, 1.05], help="default: %(default)s")
+    add(
+        "--one-in",
+        type=int,
+        default=12,
+        help="of so many conversations of the trace one is served (default: %(default)s)",
+    )
+    add("--loads", type=float, nargs="+", default=[0.9, 1.0], help="default: %(default)s")
     add("--repeats", type=int, default=2, help="of each load (default: %(default)s)")
     add("--rounds", type=int, default=10, help="turns of each engine (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args(arguments)
     try:
         gains = measure_gains(options.trace, options.one_in, options.loads, options.repeats)
-        costs = dict(zip(TURNS, at_once([(compare_speed, name, options.rounds) for name in TURNS]), strict=True))
+        costs = {name: compare_speed(name, options.rounds) for name in TURNS}
     except SluiceError as error:
         print(f"bench_kv_tiers: {error}", file=sys.stderr)
         return 1
