@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--one-in",
         type=int,
         default=12,
-        help="of so many conversations of the trace one is served (default: %(default)s)",
+        help="of so many conversations one is served (default: %(default)s)",
     )
     add("--loads", type=float, nargs="+", default=[0.9, 1.0], help="default: %(default)s")
     add("--repeats", type=int, default=2, help="of each load (default: %(default)s)")
