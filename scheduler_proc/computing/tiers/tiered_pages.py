@@ -23,7 +23,7 @@ MAX_QUEUED_BYTES = 128 << 20
 """Pages that wait to be written; those that are evicted meanwhile are dropped."""
 
 MAX_WRITTEN_AT_ONCE = 256
-"""Pages whose slots follow each other: one system call for them costs half of one for each."""
+"""Pages whose slots follow each other: they are written with one system call."""
 
 READ_BYTES = 4 << 20
 NUM_READS_AHEAD = 3
