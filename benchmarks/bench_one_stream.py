@@ -27,7 +27,7 @@ from benchmarks.served_shape import served_shape
 from benchmarks.server_process import started_server
 from kernels.cpu.library import load_kernels
 from messages.errors import SluiceError
-from scheduler_proc.computing.loading.placement import DTYPES
+from scheduler_proc.computing.loading.placement import DTYPES, auto_cpu_dtype
 
 BITS = {"float32": 32.0, "bfloat16": 16.0, "int8": 8.0, "int4": 4.5}
 """Of a weight, with the scales of a group of int4."""
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> dict:
     """Measures all formats in turns; raises `SluiceError`."""
-    load_kernels(lambda text, fraction: print(text, file=sys.stderr))
+    isa = load_kernels(lambda text, fraction: print(text, file=sys.stderr))
     shape = SHAPES[options.shape]
     with ExitStack() as stack:
         flags = stack.enter_context(served_shape(shape, options.tokenizer))
@@ -87,6 +87,7 @@ def run(options: argparse.Namespace) -> dict:
     found = {name: describe(shape, name, token_s[name], probes[name]) for name in servers}
     return {
         "shape": options.shape,
+        "isa": isa,
         "threads": torch.get_num_threads(),
         "read_gb_per_s": read_rate,
         "formats": found,
@@ -94,7 +95,7 @@ def run(options: argparse.Namespace) -> dict:
 
 
 def format_flags(name: str) -> list[str]:
-    more = ["--dtype", name] if name in DTYPES else ["--dtype", "float32", "--quantization", name]
+    more = ["--dtype", name] if name in DTYPES else ["--quantization", name]
     return [*more, "--log-level", "warning"]
 
 
@@ -116,7 +117,7 @@ def measure_token_s(server: Server, seed: int) -> float:
 def describe(shape: dict[str, object], name: str, token_s: list[float], probes: list[float]) -> dict:
     """Returns a format's line: the median of its rounds beside that of its probes."""
     config = read_shape(shape, 1024)
-    kv_itemsize = 2 if name == "bfloat16" else 4
+    kv_itemsize = DTYPES.get(name, auto_cpu_dtype()).itemsize
     num_keys = NUM_INPUT + (NUM_FEW + NUM_MANY) // 2
     num_bytes = weight_bytes(config, 1) * BITS[name] / 8 + num_keys * kv_bytes(config, kv_itemsize)
     seconds, read_rate = statistics.median(token_s), statistics.median(probes)

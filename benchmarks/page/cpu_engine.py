@@ -48,10 +48,14 @@ def _cpu_row(line: Result, peers: Sequence[str]) -> Sequence[object]:
 
 def one_stream_parts(results: Path) -> list[str]:
     """Returns the section of one stream beside the memory's speed, or none where it has not been measured yet."""
-    if not (results / "one_stream.json").exists():
+    found = [read_result(results, file.stem) for file in sorted(results.glob("one_stream*.json"))]
+    if not found:
         return []
-    found = read_result(results, "one_stream")
-    lines = found["results"]["formats"].items()
+    tables = "\n".join(_one_stream_text(one["results"]) + name_source(one) for one in found)
+    return ["## One stream beside the memory's speed\n\n" + tables]
+
+
+def _one_stream_text(found: Result) -> str:
     rows = [
         (
             name,
@@ -59,14 +63,14 @@ def one_stream_parts(results: Path) -> list[str]:
             *(f"{line[key]:.1f}" for key in ("gb_per_s", "read_gb_per_s")),
             *(f"{line[key]:.0%}" for key in ("share", "goal")),
         )
-        for name, line in lines
+        for name, line in found["formats"].items()
     ]
+    isa = f"{found['isa']}, " if "isa" in found else ""
     intro = (
-        f"{found['results']['shape']} with random weights, over HTTP, {found['results']['threads']} threads, medians. "
-        "A token reads all weights, K and V once. The memory's speed is that of probes between the answers.\n\n"
+        f"{found['shape']} with random weights, {isa}over HTTP, {found['threads']} threads, medians. A token reads all "
+        "weights, K and V once. The memory's speed is that of probes between the answers.\n\n"
     )
-    heads = ("format", "tok/s", "GB/s", "memory, GB/s", "share", "goal")
-    return ["## One stream beside the memory's speed\n\n" + intro + make_table(heads, rows) + name_source(found)]
+    return intro + make_table(("format", "tok/s", "GB/s", "memory, GB/s", "share", "goal"), rows)
 
 
 def step_kernels_parts(results: Path) -> list[str]:

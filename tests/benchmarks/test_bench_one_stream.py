@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import torch
 
 from benchmarks.bench_one_stream import describe, format_flags, make_probe, measure_token_s
 from benchmarks.kernels import measure
@@ -34,27 +35,31 @@ def test_a_token_is_timed_without_the_prompt(monkeypatch: pytest.MonkeyPatch) ->
     assert len(set(Timed.prompts)) == 4  # none is in the prefix cache
 
 
-def test_the_share_and_its_table(tmp_path: Path) -> None:
+def test_the_share_and_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """GPT-2 124M has 123.6 M weights but for the positions, and 12 layers of 2 x 768 elements of K and V a token."""
+    monkeypatch.setattr("benchmarks.bench_one_stream.auto_cpu_dtype", lambda: torch.bfloat16)
     lines = {
         name: describe(SHAPES["gpt2-124m"], name, [0.02, 0.03, 0.01], [10.0, 50.0]) for name in ("float32", "int4")
     }
-    kv_bytes = 104 * 12 * 2 * 768 * 4
-    for name, bytes_a_weight in (("float32", 4.0), ("int4", 0.5625)):
-        assert lines[name]["bytes_a_token"] == pytest.approx(123.65e6 * bytes_a_weight + kv_bytes, rel=1e-3)
+    kv_elements = 104 * 12 * 2 * 768
+    for name, bytes_a_weight, kv_itemsize in (("float32", 4.0, 4), ("int4", 0.5625, 2)):
+        num_bytes = 123.65e6 * bytes_a_weight + kv_elements * kv_itemsize
+        assert lines[name]["bytes_a_token"] == pytest.approx(num_bytes, rel=1e-3)
         assert lines[name]["share"] == pytest.approx(lines[name]["bytes_a_token"] / 0.02 / 30e9)
-    file = tmp_path / "one_stream.json"
     machine = {"cores": 2, "cpu": "A", "python": "3.11"}
     results = {"shape": "gpt2-124m", "threads": 2, "read_gb_per_s": 30.0, "formats": lines}
-    file.write_text(json.dumps({"command": "c", "commit": "abc", "machine": machine, "results": results}))
+    for name, more in (("one_stream", {"isa": "avx512"}), ("one_stream_avx2", {})):
+        document = {"command": "c", "commit": "abc", "machine": machine, "results": results | more}
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
     (text,) = one_stream_parts(tmp_path)
-    assert "| float32 | 50.0 | 25.1 | 30.0 | 84% | 92% |" in text
+    assert text.count("| float32 | 50.0 | 25.1 | 30.0 | 84% | 92% |") == 2
+    assert text.count("avx512") == 1
     assert one_stream_parts(tmp_path / "nowhere") == []
 
 
 def test_flags() -> None:
     assert format_flags("bfloat16")[:2] == ["--dtype", "bfloat16"]
-    assert format_flags("int8")[:4] == ["--dtype", "float32", "--quantization", "int8"]
+    assert format_flags("int8")[:2] == ["--quantization", "int8"]
 
 
 def test_the_probe_reads_memory(monkeypatch: pytest.MonkeyPatch) -> None:
