@@ -8,10 +8,14 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+CPU_INFO = Path("/proc/cpuinfo")
+VECTORS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "avx512f": "AVX-512", "avx2": "AVX2"}
+"""What the flags of /proc/cpuinfo are called, the widest first."""
 
 
 def write_result(path: Path, name: str, results: object) -> None:
@@ -46,9 +50,13 @@ def _plain(value: Any) -> Any:
 
 
 def machine() -> dict[str, str | int | float]:
-    """Returns the CPU model, its usable cores, the load of the last minute, the system and the Python version."""
+    """Returns the CPU model, its vectors and cores, the load of the last minute, the system and Python's version.
+
+    Virtual machines give processors of several generations the same name.
+    """
     return {
-        "cpu": _cpu_model(),
+        "cpu": _cpu_fact("model name") or platform.processor() or platform.machine(),
+        "vectors": _widest_vectors(_cpu_fact("flags").split()),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
         "load_1min": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.release()}",
@@ -80,10 +88,14 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _cpu_model() -> str:
+def _cpu_fact(name: str) -> str:
+    """Returns what /proc/cpuinfo says of the first processor, or "" where it says nothing."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        lines = CPU_INFO.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), "")
+
+
+def _widest_vectors(flags: Sequence[str]) -> str:
+    return next((about for flag, about in VECTORS.items() if flag in flags), "")

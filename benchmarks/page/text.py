@@ -19,9 +19,10 @@ def name_source(result: Result, num_files: int = 1) -> str:
     """Returns the line below a table: the command, the machine and the commit; `num_files`: of as many results."""
     machine = result["machine"]
     more = f" and {num_files - 1} more like it" if num_files > 1 else ""
+    vectors = f" with {machine['vectors']}" if machine.get("vectors") else ""
     return (
-        f"\n`{result['command']}`{more}: {machine['cores']} cores of {machine['cpu']}, Python {machine['python']}, "
-        f"commit {result['commit']}.\n"
+        f"\n`{result['command']}`{more}: {machine['cores']} cores of {machine['cpu']}{vectors}, "
+        f"Python {machine['python']}, commit {result['commit']}.\n"
     )
 
 

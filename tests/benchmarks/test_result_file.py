@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import result_file
+from benchmarks.page.text import name_source
 from benchmarks.result_file import write_result
 
 
@@ -27,3 +28,19 @@ def test_a_write_that_fails_leaves_the_last_file(tmp_path: Path) -> None:
         write_result(file, "one", {"rows": [1, object()]})
     assert json.loads(file.read_text(encoding="utf-8"))["results"] == {"rows": [1]}
     assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    ("flags", "vectors"),
+    [("sse2 avx2 fma", "AVX2"), ("avx2 avx512f avx512_bf16", "AVX512-BF16"), ("avx512f avx2", "AVX-512"), ("sse2", "")],
+)
+def test_a_machine_is_told_by_its_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, vectors: str
+) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: {flags}\n", encoding="utf-8")
+    monkeypatch.setattr(result_file, "CPU_INFO", info)
+    facts = result_file.machine()
+    assert (facts["cpu"], facts["vectors"]) == ("AMD EPYC", vectors)
+    machine = {"machine": facts, "command": "c", "commit": "abc"}
+    assert (f"AMD EPYC with {vectors}, " if vectors else "AMD EPYC, ") in name_source(machine)
