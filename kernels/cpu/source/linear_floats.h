@@ -5,8 +5,6 @@
 #define SLUICE_LINEAR_FLOATS
 #include <immintrin.h>
 
-#define LINEAR_PAIR (IS_BFLOAT16 ? 2 : 1) /* inputs that lie together */
-
 /* Rows of a group at most: two vectors of sums each. With up to 2 rows there are four. */
 enum { LINEAR_MOST_ROWS = 6, LINEAR_FEW_ROWS = 2, LINEAR_MOST_VECTORS = 4 };
 
