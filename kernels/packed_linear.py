@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.cpu.huge_pages import empty_huge
-from kernels.cpu.library import find_kernel
+from kernels.cpu.library import find_kernel, loaded_isa
 
 STEP, BLOCK = 32, 32
 """The number of inputs is a multiple of STEP; BLOCK outputs lie together."""
@@ -40,7 +40,8 @@ def has_packed_kernel(weight_OI: Tensor) -> bool:
     """
     if weight_OI.shape[1] % STEP or find_kernel("packed_linear", weight_OI) is None:
         return False
-    return weight_OI.dtype != torch.float32 or torch.backends.cpu.get_cpu_capability() == "AVX2"
+    is_narrow = loaded_isa() == "avx2" and torch.backends.cpu.get_cpu_capability() != "AVX2"
+    return weight_OI.dtype != torch.float32 or not is_narrow
 
 
 def pack_where_faster(weight_OI: Tensor | W) -> Tensor | PackedWeight | W:

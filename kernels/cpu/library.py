@@ -78,10 +78,18 @@ _kernels: dict[tuple[str, torch.dtype], Kernel] = {}
 _replay: list[Callable[..., int]] = []
 """`sluice_replay` of the library in use, if any."""
 
+_isas: list[str] = []
+"""The instruction set of `_loaded`, if any."""
+
 
 def find_kernel(name: str, x: Tensor) -> Kernel | None:
     """Returns the C kernel of an operation for tensors like `x`; None: the launcher calls its reference."""
     return _kernels.get((name, x.dtype)) if x.is_cpu else None
+
+
+def loaded_isa() -> str | None:
+    """Returns the instruction set of the C kernels; None: there are none."""
+    return _isas[0] if _isas else None
 
 
 def load_kernels(report: Report) -> str | None:
@@ -151,6 +159,7 @@ def use_library(path: Path, wanted: str = "") -> str:
     library.sluice_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     library.sluice_replay.restype = ctypes.c_int64
     _replay.append(library.sluice_replay)
+    _isas.append(isa)
     return isa
 
 
@@ -159,6 +168,7 @@ def unload_kernels() -> None:
     _loaded.clear()
     _kernels.clear()
     _replay.clear()
+    _isas.clear()
 
 
 @contextmanager

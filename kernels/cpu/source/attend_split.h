@@ -2,11 +2,10 @@
 
    KV(x) is the name of x for a cache of `kv_element`; WIDEN_KV and LOAD_KV make floats of `kv_wide`. */
 
-/* Asks for `size` elements from each of the places on, in the order of memory, so that they are near when they are read.
-   They come as far as the second cache: into the first one, fewer can be on their way. */
+/* Asks for `size` elements from each of the places on, in the order of memory, so that they are near when they are read. */
 INLINE void KV(ask_for)(const kv_element *values, const int64_t *offsets, int num_keys, int64_t size) {
   for (int j = 0; j < num_keys; j++)
-    for (int64_t i = 0; i < size; i += LINE_BYTES / (int)sizeof(kv_element)) __builtin_prefetch(values + offsets[j] + i, 0, 2);
+    for (int64_t i = 0; i < size; i += LINE_BYTES / (int)sizeof(kv_element)) __builtin_prefetch(values + offsets[j] + i, 0, ASKED_NEAR);
 }
 
 /* Tokens in the order in which they are read, some heads of each. */

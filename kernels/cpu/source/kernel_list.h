@@ -17,7 +17,7 @@ EAGER(STATUS, draw, P(0), P(1), P(2), P(3), P(4), I(5), I(6))
 EAGER(STATUS, sample, P(0), P(1), P(2), P(3), I(4), I(5))
 EAGER(VOID, apply_bitmask, P(0), P(1), P(2), I(3), I(4))
 #endif
-#if defined(__AVX2__) && (IS_BFLOAT16 || !defined(__AVX512F__))
+#if defined(__AVX2__)
 EAGER(VOID, pack_linear, P(0), P(1), I(2), I(3), I(4), I(5))
 CAPTURED(STATUS, packed_linear, P(0), P(1), P(2), P(3), I(4), I(5), I(6), I(7))
 #endif

@@ -5,8 +5,6 @@
 #define SLUICE_LINEAR_FLOATS
 #include <immintrin.h>
 
-#define LINEAR_PAIR (IS_BFLOAT16 ? 2 : 1) /* inputs that lie together */
-
 /* Rows of a group at most: two vectors of sums each. With up to 2 rows there are four. */
 enum { LINEAR_MOST_ROWS = 6, LINEAR_FEW_ROWS = 2, LINEAR_MOST_VECTORS = 4 };
 
@@ -91,9 +89,7 @@ INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, 
 }
 
 /* A group's product in code for just as many rows. The first of few groups asks: it waits for memory more than it computes. */
-static void linear_group(const linear_call *call, const element *x, int64_t row, int64_t block, const element *ahead,
-                         int64_t rows) {
-  (void)x, (void)ahead;
+static void linear_group(const linear_call *call, int64_t row, int64_t block, int64_t rows) {
 #define HALVES(count, asks) \
   for (int64_t offset = 0; offset < LINEAR_BLOCK; offset += 16) linear_product(call, row, block, offset, count, 2, asks)
 #define ROWS(count)                                                                  \

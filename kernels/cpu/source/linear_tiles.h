@@ -2,13 +2,13 @@
 
 /* Bytes: of a step's weight, of the rows that stay in a core's cache, and how far ahead of its use the weight is asked
    for. Then rows of a group at most, and inputs whose weight stays near while a group's rows go by. */
-enum { LINEAR_STEP = 2048, LINEAR_ROWS = 768 << 10, LINEAR_AHEAD = 8192 };
-enum { LINEAR_MOST_ROWS = 512, LINEAR_CHUNK = 256 };
+enum { LINEAR_TILE_STEP = 2048, LINEAR_ROWS = 768 << 10, LINEAR_AHEAD = 8192 };
+enum { LINEAR_MOST_TILE_ROWS = 512, LINEAR_TILE_CHUNK = 256 };
 
 static int64_t linear_rows_per_group(int64_t num_rows, int64_t inputs) {
   (void)num_rows;
   const int64_t rows = LINEAR_ROWS / (inputs * 2) / 32 * 32;
-  return rows < 32 ? 32 : rows > LINEAR_MOST_ROWS ? LINEAR_MOST_ROWS : rows;
+  return rows < 32 ? 32 : rows > LINEAR_MOST_TILE_ROWS ? LINEAR_MOST_TILE_ROWS : rows;
 }
 
 /* Adds what inputs [input, end) give to 32 outputs of at most 32 rows. */
@@ -32,9 +32,9 @@ INLINE void linear_sums(const linear_call *call, int64_t row, int64_t block, int
       _tile_loadd(3, sums + 16 * LINEAR_BLOCK + 16, 4 * LINEAR_BLOCK);
     }
   }
-  for (; input < end; input += 32, weight += LINEAR_STEP) {
+  for (; input < end; input += 32, weight += LINEAR_TILE_STEP) {
     if (is_streamed)
-      for (int line = 0; line < LINEAR_STEP; line += 64)
+      for (int line = 0; line < LINEAR_TILE_STEP; line += 64)
         __builtin_prefetch(weight + LINEAR_AHEAD + line, 0, 3);
     _tile_loadd(4, first + input, stride);
     _tile_loadd(6, weight, 128);
@@ -61,10 +61,10 @@ static void linear_item(const void *data, int64_t item) {
   const int64_t begin = item / call->items_per_group * call->rows_per_group;
   const int64_t end = begin + call->rows_per_group < call->num_rows ? begin + call->rows_per_group : call->num_rows;
   const int64_t first_block = item % call->items_per_group * call->blocks_per_item;
-  float sums[LINEAR_MOST_ROWS * LINEAR_BLOCK] __attribute__((aligned(64)));
+  float sums[LINEAR_MOST_TILE_ROWS * LINEAR_BLOCK] __attribute__((aligned(64)));
   tile_settings before;
   int64_t configured = 0;
-  const int64_t chunk = end - begin > 32 ? LINEAR_CHUNK : call->inputs;
+  const int64_t chunk = end - begin > 32 ? LINEAR_TILE_CHUNK : call->inputs;
   _tile_storeconfig(&before);
   for (int64_t block = first_block; block < first_block + call->blocks_per_item && block < call->num_blocks; block++)
     for (int64_t input = 0; input < call->inputs; input += chunk) {

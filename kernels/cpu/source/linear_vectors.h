@@ -1,41 +1,67 @@
 /* A packed linear layer on vectors: a group of rows and a block's 32 outputs meet in the registers. */
 
+#ifndef SLUICE_LINEAR_VECTORS
+#define SLUICE_LINEAR_VECTORS
 #include "pairs.h"
 
-/* Rows of a group at most (two vectors of sums each, and three for the operands), and from how many on it asks ahead. */
-enum { LINEAR_MOST_ROWS = 14, LINEAR_ROWS_AHEAD = 8 };
+/* Rows of a group at most (two vectors of sums each, and three for the operands), and from how many on it asks for weights
+   ahead. Full groups, as steps of many rows have, also ask for inputs so many bytes ahead: these lie in pages of 4 KB, at
+   whose ends the processor stops reading ahead. */
+enum { LINEAR_MOST_ROWS = 14, LINEAR_ROWS_AHEAD = 3, LINEAR_FULL_ROWS = 13, LINEAR_X_AHEAD = 4096 };
+#endif
 
-/* `x`: pairs of inputs, those of a group's rows side by side. `ahead`: a block that is asked for on the way, for with
-   many rows the arithmetic takes longer than the memory. */
-INLINE void linear_product(const linear_call *call, const element *x, int64_t row, int64_t block, const element *ahead,
+/* Adds the products of 16 outputs' weights of a step with a row's inputs, which stand in each lane. */
+INLINE __m512 linear_multiply(__m512 sum, __m512i inputs, __m512i weights) {
+#if IS_BFLOAT16
+  return _mm512_dpbf16_ps(sum, (__m512bh)inputs, (__m512bh)weights);
+#else
+  return _mm512_fmadd_ps((__m512)inputs, (__m512)weights, sum);
+#endif
+}
+
+/* `x`: steps of inputs, those of a group's rows side by side. `ahead`: what is asked for on the way, with each step `pace`
+   elements more, for with many rows the arithmetic takes longer than the memory. */
+INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, const element *ahead, int64_t pace,
                            const int rows) {
-  const element *weight = call->weight + block * call->inputs * LINEAR_BLOCK;
+  const element *weight = call->weight + block * call->inputs * LINEAR_BLOCK, *x = call->x + row * call->inputs;
   __m512 sum[LINEAR_MOST_ROWS][2];
   for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
-  for (int64_t pair = 0; pair < call->inputs / 2; pair++, x += 2 * rows, weight += 2 * LINEAR_BLOCK) {
+  for (int64_t step = 0; step < call->inputs / LINEAR_PAIR; step++, x += LINEAR_PAIR * rows, weight += LINEAR_STEP) {
     if (rows >= LINEAR_ROWS_AHEAD) {
       __builtin_prefetch(ahead, 0, 2);
-      __builtin_prefetch(ahead + LINEAR_BLOCK, 0, 2);
-      ahead += 2 * LINEAR_BLOCK;
+      __builtin_prefetch(ahead + LINEAR_STEP / 2, 0, 2);
+      ahead += pace;
     }
-    const __m512bh first = (__m512bh)_mm512_loadu_si512(weight);
-    const __m512bh second = (__m512bh)_mm512_loadu_si512(weight + LINEAR_BLOCK);
+    if (rows >= LINEAR_FULL_ROWS) __builtin_prefetch((const char *)x + LINEAR_X_AHEAD, 0, 2);
+    const __m512i first = _mm512_loadu_si512(weight), second = _mm512_loadu_si512(weight + LINEAR_STEP / 2);
     for (int r = 0; r < rows; r++) {
       int32_t both;
-      memcpy(&both, x + 2 * r, sizeof both);
-      const __m512bh inputs = (__m512bh)_mm512_set1_epi32(both);
-      sum[r][0] = _mm512_dpbf16_ps(sum[r][0], inputs, first);
-      sum[r][1] = _mm512_dpbf16_ps(sum[r][1], inputs, second);
+      memcpy(&both, x + LINEAR_PAIR * r, sizeof both);
+      const __m512i inputs = _mm512_set1_epi32(both);
+      sum[r][0] = linear_multiply(sum[r][0], inputs, first);
+      sum[r][1] = linear_multiply(sum[r][1], inputs, second);
     }
   }
   for (int r = 0; r < rows; r++) linear_finish(call, row + r, block, sum[r][0], sum[r][1]);
 }
 
-/* A group's product in code for just as many rows. */
-static void linear_group(const linear_call *call, const element *x, int64_t row, int64_t block, const element *ahead,
-                         int64_t rows) {
+/* Returns the block that this thread computes after one, or the number of blocks: threads take items in turns. */
+INLINE int64_t linear_next_block(const linear_call *call, int64_t block) {
+  const int64_t others = (call->num_threads - 1) * call->blocks_per_item;
+  const int64_t next = block + 1 + ((block + 1) % call->blocks_per_item ? 0 : others);
+  return next < call->num_blocks ? next : call->num_blocks;
+}
+
+/* A group's product in code for just as many rows. A group alone asks for the next block; of several, the first two ask for
+   half of it each: all of it in the time of one of them is more than the memory gives. */
+static void linear_group(const linear_call *call, int64_t row, int64_t block, int64_t rows) {
+  const int64_t block_size = call->inputs * LINEAR_BLOCK, next = linear_next_block(call, block);
+  const int is_alone = call->num_rows <= call->rows_per_group;
+  const int asks = next < call->num_blocks && row <= call->rows_per_group;
+  const int64_t pace = !asks ? 0 : is_alone ? LINEAR_STEP : LINEAR_STEP / 2;
+  const element *ahead = call->weight + (asks ? next : block) * block_size + (asks && row ? block_size / 2 : 0);
 #define ROWS(count) \
-  case count: linear_product(call, x, row, block, ahead, count); break;
+  case count: linear_product(call, row, block, ahead, pace, count); break;
   switch (rows) {
     ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7)
     ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12) ROWS(13) ROWS(14)
@@ -53,15 +79,16 @@ typedef struct {
 static void linear_pack_group(const void *data, int64_t group) {
   const linear_packing *packing = data;
   const linear_call *call = packing->call;
-  const int64_t row = group * call->rows_per_group, left = call->num_rows - row, pairs = call->inputs / 2;
+  const int64_t row = group * call->rows_per_group, left = call->num_rows - row, steps = call->inputs / LINEAR_PAIR;
   const int64_t rows = left < call->rows_per_group ? left : call->rows_per_group;
   const __mmask16 lanes = (__mmask16)((1u << rows) - 1);
-  for (int64_t pair = 0; pair < pairs; pair += 16) {
+  for (int64_t step = 0; step < steps; step += 16) {
+    const element *x = call->x + row * call->inputs + LINEAR_PAIR * step;
     __m512i mine[16];
     for (int64_t r = 0; r < 16; r++)
-      mine[r] = r < rows ? _mm512_loadu_si512(call->x + (row + r) * call->inputs + 2 * pair) : _mm512_setzero_si512();
+      mine[r] = r < rows ? _mm512_loadu_si512(x + r * call->inputs) : _mm512_setzero_si512();
     transpose_pairs(mine);
-    uint32_t *out = packing->packed + row * pairs + pair * rows;
+    uint32_t *out = packing->packed + row * steps + step * rows;
     for (int i = 0; i < 16; i++) _mm512_mask_storeu_epi32(out + i * rows, lanes, mine[i]);
   }
 }

@@ -1,5 +1,5 @@
 /* Lays a linear layer's weight out as packed_linear reads it: kernels/packed_linear.py says how. */
-#if defined(__AVX2__) && (IS_BFLOAT16 || !defined(__AVX512F__))
+#if defined(__AVX2__)
 
 #ifndef SLUICE_PACK
 #define SLUICE_PACK

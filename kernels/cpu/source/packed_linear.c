@@ -1,20 +1,25 @@
 /* A linear layer whose weight is packed: kernels/packed_linear.py says what it does and how the weight lies.
 
    A row's value is summed in the same order whatever the number of rows: one alone and one of a batch are equal. */
-#if defined(__AVX2__) && (IS_BFLOAT16 || !defined(__AVX512F__))
+#if defined(__AVX2__)
 
 #ifndef SLUICE_LINEAR
 #define SLUICE_LINEAR
 /* Bytes of an item's weight at least and at most, and items at least; outputs of a block. */
 enum { LINEAR_LEAST_ITEM = 128 << 10, LINEAR_LARGEST_ITEM = 1 << 20, LINEAR_ITEMS = 16, LINEAR_BLOCK = 32 };
 
-/* With AVX2 alone both formats have them. */
 #define linear_call NAME(linear_call)
+#define linear_gelu NAME(linear_gelu)
+#define linear_load NAME(linear_load)
+#define linear_put NAME(linear_put)
+#define linear_narrow NAME(linear_narrow)
 #define linear_finish NAME(linear_finish)
 #define linear_store NAME(linear_store)
+#define linear_multiply NAME(linear_multiply)
 #define linear_weights NAME(linear_weights)
 #define linear_product NAME(linear_product)
 #define linear_group NAME(linear_group)
+#define linear_next_block NAME(linear_next_block)
 #define linear_item NAME(linear_item)
 #define linear_run NAME(linear_run)
 #define linear_rows_per_group NAME(linear_rows_per_group)
@@ -22,18 +27,24 @@ enum { LINEAR_LEAST_ITEM = 128 << 10, LINEAR_LARGEST_ITEM = 1 << 20, LINEAR_ITEM
 #define linear_widen_group NAME(linear_widen_group)
 #define linear_widen_block NAME(linear_widen_block)
 #define linear_strip_item NAME(linear_strip_item)
+#define linear_packing NAME(linear_packing)
+#define linear_pack_group NAME(linear_pack_group)
+
+#define LINEAR_PAIR (IS_BFLOAT16 ? 2 : 1)         /* inputs that lie together: a step */
+#define LINEAR_STEP (LINEAR_PAIR * LINEAR_BLOCK) /* weights of a block's step */
 #endif
 
 typedef struct {
   const element *x, *weight, *bias;
   element *out;
   int64_t num_rows, inputs, outputs, rows_per_group, num_blocks, blocks_per_item, items_per_group;
-  int is_gelu;
+  int is_gelu, num_threads;
   float *floats; /* these two of linear_floats.h alone: x as floats, of so many inputs at a time */
   int64_t inputs_per_chunk;
 } linear_call;
 
 #if defined(__AVX512BF16__)
+#if IS_BFLOAT16
 /* gelu_tanh of 16 numbers, as near as bfloat16 can tell. */
 INLINE __m512 linear_gelu(__m512 x) {
   const __m512 rate = _mm512_set1_ps(-2.0f * 0.79788456080286536f * LOG2_E), limit = _mm512_set1_ps(126.0f);
@@ -43,12 +54,26 @@ INLINE __m512 linear_gelu(__m512 x) {
   return _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(_mm512_set1_ps(1.0f), rough_powers_of_2(power))));
 }
 
+INLINE __m512 linear_load(const element *x, __mmask16 lanes) { return load_vector(x, lanes); }
+INLINE void linear_put(element *out, __mmask16 lanes, __m512 x) { store_vector(out, lanes, x); }
+#else
+INLINE __m512 linear_gelu(__m512 x) {
+  float all[16] __attribute__((aligned(64)));
+  _mm512_store_ps(all, x);
+  SIMD for (int i = 0; i < 16; i++) all[i] = gelu_tanh(all[i]);
+  return _mm512_load_ps(all);
+}
+
+INLINE __m512 linear_load(const element *x, __mmask16 lanes) { return _mm512_maskz_loadu_ps(lanes, x); }
+INLINE void linear_put(element *out, __mmask16 lanes, __m512 x) { _mm512_mask_storeu_ps(out, lanes, x); }
+#endif
+
 /* 16 outputs: the last block's end where fewer are left. */
 INLINE void linear_narrow(const linear_call *call, __m512 values, const element *bias, element *out, int64_t left) {
   const __mmask16 lanes = lanes_of(left);
-  if (bias) values = _mm512_add_ps(values, load_vector(bias, lanes));
+  if (bias) values = _mm512_add_ps(values, linear_load(bias, lanes));
   if (call->is_gelu) values = linear_gelu(values);
-  store_vector(out, lanes, values);
+  linear_put(out, lanes, values);
 }
 
 /* A row's 32 outputs of a block, as their sums are. */
@@ -61,7 +86,7 @@ INLINE void linear_finish(const linear_call *call, int64_t row, int64_t block, _
 }
 #endif
 
-#if defined(__AMX_BF16__)
+#if defined(__AMX_BF16__) && IS_BFLOAT16
 #include "linear_tiles.h"
 #elif defined(__AVX512BF16__)
 #include "linear_vectors.h"
@@ -85,7 +110,7 @@ PUBLIC int NAME(packed_linear)(const element *x, const element *weight, const el
   if (blocks_per_item < 1) blocks_per_item = 1;
   const int64_t items_per_group = (num_blocks + blocks_per_item - 1) / blocks_per_item;
   linear_call call = {x, weight, bias, out, num_rows, inputs, outputs, rows_per_group, num_blocks, blocks_per_item,
-                      items_per_group, is_gelu != 0, 0, 0};
+                      items_per_group, is_gelu != 0, sluice_num_threads(), 0, 0};
   return linear_run(&call);
 }
 #endif

@@ -19,6 +19,13 @@ enum {
   NEAR_KEYS = 4,
   AHEAD_BYTES = 12 << 10
 };
+/* How near what is asked for comes, for __builtin_prefetch: into the first cache, or into the second one, which more lines can
+   be on their way to. */
+#if defined(__AVX512BF16__)
+enum { ASKED_NEAR = 3 };
+#else
+enum { ASKED_NEAR = 2 };
+#endif
 #define SUMS_SIZE(head_dim) (((head_dim) + 31) / 32 * 32) /* whole vectors of bfloat16 */
 
 /* A query's highest score in a split, and the total of its weights, which are relative to that. */

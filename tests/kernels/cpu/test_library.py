@@ -218,7 +218,7 @@ def test_every_listed_kernel_is_there_and_those_of_decode_steps_can_be_captured(
     loaded = library_module._loaded
     float32_alone = {"apply_bitmask", "sample"}
     for dtype, missing in ((torch.float32, set()), (torch.bfloat16, float32_alone)):
-        if isa == "portable" or (isa != "avx2" and dtype == torch.float32):
+        if isa == "portable":
             missing = missing | packed
         assert {name for name, of in loaded if of == dtype} == set(library_module.SIGNATURES) - missing
     eager = {"paged_prefill", "quantize", "sum_magnitudes", "draw", "pack_linear", *float32_alone}
