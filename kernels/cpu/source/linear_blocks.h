@@ -7,8 +7,8 @@ static int64_t linear_rows_per_group(int64_t num_rows, int64_t inputs) {
   return (num_rows + num_groups - 1) / num_groups;
 }
 
-/* An item is some blocks of 32 outputs: a block's weight stays near while all rows go by, and from the second group on
-   the next block comes near too. */
+/* An item is some blocks of 32 outputs: a block's weight stays near while all rows go by, and while the last group does, the
+   next block comes near too. */
 static void linear_item(const void *data, int64_t item) {
   const linear_call *call = data;
   const int64_t begin = item * call->blocks_per_item, beyond = begin + call->blocks_per_item;
@@ -16,7 +16,7 @@ static void linear_item(const void *data, int64_t item) {
   for (int64_t block = begin; block < end; block++)
     for (int64_t row = 0; row < call->num_rows; row += call->rows_per_group) {
       const int64_t left = call->num_rows - row, rows = left < call->rows_per_group ? left : call->rows_per_group;
-      const int64_t next = row > 0 && block + 1 < end ? block + 1 : block;
+      const int64_t next = left <= rows && block + 1 < call->num_blocks ? block + 1 : block;
       linear_group(call, call->x + row * call->inputs, row, block, call->weight + next * call->inputs * LINEAR_BLOCK, rows);
     }
 }

@@ -2,22 +2,19 @@
 
 #include "pairs.h"
 
-/* Rows of a group at most (two vectors of sums each, and three for the operands), and from how many on it asks ahead. */
-enum { LINEAR_MOST_ROWS = 14, LINEAR_ROWS_AHEAD = 8 };
+enum { LINEAR_MOST_ROWS = 14 }; /* of a group: two vectors of sums each, and three for the operands */
 
-/* `x`: pairs of inputs, those of a group's rows side by side. `ahead`: a block that is asked for on the way, for with
-   many rows the arithmetic takes longer than the memory. */
+/* `x`: pairs of inputs, those of a group's rows side by side. `ahead`: a block that is asked for on the way, for
+   else the arithmetic waits for the memory and then the memory for the arithmetic. */
 INLINE void linear_product(const linear_call *call, const element *x, int64_t row, int64_t block, const element *ahead,
                            const int rows) {
   const element *weight = call->weight + block * call->inputs * LINEAR_BLOCK;
   __m512 sum[LINEAR_MOST_ROWS][2];
   for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
   for (int64_t pair = 0; pair < call->inputs / 2; pair++, x += 2 * rows, weight += 2 * LINEAR_BLOCK) {
-    if (rows >= LINEAR_ROWS_AHEAD) {
-      __builtin_prefetch(ahead, 0, 2);
-      __builtin_prefetch(ahead + LINEAR_BLOCK, 0, 2);
-      ahead += 2 * LINEAR_BLOCK;
-    }
+    __builtin_prefetch(ahead, 0, 2);
+    __builtin_prefetch(ahead + LINEAR_BLOCK, 0, 2);
+    ahead += 2 * LINEAR_BLOCK;
     const __m512bh first = (__m512bh)_mm512_loadu_si512(weight);
     const __m512bh second = (__m512bh)_mm512_loadu_si512(weight + LINEAR_BLOCK);
     for (int r = 0; r < rows; r++) {
