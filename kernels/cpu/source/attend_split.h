@@ -173,8 +173,7 @@ INLINE void KV(attend_split)(const NAME(paged_decode_call) *call, const element 
 static KV(stretch) KV(find_keys)(const NAME(paged_decode_call) *call, int64_t group, int64_t head, int64_t *offsets) {
   const decode_plan *plan = call->plan;
   const int64_t split = plan->groups[group], row = plan->splits[split].row, start = split_start(plan, split);
-  const int64_t left = plan->num_keys[row] - start;
-  const int num_keys = left < BLOCK ? (int)left : BLOCK;
+  const int num_keys = split_keys(plan, split);
   NAME(find_tokens)(&call->cache, plan->page_tables + row * plan->table_stride, head, start, num_keys, offsets);
 #if IS_CODES
   for (int j = 0; j < num_keys; j++) {
@@ -186,10 +185,49 @@ static KV(stretch) KV(find_keys)(const NAME(paged_decode_call) *call, int64_t gr
   return (KV(stretch)){call->cache.keys, offsets, num_keys};
 }
 
+/* Attends to the keys of a split with its row. */
+static void KV(attend_row)(const NAME(paged_decode_call) *call, int64_t split, KV(stretch) keys, KV(stretch) next,
+                           int64_t head, int64_t num_heads, int ahead) {
+  const int64_t head_dim = call->cache.head_dim, queries = call->queries_a_head;
+  const element *query = call->query + call->plan->splits[split].row * call->query_stride + head * queries * head_dim;
+  const int64_t place = (split * call->cache.num_heads + head) * queries;
+  softmax *softmaxes = call->softmaxes + place;
+  float *sums = call->sums + place * SUMS_SIZE(head_dim);
+  switch (head_dim) {
+    case 64: KV(attend_split)(call, query, keys, next, num_heads, 64, ahead, softmaxes, sums); break;
+#if !IS_CODES /* of them, only the most common sizes: each takes seconds to compile */
+    case 80: KV(attend_split)(call, query, keys, next, num_heads, 80, ahead, softmaxes, sums); break;
+    case 96: KV(attend_split)(call, query, keys, next, num_heads, 96, ahead, softmaxes, sums); break;
+#endif
+    case 128: KV(attend_split)(call, query, keys, next, num_heads, 128, ahead, softmaxes, sums); break;
+    default: KV(attend_split)(call, query, keys, next, num_heads, (int)head_dim, ahead, softmaxes, sums);
+  }
+}
+
+#if IS_BFLOAT16 && defined(__AVX512BF16__) && !IS_CODES
+#include "decode_near.h"
+#endif
+
+/* Attends to a group's keys with the rows of all its splits but the first, `split`. */
+INLINE void KV(attend_others)(const NAME(paged_decode_call) *call, int64_t split, KV(stretch) keys, int64_t head,
+                              int64_t num_heads) {
+  const decode_split *splits = call->plan->splits;
+#if IS_BFLOAT16 && defined(__AVX512BF16__) && !IS_CODES
+  if (splits[split].num_sharing > FEW_SHARING) {
+    KV(attend_near_rows)(call, splits[split].next, keys, head, num_heads);
+    return;
+  }
+#endif
+  while ((split = splits[split].next) != NO_SPLIT) {
+    keys.num_tokens = split_keys(call->plan, split);
+    KV(attend_row)(call, split, keys, keys, head, num_heads, 0);
+  }
+}
+
 static void KV(paged_decode_item)(const void *data, int64_t item) {
   const NAME(paged_decode_call) *call = data;
   const decode_plan *plan = call->plan;
-  const int64_t num_heads = call->cache.num_heads, head_dim = call->cache.head_dim, queries = call->queries_a_head;
+  const int64_t num_heads = call->cache.num_heads, head_dim = call->cache.head_dim;
   const int64_t parts = (num_heads + call->heads_an_item - 1) / call->heads_an_item;
   const int64_t head = item % parts * call->heads_an_item, rest = num_heads - head;
   const int64_t count = rest < call->heads_an_item ? rest : call->heads_an_item, size = count * head_dim;
@@ -202,25 +240,9 @@ static void KV(paged_decode_item)(const void *data, int64_t item) {
   for (int64_t group = begin; group < end; group++, keys = next) {
     if (group + 1 < end) next = KV(find_keys)(call, group + 1, head, offsets[(group + 1 - begin) % 2]);
     else next.num_tokens = 0;
-    int ahead = tokens_ahead;
-    int64_t split = plan->groups[group];
-    do {
-      const element *query = call->query + plan->splits[split].row * call->query_stride + head * queries * head_dim;
-      const int64_t place = (split * num_heads + head) * queries;
-      softmax *softmaxes = call->softmaxes + place;
-      float *sums = call->sums + place * SUMS_SIZE(head_dim);
-      switch (head_dim) {
-        case 64: KV(attend_split)(call, query, keys, next, count, 64, ahead, softmaxes, sums); break;
-#if !IS_CODES /* of them, only the most common sizes: each takes seconds to compile */
-        case 80: KV(attend_split)(call, query, keys, next, count, 80, ahead, softmaxes, sums); break;
-        case 96: KV(attend_split)(call, query, keys, next, count, 96, ahead, softmaxes, sums); break;
-#endif
-        case 128: KV(attend_split)(call, query, keys, next, count, 128, ahead, softmaxes, sums); break;
-        default: KV(attend_split)(call, query, keys, next, count, (int)head_dim, ahead, softmaxes, sums);
-      }
-      ahead = 0;
-      split = plan->splits[split].next;
-    } while (split != NO_SPLIT);
+    const int64_t split = plan->groups[group];
+    KV(attend_row)(call, split, keys, next, head, count, tokens_ahead);
+    KV(attend_others)(call, split, keys, head, count);
   }
 }
 

@@ -26,31 +26,36 @@ static const int32_t *split_pages(const decode_plan *plan, int64_t split) {
   return plan->page_tables + plan->splits[split].row * plan->table_stride + split_start(plan, split) / plan->page_size;
 }
 
-/* Whether two whole splits are the same keys: the same pages, from the same position on. */
-static int is_same_split(const decode_plan *plan, int64_t a, int64_t b) {
-  const int64_t start = split_start(plan, a);
-  const int64_t num_pages = (start + BLOCK - 1) / plan->page_size - start / plan->page_size + 1;
-  return start == split_start(plan, b) &&
+static int split_keys(const decode_plan *plan, int64_t split) {
+  const int64_t left = plan->num_keys[plan->splits[split].row] - split_start(plan, split);
+  return left < BLOCK ? (int)left : BLOCK;
+}
+
+/* Whether all keys of split `b` are the first ones of `a`: in the same pages, from the same position on. */
+static int has_split(const decode_plan *plan, int64_t a, int64_t b) {
+  const int64_t start = split_start(plan, b), num_keys = split_keys(plan, b);
+  const int64_t num_pages = (start + num_keys - 1) / plan->page_size - start / plan->page_size + 1;
+  return start == split_start(plan, a) && split_keys(plan, a) >= num_keys &&
          memcmp(split_pages(plan, a), split_pages(plan, b), (size_t)num_pages * sizeof(int32_t)) == 0;
 }
 
-/* Returns the place in the table, of groups by their first page, for splits like this one: a group's first split plus 1,
-   or 0 where there is none yet. */
+/* Returns the place in the table, of groups by their first page, for this split: the first split, plus 1, of a group that
+   has all of its keys, or 0 where there is none yet. */
 static int32_t *find_place(const decode_plan *plan, int32_t *table, uint64_t table_size, int64_t split) {
   const uint64_t key = (uint64_t)(uint32_t)*split_pages(plan, split) << 32 | (uint32_t)split_start(plan, split);
   for (uint64_t index = key * 0x9e3779b97f4a7c15u >> 32;; index++) {
     int32_t *place = table + index % table_size;
-    if (!*place || is_same_split(plan, *place - 1, split)) return place;
+    if (!*place || has_split(plan, *place - 1, split)) return place;
   }
 }
 
-/* Puts each split into a group. A row has just stored the last of its keys, so what it has of a split that it does not
-   fill is its own. */
+/* Puts each split into a group. The first of a group has the most keys: the tokens of a draft are rows of the same pages,
+   one key longer from row to row, so the last row is the first to be put into groups. */
 static void group_splits(decode_plan *plan, int32_t *table, int64_t table_size) {
-  for (int64_t row = 0, split = 0; row < plan->num_rows; row++)
-    for (; split < plan->first_split[row + 1]; split++) {
+  for (int64_t row = plan->num_rows - 1; row >= 0; row--)
+    for (int64_t split = plan->first_split[row]; split < plan->first_split[row + 1]; split++) {
       plan->splits[split] = (decode_split){(int32_t)row, NO_SPLIT, 1};
-      if (plan->num_rows > 1 && split_start(plan, split) + BLOCK <= plan->num_keys[row]) {
+      if (plan->num_rows > 1) {
         int32_t *place = find_place(plan, table, (uint64_t)table_size, split);
         decode_split *first = plan->splits + *place - 1;
         if (*place && first->num_sharing < MAX_SHARING) {

@@ -69,11 +69,20 @@ static void NAME(sample_item)(const void *data, int64_t item) {
   const uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
   float noisy[SAMPLE_PART], best = -INFINITY;
   int32_t num_odd = 0;
+  if (!(temperature > 0.0f)) { /* the first of its best is looked for where it is known to be */
+    _Pragma("omp simd reduction(max : best) reduction(+ : num_odd)") for (int64_t i = 0; i < size; i++) {
+      const float x = WIDEN(scores[i]);
+      best = x > best ? x : best;
+      num_odd += (bits_of(x) & 0x7f800000u) == 0x7f800000u;
+    }
+    call->parts[item] = (sample_part){best, (int32_t)first, num_odd == 0};
+    return;
+  }
   SIMD_SUM(num_odd) for (int64_t i = 0; i < size; i++) {
     noisy[i] = WIDEN(scores[i]);
     num_odd += (bits_of(noisy[i]) & 0x7f800000u) == 0x7f800000u;
   }
-  for (int32_t start = 0; temperature > 0.0f && start < (int32_t)size; start += SAMPLE_BLOCK) {
+  for (int32_t start = 0; start < (int32_t)size; start += SAMPLE_BLOCK) {
     const int32_t end = start + SAMPLE_BLOCK < (int32_t)size ? start + SAMPLE_BLOCK : (int32_t)size;
     float most = -INFINITY;
     _Pragma("omp simd reduction(max : most)") for (int32_t i = start; i < end; i++) most =
@@ -107,6 +116,8 @@ static int NAME(sample_rows)(NAME(sample_call) call, int64_t *tokens, int64_t nu
     }
     tokens[row] = mine[best].token < vocab_size ? mine[best].token : 0;
     if (call.temperatures && !is_finite) tokens[row] = -1;
+    else if (call.temperatures && !(call.temperatures[row] > 0.0f))
+      while (WIDEN(call.scores[row * vocab_size + tokens[row]]) != mine[best].best) tokens[row]++;
   }
   free(parts);
   return 0;

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.capture import CapturedCalls, capture_calls
-from kernels.sample import greedy
+from kernels.sample import draw
 from messages.columns import pack_int32, unpack_int32, unpack_int64
 from messages.steps import Batch
 from scheduler_proc.computing.cpu.device import CpuDevice
@@ -42,6 +42,9 @@ CPU = torch.device("cpu")
 MIN_CAPTURED_TOKENS = 64
 """So many tokens of a step have room, however few rows it may have: those of one may be draft tokens."""
 
+DRAW_COLUMNS = {"temperatures": torch.float32, "seeds": torch.int64, "positions": torch.int64}
+"""Those of a `SamplingPlan` by which plain rows are drawn, in the order of `draw`."""
+
 log = logging.getLogger("sluice.cpu_forward_passes")
 
 
@@ -65,6 +68,8 @@ class CpuForwardPasses:
         # Bytes are copied as they are: after a step has read all weights, each call into a library finds its code and
         # data cold. So what numpy would do once a step, Python does.
         self._bytes = {name: array.reshape(-1).view(np.uint8).data for name, array in arrays.items()}
+        self._draws = {name: torch.zeros(self._max_rows, dtype=dtype) for name, dtype in DRAW_COLUMNS.items()}
+        self._draw_bytes = {name: tensor.numpy().view(np.uint8).data for name, tensor in self._draws.items()}
         self.captures: dict[int, tuple[CapturedCalls, Forwarded]] = {}
         """By the number of rows."""
         self.can_capture = decoder.parallel.size == 1
@@ -76,14 +81,14 @@ class CpuForwardPasses:
         if population is not None and population.wants_more:
             slots = unpack_int64(batch.slots)
             population.use(max(slots) // page_size, len(slots) // page_size + batch.num_rows)
-        tensors = copy_columns(columns) if columns else {}
         is_decode = only_samples(batch)
         if is_decode:
             batch = as_decode_rows(batch)
         num_rows = batch.num_decode_rows
         if not self.can_capture or num_rows > self._max_rows or not is_decode:
-            return partial(self._forward, make_step_inputs(batch, CPU), batch.num_sampled, tensors)
+            return partial(self._forward, make_step_inputs(batch, CPU), batch.num_sampled, copy_columns(columns))
         self._write(batch)
+        tensors = self._write_draws(num_rows, columns)
         captured = self.captures.get(num_rows)
         if captured is None:
             return partial(self._capture, num_rows, tensors)
@@ -109,21 +114,33 @@ class CpuForwardPasses:
             ours[to : to + num_bytes] = theirs[begin : begin + num_bytes]
             to += self._table_bytes
 
+    def _write_draws(self, num_rows: int, columns: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+        """Does the same with how plain rows are drawn: temperature 0 of all where none is. Returns the other columns."""
+        if "temperatures" not in columns:
+            temperatures = self._draw_bytes["temperatures"]
+            temperatures[: 4 * num_rows] = bytes(4 * num_rows)
+            return copy_columns(columns)
+        for name, ours in self._draw_bytes.items():
+            theirs = columns[name].tobytes()
+            ours[: len(theirs)] = theirs
+        return copy_columns({name: column for name, column in columns.items() if name not in DRAW_COLUMNS})
+
     @torch.inference_mode()
     def _capture(self, num_rows: int, sampling: Mapping[str, Tensor]) -> Forwarded:
-        """Runs it call by call, and `greedy`; from now on steps of so many rows are replayed, where they can be."""
+        """Runs it call by call, and `draw`; from now on steps of so many rows are replayed, where they can be."""
         columns: dict[str, Any] = {name: tensor[:num_rows] for name, tensor in self._tensors.items()}
         step = StepInputs(num_rows, all_go_to_head=True, **columns)
         activations, room_RV = self._workspace.activations(num_rows), self._workspace.logits(num_rows)
         assert room_RV is not None
+        draws = [self._draws[name][:num_rows] for name in DRAW_COLUMNS]
 
         def compute() -> tuple[Forwarded, Tensor]:
             hidden_RE = self._decoder.forward(step, self.cache, activations)
             logits_RV = self._decoder.logits(hidden_RE, room_RV)
-            return Forwarded(logits_RV, hidden_RE[num_rows:], sampling), greedy(logits_RV)
+            return Forwarded(logits_RV, hidden_RE[num_rows:], sampling), draw(logits_RV, *draws)
 
-        (forwarded, likeliest_R), calls, other = capture_calls(compute)
-        forwarded = forwarded._replace(likeliest=likeliest_R.numpy())
+        (forwarded, tokens_R), calls, other = capture_calls(compute)
+        forwarded = forwarded._replace(plain=tokens_R.numpy())
         if calls is None:
             self.can_capture = False
             log.info("decode steps are not captured: %s computes in them", other)

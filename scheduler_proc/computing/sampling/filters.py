@@ -65,6 +65,19 @@ ONE_READ = ("top", "min_p")
 """The filters that `draw_filtered` applies while it draws: rows with these alone are not copied on a GPU."""
 
 
+ASKS_NOTHING = {
+    name: columns_of(Batch)[name].filled(1, columns_of(Batch)[name].fill)
+    for name in ("top_n_sigmas", "top_ks", "top_ps", "min_ps", "typical_ps", "xtc_probabilities")
+}
+"""An entry of each column that says whether a row is filtered, for one that is not."""
+
+
+def asks_for_filters(batch: Batch) -> bool:
+    """Whether any row may be filtered, at next to no cost."""
+    columns = ((getattr(batch, name), entry) for name, entry in ASKS_NOTHING.items())
+    return any(column and column != entry * batch.num_sampled for column, entry in columns)
+
+
 def read_numbers(batch: Batch) -> Numbers:
     """Returns the columns of all filters; one that is left out has its fill value everywhere."""
     numbers: dict[str, np.ndarray] = {}

@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 
 from messages.steps import Batch
-from scheduler_proc.computing.sampling.filters import FILTERS, ONE_READ, plan_filters, plan_one_read, read_numbers
+from scheduler_proc.computing.sampling.filters import FILTERS, ONE_READ, asks_for_filters, plan_filters, plan_one_read, read_numbers
 from scheduler_proc.computing.sampling.logits_processing import expand_logits_processing, find_processed
 
 
@@ -38,6 +38,11 @@ class SamplingPlan:
     num_one_read: int = 0
     """Special rows before this one are filtered by `ONE_READ` alone."""
 
+    @property
+    def has_plain_rows_alone(self) -> bool:
+        """Whether all that is wanted of each row is a token, greedy or drawn."""
+        return not self.num_special and self.num_top < 0 and self.num_prompt_top < 0
+
 
 GREEDY = SamplingPlan()
 
@@ -46,7 +51,9 @@ def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
     """Returns how the rows of `batch` that sample get their tokens, and which tokens have logprobs."""
     wants_more = batch.logits_processing or batch.num_logprobs or batch.hidden_tokens
     if not wants_more and batch.temperatures.count(0) == len(batch.temperatures):
-        return GREEDY  # at next to no cost: most steps are
+        return GREEDY  # at next to no cost, as what comes next: most steps are one or the other
+    if not wants_more and not asks_for_filters(batch):
+        return SamplingPlan(_plain_draws(batch, np.frombuffer(batch.temperatures, np.float32)))
     columns: dict[str, np.ndarray] = {}
     num_top, num_prompt_top = _plan_logprobs(batch, vocab_size, columns)
     temperatures = np.frombuffer(batch.temperatures, np.float32)
@@ -59,9 +66,7 @@ def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
     is_filtered = is_drawn & ~is_processed & np.logical_or.reduce(list(used.values()))
     is_plain_draw = is_drawn & ~is_processed & ~is_filtered
     if is_plain_draw.any():
-        columns["temperatures"] = np.where(is_plain_draw, temperatures, np.float32(0))
-        columns["seeds"] = np.frombuffer(batch.seeds, np.int64)
-        columns["positions"] = np.frombuffer(batch.sample_positions, np.int64)
+        columns |= _plain_draws(batch, np.where(is_plain_draw, temperatures, np.float32(0)))
     is_one_read = is_filtered & ~np.logical_or.reduce([rows for name, rows in used.items() if name not in ONE_READ])
     drawn_groups = is_one_read, is_filtered & ~is_one_read, is_drawn & is_processed
     groups = [np.flatnonzero(group) for group in (*drawn_groups, ~is_drawn & is_processed)]
@@ -103,6 +108,11 @@ def _plan_logits_processing(batch: Batch, rows: np.ndarray, vocab_size: int) -> 
     future_token_indices = np.frombuffer(batch.future_token_indices, np.int32)
     sources[: len(future_token_indices)] = future_token_indices  # the decode rows are the first that sample
     return expand_logits_processing(batch.logits_processing, places, sources, vocab_size)
+
+
+def _plain_draws(batch: Batch, temperatures: np.ndarray) -> dict[str, np.ndarray]:
+    seeds, positions = np.frombuffer(batch.seeds, np.int64), np.frombuffer(batch.sample_positions, np.int64)
+    return {"temperatures": temperatures, "seeds": seeds, "positions": positions}
 
 
 def _plan_draws(batch: Batch, rows: np.ndarray) -> dict[str, np.ndarray]:

@@ -18,11 +18,12 @@ from scheduler_proc.computing.sampling.plan import SamplingPlan
 
 
 def choose_tokens(
-    logits_SV: Tensor, plan: SamplingPlan, columns: Mapping[str, Tensor], likeliest_S: Tensor | None = None
+    logits_SV: Tensor, plan: SamplingPlan, columns: Mapping[str, Tensor], plain_S: Tensor | None = None
 ) -> Tensor:
     """Returns the next token of each row (int32 [S]), -1 where a logit of the row is not finite.
 
-    `columns` are those of the plan on the device of the logits; `likeliest_S` the tokens of `greedy`, where known.
+    `columns` are those of the plan on the device of the logits; `plain_S` the tokens of rows as if all
+    were plain, where known.
 
     A row's token is a function of its logits, its logits processing, its parameters and (seed, position): not of the
     other rows. A row that logits processing (`logits_processing.py`) leaves without a token of finite logit has none,
@@ -32,10 +33,12 @@ def choose_tokens(
     draws_once = find_triton_kernel("draw_filtered", logits_SV) is not None
     if draws_once and plan.num_one_read == len(logits_SV):
         tokens_S = torch.empty(len(logits_SV), dtype=torch.int32, device=logits_SV.device)
+    elif plain_S is not None:
+        tokens_S = plain_S.clone()
     elif "temperatures" in columns:
         tokens_S = draw(logits_SV, columns["temperatures"], columns["seeds"], columns["positions"])
     else:
-        tokens_S = greedy(logits_SV) if likeliest_S is None else likeliest_S.clone()
+        tokens_S = greedy(logits_SV)
     first = plan.num_one_read if draws_once else 0
     if first:
         rows_N = columns["special_rows"][:first]

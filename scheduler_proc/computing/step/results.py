@@ -27,8 +27,8 @@ class Forwarded(NamedTuple):
     """[Q, E]: what the head reads of `Batch.hidden_tokens`."""
     columns: Mapping[str, Tensor]
     """Those of the `SamplingPlan`."""
-    likeliest: np.ndarray | None = None
-    """int64 [S]: the tokens of `greedy`, where the forward pass has left them in the host's memory."""
+    plain: np.ndarray | None = None
+    """int64 [S]: the tokens of rows as if all were plain, where the forward pass has left them in the host's memory."""
 
 
 Result = Sequence[Tensor] | np.ndarray
@@ -40,11 +40,11 @@ An array instead: nothing is wanted but next tokens, and the host has them.
 
 def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan) -> Result:
     """Returns what the plan wants of a step."""
-    if not plan.columns and forwarded.likeliest is not None:
-        return forwarded.likeliest
-    logits_SV, hidden_QE, columns, likeliest_S = forwarded
+    if plan.has_plain_rows_alone and forwarded.plain is not None:
+        return forwarded.plain
+    logits_SV, hidden_QE, columns, plain_S = forwarded
     with torch.inference_mode():
-        known_S = None if likeliest_S is None else torch.from_numpy(likeliest_S)
+        known_S = None if plain_S is None else torch.from_numpy(plain_S)
         tokens_S = choose_tokens(logits_SV, plan, columns, known_S)
         result = [tokens_S]
         if plan.num_top >= 0:

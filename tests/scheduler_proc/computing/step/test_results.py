@@ -45,12 +45,12 @@ def plan(num_logprobs: bytes = b"", has_prompt_logprobs: bool = False) -> Sampli
     return plan_sampling(msgspec.structs.replace(batch, num_logprobs=num_logprobs, prompt_logprobs=targets), VOCAB_SIZE)
 
 
-def compute(made: SamplingPlan, likeliest: np.ndarray | None = None) -> Result:
+def compute(made: SamplingPlan, plain: np.ndarray | None = None) -> Result:
     head: Any = Head()
     generator = torch.Generator().manual_seed(2)
     logits = torch.randn(len(ROWS), VOCAB_SIZE, generator=generator)
     hidden = torch.randn(len(PROMPT_IDS), HIDDEN_SIZE, generator=generator)
-    return compute_result(head, Forwarded(logits, hidden, copy_columns(made.columns), likeliest), made)
+    return compute_result(head, Forwarded(logits, hidden, copy_columns(made.columns), plain), made)
 
 
 def ids_of(columns: LogprobColumns | None) -> list[int] | None:
@@ -77,19 +77,19 @@ def test_tokens_do_not_depend_on_what_else_is_wanted() -> None:
     assert plain.next_tokens == rich.next_tokens
 
 
-def test_likeliest_tokens_that_the_host_has_are_the_result_of_greedy_rows() -> None:
-    likeliest = np.array([3, -1, 2], dtype=np.int64)
-    result = compute(GREEDY, likeliest)
-    assert result is likeliest
+def test_tokens_that_the_host_has_are_the_result_of_plain_rows() -> None:
+    plain = np.array([3, -1, 2], dtype=np.int64)
+    result = compute(GREEDY, plain)
+    assert result is plain
     assert list(unpack_int32(read_result(1, GREEDY, result).next_tokens)) == [3, -1, 2]
 
 
-def test_known_likeliest_tokens_stay_as_they_are_where_more_is_wanted() -> None:
+def test_known_tokens_stay_as_they_are_where_more_is_wanted() -> None:
     """They lie in memory that a capture writes."""
     batch: Batch = make_batch(ROWS[:1] * 3, range(3))
     made = plan_sampling(msgspec.structs.replace(batch, num_logprobs=pack_int32([0, -1, 0])), VOCAB_SIZE)
-    likeliest = np.array([3, 1, 2], dtype=np.int64)
-    output = read_result(1, made, compute(made, likeliest))
+    plain = np.array([3, 1, 2], dtype=np.int64)
+    output = read_result(1, made, compute(made, plain))
     assert list(unpack_int32(output.next_tokens)) == [3, 1, 2]
     assert ids_of(output.logprobs) == [3, 2]
-    assert likeliest.tolist() == [3, 1, 2]
+    assert plain.tolist() == [3, 1, 2]
