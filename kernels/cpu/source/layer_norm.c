@@ -19,9 +19,8 @@ static void NAME(layer_norm_token)(const void *data, int64_t token) {
     const __mmask16 lanes = lanes_of(size - i);
     __m512 wide = load_vector(x + i, lanes);
     if (update) {
-      const __m256i both = narrow_vector(_mm512_add_ps(wide, load_vector(update + i, lanes)));
-      _mm256_mask_storeu_epi16(x + i, lanes, both);
-      wide = widen_vector(both);
+      wide = round_vector(_mm512_add_ps(wide, load_vector(update + i, lanes)));
+      store_vector(x + i, lanes, wide);
     }
     sum = _mm512_add_ps(sum, wide);
   }

@@ -142,9 +142,20 @@ INLINE __m128 sum_lanes(__m512 a, __m512 b, __m512 c, __m512 d) {
   return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-/* 0 where there is none. */
-INLINE __m512 load_vector(const uint16_t *x, __mmask16 lanes) { return widen_vector(_mm256_maskz_loadu_epi16(lanes, x)); }
-INLINE void store_vector(uint16_t *out, __mmask16 lanes, __m512 x) { _mm256_mask_storeu_epi16(out, lanes, narrow_vector(x)); }
+INLINE __m512 round_vector(__m512 x) { return widen_vector(narrow_vector(x)); }
+
+/* Loads, with 0 where there is no lane, and stores. Only what is not whole goes by a mask: from and to memory outside of a
+   core's caches that is several times as slow. */
+INLINE __m512 load_vector(const uint16_t *x, __mmask16 lanes) {
+  return widen_vector(lanes == 0xffff ? _mm256_loadu_si256((const __m256i *)x) : _mm256_maskz_loadu_epi16(lanes, x));
+}
+INLINE __m512 load_floats(const float *x, __mmask16 lanes) {
+  return lanes == 0xffff ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(lanes, x);
+}
+INLINE void store_vector(uint16_t *out, __mmask16 lanes, __m512 x) {
+  if (lanes == 0xffff) _mm256_storeu_si256((__m256i *)out, narrow_vector(x));
+  else _mm256_mask_storeu_epi16(out, lanes, narrow_vector(x));
+}
 #endif
 
 INLINE float gelu_tanh(float x) {

@@ -4,13 +4,12 @@
 #define SLUICE_PAGED_KV
 enum { BLOCK = 64 /* keys at a time */, MAX_HEAD_DIM = 256, LINE_BYTES = 64 };
 
-/* Queries that share K and V in one item; those of a group, whose columns lie side by side; and whether the next block's K
-   and V are asked for. Without AVX-512 a group is what the registers multiply at once, so that its scores stay in the first
-   cache. With it none of this was tried. */
+/* Queries that share K and V in one item, and those of a group, whose columns lie side by side. Without AVX-512 a group is
+   what the registers multiply at once, so that its scores stay in the first cache. */
 #if defined(__AVX512F__)
-enum { MAX_QUERIES = 64, QUERY_STRIDE = 64, ASKS_AHEAD = 0 };
+enum { MAX_QUERIES = 128, QUERY_STRIDE = 64 };
 #else
-enum { MAX_QUERIES = 192, QUERY_STRIDE = 16, ASKS_AHEAD = 1 };
+enum { MAX_QUERIES = 192, QUERY_STRIDE = 16 };
 #endif
 
 /* Where a query's column begins in [groups, rows, QUERY_STRIDE]. */

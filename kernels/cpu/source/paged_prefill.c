@@ -57,36 +57,38 @@ INLINE void NAME(ask_ahead)(const NAME(paged_kv) *cache, int key, const NAME(pre
   }
 }
 
-/* Attends with 16 * `vectors` queries of a group, from the `query`-th on, to the block's first `num_keys` keys. */
-INLINE void NAME(attend)(const NAME(paged_kv) *cache, float scale, int query, int vectors, int num_keys, int64_t first,
-                         int padded_dim, const int is_masked, NAME(prefill_scratch) *s) {
-  const int column = query % QUERY_STRIDE, keys_at_once = ASKS_AHEAD ? TILE_ROWS : num_keys;
-  for (int j = 0; j < num_keys; j += keys_at_once) {
-    if (ASKS_AHEAD) NAME(ask_ahead)(cache, j, s);
-    NAME(tile_product)
-    (s->keys + j * padded_dim, padded_dim, STEP, s->query + column_of(query, padded_dim / STEP),
-     s->scores + j * QUERY_STRIDE + column, keys_at_once, padded_dim / STEP, vectors, 0);
-  }
-  for (int v = 0; v < vectors; v++) NAME(soften)(scale, query + 16 * v, num_keys, first, padded_dim, is_masked, s);
-  NAME(tile_product)
-  (s->values, VALUES_ROW(padded_dim), VALUES_STEP(padded_dim), s->weights + column,
-   s->sums + column_of(query, padded_dim), padded_dim, num_keys / STEP, vectors, 1);
-}
-
-/* Attends with a group's `num_queries` queries to the block of keys from the row's `first` on. Where it holds later tokens
-   than some query's, each vector of queries takes as many keys as its last one sees. */
+/* Attends with a group's `num_queries` queries to the block of keys from the row's `first` on. Each vector of queries takes
+   as many keys as its last one sees, which are more from vector to vector where the block holds later tokens. */
 INLINE void NAME(attend_block)(const NAME(paged_kv) *cache, float scale, int group, int num_queries, int64_t first,
                                int padded_dim, NAME(prefill_scratch) *s) {
+  enum { MOST_VECTORS = QUERY_STRIDE / 16 };
   const int vectors = (num_queries + 15) / 16;
-  if (first + BLOCK <= s->positions[group] + 1) {
-    NAME(attend)(cache, scale, group, vectors, BLOCK, first, padded_dim, 0, s);
-    return;
+  int ends[MOST_VECTORS + 1] = {0};
+  for (int v = 0; v < vectors; v++) {
+    const int64_t num_seen = s->positions[group + 16 * v + 15] + 1 - first;
+    ends[v + 1] = num_seen >= BLOCK ? BLOCK : num_seen > 0 ? ((int)num_seen + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS : 0;
   }
-  for (int query = group; query < group + 16 * vectors; query += 16) {
-    const int64_t num_seen = s->positions[query + 15] + 1 - first;
-    const int num_keys = num_seen < BLOCK ? ((int)num_seen + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS : BLOCK;
-    if (num_seen > 0) NAME(attend)(cache, scale, query, 1, num_keys, first, padded_dim, 1, s);
+  const packed_step *query = s->query + column_of(group, padded_dim / STEP);
+  float *sums = s->sums + column_of(group, padded_dim);
+  for (int v = 0; v < vectors; v++)
+    for (int j = ends[v]; j < ends[v + 1]; j += TILE_ROWS) {
+      NAME(ask_ahead)(cache, j, s);
+      NAME(tile_product)
+      (s->keys + j * padded_dim, padded_dim, STEP, query + 16 * v, s->scores + j * QUERY_STRIDE + 16 * v, TILE_ROWS,
+       padded_dim / STEP, vectors - v, 0);
+    }
+  for (int v = 0; v < vectors; v++) {
+    const int mine = group + 16 * v, num_keys = ends[v + 1];
+    const int sees_all = first + num_keys <= s->positions[mine] + 1;
+    if (num_keys && sees_all) NAME(soften)(scale, mine, num_keys, first, padded_dim, 0, s);
+    else if (num_keys) NAME(soften)(scale, mine, num_keys, first, padded_dim, 1, s);
   }
+  for (int v = 0; v < vectors; v++)
+    if (ends[v + 1] > ends[v])
+      NAME(tile_product)
+      (s->values + ends[v] / STEP * VALUES_STEP(padded_dim), VALUES_ROW(padded_dim), VALUES_STEP(padded_dim),
+       s->weights + ends[v] / STEP * QUERY_STRIDE + 16 * v, sums + 16 * v, padded_dim, (ends[v + 1] - ends[v]) / STEP,
+       vectors - v, 1);
 }
 
 /* Attends to all keys, a block after the other, each with all groups of queries. */

@@ -13,7 +13,8 @@
 
 /* 32 elements of the cache; 0 where there is none. */
 INLINE __m512i NAME(load_cached)(const void *from, int64_t at, __mmask32 lanes, const int is_codes, float scale) {
-  if (!is_codes) return _mm512_maskz_loadu_epi16(lanes, (const element *)from + at);
+  const element *elements = (const element *)from + at;
+  if (!is_codes) return lanes == 0xffffffffu ? _mm512_loadu_si512(elements) : _mm512_maskz_loadu_epi16(lanes, elements);
   const __m256i bytes = _mm256_maskz_loadu_epi8(lanes, (const int8_t *)from + at);
   const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
   const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
@@ -21,7 +22,7 @@ INLINE __m512i NAME(load_cached)(const void *from, int64_t at, __mmask32 lanes, 
   return (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(high, unit), _mm512_mul_ps(low, unit));
 }
 
-/* query: [padded_dim / 2, MAX_QUERIES] pairs; 0 beyond the last query of its vector and beyond head_dim. */
+/* 0 beyond the last query of its vector and beyond head_dim. */
 static void NAME(pack_queries)(const element *query, int64_t stride, int queries_a_token, int num_queries, int head_dim,
                                NAME(prefill_scratch) *s) {
   for (int q = 0; q < num_queries; q += 16)
@@ -32,7 +33,8 @@ static void NAME(pack_queries)(const element *query, int64_t stride, int queries
         rows[i] = q + i < num_queries ? _mm512_maskz_loadu_epi16(lanes_from(d, head_dim), mine) : _mm512_setzero_si512();
       }
       transpose_pairs(rows);
-      for (int i = 0; i < 16; i++) _mm512_store_si512(s->query + (d / 2 + i) * QUERY_STRIDE + q, rows[i]);
+      uint32_t *out = s->query + column_of(q, PADDED_DIM(head_dim) / 2) + d / 2 * QUERY_STRIDE;
+      for (int i = 0; i < 16; i++) _mm512_store_si512(out + i * QUERY_STRIDE, rows[i]);
     }
 }
 
@@ -91,7 +93,9 @@ INLINE void NAME(pack_block)(const NAME(paged_kv) *cache, int num_keys, int padd
    scaled to the new highest score. Where `is_masked`, tokens later than a query's weigh nothing for it. */
 INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, int padded_dim, const int is_masked,
                          NAME(prefill_scratch) *s) {
-  const float *scores = s->scores + query;
+  const int column = query % QUERY_STRIDE;
+  const float *scores = s->scores + column;
+  float *sums = s->sums + column_of(query, padded_dim);
   const __m512 highest = _mm512_load_ps(s->highest + query), rate = _mm512_set1_ps(scale);
   const __m512i num_before = _mm512_sub_epi32(_mm512_load_si512(s->positions + query), _mm512_set1_epi32((int)first));
   __m512 highs[4] = {highest, highest, highest, highest}, total[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
@@ -114,17 +118,15 @@ INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, in
         weights[i] = _mm512_maskz_mov_ps(_mm512_cmpge_epi32_mask(num_before, _mm512_set1_epi32(j + i)), weights[i]);
       total[i] = _mm512_add_ps(total[i], weights[i]);
     }
-    _mm512_store_si512(s->weights + j / 2 * QUERY_STRIDE + query, pair_up(weights[0], weights[1]));
+    _mm512_store_si512(s->weights + j / 2 * QUERY_STRIDE + column, pair_up(weights[0], weights[1]));
   }
   const __m512 factor = powers_of_2(_mm512_mul_ps(_mm512_sub_ps(highest, most), rate));
   const __m512 before = _mm512_mul_ps(_mm512_load_ps(s->total + query), factor);
   _mm512_store_ps(s->highest + query, most);
   _mm512_store_ps(s->total + query, _mm512_add_ps(before, _mm512_add_ps(total[0], total[1])));
   if (!_mm512_cmp_ps_mask(factor, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ)) return;
-  for (int d = 0; d < padded_dim; d++) {
-    float *sums = s->sums + d * QUERY_STRIDE + query;
+  for (int d = 0; d < padded_dim; d++, sums += QUERY_STRIDE)
     _mm512_store_ps(sums, _mm512_mul_ps(_mm512_load_ps(sums), factor));
-  }
 }
 
 /* out: the first query's head of the first token; tokens are `stride` elements apart. */
@@ -135,7 +137,7 @@ static void NAME(unpack_sums)(const NAME(prefill_scratch) *s, int num_queries, i
     for (int d = 0; d < head_dim; d += 32) {
       __m512i rows[16];
       for (int i = 0; i < 16; i++) {
-        const float *sums = s->sums + (d + 2 * i) * QUERY_STRIDE + q;
+        const float *sums = s->sums + column_of(q, PADDED_DIM(head_dim)) + (d + 2 * i) * QUERY_STRIDE;
         rows[i] = pair_up(_mm512_mul_ps(_mm512_load_ps(sums), inverse),
                           _mm512_mul_ps(_mm512_load_ps(sums + QUERY_STRIDE), inverse));
       }

@@ -11,6 +11,10 @@ typedef struct {
 } NAME(rms_norm_call);
 
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
+INLINE __m512 NAME(rms_scale)(__m512 squares, int64_t size, float eps) {
+  return _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / (float)size + eps));
+}
+
 static void NAME(rms_norm_token)(const void *data, int64_t token) {
   const NAME(rms_norm_call) *call = data;
   const int64_t size = call->size;
@@ -21,16 +25,15 @@ static void NAME(rms_norm_token)(const void *data, int64_t token) {
     const __mmask16 lanes = lanes_of(size - i);
     __m512 wide = load_vector(x + i, lanes);
     if (update) {
-      const __m256i sum = narrow_vector(_mm512_add_ps(wide, load_vector(update + i, lanes)));
-      _mm256_mask_storeu_epi16(x + i, lanes, sum);
-      wide = widen_vector(sum);
+      wide = round_vector(_mm512_add_ps(wide, load_vector(update + i, lanes)));
+      store_vector(x + i, lanes, wide);
     }
     squares = _mm512_fmadd_ps(wide, wide, squares);
   }
-  const __m512 scale = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / (float)size + call->eps));
+  const __m512 scale = NAME(rms_scale)(squares, size, call->eps);
   for (int64_t i = 0; i < size; i += 16) {
     const __mmask16 lanes = lanes_of(size - i);
-    const __m512 normed = widen_vector(narrow_vector(_mm512_mul_ps(load_vector(x + i, lanes), scale)));
+    const __m512 normed = round_vector(_mm512_mul_ps(load_vector(x + i, lanes), scale));
     store_vector(out + i, lanes, _mm512_mul_ps(normed, load_vector(call->weight + i, lanes)));
   }
 }

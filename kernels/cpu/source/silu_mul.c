@@ -19,7 +19,7 @@ static void NAME(silu_mul_token)(const void *data, int64_t token) {
     __m512 power = _mm512_min_ps(limit, _mm512_mul_ps(x, rate)); /* NaN stays NaN */
     power = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), limit), power);
     const __m512 activated = _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(one, rough_powers_of_2(power))));
-    store_vector(out + i, lanes, _mm512_mul_ps(widen_vector(narrow_vector(activated)), load_vector(up + i, lanes)));
+    store_vector(out + i, lanes, _mm512_mul_ps(round_vector(activated), load_vector(up + i, lanes)));
   }
 #else
   SIMD for (int64_t i = 0; i < size; i++) {

@@ -17,13 +17,57 @@ INLINE void NAME(norm_heads)(element *heads, const element *weight, int64_t num_
   for (int64_t head = 0; head < num_heads; head++) NAME(rms_norm_token)(&call, head);
 }
 
-INLINE void NAME(rotate_head)(const element *in, element *out, const float *cosines, const float *sines, int64_t half) {
-  SIMD for (int64_t i = 0; i < half; i++) {
-    float first = WIDEN(in[i]), second = WIDEN(in[i + half]);
-    out[i] = NARROW(first * cosines[i] - second * sines[i]);
-    out[i + half] = NARROW(second * cosines[i] + first * sines[i]);
+#if IS_BFLOAT16 && defined(__AVX512BF16__)
+/* What a head is multiplied by before its weight. */
+INLINE __m512 NAME(head_scale)(const element *head, int64_t size, float eps) {
+  __m512 squares = _mm512_setzero_ps();
+  for (int64_t i = 0; i < size; i += 16) {
+    const __m512 x = load_vector(head + i, lanes_of(size - i));
+    squares = _mm512_fmadd_ps(x, x, squares);
+  }
+  return NAME(rms_scale)(squares, size, eps);
+}
+
+INLINE __m512 NAME(load_normed)(const element *in, const element *weight, __m512 scale, __mmask16 lanes) {
+  const __m512 x = load_vector(in, lanes);
+  return weight ? round_vector(_mm512_mul_ps(round_vector(_mm512_mul_ps(x, scale)), load_vector(weight, lanes))) : x;
+}
+
+/* Up to 16 pairs of a head, from the i-th on. */
+INLINE void NAME(rotate_pairs)(const element *in, element *out, const element *weight, __m512 scale, const float *cosines,
+                               const float *sines, int64_t half, int64_t i, __mmask16 lanes) {
+  const __m512 first = NAME(load_normed)(in + i, weight ? weight + i : 0, scale, lanes);
+  const __m512 second = NAME(load_normed)(in + half + i, weight ? weight + half + i : 0, scale, lanes);
+  const __m512 cosine = load_floats(cosines + i, lanes), sine = load_floats(sines + i, lanes);
+  store_vector(out + i, lanes, _mm512_fmsub_ps(first, cosine, _mm512_mul_ps(second, sine)));
+  store_vector(out + half + i, lanes, _mm512_fmadd_ps(second, cosine, _mm512_mul_ps(first, sine)));
+}
+
+/* A head's scale is computed while the one before is rotated: it is a long chain. */
+INLINE void NAME(rotate_heads)(const element *in, element *out, const element *weight, int64_t num_heads,
+                               const float *cosines, const float *sines, int64_t half, float eps) {
+  __m512 next = _mm512_setzero_ps();
+  if (weight) next = NAME(head_scale)(in, 2 * half, eps);
+  for (int64_t head = 0; head < num_heads; head++, in += 2 * half, out += 2 * half) {
+    const __m512 scale = next;
+    if (weight && head + 1 < num_heads) next = NAME(head_scale)(in + 2 * half, 2 * half, eps);
+    int64_t i = 0;
+    for (; i + 16 <= half; i += 16) NAME(rotate_pairs)(in, out, weight, scale, cosines, sines, half, i, 0xffff);
+    if (i < half) NAME(rotate_pairs)(in, out, weight, scale, cosines, sines, half, i, lanes_of(half - i));
   }
 }
+#else
+INLINE void NAME(rotate_heads)(element *in, element *out, const element *weight, int64_t num_heads, const float *cosines,
+                               const float *sines, int64_t half, float eps) {
+  if (weight) NAME(norm_heads)(in, weight, num_heads, 2 * half, eps);
+  for (int64_t head = 0; head < num_heads; head++, in += 2 * half, out += 2 * half)
+    SIMD for (int64_t i = 0; i < half; i++) {
+      float first = WIDEN(in[i]), second = WIDEN(in[i + half]);
+      out[i] = NARROW(first * cosines[i] - second * sines[i]);
+      out[i + half] = NARROW(second * cosines[i] + first * sines[i]);
+    }
+}
+#endif
 
 /* Writes a head as codes of -127 to 127; returns their scale. What is not finite makes a scale that is not. */
 INLINE uint16_t NAME(quantize_head)(const element *in, int8_t *codes, int64_t head_dim) {
@@ -50,38 +94,33 @@ INLINE void NAME(store_codes)(const NAME(store_kv_call) *call, const element *ke
   }
 }
 
+/* Puts a token's heads to `out`, normed where there is a weight and rotated where there are cosines; `in` may change. */
+INLINE void NAME(turn_heads)(element *in, element *out, const element *weight, int64_t num_heads, const float *cosines,
+                             const float *sines, int64_t head_dim, float eps) {
+  if (cosines && weight) {
+    NAME(rotate_heads)(in, out, weight, num_heads, cosines, sines, head_dim / 2, eps);
+  } else if (cosines) {
+    NAME(rotate_heads)(in, out, 0, num_heads, cosines, sines, head_dim / 2, eps);
+  } else {
+    if (weight) NAME(norm_heads)(in, weight, num_heads, head_dim, eps);
+    if (in != out) memcpy(out, in, (size_t)(num_heads * head_dim) * sizeof(element));
+  }
+}
+
 static void NAME(store_kv_token)(const void *data, int64_t token) {
   const NAME(store_kv_call) *call = data;
-  const int64_t head_dim = call->head_dim, half = head_dim / 2, kv_size = call->num_kv_heads * head_dim;
+  const int64_t head_dim = call->head_dim, kv_size = call->num_kv_heads * head_dim;
   const int64_t slot = call->slots[token], query_size = call->num_heads * head_dim;
   element *query = call->heads + token * (query_size + 2 * kv_size), *key = query + query_size;
   const element *value = key + kv_size;
-  if (call->query_weight) {
-    NAME(norm_heads)(query, call->query_weight, call->num_heads, head_dim, call->eps);
-    NAME(norm_heads)(key, call->key_weight, call->num_kv_heads, head_dim, call->eps);
-  }
-  const float *cosines = 0, *sines = 0;
-  if (call->cosines) {
-    cosines = call->cosines + call->positions[token] * half;
-    sines = call->sines + call->positions[token] * half;
-    for (int64_t head = 0; head < call->num_heads; head++)
-      NAME(rotate_head)(query + head * head_dim, query + head * head_dim, cosines, sines, half);
-  }
+  const float *cosines = call->cosines ? call->cosines + call->positions[token] * (head_dim / 2) : 0;
+  const float *sines = cosines ? call->sines + call->positions[token] * (head_dim / 2) : 0;
+  NAME(turn_heads)(query, query, call->query_weight, call->num_heads, cosines, sines, head_dim, call->eps);
   if (slot < 0) return;
-  if (call->key_scales) {
-    for (int64_t head = 0; cosines && head < call->num_kv_heads; head++)
-      NAME(rotate_head)(key + head * head_dim, key + head * head_dim, cosines, sines, half);
-    NAME(store_codes)(call, key, value, slot);
-    return;
-  }
-  element *out = (element *)call->keys + slot * kv_size;
-  memcpy((element *)call->values + slot * kv_size, value, kv_size * sizeof(element));
-  if (!cosines) {
-    memcpy(out, key, kv_size * sizeof(element));
-    return;
-  }
-  for (int64_t head = 0; head < call->num_kv_heads; head++)
-    NAME(rotate_head)(key + head * head_dim, out + head * head_dim, cosines, sines, half);
+  element *out = call->key_scales ? key : (element *)call->keys + slot * kv_size;
+  NAME(turn_heads)(key, out, call->key_weight, call->num_kv_heads, cosines, sines, head_dim, call->eps);
+  if (call->key_scales) NAME(store_codes)(call, key, value, slot);
+  else memcpy((element *)call->values + slot * kv_size, value, (size_t)kv_size * sizeof(element));
 }
 
 /* heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key and value heads. cosines and sines: [positions,
