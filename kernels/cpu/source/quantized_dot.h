@@ -24,8 +24,10 @@ typedef struct {
 
 #if defined(__AVX512VNNI__)
 #define QUANT_LANES 16 /* outputs of a vector */
-#define QUANT_ROWS 8 /* of a tile: their sums of a group fit in the registers */
+#define QUANT_ROWS 14 /* of a tile: their sums of a group fit in the registers, beside the operands */
 #define QUANT_UNROLL PRAGMA(GCC unroll 2)
+#define QUANT_WHOLLY PRAGMA(GCC unroll 14)
+enum { QUANT_FEW_ROWS = 4 }; /* so many have the codes of eight inputs in registers; more take four at a time, in place */
 typedef __m512i quant_codes;
 
 INLINE quant_codes quant_load(const uint8_t *codes) { return _mm512_loadu_si512(codes); }
@@ -36,11 +38,19 @@ INLINE quant_codes quant_four(quant_codes sums, quant_codes codes, int32_t four)
   return _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(four));
 }
 
+/* In one register: else GCC has sums in two by turns, and others in memory for want of them. */
+INLINE quant_codes quant_four_in_place(quant_codes sums, quant_codes codes, int32_t four) {
+  sums = quant_four(sums, codes, four);
+  __asm__("" : "+v"(sums));
+  return sums;
+}
+
 #elif defined(__AVX2__)
 #include <immintrin.h>
 #define QUANT_LANES 8
 #define QUANT_ROWS 4
 #define QUANT_UNROLL
+#define QUANT_WHOLLY
 #define QUANT_ROOM 128 /* most of four codes of one sign whose products are added in 16 bits, with weights up to 255 */
 typedef __m256i quant_codes;
 
@@ -58,6 +68,7 @@ INLINE quant_codes quant_four(quant_codes sums, quant_codes codes, int32_t four)
 #define QUANT_LANES 16
 #define QUANT_ROWS 2
 #define QUANT_UNROLL
+#define QUANT_WHOLLY
 typedef int32_t quant_codes __attribute__((vector_size(64), aligned(4), may_alias));
 
 INLINE quant_codes quant_load(const uint8_t *codes) { return *(const quant_codes *)codes; }
@@ -119,6 +130,25 @@ INLINE int quant_passes(int64_t rows) { return QUANT_VECTORS / quant_vectors((in
 /* Adds to `sums` a group's products; `from`: its codes, from the first of the outputs on, `codes`: [inputs / 4, rows, 4]. */
 INLINE void quant_products(quant_codes sums[][QUANT_VECTORS], const uint8_t *from, const int8_t *codes, const int rows,
                            const int vectors, const int bits) {
+#if defined(__AVX512VNNI__)
+  if (rows > QUANT_FEW_ROWS) {
+    PRAGMA(GCC unroll 1) for (int i = 0; i < quant_group(bits); i += 8, from += bits * QUANT_BLOCK) {
+      PRAGMA(GCC unroll 2) for (int half = 0; half < 2; half++, codes += 4 * rows) {
+        quant_codes mine[QUANT_VECTORS];
+        for (int v = 0; v < vectors; v++) {
+          const quant_codes loaded = quant_load(from + 4 * QUANT_LANES * v + (bits == 8 ? 4 * QUANT_BLOCK * half : 0));
+          mine[v] = bits == 8 ? loaded : half ? quant_high(loaded) : quant_low(loaded);
+        }
+        for (int r = 0; r < rows; r++) {
+          int32_t four;
+          memcpy(&four, codes + 4 * r, sizeof four);
+          for (int v = 0; v < vectors; v++) sums[r][v] = quant_four_in_place(sums[r][v], mine[v], four);
+        }
+      }
+    }
+    return;
+  }
+#endif
   QUANT_UNROLL for (int i = 0; i < quant_group(bits); i += 8, from += bits * QUANT_BLOCK, codes += 8 * rows) {
     quant_codes first[QUANT_VECTORS], second[QUANT_VECTORS];
     for (int v = 0; v < vectors; v++) {
@@ -167,7 +197,7 @@ INLINE void quant_tile_8(const quant_operands *of, int32_t *sums, const int rows
       from += quant_group_bytes(8);
       codes += quant_group(8) * rows;
     }
-    for (int r = 0; r < rows; r++)
+    QUANT_WHOLLY for (int r = 0; r < rows; r++)
       for (int v = 0; v < vectors; v++)
         *(quant_ints *)(sums + r * QUANT_BLOCK + output + QUANT_LANES * v) = quant_total(products[r][v], 8);
   }

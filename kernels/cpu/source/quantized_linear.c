@@ -5,7 +5,7 @@
 
 #ifndef SLUICE_QUANTIZED_LINEAR
 #define SLUICE_QUANTIZED_LINEAR
-/* Bytes of an item's weight at least and at most, items at least, and most rows of an item. */
+/* Bytes of an item's weight at least and at most, items at least, and most rows of an item but for what fills its last tile. */
 enum { QUANT_LEAST_ITEM = 32 << 10, QUANT_LARGEST_ITEM = 1 << 20, QUANT_ITEMS = 16, QUANT_MOST_ROWS = 256 };
 
 /* Rows from which on tile registers, where there are any, are worth their settings. */
@@ -61,6 +61,9 @@ static void quant_any_tile(const quant_call *call, const uint8_t *weight, int64_
 #endif
 #if QUANT_ROWS > 4
     ROWS(5) ROWS(6) ROWS(7) ROWS(8)
+#endif
+#if QUANT_ROWS > 8
+    ROWS(9) ROWS(10) ROWS(11) ROWS(12) ROWS(13) ROWS(14)
 #endif
   }
 #undef ROWS
@@ -287,7 +290,9 @@ PUBLIC void NAME(quantized_linear)(const element *x, const uint8_t *weight, cons
   const int has_tiles = 0;
 #endif
   const int64_t rows_per_tile = has_tiles ? 1 /* a row's codes are neighbours */ : (num_rows + least_tiles - 1) / least_tiles;
-  const int64_t rows_per_item = QUANT_MOST_ROWS / rows_per_tile * rows_per_tile;
+  const int64_t num_tiles = (num_rows + rows_per_tile - 1) / rows_per_tile;
+  const int64_t num_parts = (num_rows + QUANT_MOST_ROWS - 1) / QUANT_MOST_ROWS;
+  const int64_t rows_per_item = (num_tiles + num_parts - 1) / num_parts * rows_per_tile;
   quant_factor *factors = scratch;
   quant_outlier *outliers = (void *)(factors + num_rows * (bits == 4 ? num_groups : 1));
   const int64_t most_outliers = quant_most_outliers(num_groups * quant_group(8), means != NULL);
