@@ -9,13 +9,14 @@
 #define QUANT_STEPS 24.0f
 #endif
 
-/* Of a token's input: what its code in the product lacks. */
+/* Of a token's input: what its code in the product lacks, and where in a block the input's weights are. Near ones have the
+   place and the codes of four neighbours, of which but one are 0. */
 typedef struct {
-  uint32_t input;
+  uint32_t place;
   int32_t rest;
 } quant_outlier;
 
-/* A row's: those whose rest is a code itself, and the others, from `most` downwards. */
+/* A row's: near are those whose rest is a code itself, far the others, from `most` downwards. */
 typedef struct {
   int32_t num_near, num_far;
 } quant_counts;
@@ -31,8 +32,11 @@ INLINE int64_t quant_most_outliers(int64_t inputs, int is_part) {
 }
 
 INLINE void quant_note(quant_outlier *outliers, int64_t most, quant_counts *counts, int32_t input, int32_t rest) {
-  const int64_t place = abs(rest) <= 127 ? counts->num_near++ : most - ++counts->num_far;
-  outliers[place] = (quant_outlier){(uint32_t)input, rest};
+  const uint32_t four = (uint32_t)input / 4 * (4 * QUANT_BLOCK), byte = (uint32_t)input % 4;
+  if (abs(rest) <= 127)
+    outliers[counts->num_near++] = (quant_outlier){four, (int32_t)((uint32_t)(uint8_t)rest << 8 * byte)};
+  else
+    outliers[most - ++counts->num_far] = (quant_outlier){four + byte, rest};
 }
 
 /* What a group is multiplied by for its codes. `magnitude`: the bits of the largest, which are in the order of numbers. */
@@ -132,6 +136,25 @@ INLINE void quant_split(const float *values, float rate, int32_t begin, int8_t *
   __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
   half = _mm_hadd_epi32(half, half);
   *sum += _mm_extract_epi32(half, 0) + _mm_extract_epi32(half, 1);
+}
+#elif defined(__AVX512VNNI__)
+INLINE void quant_split(const float *values, float rate, int32_t begin, int8_t *codes, int32_t *sum, quant_outlier *outliers,
+                        int64_t most, quant_counts *counts) {
+  int32_t exact[QUANT_MOST_INPUTS] __attribute__((aligned(64)));
+  __m512i sums = _mm512_setzero_si512();
+  uint64_t left = 0;
+  for (int i = 0; i < QUANT_MOST_INPUTS; i += 16) {
+    const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(values + i), _mm512_set1_ps(rate)));
+    _mm512_store_si512(exact + i, whole);
+    sums = _mm512_add_epi32(sums, whole);
+    left |= (uint64_t)_mm512_cmpgt_epi32_mask(_mm512_abs_epi32(whole), _mm512_set1_epi32(127)) << i;
+    _mm_storeu_si128((void *)(codes + i), _mm_max_epi8(_mm512_cvtsepi32_epi8(whole), _mm_set1_epi8(-127)));
+  }
+  for (; left; left &= left - 1) {
+    const int i = __builtin_ctzll(left);
+    quant_note(outliers, most, counts, begin + i, exact[i] - codes[i]);
+  }
+  *sum += _mm512_reduce_add_epi32(sums);
 }
 #else
 INLINE void quant_split(const float *values, float rate, int32_t begin, int8_t *codes, int32_t *sum, quant_outlier *outliers,

@@ -69,26 +69,33 @@ static void quant_any_tile(const quant_call *call, const uint8_t *weight, int64_
 #undef ROWS
 }
 
-/* Makes a row's outputs of a block, before the bias, of the products of codes of 8 bits. */
-INLINE void quant_scale_row(const quant_call *call, const uint8_t *weight, const quant_floats *scales, int64_t row,
-                            void *sums) {
-  const quant_outlier *outlier = quant_row_outliers(call, row), *end = outlier + call->num_outliers[row].num_near;
-  const quant_factor factor = call->factors[row];
+/* Adds to a row's `sums` of a block what its outliers give. */
+INLINE void quant_add_outliers(const quant_call *call, const uint8_t *weight, int64_t row, void *sums) {
+  const quant_counts counts = call->num_outliers[row];
+  if (!(counts.num_near | counts.num_far)) return;
+  const quant_outlier *outlier = quant_row_outliers(call, row), *end = outlier + counts.num_near;
   quant_ints all[QUANT_VECTORS];
-  for (int v = 0; v < QUANT_VECTORS; v++) all[v] = ((quant_ints *)sums)[v] + factor.first;
+  for (int v = 0; v < QUANT_VECTORS; v++) all[v] = ((quant_ints *)sums)[v];
   for (; outlier < end; outlier++) {
-    const uint8_t *from = weight + outlier->input / 4 * (4 * QUANT_BLOCK);
-    const int32_t four = (int32_t)((uint32_t)(uint8_t)outlier->rest << 8 * (outlier->input % 4));
+    const uint8_t *from = weight + outlier->place;
     for (int v = 0; v < QUANT_VECTORS; v++)
-      all[v] = (quant_ints)quant_four((quant_codes)all[v], quant_load(from + 4 * QUANT_LANES * v), four);
+      all[v] = (quant_ints)quant_four((quant_codes)all[v], quant_load(from + 4 * QUANT_LANES * v), outlier->rest);
   }
   end = quant_row_outliers(call, row + 1);
-  for (outlier = end - call->num_outliers[row].num_far; outlier < end; outlier++) {
-    const quant_ints *from = (const void *)(weight + outlier->input / 4 * (4 * QUANT_BLOCK));
-    for (int v = 0; v < QUANT_VECTORS; v++) all[v] += (from[v] >> 8 * (outlier->input % 4) & 255) * outlier->rest;
+  for (outlier = end - counts.num_far; outlier < end; outlier++) {
+    const quant_ints *from = (const void *)(weight + outlier->place / 4 * 4);
+    for (int v = 0; v < QUANT_VECTORS; v++) all[v] += (from[v] >> 8 * (outlier->place % 4) & 255) * outlier->rest;
   }
-  for (int v = 0; v < QUANT_VECTORS; v++)
-    ((quant_floats *)sums)[v] = __builtin_convertvector(all[v], quant_floats) * (scales[v] * factor.scale);
+  for (int v = 0; v < QUANT_VECTORS; v++) ((quant_ints *)sums)[v] = all[v];
+}
+
+/* Makes a row's outputs of a block, before the bias, of sums of codes of 8 bits. */
+INLINE void quant_scale_row(const quant_call *call, const quant_floats *scales, int64_t row, void *sums) {
+  const quant_factor factor = call->factors[row];
+  for (int v = 0; v < QUANT_VECTORS; v++) {
+    const quant_ints total = ((quant_ints *)sums)[v] + factor.first;
+    ((quant_floats *)sums)[v] = __builtin_convertvector(total, quant_floats) * (scales[v] * factor.scale);
+  }
 }
 
 /* Returns magnitudes. */
@@ -228,7 +235,8 @@ static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t beg
     quant_tiles(call->codes + begin * width, width, weight, call->num_groups, end - begin, sums);
     for (int64_t row = begin; row < end; row++) {
       int32_t *mine = sums + (row - begin) * QUANT_BLOCK;
-      quant_scale_row(call, weight, scales, row, mine);
+      quant_add_outliers(call, weight, row, mine);
+      quant_scale_row(call, scales, row, mine);
       NAME(quant_finish)(call, row, block, (float *)(void *)mine);
     }
     return;
@@ -239,8 +247,9 @@ static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t beg
     float sums[QUANT_ROWS * QUANT_BLOCK] __attribute__((aligned(64)));
     for (int64_t r = 0; call->bits == 8 && r < rows; r++) __builtin_prefetch(quant_row_outliers(call, row + r));
     quant_any_tile(call, weight, row, sums, later, (int)lines, (int)passes);
+    for (int64_t r = 0; call->bits == 8 && r < rows; r++) quant_add_outliers(call, weight, row + r, sums + r * QUANT_BLOCK);
     for (int64_t r = 0; r < rows; r++) {
-      if (call->bits == 8) quant_scale_row(call, weight, scales, row + r, sums + r * QUANT_BLOCK);
+      if (call->bits == 8) quant_scale_row(call, scales, row + r, sums + r * QUANT_BLOCK);
       NAME(quant_finish)(call, row + r, block, sums + r * QUANT_BLOCK);
     }
     left -= left < passes * lines ? left : passes * lines;
