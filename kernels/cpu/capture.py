@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.cpu.library import INTEGER, KINDS, Kernel, LoadedKernel, observed_kernels, replay_function
 
-MAX_ARGUMENTS = 16
+MAX_ARGUMENTS = 17
 """As in source/captured_call.h."""
 
 NEW_MEMORY = {"empty", "empty_like", "new_empty", "empty_strided"}
@@ -23,6 +23,9 @@ VIEWS = {"alias", "as_strided", "detach", "select", "slice", "split", "squeeze",
 
 
 Result = TypeVar("Result")
+
+Call = tuple[LoadedKernel, Sequence[Any]]
+"""A kernel and the arguments of a call of it."""
 
 Note = Callable[[str, int, int], None]
 """Takes the name of a kernel, and when a call of it began and ended: `time.monotonic_ns()`."""
@@ -42,17 +45,18 @@ class CapturedCall(ctypes.Structure):
 class CapturedCalls:
     """Calls that can be made again, on the same memory. What the computation allocated lives as long as this."""
 
-    def __init__(self, calls: Sequence[tuple[LoadedKernel, Sequence[Any]]], allocated: list[Tensor]):
+    def __init__(self, calls: Sequence[Call], allocated: list[Tensor]):
         self._names = [kernel.name for kernel, _ in calls]
-        self._calls = (CapturedCall * len(calls))(*(_as_call(*call) for call in calls))
+        self.array = as_array(calls)
+        """What is called; arguments may be changed between replays."""
         self._allocated = allocated
         self._replay = replay_function()
 
     def replay(self) -> None:
         """Makes the calls in their order. Raises `MemoryError`."""
-        ended_ns = (INTEGER * len(self._calls))() if _notes else None
+        ended_ns = (INTEGER * len(self.array))() if _notes else None
         began_ns = time.monotonic_ns()
-        failed = self._replay(self._calls, len(self._calls), ended_ns)
+        failed = self._replay(self.array, len(self.array), ended_ns)
         if ended_ns is not None:
             self._note(began_ns, ended_ns)
         if failed >= 0:
@@ -74,7 +78,7 @@ class CaptureMode(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple[LoadedKernel, Sequence[Any]]] = []
+        self.calls: list[Call] = []
         self.allocated: list[Tensor] = []
         self.other: str | None = None
         """The first thing that computes and cannot be captured."""
@@ -130,6 +134,11 @@ def timed_kernels(note: Note) -> Iterator[None]:
             yield
     finally:
         _notes.remove(note)
+
+
+def as_array(calls: Sequence[Call]) -> ctypes.Array[CapturedCall]:
+    """Returns the calls as `sluice_replay` reads them. Each is of a kernel that can be captured."""
+    return (CapturedCall * len(calls))(*(_as_call(*call) for call in calls))
 
 
 def _as_call(kernel: LoadedKernel, arguments: Sequence[Any]) -> CapturedCall:

@@ -7,7 +7,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -175,11 +175,16 @@ def unload_kernels() -> None:
 def observed_kernels(observe: Callable[[LoadedKernel], Kernel]) -> Iterator[None]:
     """Launchers call what `observe` makes of each kernel, inside of the block, and then what they called before."""
     before = dict(_kernels)
-    _kernels.update({key: observe(kernel) for key, kernel in _loaded.items()})
+    _kernels.update({key: observe(_as_called(kernel, before[key])) for key, kernel in _loaded.items()})
     try:
         yield
     finally:
         _kernels.update(before)
+
+
+def _as_called(kernel: LoadedKernel, call: Kernel) -> LoadedKernel:
+    """Returns the kernel with what launchers call: who else observes it hears of its calls, too."""
+    return kernel if call is kernel.call else replace(kernel, call=call)
 
 
 def replay_function() -> Callable[..., int]:

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-enum { MAX_ARGUMENTS = 16 };
+enum { MAX_ARGUMENTS = 17 };
 
 typedef union {
   void *pointer;

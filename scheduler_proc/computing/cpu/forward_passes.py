@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.capture import CapturedCalls, capture_calls
+from kernels.cpu.repeated_calls import Repeats
 from kernels.sample import draw
 from messages.columns import pack_int32, unpack_int32, unpack_int64
 from messages.steps import Batch
@@ -75,6 +76,8 @@ class CpuForwardPasses:
         self.can_capture = decoder.parallel.size == 1
         """False where something other than C kernels computes in a step of decode rows, or ranks wait for others."""
 
+        self.repeats = Repeats() if self.can_capture else None
+
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
         """Writes a step that can be captured to where captures read it: it must run before the next is prepared."""
         population, page_size = self._device.population, self.cache.layers[0].page_size
@@ -96,8 +99,10 @@ class CpuForwardPasses:
 
     @torch.inference_mode()
     def _forward(self, step: StepInputs, num_sampled: int, columns: Mapping[str, Tensor]) -> Forwarded:
-        """Runs it call by call."""
-        hidden_NE = self._decoder.forward(step, self.cache, self._workspace.activations(len(step.token_ids)))
+        """Runs it call by call, but for most layers: their calls are those of one, replayed."""
+        activations = self._workspace.activations(len(step.token_ids))
+        repeats = self.repeats if activations.residual is not None else None
+        hidden_NE = self._decoder.forward(step, self.cache, activations, repeats)
         logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled))
         return Forwarded(logits_SV, hidden_NE[num_sampled:], columns)
 

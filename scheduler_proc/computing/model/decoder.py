@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.cpu.repeated_calls import Repeats
 from kernels.embed import embed, look_up
 from kernels.gelu import GeluKind
 from kernels.layer_norm import layer_norm
@@ -134,10 +135,13 @@ class Decoder:
     def activation_dtype(self) -> torch.dtype:
         return self._final_norm.weight.dtype
 
-    def forward(self, step: StepInputs, cache: KVTensors, room: Activations = NEW_MEMORY) -> Tensor:
+    def forward(
+        self, step: StepInputs, cache: KVTensors, room: Activations = NEW_MEMORY, repeats: Repeats | None = None
+    ) -> Tensor:
         """Returns what the head reads of `step.head_tokens` [N, E]; the cache then holds all tokens' K and V.
 
-        What operations return, the result included, may be put into `room`.
+        What operations return, the result included, may be put into `room`. Where there is room for all, the layers
+        between the second and the last may be computed by `repeats`.
         """
         residual_TE = self._embed(step, room.residual)
         update_TE = None
@@ -146,16 +150,29 @@ class Decoder:
         if attended_THD is None:
             heads = residual_TE.shape[0], self.config.num_heads, self.config.head_dim
             attended_THD = torch.empty(heads, dtype=residual_TE.dtype, device=residual_TE.device)
-        for index, layer in enumerate(self._layers):
+        last = len(self._layers) - 1
+
+        def compute(index: int) -> None:
+            nonlocal residual_TE, update_TE, room
+            layer = self._layers[index]
             residual_TE, heads_TA = self._normed_linear(layer.qkv, residual_TE, update_TE, room, room.heads)
             # No token attends to what follows the last layer's K and V: only those whose logits are wanted go on.
-            is_narrow = index == len(self._layers) - 1 and not step.all_go_to_head
+            is_narrow = index == last and not step.all_go_to_head
             attended_TA = self._attend(index, heads_TA, step, cache, attended_THD, is_narrow)
             if is_narrow:
                 residual_TE, room = residual_TE[step.head_tokens], room.take(len(step.head_tokens))
             update_TE = layer.attention_out(attended_TA, room.update)
             residual_TE, inner_TF = self._normed_linear(layer.mlp_in, residual_TE, update_TE, room, room.inner)
             update_TE = layer.mlp_out(inner_TF, room.update)
+
+        middle = range(1, last)
+        if repeats is None or len(middle) < 2:
+            for index in range(last + 1):
+                compute(index)
+        else:
+            compute(0)
+            repeats.compute(compute, middle)
+            compute(last)
         return self._norm(self._final_norm, residual_TE, update_TE, room)
 
     def logits(self, hidden_NE: Tensor, out_NV: Tensor | None = None) -> Tensor:

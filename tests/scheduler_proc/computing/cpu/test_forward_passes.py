@@ -60,6 +60,22 @@ def compare(captured: Runner, plain: Runner) -> None:
     assert not passes_of(plain).captures
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_with_prompts_repeat_the_calls_of_a_layer(tmp_path: Path, dtype: torch.dtype) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_CONFIG | QWEN3 | {"num_hidden_layers": 5}), encoding="utf-8")
+    repeating, plain = (load(tmp_path, load_format="dummy", dtype=str(dtype).removeprefix("torch.")) for _ in range(2))
+    if not has_packed_kernel(torch.zeros(64, 64, dtype=dtype)):
+        pytest.skip("this processor has no C kernel for such linears")
+    passes_of(plain).repeats = None
+    for _ in range(2):
+        outputs = [generate(runner, PROMPTS, 12, STAGGERED, PARAMS) for runner in (repeating, plain)]
+        assert outputs[0] == outputs[1]
+    repeats = passes_of(repeating).repeats
+    assert repeats is not None
+    assert {"paged_decode" in names for names in repeats.known} == {False, True}
+    assert all(repeats.known.values())
+
+
 def test_steps_with_draft_tokens_are_replayed_and_give_the_same_tokens(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "gpt2")
     runner = load(tmp_path, quantization="int8", block_size=PAGE_SIZE, num_pages=PLENTY)

@@ -1,0 +1,109 @@
+"""Parts whose calls are derived from one part's compute what they compute themselves."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.cpu.capture import timed_kernels
+from kernels.cpu.library import find_kernel
+from kernels.cpu.repeated_calls import Repeats
+from kernels.layer_norm import layer_norm
+from kernels.rms_norm import rms_norm
+
+NUM_PARTS, SIZE, MOST_TOKENS = 4, 48, 9
+
+
+@pytest.fixture(autouse=True)
+def with_kernels(backend: str) -> None:
+    if find_kernel("rms_norm", torch.zeros(1)) is None:
+        pytest.skip(f"{backend} has no calls to repeat")
+
+
+class Parts:
+    """Each part norms what the one before has left, and adds it to a residual stream."""
+
+    def __init__(self) -> None:
+        self.weights, self.biases = torch.randn(2, NUM_PARTS, 2, SIZE)
+        self.residual, self.normed, self.update = torch.zeros(3, MOST_TOKENS, SIZE)
+        self.eps = [1e-5] * NUM_PARTS
+        self.is_layer_norm = False
+        self.also: Callable[[Tensor], object] = lambda normed: None
+
+    def start(self, num_tokens: int, seed: int) -> Callable[[int], None]:
+        generator = torch.Generator().manual_seed(seed)
+        residual, normed, update = (part[:num_tokens] for part in (self.residual, self.normed, self.update))
+        residual.copy_(torch.randn(num_tokens, SIZE, generator=generator))
+        update.zero_()
+
+        def compute(part: int) -> None:
+            weight, eps = self.weights[part], self.eps[part]
+            rms_norm(residual, weight[0], eps, update, normed)
+            self.also(normed)
+            if self.is_layer_norm:
+                layer_norm(normed, weight[1], self.biases[part][1], eps, None, update)
+            else:
+                rms_norm(normed, weight[1], eps, None, update)
+
+        return compute
+
+    def run(self, repeats: Repeats | None, num_tokens: int, seed: int) -> Tensor:
+        compute = self.start(num_tokens, seed)
+        if repeats is not None:
+            repeats.compute(compute, range(NUM_PARTS))
+        else:
+            for part in range(NUM_PARTS):
+                compute(part)
+        return torch.stack((self.residual, self.update))[:, :num_tokens].clone()
+
+    def check(self, repeats: Repeats) -> None:
+        for seed, num_tokens in enumerate((3, MOST_TOKENS, 1, 5, 3)):
+            assert torch.equal(self.run(repeats, num_tokens, seed), self.run(None, num_tokens, seed))
+
+
+def test_parts_are_replayed_for_any_number_of_tokens() -> None:
+    parts, repeats = Parts(), Repeats()
+    parts.check(repeats)
+    assert list(repeats.known) == [("rms_norm", "rms_norm")]
+    assert all(repeats.known.values())
+
+
+def test_parts_that_call_something_else_are_told_apart() -> None:
+    parts, repeats = Parts(), Repeats()
+    for parts.is_layer_norm in (False, True, False, True):
+        parts.check(repeats)
+    assert list(repeats.known) == [("rms_norm", "rms_norm"), ("rms_norm", "layer_norm")]
+    assert all(repeats.known.values())
+
+
+def test_a_replay_makes_no_call_in_python() -> None:
+    parts, repeats = Parts(), Repeats()
+    parts.run(repeats, 3, 0)
+    compute, computed = parts.start(3, 0), []
+    repeats.compute(lambda part: (computed.append(part), compute(part))[1], range(NUM_PARTS))
+    assert computed == [0]
+
+
+def test_who_times_kernels_hears_of_all_calls() -> None:
+    parts, repeats = Parts(), Repeats()
+    for _ in range(2):
+        names: list[str] = []
+        with timed_kernels(lambda name, began_ns, ended_ns, names=names: names.append(name)):
+            parts.run(repeats, 3, 0)
+        assert names == ["rms_norm"] * 2 * NUM_PARTS
+
+
+@pytest.mark.parametrize("also", [torch.empty_like, lambda normed: normed.mul_(2)], ids=["new memory", "torch"])
+def test_parts_that_do_more_are_computed_one_by_one(also: Callable[[Tensor], object]) -> None:
+    parts, repeats = Parts(), Repeats()
+    parts.also = also
+    parts.check(repeats)
+    assert list(repeats.known.values()) == [None]
+
+
+def test_parts_of_different_numbers_are_computed_one_by_one() -> None:
+    parts, repeats = Parts(), Repeats()
+    parts.eps[2] = 0.5
+    parts.check(repeats)
+    assert list(repeats.known.values()) == [None]
