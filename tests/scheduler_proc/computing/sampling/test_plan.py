@@ -42,6 +42,14 @@ def test_a_filter_that_takes_nothing_out_is_none(params: SamplingParams) -> None
     assert plan([params]).num_special == 0
 
 
+@pytest.mark.parametrize(
+    "number",
+    [{"top_n_sigma": 1.0}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}, {"typical_p": 0.9}, {"xtc_probability": 0.5}],
+)
+def test_any_filter_alone_makes_its_row_special(number: dict[str, float]) -> None:
+    assert plan([WARM, msgspec.structs.replace(WARM, **number)]).columns["special_rows"].tolist() == [1]
+
+
 def test_special_rows_are_ordered_and_drawn_once() -> None:
     bias = RowProcessing(biases=((3, 1.0),))
     made = plan(
