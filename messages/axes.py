@@ -78,11 +78,6 @@ def columns_of(struct: type[msgspec.Struct]) -> Mapping[str, Column]:
     return found
 
 
-def size_of(columns: msgspec.Struct, name: str) -> int:
-    """Returns how many entries a column holds."""
-    return len(getattr(columns, name)) // columns_of(type(columns))[name].itemsize
-
-
 def fill_columns(
     struct: type[msgspec.Struct], sizes: Mapping[Axis, int], is_dummy: bool = False, **known: Any
 ) -> dict[str, Any]:

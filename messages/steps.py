@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from messages.axes import Axis, Column, size_of
-from messages.columns import FLOAT32, INT32, INT64
+from messages.axes import Axis, Column
+from messages.columns import FLOAT32, INT32, INT64, num_int32
 from messages.requests import FramesLost
 
 Phase = Literal["prefill", "decode", "mixed"]
@@ -153,15 +153,15 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     @property
     def num_rows(self) -> int:
-        return size_of(self, "query_lens")
+        return num_int32(self.query_lens)
 
     @property
     def num_tokens(self) -> int:
-        return size_of(self, "token_ids")
+        return num_int32(self.token_ids)
 
     @property
     def num_sampled(self) -> int:
-        return size_of(self, "sample_tokens")
+        return num_int32(self.sample_tokens)
 
     @property
     def hidden_tokens(self) -> bytes:

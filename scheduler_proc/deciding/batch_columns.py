@@ -65,12 +65,13 @@ class BatchBuilder:
         self._page_size = page_size
         self._positions: array[int] = array(INT32, range(max_model_len))
         self._slots: array[int] = array(INT64, range(num_pages * page_size))
+        self._no_chunks = _ChunkColumns(0)
 
     def build(self, step_id: int, decode: DecodeRows, chunks: list[Chunk]) -> Batch:
         """Returns the step of all decode rows and these chunks; the pages of their tokens must have been taken."""
         num_decode_rows = len(decode)
         assert NO_SLOT not in decode.slots, "a row has no page for its token"
-        columns = _ChunkColumns(num_decode_rows)
+        columns = _ChunkColumns(num_decode_rows) if chunks else self._no_chunks
         for chunk in chunks:
             self._append(columns, chunk)
         width = max((len(chunk.req.pages) for chunk in chunks), default=1)
@@ -90,7 +91,7 @@ class BatchBuilder:
             page_tables=_page_tables(decode, chunks, width),
             num_pages_per_row=width,
             sample_tokens=pack_int32(range(num_decode_rows)) + columns.sample_tokens.tobytes(),
-            **decode.sampling.joined(columns.sampling),
+            **(decode.sampling.joined(columns.sampling) if chunks else decode.sampling.pack()),
             sample_positions=(next_positions + columns.sample_positions).tobytes(),
             logits_processing=_logits_processing(decode, chunks) if has_processing else None,
             prompt_logprobs=columns.prompt_logprobs.columns(),

@@ -48,8 +48,10 @@ class NgramMatch:
 
     def chances(self, num_tokens: int) -> list[float]:
         """Returns how likely each of so many of these is right where those before it are: the match is longer then."""
-        lengths = range(self.length, self.length + num_tokens)
-        return [self.rates.chance(KINDS[min(length, MAX_LENGTH)]) for length in lengths]
+        kinds = KINDS[self.length : self.length + num_tokens]
+        by_kind = {kind: self.rates.chance(kind) for kind in set(kinds)}
+        chances = [by_kind[kind] for kind in kinds]
+        return chances + chances[-1:] * (num_tokens - len(chances))
 
 
 def _search(token_ids: "array[int]") -> int:

@@ -70,7 +70,10 @@ def _read_decode_rows(reader: "_Reader", step: StepInFlight, running: list[Req])
     if rows is None or NO_TOKEN in reader.next_tokens[: len(reqs)]:
         return None
     is_wanted = [req.pending.num_logprobs >= 0 for req in reqs] if reader.has_logprobs else []
-    token_ids, logprobs, _ = reader.take(Wanted(len(reqs), sum(is_wanted)))
+    if is_wanted:
+        token_ids, logprobs, _ = reader.take(Wanted(len(reqs), sum(is_wanted)))
+    else:
+        token_ids, logprobs = reader.take_first_tokens(len(reqs)), None
     if all(is_kept):
         return DecodeResults(rows, token_ids, logprobs)
     kept = array(INT32, compress(token_ids, is_kept))
@@ -105,6 +108,11 @@ class _Reader:
             _cut(output.logprobs, WITH_LOGPROB, start.num_logprobs, wanted.num_logprobs),
             _cut(output.prompt_logprobs, WITH_LOGPROB, start.num_prompt_logprobs, wanted.num_prompt_logprobs),
         )
+
+    def take_first_tokens(self, count: int) -> "array[int]":
+        """Does the same where nothing has been read and nothing but tokens is wanted: most steps are that."""
+        self._read = Wanted(count)
+        return self.next_tokens[:count]
 
     def read(self, req: Req, chunk: Chunk | None, error: ErrorInfo | None) -> RowResult:
         """Returns the result of the next row, without what was sampled after a wrong draft token.

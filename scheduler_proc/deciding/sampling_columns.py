@@ -38,6 +38,8 @@ class SamplingColumns:
         self.num_set = {name: 0 for name, column in COLUMNS.items() if column.is_optional}
         self.num_that_change_logits = 0
         self.num_with_grammar = 0
+        self._packed: dict[str, bytes] | None = None
+        """What `pack` returns, until rows come or go."""
 
     @property
     def num_logprobs(self) -> "array[int]":
@@ -65,12 +67,20 @@ class SamplingColumns:
         for name, value in VALUES.items():
             self.columns[name].extend([value(pending)] * num_tokens)
         self._count(pending, num_tokens)
+        self._packed = None
 
     def delete(self, row: int, pending: PendingReq) -> None:
         """Removes the row of this request."""
         for column in self.columns.values():
             del column[row]
         self._count(pending, -1)
+        self._packed = None
+
+    def pack(self) -> dict[str, bytes]:
+        """Returns the columns by their names in `Batch`; most steps have the rows of the one before."""
+        if self._packed is None:
+            self._packed = self.joined(SamplingColumns())
+        return self._packed
 
     def joined(self, other: "SamplingColumns") -> dict[str, bytes]:
         """Returns the columns of these rows and then of the other's, by their names in `Batch`."""

@@ -27,6 +27,8 @@ class StepCost:
     for small ones the average of those of the same size."""
 
     def __init__(self) -> None:
+        self.seconds_per_token = 0.0
+        """Of one more token in a step; 0 before the first step. The line meets 0 tokens at 0 s or above."""
         self._size_weights = [0.0] * NUM_SIZES
         self._size_seconds = [0.0] * NUM_SIZES
         self._num_added = 0
@@ -35,15 +37,6 @@ class StepCost:
         self._seconds = 0.0
         self._variance = 0.0
         self._covariance = 0.0
-
-    @property
-    def seconds_per_token(self) -> float:
-        """Of one more token in a step; 0 before the first step. The line meets 0 tokens at 0 s or above."""
-        if not self._weight:
-            return 0.0
-        average, prior = self._seconds / self._tokens, PRIOR_VARIANCE * self._weight
-        slope = (self._covariance + LEAST_COST * average * prior) / (self._variance + prior)
-        return min(max(slope, LEAST_COST * average), average)
 
     def predict(self, num_tokens: float) -> float:
         """Returns seconds; 0 before the first step."""
@@ -66,6 +59,9 @@ class StepCost:
         self._seconds += (seconds - self._seconds) * weight / self._weight
         self._variance = COST_DECAY * self._variance + weight * deviation * (num_tokens - self._tokens)
         self._covariance = COST_DECAY * self._covariance + weight * deviation * (seconds - self._seconds)
+        average, prior = self._seconds / self._tokens, PRIOR_VARIANCE * self._weight
+        slope = (self._covariance + LEAST_COST * average * prior) / (self._variance + prior)
+        self.seconds_per_token = min(max(slope, LEAST_COST * average), average)
 
     def _add_size(self, size: int, seconds: float, weight: float) -> None:
         weights, self._num_added = self._size_weights, self._num_added + 1

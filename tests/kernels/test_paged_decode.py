@@ -115,9 +115,7 @@ def test_a_row_is_the_same_alone_and_beside_rows_that_share_its_pages(
 @pytest.mark.parametrize("num_rows", [2, 3, 17, 20])
 @pytest.mark.parametrize("shape", SHARING_SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_of_a_draft_are_each_the_same_alone(
-    backend: str, shape: Shape, dtype: torch.dtype, num_rows: int
-) -> None:
+def test_rows_of_a_draft_are_each_the_same_alone(backend: str, shape: Shape, dtype: torch.dtype, num_rows: int) -> None:
     """To the last bit: they have the same pages and one key more from row to row, and what a draft token that is not
     finite leaves in the cache reaches no row before it."""
     if backend == "torch":

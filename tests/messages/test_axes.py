@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from messages.axes import columns_of, fill_columns, join_columns, size_of, slice_columns
-from messages.columns import pack_float32, pack_int32, pack_int64, unpack_int32
+from messages.axes import columns_of, fill_columns, join_columns, slice_columns
+from messages.columns import num_int32, pack_float32, pack_int32, pack_int64, unpack_int32
 from messages.steps import (
     DECODE_ROW,
     ROW,
@@ -99,7 +99,7 @@ def test_parts_that_are_joined_are_the_whole(num_top: int) -> None:
     for middle in range(5):
         parts = [slice_columns(columns, WITH_LOGPROB, 0, middle), slice_columns(columns, WITH_LOGPROB, middle, 4)]
         assert join_columns(parts) == columns
-        assert size_of(parts[0], "top_ids") == middle * num_top
+        assert num_int32(parts[0].top_ids) == middle * num_top
 
 
 def test_filled_columns_have_the_sizes_of_their_axes() -> None:

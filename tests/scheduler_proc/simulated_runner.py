@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from messages.axes import columns_of, size_of
+from messages.axes import columns_of
 from messages.columns import pack_float32, pack_int32, unpack_int32, unpack_int64
 from messages.requests import SamplingParams
 from messages.steps import SAMPLED, Batch, ForwardOutput, LogprobColumns
@@ -247,7 +247,7 @@ def check_shapes(batch: Batch) -> None:
     check_drafts(batch)
     for name, column in columns_of(Batch).items():
         if column.axis is SAMPLED and not (column.is_optional and not getattr(batch, name)):
-            assert size_of(batch, name) == len(sample_tokens), name
+            assert len(getattr(batch, name)) == column.itemsize * len(sample_tokens), name
     if batch.prompt_logprobs is not None:
         indices = list(unpack_int32(batch.prompt_logprobs.token_indices))
         assert indices == sorted(set(indices))

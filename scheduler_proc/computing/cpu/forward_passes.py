@@ -120,7 +120,7 @@ class CpuForwardPasses:
             to += self._table_bytes
 
     def _write_draws(self, num_rows: int, columns: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-        """Does the same with how plain rows are drawn: temperature 0 of all where none is. Returns the other columns."""
+        """Does the same with how plain rows are drawn: at temperature 0 where none is. Returns the other columns."""
         if "temperatures" not in columns:
             temperatures = self._draw_bytes["temperatures"]
             temperatures[: 4 * num_rows] = bytes(4 * num_rows)

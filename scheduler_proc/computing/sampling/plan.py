@@ -10,7 +10,14 @@ from itertools import accumulate
 import numpy as np
 
 from messages.steps import Batch
-from scheduler_proc.computing.sampling.filters import FILTERS, ONE_READ, asks_for_filters, plan_filters, plan_one_read, read_numbers
+from scheduler_proc.computing.sampling.filters import (
+    FILTERS,
+    ONE_READ,
+    asks_for_filters,
+    plan_filters,
+    plan_one_read,
+    read_numbers,
+)
 from scheduler_proc.computing.sampling.logits_processing import expand_logits_processing, find_processed
 
 

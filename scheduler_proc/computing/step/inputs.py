@@ -8,7 +8,7 @@ those of its prefill rows after *all* places for decode rows. What is left over 
 and V are stored nowhere), no keys, no query tokens, no source.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +22,7 @@ from kernels.paged_kv import PagedKV
 from kernels.paged_prefill import PrefillRows
 from kernels.prefill_tiles import TILE_WORDS
 from messages.axes import fill_columns
-from messages.columns import num_int32
+from messages.columns import num_int32, pack_int32, unpack_int32
 from messages.steps import Batch
 from scheduler_proc.computing.step.packed_columns import PackedColumns
 
@@ -187,17 +187,22 @@ def as_decode_rows(batch: Batch) -> Batch:
     num_tokens = batch.num_tokens
     if batch.num_decode_rows == num_tokens:
         return batch
-    query_lens, width = np.frombuffer(batch.query_lens, np.int32), batch.num_pages_per_row
-    tables_RP = np.frombuffer(batch.page_tables, np.int32).reshape(-1, width)
+    counts = unpack_int32(batch.query_lens)
     return replace(
         batch,
         num_decode_rows=num_tokens,
-        uids=np.repeat(np.frombuffer(batch.uids, np.int64), query_lens).tobytes(),
-        query_lens=np.ones(num_tokens, np.int32).tobytes(),
+        uids=_repeat(batch.uids, counts),
+        query_lens=pack_int32([1]) * num_tokens,
         context_lens=batch.positions,
-        page_tables=np.repeat(tables_RP, query_lens, axis=0).tobytes(),
+        page_tables=_repeat(batch.page_tables, counts),
         num_drafts=b"",
     )
+
+
+def _repeat(column: bytes, counts: Sequence[int]) -> bytes:
+    """Returns each row's part of a column so many times: for a few rows sooner than numpy would."""
+    size = len(column) // len(counts)
+    return b"".join([column[row * size : (row + 1) * size] * count for row, count in enumerate(counts)])
 
 
 def view_step(shape: StepShape, tensors: dict[str, Tensor]) -> StepInputs:

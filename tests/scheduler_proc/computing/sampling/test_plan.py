@@ -1,5 +1,7 @@
 """Which rows need what: a plan names only what some row asks for."""
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -40,6 +42,14 @@ def test_rows_with_a_temperature_are_drawn_among_all_rows() -> None:
 @pytest.mark.parametrize("params", [SamplingParams(1, top_k=VOCAB_SIZE), SamplingParams(1, top_k=0, top_p=1.0)])
 def test_a_filter_that_takes_nothing_out_is_none(params: SamplingParams) -> None:
     assert plan([params]).num_special == 0
+
+
+@pytest.mark.parametrize(
+    "number",
+    [{"top_n_sigma": 1.0}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}, {"typical_p": 0.9}, {"xtc_probability": 0.5}],
+)
+def test_any_filter_alone_makes_its_row_special(number: dict[str, Any]) -> None:
+    assert plan([WARM, msgspec.structs.replace(WARM, **number)]).columns["special_rows"].tolist() == [1]
 
 
 def test_special_rows_are_ordered_and_drawn_once() -> None:
