@@ -221,6 +221,6 @@ def test_every_listed_kernel_is_there_and_those_of_decode_steps_can_be_captured(
         if isa == "portable" or (isa != "avx2" and dtype == torch.float32):
             missing = missing | packed
         assert {name for name, of in loaded if of == dtype} == set(library_module.SIGNATURES) - missing
-    eager = {"paged_prefill", "quantize", "sum_magnitudes", "draw", "pack_linear", *float32_alone}
+    eager = {"paged_prefill", "quantize", "sum_magnitudes", "greedy", "pack_linear", *float32_alone}
     assert {name for (name, _), kernel in loaded.items() if kernel.captured_address is None} <= eager
     assert not any(kernel.captured_address for (name, _), kernel in loaded.items() if name in eager)
