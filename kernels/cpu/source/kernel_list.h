@@ -11,7 +11,7 @@ CAPTURED(STATUS, paged_prefill, P(0), I(1), P(2), P(3), P(4), P(5), P(6), I(7), 
 CAPTURED(VOID, quantized_linear, P(0), P(1), P(2), P(3), P(4), P(5), I(6), I(7), I(8), I(9), I(10))
 EAGER(VOID, sum_magnitudes, P(0), P(1), I(2), I(3))
 EAGER(VOID, quantize, P(0), P(1), P(2), I(3), I(4), I(5))
-CAPTURED(STATUS, greedy, P(0), P(1), I(2), I(3))
+EAGER(STATUS, greedy, P(0), P(1), I(2), I(3))
 CAPTURED(STATUS, draw, P(0), P(1), P(2), P(3), P(4), I(5), I(6))
 #if !IS_BFLOAT16
 EAGER(STATUS, sample, P(0), P(1), P(2), P(3), I(4), I(5))
