@@ -31,10 +31,6 @@ BLOCK = 32
 STEPS = 24.0
 """kernels/cpu/source/quantized_codes.h has it too."""
 
-SCRATCH_BYTES, SCRATCH_BYTES_OF_A_PART = 4, 10
-"""Of each input of each token: its code, and its part of the token's scales and of the list of its outliers, which all
-inputs may be where they are a part of the token's."""
-
 LEAST_MAGNITUDE = 1e-30
 ROWS_AT_ONCE = 8192
 """Outputs that torch quantizes at once, which bounds the memory it takes."""
@@ -115,13 +111,8 @@ def quantized_linear(
     out_TO = torch.empty(num_tokens, weight.num_outputs, dtype=x_TI.dtype) if out_TO is None else out_TO
     assert out_TO.shape == (num_tokens, weight.num_outputs)
     assert out_TO.is_contiguous()
-    scratch_inputs = -(-num_inputs // GROUPS[weight.bits]) * GROUPS[weight.bits]
-    scratch_bytes = SCRATCH_BYTES if mean_T is None else SCRATCH_BYTES_OF_A_PART
-    scratch = torch.empty(num_tokens * scratch_inputs * scratch_bytes, dtype=torch.uint8)
     addresses = x_TI.data_ptr(), weight.packed.data_ptr(), _address(bias_O), _address(mean_T), out_TO.data_ptr()
-    kernel(
-        *addresses, scratch.data_ptr(), num_tokens, num_inputs, weight.num_outputs, weight.bits, activation is not None
-    )
+    kernel(*addresses, num_tokens, num_inputs, weight.num_outputs, weight.bits, activation is not None)
     return out_TO
 
 

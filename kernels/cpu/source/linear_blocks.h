@@ -18,15 +18,3 @@ static void linear_item(const void *data, int64_t item) {
       linear_group(call, row, block, rows);
     }
 }
-
-/* Returns memory that this thread's next call gets again, so that it need not be made each time, or null. */
-static void *linear_room(size_t size) {
-  static _Thread_local void *room = 0;
-  static _Thread_local size_t room_size = 0;
-  if (size > room_size) {
-    free(room);
-    room = malloc(size);
-    room_size = room ? size : 0;
-  }
-  return room;
-}

@@ -139,7 +139,7 @@ static int linear_run(linear_call *call) {
   const int64_t num_groups = (call->num_rows + call->rows_per_group - 1) / call->rows_per_group;
   const int64_t num_chunks = (call->inputs + LINEAR_CHUNK - 1) / LINEAR_CHUNK;
   call->inputs_per_chunk = (call->inputs / 32 + num_chunks - 1) / num_chunks * 32;
-  call->floats = linear_room((size_t)(num_groups * call->rows_per_group * call->inputs) * sizeof(float));
+  call->floats = kept_room((size_t)(num_groups * call->rows_per_group * call->inputs) * sizeof(float));
   if (!call->floats) return -1;
   run_items(num_groups, call->num_rows * call->inputs / 4, linear_widen_group, call);
   const int64_t num_strip_items = (num_groups + LINEAR_TILES - 1) / LINEAR_TILES * call->num_blocks;

@@ -95,7 +95,7 @@ static void linear_pack_group(const void *data, int64_t group) {
 
 static int linear_run(linear_call *call) {
   if (call->num_rows > 1) {
-    uint32_t *packed = linear_room((size_t)(call->num_rows * call->inputs) * sizeof(element));
+    uint32_t *packed = kept_room((size_t)(call->num_rows * call->inputs) * sizeof(element));
     if (!packed) return -1;
     const linear_packing packing = {call, packed};
     const int64_t num_groups = (call->num_rows + call->rows_per_group - 1) / call->rows_per_group;

@@ -23,7 +23,6 @@ enum { LINEAR_LEAST_ITEM = 128 << 10, LINEAR_LARGEST_ITEM = 1 << 20, LINEAR_ITEM
 #define linear_item NAME(linear_item)
 #define linear_run NAME(linear_run)
 #define linear_rows_per_group NAME(linear_rows_per_group)
-#define linear_room NAME(linear_room)
 #define linear_widen_group NAME(linear_widen_group)
 #define linear_widen_block NAME(linear_widen_block)
 #define linear_strip_item NAME(linear_strip_item)

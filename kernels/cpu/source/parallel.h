@@ -5,6 +5,7 @@
 #include "crew.h"
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 
 typedef void (*parallel_region_fn)(void (*work)(void *), void *data, unsigned num_threads, unsigned flags);
@@ -13,6 +14,9 @@ extern parallel_region_fn sluice_parallel_region;
 
 /* Returns how many threads take items. */
 int sluice_num_threads(void);
+
+/* Returns memory that this thread's next call gets again, so that it need not be made each time, or null. */
+void *kept_room(size_t size);
 
 typedef struct {
   item_fn run_item;

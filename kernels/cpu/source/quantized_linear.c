@@ -279,11 +279,10 @@ PUBLIC void NAME(sum_magnitudes)(const element *x, float *sums, int64_t num_rows
 }
 
 /* x: [num_rows, inputs], weight: [blocks, bytes of a block], bias (or null): [outputs], means (or null, of 8 bits): [num_rows],
-   out: [num_rows, outputs], scratch: num_rows * (inputs, rounded up to groups) * 4 bytes, or 10 with means, aligned to 8. */
-PUBLIC void NAME(quantized_linear)(const element *x, const uint8_t *weight, const element *bias, const float *means,
-                                   element *out, void *scratch, int64_t num_rows, int64_t inputs, int64_t outputs, int64_t bits,
-                                   int64_t is_gelu) {
-  if (num_rows == 0) return;
+   out: [num_rows, outputs]. Returns 0, or -1 without memory. */
+PUBLIC int NAME(quantized_linear)(const element *x, const uint8_t *weight, const element *bias, const float *means, element *out,
+                                  int64_t num_rows, int64_t inputs, int64_t outputs, int64_t bits, int64_t is_gelu) {
+  if (num_rows == 0) return 0;
   const int64_t num_groups = (inputs + quant_group((int)bits) - 1) / quant_group((int)bits);
   const int64_t num_blocks = (outputs + QUANT_BLOCK - 1) / QUANT_BLOCK;
   const int64_t block_bytes = quant_block_bytes((int)bits, num_groups);
@@ -302,14 +301,18 @@ PUBLIC void NAME(quantized_linear)(const element *x, const uint8_t *weight, cons
   const int64_t num_tiles = (num_rows + rows_per_tile - 1) / rows_per_tile;
   const int64_t num_parts = (num_rows + QUANT_MOST_ROWS - 1) / QUANT_MOST_ROWS;
   const int64_t rows_per_item = (num_tiles + num_parts - 1) / num_parts * rows_per_tile;
-  quant_factor *factors = scratch;
-  quant_outlier *outliers = (void *)(factors + num_rows * (bits == 4 ? num_groups : 1));
-  const int64_t most_outliers = quant_most_outliers(num_groups * quant_group(8), means != NULL);
-  quant_counts *num_outliers = (void *)(outliers + (bits == 4 ? 0 : num_rows * most_outliers));
-  int8_t *codes = (void *)(num_outliers + (bits == 4 ? 0 : num_rows));
+  const int64_t width = num_groups * quant_group((int)bits), num_factors = num_rows * (bits == 4 ? num_groups : 1);
+  const int64_t num_counts = bits == 4 ? 0 : num_rows, most_outliers = quant_most_outliers(width, means != NULL);
+  quant_factor *factors = kept_room((size_t)num_factors * sizeof(quant_factor) + (size_t)(num_rows * width) +
+                                    (size_t)num_counts * (sizeof(quant_counts) + (size_t)most_outliers * sizeof(quant_outlier)));
+  if (!factors) return -1;
+  quant_outlier *outliers = (void *)(factors + num_factors);
+  quant_counts *num_outliers = (void *)(outliers + num_counts * most_outliers);
+  int8_t *codes = (void *)(num_outliers + num_counts);
   quant_call call = {x, bias, means, out, weight, codes, factors, outliers, num_outliers, num_rows, rows_per_tile,
                      rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows,
                      most_outliers, (int)bits, is_gelu != 0, has_tiles};
   run_items((num_rows + rows_per_tile - 1) / rows_per_tile, 2 * num_rows * inputs, NAME(quant_code_tile), &call);
   run_items((num_rows + rows_per_item - 1) / rows_per_item * items_per_rows, inputs * outputs, NAME(quant_item), &call);
+  return 0;
 }

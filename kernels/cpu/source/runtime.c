@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "parallel.h"
 
+#include <stdlib.h>
+
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -29,6 +31,17 @@ __attribute__((visibility("default"))) void sluice_set_parallel_region(parallel_
 }
 
 int sluice_num_threads(void) { return most_threads ? most_threads() : 1; }
+
+void *kept_room(size_t size) {
+  static _Thread_local void *room = 0;
+  static _Thread_local size_t room_size = 0;
+  if (size > room_size) {
+    free(room);
+    room = malloc(size);
+    room_size = room ? size : 0;
+  }
+  return room;
+}
 
 /* Returns whether this processor (and its operating system) can run what was compiled as `isa`: 3 amx, 2 avx512,
    1 avx2, 0 portable. */

@@ -60,11 +60,13 @@ def compare(captured: Runner, plain: Runner) -> None:
     assert not passes_of(plain).captures
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_steps_with_prompts_repeat_the_calls_of_a_layer(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_steps_with_prompts_repeat_the_calls_of_a_layer(tmp_path: Path, dtype: torch.dtype, quantization: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN_CONFIG | QWEN3 | {"num_hidden_layers": 5}), encoding="utf-8")
-    repeating, plain = (load(tmp_path, load_format="dummy", dtype=str(dtype).removeprefix("torch.")) for _ in range(2))
-    if not has_packed_kernel(torch.zeros(64, 64, dtype=dtype)):
+    flags = {"load_format": "dummy", "dtype": str(dtype).removeprefix("torch."), "quantization": quantization}
+    repeating, plain = (load(tmp_path, **flags) for _ in range(2))
+    if quantization == "none" and not has_packed_kernel(torch.zeros(64, 64, dtype=dtype)):
         pytest.skip("this processor has no C kernel for such linears")
     passes_of(plain).repeats = None
     for _ in range(2):
