@@ -14,7 +14,7 @@ from tests.ring.client import RingClient, body
 pytestmark = pytest.mark.ring
 
 NUM_LINES = 40
-MAX_TOKENS = 150
+MAX_TOKENS = 400
 TIMEOUT_S = 120.0
 PROMPTS = [[5 + number, 6, 7, 8] for number in range(NUM_LINES)]
 URL = "/v1/completions"
