@@ -9,12 +9,13 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch
 
+from messages.admin import ClearFaults, EdgeFault
 from tests.ring.client import RingClient, body
 
 pytestmark = pytest.mark.ring
 
 NUM_LINES = 40
-MAX_TOKENS = 400
+MAX_TOKENS = 150
 TIMEOUT_S = 120.0
 PROMPTS = [[5 + number, 6, 7, 8] for number in range(NUM_LINES)]
 URL = "/v1/completions"
@@ -23,6 +24,14 @@ URL = "/v1/completions"
 @pytest.fixture(scope="module")
 def ring(twin_ring: RingClient) -> RingClient:
     return twin_ring
+
+
+@pytest.fixture(autouse=True)
+def slow_edge(ring: RingClient) -> Iterator[None]:
+    """Each line reaches the scheduler half a second late: a batch takes seconds, however fast the server is."""
+    ring.instruct("tokenizer", EdgeFault("scheduler", "delay", probability=1.0, delay_s=0.5))
+    yield
+    ring.instruct("tokenizer", ClearFaults())
 
 
 @pytest.fixture

@@ -15,8 +15,11 @@ from tests.ring.test_restart import check_same
 pytestmark = pytest.mark.ring
 
 NUM_STREAMS = 4
-PAUSE_S = 0.2
-"""Of a client between its requests: without it the ring would work all the time while a process starts."""
+MAX_PAUSE_S = 0.2
+"""Of a client between its requests, which lasts as long as its last one, so that at any time half of them run.
+
+Without it the ring would work all the time while a process starts.
+"""
 
 COMMAND_TIMEOUT_S = 90.0
 ALL = ("tokenizer", "detokenizer", "scheduler", "frontend")
@@ -88,7 +91,7 @@ class Load:
 
     async def _be_client(self, client: httpx.AsyncClient, index: int) -> None:
         while not self._is_over:
-            last_s = time.monotonic()
+            start_s = last_s = time.monotonic()
 
             def note(num_tokens: int) -> None:
                 nonlocal last_s
@@ -99,7 +102,7 @@ class Load:
             check_same([got], [self._expected[index]])
             self.num_replies += 1
             self.num_attempts += got.attempts
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(min(MAX_PAUSE_S, time.monotonic() - start_s))
 
 
 async def replace(client: httpx.AsyncClient, process: str, **params: float) -> None:
