@@ -1,14 +1,17 @@
 """Which rows of a step in the making have draft tokens, and which."""
 
 from array import array
+from collections.abc import Sequence
 
-from scheduler_proc.deciding.batch_columns import NO_DRAFTS, Chunk, plan_drafts
+from scheduler_proc.deciding.batch_columns import Chunk, plan_drafts
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
 from scheduler_proc.deciding.draft_lengths import AcceptanceRate, DraftLengths
 from scheduler_proc.deciding.draft_model import DraftLimits, DraftModel
 from scheduler_proc.deciding.drafts import Draft, Drafter
 from scheduler_proc.deciding.requests import Req
+
+NO_CHUNKS: Sequence[Chunk] = ()
 
 
 class DraftPlanner:
@@ -19,35 +22,39 @@ class DraftPlanner:
 
     def __init__(self, cache: BlockAllocator, drafter: Drafter | DraftModel, lengths: DraftLengths | None = None):
         self._cache = cache
-        self._drafter = drafter
+        self._model, self._drafter = (drafter, None) if isinstance(drafter, DraftModel) else (None, drafter)
         self._lengths = lengths
         self.seconds = 0.0
         self._chunks: list[Chunk] = []
         self._num_tokens_left = 0
 
-    def plan(self, rows: DecodeRows, max_num_tokens: int) -> list[Chunk]:
+    def plan(self, rows: DecodeRows, max_num_tokens: int) -> Sequence[Chunk]:
         """Returns a chunk for each of `rows` that has draft tokens, at most so many in all, as far as there are pages.
 
         What a row's grammar forces goes before what the drafter proposes.
         """
-        self._chunks, self._num_tokens_left = [], max_num_tokens
-        if self._lengths is not None:
-            self._lengths.begin_step(len(rows))
+        drafter = self._drafter
         proposed: list[tuple[Req, Draft, AcceptanceRate | None]] = []
         for req in rows.reqs:
-            limit = min(max_num_tokens, req.pending.max_len - len(req.token_ids) - 1)
+            pending, num_tokens = req.pending, len(req.token_ids)
+            if pending.grammar is None and num_tokens < pending.no_draft_until:
+                continue
+            limit = min(max_num_tokens, pending.max_len - num_tokens - 1)
             if limit <= 0:
                 continue
-            forced_ids = NO_DRAFTS if req.pending.grammar is None else req.pending.grammar.forced_ids()[:limit]
-            if forced_ids:
+            if pending.grammar is not None and (forced_ids := pending.grammar.forced_ids()[:limit]):
                 proposed.append((req, *self._forced(req, forced_ids)))
-            elif not isinstance(self._drafter, DraftModel) and (draft := self._drafter.propose(req, limit)).token_ids:
+            elif drafter is not None and (draft := drafter.propose(req, limit)).token_ids:
                 proposed.append((req, draft, None))
+        if not proposed and self._model is None:
+            return NO_CHUNKS  # many a step is one of these, which is to cost little
+        self._chunks, self._num_tokens_left, self.seconds = [], max_num_tokens, 0.0
+        if self._lengths is not None:
+            self._lengths.begin_step(len(rows))
         if proposed:
             self._add(proposed)
-        self.seconds = 0.0
-        if isinstance(self._drafter, DraftModel) and not self._drafter.has_failed:
-            self._ask(self._drafter, rows)
+        if self._model is not None and not self._model.has_failed:
+            self._ask(self._model, rows)
         return self._chunks
 
     def _forced(self, req: Req, token_ids: "array[int]") -> tuple[Draft, AcceptanceRate]:

@@ -5,14 +5,14 @@ draft token is right exactly where it equals the token that is sampled in its pl
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
 from messages.columns import INT32
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.continuations import Continuation
-from scheduler_proc.deciding.match_rates import CONTINUATION, MatchRates
+from scheduler_proc.deciding.match_rates import CONTINUATION, KINDS, MIN_LENGTH, MatchRates
 from scheduler_proc.deciding.ngrams import NgramMatch
 from scheduler_proc.deciding.requests import Req
 
@@ -20,21 +20,25 @@ from scheduler_proc.deciding.requests import Req
 class Draft(NamedTuple):
     """Tokens (int32 ids of the vocabulary) that may come next, and how likely each is right where those before it are.
 
-    `chances` are needed where there are `DraftLengths`.
+    `chances` are needed where there are `DraftLengths`, which read them once.
     """
 
     token_ids: "array[int]"
-    chances: Sequence[float] = ()
+    chances: Iterable[float] = ()
 
 
 NO_DRAFT = Draft(array(INT32))
+
+SPARSE_CHANCE, SPARSE_TOKENS = 0.28, 4
+"""Where a match of two tokens is less likely right than this, and none is found, the next search is so many tokens
+later. A search costs a part of a short step, and text that begins to repeat is found only a little later."""
 
 
 class Drafter(Protocol):
     def propose(self, req: Req, max_tokens: int) -> Draft:
         """Returns at most `max_tokens` (at least 1) that may follow the request's tokens; none is good.
 
-        Called before each step in which a row could have some.
+        Called before each step in which a row could have some, but for rows with fewer tokens than `no_draft_until`.
         """
         ...
 
@@ -43,7 +47,8 @@ class NgramDrafter:
     """Proposes at most `num_speculative_tokens` tokens, as in prompt lookup decoding (Saxena, 2023).
 
     What a request's match and continuation know lives as long as the request. With a `cache`, what another request had
-    behind the very same tokens goes before a match that is less likely right.
+    behind the very same tokens goes before a match that is less likely right. Where the shortest matches are mostly
+    wrong, and there is none, the next one is looked for some tokens later.
     """
 
     def __init__(self, num_speculative_tokens: int, cache: BlockAllocator | None = None):
@@ -64,9 +69,13 @@ class NgramDrafter:
                 continuation = pending.continuation = Continuation(self._cache.page_size, match.rates)
             others = continuation.find(token_ids, partial(self._cache.find_continuation, req))[:num_drafts]
             chance = match.rates.chance(CONTINUATION)
-            if others and not (match.place and match.chances(1)[0] >= chance):
+            if others and not (match.place and match.rates.chance(KINDS[match.length]) >= chance):
                 return Draft(others, [chance] * len(others))
-        return Draft(match.next_ids(token_ids, num_drafts), match.chances(num_drafts)) if match.place else NO_DRAFT
+        if match.place:
+            return Draft(match.next_ids(token_ids, num_drafts), match.chances(num_drafts))
+        if match.rates.chance(KINDS[MIN_LENGTH]) < SPARSE_CHANCE:
+            pending.no_draft_until = len(token_ids) + SPARSE_TOKENS
+        return NO_DRAFT
 
 
 def num_accepted(draft_ids: "array[int]", sampled: Sequence[int]) -> int:

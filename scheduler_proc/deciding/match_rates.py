@@ -2,7 +2,7 @@
 
 from typing import Self
 
-MAX_LENGTH = 20
+MIN_LENGTH, MAX_LENGTH = 2, 20
 """Tokens by which matches are told apart; a longer one counts as one of so many."""
 
 KINDS = (0, 0, 0, 1, 2, 3, 4, 5, *[6] * 4, *[7] * 8, 8)

@@ -1,6 +1,6 @@
 """The policy: which rows run in the next step, who waits, and who gives way."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -52,6 +52,7 @@ class Policy:
         self._draft_planner = draft_planner
         self._stages = stages
         self._cache = cache
+        self._no_rows = DecodeRows(cache.page_size)
         self.budget = budget
         self.notes = PlanNotes()
         """Of the latest plan."""
@@ -96,12 +97,19 @@ class Policy:
             rows = rows.kept([req.uid not in self.starved for req in rows.reqs])
         if self._draft_planner is not None:
             drafted = self._draft_planner.plan(rows, plan.num_tokens_left)
-            plan.chunks += drafted
-            plan.num_tokens_left -= sum(len(chunk.draft_ids) for chunk in drafted)
-            uids = {chunk.req.uid for chunk in drafted}
-            rows = rows.kept([req.uid not in uids for req in rows.reqs]) if uids else rows
+            if drafted:
+                plan.chunks += drafted
+                plan.num_tokens_left -= sum([len(chunk.draft_ids) for chunk in drafted])
+                rows = self._without(rows, drafted)
         self.notes.num_step_tokens = self.budget.max_num_batched_tokens - plan.num_tokens_left
         return rows, plan.chunks
+
+    def _without(self, rows: DecodeRows, drafted: Sequence[Chunk]) -> DecodeRows:
+        """Returns the rows that have no draft tokens; nobody changes them."""
+        if len(drafted) == len(rows):
+            return self._no_rows
+        uids = {chunk.req.uid for chunk in drafted}
+        return rows.kept([req.uid not in uids for req in rows.reqs])
 
     def has_room(self) -> bool:
         """Tells whether the first of the queue could have a row now, even if nothing of its prompt is cached."""

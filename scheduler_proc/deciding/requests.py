@@ -49,7 +49,8 @@ class PendingReq:
     that it gets no row. `logits_processors` is `None` where its logits stay as they are, and
     `prompt_task` where its prompt is for its output alone. `priority_key` orders all requests (`waiting_queue.py`).
     `draft_rate` is about the draft tokens of a draft model, `forced_rate` about those of its grammar. `match` is where
-    its last tokens stood before and `continuation` what others had behind them, once they were asked for.
+    its last tokens stood before and `continuation` what others had behind them, once they were asked for; with fewer
+    tokens than `no_draft_until` they are not.
     """
 
     def __init__(self, message: UserMsg, limits: Limits, now_ns: int):
@@ -78,6 +79,7 @@ class PendingReq:
         self.forced_rate = AcceptanceRate(FORCED)
         self.match: NgramMatch | None = None
         self.continuation: Continuation | None = None
+        self.no_draft_until = 0
         self.stamps = message.stamps
         self.queued_ns = now_ns
         self.first_scheduled_ns = 0

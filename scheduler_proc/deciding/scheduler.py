@@ -180,11 +180,11 @@ class Scheduler:
     def note_time(self, batch: Batch, seconds: float, cost_s: float) -> None:
         """Tells what a step and its plan took: without a chunk of a prompt `cost_s`, told by the clock of `DraftModel`,
         decides about draft tokens; with one `seconds` decide about loads."""
-        lengths, planner = self._draft_lengths, self._draft_planner
-        if lengths is not None and planner is not None and batch.num_tokens == batch.num_sampled:
+        lengths, planner, tiers = self._draft_lengths, self._draft_planner, self._cache.tiers
+        if lengths is not None and planner is not None and len(batch.token_ids) == len(batch.sample_tokens):
             lengths.cost.add(batch.num_tokens, cost_s - planner.seconds)
-        if self._cache.tiers is not None and batch.num_tokens > batch.num_sampled:
-            self._cache.tiers.note_prefill(batch.num_tokens, seconds)
+        if tiers is not None and len(batch.token_ids) > len(batch.sample_tokens):
+            tiers.note_prefill(batch.num_tokens, seconds)
 
     def save_cache(self, timeout_s: float) -> None:
         """Keeps what is cached in the tiers below, if there are any and no successor takes it over, for so long."""

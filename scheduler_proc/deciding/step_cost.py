@@ -17,6 +17,10 @@ and counts as no longer than so many times what it should take. So the line lies
 NUM_SIZES = 33
 """Steps of fewer tokens are also averaged by their number: kernels take tokens in groups, so the cost has jumps."""
 
+MAX_NEW = 32
+"""Steps that are noted before they are counted: together, or when somebody asks. Behind a step, which has read all
+weights, the processor's caches hold none of this, and to count each at once would take longer."""
+
 MAX_SIZE_WEIGHT, LINE_WEIGHT, SIZE_DECAY = 8.0, 1.0, 0.9
 """In steps: the most that an average weighs, what the line weighs beside it, and the weight of what is known of one
 size after each further `NUM_SIZES` steps."""
@@ -27,8 +31,8 @@ class StepCost:
     for small ones the average of those of the same size."""
 
     def __init__(self) -> None:
-        self.seconds_per_token = 0.0
-        """Of one more token in a step; 0 before the first step. The line meets 0 tokens at 0 s or above."""
+        self._new: list[tuple[float, float]] = []
+        self._seconds_per_token = 0.0
         self._size_weights = [0.0] * NUM_SIZES
         self._size_seconds = [0.0] * NUM_SIZES
         self._num_added = 0
@@ -38,19 +42,41 @@ class StepCost:
         self._variance = 0.0
         self._covariance = 0.0
 
+    @property
+    def seconds_per_token(self) -> float:
+        """Of one more token in a step; 0 before the first step. The line meets 0 tokens at 0 s or above."""
+        self._count_new()
+        return self._seconds_per_token
+
     def predict(self, num_tokens: float) -> float:
         """Returns seconds; 0 before the first step."""
-        line = max(0.0, self._seconds + self.seconds_per_token * (num_tokens - self._tokens))
+        if self._new:
+            self._count_new()
+        return self._predict(num_tokens)
+
+    def add(self, num_tokens: float, seconds: float) -> None:
+        """Takes a step into account."""
+        self._new.append((num_tokens, seconds))
+        if len(self._new) == MAX_NEW:
+            self._count_new()
+
+    def _predict(self, num_tokens: float) -> float:
+        line = max(0.0, self._seconds + self._seconds_per_token * (num_tokens - self._tokens))
         if num_tokens >= NUM_SIZES:
             return line
         size = round(num_tokens)
         weight = self._size_weights[size]
         return (weight * self._size_seconds[size] + LINE_WEIGHT * line) / (weight + LINE_WEIGHT)
 
-    def add(self, num_tokens: float, seconds: float) -> None:
-        """Takes a step into account; the sums are Welford's, with weights that fade (West, 1979)."""
+    def _count_new(self) -> None:
+        for num_tokens, seconds in self._new:
+            self._count(num_tokens, seconds)
+        self._new.clear()
+
+    def _count(self, num_tokens: float, seconds: float) -> None:
+        """The sums are Welford's, with weights that fade (West, 1979)."""
         weight = 1.0
-        if self._weight and seconds > (expected := self.predict(num_tokens)):
+        if self._weight and seconds > (expected := self._predict(num_tokens)):
             seconds, weight = min(seconds, OUTLIER * expected), SLOW_WEIGHT
         self._add_size(round(num_tokens), seconds, weight)
         self._weight = COST_DECAY * self._weight + weight
@@ -61,7 +87,7 @@ class StepCost:
         self._covariance = COST_DECAY * self._covariance + weight * deviation * (seconds - self._seconds)
         average, prior = self._seconds / self._tokens, PRIOR_VARIANCE * self._weight
         slope = (self._covariance + LEAST_COST * average * prior) / (self._variance + prior)
-        self.seconds_per_token = min(max(slope, LEAST_COST * average), average)
+        self._seconds_per_token = min(max(slope, LEAST_COST * average), average)
 
     def _add_size(self, size: int, seconds: float, weight: float) -> None:
         weights, self._num_added = self._size_weights, self._num_added + 1

@@ -122,7 +122,7 @@ def test_rows_that_were_not_drafted_for_a_while_catch_up(num_late):
     message = user_msg(1, PROMPT, 40, **SAMPLED)
     bench.send(message)
     bench.step()
-    model = bench.scheduler._draft_planner._drafter
+    model = bench.scheduler._draft_planner._model
     model.has_failed = True
     for _ in range(num_late):
         bench.step()
@@ -263,7 +263,7 @@ class Clock:
 def test_it_drafts_as_long_as_it_pays_and_tries_again(draft_s: float, pays: bool):
     bench, clock, lengths = Bench(num_pages=400, max_model_len=1000), Clock(), DraftLengths()
     draft = add_draft_model(bench, lengths=lengths)
-    model = bench.scheduler._draft_planner._drafter
+    model = bench.scheduler._draft_planner._model
     model._clock = clock
     run = draft.run
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_proc.deciding import ngrams
-from scheduler_proc.deciding.drafts import Draft, NgramDrafter
+from scheduler_proc.deciding.drafts import SPARSE_TOKENS, Draft, NgramDrafter
 from scheduler_proc.deciding.match_rates import KINDS, MAX_LENGTH, MatchRates
 from scheduler_proc.deciding.ngrams import NgramMatch
 from scheduler_proc.deciding.radix import RadixTree
@@ -83,11 +83,39 @@ def test_it_proposes_what_followed_and_trusts_a_longer_match_more():
     tail = list(range(20, 40))
     short, long = proposed([1, 2, *tail, 9, 1, 2]), proposed([1, 2, 3, 4, 5, 6, *tail, 9, 1, 2, 3, 4, 5, 6])
     assert list(short.token_ids) == list(long.token_ids) == tail[:8]
-    assert len(short.chances) == len(long.chances) == 8
-    assert short.chances[0] < 0.5 < long.chances[0] <= long.chances[7]
+    short_chances, long_chances = list(short.chances), list(long.chances)
+    assert len(short_chances) == len(long_chances) == 8
+    assert short_chances[0] < 0.5 < long_chances[0] <= long_chances[7]
     assert list(proposed([1, 2, 3, 4, *tail, 9, 1, 2, 3, 4], max_tokens=3).token_ids) == tail[:3]
     for prompt in ([1, *tail, 9, 1], [], [1], tail):
         assert not proposed(prompt).token_ids
+
+
+def test_where_short_matches_are_mostly_wrong_they_are_looked_for_in_some_steps_alone():
+    drafter, chance, num_asked = NgramDrafter(8), random.Random(2), 0
+    pending = PendingReq(user_msg(1, [1, 2, 3], 10_000), Limits(20_000, 1 << 30), 0)
+    req = Req(pending, RadixTree(4).root)
+    for _ in range(1_000):
+        req.token_ids.append(chance.randrange(60))
+        if len(req.token_ids) >= pending.no_draft_until:
+            num_asked += 1
+            drafter.propose(req, 8)
+    assert 1_000 / SPARSE_TOKENS < num_asked < 600
+    passage, num_steps = ids(range(100, 130)), 0
+    req.token_ids.extend(passage)
+    while len(req.token_ids) < pending.no_draft_until or not drafter.propose(req, 8).token_ids:
+        req.token_ids.append(passage[num_steps])
+        num_steps += 1
+    assert num_steps <= 2 + SPARSE_TOKENS, "it finds a text that begins to repeat"
+
+
+def test_where_nothing_is_known_of_short_matches_each_step_looks_for_them():
+    drafter, pending = NgramDrafter(8), PendingReq(user_msg(1, [1, 2, 3], 100), Limits(4096, 1 << 30), 0)
+    req = Req(pending, RadixTree(4).root)
+    for token_id in range(4, 40):
+        assert not drafter.propose(req, 8).token_ids
+        assert pending.no_draft_until <= len(req.token_ids)
+        req.token_ids.append(token_id)
 
 
 def test_what_repeats_goes_on_repeating():
