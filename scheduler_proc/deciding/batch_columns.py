@@ -9,8 +9,7 @@ from scheduler_proc.deciding.decode_rows import NO_SLOT, DecodeRows
 from scheduler_proc.deciding.draft_lengths import AcceptanceRate
 from scheduler_proc.deciding.logits_processing import LogitsProcessingColumns
 from scheduler_proc.deciding.prompt_logprobs import PromptLogprobTargetColumns
-from scheduler_proc.deciding.requests import Req
-from scheduler_proc.deciding.sampling_columns import SamplingColumns
+from scheduler_proc.deciding.requests import PendingReq, Req
 from scheduler_proc.deciding.wanted import Wanted
 
 NO_PAGE_BYTES = pack_int32([-1])
@@ -53,7 +52,8 @@ class _ChunkColumns:
         self.slots: array[int] = array(INT64)
         self.sample_tokens: array[int] = array(INT32)
         self.sample_positions: array[int] = array(INT64)
-        self.sampling = SamplingColumns()
+        self.sampled: list[tuple[PendingReq, int]] = []
+        """Who samples how many tokens."""
         self.prompt_logprobs = PromptLogprobTargetColumns()
         self.num_drafts: array[int] = array(INT32)
 
@@ -77,7 +77,9 @@ class BatchBuilder:
         width = max((len(chunk.req.pages) for chunk in chunks), default=1)
         if num_decode_rows:
             width = max(width, decode.table_width)
-        has_processing = decode.sampling.num_that_change_logits or columns.sampling.num_that_change_logits
+        has_processing = decode.sampling.num_that_change_logits or any(
+            [pending.changes_logits for pending, _ in columns.sampled]
+        )
         next_positions = array(INT64, [context_len + 1 for context_len in decode.context_lens])
         return Batch(
             step_id=step_id,
@@ -91,7 +93,7 @@ class BatchBuilder:
             page_tables=_page_tables(decode, chunks, width),
             num_pages_per_row=width,
             sample_tokens=pack_int32(range(num_decode_rows)) + columns.sample_tokens.tobytes(),
-            **(decode.sampling.joined(columns.sampling) if chunks else decode.sampling.pack()),
+            **(decode.sampling.with_runs(columns.sampled) if chunks else decode.sampling.pack()),
             sample_positions=(next_positions + columns.sample_positions).tobytes(),
             logits_processing=_logits_processing(decode, chunks) if has_processing else None,
             prompt_logprobs=columns.prompt_logprobs.columns(),
@@ -115,7 +117,8 @@ class BatchBuilder:
         num_tokens = columns.num_decode_rows + len(columns.token_ids)
         columns.sample_tokens.extend(range(num_tokens - num_sampled, num_tokens))
         columns.sample_positions.extend(range(end - num_sampled + 1, end + 1))
-        columns.sampling.append(req.pending, num_sampled)
+        if num_sampled:
+            columns.sampled.append((req.pending, num_sampled))
 
     def _append_slots(self, slots: "array[int]", pages: list[int], start: int, end: int) -> None:
         """Appends the slots of positions `start` to `end` (exclusive) of a row with these pages."""

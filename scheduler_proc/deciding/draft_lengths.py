@@ -1,6 +1,6 @@
 """How many draft tokens are worth their time: from what was accepted of a row, and from what steps take."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from scheduler_proc.deciding.step_cost import StepCost
 
@@ -96,7 +96,7 @@ class DraftLengths:
         self._seconds = self.cost.predict(num_rows)
         self._seconds_per_token = self.cost.seconds_per_token
 
-    def choose(self, chances: Sequence[Iterable[float]], max_tokens: int) -> list[int]:
+    def choose(self, chances: Sequence[Sequence[float]], max_tokens: int) -> list[int]:
         """Returns how many draft tokens each of these rows gets, at most so many in all.
 
         `chances` say how likely each of its draft tokens is right where those before it are. The likeliest of all rows

@@ -5,7 +5,7 @@ draft token is right exactly where it equals the token that is sampled in its pl
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -20,11 +20,11 @@ from scheduler_proc.deciding.requests import Req
 class Draft(NamedTuple):
     """Tokens (int32 ids of the vocabulary) that may come next, and how likely each is right where those before it are.
 
-    `chances` are needed where there are `DraftLengths`, which read them once.
+    `chances` are needed where there are `DraftLengths`.
     """
 
     token_ids: "array[int]"
-    chances: Iterable[float] = ()
+    chances: Sequence[float] = ()
 
 
 NO_DRAFT = Draft(array(INT32))

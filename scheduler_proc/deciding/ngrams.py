@@ -1,7 +1,6 @@
 """N-gram lookup: where the last tokens of a request stood before, and how long the text goes on as it did there."""
 
 from array import array
-from collections.abc import Iterator
 
 from scheduler_proc.deciding.match_rates import KINDS, MAX_LENGTH, MatchRates
 
@@ -47,14 +46,12 @@ class NgramMatch:
             found += found[: num_tokens - len(found)]
         return found
 
-    def chances(self, num_tokens: int) -> Iterator[float]:
-        """Yields how likely each of so many of these is right where those before it are: the match is longer then."""
-        known, chance = -1, 0.0
-        for length in range(self.length, self.length + num_tokens):
-            kind = KINDS[min(length, MAX_LENGTH)]
-            if kind != known:
-                known, chance = kind, self.rates.chance(kind)
-            yield chance
+    def chances(self, num_tokens: int) -> list[float]:
+        """Returns how likely each of so many of these is right where those before it are: the match is longer then."""
+        kinds = KINDS[self.length : self.length + num_tokens]
+        by_kind = {kind: self.rates.chance(kind) for kind in set(kinds)}
+        chances = [by_kind[kind] for kind in kinds]
+        return chances + chances[-1:] * (num_tokens - len(chances))
 
 
 def _search(token_ids: "array[int]") -> int:

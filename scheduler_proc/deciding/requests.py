@@ -2,6 +2,7 @@
 
 import enum
 from array import array
+from collections.abc import Mapping
 
 import msgspec
 
@@ -50,7 +51,8 @@ class PendingReq:
     `prompt_task` where its prompt is for its output alone. `priority_key` orders all requests (`waiting_queue.py`).
     `draft_rate` is about the draft tokens of a draft model, `forced_rate` about those of its grammar. `match` is where
     its last tokens stood before and `continuation` what others had behind them, once they were asked for; with fewer
-    tokens than `no_draft_until` they are not.
+    tokens than `no_draft_until` they are not. `packed_sampling` is its entry in the columns of `SamplingColumns`, once
+    that was asked for.
     """
 
     def __init__(self, message: UserMsg, limits: Limits, now_ns: int):
@@ -80,6 +82,7 @@ class PendingReq:
         self.match: NgramMatch | None = None
         self.continuation: Continuation | None = None
         self.no_draft_until = 0
+        self.packed_sampling: Mapping[str, bytes] | None = None
         self.stamps = message.stamps
         self.queued_ns = now_ns
         self.first_scheduled_ns = 0

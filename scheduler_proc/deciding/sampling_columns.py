@@ -1,7 +1,7 @@
 """How the rows that sample do so, as columns."""
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -24,6 +24,7 @@ VALUES: dict[str, Callable[[PendingReq], float]] = {
 """What a request has in the columns of `Batch` that say how tokens are sampled."""
 
 COLUMNS: dict[str, Column] = {name: columns_of(Batch)[name] for name in VALUES}
+REQUIRED = [name for name, column in COLUMNS.items() if not column.is_optional]
 PLACES = {"sample_tokens", "sample_positions"}
 """The columns of sampled tokens that change with each step."""
 
@@ -82,6 +83,17 @@ class SamplingColumns:
             self._packed = self.joined(SamplingColumns())
         return self._packed
 
+    def with_runs(self, runs: Sequence[tuple[PendingReq, int]]) -> dict[str, bytes]:
+        """Returns the columns of these rows and then so many entries of each of these requests, by their names in
+        `Batch`."""
+        packed, entries = self.pack(), [(_packed_entry(pending), count) for pending, count in runs]
+        if any(self.num_set.values()) or not all(entry for entry, _ in entries):
+            others = SamplingColumns()
+            for pending, count in runs:
+                others.append(pending, count)
+            return self.joined(others)
+        return {name: b"".join([packed[name], *[entry[name] * count for entry, count in entries]]) for name in REQUIRED}
+
     def joined(self, other: "SamplingColumns") -> dict[str, bytes]:
         """Returns the columns of these rows and then of the other's, by their names in `Batch`."""
         joined = {name: (column + other.columns[name]).tobytes() for name, column in self.columns.items()}
@@ -109,3 +121,12 @@ class SamplingColumns:
         if pending.changes_logits:
             self.num_that_change_logits += step
             self.num_with_grammar += step * (pending.grammar is not None)
+
+
+def _packed_entry(pending: PendingReq) -> Mapping[str, bytes]:
+    """Returns one entry of a request in each required column, nothing where it also has optional numbers."""
+    if pending.packed_sampling is None:
+        columns = SamplingColumns()
+        columns.append(pending)
+        pending.packed_sampling = {} if any(columns.num_set.values()) else columns.pack()
+    return pending.packed_sampling

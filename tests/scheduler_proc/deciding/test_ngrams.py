@@ -83,9 +83,8 @@ def test_it_proposes_what_followed_and_trusts_a_longer_match_more():
     tail = list(range(20, 40))
     short, long = proposed([1, 2, *tail, 9, 1, 2]), proposed([1, 2, 3, 4, 5, 6, *tail, 9, 1, 2, 3, 4, 5, 6])
     assert list(short.token_ids) == list(long.token_ids) == tail[:8]
-    short_chances, long_chances = list(short.chances), list(long.chances)
-    assert len(short_chances) == len(long_chances) == 8
-    assert short_chances[0] < 0.5 < long_chances[0] <= long_chances[7]
+    assert len(short.chances) == len(long.chances) == 8
+    assert short.chances[0] < 0.5 < long.chances[0] <= long.chances[7]
     assert list(proposed([1, 2, 3, 4, *tail, 9, 1, 2, 3, 4], max_tokens=3).token_ids) == tail[:3]
     for prompt in ([1, *tail, 9, 1], [], [1], tail):
         assert not proposed(prompt).token_ids
