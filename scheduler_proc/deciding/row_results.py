@@ -50,11 +50,13 @@ def split_result(
 ) -> tuple[DecodeResults | None, list[RowResult]]:
     """Returns the result of `step` without rows that have ended since it was planned; `running` are those in DECODE.
 
-    These come together where each of them got one token, so that such a step costs little per row. The others, and all
-    where anything is out of the ordinary, come one by one. `failures` are rows that could not be computed, by index.
+    Those without draft tokens come together where each of them got one token, so that such a step costs little per row.
+    The others, and all where anything is out of the ordinary, come one by one. `failures` are rows that could not be
+    computed, by index.
     """
     reader = _Reader(output)
-    together = None if output.num_tokens or failures else _read_decode_rows(reader, step, running)
+    is_odd = not step.decode_reqs or output.num_tokens or failures
+    together = None if is_odd else _read_decode_rows(reader, step, running)
     rows: list[tuple[Req, Chunk | None]] = [] if together else [(req, None) for req in step.decode_reqs]
     rows += [(chunk.req, chunk) for chunk in step.chunks]
     results = [reader.read(req, chunk, failures.get(row)) for row, (req, chunk) in enumerate(rows)]
