@@ -8,7 +8,8 @@ models soon repeat; "drawn" are the same at temperature 0.8, "again" greedy ones
 the workloads of `http_workloads.py` at temperature 1, "W1 repeats" to "W4 repeats" greedy ones of prompts that say the
 same passage several times. `draft` is measured with --draft-model (`make_draft_model.py` makes one). A figure is the
 time without over the time with speculation, the median of the rounds: `wall` by the clock, `cpu` by the CPU time of the
-thread that computes, which with `--cpu-threads 1` also tells it on a machine that others use.
+thread that computes, which with `--cpu-threads 1` also tells it on a machine that others use. How much a text repeats
+differs from prompt to prompt, so a case of one request, as W1 is, needs some tens of rounds.
 
 Such a table of a pair that is made for it (the first command trains for some minutes):
 

@@ -77,9 +77,8 @@ class BatchBuilder:
         width = max((len(chunk.req.pages) for chunk in chunks), default=1)
         if num_decode_rows:
             width = max(width, decode.table_width)
-        has_processing = decode.sampling.num_that_change_logits or any(
-            [pending.changes_logits for pending, _ in columns.sampled]
-        )
+        changes_logits = [pending.changes_logits for pending, _ in columns.sampled]
+        has_processing = decode.sampling.num_that_change_logits or any(changes_logits)
         next_positions = array(INT64, [context_len + 1 for context_len in decode.context_lens])
         return Batch(
             step_id=step_id,

@@ -62,3 +62,14 @@ def test_large_steps_go_by_the_line_and_slow_ones_count_little():
     before = cost.predict(1)
     cost.add(1, 1000.0)
     assert cost.predict(1) < 1.1 * before
+
+
+def test_when_costs_are_asked_for_changes_none():
+    chance, seldom, often = random.Random(7), StepCost(), StepCost()
+    for _ in range(200):
+        size, seconds = chance.choice((1, 2, 5, 40)), chance.uniform(1, 2)
+        seldom.add(size, seconds)
+        often.add(size, seconds)
+        assert often.predict(size) > 0
+    assert [seldom.predict(size) for size in range(50)] == [often.predict(size) for size in range(50)]
+    assert seldom.seconds_per_token == often.seconds_per_token
