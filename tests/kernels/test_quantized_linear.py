@@ -142,8 +142,9 @@ def test_parts_of_the_inputs_add_up(backend: str, num_tokens: int) -> None:
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_stays_in_its_row(bits: Bits, bad: float) -> None:
-    x, weight, _ = make_case(9, 100, 40, torch.bfloat16)
+@pytest.mark.parametrize("num_tokens", [9, 40])
+def test_what_is_not_finite_stays_in_its_row(bits: Bits, bad: float, num_tokens: int) -> None:
+    x, weight, _ = make_case(num_tokens, 100, 40, torch.bfloat16)
     x[3, 77] = bad
     out = quantized_linear(x, quantize(weight, bits), None)
     assert out.isnan().any(dim=1).nonzero().flatten().tolist() == [3]

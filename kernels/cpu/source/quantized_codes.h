@@ -30,11 +30,11 @@ typedef struct {
 /* With AVX2 two of the codes 43, 43, 43 and 43 are outliers. */
 #define QUANT_LEAST_OUTLIER (QUANT_LANES == 8 ? 85.0f : 127.0f)
 
-/* Room for as many outliers as a row of `inputs` can have, and for what is stored beside them. Each takes more than
-   QUANT_LEAST_OUTLIER / QUANT_STEPS means of itself and what is beside it; of a part of a token, which may be far larger than
-   the others, all can be outliers. */
+/* Room for as many outliers as a row of `inputs` can have, and one more. Each takes more than QUANT_LEAST_OUTLIER /
+   QUANT_STEPS means of itself and what is beside it; of a part of a token, which may be far larger than the others, all can
+   be outliers. */
 INLINE int64_t quant_most_outliers(int64_t inputs, int is_part) {
-  return 1 + QUANT_LANES + (is_part ? inputs : (int64_t)((float)inputs * QUANT_STEPS / QUANT_LEAST_OUTLIER));
+  return 1 + (is_part ? inputs : (int64_t)((float)inputs * QUANT_STEPS / QUANT_LEAST_OUTLIER));
 }
 
 INLINE void quant_note(quant_outlier *outliers, int64_t most, quant_rests *rests, int32_t input, int32_t rest) {
@@ -148,49 +148,28 @@ INLINE void quant_split(const float *values, float rate, int32_t begin, int8_t *
    for positive ones that would be outliers. No code gets below -127 by it. */
 INLINE int32_t quant_shift(quant_range range, float rate) {
   const float least = range.least * rate, largest = range.largest * rate;
-  if (least < -64.0f || largest <= 127.0f) return 0;
+  if (!(least >= -64.0f && largest > 127.0f)) return 0; /* NaN where a number is not finite */
   const float room = 126.0f + least, wanted = largest - 126.0f;
   return (int32_t)(wanted < room ? wanted : room);
-}
-
-/* Notes what the codes of 16 inputs from `begin` on lack, where it is not 0. Near ones are stored with 16 at once. */
-INLINE void quant_note_rests(__m512i lacking, int32_t begin, quant_outlier *outliers, int64_t most, quant_rests *rests) {
-  const __m512i fours = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-  const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
-  const __mmask16 far = _mm512_cmpgt_epi32_mask(_mm512_abs_epi32(lacking), _mm512_set1_epi32(127));
-  const __mmask16 near = _mm512_test_epi32_mask(lacking, lacking) & (__mmask16)~far;
-  __m512i places = _mm512_add_epi32(fours, _mm512_set1_epi32(begin / 4));
-  places = _mm512_maskz_compress_epi32(near, _mm512_mullo_epi32(places, _mm512_set1_epi32(4 * QUANT_BLOCK)));
-  __m512i codes = _mm512_and_si512(lacking, _mm512_set1_epi32(255));
-  codes = _mm512_maskz_compress_epi32(near, _mm512_sllv_epi32(codes, _mm512_set4_epi32(24, 16, 8, 0)));
-  _mm512_storeu_si512(outliers + rests->num_near, _mm512_permutex2var_epi32(places, first, codes));
-  _mm512_storeu_si512(outliers + rests->num_near + 8, _mm512_permutex2var_epi32(places, second, codes));
-  rests->num_near += __builtin_popcount(near);
-  if (!far) return;
-  int32_t all[16] __attribute__((aligned(64)));
-  _mm512_store_si512(all, lacking);
-  for (uint32_t left = far; left; left &= left - 1)
-    quant_note(outliers, most, rests, begin + __builtin_ctz(left), all[__builtin_ctz(left)]);
 }
 
 /* Takes `rests->shift` off the codes, but not off their sum. */
 INLINE void quant_split(const __m512 *values, float rate, int32_t begin, int8_t *codes, __m512i *sums, quant_outlier *outliers,
                         int64_t most, quant_rests *rests) {
-  const __m512i high = _mm512_set1_epi32(127), low = _mm512_set1_epi32(-127);
-  __m512i lacking[QUANT_MOST_INPUTS / 16], any = _mm512_setzero_si512();
-  for (int v = 0; v < QUANT_MOST_INPUTS / 16; v++) {
-    const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(values[v], _mm512_set1_ps(rate)));
+  int32_t exact[QUANT_MOST_INPUTS] __attribute__((aligned(64)));
+  uint64_t left = 0;
+  for (int i = 0; i < QUANT_MOST_INPUTS; i += 16) {
+    const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(values[i / 16], _mm512_set1_ps(rate)));
     const __m512i shifted = _mm512_sub_epi32(whole, _mm512_set1_epi32(rests->shift));
-    const __m512i code = _mm512_max_epi32(_mm512_min_epi32(shifted, high), low);
     *sums = _mm512_add_epi32(*sums, whole);
-    _mm_storeu_si128((void *)(codes + 16 * v), _mm512_cvtepi32_epi8(code));
-    lacking[v] = _mm512_sub_epi32(shifted, code);
-    any = _mm512_or_si512(any, lacking[v]);
+    _mm512_store_si512(exact + i, shifted);
+    left |= (uint64_t)_mm512_cmpgt_epi32_mask(_mm512_abs_epi32(shifted), _mm512_set1_epi32(127)) << i;
+    _mm_storeu_si128((void *)(codes + i), _mm_max_epi8(_mm512_cvtsepi32_epi8(shifted), _mm_set1_epi8(-127)));
   }
-  if (_mm512_test_epi32_mask(any, any))
-    for (int v = 0; v < QUANT_MOST_INPUTS / 16; v++)
-      quant_note_rests(lacking[v], begin + 16 * v, outliers, most, rests);
+  for (; left; left &= left - 1) {
+    const int i = __builtin_ctzll(left);
+    quant_note(outliers, most, rests, begin + i, exact[i] - codes[i]);
+  }
 }
 #else
 INLINE void quant_split(const float *values, float rate, int32_t begin, int8_t *codes, int32_t *sum, quant_outlier *outliers,
