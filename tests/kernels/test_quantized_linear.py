@@ -89,8 +89,8 @@ def test_a_row_is_the_same_bits_in_any_batch(
 @pytest.mark.parametrize("num_tokens", [1, 5, 77])
 def test_eight_bits_are_the_same_bits_on_every_processor(backend: str, num_tokens: int) -> None:
     """Sums of the codes are exact. The activations are such that torch finds the same codes; some are far too large for
-    8 bits, alone and as neighbours; in two rows, as many codes as can be are too large beside their neighbours; in others
-    there are small negative ones and too large positive ones, or the other way round."""
+    8 bits, alone and as neighbours; in two rows, as many codes as can be are too large beside their neighbours; others
+    have small negative ones and too large positive ones, or the other way round."""
     if backend == "torch":
         pytest.skip("torch multiplies floats")
     generator = torch.Generator().manual_seed(num_tokens)
