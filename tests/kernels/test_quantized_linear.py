@@ -3,6 +3,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kernels.quantized_linear import (
     STEPS,
@@ -70,10 +71,14 @@ def test_it_is_near_the_product_of_the_real_weight(bits: Bits) -> None:
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 33), (1100, 64)])
-def test_a_row_is_the_same_bits_in_any_batch(backend: str, bits: Bits, num_inputs: int, num_outputs: int) -> None:
+@pytest.mark.parametrize("is_behind_gelu", [False, True])
+def test_a_row_is_the_same_bits_in_any_batch(
+    backend: str, bits: Bits, num_inputs: int, num_outputs: int, is_behind_gelu: bool
+) -> None:
     if backend == "torch":
         pytest.skip("torch chooses another order for another number of rows")
     x, weight, bias = make_case(270, num_inputs, num_outputs, torch.bfloat16)
+    x = functional.gelu(x) if is_behind_gelu else x
     quantized = quantize(weight, bits)
     together = quantized_linear(x, quantized, bias)
     each_size_of_tile = ((20, 20 + num_rows) for num_rows in range(1, 16))
@@ -84,7 +89,8 @@ def test_a_row_is_the_same_bits_in_any_batch(backend: str, bits: Bits, num_input
 @pytest.mark.parametrize("num_tokens", [1, 5, 77])
 def test_eight_bits_are_the_same_bits_on_every_processor(backend: str, num_tokens: int) -> None:
     """Sums of the codes are exact. The activations are such that torch finds the same codes; some are far too large for
-    8 bits, alone and as neighbours; in two rows, as many codes as can be are too large beside their neighbours."""
+    8 bits, alone and as neighbours; in two rows, as many codes as can be are too large beside their neighbours; others
+    have small negative ones and too large positive ones, or the other way round."""
     if backend == "torch":
         pytest.skip("torch multiplies floats")
     generator = torch.Generator().manual_seed(num_tokens)
@@ -93,6 +99,8 @@ def test_eight_bits_are_the_same_bits_on_every_processor(backend: str, num_token
     x[1:2] = 3  # codes of STEPS alone
     x[3:5] = 0
     x[3:4, :614], x[4:5, 486:] = 1, -1  # codes of 43
+    x[7:60] = x[7:60].clamp(-1) * torch.randint(1, 4, (1100,), generator=generator)
+    x[8:60:5] *= -1
     weight = quantize(torch.randn(70, 1100, generator=generator), 8)
     scale_O1 = weight.packed[..., : 2 * 32].contiguous().view(torch.bfloat16).float().view(-1, 1)[:70]
     codes = (dequantize(weight) / scale_O1).round().double()
@@ -134,8 +142,9 @@ def test_parts_of_the_inputs_add_up(backend: str, num_tokens: int) -> None:
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_stays_in_its_row(bits: Bits, bad: float) -> None:
-    x, weight, _ = make_case(9, 100, 40, torch.bfloat16)
+@pytest.mark.parametrize("num_tokens", [9, 40])
+def test_what_is_not_finite_stays_in_its_row(bits: Bits, bad: float, num_tokens: int) -> None:
+    x, weight, _ = make_case(num_tokens, 100, 40, torch.bfloat16)
     x[3, 77] = bad
     out = quantized_linear(x, quantize(weight, bits), None)
     assert out.isnan().any(dim=1).nonzero().flatten().tolist() == [3]

@@ -49,4 +49,30 @@ static inline void run_items(int64_t num_items, int64_t work, item_fn run_item, 
   }
 }
 
+/* Rows that threads take together. */
+typedef struct {
+  item_fn run_row;
+  const void *call;
+  int64_t num_rows, rows_per_item;
+} row_spans;
+
+static void run_row_span(const void *data, int64_t span) {
+  const row_spans *all = data;
+  const int64_t begin = span * all->rows_per_item, left = all->num_rows - begin;
+  const int64_t end = begin + (left < all->rows_per_item ? left : all->rows_per_item);
+  for (int64_t row = begin; row < end; row++) all->run_row(all->call, row);
+}
+
+/* Runs items of so many elements each, which are alike and short: taken one by one, the next item's number, in the cache of
+   another core each time, would take as long as a row. */
+static inline void run_rows(int64_t num_rows, int64_t elements, item_fn run_row, const void *call) {
+  enum { SPAN_ELEMENTS = 1 << 14, SPANS_OF_A_THREAD = 4 };
+  const int64_t most = num_rows / (SPANS_OF_A_THREAD * sluice_num_threads());
+  int64_t rows_per_item = SPAN_ELEMENTS / elements;
+  if (rows_per_item > most) rows_per_item = most;
+  if (rows_per_item < 1) rows_per_item = 1;
+  const row_spans spans = {run_row, call, num_rows, rows_per_item};
+  run_items((num_rows + rows_per_item - 1) / rows_per_item, num_rows * elements, run_row_span, &spans);
+}
+
 #endif

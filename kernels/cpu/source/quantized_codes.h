@@ -16,10 +16,16 @@ typedef struct {
   int32_t rest;
 } quant_outlier;
 
-/* A row's: near are those whose rest is a code itself, far the others, from `most` downwards. */
+/* What a row's codes lack: outliers, near ones, whose rest is a code itself, and far ones, from `most` downwards; and
+   `shift`, which all codes were made smaller by. */
 typedef struct {
-  int32_t num_near, num_far;
-} quant_counts;
+  int32_t num_near, num_far, shift;
+} quant_rests;
+
+/* The least and the largest number of a row, or 0 where all are above or below. */
+typedef struct {
+  float least, largest;
+} quant_range;
 
 /* With AVX2 two of the codes 43, 43, 43 and 43 are outliers. */
 #define QUANT_LEAST_OUTLIER (QUANT_LANES == 8 ? 85.0f : 127.0f)
@@ -31,12 +37,12 @@ INLINE int64_t quant_most_outliers(int64_t inputs, int is_part) {
   return 1 + (is_part ? inputs : (int64_t)((float)inputs * QUANT_STEPS / QUANT_LEAST_OUTLIER));
 }
 
-INLINE void quant_note(quant_outlier *outliers, int64_t most, quant_counts *counts, int32_t input, int32_t rest) {
+INLINE void quant_note(quant_outlier *outliers, int64_t most, quant_rests *rests, int32_t input, int32_t rest) {
   const uint32_t four = (uint32_t)input / 4 * (4 * QUANT_BLOCK), byte = (uint32_t)input % 4;
   if (abs(rest) <= 127)
-    outliers[counts->num_near++] = (quant_outlier){four, (int32_t)((uint32_t)(uint8_t)rest << 8 * byte)};
+    outliers[rests->num_near++] = (quant_outlier){four, (int32_t)((uint32_t)(uint8_t)rest << 8 * byte)};
   else
-    outliers[most - ++counts->num_far] = (quant_outlier){four + byte, rest};
+    outliers[most - ++rests->num_far] = (quant_outlier){four + byte, rest};
 }
 
 /* What a group is multiplied by for its codes. `magnitude`: the bits of the largest, which are in the order of numbers. */
@@ -110,7 +116,7 @@ INLINE __m256i quant_narrowed(const __m256i *whole) {
 
 /* Makes the codes of 64 inputs of a row from `begin` on, and adds their sum and their outliers. */
 INLINE void quant_split(const float *values, float rate, int32_t begin, int8_t *codes, int32_t *sum, quant_outlier *outliers,
-                        int64_t most, quant_counts *counts) {
+                        int64_t most, quant_rests *rests) {
   int32_t exact[QUANT_MOST_INPUTS] __attribute__((aligned(32)));
   __m256i sums = _mm256_setzero_si256();
   uint64_t left = 0;
@@ -131,34 +137,43 @@ INLINE void quant_split(const float *values, float rate, int32_t begin, int8_t *
   }
   for (; left; left &= left - 1) {
     const int i = __builtin_ctzll(left);
-    quant_note(outliers, most, counts, begin + i, exact[i] - codes[i]);
+    quant_note(outliers, most, rests, begin + i, exact[i] - codes[i]);
   }
   __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
   half = _mm_hadd_epi32(half, half);
   *sum += _mm_extract_epi32(half, 0) + _mm_extract_epi32(half, 1);
 }
 #elif defined(__AVX512VNNI__)
-INLINE void quant_split(const float *values, float rate, int32_t begin, int8_t *codes, int32_t *sum, quant_outlier *outliers,
-                        int64_t most, quant_counts *counts) {
+/* Returns what all codes of a row are made smaller by. Where the negative ones are small, as behind a GELU, there is room
+   for positive ones that would be outliers. No code gets below -127 by it. */
+INLINE int32_t quant_shift(quant_range range, float rate) {
+  const float least = range.least * rate, largest = range.largest * rate;
+  if (!(least >= -64.0f && largest > 127.0f)) return 0; /* NaN where a number is not finite */
+  const float room = 126.0f + least, wanted = largest - 126.0f;
+  return (int32_t)(wanted < room ? wanted : room);
+}
+
+/* Takes `rests->shift` off the codes, but not off their sum. */
+INLINE void quant_split(const __m512 *values, float rate, int32_t begin, int8_t *codes, __m512i *sums, quant_outlier *outliers,
+                        int64_t most, quant_rests *rests) {
   int32_t exact[QUANT_MOST_INPUTS] __attribute__((aligned(64)));
-  __m512i sums = _mm512_setzero_si512();
   uint64_t left = 0;
   for (int i = 0; i < QUANT_MOST_INPUTS; i += 16) {
-    const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(values + i), _mm512_set1_ps(rate)));
-    _mm512_store_si512(exact + i, whole);
-    sums = _mm512_add_epi32(sums, whole);
-    left |= (uint64_t)_mm512_cmpgt_epi32_mask(_mm512_abs_epi32(whole), _mm512_set1_epi32(127)) << i;
-    _mm_storeu_si128((void *)(codes + i), _mm_max_epi8(_mm512_cvtsepi32_epi8(whole), _mm_set1_epi8(-127)));
+    const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(values[i / 16], _mm512_set1_ps(rate)));
+    const __m512i shifted = _mm512_sub_epi32(whole, _mm512_set1_epi32(rests->shift));
+    *sums = _mm512_add_epi32(*sums, whole);
+    _mm512_store_si512(exact + i, shifted);
+    left |= (uint64_t)_mm512_cmpgt_epi32_mask(_mm512_abs_epi32(shifted), _mm512_set1_epi32(127)) << i;
+    _mm_storeu_si128((void *)(codes + i), _mm_max_epi8(_mm512_cvtsepi32_epi8(shifted), _mm_set1_epi8(-127)));
   }
   for (; left; left &= left - 1) {
     const int i = __builtin_ctzll(left);
-    quant_note(outliers, most, counts, begin + i, exact[i] - codes[i]);
+    quant_note(outliers, most, rests, begin + i, exact[i] - codes[i]);
   }
-  *sum += _mm512_reduce_add_epi32(sums);
 }
 #else
 INLINE void quant_split(const float *values, float rate, int32_t begin, int8_t *codes, int32_t *sum, quant_outlier *outliers,
-                        int64_t most, quant_counts *counts) {
+                        int64_t most, quant_rests *rests) {
   int32_t whole[QUANT_MOST_INPUTS], added = 0, num_large = 0;
   _Pragma("omp simd reduction(+ : added, num_large)") for (int i = 0; i < QUANT_MOST_INPUTS; i++) {
     whole[i] = (int32_t)rintf(values[i] * rate);
@@ -168,7 +183,7 @@ INLINE void quant_split(const float *values, float rate, int32_t begin, int8_t *
   }
   *sum += added;
   for (int i = 0; num_large && i < QUANT_MOST_INPUTS; i++)
-    if (codes[i] != whole[i]) quant_note(outliers, most, counts, begin + i, whole[i] - codes[i]);
+    if (codes[i] != whole[i]) quant_note(outliers, most, rests, begin + i, whole[i] - codes[i]);
 }
 #endif
 #endif

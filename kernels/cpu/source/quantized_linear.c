@@ -15,6 +15,12 @@ enum { QUANT_TILE_ROWS = 32 };
    compute meanwhile. Of 4 bits it computes more for each byte. */
 enum { QUANT_BUSY_ROWS = QUANT_LANES == 8 ? 3 : 6, QUANT_BUSY_ROWS_4 = QUANT_LANES == 8 ? 1 : 6, QUANT_AHEAD = 3 << 10 };
 
+/* Rows of a call from which on codes are shifted: the codes of a block's weight are added up for it. */
+enum { QUANT_SHIFTED_ROWS = 32 };
+
+/* Bytes ahead that a row is asked for: it lies in pages of 4 KB, at whose ends the processor stops reading ahead. */
+enum { QUANT_X_AHEAD = 4096 };
+
 /* Rows lie in tiles, which are as equal as may be. Of 8 bits, factors are [rows], and each row has outliers. */
 typedef struct {
   const void *x, *bias;
@@ -24,10 +30,10 @@ typedef struct {
   int8_t *codes;         /* [tiles, num_groups, inputs of a group / 4, rows of a tile, 4] */
   quant_factor *factors; /* [tiles, num_groups, rows of a tile] */
   quant_outlier *outliers;
-  quant_counts *num_outliers;
+  quant_rests *rests;
   int64_t num_rows, rows_per_tile, rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows;
   int64_t most_outliers; /* of a row */
-  int bits, is_gelu, has_tiles;
+  int bits, is_gelu, has_tiles, is_shifted /* any row */;
 } quant_call;
 
 INLINE int64_t quant_rows_left(const quant_call *call, int64_t row) {
@@ -69,20 +75,35 @@ static void quant_any_tile(const quant_call *call, const uint8_t *weight, int64_
 #undef ROWS
 }
 
-/* Adds to a row's `sums` of a block what its outliers give. */
-INLINE void quant_add_outliers(const quant_call *call, const uint8_t *weight, int64_t row, void *sums) {
-  const quant_counts counts = call->num_outliers[row];
-  if (!(counts.num_near | counts.num_far)) return;
-  const quant_outlier *outlier = quant_row_outliers(call, row), *end = outlier + counts.num_near;
+/* Sets `totals` to the sums of a block's codes, which rows with a shift need. */
+INLINE void quant_add_up(const quant_call *call, const uint8_t *weight, quant_ints *totals) {
+  quant_codes sums[4][QUANT_VECTORS]; /* in chains that do not wait for each other */
+  for (int i = 0; i < 4; i++)
+    for (int v = 0; v < QUANT_VECTORS; v++) sums[i][v] = quant_none();
+  for (int64_t input = 0; input < quant_width(call); input += 16)
+    for (int i = 0; i < 4; i++, weight += 4 * QUANT_BLOCK)
+      for (int v = 0; v < QUANT_VECTORS; v++)
+        sums[i][v] = quant_four(sums[i][v], quant_load(weight + 4 * QUANT_LANES * v), 0x01010101);
+  for (int v = 0; v < QUANT_VECTORS; v++) {
+    totals[v] = (quant_ints)sums[0][v];
+    for (int i = 1; i < 4; i++) totals[v] += (quant_ints)sums[i][v];
+  }
+}
+
+/* Adds to a row's `sums` of a block what its codes lack. */
+INLINE void quant_add_rests(const quant_call *call, const uint8_t *weight, const quant_ints *totals, int64_t row, void *sums) {
+  const quant_rests rests = call->rests[row];
+  if (!(rests.num_near | rests.num_far | rests.shift)) return;
+  const quant_outlier *outlier = quant_row_outliers(call, row), *end = outlier + rests.num_near;
   quant_ints all[QUANT_VECTORS];
-  for (int v = 0; v < QUANT_VECTORS; v++) all[v] = ((quant_ints *)sums)[v];
+  for (int v = 0; v < QUANT_VECTORS; v++) all[v] = ((quant_ints *)sums)[v] + rests.shift * totals[v];
   for (; outlier < end; outlier++) {
     const uint8_t *from = weight + outlier->place;
     for (int v = 0; v < QUANT_VECTORS; v++)
       all[v] = (quant_ints)quant_four((quant_codes)all[v], quant_load(from + 4 * QUANT_LANES * v), outlier->rest);
   }
   end = quant_row_outliers(call, row + 1);
-  for (outlier = end - counts.num_far; outlier < end; outlier++) {
+  for (outlier = end - rests.num_far; outlier < end; outlier++) {
     const quant_ints *from = (const void *)(weight + outlier->place / 4 * 4);
     for (int v = 0; v < QUANT_VECTORS; v++) all[v] += (from[v] >> 8 * (outlier->place % 4) & 255) * outlier->rest;
   }
@@ -144,9 +165,22 @@ INLINE void NAME(quant_code_groups)(const quant_call *call, const element *x, in
   }
 }
 
-/* Returns the sum of magnitudes, added in the same order in all forms. */
-INLINE float NAME(quant_magnitudes)(const element *x, int64_t inputs) {
+/* Returns the sum of magnitudes, added in the same order in all forms. With AVX-512 VNNI sets `range`, unless it is null, to
+   the least and the largest number, or 0. */
+INLINE float NAME(quant_magnitudes)(const element *x, int64_t inputs, quant_range *range) {
   float sums[16] __attribute__((aligned(64))) = {0}, total = 0.0f;
+#if defined(__AVX512VNNI__)
+  __m512 all = _mm512_setzero_ps(), least = all, largest = all;
+  for (int64_t i = 0; i < inputs; i += 16) {
+    __builtin_prefetch((const char *)(x + i) + QUANT_X_AHEAD);
+    const __m512 some = linear_load(x + i, lanes_of(inputs - i));
+    all = _mm512_add_ps(all, _mm512_abs_ps(some));
+    if (range) least = _mm512_min_ps(least, some), largest = _mm512_max_ps(largest, some);
+  }
+  _mm512_store_ps(sums, all);
+  if (range) *range = (quant_range){_mm512_reduce_min_ps(least), _mm512_reduce_max_ps(largest)};
+#else
+  (void)range;
   lanes near = {0}, far = {0};
   int64_t i = 0;
   for (; i + 16 <= inputs; i += 16) {
@@ -155,6 +189,7 @@ INLINE float NAME(quant_magnitudes)(const element *x, int64_t inputs) {
   }
   *(lanes *)sums = near, *(lanes *)(sums + LANES) = far;
   for (int j = 0; i < inputs; i++, j++) sums[j] += fabsf(WIDEN(x[i]));
+#endif
   for (int j = 0; j < 16; j++) total += sums[j];
   return total;
 }
@@ -162,19 +197,39 @@ INLINE float NAME(quant_magnitudes)(const element *x, int64_t inputs) {
 /* Makes a row's codes beside weights of 8 bits. With what is no finite number all outputs are NaN. */
 INLINE void NAME(quant_code_row)(const quant_call *call, int64_t row, int8_t *codes, int64_t rows) {
   const element *x = (const element *)call->x + row * call->inputs;
-  const float mean = call->means ? call->means[row] : NAME(quant_magnitudes)(x, call->inputs) / (float)call->inputs;
+  quant_range range = {0};
+  quant_range *const wanted = call->num_rows >= QUANT_SHIFTED_ROWS ? &range : 0;
+  const float mean =
+      call->means ? call->means[row] : NAME(quant_magnitudes)(x, call->inputs, wanted) / (float)call->inputs;
   const int is_finite = mean < INFINITY, is_large = is_finite && mean > QUANT_LEAST_MAGNITUDE;
   const float rate = is_large ? QUANT_STEPS / mean : 0.0f;
+  const int64_t inputs = is_large ? call->inputs : 0;
+  quant_rests rests = {0, 0, 0};
+#if defined(__AVX512VNNI__)
+  rests.shift = quant_shift(range, rate);
+  __m512i sums = _mm512_setzero_si512();
+#else
   int32_t sum = 0;
-  quant_counts counts = {0, 0};
+#endif
   for (int64_t begin = 0; begin < quant_width(call); begin += QUANT_MOST_INPUTS) {
-    float values[QUANT_MOST_INPUTS] __attribute__((aligned(64)));
     int8_t together[QUANT_MOST_INPUTS];
-    NAME(quant_values)(x + begin, is_large ? call->inputs - begin : 0, values, QUANT_MOST_INPUTS);
-    quant_split(values, rate, (int32_t)begin, together, &sum, quant_row_outliers(call, row), call->most_outliers, &counts);
+    const int64_t left = inputs - begin;
+#if defined(__AVX512VNNI__)
+    __m512 values[QUANT_MOST_INPUTS / 16];
+    for (int v = 0; v < QUANT_MOST_INPUTS / 16; v++)
+      values[v] = linear_load(x + begin + 16 * v, left >= QUANT_MOST_INPUTS ? 0xffff : lanes_of(left - 16 * v));
+    quant_split(values, rate, (int32_t)begin, together, &sums, quant_row_outliers(call, row), call->most_outliers, &rests);
+#else
+    float values[QUANT_MOST_INPUTS] __attribute__((aligned(64)));
+    NAME(quant_values)(x + begin, left, values, QUANT_MOST_INPUTS);
+    quant_split(values, rate, (int32_t)begin, together, &sum, quant_row_outliers(call, row), call->most_outliers, &rests);
+#endif
     quant_lay(together, codes + begin * rows, 4 * rows, QUANT_MOST_INPUTS);
   }
-  call->num_outliers[row] = counts;
+#if defined(__AVX512VNNI__)
+  const int32_t sum = _mm512_reduce_add_epi32(sums);
+#endif
+  call->rests[row] = rests;
   call->factors[row] = (quant_factor){-128 * sum, is_large ? mean / QUANT_STEPS : is_finite ? 0.0f : NAN};
 }
 
@@ -228,6 +283,8 @@ static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t beg
   const uint8_t *later = weight + (num_tiles > 1 ? block_bytes : QUANT_AHEAD);
   const int is_busy = end - begin >= (call->bits == 4 ? QUANT_BUSY_ROWS_4 : QUANT_BUSY_ROWS);
   int64_t left = num_tiles > 1 || is_busy ? num_lines : 0;
+  quant_ints totals[QUANT_VECTORS] = {{0}};
+  if (call->is_shifted) quant_add_up(call, weight, totals);
 #if defined(__AMX_INT8__)
   if (call->has_tiles) {
     int32_t sums[QUANT_MOST_ROWS * QUANT_BLOCK] __attribute__((aligned(64)));
@@ -235,7 +292,7 @@ static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t beg
     quant_tiles(call->codes + begin * width, width, weight, call->num_groups, end - begin, sums);
     for (int64_t row = begin; row < end; row++) {
       int32_t *mine = sums + (row - begin) * QUANT_BLOCK;
-      quant_add_outliers(call, weight, row, mine);
+      quant_add_rests(call, weight, totals, row, mine);
       quant_scale_row(call, scales, row, mine);
       NAME(quant_finish)(call, row, block, (float *)(void *)mine);
     }
@@ -247,7 +304,7 @@ static void NAME(quant_block)(const quant_call *call, int64_t block, int64_t beg
     float sums[QUANT_ROWS * QUANT_BLOCK] __attribute__((aligned(64)));
     for (int64_t r = 0; call->bits == 8 && r < rows; r++) __builtin_prefetch(quant_row_outliers(call, row + r));
     quant_any_tile(call, weight, row, sums, later, (int)lines, (int)passes);
-    for (int64_t r = 0; call->bits == 8 && r < rows; r++) quant_add_outliers(call, weight, row + r, sums + r * QUANT_BLOCK);
+    for (int64_t r = 0; call->bits == 8 && r < rows; r++) quant_add_rests(call, weight, totals, row + r, sums + r * QUANT_BLOCK);
     for (int64_t r = 0; r < rows; r++) {
       if (call->bits == 8) quant_scale_row(call, scales, row + r, sums + r * QUANT_BLOCK);
       NAME(quant_finish)(call, row + r, block, sums + r * QUANT_BLOCK);
@@ -269,7 +326,7 @@ static void NAME(quant_item)(const void *data, int64_t item) {
 
 static void NAME(quant_sum_row)(const void *data, int64_t row) {
   const quant_call *call = data;
-  ((float *)call->out)[row] = NAME(quant_magnitudes)((const element *)call->x + row * call->inputs, call->inputs);
+  ((float *)call->out)[row] = NAME(quant_magnitudes)((const element *)call->x + row * call->inputs, call->inputs, 0);
 }
 
 /* x: [num_rows, inputs], sums: [num_rows]. */
@@ -302,17 +359,18 @@ PUBLIC int NAME(quantized_linear)(const element *x, const uint8_t *weight, const
   const int64_t num_parts = (num_rows + QUANT_MOST_ROWS - 1) / QUANT_MOST_ROWS;
   const int64_t rows_per_item = (num_tiles + num_parts - 1) / num_parts * rows_per_tile;
   const int64_t width = num_groups * quant_group((int)bits), num_factors = num_rows * (bits == 4 ? num_groups : 1);
-  const int64_t num_counts = bits == 4 ? 0 : num_rows, most_outliers = quant_most_outliers(width, means != NULL);
+  const int64_t num_rests = bits == 4 ? 0 : num_rows, most_outliers = quant_most_outliers(width, means != NULL);
   quant_factor *factors = kept_room((size_t)num_factors * sizeof(quant_factor) + (size_t)(num_rows * width) +
-                                    (size_t)num_counts * (sizeof(quant_counts) + (size_t)most_outliers * sizeof(quant_outlier)));
+                                    (size_t)num_rests * (sizeof(quant_rests) + (size_t)most_outliers * sizeof(quant_outlier)));
   if (!factors) return -1;
   quant_outlier *outliers = (void *)(factors + num_factors);
-  quant_counts *num_outliers = (void *)(outliers + num_counts * most_outliers);
-  int8_t *codes = (void *)(num_outliers + num_counts);
-  quant_call call = {x, bias, means, out, weight, codes, factors, outliers, num_outliers, num_rows, rows_per_tile,
+  quant_rests *rests = (void *)(outliers + num_rests * most_outliers);
+  int8_t *codes = (void *)(rests + num_rests);
+  quant_call call = {x, bias, means, out, weight, codes, factors, outliers, rests, num_rows, rows_per_tile,
                      rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows,
-                     most_outliers, (int)bits, is_gelu != 0, has_tiles};
+                     most_outliers, (int)bits, is_gelu != 0, has_tiles, 0};
   run_items((num_rows + rows_per_tile - 1) / rows_per_tile, 2 * num_rows * inputs, NAME(quant_code_tile), &call);
+  for (int64_t row = 0; row < num_rests; row++) call.is_shifted |= call.rests[row].shift != 0;
   run_items((num_rows + rows_per_item - 1) / rows_per_item * items_per_rows, inputs * outputs, NAME(quant_item), &call);
   return 0;
 }
