@@ -228,10 +228,11 @@ static void KV(paged_decode_item)(const void *data, int64_t item) {
   const NAME(paged_decode_call) *call = data;
   const decode_plan *plan = call->plan;
   const int64_t num_heads = call->cache.num_heads, head_dim = call->cache.head_dim;
-  const int64_t parts = (num_heads + call->heads_an_item - 1) / call->heads_an_item;
-  const int64_t head = item % parts * call->heads_an_item, rest = num_heads - head;
+  /* All splits of some heads come before those of the next, so that each thread gets as much where heads are parted. */
+  const int64_t items_a_part = (plan->num_groups + call->groups_an_item - 1) / call->groups_an_item;
+  const int64_t head = item / items_a_part * call->heads_an_item, rest = num_heads - head;
   const int64_t count = rest < call->heads_an_item ? rest : call->heads_an_item, size = count * head_dim;
-  const int64_t begin = item / parts * call->groups_an_item, beyond = begin + call->groups_an_item;
+  const int64_t begin = item % items_a_part * call->groups_an_item, beyond = begin + call->groups_an_item;
   const int64_t end = beyond < plan->num_groups ? beyond : plan->num_groups;
   const int tokens_ahead = (int)(AHEAD_BYTES / (size * (int64_t)sizeof(kv_element))) + 1;
   int64_t offsets[2][BLOCK];

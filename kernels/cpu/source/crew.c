@@ -1,31 +1,40 @@
-/* A crew (crew.h), and the replay of captured calls by one (kernels/cpu/capture.py). */
+/* Crews (crew.h), and the replay of captured calls by one (kernels/cpu/capture.py). */
 #define _GNU_SOURCE
 #include "parallel.h"
 #include "captured_call.h"
 
 #include <sched.h>
+#include <stdatomic.h>
 #include <time.h>
 
-/* An operation's items are claimed by a compare-and-swap on one word: the number of the operation, how many items it has
-   and the next one. So nothing of an operation that is over can be claimed, however late a thread comes, and what its
-   claim succeeds for is what it has read about it. */
-enum { ITEM_BITS = 20, SPINS = 4096 };
+/* An operation's items are cut into a stretch for each thread, which takes them from the first on: what they read lies
+   together as a rule, and one long stretch of memory for each thread is read faster than short ones by turns. Who is done
+   gets half of what is left of another's.
+   Items are claimed by a compare-and-swap on the stretch's word: the number of the operation, the end of what is left and
+   the next item. So nothing of an operation that is over can be claimed, however late a thread comes, and what its claim
+   succeeds for is what it has read about it. */
+enum { ITEM_BITS = 20, SPINS = 4096, MOST_STRETCHES = 256 };
 #define MAX_ITEMS ((int64_t)(1 << ITEM_BITS) - 1)
 #define NEXT_ITEM(word) ((int64_t)((word) & (uint64_t)MAX_ITEMS))
-#define NUM_ITEMS(word) ((int64_t)((word) >> ITEM_BITS & (uint64_t)MAX_ITEMS))
+#define END_ITEM(word) ((int64_t)((word) >> ITEM_BITS & (uint64_t)MAX_ITEMS))
 
-struct crew {
-  _Atomic uint64_t word;
-  _Atomic(item_fn) run_item;
+typedef struct {
+  _Alignas(64) _Atomic uint64_t word;
+} stretch;
+
+typedef struct {
+  stretch stretches[MOST_STRETCHES];
+  int num_stretches;
+  _Alignas(64) _Atomic(item_fn) run_item;
   _Atomic(const void *) call;
-  _Atomic int64_t num_done;
-  uint64_t num_operations; /* of the leader alone */
-  _Atomic int is_over;
-};
+  _Atomic uint64_t num_operations;
+  _Atomic int is_over, num_threads;
+  _Alignas(64) _Atomic int64_t num_done;
+} crew;
 
 static _Thread_local crew *led_crew = 0;
 
-crew *sluice_led_crew(void) { return led_crew; }
+int sluice_leads_crew(void) { return led_crew != 0; }
 
 /* Waits a little; soon, other programs' threads and those that this one waits for may have the core. */
 static inline void wait_a_little(int *num_waits) {
@@ -35,13 +44,13 @@ static inline void wait_a_little(int *num_waits) {
 #endif
 }
 
-/* Runs one item if there is one; returns whether there was. */
-static int take_item(crew *mine) {
-  uint64_t word = atomic_load_explicit(&mine->word, memory_order_acquire);
-  while (NEXT_ITEM(word) < NUM_ITEMS(word)) {
+/* Runs the first item that is left of a thread's own stretch, if there is one; returns whether there was. */
+static int take_item(crew *mine, stretch *own) {
+  uint64_t word = atomic_load_explicit(&own->word, memory_order_acquire);
+  while (NEXT_ITEM(word) < END_ITEM(word)) {
     const item_fn run_item = atomic_load_explicit(&mine->run_item, memory_order_relaxed);
     const void *call = atomic_load_explicit(&mine->call, memory_order_relaxed);
-    if (atomic_compare_exchange_weak_explicit(&mine->word, &word, word + 1, memory_order_acq_rel, memory_order_acquire)) {
+    if (atomic_compare_exchange_weak_explicit(&own->word, &word, word + 1, memory_order_acq_rel, memory_order_acquire)) {
       run_item(call, NEXT_ITEM(word));
       atomic_fetch_add_explicit(&mine->num_done, 1, memory_order_release);
       return 1;
@@ -50,13 +59,43 @@ static int take_item(crew *mine) {
   return 0;
 }
 
+/* Moves the second half of what is left of another's stretch to a thread's own, of which nothing is left; returns whether
+   there was any. */
+static int take_half(stretch *own, stretch *other) {
+  uint64_t word = atomic_load_explicit(&other->word, memory_order_acquire);
+  while (NEXT_ITEM(word) < END_ITEM(word)) {
+    const uint64_t half = (uint64_t)(END_ITEM(word) - NEXT_ITEM(word) + 1) / 2, rest = word - (half << ITEM_BITS);
+    if (atomic_compare_exchange_weak_explicit(&other->word, &word, rest, memory_order_acq_rel, memory_order_acquire)) {
+      const uint64_t first = (uint64_t)END_ITEM(rest);
+      atomic_store_explicit(&own->word, (word & ~(uint64_t)MAX_ITEMS) | first, memory_order_release);
+      return 1;
+    }
+  }
+  return 0;
+}
+
+/* Runs what items it can get, as the thread of that number. */
+static void take_items(crew *mine, int thread) {
+  stretch *own = mine->stretches + thread;
+  for (int i = 0; i < mine->num_stretches; i++) {
+    if (i && !take_half(own, mine->stretches + (thread + i) % mine->num_stretches)) continue;
+    while (take_item(mine, own)) continue;
+    i = 0;
+  }
+}
+
 static void run_some(crew *led, int64_t num_items, item_fn run_item, const void *call) {
   atomic_store_explicit(&led->run_item, run_item, memory_order_relaxed);
   atomic_store_explicit(&led->call, call, memory_order_relaxed);
   atomic_store_explicit(&led->num_done, 0, memory_order_relaxed);
-  const uint64_t word = ++led->num_operations << 2 * ITEM_BITS | (uint64_t)num_items << ITEM_BITS;
-  atomic_store_explicit(&led->word, word, memory_order_release);
-  while (take_item(led)) continue;
+  const uint64_t number = atomic_load_explicit(&led->num_operations, memory_order_relaxed) + 1;
+  for (int i = 0; i < led->num_stretches; i++) {
+    const int64_t first = num_items * i / led->num_stretches, end = num_items * (i + 1) / led->num_stretches;
+    const uint64_t word = number << 2 * ITEM_BITS | (uint64_t)end << ITEM_BITS | (uint64_t)first;
+    atomic_store_explicit(&led->stretches[i].word, word, memory_order_release);
+  }
+  atomic_store_explicit(&led->num_operations, number, memory_order_release);
+  take_items(led, 0);
   for (int num_waits = 0; atomic_load_explicit(&led->num_done, memory_order_acquire) < num_items;) wait_a_little(&num_waits);
 }
 
@@ -71,7 +110,7 @@ static void run_later_item(const void *data, int64_t item) {
   later->run_item(later->call, later->first + item);
 }
 
-void sluice_run_with_crew(crew *led, int64_t num_items, item_fn run_item, const void *call) {
+static void run_all(crew *led, int64_t num_items, item_fn run_item, const void *call) {
   if (num_items <= MAX_ITEMS) {
     run_some(led, num_items, run_item, call);
     return;
@@ -82,11 +121,74 @@ void sluice_run_with_crew(crew *led, int64_t num_items, item_fn run_item, const 
   }
 }
 
+static void follow(crew *mine, int thread) {
+  uint64_t seen = 0;
+  for (int num_waits = 0; !atomic_load_explicit(&mine->is_over, memory_order_acquire);) {
+    const uint64_t number = atomic_load_explicit(&mine->num_operations, memory_order_acquire);
+    if (number != seen) {
+      take_items(mine, thread);
+      seen = number, num_waits = 0;
+    } else {
+      wait_a_little(&num_waits);
+    }
+  }
+}
+
+typedef void (*lead_fn)(void *data);
+
 typedef struct {
   crew crew;
+  lead_fn lead;
+  void *data;
+} region;
+
+/* The thread that comes first leads: nobody waits for those that must be woken. */
+static void join(void *data) {
+  region *mine = data;
+  const int thread = atomic_fetch_add_explicit(&mine->crew.num_threads, 1, memory_order_relaxed);
+  if (thread) {
+    if (thread < mine->crew.num_stretches) follow(&mine->crew, thread);
+    return;
+  }
+  led_crew = &mine->crew;
+  mine->lead(mine->data);
+  led_crew = 0;
+  atomic_store_explicit(&mine->crew.is_over, 1, memory_order_release);
+}
+
+/* Has a crew for as long as `lead` runs. */
+static void run_region(lead_fn lead, void *data) {
+  const int num_threads = sluice_num_threads();
+  region mine; /* stretches are set by the first operation, which nobody looks at before */
+  mine.crew.num_stretches = num_threads < MOST_STRETCHES ? num_threads : MOST_STRETCHES;
+  atomic_init(&mine.crew.num_operations, 0);
+  atomic_init(&mine.crew.is_over, 0);
+  atomic_init(&mine.crew.num_threads, 0);
+  mine.lead = lead, mine.data = data;
+  if (sluice_parallel_region) sluice_parallel_region(join, &mine, 0, 0); /* 0 threads: as many as torch was told to use */
+  else join(&mine);
+}
+
+typedef struct {
+  int64_t num_items;
+  item_fn run_item;
+  const void *call;
+} operation;
+
+static void lead_operation(void *data) {
+  const operation *only = data;
+  run_all(led_crew, only->num_items, only->run_item, only->call);
+}
+
+void sluice_run_with_crew(int64_t num_items, item_fn run_item, const void *call) {
+  operation only = {num_items, run_item, call};
+  if (led_crew) lead_operation(&only);
+  else run_region(lead_operation, &only);
+}
+
+typedef struct {
   const captured_call *calls;
   int64_t num_calls, failed, *ended_ns;
-  _Atomic int has_leader;
 } replay;
 
 static int64_t monotonic_ns(void) {
@@ -95,35 +197,19 @@ static int64_t monotonic_ns(void) {
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-static void lead(replay *mine) {
-  led_crew = &mine->crew;
+static void lead_replay(void *data) {
+  replay *mine = data;
   for (int64_t i = 0; i < mine->num_calls && mine->failed < 0; i++) {
     if (mine->calls[i].run(mine->calls[i].arguments) != 0) mine->failed = i;
     if (mine->ended_ns) mine->ended_ns[i] = monotonic_ns();
   }
-  led_crew = 0;
-  atomic_store_explicit(&mine->crew.is_over, 1, memory_order_release);
-}
-
-static void follow(crew *mine) {
-  for (int num_waits = 0; !atomic_load_explicit(&mine->is_over, memory_order_acquire);)
-    if (take_item(mine)) num_waits = 0;
-    else wait_a_little(&num_waits);
-}
-
-/* The thread that comes first leads: nobody waits for those that must be woken. */
-static void join(void *data) {
-  replay *mine = data;
-  if (atomic_exchange_explicit(&mine->has_leader, 1, memory_order_relaxed)) follow(&mine->crew);
-  else lead(mine);
 }
 
 /* Makes the calls one after another; returns -1, or the index of the one that ran out of memory: none after it is made.
    `ended_ns`, where it is not null, is set to the time at which each call ended. */
 __attribute__((visibility("default"))) int64_t sluice_replay(const captured_call *calls, int64_t num_calls,
                                                              int64_t *ended_ns) {
-  replay mine = {.calls = calls, .num_calls = num_calls, .failed = -1, .ended_ns = ended_ns};
-  if (sluice_parallel_region) sluice_parallel_region(join, &mine, 0, 0);
-  else join(&mine);
+  replay mine = {calls, num_calls, -1, ended_ns};
+  run_region(lead_replay, &mine);
   return mine.failed;
 }

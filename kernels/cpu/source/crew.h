@@ -6,12 +6,12 @@
 #include <stdint.h>
 
 typedef void (*item_fn)(const void *call, int64_t item);
-typedef struct crew crew;
 
-/* Returns the crew that this thread leads, or null. */
-crew *sluice_led_crew(void);
+/* Returns whether this thread leads a crew. */
+int sluice_leads_crew(void);
 
-/* Runs all items; nobody is waited for who has taken none. */
-void sluice_run_with_crew(crew *led, int64_t num_items, item_fn run_item, const void *call);
+/* Runs all items, with the crew that this thread leads or else with one for them alone; nobody is waited for who has taken
+   none. */
+void sluice_run_with_crew(int64_t num_items, item_fn run_item, const void *call);
 
 #endif

@@ -45,17 +45,10 @@ INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, 
   for (int r = 0; r < rows; r++) linear_finish(call, row + r, block, sum[r][0], sum[r][1]);
 }
 
-/* Returns the block that this thread computes after one, or the number of blocks: threads take items in turns. */
-INLINE int64_t linear_next_block(const linear_call *call, int64_t block) {
-  const int64_t others = (call->num_threads - 1) * call->blocks_per_item;
-  const int64_t next = block + 1 + ((block + 1) % call->blocks_per_item ? 0 : others);
-  return next < call->num_blocks ? next : call->num_blocks;
-}
-
 /* A group's product in code for just as many rows. A group alone asks for the next block; of several, the first two ask for
    half of it each: all of it in the time of one of them is more than the memory gives. */
 static void linear_group(const linear_call *call, int64_t row, int64_t block, int64_t rows) {
-  const int64_t block_size = call->inputs * LINEAR_BLOCK, next = linear_next_block(call, block);
+  const int64_t block_size = call->inputs * LINEAR_BLOCK, next = block + 1;
   const int is_alone = call->num_rows <= call->rows_per_group;
   const int asks = next < call->num_blocks && row <= call->rows_per_group;
   const int64_t pace = !asks ? 0 : is_alone ? LINEAR_STEP : LINEAR_STEP / 2;

@@ -16,15 +16,14 @@ enum {
   MANY_ITEMS = 32,  /* then an item is up to MAX_GROUPS splits, one after the other */
   MAX_GROUPS = 4,
   MAX_ITEM_QUERIES = 64,
-  NEAR_KEYS = 4,
-  AHEAD_BYTES = 12 << 10
+  NEAR_KEYS = 4
 };
-/* How near what is asked for comes, for __builtin_prefetch: into the first cache, or into the second one, which more lines can
-   be on their way to. */
+/* How far ahead memory is asked for, and how near it comes then, for __builtin_prefetch: into the first cache, or into the
+   second one, which more lines can be on their way to. */
 #if defined(__AVX512BF16__)
-enum { ASKED_NEAR = 3 };
+enum { AHEAD_BYTES = 8 << 10, ASKED_NEAR = 3 };
 #else
-enum { ASKED_NEAR = 2 };
+enum { AHEAD_BYTES = 12 << 10, ASKED_NEAR = 2 };
 #endif
 #define SUMS_SIZE(head_dim) (((head_dim) + 31) / 32 * 32) /* whole vectors of bfloat16 */
 

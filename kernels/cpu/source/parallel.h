@@ -1,10 +1,9 @@
-/* One parallel operation: threads take its items one by one until none is left. */
+/* One parallel operation: threads take its items until none is left. */
 #ifndef SLUICE_PARALLEL_H
 #define SLUICE_PARALLEL_H
 
 #include "crew.h"
 
-#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -18,34 +17,15 @@ int sluice_num_threads(void);
 /* Returns memory that this thread's next call gets again, so that it need not be made each time, or null. */
 void *kept_room(size_t size);
 
-typedef struct {
-  item_fn run_item;
-  const void *call;
-  int64_t num_items;
-  _Atomic int64_t next_item;
-} item_queue;
-
-static void take_items(void *data) {
-  item_queue *mine = data;
-  for (;;) {
-    int64_t item = atomic_fetch_add_explicit(&mine->next_item, 1, memory_order_relaxed);
-    if (item >= mine->num_items) return;
-    mine->run_item(mine->call, item);
-  }
-}
-
 /* Runs all items; in this thread alone where their `work` (elements, roughly) is less than the others' attention costs:
    little where a crew waits for it, more where threads must be woken. */
 static inline void run_items(int64_t num_items, int64_t work, item_fn run_item, const void *call) {
   enum { LEAST_WORK = 1 << 15, LEAST_WORK_OF_A_CREW = 1 << 12 };
-  crew *const led = sluice_led_crew();
-  if (num_items <= 1 || work < (led ? LEAST_WORK_OF_A_CREW : LEAST_WORK) || (!led && !sluice_parallel_region)) {
+  const int64_t least_work = sluice_leads_crew() ? LEAST_WORK_OF_A_CREW : LEAST_WORK;
+  if (num_items <= 1 || work < least_work) {
     for (int64_t item = 0; item < num_items; item++) run_item(call, item);
-  } else if (led) {
-    sluice_run_with_crew(led, num_items, run_item, call);
   } else {
-    item_queue all = {run_item, call, num_items, 0};
-    sluice_parallel_region(take_items, &all, 0, 0); /* 0 threads: as many as torch was told to use */
+    sluice_run_with_crew(num_items, run_item, call);
   }
 }
 
