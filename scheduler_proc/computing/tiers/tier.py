@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from scheduler_proc.computing.tiers.slot_file import SlotFile
 
 DECAY = 0.98
-"""What a measurement of reading or writing still counts when the next one comes."""
+"""What a measurement of reading still counts when the next one comes."""
 
 
 class Tier:

@@ -19,7 +19,7 @@ from torch import Tensor
 from scheduler_proc.computing.device import Fetched
 from scheduler_proc.computing.tiers.page_copies import PageCopies
 from scheduler_proc.computing.tiers.slot_file import MAX_AT_ONCE
-from scheduler_proc.computing.tiers.tier import DECAY, Tier
+from scheduler_proc.computing.tiers.tier import Tier
 
 MAX_QUEUED_BYTES = 128 << 20
 """Pages that wait to be written; those that are evicted meanwhile are dropped."""
@@ -33,6 +33,9 @@ NUM_READS_AHEAD = 3
 
 READER_PATIENCE_S = 10.0
 """If the main thread copies nothing for so long, nobody wants it any more."""
+
+PUT_DECAY = 0.9
+"""What a put still counts when the next one comes, which may be the next that only measures."""
 
 WARN_EVERY_S = 60.0
 
@@ -229,8 +232,8 @@ class TieredPages:
         finally:
             written_s = 0.0 if self._copies.has_own_processor else time.thread_time() - begin_s
             # Of a put of one page most is not for the page: so it is not each put's time a page that is averaged.
-            self._put_s = DECAY * self._put_s + put_s + written_s
-            self._num_put = DECAY * self._num_put + num_pages
+            self._put_s = PUT_DECAY * self._put_s + put_s + written_s
+            self._num_put = PUT_DECAY * self._num_put + num_pages
             self.page_put_s = self._put_s / self._num_put
             self._written.append((num_pages, done))
 

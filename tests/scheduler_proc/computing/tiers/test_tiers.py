@@ -88,8 +88,9 @@ def test_any_other_byte_is_noticed(slot_file: SlotFile, tmp_path: Path):
 
 def test_pages_of_whole_sectors_are_written_and_read_directly_while_memory_allows_it(tmp_path: Path):
     page_bytes = 3 * SECTOR_BYTES
-    file = SlotFile(os.open(tmp_path / "slots", os.O_RDWR | os.O_CREAT), page_bytes)
-    if not file.is_direct:
+    try:
+        file = SlotFile(os.open(tmp_path / "slots", os.O_RDWR | os.O_CREAT | os.O_DIRECT), page_bytes)
+    except OSError:
         pytest.skip("this file system has no O_DIRECT")
     texts = [page_of(number, page_bytes) for number in range(3)]
     with mmap.mmap(-1, 3 * page_bytes) as memory, memoryview(memory) as view:
@@ -455,7 +456,7 @@ def test_what_a_page_costs_is_the_time_of_all_by_their_number(make_pages: MakePa
     for numbers in ((0,), range(1, 10)):
         pages.put(*numbers)
         assert pages.store.settle(PATIENCE_S)
-    assert pages.store.page_put_s == pytest.approx(0.4, rel=0.02)
+    assert pages.store.page_put_s == pytest.approx(0.4, rel=0.05)
 
 
 def test_a_full_queue_drops_pages_and_waits_for_nothing(make_pages: MakePages, monkeypatch: pytest.MonkeyPatch):
