@@ -32,7 +32,7 @@ BUDGETS = {
     "frontend": 12_705,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_730,
-    "scheduler": 7_115,
+    "scheduler": 7_120,
     "CPU backend": 4_530,
     "GPU backend": 3_080,
     "operations and references": 1_325,

@@ -278,7 +278,7 @@ class TieredPages:
             if num_good < end - start:
                 self._warn(f"a page of {tier.name} cannot be used ({reason}); it is computed again")
                 return start + num_good
-            tier.note_read((time.monotonic() - begin_s) / num_good)
+            tier.note_read(num_good, time.monotonic() - begin_s)
             start = end
         return start
 

@@ -459,6 +459,13 @@ def test_what_a_page_costs_is_the_time_of_all_by_their_number(make_pages: MakePa
     assert pages.store.page_put_s == pytest.approx(0.4, rel=0.05)
 
 
+def test_what_reading_a_page_takes_is_the_time_of_all_by_their_number(slot_file: SlotFile):
+    tier = Tier("disk", slot_file, 4)
+    tier.note_read(1, 1.0)
+    tier.note_read(9, 1.0)
+    assert tier.page_read_s == pytest.approx(0.2, rel=0.02)
+
+
 def test_a_full_queue_drops_pages_and_waits_for_nothing(make_pages: MakePages, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         tiered_pages, "MAX_QUEUED_BYTES", 3 * PageCopies(make_cache(torch.float32), CpuDevice()).page_bytes
