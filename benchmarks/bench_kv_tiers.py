@@ -9,10 +9,13 @@ requests of the trace have half of it: conversations go on minutes later. The KV
 different pages. Requests come in the order and rhythm of the trace, at a load of 1 as many in a second as a scheduler
 without the flag completes, beside one with it, when all of them wait from the start. The second half counts.
 
-The model has random weights and the shape of SmolLM2-135M with a fifteenth of its layers and vocabulary: computing a
+The model has random weights and the shape of SmolLM2-135M with a fifth of its layers and vocabulary: computing a
 page and keeping it cost as much of each other as in the whole model, but for what a page costs whatever its size.
 
-The two schedulers serve at the same time on one core, each in a process with one thread of the model, so that what
+A third has a disk that costs nothing: its clock leaves out the CPU time in the page store and its threads. It has what
+the disk has in time, so it tells what a tier could gain on this trace at most.
+
+The schedulers serve at the same time on one core, each in a process with one thread of the model, so that what
 slows one slows the other; repeats run on other cores beside. The clock of each is the CPU time of its process, threads
 that read and write among it, and the time in which nothing is done but to wait for pages.
 
@@ -22,6 +25,7 @@ lies: several pairs are made, each in a process of its own, the one with the fla
 """
 
 import argparse
+import gc
 import os
 import random
 import statistics
@@ -29,7 +33,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -54,23 +58,24 @@ from whatif.drive import serve as drive
 from whatif.traces import Arrival, TraceRequest, fit_scale, read_trace, replay
 
 BUNDLED = ROOT / "assets" / "shakespeare-gpt2"
-SHAPE = SHAPES["llama-135m"] | {"num_hidden_layers": 2, "vocab_size": 3277}
+SHAPE = SHAPES["llama-135m"] | {"num_hidden_layers": 6, "vocab_size": 9830}
 CONTEXT, VOCAB_SIZE, PAGE_SIZE = 1536, 3000, 16
 CACHE_SHARE = 0.1
 DISK_GB = "8"
 WAIT_S = 5.0
+SIDES: tuple[str, ...] = ("without", "with", "at no cost")
 
-WARM_UP_ROUNDS = 9
+WARM_UP_ROUNDS = 16
 """Until it is known that nothing is asked for again."""
 TURNS = {"prompts": (24, 400, 1), "both": (24, 300, 50)}
 """Rows, tokens of each prompt and of each output of a turn."""
 
 
 class CpuClock(SkippingClock):
-    """CPU time of the process; while nothing runs but loads of `store`, the time on the wall."""
+    """CPU time as `source` tells it; while nothing runs but loads of `store`, the time on the wall."""
 
-    def __init__(self, store: TieredPages | None):
-        super().__init__(time.process_time)
+    def __init__(self, store: TieredPages | None, source: Callable[[], float]):
+        super().__init__(source)
         self._store = store
         self._has_pages = threading.Event()
         if store is not None:
@@ -124,8 +129,8 @@ def measure_gains(trace_file: Path, one_in: int, loads: Sequence[float], num_rep
     cores = sorted(os.sched_getaffinity(0))
     with configured_shape(SHAPE, flags) as config:
         waiting = [replace(one, at_s=0.0) for one in arrivals]
-        limits = serve_pairs(waiting, config, cores, min(num_repeats, len(cores)))
-        seconds = {side: statistics.mean(pair[side]["seconds"] for pair in limits) for side in limits[0]}
+        limits = serve_sides(waiting, config, cores, min(num_repeats, len(cores)))
+        seconds = {side: statistics.mean(sides[side]["seconds"] for sides in limits) for side in SIDES}
         requests_per_s = len(arrivals) / seconds["without"]
         facts = {
             "requests": len(arrivals),
@@ -136,31 +141,37 @@ def measure_gains(trace_file: Path, one_in: int, loads: Sequence[float], num_rep
                 "sample": share_asked_for_again(trace),
                 "whole trace": share_asked_for_again(whole),
             },
-            "requests_per_s_at_most": {side: round(len(arrivals) / seconds[side], 2) for side in seconds},
+            "requests_per_s_at_most": {side: round(len(arrivals) / seconds[side], 2) for side in SIDES},
         }
         print(facts, flush=True)
         found: dict[str, dict[str, Any]] = {}
         for load in loads:
-            runs = serve_pairs(at_rate(arrivals, load * requests_per_s), config, cores, num_repeats)
-            ratios = [run["without"]["ttft_ms"]["p50"] / run["with"]["ttft_ms"]["p50"] for run in runs]
-            median, least = statistics.median(ratios), min(ratios)
-            found[str(load)] = {"ttft_p50_ratio": {"median": round(median, 2), "least": round(least, 2)}, "runs": runs}
+            runs = serve_sides(at_rate(arrivals, load * requests_per_s), config, cores, num_repeats)
+            found[str(load)] = {"ttft_p50_ratio": {side: compare_ttft(runs, side) for side in SIDES[1:]}, "runs": runs}
             print(f"load {load:g}: {found[str(load)]}", flush=True)
     return {**facts, "loads": found}
 
 
-def serve_pairs(arrivals: Sequence[Arrival], config: Config, cores: Sequence[int], num: int) -> list[dict[str, Any]]:
-    """Returns `num` times what schedulers without and with a disk make of the requests, a pair at a time on a core."""
-    pairs: list[dict[str, Any]] = []
-    while len(pairs) < num:
+def compare_ttft(runs: Sequence[dict[str, Any]], side: str) -> dict[str, float]:
+    """Returns how many times better the time to first token (p50) is than without a disk."""
+    ratios = [run[SIDES[0]]["ttft_ms"]["p50"] / run[side]["ttft_ms"]["p50"] for run in runs]
+    return {"median": round(statistics.median(ratios), 2), "least": round(min(ratios), 2)}
+
+
+def serve_sides(arrivals: Sequence[Arrival], config: Config, cores: Sequence[int], num: int) -> list[dict[str, Any]]:
+    """Returns `num` times what schedulers without a disk and with one make of the requests, all sides on a core."""
+    found: list[dict[str, Any]] = []
+    while len(found) < num:
         with tempfile.TemporaryDirectory(prefix="sluice-kv-") as folder:
             calls: list[tuple[Any, ...]] = []
-            for core in cores[: num - len(pairs)]:
-                cache = replace_struct(config.cache, kv_disk=f"{folder}/{core}", kv_disk_gb=float(DISK_GB))
-                calls += [(serve, arrivals, one, core) for one in (config, replace_struct(config, cache=cache))]
-            served = at_once(calls)
-        pairs += [{"without": one, "with": other} for one, other in zip(served[::2], served[1::2], strict=True)]
-    return pairs
+            for core in cores[: num - len(found)]:
+                for side in SIDES:
+                    disk = f"{folder}/{core} {side}" if side != "without" else ""
+                    cache = replace_struct(config.cache, kv_disk=disk, kv_disk_gb=float(DISK_GB))
+                    calls.append((serve, arrivals, replace_struct(config, cache=cache), core, side == "at no cost"))
+            served = iter(at_once(calls))
+        found += [dict(zip(SIDES, sides, strict=True)) for sides in zip(*[served] * len(SIDES), strict=True)]
+    return found
 
 
 def at_once(calls: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -197,15 +208,19 @@ def at_rate(arrivals: Sequence[Arrival], requests_per_s: float) -> list[Arrival]
     return [replace(one, at_s=(one.at_s - arrivals[0].at_s) / speed) for one in arrivals]
 
 
-def serve(arrivals: Sequence[Arrival], config: Config, core: int) -> dict[str, Any]:
+def serve(arrivals: Sequence[Arrival], config: Config, core: int, is_free: bool) -> dict[str, Any]:
     """Returns what a new scheduler on this core makes of the requests; times to first token are of the second half."""
     os.sched_setaffinity(0, {core})
     runner = load_runner(config, no_report)
+    store = runner.page_store
+    clock = CpuClock(store, time_beside(store) if store is not None and is_free else time.process_time)
+    gc.collect()
+    gc.freeze()  # as the server does
     begin_s = time.process_time()
-    served = drive(arrivals, config, runner, CpuClock(runner.page_store), StepTimes())
+    served = drive(arrivals, config, runner, clock, StepTimes())
     cpu_s = time.process_time() - begin_s
-    if runner.page_store is not None:
-        runner.page_store.close()
+    if store is not None:
+        store.close()
     half = len(arrivals) // 2
     ttft_ms = 1e3 * (served.first_s - served.arrived_s)[half:]
     gauges = served.gauges
@@ -213,10 +228,30 @@ def serve(arrivals: Sequence[Arrival], config: Config, core: int) -> dict[str, A
     return {
         "ttft_ms": {f"p{part}": round(float(np.percentile(ttft_ms, part)), 1) for part in (50, 90, 99)},
         "cached_share": round(gauges["prefix_hit_tokens"] / gauges["prompt_tokens"], 3),
-        "cpu_seconds": round(cpu_s, 1),
+        "cpu_seconds": round(cpu_s, 2),
         "seconds": round(float(served.last_s.max()), 1),
         **{name: round(gauges[name]) for name in names if name in gauges},
     }
+
+
+def time_beside(store: TieredPages) -> Callable[[], float]:
+    """Returns a clock of the CPU time of this thread that stands still in calls of the store."""
+    spent_s = 0.0
+
+    def uncounted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            nonlocal spent_s
+            begin_s = time.thread_time()
+            try:
+                return call(*arguments)
+            finally:
+                spent_s += time.thread_time() - begin_s
+
+        return timed
+
+    for name in ("touch", "put", "estimate_s", "load", "pop_loaded"):
+        setattr(store, name, uncounted(getattr(store, name)))
+    return lambda: time.thread_time() - spent_s
 
 
 def compare_pairs(kind: str, num_pairs: int, num_rounds: int) -> dict[str, Any]:

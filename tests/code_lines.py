@@ -32,7 +32,7 @@ BUDGETS = {
     "frontend": 12_705,
     "live page": 1_025,
     "tokenizer and detokenizer": 1_730,
-    "scheduler": 7_090,
+    "scheduler": 7_175,
     "CPU backend": 4_660,
     "GPU backend": 3_080,
     "operations and references": 1_325,

@@ -33,7 +33,7 @@ NUM_MEASURED_PAGES = 4096
 NUM_HOPED_FOR = 512
 """So many hits are assumed at first: conversations come back only after many others."""
 
-NUM_SKIPPED_AT_ONCE = 256
+NUM_SKIPPED_AT_ONCE = 1024
 """Behind so many evicted pages that were not put, some are: what that costs is measured again."""
 
 MAX_FORGOTTEN = 65536

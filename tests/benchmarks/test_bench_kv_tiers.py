@@ -1,6 +1,12 @@
 """The benchmark of the tiers: which part of a trace it serves, and how fast."""
 
-from benchmarks.bench_kv_tiers import at_rate, sample_conversations, share_asked_for_again
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from benchmarks.bench_kv_tiers import at_rate, sample_conversations, share_asked_for_again, time_beside
 from whatif.traces import Arrival, TraceRequest
 
 
@@ -16,3 +22,20 @@ def test_a_sample_has_whole_conversations_and_their_share_of_what_is_asked_for_a
 def test_arrivals_keep_their_rhythm_at_another_rate() -> None:
     arrivals = [Arrival([1] * 50, 1, at_s) for at_s in (5.0, 6.0, 7.0, 9.0)]
     assert [one.at_s for one in at_rate(arrivals, 2.0)] == [0.0, 0.5, 1.0, 2.0]
+
+
+def test_a_clock_beside_a_store_stands_still_in_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    def spend(seconds: float) -> str:
+        nonlocal now_s
+        now_s += seconds
+        return "done"
+
+    monkeypatch.setattr(time, "thread_time", lambda: now_s)
+    store = SimpleNamespace(touch=spend, put=spend, estimate_s=spend, load=spend, pop_loaded=spend)
+    clock = time_beside(cast("Any", store))
+    spend(1.0)
+    assert [store.put(5.0), store.load(7.0), store.pop_loaded(9.0)] == ["done"] * 3
+    spend(2.0)
+    assert clock() == 3.0

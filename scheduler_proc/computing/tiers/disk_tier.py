@@ -18,7 +18,7 @@ from scheduler_proc.computing.tiers.slot_file import DIGEST_BYTES, SlotFile
 from scheduler_proc.computing.tiers.tier import Tier
 
 HEADER = struct.Struct("<8s32sQ")
-MAGIC = b"sluiceK2"
+MAGIC = b"sluiceK3"
 RECORD = struct.Struct(f"<{DIGEST_BYTES}sQ")
 EMPTY = bytes(DIGEST_BYTES)
 

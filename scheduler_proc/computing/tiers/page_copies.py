@@ -3,6 +3,7 @@
 Shape legend: L layers, P pages of the cache, B bytes of a page in a layer, N pages that are copied.
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +12,10 @@ from torch import Tensor
 from scheduler_proc.computing.device import Device, Fetched
 from scheduler_proc.computing.model.kv_tensors import KVTensors
 from scheduler_proc.computing.step.results import Result
+from scheduler_proc.computing.tiers.slot_file import SECTOR_BYTES
+
+NUM_SPARE = 4
+"""Buffers that are kept for later copies."""
 
 
 class PageCopies:
@@ -25,25 +30,39 @@ class PageCopies:
         self.page_bytes = sum(self._sizes)
         self.has_own_processor = self._parts_LPB[0].device.type != "cpu"
         """Steps lose nothing to threads of the host."""
+        self._spare: deque[Tensor] = deque(maxlen=NUM_SPARE)
 
     def allocate_host(self, num_pages: int) -> Tensor:
-        """Returns room for pages, uint8 [N, page_bytes], for `copy_in`."""
-        return self._device.allocate_host(num_pages * self.page_bytes).view(num_pages, self.page_bytes)
+        """Returns room for pages, uint8 [N, page_bytes], for `copy_in`; it begins at a sector."""
+        num_bytes = num_pages * self.page_bytes
+        if self.has_own_processor:  # its copies need pinned memory, which begins at a page
+            return self._device.allocate_host(num_bytes).view(num_pages, self.page_bytes)
+        buffer = self._device.allocate_host(num_bytes + SECTOR_BYTES)
+        start = -buffer.data_ptr() % SECTOR_BYTES
+        return buffer[start : start + num_bytes].view(num_pages, self.page_bytes)
 
     def copy_out(self, pages: Sequence[int]) -> Fetched:
-        """Returns what the pages hold now, as one uint8 tensor [N, page_bytes]."""
+        """Returns what the pages hold now, as one uint8 tensor [N, page_bytes], which may be given to `release`."""
         host_N = self._device.allocate_host(len(pages) * torch.int64.itemsize).view(torch.int64)
         host_N.copy_(torch.tensor(pages))
 
         def work() -> Result:
             pages_N = self._device.send(host_N)
-            rows = torch.empty((len(pages), self.page_bytes), dtype=torch.uint8, device=pages_N.device)
+            if self.has_own_processor:
+                rows = torch.empty((len(pages), self.page_bytes), dtype=torch.uint8, device=pages_N.device)
+            else:
+                rows = self._take_spare(len(pages))
             for part_LPB, piece in zip(self._parts_LPB, rows.split(self._sizes, dim=1), strict=True):
                 piece_NLB = piece.view(len(pages), part_LPB.shape[0], -1)
                 torch.index_select(part_LPB.transpose(0, 1), 0, pages_N, out=piece_NLB)
             return [rows]
 
         return self._device.submit(work)
+
+    def release(self, rows: Tensor) -> None:
+        """Lets a later `copy_out` have the memory of `rows`, in any thread: new memory costs more than the copy."""
+        if not self.has_own_processor:
+            self._spare.append(rows.as_strided((rows.untyped_storage().nbytes() - rows.storage_offset(),), (1,)))
 
     def copy_in(self, pages: Sequence[int], host: Tensor) -> None:
         """The pages hold the rows of `host`, which belongs to the copy from now on."""
@@ -57,3 +76,10 @@ class PageCopies:
             return [rows[:0]]
 
         self._device.submit(work)
+
+    def _take_spare(self, num_pages: int) -> Tensor:
+        buffer = self._spare.pop() if self._spare else torch.empty(0)
+        num_bytes = num_pages * self.page_bytes
+        if len(buffer) < num_bytes:
+            return self.allocate_host(num_pages)
+        return buffer[:num_bytes].view(num_pages, self.page_bytes)

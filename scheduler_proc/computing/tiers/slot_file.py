@@ -1,9 +1,16 @@
-"""Pages in a file of slots of one size. Each slot says which page it holds, so a torn or stale one is recognised."""
+"""Pages in a file of slots of one size. Each slot says which page it holds, so a torn or stale one is recognised.
+
+Where page, file system and memory allow it, nothing goes through the kernel's page cache (O_DIRECT): hardly a page is
+read twice, and a copy there costs the steps more than the write does, and other programs their memory.
+"""
 
 import errno
+import fcntl
+import mmap
 import os
 import struct
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 from xxhash import xxh3_64_intdigest
 
@@ -12,6 +19,15 @@ DIGEST_BYTES = 16
 
 HEADER = struct.Struct(f"<{DIGEST_BYTES}sQ")
 """The page's digest, and the checksum of the page, which begins with a number from the digest."""
+
+SECTOR_BYTES = 512
+"""What is read or written directly begins and ends at a multiple of this in memory."""
+
+MAX_AT_ONCE = 512
+"""Slots: each takes two of the 1,024 parts of a system call."""
+
+BLOCK_BYTES = 4096
+"""Slots that are written directly begin at a multiple of this in the file."""
 
 
 class SlotFile:
@@ -22,24 +38,77 @@ class SlotFile:
 
     def __init__(self, descriptor: int, page_bytes: int):
         self._descriptor = descriptor
-        self.slot_bytes = HEADER.size + page_bytes
+        has_sectors = page_bytes % SECTOR_BYTES == 0
+        self.is_direct = has_sectors and _set_direct(descriptor, True)
+        self._head_bytes = BLOCK_BYTES - page_bytes % BLOCK_BYTES if has_sectors else HEADER.size
+        """What is in front of each page: its header, and room."""
+        self.slot_bytes = self._head_bytes + page_bytes
+        self._heads = _Heads()
 
     def write(self, slot: int, digests: Sequence[bytes], pages: Sequence[memoryview]) -> None:
-        """The slots from this one on hold the pages, at most 512. Raises `OSError`; then none is known to be there."""
-        parts = [part for digest, page in zip(digests, pages, strict=True) for part in (_header(digest, page), page)]
-        if os.pwritev(self._descriptor, parts, slot * self.slot_bytes) < len(pages) * self.slot_bytes:
+        """The slots from this one on hold the pages, at most `MAX_AT_ONCE`.
+
+        Raises `OSError`; then none is known to be there.
+        """
+        heads, size = self._heads.take(len(pages) * self._head_bytes), self._head_bytes
+        parts: list[memoryview] = []
+        for index, (digest, page) in enumerate(zip(digests, pages, strict=True)):
+            HEADER.pack_into(heads, index * size, digest, _checksum(digest, page))
+            parts += heads[index * size : (index + 1) * size], page
+        if self._transfer(os.pwritev, parts, slot) < len(pages) * self.slot_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def read(self, slot: int, digest: bytes, page: memoryview) -> None:
-        """Fills `page` with that of this name. Raises `OSError`, also where the slot does not hold it."""
-        header = bytearray(HEADER.size)
-        num_read = os.preadv(self._descriptor, [header, page], slot * self.slot_bytes)
-        if num_read < self.slot_bytes or header != _header(digest, page):
-            raise OSError(errno.EBADMSG, "its checksum is wrong")
+    def read(self, slot: int, digests: Sequence[bytes], pages: Sequence[memoryview]) -> int:
+        """Fills at most `MAX_AT_ONCE` pages from the slots from this one on; returns how many are those of these names.
+
+        They are the first ones; what is in the others means nothing. Raises `OSError`.
+        """
+        heads, size = self._heads.take(len(pages) * self._head_bytes), self._head_bytes
+        parts: list[memoryview] = []
+        for index, page in enumerate(pages):
+            parts += heads[index * size : (index + 1) * size], page
+        num_read = self._transfer(os.preadv, parts, slot) // self.slot_bytes
+        for index, (digest, page) in enumerate(zip(digests[:num_read], pages, strict=False)):
+            if HEADER.unpack_from(heads, index * size) != (digest, _checksum(digest, page)):
+                return index
+        return num_read
 
     def close(self) -> None:
         os.close(self._descriptor)
 
+    def _transfer(self, call: Callable[[int, list[memoryview], int], int], parts: list[memoryview], slot: int) -> int:
+        """Returns how many bytes were read or written; from the first that could not be so directly, none is."""
+        try:
+            return call(self._descriptor, parts, slot * self.slot_bytes)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not self.is_direct:
+                raise
+        self.is_direct = _set_direct(self._descriptor, False)
+        return call(self._descriptor, parts, slot * self.slot_bytes)
 
-def _header(digest: bytes, page: memoryview) -> bytes:
-    return HEADER.pack(digest, xxh3_64_intdigest(page, xxh3_64_intdigest(digest)))
+
+class _Heads(threading.local):
+    """Memory of each thread, which begins at a page of memory."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, BLOCK_BYTES)
+
+    def take(self, num_bytes: int) -> memoryview:
+        """Returns so much of it, until the next call in this thread."""
+        if num_bytes > len(self._memory):
+            self._memory = mmap.mmap(-1, num_bytes)
+        return memoryview(self._memory)[:num_bytes]
+
+
+def _checksum(digest: bytes, page: memoryview) -> int:
+    return xxh3_64_intdigest(page, xxh3_64_intdigest(digest))
+
+
+def _set_direct(descriptor: int, is_direct: bool) -> bool:
+    """Returns whether the file is used directly now; not every file system can."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | (os.O_DIRECT if is_direct else 0))
+    except OSError:
+        return False
+    return is_direct

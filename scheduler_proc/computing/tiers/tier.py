@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from scheduler_proc.computing.tiers.slot_file import SlotFile
 
 DECAY = 0.98
-"""What a measurement of reading or writing still counts when the next one comes."""
+"""What a measurement of reading still counts when the next one comes."""
 
 
 class Tier:
@@ -24,6 +24,8 @@ class Tier:
         """Slots from here on were never used."""
         self.page_read_s = 0.0
         """What reading a page takes, 0 before the first."""
+        self._read_s = self._num_read = 0.0
+        """Of the latest reads: their time, and how many pages they were."""
         self.num_hit_pages = 0
         self.num_written_pages = 0
         self.num_errors = 0
@@ -71,9 +73,12 @@ class Tier:
             self.num_errors += 1
             self.num_slots = self._num_taken
 
-    def note_read(self, seconds: float) -> None:
-        """Tells how long reading a page took, in the thread that reads."""
-        self.page_read_s = DECAY * self.page_read_s + (1 - DECAY) * seconds if self.page_read_s else seconds
+    def note_read(self, num_pages: int, seconds: float) -> None:
+        """Tells how long reading pages at once took, in the thread that reads."""
+        # Of a read of one page most is not for the page: so it is not each read's time a page that is averaged.
+        self._read_s = DECAY * self._read_s + seconds
+        self._num_read = DECAY * self._num_read + num_pages
+        self.page_read_s = self._read_s / self._num_read
 
     def drop(self, digest: bytes) -> None:
         """Forgets a page that could not be read."""

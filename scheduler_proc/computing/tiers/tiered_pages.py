@@ -4,6 +4,7 @@ A page goes into the first tier; what leaves that goes into the next. The main t
 into it and has the indices; the threads get slots, copy between files and memory, and report.
 """
 
+import errno
 import logging
 import time
 from collections import deque
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from scheduler_proc.computing.device import Fetched
 from scheduler_proc.computing.tiers.page_copies import PageCopies
-from scheduler_proc.computing.tiers.tier import DECAY, Tier
+from scheduler_proc.computing.tiers.slot_file import MAX_AT_ONCE
+from scheduler_proc.computing.tiers.tier import Tier
 
 MAX_QUEUED_BYTES = 128 << 20
 """Pages that wait to be written; those that are evicted meanwhile are dropped."""
@@ -31,6 +33,9 @@ NUM_READS_AHEAD = 3
 
 READER_PATIENCE_S = 10.0
 """If the main thread copies nothing for so long, nobody wants it any more."""
+
+PUT_DECAY = 0.9
+"""What a put still counts when the next one comes, which may be the next that only measures."""
 
 WARN_EVERY_S = 60.0
 
@@ -216,17 +221,19 @@ class TieredPages:
                     if above is None:
                         pages = [memory[move.row].data for move in run]
                     else:
-                        pages = [memoryview(bytearray(self._copies.page_bytes))]
-                        above.file.read(slot_above, digest, pages[0])
+                        pages = [self._copies.allocate_host(1).numpy()[0].data]
+                        if not above.file.read(slot_above, [digest], pages):
+                            raise OSError(errno.EBADMSG, "its checksum is wrong")
                     tier.write(slot, [move.digest for move in run], pages)
                 except OSError as caught:
                     error = caught
                 done += [(move, error) for move in run]
+            self._copies.release(rows)
         finally:
             written_s = 0.0 if self._copies.has_own_processor else time.thread_time() - begin_s
             # Of a put of one page most is not for the page: so it is not each put's time a page that is averaged.
-            self._put_s = DECAY * self._put_s + put_s + written_s
-            self._num_put = DECAY * self._num_put + num_pages
+            self._put_s = PUT_DECAY * self._put_s + put_s + written_s
+            self._num_put = PUT_DECAY * self._num_put + num_pages
             self.page_put_s = self._put_s / self._num_put
             self._written.append((num_pages, done))
 
@@ -255,17 +262,25 @@ class TieredPages:
     def _read_rows(self, rows: Tensor, places: Sequence[tuple[Tier, int]], digests: Sequence[bytes]) -> int:
         """Returns how many of the pages have been read: all, or those before the first that cannot be."""
         memory = rows.numpy()
-        for row, ((tier, slot), digest) in enumerate(zip(places, digests, strict=True)):
+        start = 0
+        while start < len(places):
+            end = _run_end(places, start)
+            tier, slot = places[start]
             self._reading_since_s = begin_s = time.monotonic()
+            reason, num_good = "its checksum is wrong", 0
             try:
-                tier.file.read(slot, digest, memory[row].data)
+                pages = [memory[row].data for row in range(start, end)]
+                num_good = tier.file.read(slot, digests[start:end], pages)
             except OSError as error:
-                self._warn(f"a page of {tier.name} cannot be used ({error.strerror}); it is computed again")
-                return row
+                reason = str(error.strerror)
             finally:
                 self._reading_since_s = 0.0
-            tier.note_read(time.monotonic() - begin_s)
-        return len(places)
+            if num_good < end - start:
+                self._warn(f"a page of {tier.name} cannot be used ({reason}); it is computed again")
+                return start + num_good
+            tier.note_read(num_good, time.monotonic() - begin_s)
+            start = end
+        return start
 
     def _take(self, read: _Read) -> None:
         """Copies what has been read into the cache, and forgets the page that could not be."""
@@ -296,3 +311,12 @@ def _runs(moves: Sequence[_Move]) -> Iterator[list[_Move]]:
         run.append(move)
     if run:
         yield run
+
+
+def _run_end(places: Sequence[tuple[Tier, int]], start: int) -> int:
+    """Returns the end of the slots that follow that of `start` in its tier, and are read with one system call."""
+    tier, slot = places[start]
+    end = start + 1
+    while end < min(len(places), start + MAX_AT_ONCE) and places[end] == (tier, slot + end - start):
+        end += 1
+    return end

@@ -54,6 +54,22 @@ def test_what_was_evicted_comes_back_and_counts_as_cached(store: SimulatedStore)
     assert bench.gauge("prefix_hit_tokens") == 40
 
 
+def test_several_pages_are_evicted_at_once_for_one_put(store: SimulatedStore, monkeypatch: pytest.MonkeyPatch):
+    sizes, put = list[int](), store.put
+
+    def count(pages: Sequence[int], digests: Sequence[bytes]) -> None:
+        sizes.append(len(pages))
+        put(pages, digests)
+
+    monkeypatch.setattr(store, "put", count)
+    bench = Bench(4 * 32, PAGE_SIZE, MAX_MODEL_LEN, eos_token_id=NO_EOS, store=store)
+    for uid in range(1, 20):
+        serve(bench, uid, prompt_of(uid, 29), num_tokens=20)
+    assert sizes
+    assert min(sizes) == 4, "a page at a time is needed while the answer grows"
+    assert bench.gauge("pages_evicted") == sum(sizes)
+
+
 def test_the_beginning_is_found_in_the_cache_and_the_rest_in_the_store(store: SimulatedStore):
     bench = make_bench(store)
     serve(bench, 1, prompt_of(1))

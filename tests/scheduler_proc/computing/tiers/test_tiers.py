@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import mmap
 import os
 import random
 import threading
@@ -21,7 +22,7 @@ from scheduler_proc.computing.model.kv_tensors import KVTensors
 from scheduler_proc.computing.tiers import tiered_pages
 from scheduler_proc.computing.tiers.disk_tier import DiskTier
 from scheduler_proc.computing.tiers.page_copies import PageCopies
-from scheduler_proc.computing.tiers.slot_file import SlotFile
+from scheduler_proc.computing.tiers.slot_file import SECTOR_BYTES, SlotFile
 from scheduler_proc.computing.tiers.tier import Tier
 from scheduler_proc.computing.tiers.tiered_pages import TieredPages
 from tests.scheduler_proc.computing.gpu.late_device import LateDevice
@@ -42,7 +43,8 @@ def page_of(number: int, num_bytes: int = PAGE_BYTES) -> bytes:
 
 def read_page(file: SlotFile, slot: int, number: int) -> bytes:
     page = bytearray(PAGE_BYTES)
-    file.read(slot, digest(number), memoryview(page))
+    if not file.read(slot, [digest(number)], [memoryview(page)]):
+        raise OSError("not that page")
     return bytes(page)
 
 
@@ -64,10 +66,10 @@ def test_a_write_that_is_cut_off_at_any_byte_is_noticed(slot_file: SlotFile, tmp
     for cut in range(size):
         path.write_bytes(new[:cut] + old[cut:])
         for number in (1, 3) if 0 < cut < size - 1 else (3,):
-            with pytest.raises(OSError, match="checksum"):
+            with pytest.raises(OSError, match="not that page"):
                 read_page(slot_file, 0, number)
         path.write_bytes(new[:cut])
-        with pytest.raises(OSError, match="checksum"):
+        with pytest.raises(OSError, match="not that page"):
             read_page(slot_file, 0, 3)
     path.write_bytes(new)
     assert read_page(slot_file, 1, 2) == page_of(2)
@@ -80,8 +82,34 @@ def test_any_other_byte_is_noticed(slot_file: SlotFile, tmp_path: Path):
         damaged = bytearray(whole)
         damaged[place * len(whole) // 20] ^= 1 << place % 8
         (tmp_path / "slots").write_bytes(damaged)
-        with pytest.raises(OSError, match="checksum"):
+        with pytest.raises(OSError, match="not that page"):
             read_page(slot_file, 0, 1)
+
+
+def test_pages_of_whole_sectors_are_written_and_read_directly_while_memory_allows_it(tmp_path: Path):
+    page_bytes = 3 * SECTOR_BYTES
+    try:
+        file = SlotFile(os.open(tmp_path / "slots", os.O_RDWR | os.O_CREAT | os.O_DIRECT), page_bytes)
+    except OSError:
+        pytest.skip("this file system has no O_DIRECT")
+    texts = [page_of(number, page_bytes) for number in range(3)]
+    with mmap.mmap(-1, 3 * page_bytes) as memory, memoryview(memory) as view:
+        pages = [view[number * page_bytes : (number + 1) * page_bytes] for number in range(3)]
+        memory[:] = b"".join(texts)
+        file.write(1, [digest(number) for number in range(3)], pages)
+        memory[:] = bytes(len(memory))
+        assert file.read(1, [digest(number) for number in range(3)], pages) == 3
+        assert memory[:] == b"".join(texts)
+        assert file.read(1, [digest(0), digest(9), digest(2)], pages) == 1, "up to the first that is another page"
+        assert file.is_direct
+        assert (tmp_path / "slots").stat().st_size == 4 * file.slot_bytes
+        for page in pages:
+            page.release()
+    unaligned = memoryview(bytearray(page_bytes + 1))[1:]
+    assert file.read(2, [digest(1)], [unaligned]) == 1
+    assert bytes(unaligned) == texts[1]
+    assert not file.is_direct
+    file.close()
 
 
 def fill(tier: Tier, numbers: Sequence[int]) -> None:
@@ -238,6 +266,30 @@ def test_copies_are_in_order_with_steps(dtype: torch.dtype, make_device: Callabl
     assert all(same(after[page], before[page]) for page in range(NUM_PAGES) if page not in (3, 4))
 
 
+def test_memory_of_copies_begins_at_a_sector_and_is_used_again_once_it_is_released():
+    cache = make_cache(torch.float32)
+    copies = PageCopies(cache, CpuDevice())
+
+    def copy_out(*pages: int) -> torch.Tensor:
+        (rows,) = copies.copy_out(pages).wait()
+        assert isinstance(rows, torch.Tensor)
+        assert rows.data_ptr() % SECTOR_BYTES == 0
+        return rows
+
+    first, second = copy_out(0, 1, 2), copy_out(3)
+    kept = second.clone()
+    assert copies.allocate_host(2).data_ptr() % SECTOR_BYTES == 0
+    copies.release(first)
+    third = copy_out(4, 5)
+    assert third.data_ptr() == first.data_ptr()
+    copies.release(third)
+    fourth = copy_out(2, 1, 0)
+    assert fourth.data_ptr() == first.data_ptr(), "nothing of the memory is lost"
+    assert torch.equal(fourth[1:], PageCopies(cache, CpuDevice()).copy_out([1, 0]).wait()[0])
+    assert torch.equal(second, kept)
+    assert copy_out(3).data_ptr() not in (first.data_ptr(), second.data_ptr()), "each is used by one at a time"
+
+
 class Slow(Tier):
     """Writes when it may."""
 
@@ -368,6 +420,25 @@ def test_pages_are_written_at_once_as_far_as_their_slots_follow_each_other(
     assert all(pages.has(*pair) for pair in ((9, 5), (10, 6), (11, 7), (0, 8), (2, 1), (4, 3)))
 
 
+def test_pages_are_read_at_once_as_far_as_their_slots_follow_each_other(
+    make_pages: MakePages, monkeypatch: pytest.MonkeyPatch
+):
+    pages = make_pages(8)
+    pages.put(0, 1, 2, 3, 4, 5)
+    assert pages.store.settle(PATIENCE_S)
+    sizes, read = list[int](), SlotFile.read
+
+    def count(file: SlotFile, slot: int, digests: Sequence[bytes], memory: Sequence[memoryview]) -> int:
+        sizes.append(len(digests))
+        return read(file, slot, digests, memory)
+
+    monkeypatch.setattr(SlotFile, "read", count)
+    pages.load([6, 7, 8, 9, 10], [1, 2, 3, 5, 4])
+    assert pages.wait() == 5
+    assert sizes == [3, 1, 1]
+    assert all(pages.has(*pair) for pair in ((6, 1), (7, 2), (8, 3), (9, 5), (10, 4)))
+
+
 def test_a_write_that_ends_early_keeps_none_of_its_pages(make_pages: MakePages, monkeypatch: pytest.MonkeyPatch):
     pages, write = make_pages(20), os.pwritev
     monkeypatch.setattr(os, "pwritev", lambda file, parts, offset: write(file, parts[:3], offset))
@@ -385,7 +456,14 @@ def test_what_a_page_costs_is_the_time_of_all_by_their_number(make_pages: MakePa
     for numbers in ((0,), range(1, 10)):
         pages.put(*numbers)
         assert pages.store.settle(PATIENCE_S)
-    assert pages.store.page_put_s == pytest.approx(0.4, rel=0.02)
+    assert pages.store.page_put_s == pytest.approx(0.4, rel=0.05)
+
+
+def test_what_reading_a_page_takes_is_the_time_of_all_by_their_number(slot_file: SlotFile):
+    tier = Tier("disk", slot_file, 4)
+    tier.note_read(1, 1.0)
+    tier.note_read(9, 1.0)
+    assert tier.page_read_s == pytest.approx(0.2, rel=0.02)
 
 
 def test_a_full_queue_drops_pages_and_waits_for_nothing(make_pages: MakePages, monkeypatch: pytest.MonkeyPatch):
@@ -464,10 +542,10 @@ def test_a_read_that_hangs_is_told_by_the_estimate_and_blocks_no_one(
     pages.wait()
     may_read, is_reading, read = threading.Event(), threading.Event(), SlotFile.read
 
-    def hang(file: SlotFile, slot: int, digest: bytes, page: memoryview) -> None:
+    def hang(file: SlotFile, slot: int, digests: Sequence[bytes], pages: Sequence[memoryview]) -> int:
         is_reading.set()
         assert may_read.wait(PATIENCE_S)
-        read(file, slot, digest, page)
+        return read(file, slot, digests, pages)
 
     monkeypatch.setattr(SlotFile, "read", hang)
     names = [digest(0)]
