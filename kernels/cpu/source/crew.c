@@ -16,6 +16,7 @@
 enum { ITEM_BITS = 20, SPINS = 4096, MOST_STRETCHES = 256 };
 #define MAX_ITEMS ((int64_t)(1 << ITEM_BITS) - 1)
 #define NEXT_ITEM(word) ((int64_t)((word) & (uint64_t)MAX_ITEMS))
+#define OPERATION(word) ((word) >> 2 * ITEM_BITS)
 #define END_ITEM(word) ((int64_t)((word) >> ITEM_BITS & (uint64_t)MAX_ITEMS))
 
 typedef struct {
@@ -59,11 +60,14 @@ static int take_item(crew *mine, stretch *own) {
   return 0;
 }
 
-/* Moves the second half of what is left of another's stretch to a thread's own, of which nothing is left; returns whether
-   there was any. */
+/* Moves the second half of what is left of another's stretch to a thread's own, if nothing is left of that; returns whether
+   the own one has items. The leader sets the stretches of the next operation while a late thread still looks for items of
+   the last: nothing is moved from one to the other. */
 static int take_half(stretch *own, stretch *other) {
+  const uint64_t mine = atomic_load_explicit(&own->word, memory_order_relaxed);
+  if (NEXT_ITEM(mine) < END_ITEM(mine)) return 1;
   uint64_t word = atomic_load_explicit(&other->word, memory_order_acquire);
-  while (NEXT_ITEM(word) < END_ITEM(word)) {
+  while (NEXT_ITEM(word) < END_ITEM(word) && OPERATION(word) == OPERATION(mine)) {
     const uint64_t half = (uint64_t)(END_ITEM(word) - NEXT_ITEM(word) + 1) / 2, rest = word - (half << ITEM_BITS);
     if (atomic_compare_exchange_weak_explicit(&other->word, &word, rest, memory_order_acq_rel, memory_order_acquire)) {
       const uint64_t first = (uint64_t)END_ITEM(rest);
