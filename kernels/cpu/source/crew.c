@@ -9,7 +9,7 @@
 
 /* An operation's items are cut into a stretch for each thread, which takes them from the first on: what they read lies
    together as a rule, and one long stretch of memory for each thread is read faster than short ones by turns. Who is done
-   gets half of what is left of another's.
+   gets half of what is left of another's. By turns, all threads have one stretch.
    Items are claimed by a compare-and-swap on the stretch's word: the number of the operation, the end of what is left and
    the next item. So nothing of an operation that is over can be claimed, however late a thread comes, and what its claim
    succeeds for is what it has read about it. */
@@ -25,8 +25,9 @@ typedef struct {
 
 typedef struct {
   stretch stretches[MOST_STRETCHES];
-  int num_stretches;
-  _Alignas(64) _Atomic(item_fn) run_item;
+  int most_stretches;
+  _Alignas(64) _Atomic int num_stretches; /* of an operation */
+  _Atomic(item_fn) run_item;
   _Atomic(const void *) call;
   _Atomic uint64_t num_operations;
   _Atomic int is_over, num_threads;
@@ -80,21 +81,24 @@ static int take_half(stretch *own, stretch *other) {
 
 /* Runs what items it can get, as the thread of that number. */
 static void take_items(crew *mine, int thread) {
-  stretch *own = mine->stretches + thread;
-  for (int i = 0; i < mine->num_stretches; i++) {
-    if (i && !take_half(own, mine->stretches + (thread + i) % mine->num_stretches)) continue;
+  const int num_stretches = atomic_load_explicit(&mine->num_stretches, memory_order_relaxed);
+  stretch *own = mine->stretches + thread % num_stretches;
+  for (int i = 0; i < num_stretches; i++) {
+    if (i && !take_half(own, mine->stretches + (thread + i) % num_stretches)) continue;
     while (take_item(mine, own)) continue;
     i = 0;
   }
 }
 
-static void run_some(crew *led, int64_t num_items, item_fn run_item, const void *call) {
+static void run_some(crew *led, item_order order, int64_t num_items, item_fn run_item, const void *call) {
+  const int num_stretches = order == IN_STRETCHES ? led->most_stretches : 1;
+  atomic_store_explicit(&led->num_stretches, num_stretches, memory_order_relaxed);
   atomic_store_explicit(&led->run_item, run_item, memory_order_relaxed);
   atomic_store_explicit(&led->call, call, memory_order_relaxed);
   atomic_store_explicit(&led->num_done, 0, memory_order_relaxed);
   const uint64_t number = atomic_load_explicit(&led->num_operations, memory_order_relaxed) + 1;
-  for (int i = 0; i < led->num_stretches; i++) {
-    const int64_t first = num_items * i / led->num_stretches, end = num_items * (i + 1) / led->num_stretches;
+  for (int i = 0; i < num_stretches; i++) {
+    const int64_t first = num_items * i / num_stretches, end = num_items * (i + 1) / num_stretches;
     const uint64_t word = number << 2 * ITEM_BITS | (uint64_t)end << ITEM_BITS | (uint64_t)first;
     atomic_store_explicit(&led->stretches[i].word, word, memory_order_release);
   }
@@ -114,14 +118,14 @@ static void run_later_item(const void *data, int64_t item) {
   later->run_item(later->call, later->first + item);
 }
 
-static void run_all(crew *led, int64_t num_items, item_fn run_item, const void *call) {
+static void run_all(crew *led, item_order order, int64_t num_items, item_fn run_item, const void *call) {
   if (num_items <= MAX_ITEMS) {
-    run_some(led, num_items, run_item, call);
+    run_some(led, order, num_items, run_item, call);
     return;
   }
   for (int64_t first = 0; first < num_items; first += MAX_ITEMS) {
     const later_items later = {run_item, call, first};
-    run_some(led, num_items - first < MAX_ITEMS ? num_items - first : MAX_ITEMS, run_later_item, &later);
+    run_some(led, order, num_items - first < MAX_ITEMS ? num_items - first : MAX_ITEMS, run_later_item, &later);
   }
 }
 
@@ -151,7 +155,7 @@ static void join(void *data) {
   region *mine = data;
   const int thread = atomic_fetch_add_explicit(&mine->crew.num_threads, 1, memory_order_relaxed);
   if (thread) {
-    if (thread < mine->crew.num_stretches) follow(&mine->crew, thread);
+    if (thread < mine->crew.most_stretches) follow(&mine->crew, thread);
     return;
   }
   led_crew = &mine->crew;
@@ -164,7 +168,7 @@ static void join(void *data) {
 static void run_region(lead_fn lead, void *data) {
   const int num_threads = sluice_num_threads();
   region mine; /* stretches are set by the first operation, which nobody looks at before */
-  mine.crew.num_stretches = num_threads < MOST_STRETCHES ? num_threads : MOST_STRETCHES;
+  mine.crew.most_stretches = num_threads < MOST_STRETCHES ? num_threads : MOST_STRETCHES;
   atomic_init(&mine.crew.num_operations, 0);
   atomic_init(&mine.crew.is_over, 0);
   atomic_init(&mine.crew.num_threads, 0);
@@ -174,6 +178,7 @@ static void run_region(lead_fn lead, void *data) {
 }
 
 typedef struct {
+  item_order order;
   int64_t num_items;
   item_fn run_item;
   const void *call;
@@ -181,11 +186,11 @@ typedef struct {
 
 static void lead_operation(void *data) {
   const operation *only = data;
-  run_all(led_crew, only->num_items, only->run_item, only->call);
+  run_all(led_crew, only->order, only->num_items, only->run_item, only->call);
 }
 
-void sluice_run_with_crew(int64_t num_items, item_fn run_item, const void *call) {
-  operation only = {num_items, run_item, call};
+void sluice_run_with_crew(item_order order, int64_t num_items, item_fn run_item, const void *call) {
+  operation only = {order, num_items, run_item, call};
   if (led_crew) lead_operation(&only);
   else run_region(lead_operation, &only);
 }

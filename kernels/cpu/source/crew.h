@@ -7,11 +7,14 @@
 
 typedef void (*item_fn)(const void *call, int64_t item);
 
+/* Each thread takes a stretch of the items, or all take them by turns. */
+typedef enum { IN_STRETCHES, BY_TURNS } item_order;
+
 /* Returns whether this thread leads a crew. */
 int sluice_leads_crew(void);
 
 /* Runs all items, with the crew that this thread leads or else with one for them alone; nobody is waited for who has taken
    none. */
-void sluice_run_with_crew(int64_t num_items, item_fn run_item, const void *call);
+void sluice_run_with_crew(item_order order, int64_t num_items, item_fn run_item, const void *call);
 
 #endif

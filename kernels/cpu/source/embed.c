@@ -35,5 +35,5 @@ PUBLIC void NAME(embed)(const int32_t *token_ids, const int32_t *positions, cons
                         const element *places, element *out, int64_t num_tokens, int64_t size,
                         int64_t is_packed) {
   NAME(embed_call) call = {token_ids, positions, tokens, places, out, size, is_packed != 0};
-  run_rows(num_tokens, size, NAME(embed_token), &call);
+  run_items(num_tokens, num_tokens * size, NAME(embed_token), &call);
 }

@@ -19,5 +19,5 @@ static void NAME(gelu_token)(const void *data, int64_t token) {
 /* x and out: [num_tokens, size]. */
 PUBLIC void NAME(gelu)(const element *x, element *out, int64_t num_tokens, int64_t size) {
   NAME(gelu_call) call = {x, out, size};
-  run_rows(num_tokens, size * 4, NAME(gelu_token), &call);
+  run_items(num_tokens, num_tokens * size * 4, NAME(gelu_token), &call);
 }

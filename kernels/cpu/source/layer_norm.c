@@ -65,5 +65,5 @@ static void NAME(layer_norm_token)(const void *data, int64_t token) {
 PUBLIC void NAME(layer_norm)(element *x, const element *update, const element *weight, const element *bias,
                              element *out, int64_t num_tokens, int64_t size, float eps) {
   NAME(layer_norm_call) call = {x, update, weight, bias, out, size, eps};
-  run_rows(num_tokens, size, NAME(layer_norm_token), &call);
+  run_items(num_tokens, num_tokens * size, NAME(layer_norm_token), &call);
 }

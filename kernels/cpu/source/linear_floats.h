@@ -143,7 +143,7 @@ static int linear_run(linear_call *call) {
   if (!call->floats) return -1;
   run_items(num_groups, call->num_rows * call->inputs / 4, linear_widen_group, call);
   const int64_t num_strip_items = (num_groups + LINEAR_TILES - 1) / LINEAR_TILES * call->num_blocks;
-  run_items(is_long ? num_strip_items : call->items_per_group, call->inputs * call->outputs,
-            is_long ? linear_strip_item : linear_item, call);
+  run_ordered_items(call->order, is_long ? num_strip_items : call->items_per_group, call->inputs * call->outputs,
+                    is_long ? linear_strip_item : linear_item, call);
   return 0;
 }

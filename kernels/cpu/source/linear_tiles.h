@@ -93,6 +93,6 @@ static void linear_item(const void *data, int64_t item) {
 
 static int linear_run(linear_call *call) {
   const int64_t num_groups = (call->num_rows + call->rows_per_group - 1) / call->rows_per_group;
-  run_items(num_groups * call->items_per_group, call->inputs * call->outputs, linear_item, call);
+  run_ordered_items(call->order, num_groups * call->items_per_group, call->inputs * call->outputs, linear_item, call);
   return 0;
 }

@@ -45,10 +45,16 @@ INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, 
   for (int r = 0; r < rows; r++) linear_finish(call, row + r, block, sum[r][0], sum[r][1]);
 }
 
+/* Returns the block that this thread is likely to compute after one, or the number of blocks. */
+INLINE int64_t linear_next_block(const linear_call *call, int64_t block) {
+  const int64_t next = block + 1 + ((block + 1) % call->blocks_per_item ? 0 : call->blocks_between);
+  return next < call->num_blocks ? next : call->num_blocks;
+}
+
 /* A group's product in code for just as many rows. A group alone asks for the next block; of several, the first two ask for
    half of it each: all of it in the time of one of them is more than the memory gives. */
 static void linear_group(const linear_call *call, int64_t row, int64_t block, int64_t rows) {
-  const int64_t block_size = call->inputs * LINEAR_BLOCK, next = block + 1;
+  const int64_t block_size = call->inputs * LINEAR_BLOCK, next = linear_next_block(call, block);
   const int is_alone = call->num_rows <= call->rows_per_group;
   const int asks = next < call->num_blocks && row <= call->rows_per_group;
   const int64_t pace = !asks ? 0 : is_alone ? LINEAR_STEP : LINEAR_STEP / 2;
@@ -95,6 +101,6 @@ static int linear_run(linear_call *call) {
     run_items(num_groups, call->num_rows * call->inputs / 4, linear_pack_group, &packing);
     call->x = (const element *)packed;
   }
-  run_items(call->items_per_group, call->inputs * call->outputs, linear_item, call);
+  run_ordered_items(call->order, call->items_per_group, call->inputs * call->outputs, linear_item, call);
   return 0;
 }

@@ -175,7 +175,8 @@ PUBLIC int NAME(paged_prefill)(const element *query, int64_t query_stride, const
   NAME(paged_prefill_call)
   call = {{keys, values, key_scales, value_scales, num_heads, head_dim, page_size}, query, out, page_tables,
           query_lens, context_lens, query_stride, table_stride, queries_a_head, tokens_a_tile, scale, first_tile, first_token, num_rows};
-  run_items(first_tile[num_rows] * num_heads, num_scores * num_heads * head_dim / 16, NAME(paged_prefill_item), &call);
+  run_ordered_items(BY_TURNS, first_tile[num_rows] * num_heads, num_scores * num_heads * head_dim / 16,
+                    NAME(paged_prefill_item), &call);
   free(firsts);
   return 0;
 }

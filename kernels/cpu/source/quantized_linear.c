@@ -371,6 +371,7 @@ PUBLIC int NAME(quantized_linear)(const element *x, const uint8_t *weight, const
                      most_outliers, (int)bits, is_gelu != 0, has_tiles, 0};
   run_items((num_rows + rows_per_tile - 1) / rows_per_tile, 2 * num_rows * inputs, NAME(quant_code_tile), &call);
   for (int64_t row = 0; row < num_rests; row++) call.is_shifted |= call.rests[row].shift != 0;
-  run_items((num_rows + rows_per_item - 1) / rows_per_item * items_per_rows, inputs * outputs, NAME(quant_item), &call);
+  run_ordered_items(num_rows <= rows_per_tile ? IN_STRETCHES : BY_TURNS,
+                    (num_rows + rows_per_item - 1) / rows_per_item * items_per_rows, inputs * outputs, NAME(quant_item), &call);
   return 0;
 }

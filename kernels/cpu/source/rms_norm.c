@@ -61,5 +61,5 @@ static void NAME(rms_norm_token)(const void *data, int64_t token) {
 PUBLIC void NAME(rms_norm)(element *x, const element *update, const element *weight, element *out, int64_t num_tokens,
                            int64_t size, float eps) {
   NAME(rms_norm_call) call = {x, update, weight, out, size, eps};
-  run_rows(num_tokens, size, NAME(rms_norm_token), &call);
+  run_items(num_tokens, num_tokens * size, NAME(rms_norm_token), &call);
 }

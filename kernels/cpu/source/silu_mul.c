@@ -43,5 +43,5 @@ static void NAME(silu_mul_token)(const void *data, int64_t token) {
 /* gate_up: [num_tokens, 2 * size]; out: [num_tokens, size]. */
 PUBLIC void NAME(silu_mul)(const element *gate_up, element *out, int64_t num_tokens, int64_t size) {
   NAME(silu_mul_call) call = {gate_up, out, size};
-  run_rows(num_tokens, size * 4, NAME(silu_mul_token), &call);
+  run_items(num_tokens, num_tokens * size * 4, NAME(silu_mul_token), &call);
 }

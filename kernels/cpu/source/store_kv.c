@@ -133,5 +133,5 @@ PUBLIC void NAME(store_kv)(element *heads, const float *cosines, const float *si
   NAME(store_kv_call)
   call = {heads, cosines, sines, positions, slots, keys, values, key_scales, value_scales, query_weight, key_weight,
           num_heads, num_kv_heads, head_dim, eps};
-  run_rows(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, NAME(store_kv_token), &call);
+  run_items(num_tokens, num_tokens * (num_heads + 2 * num_kv_heads) * head_dim, NAME(store_kv_token), &call);
 }
