@@ -25,7 +25,7 @@ typedef struct {
 
 typedef struct {
   stretch stretches[MOST_STRETCHES];
-  int most_stretches;
+  int most_stretches, has_one_operation;
   _Alignas(64) _Atomic int num_stretches; /* of an operation */
   _Atomic(item_fn) run_item;
   _Atomic(const void *) call;
@@ -104,6 +104,7 @@ static void run_some(crew *led, item_order order, int64_t num_items, item_fn run
   }
   atomic_store_explicit(&led->num_operations, number, memory_order_release);
   take_items(led, 0);
+  if (led->has_one_operation) return; /* the region's end waits for the others, without a core */
   for (int num_waits = 0; atomic_load_explicit(&led->num_done, memory_order_acquire) < num_items;) wait_a_little(&num_waits);
 }
 
@@ -135,6 +136,7 @@ static void follow(crew *mine, int thread) {
     const uint64_t number = atomic_load_explicit(&mine->num_operations, memory_order_acquire);
     if (number != seen) {
       take_items(mine, thread);
+      if (mine->has_one_operation) return;
       seen = number, num_waits = 0;
     } else {
       wait_a_little(&num_waits);
@@ -165,10 +167,11 @@ static void join(void *data) {
 }
 
 /* Has a crew for as long as `lead` runs. */
-static void run_region(lead_fn lead, void *data) {
+static void run_region(lead_fn lead, void *data, int has_one_operation) {
   const int num_threads = sluice_num_threads();
   region mine; /* stretches are set by the first operation, which nobody looks at before */
   mine.crew.most_stretches = num_threads < MOST_STRETCHES ? num_threads : MOST_STRETCHES;
+  mine.crew.has_one_operation = has_one_operation;
   atomic_init(&mine.crew.num_operations, 0);
   atomic_init(&mine.crew.is_over, 0);
   atomic_init(&mine.crew.num_threads, 0);
@@ -192,7 +195,7 @@ static void lead_operation(void *data) {
 void sluice_run_with_crew(item_order order, int64_t num_items, item_fn run_item, const void *call) {
   operation only = {order, num_items, run_item, call};
   if (led_crew) lead_operation(&only);
-  else run_region(lead_operation, &only);
+  else run_region(lead_operation, &only, num_items <= MAX_ITEMS);
 }
 
 typedef struct {
@@ -219,6 +222,6 @@ static void lead_replay(void *data) {
 __attribute__((visibility("default"))) int64_t sluice_replay(const captured_call *calls, int64_t num_calls,
                                                              int64_t *ended_ns) {
   replay mine = {calls, num_calls, -1, ended_ns};
-  run_region(lead_replay, &mine);
+  run_region(lead_replay, &mine, 0);
   return mine.failed;
 }
