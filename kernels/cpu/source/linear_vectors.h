@@ -4,10 +4,12 @@
 #define SLUICE_LINEAR_VECTORS
 #include "pairs.h"
 
-/* Rows of a group at most (two vectors of sums each, and three for the operands), and from how many on it asks for weights
-   ahead. Full groups, as steps of many rows have, also ask for inputs so many bytes ahead: these lie in pages of 4 KB, at
-   whose ends the processor stops reading ahead. */
-enum { LINEAR_MOST_ROWS = 14, LINEAR_ROWS_AHEAD = 3, LINEAR_FULL_ROWS = 13, LINEAR_X_AHEAD = 4096 };
+/* Rows of a group at most: two vectors of sums each, and three for the operands. Weights that one group reads are asked for
+   so many bytes ahead, past the outer caches: nothing reads them again before the next step, and what is there stays. Of
+   several groups that have at least so many rows, the first two ask for the next block. Full groups, as steps of many rows
+   have, also ask for inputs so many bytes ahead: these lie in pages of 4 KB, at whose ends the processor stops reading
+   ahead. */
+enum { LINEAR_MOST_ROWS = 14, LINEAR_WEIGHT_AHEAD = 8192, LINEAR_ROWS_AHEAD = 3, LINEAR_FULL_ROWS = 13, LINEAR_X_AHEAD = 4096 };
 #endif
 
 /* Adds the products of 16 outputs' weights of a step with a row's inputs, which stand in each lane. */
@@ -19,18 +21,21 @@ INLINE __m512 linear_multiply(__m512 sum, __m512i inputs, __m512i weights) {
 #endif
 }
 
-/* `x`: steps of inputs, those of a group's rows side by side. `ahead`: what is asked for on the way, with each step `pace`
-   elements more, for with many rows the arithmetic takes longer than the memory. */
-INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, const element *ahead, int64_t pace,
+/* `x`: steps of inputs, those of a group's rows side by side. `next`: what a group of several asks for on the way, with each
+   step `pace` elements more; null: it is alone. */
+INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, const element *next, int64_t pace,
                            const int rows) {
   const element *weight = call->weight + block * call->inputs * LINEAR_BLOCK, *x = call->x + row * call->inputs;
   __m512 sum[LINEAR_MOST_ROWS][2];
   for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
   for (int64_t step = 0; step < call->inputs / LINEAR_PAIR; step++, x += LINEAR_PAIR * rows, weight += LINEAR_STEP) {
-    if (rows >= LINEAR_ROWS_AHEAD) {
-      __builtin_prefetch(ahead, 0, 2);
-      __builtin_prefetch(ahead + LINEAR_STEP / 2, 0, 2);
-      ahead += pace;
+    if (!next) {
+      __builtin_prefetch((const char *)weight + LINEAR_WEIGHT_AHEAD, 0, 0);
+      __builtin_prefetch((const char *)weight + LINEAR_WEIGHT_AHEAD + 64, 0, 0);
+    } else if (rows >= LINEAR_ROWS_AHEAD) {
+      __builtin_prefetch(next, 0, 2);
+      __builtin_prefetch(next + LINEAR_STEP / 2, 0, 2);
+      next += pace;
     }
     if (rows >= LINEAR_FULL_ROWS) __builtin_prefetch((const char *)x + LINEAR_X_AHEAD, 0, 2);
     const __m512i first = _mm512_loadu_si512(weight), second = _mm512_loadu_si512(weight + LINEAR_STEP / 2);
@@ -51,16 +56,16 @@ INLINE int64_t linear_next_block(const linear_call *call, int64_t block) {
   return next < call->num_blocks ? next : call->num_blocks;
 }
 
-/* A group's product in code for just as many rows. A group alone asks for the next block; of several, the first two ask for
-   half of it each: all of it in the time of one of them is more than the memory gives. */
+/* A group's product in code for just as many rows. Of several groups the first two ask for half of the next block each: all
+   of it in the time of one of them is more than the memory gives. */
 static void linear_group(const linear_call *call, int64_t row, int64_t block, int64_t rows) {
-  const int64_t block_size = call->inputs * LINEAR_BLOCK, next = linear_next_block(call, block);
-  const int is_alone = call->num_rows <= call->rows_per_group;
-  const int asks = next < call->num_blocks && row <= call->rows_per_group;
-  const int64_t pace = !asks ? 0 : is_alone ? LINEAR_STEP : LINEAR_STEP / 2;
-  const element *ahead = call->weight + (asks ? next : block) * block_size + (asks && row ? block_size / 2 : 0);
+  const int64_t block_size = call->inputs * LINEAR_BLOCK, after = linear_next_block(call, block);
+  const int asks = after < call->num_blocks && row <= call->rows_per_group;
+  const int64_t pace = asks ? LINEAR_STEP / 2 : 0;
+  const element *next = call->weight + (asks ? after : block) * block_size + (asks && row ? block_size / 2 : 0);
+  if (call->num_rows <= call->rows_per_group) next = 0;
 #define ROWS(count) \
-  case count: linear_product(call, row, block, ahead, pace, count); break;
+  case count: linear_product(call, row, block, next, pace, count); break;
   switch (rows) {
     ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7)
     ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12) ROWS(13) ROWS(14)

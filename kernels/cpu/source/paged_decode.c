@@ -18,10 +18,10 @@ enum {
   MAX_ITEM_QUERIES = 64,
   NEAR_KEYS = 4
 };
-/* How far ahead memory is asked for, and how near it comes then, for __builtin_prefetch: into the first cache, or into the
-   second one, which more lines can be on their way to. */
+/* How far ahead memory is asked for, and how near it comes then, for __builtin_prefetch: into the first cache alone, so that
+   the others keep what is there, or into the second one, which more lines can be on their way to. */
 #if defined(__AVX512BF16__)
-enum { AHEAD_BYTES = 8 << 10, ASKED_NEAR = 3 };
+enum { AHEAD_BYTES = 8 << 10, ASKED_NEAR = 0 };
 #else
 enum { AHEAD_BYTES = 12 << 10, ASKED_NEAR = 2 };
 #endif

@@ -179,7 +179,7 @@ typedef struct {
 INLINE void quant_ask(const quant_operands *of, int64_t group, const int pass, const int bits) {
   if (pass >= of->passes) return;
   const uint8_t *later = of->later + group * quant_group_bytes(bits) + 64 * pass * of->lines;
-  for (int line = 0; line < of->lines; line++) __builtin_prefetch(later + 64 * line, 0, 2);
+  for (int line = 0; line < of->lines; line++) __builtin_prefetch(later + 64 * line, 0, 0);
 }
 
 /* Sets `sums` [rows, 32] to the products of a block's codes of 8 bits with a tile's. */

@@ -13,7 +13,7 @@ enum { QUANT_TILE_ROWS = 32 };
 
 /* Rows of a tile alone from which it asks for memory by itself, and how far ahead: as the processor would ask, if it did not
    compute meanwhile. Of 4 bits it computes more for each byte. */
-enum { QUANT_BUSY_ROWS = QUANT_LANES == 8 ? 3 : 6, QUANT_BUSY_ROWS_4 = QUANT_LANES == 8 ? 1 : 6, QUANT_AHEAD = 3 << 10 };
+enum { QUANT_BUSY_ROWS = QUANT_LANES == 8 ? 3 : 2, QUANT_BUSY_ROWS_4 = 1, QUANT_AHEAD = 8 << 10 };
 
 /* Rows of a call from which on codes are shifted: the codes of a block's weight are added up for it. */
 enum { QUANT_SHIFTED_ROWS = 32 };
