@@ -9,8 +9,10 @@ requests of the trace have half of it: conversations go on minutes later. The KV
 different pages. Requests come in the order and rhythm of the trace, at a load of 1 as many in a second as a scheduler
 without the flag completes, beside one with it, when all of them wait from the start. The second half counts.
 
-The model has random weights and the shape of SmolLM2-135M with a fifth of its layers and vocabulary: computing a
-page and keeping it cost as much of each other as in the whole model, but for what a page costs whatever its size.
+The model has random weights and the shape of Qwen2-0.5B, which has about as much K and V for its weights as models of
+today, with a twelfth of its layers and vocabulary: computing a page and keeping it cost as much of each other as in the
+whole model, but for what a page costs whatever its size. `--shape llama-135m --layers 6` is SmolLM2-135M: it has six
+times as much K and V for its weights.
 
 A third has a disk that costs nothing: its clock leaves out the CPU time in the page store and its threads. It has what
 the disk has in time, so it tells what a tier could gain on this trace at most.
@@ -45,9 +47,9 @@ from msgspec.structs import replace as replace_struct
 
 from benchmarks.model_shapes import SHAPES
 from benchmarks.result_file import ROOT, write_result
-from benchmarks.shape_runner import configured_shape, make_config
+from benchmarks.shape_runner import LAYER_COUNTS, configured_shape, make_config, make_shape
 from messages.config import Config
-from messages.errors import SluiceError
+from messages.errors import SluiceError, UsageError
 from messages.requests import SamplingParams
 from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.computing.tiers.tiered_pages import TieredPages
@@ -58,7 +60,6 @@ from whatif.drive import serve as drive
 from whatif.traces import Arrival, TraceRequest, fit_scale, read_trace, replay
 
 BUNDLED = ROOT / "assets" / "shakespeare-gpt2"
-SHAPE = SHAPES["llama-135m"] | {"num_hidden_layers": 6, "vocab_size": 9830}
 CONTEXT, VOCAB_SIZE, PAGE_SIZE = 1536, 3000, 16
 CACHE_SHARE = 0.1
 DISK_GB = "8"
@@ -106,28 +107,48 @@ def main(arguments: list[str] | None = None) -> int:
     add("--repeats", type=int, default=2, help="of each load (default: %(default)s)")
     add("--pairs", type=int, default=6, help="of engines, for the cost (default: %(default)s)")
     add("--rounds", type=int, default=6, help="turns of each engine (default: %(default)s)")
+    add("--shape", choices=SHAPES, default="qwen2-0.5b", help="of the model for the gain (default: %(default)s)")
+    add("--layers", type=int, default=2, help="of the shape, with its vocabulary cut alike (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args(arguments)
     try:
-        gains = measure_gains(options.trace, options.one_in, options.loads, options.repeats)
+        shape = make_part(options.shape, options.layers)
+        gains = measure_gains(options.trace, shape, options.one_in, options.loads, options.repeats)
         costs = {name: compare_pairs(name, options.pairs, options.rounds) for name in TURNS}
     except SluiceError as error:
         print(f"bench_kv_tiers: {error}", file=sys.stderr)
         return 1
     if options.json:
-        write_result(options.json, "kv_tiers", {"costs": costs, "gains": gains})
+        model = {"shape": options.shape, "layers": options.layers, "vocab_size": shape["vocab_size"]}
+        write_result(options.json, "kv_tiers", {"costs": costs, "gains": {"model": model, **gains}})
     return 0
 
 
-def measure_gains(trace_file: Path, one_in: int, loads: Sequence[float], num_repeats: int) -> dict[str, Any]:
+def make_part(name: str, num_layers: int) -> dict[str, object]:
+    """Returns the shape with so many layers and as great a part of its vocabulary, so that the head weighs as much.
+
+    Raises `UsageError` for a number of layers that it has not.
+    """
+    whole: dict[str, Any] = make_shape(name)
+    all_layers = next(whole[key] for key in LAYER_COUNTS if key in whole)
+    if not 0 < num_layers <= all_layers:
+        raise UsageError(f"--layers {num_layers}: {name} has 1 to {all_layers}")
+    vocab_size = max(VOCAB_SIZE, whole["vocab_size"] * num_layers // all_layers)
+    return make_shape(name, num_layers) | {"vocab_size": vocab_size}
+
+
+def measure_gains(
+    trace_file: Path, shape: dict[str, object], one_in: int, loads: Sequence[float], num_repeats: int
+) -> dict[str, Any]:
     """Returns the times to first token of each load and side. Raises `UsageError`."""
     whole = read_trace(trace_file, sys.maxsize)
     trace = sample_conversations(whole, one_in)
     arrivals = list(replay(trace, fit_scale(whole, CONTEXT, 1.0), VOCAB_SIZE, seed=1))
     num_pages, num_different = sum(len(one.prompt_ids) // PAGE_SIZE for one in arrivals), count_pages(arrivals)
-    flags = ["--device", "cpu", "--cpu-threads", "1", "--num-pages", str(int(CACHE_SHARE * num_different))]
+    flags = ["--device", "cpu", "--cpu-threads", "1", "--max-model-len", str(CONTEXT)]
+    flags += ["--num-pages", str(int(CACHE_SHARE * num_different))]
     cores = sorted(os.sched_getaffinity(0))
-    with configured_shape(SHAPE, flags) as config:
+    with configured_shape(shape, flags) as config:
         waiting = [replace(one, at_s=0.0) for one in arrivals]
         limits = serve_sides(waiting, config, cores, min(num_repeats, len(cores)))
         seconds = {side: statistics.mean(sides[side]["seconds"] for sides in limits) for side in SIDES}

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.bench_kv_tiers import at_rate, sample_conversations, share_asked_for_again, time_beside
+from benchmarks.bench_kv_tiers import at_rate, make_part, sample_conversations, share_asked_for_again, time_beside
+from messages.errors import UsageError
 from whatif.traces import Arrival, TraceRequest
 
 
@@ -22,6 +23,15 @@ def test_a_sample_has_whole_conversations_and_their_share_of_what_is_asked_for_a
 def test_arrivals_keep_their_rhythm_at_another_rate() -> None:
     arrivals = [Arrival([1] * 50, 1, at_s) for at_s in (5.0, 6.0, 7.0, 9.0)]
     assert [one.at_s for one in at_rate(arrivals, 2.0)] == [0.0, 0.5, 1.0, 2.0]
+
+
+def test_a_part_of_a_model_has_the_same_part_of_its_layers_and_vocabulary() -> None:
+    part = make_part("qwen2-0.5b", 2)
+    assert (part["num_hidden_layers"], part["vocab_size"], part["num_key_value_heads"]) == (2, 151936 // 12, 2)
+    assert make_part("gpt2-124m", 3)["n_layer"] == 3
+    for num_layers in (0, 25):
+        with pytest.raises(UsageError, match="has 1 to 24"):
+            make_part("qwen2-0.5b", num_layers)
 
 
 def test_a_clock_beside_a_store_stands_still_in_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
