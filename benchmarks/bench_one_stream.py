@@ -20,7 +20,7 @@ import torch
 from benchmarks.kernels.measure import median_ms, read_forms
 from benchmarks.load.batch_client import Server, seconds_of
 from benchmarks.load.workloads import PlannedRequest
-from benchmarks.model_bytes import kv_bytes, read_shape, weight_bytes
+from benchmarks.model_bytes import WEIGHT_BITS, kv_bytes, read_shape, weight_bytes
 from benchmarks.model_shapes import SHAPES
 from benchmarks.result_file import write_result
 from benchmarks.served_shape import served_shape
@@ -29,8 +29,6 @@ from kernels.cpu.library import load_kernels
 from messages.errors import SluiceError
 from scheduler_proc.computing.loading.placement import DTYPES, auto_cpu_dtype
 
-BITS = {"float32": 32.0, "bfloat16": 16.0, "int8": 8.0, "int4": 4.5}
-"""Of a weight, with the scales of a group of int4."""
 GOALS = {"float32": 0.92, "bfloat16": 0.92, "int8": 0.8, "int4": 0.8}
 NUM_INPUT, NUM_FEW, NUM_MANY = 32, 8, 136
 PROBE_ROUNDS = 5
@@ -44,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="gpt2-124m", help="default: %(default)s")
     add("--tokenizer", type=Path, default=Path("../shared/tokenizers/gpt2"), help="a directory (default: %(default)s)")
-    add("--formats", nargs="+", choices=BITS, default=["float32", "int8", "int4"], help="default: %(default)s")
+    add("--formats", nargs="+", choices=WEIGHT_BITS, default=["float32", "int8", "int4"], help="default: %(default)s")
     add("--rounds", type=int, default=6, help="of each format, in turns (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options = parser.parse_args(arguments)
@@ -119,7 +117,7 @@ def describe(shape: dict[str, object], name: str, token_s: list[float], probes: 
     config = read_shape(shape, 1024)
     kv_itemsize = DTYPES.get(name, auto_cpu_dtype()).itemsize
     num_keys = NUM_INPUT + (NUM_FEW + NUM_MANY) // 2
-    num_bytes = weight_bytes(config, 1) * BITS[name] / 8 + num_keys * kv_bytes(config, kv_itemsize)
+    num_bytes = weight_bytes(config, 1) * WEIGHT_BITS[name] / 8 + num_keys * kv_bytes(config, kv_itemsize)
     seconds, read_rate = statistics.median(token_s), statistics.median(probes)
     return {
         "bytes_a_token": round(num_bytes),

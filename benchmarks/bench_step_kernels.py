@@ -1,10 +1,10 @@
 """What each C kernel takes in one step on a CPU, beside the least that a step of its kind can take on this machine.
 
-    python -m benchmarks.bench_step_kernels [--shape gpt2-124m] [--rounds 20] [--json FILE] [FLAGS]
+    python -m benchmarks.bench_step_kernels [--shape gpt2-124m] [--format bfloat16] [--rounds 20] [--json FILE] [FLAGS]
 
-Steps run in this process, without a server; FLAGS are the server's own, as --quantization int8. Kinds of steps take
-turns; figures are medians. A step can take no less than reading its weights, K and V once, or than its products, by
-what this machine reads and multiplies.
+Steps run in this process, without a server; FLAGS are the server's own. Kinds of steps take turns; figures are medians.
+A step can take no less than reading its weights, K and V once, or, in bfloat16, than its products, by what this machine
+reads and multiplies.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from benchmarks.decode_step import PAGE_SIZE, plan_decode, step_bytes
+from benchmarks.decode_step import ITEMSIZE, PAGE_SIZE, plan_decode
 from benchmarks.kernels.measure import product_rate, read_bandwidth
-from benchmarks.model_bytes import read_shape, weight_bytes
+from benchmarks.model_bytes import WEIGHT_BITS, kv_bytes, read_shape, weight_bytes
 from benchmarks.model_shapes import SHAPES
 from benchmarks.result_file import write_result
 from benchmarks.shape_runner import load_shape
@@ -32,6 +32,8 @@ from scheduler_proc.computing.model.decoder_config import DecoderConfig
 
 LIMIT_ROUNDS = 5
 OUTSIDE = "outside of C kernels"
+FORMATS = {"bfloat16": [], "int8": ["--quantization", "int8"], "int4": ["--quantization", "int4"]}
+READ, PRODUCT = "read GB/s", "product GFLOP/s"
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,13 @@ class Kind:
             num_pages_per_row=self.num_pages,
         )
 
-    def least_ms(self, shape: dict[str, object], read_gb_per_s: float, gflop_per_s: float) -> float:
+    def least_ms(self, shape: dict[str, object], weight_format: str, limits: dict[str, float]) -> float:
         num_keys = self.context + self.num_tokens
         config = read_shape(shape, num_keys)
-        read_ms = step_bytes(shape, self.num_rows, num_keys) / read_gb_per_s / 1e6
-        return max(read_ms, self._num_flop(config) / gflop_per_s / 1e6)
+        num_bytes = weight_bytes(config, 1) * WEIGHT_BITS[weight_format] / 8
+        num_bytes += self.num_rows * num_keys * kv_bytes(config, ITEMSIZE)
+        read_ms = num_bytes / limits[READ] / 1e6
+        return max(read_ms, self._num_flop(config) / limits[PRODUCT] / 1e6) if weight_format == "bfloat16" else read_ms
 
     def _num_flop(self, config: DecoderConfig) -> float:
         """Returns the operations of all linear layers, the head's for one token a row, and of causal attention."""
@@ -94,11 +98,12 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--shape", choices=SHAPES, default="gpt2-124m", help="default: %(default)s")
+    parser.add_argument("--format", choices=FORMATS, default="bfloat16", help="of weights (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=20, help="default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options, flags = parser.parse_known_args(arguments)
     try:
-        results = measure(SHAPES[options.shape], options.rounds, flags)
+        results = measure(SHAPES[options.shape], options.format, options.rounds, flags)
     except SluiceError as error:
         print(f"bench_step_kernels: {error}", file=sys.stderr)
         return 1
@@ -107,25 +112,27 @@ def main(arguments: list[str] | None = None) -> int:
         for name, ms in line["kernels_ms"].items():
             print(f"    {name:24} {ms:8.3f}")
     if options.json:
-        write_result(options.json, "step_kernels", {"shape": options.shape, "flags": flags, **results})
+        settings = {"shape": options.shape, "format": options.format, "flags": flags}
+        write_result(options.json, "step_kernels", {**settings, **results})
     return 0
 
 
-def measure(shape: dict[str, object], rounds: int, flags: list[str]) -> dict:
+def measure(shape: dict[str, object], weight_format: str, rounds: int, flags: list[str]) -> dict:
     """Returns the machine's limits, and for each kind of step its time and its kernels', the longest first."""
     num_pages = max(kind.num_pages for kind in KINDS)
     context = max(kind.context + kind.num_tokens for kind in KINDS)
     own = ["--device", "cpu", "--dtype", "bfloat16", "--block-size", str(PAGE_SIZE), "--num-pages", str(num_pages)]
     own += ["--max-num-seqs", str(max(kind.num_rows for kind in KINDS)), "--max-model-len", str(context)]
-    runner = load_shape(shape, [*own, *flags])
-    limits = {"read GB/s": read_bandwidth(LIMIT_ROUNDS), "product GFLOP/s": product_rate(LIMIT_ROUNDS)}
+    runner = load_shape(shape, [*own, *FORMATS[weight_format], *flags])
+    limits = {READ: read_bandwidth(LIMIT_ROUNDS), PRODUCT: product_rate(LIMIT_ROUNDS)}
     times: dict[Kind, dict[str, list[float]]] = {kind: defaultdict(list) for kind in KINDS}
     for round_index in range(-2, rounds):  # the first two capture, and warm up
         for kind in KINDS:
             step = _time_step(runner.run, kind.plan())
             for name, ms in step.items() if round_index >= 0 else ():
                 times[kind][name].append(ms)
-    return {"limits": limits, "steps": [_line(kind, shape, times[kind], limits) for kind in KINDS]}
+    least_ms = {kind: kind.least_ms(shape, weight_format, limits) for kind in KINDS}
+    return {"limits": limits, "steps": [_line(kind, times[kind], least_ms[kind]) for kind in KINDS]}
 
 
 def _time_step(run: Callable[[Batch], object], batch: Batch) -> dict[str, float]:
@@ -141,13 +148,13 @@ def _time_step(run: Callable[[Batch], object], batch: Batch) -> dict[str, float]
     return {**kernels, OUTSIDE: ms - sum(kernels.values()), "": ms}
 
 
-def _line(kind: Kind, shape: dict[str, object], times: dict[str, list[float]], limits: dict[str, float]) -> dict:
+def _line(kind: Kind, times: dict[str, list[float]], least_ms: float) -> dict:
     medians = {name: statistics.median(values) for name, values in times.items()}
     step_ms = medians.pop("")
     return {
         "about": kind.about,
         "ms": step_ms,
-        "least_ms": kind.least_ms(shape, limits["read GB/s"], limits["product GFLOP/s"]),
+        "least_ms": least_ms,
         "kernels_ms": dict(sorted(medians.items(), key=lambda item: -item[1])),
     }
 

@@ -6,6 +6,9 @@ from scheduler_proc.computing.loading.hf_config import HfConfig
 from scheduler_proc.computing.model.decoder_config import DecoderConfig, parameter_shapes
 from scheduler_proc.computing.model.families.registry import find_family
 
+WEIGHT_BITS = {"float32": 32.0, "bfloat16": 16.0, "int8": 8.0, "int4": 4.5}
+"""Of a weight by format, with the scales of a group of int4."""
+
 
 def read_shape(shape: dict[str, object], max_model_len: int) -> DecoderConfig:
     """Returns the decoder of a Hugging Face configuration."""

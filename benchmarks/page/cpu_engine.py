@@ -75,22 +75,28 @@ def _one_stream_text(found: Result) -> str:
 
 def step_kernels_parts(results: Path) -> list[str]:
     """Returns the section of what a step's C kernels take, or none where it has not been measured yet."""
-    if not (results / "step_kernels.json").exists():
+    found = [read_result(results, file.stem) for file in sorted(results.glob("step_kernels*.json"))]
+    if not found:
         return []
-    found = read_result(results, "step_kernels")
-    steps, limits = found["results"]["steps"], found["results"]["limits"]
+    tables = "\n".join(_step_kernels_text(one["results"]) + name_source(one) for one in found)
+    return ["## Where a step's time goes on a CPU\n\n" + tables]
+
+
+def _step_kernels_text(found: Result) -> str:
+    steps, limits = found["steps"], found["limits"]
     names = sorted({name for step in steps for name in step["kernels_ms"]}, key=lambda name: _total(steps, name))[::-1]
     rows: list[Sequence[object]] = []
     for step in steps:
         times = (f"{step['kernels_ms'][name]:.2f}" if name in step["kernels_ms"] else "" for name in names)
         rows.append((step["about"], f"{step['ms']:.1f}", f"{step['least_ms']:.1f}", *times))
+    of_products = ""
+    if found["format"] == "bfloat16":
+        of_products = f", or the products at {limits['product GFLOP/s']:,.0f} GFLOP/s,"
     intro = (
-        f"{found['results']['shape']}, bfloat16, in one process, medians in ms. The least is what reading weights, K "
-        f"and V once or the products take at {limits['read GB/s']:.0f} GB/s and "
-        f"{limits['product GFLOP/s']:,.0f} GFLOP/s, measured before.\n\n"
+        f"{found['shape']}, {found['format']}, in one process, medians in ms. The least is what reading weights, K and "
+        f"V once takes at {limits['read GB/s']:.0f} GB/s{of_products} measured before.\n\n"
     )
-    table = make_table(("step", "all", "at least", *names), rows)
-    return ["## Where a step's time goes on a CPU\n\n" + intro + table + name_source(found)]
+    return intro + make_table(("step", "all", "at least", *names), rows)
 
 
 def _total(steps: Sequence[Result], name: str) -> float:

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import bench_step_kernels
 from benchmarks.bench_step_cost import SHAPE
-from benchmarks.bench_step_kernels import OUTSIDE, Kind
+from benchmarks.bench_step_kernels import OUTSIDE, PRODUCT, READ, Kind
 from benchmarks.page.cpu_engine import step_kernels_parts
 from kernels.cpu.library import find_kernel
 
@@ -36,9 +36,13 @@ def test_a_step_is_its_kernels_and_what_is_outside(
 
 
 def test_the_least_time_is_that_of_reading_or_of_multiplying() -> None:
-    """GPT-2 124M: 247 MB of weights a token, and 2 * (512 * 85 M + 38.6 M) operations for a prompt of 512."""
+    """GPT-2 124M: 124 M weights a token, and 2 * (512 * 85 M + 38.6 M) operations for a prompt of 512."""
     shape = bench_step_kernels.SHAPES["gpt2-124m"]
-    assert Kind(1, 1, 0).least_ms(shape, 40.0, 1e9) == pytest.approx(6.19, rel=0.01)
+    reads, multiplies = {READ: 40.0, PRODUCT: 1e9}, {READ: 1e9, PRODUCT: 400.0}
+    for weight_format, ms in (("bfloat16", 6.19), ("int8", 3.09), ("int4", 1.74)):
+        assert Kind(1, 1, 0).least_ms(shape, weight_format, reads) == pytest.approx(ms, rel=0.01)
     without_attention = 2 * (512 * 84.95e6 + 38.6e6) / 400e6
     attention = 2 * 512 * 2 * 12 * 768 * 256.5 / 400e6
-    assert Kind(1, 512, 0).least_ms(shape, 1e9, 400.0) == pytest.approx(without_attention + attention, rel=0.01)
+    assert Kind(1, 512, 0).least_ms(shape, "bfloat16", multiplies) == pytest.approx(
+        without_attention + attention, rel=0.01
+    )
