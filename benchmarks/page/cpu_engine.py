@@ -91,10 +91,10 @@ def _step_kernels_text(found: Result) -> str:
         rows.append((step["about"], f"{step['ms']:.1f}", f"{step['least_ms']:.1f}", *times))
     of_products = ""
     if found["format"] == "bfloat16":
-        of_products = f", or the products at {limits['product GFLOP/s']:,.0f} GFLOP/s,"
+        of_products = f", or the products at {limits['product GFLOP/s']:,.0f} GFLOP/s"
     intro = (
         f"{found['shape']}, {found['format']}, in one process, medians in ms. The least is what reading weights, K and "
-        f"V once takes at {limits['read GB/s']:.0f} GB/s{of_products} measured before.\n\n"
+        f"V once takes at {limits['read GB/s']:.0f} GB/s{of_products}, measured before.\n\n"
     )
     return intro + make_table(("step", "all", "at least", *names), rows)
 
