@@ -50,7 +50,7 @@ INLINE void linear_product(const linear_call *call, int64_t row, int64_t block, 
   for (int r = 0; r < rows; r++) linear_finish(call, row + r, block, sum[r][0], sum[r][1]);
 }
 
-/* Returns the block that this thread is likely to compute after one, or the number of blocks. */
+/* Returns the block that this thread is likely to compute after one, by turns, or the number of blocks. */
 INLINE int64_t linear_next_block(const linear_call *call, int64_t block) {
   const int64_t next = block + 1 + ((block + 1) % call->blocks_per_item ? 0 : call->blocks_between);
   return next < call->num_blocks ? next : call->num_blocks;

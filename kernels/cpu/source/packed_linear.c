@@ -39,7 +39,7 @@ typedef struct {
   int64_t num_rows, inputs, outputs, rows_per_group, num_blocks, blocks_per_item, items_per_group;
   int is_gelu;
   item_order order;
-  int64_t blocks_between; /* an item and the one that its thread is likely to take next */
+  int64_t blocks_between; /* an item and the one that its thread is likely to take next, by turns */
   float *floats; /* these two of linear_floats.h alone: x as floats, of so many inputs at a time */
   int64_t inputs_per_chunk;
 } linear_call;
@@ -112,7 +112,7 @@ PUBLIC int NAME(packed_linear)(const element *x, const element *weight, const el
   const int64_t items_per_group = (num_blocks + blocks_per_item - 1) / blocks_per_item;
   /* Who reads weights from memory reads a long stretch; who has many rows computes beside the others what they share. */
   const item_order order = num_rows <= rows_per_group ? IN_STRETCHES : BY_TURNS;
-  const int64_t blocks_between = order == IN_STRETCHES ? 0 : (sluice_num_threads() - 1) * blocks_per_item;
+  const int64_t blocks_between = (sluice_num_threads() - 1) * blocks_per_item;
   linear_call call = {x, weight, bias, out, num_rows, inputs, outputs, rows_per_group, num_blocks, blocks_per_item,
                       items_per_group, is_gelu != 0, order, blocks_between, 0, 0};
   return linear_run(&call);
