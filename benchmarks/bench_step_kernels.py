@@ -18,9 +18,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from benchmarks.decode_step import ITEMSIZE, PAGE_SIZE, plan_decode
+from benchmarks.decode_step import PAGE_SIZE, plan_decode, step_bytes
 from benchmarks.kernels.measure import product_rate, read_bandwidth
-from benchmarks.model_bytes import WEIGHT_BITS, kv_bytes, read_shape, weight_bytes
+from benchmarks.model_bytes import read_shape, weight_bytes
 from benchmarks.model_shapes import SHAPES
 from benchmarks.result_file import write_result
 from benchmarks.shape_runner import load_shape
@@ -74,11 +74,10 @@ class Kind:
 
     def least_ms(self, shape: dict[str, object], weight_format: str, limits: dict[str, float]) -> float:
         num_keys = self.context + self.num_tokens
-        config = read_shape(shape, num_keys)
-        num_bytes = weight_bytes(config, 1) * WEIGHT_BITS[weight_format] / 8
-        num_bytes += self.num_rows * num_keys * kv_bytes(config, ITEMSIZE)
-        read_ms = num_bytes / limits[READ] / 1e6
-        return max(read_ms, self._num_flop(config) / limits[PRODUCT] / 1e6) if weight_format == "bfloat16" else read_ms
+        read_ms = step_bytes(shape, self.num_rows, num_keys, weight_format) / limits[READ] / 1e6
+        if weight_format != "bfloat16":
+            return read_ms
+        return max(read_ms, self._num_flop(read_shape(shape, num_keys)) / limits[PRODUCT] / 1e6)
 
     def _num_flop(self, config: DecoderConfig) -> float:
         """Returns the operations of all linear layers, the head's for one token a row, and of causal attention."""

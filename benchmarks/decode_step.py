@@ -1,6 +1,6 @@
 """A decode step of a known shape: its plan, and what it must at least move and compute."""
 
-from benchmarks.model_bytes import kv_bytes, read_shape, weight_bytes
+from benchmarks.model_bytes import WEIGHT_BITS, kv_bytes, read_shape, weight_bytes
 from benchmarks.offline_workload import TEMPERATURE
 from messages.axes import fill_columns
 from messages.columns import pack_float32, pack_int32, pack_int64
@@ -32,10 +32,10 @@ def plan_decode(num_rows: int, context: int) -> Batch:
     return Batch(step_id=0, num_decode_rows=num_rows, num_pages_per_row=pages_a_row, **columns)
 
 
-def step_bytes(shape: dict[str, object], num_rows: int, num_keys: int) -> int:
-    """Returns what a decode step must at least read: the weights, and the K and V of every row; bfloat16."""
+def step_bytes(shape: dict[str, object], num_rows: int, num_keys: int, weight_format: str = "bfloat16") -> float:
+    """Returns what a step must at least read: the weights, and the K and V of every row, in bfloat16."""
     config = read_shape(shape, num_keys)
-    return weight_bytes(config, ITEMSIZE) + num_rows * num_keys * kv_bytes(config, ITEMSIZE)
+    return weight_bytes(config, 1) * WEIGHT_BITS[weight_format] / 8 + num_rows * num_keys * kv_bytes(config, ITEMSIZE)
 
 
 def step_flop(shape: dict[str, object], num_rows: int, num_keys: int) -> int:
