@@ -9,6 +9,7 @@ from messages.engines import SchedulerSenders
 from messages.frontends import FrontendSenders
 from messages.replies import OpenStream, ToDetokenizer
 from messages.requests import DropBefore
+from messages.uids import frontend_blocks
 from runtime.process import ProcessLink, run_process
 
 
@@ -21,7 +22,7 @@ def serve(link: ProcessLink) -> None:
         return
     inbox: Receiver[ToDetokenizer] = Receiver(link.run_dir.socket("detokenizer"), ToDetokenizer)
     to_schedulers = SchedulerSenders(link.open_sender, link.close_sender)
-    to_frontends = FrontendSenders(link.open_sender, link.close_sender)
+    to_frontends = FrontendSenders(link.open_sender, link.close_sender, lambda: frontend_blocks(link.run_dir.sockets()))
     link.add_receiver(inbox)
     # The vocabulary lives as long as the process: without this, every full collection walks all of it.
     gc.collect()

@@ -1,6 +1,6 @@
 """The way of replies to the frontend whose request they are about: each one alive has a socket of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any
 
@@ -13,11 +13,20 @@ from messages.uids import GoneRequests, block_of, first_uid_of, frontend_socket
 
 
 class FrontendSenders:
-    """A sender to each frontend that has requests, made when the first of them comes."""
+    """A sender to each frontend that has requests, made when the first of them comes.
 
-    def __init__(self, open_sender: Callable[[str], Sender[Any]], close_sender: Callable[[Sender[Any]], None]):
+    `find_blocks` returns the blocks of uids of all frontends, also of those whose requests this process has not seen.
+    """
+
+    def __init__(
+        self,
+        open_sender: Callable[[str], Sender[Any]],
+        close_sender: Callable[[Sender[Any]], None],
+        find_blocks: Callable[[], Iterable[int]] = tuple,
+    ):
         self._open_sender = open_sender
         self._close_sender = close_sender
+        self._find_blocks = find_blocks
         self._senders: dict[int, Sender[ToFrontend]] = {}
         """By block of uids."""
         self._gone = GoneRequests()
@@ -28,7 +37,11 @@ class FrontendSenders:
         What is for one that is gone or has stopped reading is dropped; the others get theirs.
         """
         match message:
-            case FramesLost() | ScheduleReport():
+            case FramesLost():
+                # What was lost may be the first that this process, if it is new, would have seen of a frontend.
+                for block in {*self._senders, *self._find_blocks()}:
+                    self.send_to(block, message)
+            case ScheduleReport():
                 for sender in self._senders.values():
                     sender.send_or_drop(message)
             case StepReplies():
@@ -52,7 +65,7 @@ class FrontendSenders:
             self._close_sender(self._senders.pop(block))
 
     def expect(self, uid: int) -> None:
-        """Makes sure that the frontend of `uid` will hear of lost frames, also before its first reply."""
+        """Makes sure that the frontend of `uid` will hear of plans, also before its first reply."""
         self._find_sender(block_of(uid))
 
     @property

@@ -28,6 +28,12 @@ def frontend_socket(block: int) -> str:
     return "frontend" if block <= 1 else f"frontend.{block}"
 
 
+def frontend_blocks(sockets: Iterable[str]) -> list[int]:
+    """Returns the blocks of the frontends that have bound some of these sockets."""
+    numbers = {socket: socket.removeprefix(FRONTEND).removeprefix(".") or "1" for socket in sockets}
+    return [int(number) for socket, number in numbers.items() if socket.startswith(FRONTEND) and number.isdigit()]
+
+
 def socket_of(status: ProcessStatus) -> str:
     """Returns the name of the socket that a process binds; frontends that live side by side have one each."""
     return frontend_socket(status.uid_block) if kind_of(status.name) == FRONTEND else status.name

@@ -30,6 +30,10 @@ class RunDir:
         """The ipc socket that process `receiver` binds (`launcher` for the control plane)."""
         return self.path / f"{receiver}.sock"
 
+    def sockets(self) -> list[str]:
+        """Returns which of them are bound, or were and have not been taken away: the receivers' names."""
+        return [path.stem for path in self.path.glob("*.sock")]
+
     def pid_file(self, process: str) -> Path:
         return self.path / f"{process}.pid"
 

@@ -26,6 +26,7 @@ from messages.requests import (
     UserMsg,
 )
 from messages.timeline import Tokenized, TokenizedRow
+from messages.uids import frontend_blocks
 from runtime.chat_files import read_chat_files
 from runtime.process import ProcessLink, run_process
 from tokenizer_proc import calls
@@ -82,7 +83,7 @@ def serve(link: ProcessLink) -> None:
         return
     inbox: Receiver[ToTokenizer] = Receiver(link.run_dir.socket(link.name), ToTokenizer)
     to_schedulers = SchedulerSenders(link.open_sender, link.close_sender)
-    to_frontends = FrontendSenders(link.open_sender, link.close_sender)
+    to_frontends = FrontendSenders(link.open_sender, link.close_sender, lambda: frontend_blocks(link.run_dir.sockets()))
     grammars = GrammarChecks(link.config, link.wake)
     chars_in_hand = 0
     num_tokenized = 0

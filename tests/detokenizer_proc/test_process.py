@@ -101,6 +101,16 @@ def test_after_a_gap_it_tells_of_it_and_forgets_the_streams_that_may_lack_a_toke
     assert (third.step_id, third.texts) == (4, ("c",)), "step 3 was for a stream that is gone"
 
 
+def test_a_new_one_tells_of_a_gap_at_once(launcher: FakeLauncher) -> None:
+    """It has seen no request yet whose frontend it could know: perhaps that is what was lost."""
+    from_detokenizer = launcher.open_receiver("frontend", ToFrontend)
+    to_detokenizer = launcher.open_sender("detokenizer")
+    launcher.start_ready("detokenizer_proc")
+    lost = FramesLost("scheduler", 5, 1, 3)
+    to_detokenizer.send(lost)
+    assert launcher.take_one(from_detokenizer) == lost
+
+
 def test_it_drains_in_order_when_it_has_run_behind(launcher: FakeLauncher) -> None:
     """The messages wait before the process is there."""
     from_detokenizer = launcher.open_receiver("frontend", ToFrontend)

@@ -13,7 +13,7 @@ from messages.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from messages.frontends import FrontendSenders
 from messages.replies import PositionLogprobs, PrefilledRow, StepReplies, ToFrontend, TokenLogprob, Usage, UserReply
 from messages.requests import DropBefore, FramesLost
-from messages.uids import UIDS_PER_BLOCK, frontend_socket
+from messages.uids import UIDS_PER_BLOCK, frontend_blocks, frontend_socket
 from runtime.run_dir import RunDir
 
 N = UIDS_PER_BLOCK
@@ -27,7 +27,9 @@ class Frontends:
         self.receivers: dict[int, Receiver[ToFrontend]] = {
             number: Receiver(run_dir.socket(frontend_socket(number)), ToFrontend) for number in (1, 2, 3)
         }
-        self.senders = FrontendSenders(lambda name: Sender(run_dir.socket(name)), Sender.close)
+        self.senders = FrontendSenders(
+            lambda name: Sender(run_dir.socket(name)), Sender.close, lambda: frontend_blocks(run_dir.sockets())
+        )
 
     def take(self, number: int) -> ToFrontend:
         waiter = Waiter()
@@ -65,6 +67,16 @@ def test_a_step_of_one_frontend_crosses_as_it_is(frontends: Frontends):
     whole = step([2 * N + 1, 2 * N + 2], (UserReply(2 * N + 3, 0, "length"),))
     frontends.senders.send(whole)
     assert frontends.take(2) == whole
+
+
+def test_all_hear_of_lost_frames_also_those_that_nothing_has_been_sent(frontends: Frontends):
+    """What was lost may have been the first of theirs."""
+    frontends.senders.expect(2 * N + 1)
+    frontends.senders.forget(DropBefore(2 * N))
+    lost = FramesLost("detokenizer", 7, 1, 1)
+    frontends.senders.send(lost)
+    assert [frontends.take(number) for number in (2, 3)] == [lost, lost]
+    assert list(frontends.receivers[1].receive()) == [], "its frontend is gone"
 
 
 def test_a_step_of_several_frontends_is_taken_apart(frontends: Frontends):

@@ -5,7 +5,15 @@ from itertools import permutations
 import pytest
 
 from messages.requests import DropBefore
-from messages.uids import UIDS_PER_BLOCK, GoneRequests, block_of, find_gone, first_uid_of, frontend_socket
+from messages.uids import (
+    UIDS_PER_BLOCK,
+    GoneRequests,
+    block_of,
+    find_gone,
+    first_uid_of,
+    frontend_blocks,
+    frontend_socket,
+)
 
 N = UIDS_PER_BLOCK
 
@@ -13,6 +21,7 @@ N = UIDS_PER_BLOCK
 def test_uids_tell_the_block_and_the_first_one_has_the_plain_socket():
     assert [block_of(uid) for uid in (1, N + 1, 2 * N, 2 * N + 5, 3 * N + 1)] == [1, 1, 2, 2, 3]
     assert [frontend_socket(block) for block in (1, 2, 10)] == ["frontend", "frontend.2", "frontend.10"]
+    assert frontend_blocks(["launcher", "frontend", "tokenizer.2", "frontend.2", "frontend.10"]) == [1, 2, 10]
     assert all(block_of(first_uid_of(block) + 1) == block for block in (1, 2, 10))
 
 
