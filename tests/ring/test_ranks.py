@@ -34,7 +34,8 @@ def test_streams_go_on_exactly_when_any_rank_dies(ring: RingClient, requests: li
 
         got = ring.generate_all(requests, kill_amid_streams)
         assert [(one.text, one.token_ids) for one in got] == [(one.text, one.token_ids) for one in undisturbed]
-        assert max(one.attempts for one in got) == 2
+        # Both are back within a second, so what they had not received may be taken for lost as well (decision 0008).
+        assert max(one.attempts for one in got) in (2, 3)
         for name in ("scheduler", "rank1"):
             ring.wait_for_restart(name, num_deaths)
             assert not any("memfd:sluice" in path for path in maps_of(ring.status(name)["pid"]))
