@@ -125,7 +125,7 @@ class Side:
     def __init__(self, config: Config, kv_file: Path | None):
         runner = load_runner(config, lambda text, fraction: None, kv_file=kv_file)
         self._scheduler = make_scheduler(config, runner)
-        self._stepper = Stepper(self._scheduler, runner.launch, runner.can_overlap, StepTimes())
+        self._stepper = Stepper(self._scheduler, runner, StepTimes())
         self._num_requests = 0
 
     def serve(self, seed: int) -> float:

@@ -51,7 +51,7 @@ Case = tuple[str, Setting]
 class LimitedRunner:
     """The real runner with fewer pages and tokens."""
 
-    can_overlap = False
+    can_overlap = can_plan_ahead = False
     degraded = ""
     drafter = None
     draft_runner = None

@@ -23,7 +23,7 @@ class PacedRunner:
 
     num_pages = NUM_PAGES
     max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
-    can_overlap = False
+    can_overlap = can_plan_ahead = False
     degraded = ""
     drafter = None
     draft_runner = None

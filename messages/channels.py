@@ -82,6 +82,10 @@ class Receiver(Generic[T]):
             if message is not None:
                 yield message
 
+    def has_arrived(self) -> bool:
+        """Tells whether `receive` has something."""
+        return self._behind_gap is not None or has_arrived(self.socket)
+
     def receive_frames(self) -> Iterator[bytes]:
         """Iterates over the frames that have arrived as they are, for one who hands them on, and never waits."""
         while has_arrived(self.socket):

@@ -192,7 +192,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
     ) = None
     overlap: Annotated[
         bool,
-        Meta(description="plan and launch a step while the GPU runs the one before it (on a CPU it is never done)"),
+        Meta(description="plan a step while the one before it runs, and on a GPU launch it, too"),
     ] = True
     speculative: Annotated[
         Literal["none", "ngram", "draft"],

@@ -191,6 +191,10 @@ class ForwardOutput(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """int32, an entry a row that samples: how many of `next_tokens` it got, at most as many as it sampled and, where no
     step is planned behind this one, perhaps none. Empty: one after each of `Batch.sample_tokens`."""
 
+    @property
+    def has_ended(self) -> bool:
+        return True
+
     def result(self) -> "ForwardOutput":
         """Returns itself: of a step that is computed as it is launched, this is all that has to be waited for."""
         return self

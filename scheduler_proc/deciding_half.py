@@ -63,6 +63,7 @@ def make_scheduler(
         drafter,
         grammars,
         draft_lengths,
+        plans_decodes_alone=not runner.can_overlap,
     )
 
 

@@ -57,7 +57,7 @@ class OfflineEngine:
         self._has_grammars = make_grammars is not None
         grammars = None if make_grammars is None else make_grammars(self._wake.set)
         self._scheduler = make_scheduler(config, runner, grammars, wake=self._wake.set)
-        self._stepper = Stepper(self._scheduler, runner.launch, runner.can_overlap, StepTimes())
+        self._stepper = Stepper(self._scheduler, runner, StepTimes())
         self._next_uid = 0
         self._runner = runner
         # A full collection in mid-step would walk all that loading has made.
@@ -78,17 +78,20 @@ class OfflineEngine:
             self._scheduler.receive(UserMsg(uid, 0, pack_int32(prompt), own, Stamps()))
         inbox = _Inbox()
         inbox.take(self._scheduler.pop_replies())
-        while True:
-            start_s = time.monotonic()
-            batch = self._scheduler.schedule()
-            if batch is None and not self._stepper.has_step:
-                if self._scheduler.is_idle:
-                    break
-                self._wake.wait(LOAD_TIMEOUT_S)  # for pages from a lower tier, or a grammar
-                self._wake.clear()
-                continue
-            self._stepper.step(batch, start_s)
-            inbox.take(self._scheduler.pop_replies())
+        try:
+            while True:
+                start_s = time.monotonic()
+                batch = self._scheduler.schedule()
+                if batch is None and not self._stepper.has_step:
+                    if self._scheduler.is_idle:
+                        break
+                    self._wake.wait(LOAD_TIMEOUT_S)  # for pages from a lower tier, or a grammar
+                    self._wake.clear()
+                    continue
+                self._stepper.step(batch, start_s)
+                inbox.take(self._scheduler.pop_replies())
+        finally:
+            self._stepper.close()
         self.gauges = self._scheduler.gauges()
         return [inbox.output(uid) for uid in range(first_uid, self._next_uid)]
 

@@ -4,6 +4,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from messages.histograms import HistogramCounts
 from messages.requests import ToScheduler
 from messages.steps import Batch
 from runtime.background import call_at_low_priority
+from runtime.faults import Faults
 from runtime.prefetch import prefetch
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Observer, Part
@@ -79,47 +81,52 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     def histograms() -> dict[str, HistogramCounts]:
         return {**step_times.counts(), "grammar_seconds": grammars.seconds.counts()}
 
-    launch = runner.launch
+    stepper = Stepper(scheduler, runner, step_times, has_news=receiver.has_arrived)
     if link.faults is not None:
-        launch = link.faults.poisoned(launch)
-        scheduler.starve(link.faults.starved)
-        if scheduler.journal is not None:
-            link.faults.damage_pages = scheduler.journal.damage
-    stepper = Stepper(scheduler, launch, runner.can_overlap, step_times)
+        inject(link.faults, scheduler, stepper)
     add_profile(link, scheduler, stepper)
     # What start-up made lives as long as the process: without this, every full collection walks all of it in mid-step.
     gc.collect()
     gc.freeze()
     link.ready(runner.degraded)
     num_idle_turns = 0
-    while not link.is_stopping:
-        if any(isinstance(message, Drain) for message in link.receive_control()):
-            scheduler.close_queue()
-        for message in receiver.receive():
-            scheduler.receive(message)
-        replies.send()
-        start_s = time.monotonic()
-        batch = scheduler.schedule()
-        # What timelines are told of the plan leaves before a step that may be long, else with its result.
-        if batch is not None and step_times.may_be_long(batch):
+    with closing(stepper):
+        while not link.is_stopping:
+            if any(isinstance(message, Drain) for message in link.receive_control()):
+                scheduler.close_queue()
+            for message in receiver.receive():
+                scheduler.receive(message)
             replies.send()
-        is_busy = batch is not None or stepper.has_step
-        link.beat(scheduler.gauges, is_busy=is_busy, histograms=histograms)
-        if is_busy:
-            num_idle_turns = 0
-            stepper.step(batch, start_s)
-            replies.send()
-            continue
-        if scheduler.pop_drained():
-            link.drained(scheduler.num_waiting)
-        num_idle_turns += 1
-        if num_idle_turns == 2:  # a wait has brought nothing, so no request waits for the check
-            check(scheduler)
-        replies.flush()
-        link.wait()
+            start_s = time.monotonic()
+            batch = scheduler.schedule()
+            # What timelines are told of the plan leaves before a step that may be long, else with its result.
+            if batch is not None and step_times.may_be_long(batch):
+                replies.send()
+            is_busy = batch is not None or stepper.has_step
+            link.beat(scheduler.gauges, is_busy=is_busy, histograms=histograms)
+            if is_busy:
+                num_idle_turns = 0
+                stepper.step(batch, start_s)
+                replies.send()
+                continue
+            if scheduler.pop_drained():
+                link.drained(scheduler.num_waiting)
+            num_idle_turns += 1
+            if num_idle_turns == 2:  # a wait has brought nothing, so no request waits for the check
+                check(scheduler)
+            replies.flush()
+            link.wait()
     receiver.close()
     replies.close()
     close_store(scheduler, runner)
+
+
+def inject(faults: Faults, scheduler: Scheduler, stepper: Stepper) -> None:
+    """Lets faults be caused on purpose where they would occur."""
+    stepper.launch = faults.poisoned(stepper.launch)
+    scheduler.starve(faults.starved)
+    if scheduler.journal is not None:
+        faults.damage_pages = scheduler.journal.damage
 
 
 def add_profile(link: ProcessLink, scheduler: Scheduler, stepper: Stepper) -> None:

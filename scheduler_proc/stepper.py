@@ -21,6 +21,11 @@ log = logging.getLogger("sluice.scheduler")
 class Launched(Protocol):
     """A step that has been started."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Tells whether its result is known to be there."""
+        ...
+
     def result(self) -> ForwardOutput:
         """Waits until the step has ended; called once, in the order of the launches. Raises where the step failed."""
         ...
@@ -41,6 +46,7 @@ class Runner(Protocol):
 
     `max_num_batched_tokens`: the flag, or its default on the device. `can_overlap`: a second step may be launched
     before the result of the first is asked for, and it may name tokens of the first (`Batch.future_token_indices`).
+    `can_plan_ahead`: it may be planned before then and launched right after, naming tokens in the same way.
     `drafter` proposes draft tokens, `None` where nothing does; `draft_runner` runs the draft model, on pages with the
     same numbers. `page_memory` is that of its pages, if it outlives the process, and `page_store` keeps pages that are
     evicted, if there is one. `degraded` tells operators what is missing or slower than it should be; empty where
@@ -50,6 +56,7 @@ class Runner(Protocol):
     num_pages: int
     max_num_batched_tokens: int
     can_overlap: bool
+    can_plan_ahead: bool
     degraded: str
 
     @property
@@ -83,9 +90,15 @@ class Running(NamedTuple):
     start_s: float
 
 
-class Stepper:
-    """Gives the scheduler the results of its steps, in order; with `can_overlap` one step later than it plans them.
+Ended = tuple[Running, ForwardOutput]
 
+
+class Stepper:
+    """Gives the scheduler the results of its steps, in order.
+
+    With `can_overlap` they come one step later than it plans them. With `can_plan_ahead`, so do those of steps that
+    run while the host does something else; where there are `has_news` by their end, the plan behind them is dropped, so
+    that what has come is not a step late.
     `launch` and `result` are the two halves of a step as a profile shows them. `clock` tells seconds, `cpu_clock` those
     of this thread: without overlap the thread computes, and what other programs take of its time costs no step.
     """
@@ -93,16 +106,18 @@ class Stepper:
     def __init__(
         self,
         scheduler: Scheduler,
-        launch: Launch,
-        can_overlap: bool,
+        runner: Runner,
         times: StepTimes,
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.thread_time,
+        has_news: Callable[[], bool] = lambda: False,
     ):
-        self.launch = launch
+        self.launch: Launch = runner.launch
         self._clock = clock
         self._scheduler = scheduler
-        self._can_overlap = can_overlap
+        self._can_overlap = runner.can_overlap
+        self._can_plan_ahead = runner.can_plan_ahead
+        self._has_news = has_news
         self._times = times
         self._running: deque[Running] = deque()
         self._last_end_s = 0.0
@@ -115,22 +130,17 @@ class Stepper:
         return bool(self._running)
 
     def step(self, batch: Batch | None, start_s: float) -> None:
-        """Launches the step, if there is one, and then commits the one before it; without overlap this one at once.
+        """Launches the step, if there is one, and commits the one before it; without overlap this one at once.
 
         `start_s` is when its plan was begun. Where a step fails, no matter at which of the two, all that run are
         forgotten, and then one is planned and run with no other beside it, so that its rows can be run apart.
         """
-        if not self._can_overlap:
+        if not self._can_overlap and not self._can_plan_ahead:
             assert batch is not None
             self._run_alone(batch, start_s)
             return
         try:
-            if batch is not None:
-                self._running.append(Running(batch, self.launch(batch), start_s))
-            if len(self._running) == 1 and batch is not None:
-                return  # there is none before it
-            ended = self._running.popleft()
-            output = self.result(ended)
+            ended = self._launch_and_end(batch, start_s) if self._can_overlap else self._end_and_launch(batch, start_s)
         except Exception:
             log.warning("a step failed, planning it again with no other beside it", exc_info=True)
             self._forget_all()
@@ -138,8 +148,41 @@ class Stepper:
             if batch is not None:
                 self._run_alone(batch, self._clock())
             return
-        self._scheduler.commit(output)
-        self._note_time(ended.batch, ended.start_s)
+        if ended is not None:
+            running, output = ended
+            self._scheduler.commit(output)
+            self._note_time(running.batch, running.start_s)
+        if self._can_plan_ahead and self._running and not self._may_plan_behind(self._running[0]):
+            self.step(None, start_s)
+
+    def close(self) -> None:
+        """Waits for what runs, and forgets it: memory that a step uses must be there until it has ended."""
+        if self._running:
+            self._forget_all()
+
+    def _launch_and_end(self, batch: Batch | None, start_s: float) -> Ended | None:
+        """A device runs both steps one after another."""
+        if batch is not None:
+            self._running.append(Running(batch, self.launch(batch), start_s))
+        if len(self._running) == 1 and batch is not None:
+            return None  # there is none before it
+        return self._end_first()
+
+    def _end_and_launch(self, batch: Batch | None, start_s: float) -> Ended | None:
+        """This thread helps with a step when it asks for the result, and commits it while the next one runs."""
+        ended = self._end_first() if self._running else None
+        if batch is not None and ended is not None and self._has_news():
+            self._scheduler.forget_plan()
+        elif batch is not None:
+            self._running.append(Running(batch, self.launch(batch), start_s))
+        return ended
+
+    def _may_plan_behind(self, running: Running) -> bool:
+        return self._scheduler.may_plan_behind and not running.launched.has_ended
+
+    def _end_first(self) -> Ended:
+        first = self._running.popleft()
+        return first, self.result(first)
 
     def result(self, running: Running) -> ForwardOutput:
         return running.launched.result()

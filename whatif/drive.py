@@ -90,7 +90,7 @@ def serve(
     that is drawn for it is over, but not before those of an earlier step.
     """
     scheduler = make_scheduler(config, runner)
-    stepper = Stepper(scheduler, runner.launch, runner.can_overlap, times, clock)
+    stepper = Stepper(scheduler, runner, times, clock)
     inbox = _Inbox([arrival.at_s for arrival in arrivals], draw_jitter_s)
     num_received, num_arrivals = 0, len(arrivals)
     while True:

@@ -28,6 +28,8 @@ class SimulatedClock:
 class SimulatedStep:
     """A launched step that ends at `end_s`."""
 
+    has_ended = False
+
     def __init__(self, output: ForwardOutput, end_s: float, clock: SimulatedClock):
         self._output = output
         self._end_s = end_s
@@ -45,6 +47,7 @@ class SimulatedRunner:
     The next tokens are those of `arrivals`, whose uids are their indices; 0 where they are not known.
     """
 
+    can_plan_ahead = False
     degraded = ""
     drafter = None
     draft_runner = None

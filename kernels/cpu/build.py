@@ -28,7 +28,7 @@ AMX = [*AVX512, *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))]
 ISA_FLAGS = {"portable": [], "avx2": AVX2, "avx512": AVX512, "amx": AMX}
 """By instruction set that kernels are built for; `portable` is what the compiler makes by default."""
 
-RUNTIME_UNITS = ("runtime", "crew")
+RUNTIME_UNITS = ("runtime", "crew", "team")
 """What exists once, whatever the instruction set."""
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.cpu.library import INTEGER, KINDS, Kernel, LoadedKernel, observed_kernels, replay_function
+from kernels.cpu.library import INTEGER, KINDS, Kernel, LoadedKernel, find_replays, observed_kernels
 
 MAX_ARGUMENTS = 17
 """As in source/captured_call.h."""
@@ -50,15 +50,31 @@ class CapturedCalls:
         self.array = as_array(calls)
         """What is called; arguments may be changed between replays."""
         self._allocated = allocated
-        self._replay = replay_function()
+        self._replays = find_replays()
+        self._has_begun = False
+
+    def begin(self) -> bool:
+        """Has other threads begin to make the calls while this one does something else, up to `replay`.
+
+        Returns False where there are none, or each call is timed; `replay` then makes all.
+        """
+        self._has_begun = not _notes and bool(self._replays.begin(self.array, len(self.array)))
+        return self._has_begun
 
     def replay(self) -> None:
-        """Makes the calls in their order. Raises `MemoryError`."""
+        """Makes the calls in their order, but for those that were made since `begin`. Raises `MemoryError`."""
+        if self._has_begun:
+            self._has_begun = False
+            self._check(self._replays.end())
+            return
         ended_ns = (INTEGER * len(self.array))() if _notes else None
         began_ns = time.monotonic_ns()
-        failed = self._replay(self.array, len(self.array), ended_ns)
+        failed = self._replays.run(self.array, len(self.array), ended_ns)
         if ended_ns is not None:
             self._note(began_ns, ended_ns)
+        self._check(failed)
+
+    def _check(self, failed: int) -> None:
         if failed >= 0:
             raise MemoryError(f"{self._names[failed]}: no memory for partial results")
 

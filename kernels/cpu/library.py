@@ -71,12 +71,21 @@ class LoadedKernel:
     """Of the function that takes the arguments as data (source/captured_calls.c); None: it cannot be captured."""
 
 
+@dataclass(frozen=True)
+class Replays:
+    """What makes captured calls (source/crew.c): at once, or beside what the caller does between two calls."""
+
+    run: Callable[..., int]
+    begin: Callable[..., int]
+    end: Callable[[], int]
+
+
 _loaded: dict[tuple[str, torch.dtype], LoadedKernel] = {}
 _kernels: dict[tuple[str, torch.dtype], Kernel] = {}
 """What launchers call: those of `_loaded`, or what observes them."""
 
-_replay: list[Callable[..., int]] = []
-"""`sluice_replay` of the library in use, if any."""
+_replays: list[Replays] = []
+"""Those of the library in use, if any."""
 
 _isas: list[str] = []
 """The instruction set of `_loaded`, if any."""
@@ -156,9 +165,10 @@ def use_library(path: Path, wanted: str = "") -> str:
             if hasattr(library, f"{name}_{suffix}"):
                 _loaded[name, dtype] = _bind(library, name, suffix)
     _kernels.update({key: kernel.call for key, kernel in _loaded.items()})
-    library.sluice_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
-    library.sluice_replay.restype = ctypes.c_int64
-    _replay.append(library.sluice_replay)
+    library.sluice_replay.argtypes = [POINTER, INTEGER, POINTER]
+    library.sluice_begin_replay.argtypes = [POINTER, INTEGER]
+    library.sluice_replay.restype = library.sluice_end_replay.restype = INTEGER
+    _replays.append(Replays(library.sluice_replay, library.sluice_begin_replay, library.sluice_end_replay))
     _isas.append(isa)
     return isa
 
@@ -167,7 +177,7 @@ def unload_kernels() -> None:
     """Launchers use their references."""
     _loaded.clear()
     _kernels.clear()
-    _replay.clear()
+    _replays.clear()
     _isas.clear()
 
 
@@ -187,9 +197,9 @@ def _as_called(kernel: LoadedKernel, call: Kernel) -> LoadedKernel:
     return kernel if call is kernel.call else replace(kernel, call=call)
 
 
-def replay_function() -> Callable[..., int]:
-    """Returns `sluice_replay`, which makes captured calls (source/crew.c); kernels are loaded."""
-    return _replay[0]
+def find_replays() -> Replays:
+    """Returns what makes captured calls; kernels are loaded."""
+    return _replays[0]
 
 
 def find_parallel_region() -> tuple[int | None, int | None] | None:

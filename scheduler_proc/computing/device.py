@@ -16,6 +16,11 @@ Forward = Callable[[], Forwarded]
 class Fetched(Protocol):
     """A result on its way to the host."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Tells whether the work is known to have been done."""
+        ...
+
     def wait(self) -> Result:
         """Returns it, in the host's memory, as soon as the work that makes it has been done."""
         ...
@@ -46,6 +51,8 @@ class ForwardPasses(Protocol):
 
     last_tokens: Tensor | None
     """Where a step's tokens stay for the next one; `None` where no step is launched before they are known."""
+    can_plan_ahead: bool
+    """Some steps run while the host does something else, up to the time at which their result is asked for."""
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
         """Writes the step, and the columns of its sampling plan, to where its forward pass reads them.

@@ -10,6 +10,7 @@ from scheduler_proc.computing.cpu.kv_memory import KVMemory
 from scheduler_proc.computing.device import Device, Fetched, Forward, ForwardPasses
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
+from scheduler_proc.computing.step.inputs import with_known_tokens
 from scheduler_proc.computing.step.results import Result, compute_result, read_result
 from scheduler_proc.computing.step.shapes import StepLimits
 from scheduler_proc.computing.tiers.tiered_pages import TieredPages
@@ -20,14 +21,21 @@ Publish = Callable[[Batch], None]
 class LaunchedStep:
     """A step on its way."""
 
-    def __init__(self, step_id: int, sampling: SamplingPlan, fetched: Fetched):
+    def __init__(self, runner: "Runner", step_id: int, sampling: SamplingPlan, fetched: Fetched):
+        self._runner = runner
         self._step_id = step_id
         self._sampling = sampling
         self._fetched = fetched
 
+    @property
+    def has_ended(self) -> bool:
+        return self._fetched.has_ended
+
     def result(self) -> ForwardOutput:
         """Waits for the step, and for nothing after it."""
-        return read_result(self._step_id, self._sampling, self._fetched.wait())
+        output = read_result(self._step_id, self._sampling, self._fetched.wait())
+        self._runner.next_tokens = output.next_tokens
+        return output
 
 
 class Runner:
@@ -42,6 +50,9 @@ class Runner:
         self.num_pages = num_pages
         self.max_num_batched_tokens = limits.max_num_batched_tokens
         self.can_overlap = forward_passes.last_tokens is not None
+        self.can_plan_ahead = forward_passes.can_plan_ahead
+        self.next_tokens = b""
+        """Of the step whose result was asked for last."""
         self.degraded = ""
         self.page_memory: KVMemory | None = None
         self.publish: Publish | None = None
@@ -58,10 +69,12 @@ class Runner:
 
         Without `can_overlap` its result must be asked for before the next launch, which may overwrite it.
         """
+        if batch.future_token_indices and not self.can_overlap:
+            batch = with_known_tokens(batch, self.next_tokens)
         sampling = plan_sampling(batch, self._vocab_size)
         forward = self.forward_passes.prepare(batch, sampling.columns)
         fetched = self._device.submit(partial(self._compute, batch, forward, sampling))
-        return LaunchedStep(batch.step_id, sampling, fetched)
+        return LaunchedStep(self, batch.step_id, sampling, fetched)
 
     def run(self, batch: Batch) -> ForwardOutput:
         """Runs the step and returns its result when it is known; the cache holds its K and V afterwards."""

@@ -9,7 +9,7 @@ The tokens of a running request, from its first (page-aligned where marked |):
     ........... len(req.token_ids)     known: the prompt and what has been sampled
 
 A page moves: free → held (`grow`) → cached (`share` after a prefill chunk, `close` at the end) → free (evicted). With a
-journal it is sealed when it is cached or, of a row in DECODE, when the next one is begun, and unsealed when it is free.
+journal it is sealed when it is cached or, of a row in DECODE, when it is full, and unsealed when it is free.
 With tiers below the cache (`page_tiers.py`) it is kept there when it is evicted, and held pages are filled from there.
 """
 
@@ -136,7 +136,7 @@ class BlockAllocator:
 
     def grow(self, req: Req, num_tokens: int) -> bool:
         """Gives `req` room for `num_tokens` in all, evicting where needed; returns False where there is too little."""
-        self._seal(req, req.num_computed_tokens // self.page_size)
+        self.seal(req)
         missing = self.num_missing(req, num_tokens)
         if missing > self._pool.num_free:
             if missing > self.num_available:
@@ -149,6 +149,10 @@ class BlockAllocator:
         req.pages += self._pool.allocate(missing)
         self.num_held += missing
         return True
+
+    def seal(self, req: Req) -> None:
+        """Has the journal know the full computed pages of `req`."""
+        self._seal(req, req.num_computed_tokens // self.page_size)
 
     @property
     def has_loads(self) -> bool:

@@ -55,7 +55,8 @@ class Scheduler:
     The caller goes round: `receive` (any number), `schedule`, and if that returned a step, `commit` with its result. It
     may call `schedule` once more before that `commit`, with the first step in flight; commits are in the same order.
     `cache` must have room for a request of `limits.max_model_len` tokens: the first in priority can then always go on.
-    Without `draft_lengths` each row gets all that `drafter` proposes and that has room.
+    Without `draft_lengths` each row gets all that `drafter` proposes and that has room. With `plans_decodes_alone`
+    nothing is planned behind a step in flight but the next one of the same rows in DECODE.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class Scheduler:
         drafter: Drafter | DraftModel | None = None,
         grammars: GrammarSource | None = None,
         draft_lengths: DraftLengths | None = None,
+        *,
+        plans_decodes_alone: bool = False,
     ):
         assert cache.num_pages * cache.page_size >= limits.max_model_len
         self._cache = cache
@@ -78,6 +81,7 @@ class Scheduler:
         self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len)
         self._grammars = grammars
         self._draft_lengths = draft_lengths
+        self._plans_decodes_alone = plans_decodes_alone
         self._in_flight: deque[StepInFlight] = deque()
         self._replies: list[ToDetokenizer] = []
         self._num_steps = 0
@@ -128,8 +132,8 @@ class Scheduler:
             return None
         assert len(self._in_flight) < 2, "there are two steps in flight"
         before = self._in_flight[0] if self._in_flight else None
-        if before is not None and self._draft_planner is not None:
-            return None  # what may come next is proposed from all tokens, and how many there will be is not known
+        if before is not None and not self.may_plan_behind:
+            return None
         try:
             rows = self._stages.decode if before is None else before.rows_behind()
             rows, chunks = self._policy.choose_rows(rows, before)
@@ -146,6 +150,16 @@ class Scheduler:
         if report is not None:
             self._replies.append(report)
         return self._builder.build(self._num_steps, rows, chunks)
+
+    @property
+    def may_plan_behind(self) -> bool:
+        """Tells whether a step may be planned behind one in flight, from what is known of it now."""
+        if self._draft_planner is not None:
+            return False  # what may come next is proposed from all tokens, and how many there will be is not known
+        stages = self._stages
+        return not self._plans_decodes_alone or not (
+            stages.waiting or stages.prefilling or stages.decode.sampling.num_that_change_logits
+        )
 
     def starve(self, uids: Collection[int]) -> None:
         """From now on leaves out of its steps what is in `uids` at the time, on purpose; 0 stands for the queue."""
@@ -174,8 +188,10 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert not (self._in_flight and output.num_tokens), "a step was planned behind one whose rows got other tokens"
         self._replies += self._results.commit(step, output, failures)
-        if self._in_flight:
-            self._stages.decode.enter_pages()  # which the step behind was given
+        if self._in_flight:  # it was given pages before those of this step were full
+            self._stages.decode.enter_pages()
+            for req, _ in self._stages.decode.reqs_without_slot():
+                self._cache.seal(req)
 
     def note_time(self, batch: Batch, seconds: float, cost_s: float) -> None:
         """Tells what a step and its plan took: without a chunk of a prompt `cost_s`, told by the clock of `DraftModel`,
@@ -190,6 +206,10 @@ class Scheduler:
         """Keeps what is cached in the tiers below, if there are any and no successor takes it over, for so long."""
         if not (self._policy.is_closed and self.journal is not None):
             self._cache.save(timeout_s)
+
+    def forget_plan(self) -> None:
+        """Lets all be as if the step behind the one in flight had not been planned; it has not been launched."""
+        self._in_flight.pop()
 
     def forget_steps(self) -> None:
         """Lets all be as if the steps in flight had not been planned; they must have ended, well or not."""

@@ -89,6 +89,46 @@ def test_a_replay_computes_anew(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_replay_goes_on_beside_what_its_caller_does(dtype: torch.dtype, num_threads: int) -> None:
+    layers = Layers(dtype)
+    first, calls, _ = capture_calls(layers.compute)
+    assert calls is not None
+    for _ in range(20):
+        layers.ids.random_(0, 50)
+        expected = layers.compute()
+        first.fill_(float("nan"))
+        assert calls.begin() == (num_threads > 1), "there are other threads"
+        sum(range(10_000))
+        calls.replay()
+        assert torch.equal(first, expected)
+        first.fill_(float("nan"))
+        calls.replay()
+        assert torch.equal(first, expected), "the next one makes all calls again"
+
+
+@pytest.mark.parametrize("num_threads", [3], indirect=True)
+@pytest.mark.usefixtures("num_threads")
+def test_one_replay_at_a_time_is_begun() -> None:
+    both = [Layers(torch.float32) for _ in range(2)]
+    results = [capture_calls(layers.compute) for layers in both]
+    (first, calls, _), (second, others, _) = results
+    assert calls is not None
+    assert others is not None
+    expected = [result.clone() for result in (first, second)]
+    for _ in range(20):
+        first.fill_(float("nan"))
+        second.fill_(float("nan"))
+        assert calls.begin()
+        assert not others.begin()
+        others.replay()
+        calls.replay()
+        assert torch.equal(first, expected[0])
+        assert torch.equal(second, expected[1])
+    assert others.begin()
+    others.replay()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.usefixtures("num_threads")
 def test_attention_follows_the_lengths_that_it_finds(dtype: torch.dtype) -> None:
     shape, lengths = Shape(6, 2, 64, 16), [0, 63, 299, 5]
@@ -121,7 +161,8 @@ def test_attention_follows_the_lengths_that_it_finds(dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("num_threads", [2, 8], indirect=True)
 @pytest.mark.usefixtures("num_threads")
-def test_each_item_is_computed_once_whoever_takes_it() -> None:
+@pytest.mark.parametrize("begins", [False, True])
+def test_each_item_is_computed_once_whoever_takes_it(begins: bool) -> None:
     """A residual counts how often a token's update has been added to it; operations follow each other at once."""
     num_tokens, num_operations, num_rounds = 50, 500, 20
     residual, update = torch.zeros(num_tokens, SIZE), torch.ones(num_tokens, SIZE)
@@ -135,6 +176,8 @@ def test_each_item_is_computed_once_whoever_takes_it() -> None:
     _, calls, _ = capture_calls(compute)
     assert calls is not None
     for _ in range(num_rounds):
+        if begins:
+            assert calls.begin()
         calls.replay()
     compute()
     assert bool((residual == (2 + num_rounds) * num_operations).all())
@@ -160,6 +203,18 @@ def test_each_call_is_timed_where_that_is_wanted() -> None:
     calls.replay()
     layers.compute()
     assert len(notes) == len(launched)
+
+
+@pytest.mark.parametrize("num_threads", [3], indirect=True)
+@pytest.mark.usefixtures("num_threads")
+def test_calls_that_are_timed_are_not_begun_beside_anything() -> None:
+    layers, names = Layers(torch.float32), list[str]()
+    _, calls, _ = capture_calls(layers.compute)
+    assert calls is not None
+    with timed_kernels(lambda name, began_ns, ended_ns: names.append(name)):
+        assert not calls.begin()
+        calls.replay()
+    assert names[:2] == ["embed", "layer_norm"]
 
 
 def test_more_items_than_one_operation_of_a_crew_may_have() -> None:

@@ -130,6 +130,7 @@ class Bench:
         drafter: Drafter | None = None,
         pages: SimulatedPages | None = None,
         store: SimulatedStore | None = None,
+        plans_decodes_alone: bool = False,
     ):
         self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,))
         journal = None if pages is None else PageJournal(pages, num_pages, page_size)
@@ -137,7 +138,9 @@ class Bench:
         self.cache = BlockAllocator(num_pages, page_size, is_sharing, journal, tiers)
         self.grammars = SimulatedGrammars(self.limits)
         self.budget = Budget(max_num_seqs, max_num_batched_tokens)
-        self.scheduler = Scheduler(self.cache, self.limits, self.budget, drafter, self.grammars)
+        self.scheduler = Scheduler(
+            self.cache, self.limits, self.budget, drafter, self.grammars, plans_decodes_alone=plans_decodes_alone
+        )
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
         if pages is not None:
             self.runner.slots = pages.slots

@@ -119,7 +119,7 @@ class Client:
             drafter,
             draft_lengths=DraftLengths() if adapts else None,
         )
-        self._stepper = Stepper(self.scheduler, runner.launch, runner.can_overlap, StepTimes())
+        self._stepper = Stepper(self.scheduler, runner, StepTimes())
         self._messages = {message.uid: message for message in messages}
         self._unsent = list(reversed(messages))
         self._known: dict[int, list[int]] = {}

@@ -35,6 +35,7 @@ class LaunchedStep(NamedTuple):
     batch: Batch
     end_s: float
     attempts: list[int | None]
+    has_ended: bool = False
 
     def result(self) -> ForwardOutput:
         return self.runner.result_of(self)
@@ -48,6 +49,7 @@ class OverlappedRunner:
     """
 
     can_overlap = True
+    can_plan_ahead = False
     degraded = ""
     drafter = None
     draft_runner = None
@@ -84,9 +86,12 @@ class OverlappedRunner:
         num_tokens = len(batch.token_ids) // 4
         self._end_s = max(self.now_s, self._end_s) + STEP_S + TOKEN_S * num_tokens
         attempts = [self._attempt_of(uid) for uid in unpack_int64(batch.uids)]
-        launched = LaunchedStep(self, batch, self._end_s, attempts)
+        launched = LaunchedStep(self, batch, self._end_s, attempts, self.is_done_at_once(batch))
         self._waiting.append(launched)
         return launched
+
+    def is_done_at_once(self, batch: Batch) -> bool:
+        return False
 
     def result_of(self, launched: LaunchedStep) -> ForwardOutput:
         assert self._waiting.popleft() is launched, "results are asked for in another order"
@@ -145,11 +150,17 @@ class OverlappedBench(Bench):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.device = OverlappedRunner(self.runner, self._attempt_of)
+        self.device = self.make_device()
         self.times = StepTimes()
-        self.stepper = Stepper(self.scheduler, self.device.launch, self.device.can_overlap, self.times)
+        self.stepper = self.make_stepper()
         self._attempts: dict[int, int] = {}
         self._planned: dict[int, int] = {}
+
+    def make_device(self) -> OverlappedRunner:
+        return OverlappedRunner(self.runner, self._attempt_of)
+
+    def make_stepper(self) -> Stepper:
+        return Stepper(self.scheduler, self.device, self.times)
 
     def send(self, *messages: ToScheduler) -> None:
         """Sends them; the next turn checks the accounts."""

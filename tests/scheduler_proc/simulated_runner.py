@@ -108,7 +108,7 @@ class SimulatedRunner:
     With `withholds`, a row now and then gets fewer tokens than it samples, perhaps none.
     """
 
-    can_overlap = False
+    can_overlap = can_plan_ahead = False
     degraded = ""
     draft_runner = None
     page_memory = None

@@ -126,7 +126,7 @@ def run(
         Budget(max_num_seqs=32, max_num_batched_tokens=num_step_tokens),
         drafter,
     )
-    stepper = Stepper(scheduler, runner.launch, runner.can_overlap, StepTimes())
+    stepper = Stepper(scheduler, runner, StepTimes())
     inbox = Inbox()
     for uid, prompt in enumerate(prompts):
         scheduler.receive(user_msg(uid, prompt, **{"max_tokens": CONTEXT, **params}))

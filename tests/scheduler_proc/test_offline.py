@@ -4,13 +4,16 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
+from kernels.cpu.library import find_kernel
 from messages.errors import UsageError
 from messages.requests import Grammar, SamplingParams
 from scheduler_proc.computing.gpu import loading
@@ -18,6 +21,7 @@ from scheduler_proc.computing.loading import load_runner
 from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.offline import OfflineEngine, Output
+from scheduler_proc.stepper import Stepper
 from tests.checkpoints import CONTEXT, build_checkpoint, make_config
 from tests.scheduler_proc.computing.gpu.late_device import LateDevice
 
@@ -94,6 +98,65 @@ def test_with_a_draft_model_on_a_gpu_no_step_runs_ahead_and_the_tokens_are_the_s
     assert engine.gauges["accepted_tokens"] == engine.gauges["draft_tokens"] > 0
     assert engine.gauges["steps_ahead"] == 0
     assert device.num_replays > 0
+
+
+@pytest.fixture
+def threads_restored() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def tokens_of(outputs: list[Output]) -> list[list[int]]:
+    return [output.token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("flags", [{}, {"num_pages": 12}, {"block_size": 4}], ids=["default", "few", "small"])
+@pytest.mark.usefixtures("threads_restored")
+def test_steps_that_are_planned_while_others_run_on_a_cpu_give_the_same_tokens(
+    model_dir: Path, flags: dict[str, object]
+) -> None:
+    flags = {"quantization": "int8", "cpu_threads": 3, **flags}
+    ahead, alone = (OfflineEngine(make_config(model_dir, overlap=overlap, **flags)) for overlap in (True, False))
+    if find_kernel("embed", torch.zeros(1)) is None:
+        pytest.skip("there are no C kernels here")
+    expected = alone.generate(PROMPTS, PARAMS)
+    for _ in range(2):  # once with captures of each number of rows, and once without
+        outputs = ahead.generate(PROMPTS, PARAMS)
+        assert tokens_of(outputs) == tokens_of(expected)
+    gauges = ahead.gauges
+    assert gauges["steps_ahead"] > 50
+    assert (gauges["requests"], gauges["pages_in_use"], alone.gauges["steps_ahead"]) == (0, 0, 0)
+
+
+@pytest.mark.usefixtures("threads_restored")
+def test_with_draft_tokens_no_step_is_planned_ahead(model_dir: Path) -> None:
+    engine = OfflineEngine(make_config(model_dir, quantization="int8", cpu_threads=3, speculative="ngram"))
+    engine.generate(PROMPTS, PARAMS)
+    assert engine.gauges["steps_ahead"] == 0
+
+
+@pytest.mark.usefixtures("threads_restored")
+def test_what_ends_a_call_leaves_no_step_running(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads of a step read the memory of the engine, which may go with the call."""
+    engine = OfflineEngine(make_config(model_dir, quantization="int8", cpu_threads=3))
+    stepper = engine._stepper
+    num_steps = 0
+
+    def interrupt(*args: object) -> None:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps > 20 and stepper.has_step:
+            raise KeyboardInterrupt
+        Stepper.step(stepper, *args)
+
+    monkeypatch.setattr(stepper, "step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(PROMPTS[6:], PARAMS[6:])
+    assert not stepper.has_step
+    monkeypatch.undo()
+    first, again = engine.generate(PROMPTS[:2], PARAMS[:2]), engine.generate(PROMPTS[:2], PARAMS[:2])
+    assert tokens_of(first) == tokens_of(again)
 
 
 def test_the_prefix_cache_lasts_from_call_to_call(model_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""Random requests with one step planned ahead: every token right, nothing lost or doubled, nothing left."""
+"""Random requests with a step in flight or planned ahead: every token right, nothing lost or doubled, nothing left."""
 
 import logging
 
@@ -8,29 +8,7 @@ from hypothesis import strategies as st
 
 from tests.scheduler_proc.overlapped import OverlappedBench
 from tests.scheduler_proc.soak import MAX_MODEL_LEN, Soak
-
-SECONDS_BETWEEN = 2.6
-"""The mean time from one request to the next: about what one takes of the device, so that a queue comes and goes."""
-
-
-class TimedSoak(Soak):
-    """Requests, aborts and the rest come at their own times, as a rule while a step is in flight."""
-
-    bench: OverlappedBench
-
-    def run(self) -> None:
-        chance, device, num_sent, next_s = self.chance, self.bench.device, 0, 0.0
-        while num_sent < self.num_requests or self.running():
-            while num_sent < self.num_requests and next_s <= device.now_s:
-                self.bench.send(self.make(num_sent))
-                num_sent += 1
-                next_s += chance.expovariate(1 / SECONDS_BETWEEN)
-            if num_sent and chance.random() < 0.1:
-                self.disturb()
-            if not self.bench.step():
-                assert not self.running(), "requests wait and nothing runs"
-                device.now_s = max(device.now_s, next_s)
-        self.bench.run()
+from tests.scheduler_proc.timed_soak import TimedSoak
 
 
 @pytest.mark.timeout(300)

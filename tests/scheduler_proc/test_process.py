@@ -22,6 +22,7 @@ from tests.scheduler_proc.simulated_runner import expected_output
 
 MODULE = "tests.scheduler_proc.simulated_process"
 OVERLAPPED = "tests.scheduler_proc.overlapped_process"
+AHEAD = "tests.scheduler_proc.ahead_process"
 DRAFTING = "tests.scheduler_proc.drafting_process"
 MAX_MODEL_LEN = 64
 FACTS = ModelFacts(
@@ -57,7 +58,7 @@ class Ring:
             self.inbox.take([self.launcher.take_one(self.receiver)])
 
 
-@pytest.fixture(params=[MODULE, OVERLAPPED, DRAFTING], ids=["alone", "overlapped", "drafting"])
+@pytest.fixture(params=[MODULE, OVERLAPPED, AHEAD, DRAFTING], ids=["alone", "overlapped", "ahead", "drafting"])
 def ring(request: pytest.FixtureRequest) -> Iterator[Ring]:
     config = Config(cache=CacheConfig(num_pages=40, block_size=4), facts=FACTS)
     with FakeLauncher(config) as launcher:
@@ -88,7 +89,7 @@ def test_requests_are_answered_and_the_accounts_balance(ring: Ring):
     num_counted = {name: sum(histogram.counts) for name, histogram in beat.histograms.items()}
     assert num_counted.pop("grammar_seconds") == 0
     assert set(num_counted.values()) == {beat.gauges["steps"]}
-    assert (beat.gauges["steps_ahead"] > 0) == (ring.module == OVERLAPPED)
+    assert (beat.gauges["steps_ahead"] > 0) == (ring.module in (OVERLAPPED, AHEAD))
     assert beat.histograms.keys() == BOUNDS.keys()
     assert beat.gauges["pages_free"] + beat.gauges["pages_cached"] == beat.gauges["pages_all"] == 40
     assert "integrity check failed" not in ring.launcher.log_text(ring.module)

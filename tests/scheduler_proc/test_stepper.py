@@ -45,7 +45,8 @@ class NotingRunner(OverlappedRunner):
 
 def drive(bench: Bench, runner: OverlappedRunner, can_overlap: bool) -> StepTimes:
     times = StepTimes()
-    stepper = Stepper(bench.scheduler, runner.launch, can_overlap, times)
+    runner.can_overlap = can_overlap
+    stepper = Stepper(bench.scheduler, runner, times)
     while (batch := bench.scheduler.schedule()) is not None or stepper.has_step:
         runner.now_s += HOST_S
         stepper.step(batch, 0.0)
@@ -154,7 +155,8 @@ def test_what_other_programs_take_of_the_time_makes_no_token_dear(can_overlap: b
     bench, cost, chance = Bench(), StepCost(), random.Random(5)
     runner = OverlappedRunner(bench.runner)
     wall_s = cpu_s = 0.0
-    stepper = Stepper(bench.scheduler, runner.launch, can_overlap, StepTimes(), lambda: wall_s, lambda: cpu_s)
+    runner.can_overlap = can_overlap
+    stepper = Stepper(bench.scheduler, runner, StepTimes(), lambda: wall_s, lambda: cpu_s)
     monkeypatch.setattr(bench.scheduler, "note_time", lambda batch, _, cost_s: cost.add(batch.num_tokens, cost_s))
     for index in range(200):
         bench.send(user_msg(index, PROMPTS[1] * chance.randrange(1, 4), 1))

@@ -2,8 +2,9 @@
 #define _GNU_SOURCE
 #include "parallel.h"
 #include "captured_call.h"
+#include "team.h"
+#include "wait.h"
 
-#include <sched.h>
 #include <stdatomic.h>
 #include <time.h>
 
@@ -13,7 +14,7 @@
    Items are claimed by a compare-and-swap on the stretch's word: the number of the operation, the end of what is left and
    the next item. So nothing of an operation that is over can be claimed, however late a thread comes, and what its claim
    succeeds for is what it has read about it. */
-enum { ITEM_BITS = 20, SPINS = 4096, MOST_STRETCHES = 256 };
+enum { ITEM_BITS = 20, MOST_STRETCHES = 256 };
 #define MAX_ITEMS ((int64_t)(1 << ITEM_BITS) - 1)
 #define NEXT_ITEM(word) ((int64_t)((word) & (uint64_t)MAX_ITEMS))
 #define OPERATION(word) ((word) >> 2 * ITEM_BITS)
@@ -37,14 +38,6 @@ typedef struct {
 static _Thread_local crew *led_crew = 0;
 
 int sluice_leads_crew(void) { return led_crew != 0; }
-
-/* Waits a little; soon, other programs' threads and those that this one waits for may have the core. */
-static inline void wait_a_little(int *num_waits) {
-  if (++*num_waits > SPINS) sched_yield();
-#if defined(__x86_64__)
-  else __builtin_ia32_pause();
-#endif
-}
 
 /* Runs the first item that is left of a thread's own stretch, if there is one; returns whether there was. */
 static int take_item(crew *mine, stretch *own) {
@@ -166,16 +159,21 @@ static void join(void *data) {
   atomic_store_explicit(&mine->crew.is_over, 1, memory_order_release);
 }
 
+/* Of a region, stretches are set by the first operation, which nobody looks at before. */
+static void init_region(region *mine, lead_fn lead, void *data, int has_one_operation) {
+  const int num_threads = sluice_num_threads();
+  mine->crew.most_stretches = num_threads < MOST_STRETCHES ? num_threads : MOST_STRETCHES;
+  mine->crew.has_one_operation = has_one_operation;
+  atomic_init(&mine->crew.num_operations, 0);
+  atomic_init(&mine->crew.is_over, 0);
+  atomic_init(&mine->crew.num_threads, 0);
+  mine->lead = lead, mine->data = data;
+}
+
 /* Has a crew for as long as `lead` runs. */
 static void run_region(lead_fn lead, void *data, int has_one_operation) {
-  const int num_threads = sluice_num_threads();
-  region mine; /* stretches are set by the first operation, which nobody looks at before */
-  mine.crew.most_stretches = num_threads < MOST_STRETCHES ? num_threads : MOST_STRETCHES;
-  mine.crew.has_one_operation = has_one_operation;
-  atomic_init(&mine.crew.num_operations, 0);
-  atomic_init(&mine.crew.is_over, 0);
-  atomic_init(&mine.crew.num_threads, 0);
-  mine.lead = lead, mine.data = data;
+  region mine;
+  init_region(&mine, lead, data, has_one_operation);
   if (sluice_parallel_region) sluice_parallel_region(join, &mine, 0, 0); /* 0 threads: as many as torch was told to use */
   else join(&mine);
 }
@@ -224,4 +222,29 @@ __attribute__((visibility("default"))) int64_t sluice_replay(const captured_call
   replay mine = {calls, num_calls, -1, ended_ns};
   run_region(lead_replay, &mine, 0);
   return mine.failed;
+}
+
+/* The replay that is under way, if there is one. */
+static struct {
+  region region;
+  replay replay;
+} begun;
+
+/* Has other threads begin to make the calls, while this one does something else until `sluice_end_replay`. Returns 0
+   where there are none, or another such replay has not ended. */
+__attribute__((visibility("default"))) int sluice_begin_replay(const captured_call *calls, int64_t num_calls) {
+  const int num_others = sluice_num_threads() - 1;
+  if (num_others <= 0 || !sluice_take_team()) return 0;
+  begun.replay = (replay){calls, num_calls, -1, 0};
+  init_region(&begun.region, lead_replay, &begun.replay, 0);
+  sluice_begin_team(join, &begun.region, num_others);
+  return 1;
+}
+
+/* Helps until all calls of the replay that has begun are made; returns as `sluice_replay` does. */
+__attribute__((visibility("default"))) int64_t sluice_end_replay(void) {
+  join(&begun.region);
+  const int64_t failed = begun.replay.failed;
+  sluice_end_team();
+  return failed;
 }

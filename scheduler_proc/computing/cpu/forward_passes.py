@@ -43,6 +43,10 @@ CPU = torch.device("cpu")
 MIN_CAPTURED_TOKENS = 64
 """So many tokens of a step have room, however few rows it may have: those of one may be draft tokens."""
 
+MAX_ROWS_AHEAD = 1
+"""Steps of so many rows run while the next one is planned. With more of them the other processes have more to do, and
+on the cores of the step's threads that costs more than planning meanwhile saves."""
+
 DRAW_COLUMNS = {"temperatures": torch.float32, "seeds": torch.int64, "positions": torch.int64}
 """Those of a `SamplingPlan` by which plain rows are drawn, in the order of `draw`."""
 
@@ -52,7 +56,9 @@ log = logging.getLogger("sluice.cpu_forward_passes")
 class CpuForwardPasses:
     """Those of `decoder` over `cache`. What is computed in a step before tokens are chosen lies in one workspace."""
 
-    def __init__(self, decoder: Decoder, cache: KVTensors, device: CpuDevice, limits: StepLimits):
+    def __init__(
+        self, decoder: Decoder, cache: KVTensors, device: CpuDevice, limits: StepLimits, *, may_overlap: bool = False
+    ):
         self.last_tokens: Tensor | None = None
         self._decoder = decoder
         self.cache = cache
@@ -76,6 +82,7 @@ class CpuForwardPasses:
         self.can_capture = decoder.parallel.size == 1
         """False where something other than C kernels computes in a step of decode rows, or ranks wait for others."""
 
+        self.can_plan_ahead = may_overlap and self.can_capture and torch.get_num_threads() > 1
         self.repeats = Repeats() if self.can_capture else None
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
@@ -95,6 +102,8 @@ class CpuForwardPasses:
         captured = self.captures.get(num_rows)
         if captured is None:
             return partial(self._capture, num_rows, tensors)
+        if self.can_plan_ahead and num_rows <= MAX_ROWS_AHEAD:
+            self._device.has_begun = captured[0].begin()
         return partial(_replay, *captured, tensors)
 
     @torch.inference_mode()

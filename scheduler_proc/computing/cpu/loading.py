@@ -28,7 +28,8 @@ class CpuBackend:
 
     def make_runner(self, cache: KVTensors) -> Runner:
         self._cache = cache
-        passes = CpuForwardPasses(self._decoder, cache, self.device, self._limits)
+        may_overlap = self._config.scheduling.overlap and self._config.scheduling.speculative == "none"
+        passes = CpuForwardPasses(self._decoder, cache, self.device, self._limits, may_overlap=may_overlap)
         return Runner(self._decoder, self.device, passes, self._limits, cache.num_pages)
 
     def measure_cache_bytes(self, make_runner: MakeRunner, bytes_per_page: int) -> int:

@@ -133,6 +133,8 @@ class CudaDevice:
 class _OnItsWay:
     """A copy of joined tensors to the host and the event after it."""
 
+    has_ended = False
+
     def __init__(self, host: Tensor, tensors: Sequence[Tensor], done: torch.cuda.Event):
         self._host = host
         self._tensors = tensors

@@ -52,6 +52,7 @@ class GpuForwardPasses:
         self._attention = attention
         self._shapes = StepShapes(limits, attention is None or attention.captures_prefills)
         self.last_tokens: Tensor | None = None
+        self.can_plan_ahead = False
         self.captured: CapturedSteps | None = None
         if attention is not None:
             if may_overlap:

@@ -179,6 +179,18 @@ def only_samples(batch: Batch) -> bool:
     return num_int32(batch.token_ids) == num_int32(batch.sample_tokens) and not batch.hidden_tokens
 
 
+def with_known_tokens(batch: Batch, next_tokens: bytes) -> Batch:
+    """Returns the step with the tokens that it lacks; `next_tokens` (int32) are those of the step before.
+
+    A row that got none becomes token 0, as in `take_tokens`.
+    """
+    token_ids, known = unpack_int32(batch.token_ids), unpack_int32(next_tokens)
+    for row, source in enumerate(unpack_int32(batch.future_token_indices)):
+        if source >= 0:
+            token_ids[row] = max(0, known[source])
+    return replace(batch, token_ids=token_ids.tobytes(), future_token_indices=b"")
+
+
 def as_decode_rows(batch: Batch) -> Batch:
     """Returns the step with every token as a decode row: a token of a longer row reads the row's pages up to itself.
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from messages.columns import unpack_int32
+from messages.columns import pack_int32, unpack_int32
 from messages.requests import SamplingParams
 from messages.steps import Batch
 from scheduler_proc.computing import runner as runner_module
@@ -42,6 +43,7 @@ class NotingPasses:
 
     def __init__(self, last_tokens: Tensor | None, notes: list[str]):
         self.last_tokens = last_tokens
+        self.can_plan_ahead = False
         self._notes = notes
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
@@ -57,6 +59,8 @@ class NotingPasses:
 
 class LazyDevice:
     """Does work when its result is waited for."""
+
+    has_ended = False
 
     def submit(self, work: Callable[[], Result]) -> "LazyDevice":
         self._work = work
@@ -95,6 +99,24 @@ def test_the_tokens_of_a_step_stay_for_the_next_where_steps_overlap() -> None:
     assert runner.can_overlap
     tokens = list(unpack_int32(runner.run(BATCHES[0]).next_tokens))
     assert last_tokens.tolist() == [*tokens, -7]
+
+
+def test_the_tokens_of_a_step_are_filled_in_when_the_next_is_launched() -> None:
+    """Where steps are planned ahead and the tokens stay nowhere."""
+    prepared: list[Batch] = []
+    runner = make_runner(None, [])
+    passes: Any = runner.forward_passes
+    prepare = passes.prepare
+
+    def noting(batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
+        prepared.append(batch)
+        return prepare(batch, columns)
+
+    passes.prepare = noting
+    tokens = list(unpack_int32(runner.run(BATCHES[0]).next_tokens))
+    runner.run(replace(BATCHES[0], future_token_indices=pack_int32([2, -1, 0])))
+    known = list(unpack_int32(BATCHES[0].token_ids))
+    assert list(unpack_int32(prepared[1].token_ids)) == [tokens[2], known[1], tokens[0]]
 
 
 def test_what_the_scheduler_is_told() -> None:

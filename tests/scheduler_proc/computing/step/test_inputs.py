@@ -2,9 +2,16 @@ import msgspec
 import pytest
 import torch
 
-from messages.columns import pack_int32
+from messages.columns import pack_int32, unpack_int32
 from messages.steps import PromptLogprobTargets
-from scheduler_proc.computing.step.inputs import StepShape, as_decode_rows, make_step_inputs, pack_step, view_step
+from scheduler_proc.computing.step.inputs import (
+    StepShape,
+    as_decode_rows,
+    make_step_inputs,
+    pack_step,
+    view_step,
+    with_known_tokens,
+)
 from tests.scheduler_proc.computing.drive import Row, plan_batch
 
 CPU = torch.device("cpu")
@@ -52,6 +59,15 @@ def test_other_tokens_have_no_rows(tokens: list[int]) -> None:
     """One that is not its row's last, a decode row too few, and tokens in another order."""
     batch = msgspec.structs.replace(mixed_batch(), sample_tokens=pack_int32(tokens))
     assert make_step_inputs(batch, CPU).head_rows is None
+
+
+def test_tokens_of_the_step_before_are_filled_in() -> None:
+    """The second row got none, and the third was not in that step."""
+    rows = [(Row(uid, [5, token], 2, num_computed=1, pages=[uid]), 1) for uid, token in enumerate((0, 0, 7, 0))]
+    batch = msgspec.structs.replace(plan_batch(3, rows, 16), future_token_indices=pack_int32([2, 0, -1, 1]))
+    known = with_known_tokens(batch, pack_int32([-1, 31, 32]))
+    assert unpack_int32(known.token_ids).tolist() == [32, 0, 7, 31]
+    assert known == msgspec.structs.replace(batch, token_ids=known.token_ids, future_token_indices=b"")
 
 
 def test_tokens_that_all_yield_a_next_one_are_decode_rows() -> None:
