@@ -68,8 +68,8 @@ def _one_stream_text(found: Result) -> str:
     isa = f"{found['isa']}, " if "isa" in found else ""
     intro = (
         f"{found['shape']} with random weights, {isa}over HTTP, {found['threads']} threads, medians. A token reads all "
-        "weights, K and V once. The memory's speed is that of probes between the answers. A share can exceed 100%: what "
-        "the last-level cache keeps from one token to the next is not read from memory.\n\n"
+        "weights, K and V once. The memory's speed is that of probes between the answers. A share can exceed 100%: "
+        "what the last-level cache keeps from one token to the next is not read from memory.\n\n"
     )
     return intro + make_table(("format", "tok/s", "GB/s", "memory, GB/s", "share", "goal"), rows)
 
