@@ -64,6 +64,7 @@ def close_descriptors(kept: Sequence[int]) -> None:
 
 
 def main() -> int:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` has it ignored
     settings = json.loads(sys.argv[1])
     facts = ModelFacts(
         model_dir="/nowhere", tokenizer_dir="/nowhere", served_names=("fake",), vocab_size=8, max_model_len=16
