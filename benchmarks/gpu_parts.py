@@ -28,7 +28,7 @@ OFFLINE_VARIANTS: dict[str, tuple[str, ...]] = {
     "_fp8_cache": ("--kv-cache-dtype", "fp8"),
 }
 FEW_ROWS = ("--rows", "1", "8", "16")
-"""Steps in which norms can be fused."""
+"""Decode steps that are bound by launches and weights."""
 FLASHINFER = ("--attention-backend", "flashinfer")
 QUICK = ("--attention-backend", "auto", "--kv-cache-dtype", "auto")
 """The last one counts: a trial has no GPU."""
@@ -55,12 +55,7 @@ def list_parts() -> list[Part]:
         step("gpt2-124m"),
         offline("gpt2-124m"),
         *(step(shape, "_eager", ("--enforce-eager",)) for shape in (MAIN, "gpt2-124m", "llama-3-8b")),
-        Part("fuse_norms_golden", "check_golden", ("--fuse-norms",), ("--quick", "--cpu-threads", "1")),
-        *(
-            step(shape, suffix, (*FEW_ROWS, *flags))
-            for shape in (MAIN, "llama-3-8b")
-            for suffix, flags in (("_few_rows", ()), ("_few_rows_fuse_norms", ("--fuse-norms",)))
-        ),
+        *(step(shape, "_few_rows", FEW_ROWS) for shape in (MAIN, "llama-3-8b")),
         step(MAIN, "_flashinfer", FLASHINFER),
         offline(MAIN, "_flashinfer", FLASHINFER),
         *(Part(f"transformers_{shape}", "bench_transformers", ("--shape", shape)) for shape in (MAIN, "llama-3-8b")),

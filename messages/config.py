@@ -108,13 +108,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "(pip install flashinfer-python)"
         ),
     ] = "auto"
-    fuse_norms: Annotated[
-        bool,
-        Meta(
-            description="compute RMS norm, linear layer and activation of up to 16 tokens in one kernel on a GPU: not "
-            "measured yet (on a CPU it is never done)"
-        ),
-    ] = False
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):

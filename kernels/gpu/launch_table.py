@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from kernels.decode_work import BLOCK_KEYS
-from kernels.norm_linear import MAX_TOKENS
 
 Launch = Mapping[str, int]
 """Constexpr parameters of a kernel by name, `num_warps` and `num_stages`."""
@@ -87,18 +86,6 @@ def _keys_of_parts(num_keys: int) -> Launch:
     return {"BLOCK": block, "num_warps": max(1, min(8, block // 256))}
 
 
-def _norm_linear(num_outputs: int, itemsize: int) -> Launch:
-    """Of F outputs of the operation; chosen by thought, not measured."""
-    block_outputs, block_inputs = 32 if num_outputs >= 32 * MANY_PROGRAMS else 16, 128 if itemsize == 2 else 32
-    return {
-        "BLOCK_M": MAX_TOKENS,
-        "BLOCK_N": block_outputs,
-        "BLOCK_K": block_inputs,
-        "num_warps": 4,
-        "num_stages": 4,
-    }
-
-
 def _candidates(vocab_size: int) -> Launch:
     """A part, and how many of its tokens are listed at most; numbering them takes registers."""
     part = _part(vocab_size)
@@ -152,7 +139,6 @@ RULES: dict[str, Callable[..., Launch]] = {
     "gelu": _blocks(1024),  # 16 bytes a thread and operand
     "greedy": _part,
     "layer_norm": _row,
-    "norm_linear": _norm_linear,
     "pair_entries": _blocks(256),
     "paged_decode": _decode,
     "paged_decode_merge": _decode_merge,

@@ -24,7 +24,6 @@ NAMES: tuple[str, ...] = (
     "gelu",
     "greedy",
     "layer_norm",
-    "norm_linear",
     "paged_decode",
     "paged_prefill",
     "penalize_occurrence",

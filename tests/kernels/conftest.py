@@ -19,7 +19,7 @@ MODULES_WITH_TILES = {
 
 WITHOUT_C_KERNELS = (
     *("test_add_biases", "test_allow_tokens", "test_decode_work", "test_filter_scores", "test_filter_unusual"),
-    *("test_noise", "test_norm_linear", "test_penalize_occurrence", "test_penalize_repetition", "test_rope"),
+    *("test_noise", "test_penalize_occurrence", "test_penalize_repetition", "test_rope"),
     *("test_take_tokens", "test_top_logprobs"),
 )
 """Modules whose operations have none, so that one backend is enough."""

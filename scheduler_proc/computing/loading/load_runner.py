@@ -231,8 +231,7 @@ def _load(
                 weights = memory.load(lambda: pack_linears(load_weights()), report, num_bytes)
         if weights is None:
             return None
-        fuses_norms = placement.is_cuda and config.model.fuse_norms
-        decoder = Decoder(shard.own, weights, config.facts.max_model_len, fuses_norms, parallel)
+        decoder = Decoder(shard.own, weights, config.facts.max_model_len, parallel)
         return LoadedModel(config, place.engine, placement, limits, decoder, identity)
 
     model = load_one(config, hf_config, weights_file)

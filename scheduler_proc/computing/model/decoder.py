@@ -15,7 +15,6 @@ from kernels.cpu.repeated_calls import Repeats
 from kernels.embed import embed, look_up
 from kernels.gelu import GeluKind
 from kernels.layer_norm import layer_norm
-from kernels.norm_linear import DTYPES, MAX_TOKENS, norm_linear
 from kernels.packed_linear import pack_where_faster
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import PrefillRows, paged_prefill
@@ -44,22 +43,13 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class NormedLinear:
-    """A norm, the linear layer that reads it, and the gated activation of that where `is_gated`."""
-
-    norm: Norm
-    linear: Linear
-    is_gated: bool
-    fused: tuple[Tensor, Tensor | None] | None
-    """The layer's weight and bias, where all of it is one operation in steps of few tokens."""
-
-
-@dataclass(frozen=True)
 class Layer:
-    qkv: NormedLinear
+    attention_norm: Norm
+    qkv: Linear
     qk_norms: HeadNorms | None
     attention_out: Linear
-    mlp_in: NormedLinear
+    mlp_norm: Norm
+    mlp_in: Linear
     mlp_out: Linear
 
 
@@ -67,9 +57,8 @@ class Decoder:
     """A model with its weights, which it takes out of `weights`; `max_model_len` positions are served.
 
     A weight of a linear layer, the head included, may be a `QuantizedWeight` or a `PackedWeight`. A tied head is the
-    embedding unless there is a "head", and lies as the head reads it. With `fuses_norms` an RMS norm and the linear
-    layer behind it are one operation where they can be (`norm_linear`). Of several ranks, `config` and `weights` are
-    this one's (`sharding.py`).
+    embedding unless there is a "head", and lies as the head reads it. With several ranks, `config` and `weights` are
+    this rank's (`sharding.py`).
     """
 
     def __init__(
@@ -77,7 +66,6 @@ class Decoder:
         config: DecoderConfig,
         weights: dict[str, Any],
         max_model_len: int,
-        fuses_norms: bool = False,
         parallel: ParallelGroup = ALONE,
     ):
         def norm(name: str) -> Norm:
@@ -88,15 +76,6 @@ class Decoder:
 
         def row_parallel(name: str) -> Linear:
             return make_row_parallel(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None), parallel)
-
-        def normed_linear(
-            norm_name: str, name: str, is_gated: bool = False, activation: GeluKind | None = None
-        ) -> NormedLinear:
-            weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
-            can_fuse = fuses_norms and config.norm == "rms" and activation is None and weight.dtype in DTYPES
-            return NormedLinear(
-                norm(norm_name), linear(name, activation), is_gated, (weight, bias) if can_fuse else None
-            )
 
         def qk_norms(name: str) -> HeadNorms | None:
             if not config.has_qk_norm:
@@ -113,15 +92,12 @@ class Decoder:
         self._final_norm = norm("final_norm")
         self._layers = [
             Layer(
-                qkv=normed_linear(f"layers.{index}.attention_norm", f"layers.{index}.qkv"),
+                attention_norm=norm(f"layers.{index}.attention_norm"),
+                qkv=linear(f"layers.{index}.qkv"),
                 qk_norms=qk_norms(f"layers.{index}"),
                 attention_out=row_parallel(f"layers.{index}.attention_out"),
-                mlp_in=normed_linear(
-                    f"layers.{index}.mlp_norm",
-                    f"layers.{index}.mlp_in",
-                    config.activation == "silu_gated",
-                    MLP_GELUS.get(config.activation),
-                ),
+                mlp_norm=norm(f"layers.{index}.mlp_norm"),
+                mlp_in=linear(f"layers.{index}.mlp_in", MLP_GELUS.get(config.activation)),
                 mlp_out=row_parallel(f"layers.{index}.mlp_out"),
             )
             for index in range(config.num_layers)
@@ -155,14 +131,16 @@ class Decoder:
         def compute(index: int) -> None:
             nonlocal residual_TE, update_TE, room
             layer = self._layers[index]
-            residual_TE, heads_TA = self._normed_linear(layer.qkv, residual_TE, update_TE, room, room.heads)
+            heads_TA = layer.qkv(self._norm(layer.attention_norm, residual_TE, update_TE, room), room.heads)
             # No token attends to what follows the last layer's K and V: only those whose logits are wanted go on.
             is_narrow = index == last and not step.all_go_to_head
             attended_TA = self._attend(index, heads_TA, step, cache, attended_THD, is_narrow)
             if is_narrow:
                 residual_TE, room = residual_TE[step.head_tokens], room.take(len(step.head_tokens))
             update_TE = layer.attention_out(attended_TA, room.update)
-            residual_TE, inner_TF = self._normed_linear(layer.mlp_in, residual_TE, update_TE, room, room.inner)
+            inner_TF = layer.mlp_in(self._norm(layer.mlp_norm, residual_TE, update_TE, room), room.inner)
+            if self.config.activation == "silu_gated":
+                inner_TF = silu_mul(inner_TF, room.gated)
             update_TE = layer.mlp_out(inner_TF, room.update)
 
         middle = range(1, last)
@@ -194,16 +172,6 @@ class Decoder:
         if position_table_ME is not None:
             embedded_TE += functional.embedding(step.positions, position_table_ME)
         return embedded_TE
-
-    def _normed_linear(
-        self, part: NormedLinear, residual_TE: Tensor, update_TE: Tensor | None, room: Activations, out: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Returns the residual stream with the update, and what `part` makes of it, maybe in `out`."""
-        if part.fused is not None and len(residual_TE) <= MAX_TOKENS:
-            norm_weight, eps = part.norm.weight, self.config.norm_eps
-            return norm_linear(residual_TE, update_TE, norm_weight, eps, *part.fused, part.is_gated)
-        result = part.linear(self._norm(part.norm, residual_TE, update_TE, room), out)
-        return residual_TE, silu_mul(result, room.gated) if part.is_gated else result
 
     def _norm(self, norm: Norm, residual_TE: Tensor, update_TE: Tensor | None, room: Activations) -> Tensor:
         """Adds the update to the residual stream and returns the norm of it."""

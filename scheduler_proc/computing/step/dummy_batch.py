@@ -4,7 +4,6 @@ from itertools import accumulate
 
 from msgspec.structs import replace
 
-from kernels.norm_linear import MAX_TOKENS
 from messages.axes import columns_of, fill_columns
 from messages.columns import pack_int32, pack_int64
 from messages.config import Config
@@ -50,8 +49,7 @@ def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
             full, logits_processing=None, prompt_logprobs=None, **{name: plain[name] for name in names - NEEDED_TO_DRAW}
         )
         batches += [full, drawn, replace(drawn, temperatures=plain["temperatures"])]
-    # Steps of few tokens have a kernel of their own, which would be compiled amid the first of them.
-    return [*batches, plan_warm_up(config, MAX_TOKENS)] if config.model.fuse_norms else batches
+    return batches
 
 
 def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_size: int, vocab_size: int) -> Batch:
