@@ -16,16 +16,13 @@ from messages.errors import ErrorInfo
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-MAX_PROBES = 3
-"""A relay between us and the client may need a second one to notice that the client has gone."""
-
 BODILESS = frozenset({204, 304})
 
 _UNSAFE_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class RequestCycle:
-    """`on_watch` is called when the application waits for the client to leave, `on_end` after the response.
+    """`on_end` is called after the response.
 
     A response whose length is not known is chunked, for a client of HTTP/1.0 ended by closing the connection.
     """
@@ -36,14 +33,12 @@ class RequestCycle:
         transport: asyncio.Transport,
         flow: FlowControl,
         default_headers: list[tuple[bytes, bytes]],
-        on_watch: Callable[[], None],
         on_end: Callable[[], None],
     ):
         self._scope = scope
         self._transport = transport
         self._flow = flow
         self._default_headers = default_headers
-        self._on_watch = on_watch
         self._on_end = on_end
         self._news = asyncio.Event()
         self._body = bytearray()
@@ -58,8 +53,6 @@ class RequestCycle:
         """Of the request."""
         self.is_last = False
         """The connection ends with this response."""
-        self._is_watching = False
-        self._num_probes = 0
         self.has_begun = False
         self.has_ended = False
 
@@ -90,22 +83,6 @@ class RequestCycle:
         self._is_cut = True
         self.leave()
 
-    def probe(self) -> None:
-        """Has a client that has gone answer with a reset, where it is watched for; one that still reads loses nothing.
-
-        It gets an interim response that it may drop (RFC 9110, section 15.2.1), within a chunked body a leading zero
-        of the next chunk's size. HTTP/1.0 knows neither: there the client counts as gone until the response has begun.
-        """
-        if not self._is_watching or self._num_probes >= MAX_PROBES:
-            return
-        self._num_probes += 1
-        if not self.has_begun and self.http_version == "1.0":
-            self.leave()
-        elif not self.has_begun:
-            self._transport.write(CONTINUE)
-        elif self._is_chunked and not self.has_ended:
-            self._transport.write(b"0")
-
     async def run(self, app: ASGIApp) -> None:
         """Has `app` answer. An error of it becomes a 500, or the end of the connection where the response has begun."""
         try:
@@ -128,9 +105,6 @@ class RequestCycle:
         if self.awaits_continue and self.more_body and not (self._body or self.has_begun or self._has_left):
             self._transport.write(CONTINUE)
         self.awaits_continue = False
-        if not self.more_body and not self._news.is_set():
-            self._is_watching = True
-            self._on_watch()
         if not self._has_left and not self.has_ended:
             await self._news.wait()
             self._news.clear()

@@ -14,7 +14,6 @@ from uvicorn.server import ServerState
 
 from frontend.http.cycle import RequestCycle, whole_response
 from frontend.http.framing import RequestHead
-from frontend.http.hangup import HangupWatch
 from frontend.http.request_parser import RequestParser
 from messages.errors import ErrorInfo, RequestError
 
@@ -66,9 +65,6 @@ class HttpProtocol(asyncio.Protocol):
         self._is_leaving = False
         """The next response is this connection's last."""
         self._is_lingering = False
-        self._is_half_closed = False
-        """The client sends no more; nothing says whether it still reads."""
-        self._hangup: HangupWatch | None = None
 
     # What the transport calls.
 
@@ -85,8 +81,6 @@ class HttpProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
         self._parser.stop()
-        if self._hangup is not None:
-            self._hangup.close()
         if self._running is not None:
             self._running.cut()
         self._flow.resume_writing()
@@ -108,30 +102,19 @@ class HttpProtocol(asyncio.Protocol):
                 self._flow.pause_reading()
 
     def eof_received(self) -> bool:
-        """Returns whether the connection stays open for what is still to be written (decision 0028)."""
-        if self._is_lingering or self._peers["scheme"] == "https":  # TLS has no half-closed connections
-            return False
-        self._is_half_closed = True
-        if self._parser.is_in_head or self._incoming is not None:
+        """Returns False: a client that closes its sending side has left (decision 0028)."""
+        if not self._is_lingering and (self._parser.is_in_head or self._incoming is not None):
             self._refuse(ErrorInfo(400, "the connection ended within a request"))
-        if self._running is None:
-            return False
-        self._parser.stop()
-        if self._refusal is None:
-            newest = self._queue[-1] if self._queue else self._running
-            newest.is_last = True
-        socket = self._transport.get_extra_info("socket")
-        if socket is not None:
-            self._hangup = HangupWatch(self._loop, socket.fileno(), self._transport.abort)
-        self._probe()
-        return True
+        if self._running is not None:
+            self._transport.abort()
+        return False
 
     # What the parser calls.
 
     def on_request(self, head: RequestHead) -> None:
         self._waits_since_s = None
         cycle = RequestCycle(
-            self._scope(head), self._transport, self._flow, self._server_state.default_headers, self._probe, self._go_on
+            self._scope(head), self._transport, self._flow, self._server_state.default_headers, self._go_on
         )
         cycle.awaits_continue = head.expects_continue
         cycle.is_last = not head.keep_alive
@@ -220,17 +203,10 @@ class HttpProtocol(asyncio.Protocol):
 
     def _linger(self) -> None:
         """Drops what the client still sends until it closes: closing first could cost it the response."""
-        if self._is_half_closed:
-            self._transport.close()
-            return
         self._is_lingering = True
         self._waits_since_s = time.monotonic()
         if self._transport.can_write_eof():
             self._transport.write_eof()
-
-    def _probe(self) -> None:
-        if self._is_half_closed and self._running is not None:
-            self._running.probe()
 
     # What the server calls.
 
@@ -260,7 +236,6 @@ class HttpProtocol(asyncio.Protocol):
 
     def tick(self, now_s: float) -> None:
         """Closes a connection that has been waited on for too long. Call it once a second."""
-        self._probe()
         if self._running is not None or self._waits_since_s is None:
             return
         timeout_s = LINGER_S if self._is_lingering else LAST_HEAD_TIMEOUT_S if self._is_leaving else HEAD_TIMEOUT_S

@@ -35,7 +35,7 @@ def run(app: Any, transport: Transport) -> None:
         scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/", "headers": []}
         asyncio_transport = cast(asyncio.Transport, transport)
         flow = FlowControl(asyncio_transport)
-        cycle = RequestCycle(scope, asyncio_transport, flow, [], lambda: None, lambda: None)
+        cycle = RequestCycle(scope, asyncio_transport, flow, [], lambda: None)
         cycle.end_body()
         await cycle.run(app)
 
