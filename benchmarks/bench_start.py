@@ -81,7 +81,7 @@ def write_shape(model_dir: Path) -> None:
     write_model(model_dir, SHAPES[SHAPE], BUNDLED)
     hf_config = read_hf_config(model_dir)
     family = find_family(hf_config)
-    sources = family.list_sources(family.read_config(hf_config, hf_config.count("n_positions")))
+    sources = family.list_sources(family.describe(hf_config, hf_config.count("n_positions")))
     weights = {source.name: torch.randn(source.shape) * 0.02 for source in sources}
     save_file(weights, model_dir / "model.safetensors", metadata={"format": "pt"})
 

@@ -28,7 +28,7 @@ from kernels.cpu.capture import timed_kernels
 from messages.columns import pack_float32, pack_int32, pack_int64
 from messages.errors import SluiceError
 from messages.steps import Batch
-from scheduler_proc.computing.model.decoder_config import DecoderConfig
+from scheduler_proc.computing.model.description import ModelDescription
 
 LIMIT_ROUNDS = 5
 OUTSIDE = "outside of C kernels"
@@ -79,13 +79,13 @@ class Kind:
             return read_ms
         return max(read_ms, self._num_flop(read_shape(shape, num_keys)) / limits[PRODUCT] / 1e6)
 
-    def _num_flop(self, config: DecoderConfig) -> float:
+    def _num_flop(self, model: ModelDescription) -> float:
         """Returns the operations of all linear layers, the head's for one token a row, and of causal attention."""
         num_all = self.num_rows * self.num_tokens
-        head = config.vocab_size * config.hidden_size
+        head = model.vocab_size * model.hidden_size
         num_keys = self.context + (self.num_tokens + 1) / 2
-        attention = 2 * config.num_layers * config.num_heads * config.head_dim * num_keys
-        return 2 * (num_all * (weight_bytes(config, 1) - head + attention) + self.num_rows * head)
+        attention = 2 * sum(layer.attention.query_size for layer in model.layers) * num_keys
+        return 2 * (num_all * (weight_bytes(model, 1) - head + attention) + self.num_rows * head)
 
 
 KINDS = (Kind(1, 1, 96), Kind(8, 1, 800), Kind(32, 1, 192), Kind(1, 512, 0), Kind(1, 512, 400))

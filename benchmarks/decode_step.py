@@ -34,12 +34,12 @@ def plan_decode(num_rows: int, context: int) -> Batch:
 
 def step_bytes(shape: dict[str, object], num_rows: int, num_keys: int, weight_format: str = "bfloat16") -> float:
     """Returns what a step must at least read: the weights, and the K and V of every row, in bfloat16."""
-    config = read_shape(shape, num_keys)
-    return weight_bytes(config, 1) * WEIGHT_BITS[weight_format] / 8 + num_rows * num_keys * kv_bytes(config, ITEMSIZE)
+    model = read_shape(shape, num_keys)
+    return weight_bytes(model, 1) * WEIGHT_BITS[weight_format] / 8 + num_rows * num_keys * kv_bytes(model, ITEMSIZE)
 
 
 def step_flop(shape: dict[str, object], num_rows: int, num_keys: int) -> int:
     """Returns the operations of a decode step: two for each weight and row, and attention's two products."""
-    config = read_shape(shape, num_keys)
-    attention = 4 * config.num_layers * config.num_heads * config.head_dim * num_keys
-    return num_rows * (2 * weight_bytes(config, 1) + attention)
+    model = read_shape(shape, num_keys)
+    attention = 4 * sum(layer.attention.query_size for layer in model.layers) * num_keys
+    return num_rows * (2 * weight_bytes(model, 1) + attention)

@@ -8,7 +8,7 @@ plans and samples counts as nothing, and steps are as few as may be.
 from dataclasses import dataclass
 
 from benchmarks.model_bytes import kv_bytes, weight_bytes
-from scheduler_proc.computing.model.decoder_config import DecoderConfig
+from scheduler_proc.computing.model.description import ModelDescription
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class DeviceLimits:
 
 
 def floor_s(
-    config: DecoderConfig, itemsize: int, lengths: Lengths, limits: DeviceLimits, token_bytes: int | None = None
+    model: ModelDescription, itemsize: int, lengths: Lengths, limits: DeviceLimits, token_bytes: int | None = None
 ) -> dict[str, float]:
     """Returns the seconds of each part, and of all as `total`.
 
@@ -51,13 +51,13 @@ def floor_s(
     )
     num_keys += lengths.num_shared * lengths.num_decode_steps
     num_rows = sum(lengths.outputs)
-    head_parameters = config.vocab_size * config.hidden_size
-    layer_parameters = weight_bytes(config, 1) - head_parameters
+    head_parameters = model.vocab_size * model.hidden_size
+    layer_parameters = weight_bytes(model, 1) - head_parameters
     prefill_flop = 2 * layer_parameters * lengths.num_new_input_tokens + 2 * head_parameters * len(lengths.inputs)
     parts = {
-        "weights": weight_bytes(config, itemsize) * lengths.num_decode_steps / limits.bytes_per_s,
-        "kv": (token_bytes or kv_bytes(config, itemsize)) * num_keys / limits.bytes_per_s,
-        "logits": 2 * itemsize * config.vocab_size * num_rows / limits.bytes_per_s,
+        "weights": weight_bytes(model, itemsize) * lengths.num_decode_steps / limits.bytes_per_s,
+        "kv": (token_bytes or kv_bytes(model, itemsize)) * num_keys / limits.bytes_per_s,
+        "logits": 2 * itemsize * model.vocab_size * num_rows / limits.bytes_per_s,
         "prefill": prefill_flop / limits.flop_per_s,
     }
     return parts | {"total": sum(parts.values())}

@@ -2,7 +2,8 @@
 
 Shape legend: T tokens, E embedding size, V vocabulary, M positions.
 
-The table of tokens may be packed: a model with a tied head has it in memory once, as the head reads it.
+The table of tokens may have any format: a model with a tied head has it in memory once, as the head reads it. The C
+kernel reads plain and packed ones.
 """
 
 import torch
@@ -10,13 +11,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.cpu.library import find_kernel
-from kernels.packed_linear import PackedWeight, unpack_rows
+from kernels.formats.packed import PACKED
+from kernels.formats.plain import PLAIN
+from kernels.formats.weight_format import Weight
+
+LAYOUTS = {PLAIN.name: False, PACKED.name: True}
+"""The formats that the C kernel reads, and whether it takes them for packed."""
 
 
 def embed(
     token_ids_T: Tensor,
     positions_T: Tensor,
-    token_table_VE: Tensor | PackedWeight,
+    token_table_VE: Weight,
     position_table_ME: Tensor | None,
     out_TE: Tensor | None = None,
 ) -> Tensor:
@@ -26,16 +32,13 @@ def embed(
     """
     assert token_ids_T.dtype == positions_T.dtype == torch.int32
     assert token_ids_T.shape == positions_T.shape
-    is_packed = isinstance(token_table_VE, PackedWeight)
-    table, size = (
-        (token_table_VE.packed, token_table_VE.num_inputs) if is_packed else (token_table_VE, token_table_VE.shape[1])
-    )
+    table, is_packed = token_table_VE.stored, LAYOUTS.get(token_table_VE.format.name)
     assert table.is_contiguous()
     assert position_table_ME is None or position_table_ME.is_contiguous()
-    kernel = find_kernel("embed", table)
+    kernel = None if is_packed is None else find_kernel("embed", table)
     if kernel is None:
         return embed_reference(token_ids_T, positions_T, token_table_VE, position_table_ME)
-    num_tokens = len(token_ids_T)
+    num_tokens, size = len(token_ids_T), table.shape[1] * table.shape[3] if is_packed else table.shape[1]
     if out_TE is None:
         out_TE = torch.empty(num_tokens, size, dtype=table.dtype)
     assert out_TE.is_contiguous()
@@ -53,16 +56,9 @@ def embed(
 
 
 def embed_reference(
-    token_ids_T: Tensor, positions_T: Tensor, token_table_VE: Tensor | PackedWeight, position_table_ME: Tensor | None
+    token_ids_T: Tensor, positions_T: Tensor, token_table_VE: Weight, position_table_ME: Tensor | None
 ) -> Tensor:
-    embedded_TE = look_up(token_ids_T, token_table_VE)
+    embedded_TE = token_table_VE.look_up(token_ids_T)
     if position_table_ME is not None:
         embedded_TE += functional.embedding(positions_T, position_table_ME)
     return embedded_TE
-
-
-def look_up(token_ids_T: Tensor, token_table_VE: Tensor | PackedWeight) -> Tensor:
-    """Returns each token's row of the table [T, E]."""
-    if isinstance(token_table_VE, PackedWeight):
-        return unpack_rows(token_table_VE, token_ids_T)
-    return functional.embedding(token_ids_T, token_table_VE)

@@ -4,8 +4,7 @@ Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, S inputs th
 of float32.
 """
 
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,21 +17,6 @@ STEP, BLOCK = 32, 32
 """The number of inputs is a multiple of STEP; BLOCK outputs lie together."""
 
 
-W = TypeVar("W")
-
-
-@dataclass(frozen=True)
-class PackedWeight:
-    """A weight that was packed while it was loaded."""
-
-    packed: Tensor
-    num_outputs: int
-
-    @property
-    def num_inputs(self) -> int:
-        return self.packed.shape[1] * self.packed.shape[3]
-
-
 def has_packed_kernel(weight_OI: Tensor) -> bool:
     """Whether there is a C kernel for such a weight: where there is none, packing it gains nothing.
 
@@ -42,13 +26,6 @@ def has_packed_kernel(weight_OI: Tensor) -> bool:
         return False
     is_narrow = loaded_isa() == "avx2" and torch.backends.cpu.get_cpu_capability() != "AVX2"
     return weight_OI.dtype != torch.float32 or not is_narrow
-
-
-def pack_where_faster(weight_OI: Tensor | W) -> Tensor | PackedWeight | W:
-    """Returns the weight packed, if it is a tensor for which there is a kernel, and else as it is."""
-    if isinstance(weight_OI, Tensor) and has_packed_kernel(weight_OI):
-        return PackedWeight(pack(weight_OI), len(weight_OI))
-    return weight_OI
 
 
 def pack(weight_OI: Tensor) -> Tensor:
@@ -92,9 +69,9 @@ def pack_rows_reference(packed: Tensor, first_output: int, rows_OI: Tensor) -> N
     packed.transpose(1, 2)[output_O // BLOCK, output_O % BLOCK] = rows_OI.reshape(len(rows_OI), -1, packed.shape[3])
 
 
-def unpack_rows(weight: PackedWeight, output_T: Tensor) -> Tensor:
+def unpack_rows(packed: Tensor, output_T: Tensor) -> Tensor:
     """Returns the weights of these outputs [T, I]; `output_T` holds integers."""
-    return weight.packed[output_T // BLOCK, :, output_T % BLOCK].flatten(1)
+    return packed[output_T // BLOCK, :, output_T % BLOCK].flatten(1)
 
 
 def packed_linear(

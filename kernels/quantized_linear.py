@@ -37,7 +37,7 @@ ROWS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True)
-class QuantizedWeight:
+class Codes:
     """A weight as the C kernel reads it."""
 
     packed: Tensor
@@ -47,7 +47,7 @@ class QuantizedWeight:
     bits: Bits
 
 
-def quantize(weight_OI: Tensor, bits: Bits, largest_O: Tensor | None = None) -> QuantizedWeight:
+def quantize(weight_OI: Tensor, bits: Bits, largest_O: Tensor | None = None) -> Codes:
     """Returns the weight rounded to so many bits; its values are finite. Every kernel makes the same codes.
 
     Of 8 bits, `weight_OI` may have a part of the inputs: `largest_O` is each output's largest magnitude over all then.
@@ -56,12 +56,12 @@ def quantize(weight_OI: Tensor, bits: Bits, largest_O: Tensor | None = None) -> 
     num_outputs, num_inputs = weight_OI.shape
     kernel = find_kernel("quantize", weight_OI)
     if kernel is None or not weight_OI.is_contiguous():
-        return QuantizedWeight(quantize_reference(weight_OI, bits, largest_O), num_outputs, num_inputs, bits)
+        return Codes(quantize_reference(weight_OI, bits, largest_O), num_outputs, num_inputs, bits)
     group = _group_size(num_inputs, bits)
     shape = (-(-num_outputs // BLOCK), -(-num_inputs // group), BLOCK * (2 + group * bits // 8))
     packed = empty_huge(shape, torch.uint8)
     kernel(weight_OI.data_ptr(), _address(largest_O), packed.data_ptr(), num_outputs, num_inputs, bits)
-    return QuantizedWeight(packed, num_outputs, num_inputs, bits)
+    return Codes(packed, num_outputs, num_inputs, bits)
 
 
 def quantize_reference(weight_OI: Tensor, bits: Bits, largest_O: Tensor | None = None) -> Tensor:
@@ -70,7 +70,7 @@ def quantize_reference(weight_OI: Tensor, bits: Bits, largest_O: Tensor | None =
     return torch.cat([_quantize_rows(rows_OI, least_O, bits) for rows_OI, least_O in parts])
 
 
-def dequantize(weight: QuantizedWeight) -> Tensor:
+def dequantize(weight: Codes) -> Tensor:
     """Returns the weight in float32, [O, I]."""
     scale_ON1, codes_ONG = _unpack(weight.packed, weight.bits)
     return (codes_ONG * scale_ON1).flatten(1)[: weight.num_outputs, : weight.num_inputs]
@@ -88,7 +88,7 @@ def sum_magnitudes(x_TI: Tensor) -> Tensor:
 
 def quantized_linear(
     x_TI: Tensor,
-    weight: QuantizedWeight,
+    weight: Codes,
     bias_O: Tensor | None,
     activation: Literal["tanh"] | None = None,
     out_TO: Tensor | None = None,
@@ -118,7 +118,7 @@ def quantized_linear(
 
 def quantized_linear_reference(
     x_TI: Tensor,
-    weight: QuantizedWeight,
+    weight: Codes,
     bias_O: Tensor | None,
     activation: Literal["tanh"] | None,
     mean_T: Tensor | None = None,

@@ -7,15 +7,17 @@ They are float32 and, where oneDNN multiplies it, bfloat16.
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 
 from benchmarks.kernels.bench_quantized_linear import COPIED_BYTES, SHAPES, TOKENS, take_turns
 from benchmarks.kernels.measure import Row, finish, median_ms, product_rate, read_bandwidth, start
-from kernels.packed_linear import has_packed_kernel
-from scheduler_proc.computing.model.linear import make_linear, on_onednn, onednn_has_bfloat16
+from kernels.formats.packed import PackedWeight
+from kernels.formats.plain import on_onednn, onednn_has_bfloat16
+from kernels.formats.weight_format import Linear
+from kernels.packed_linear import has_packed_kernel, pack
 
 
 def main() -> int:
@@ -38,8 +40,11 @@ def main() -> int:
 def compare(name: str, weight: torch.Tensor, options: argparse.Namespace) -> Iterator[Row]:
     """Yields a row for each number of tokens."""
     num_copies = max(1, COPIED_BYTES // weight.nbytes)
-    makes = {"ours": make_linear, "library": on_onednn}
-    calls = {form: take_turns([make(weight.clone(), None) for _ in range(num_copies)]) for form, make in makes.items()}
+    makes: dict[str, Callable[[torch.Tensor], Linear]] = {
+        "ours": lambda copy: PackedWeight(pack(copy), len(copy)).linear(None, None),
+        "library": lambda copy: on_onednn(copy, None),
+    }
+    calls = {form: take_turns([make(weight.clone()) for _ in range(num_copies)]) for form, make in makes.items()}
     for num_tokens in TOKENS[: 1 if options.quick else None]:
         x_TI = torch.randn(num_tokens, weight.shape[1]).to(weight.dtype)
         times = median_ms({form: partial(call, x_TI) for form, call in calls.items()}, options.rounds)

@@ -11,8 +11,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.measure import Row, finish, median_ms, product_rate, read_bandwidth, start
-from kernels.quantized_linear import Bits, quantize
-from scheduler_proc.computing.model.linear import Linear, make_linear
+from kernels.cpu.huge_pages import empty_huge
+from kernels.formats.packed import PackedWeight
+from kernels.formats.plain import PlainWeight
+from kernels.formats.quantized import QUANTIZED
+from kernels.formats.weight_format import Linear, Weight
+from kernels.packed_linear import has_packed_kernel, pack
+from kernels.quantized_linear import Bits
 
 SHAPES = {"768 to 2304": (768, 2304), "3072 to 768": (3072, 768), "768 to 50257": (768, 50257)}
 BITS: list[Bits] = [8, 4]
@@ -25,11 +30,18 @@ def make_calls(num_inputs: int, num_outputs: int) -> dict[str, Callable[[Tensor]
     """Returns what multiplies activations by one of several copies of a weight, the next each time, by format."""
     weight = torch.randn(num_outputs, num_inputs).bfloat16()
     num_copies = max(1, COPIED_BYTES // weight.nbytes)
-    calls = {"bfloat16": take_turns([make_linear(weight.clone(), None) for _ in range(num_copies)])}
+    plain = PackedWeight(pack(weight), num_outputs) if has_packed_kernel(weight) else PlainWeight(weight)
+    calls = {"bfloat16": take_turns([copy_of(plain).linear(None, None) for _ in range(num_copies)])}
     for bits in BITS:
-        copies = [make_linear(quantize(weight, bits), None) for _ in range(num_copies * 16 // bits)]
+        quantized = QUANTIZED[bits].quantize(weight)
+        copies = [copy_of(quantized).linear(None, None) for _ in range(num_copies * 16 // bits)]
         calls[f"int{bits}"] = take_turns(copies)
     return calls
+
+
+def copy_of(weight: Weight) -> Weight:
+    stored = empty_huge(tuple(weight.stored.shape), weight.stored.dtype).copy_(weight.stored)
+    return weight.format.restore(stored, weight.numbers)
 
 
 def take_turns(layers: Sequence[Linear]) -> Callable[[Tensor], Tensor]:

@@ -61,7 +61,7 @@ class Runner:
         self.draft_runner: Runner | None = None
         self.forward_passes = forward_passes
         self._decoder = decoder
-        self._vocab_size = decoder.config.vocab_size
+        self._vocab_size = decoder.model.vocab_size
         self._device = device
 
     def launch(self, batch: Batch) -> LaunchedStep:

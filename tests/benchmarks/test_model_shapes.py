@@ -11,12 +11,12 @@ from scheduler_proc.computing.model.families.registry import find_family
 @pytest.mark.parametrize("name", MODEL_SHAPES)
 def test_shapes_agree(name: str) -> None:
     hf_config = HfConfig(dict(SHAPES[name.lower().replace(" ", "-").replace("gpt-2", "gpt2")]))
-    config = find_family(hf_config).read_config(hf_config, 1024)
+    config = find_family(hf_config).describe(hf_config, 1024)
     assert MODEL_SHAPES[name] == ModelShape(
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
+        config.attention.num_heads,
+        config.attention.num_kv_heads,
+        config.attention.head_dim,
         config.hidden_size,
-        config.mlp_size,
+        config.mlp.size,
         config.vocab_size,
     )

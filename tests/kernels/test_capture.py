@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.cpu.capture import capture_calls, timed_kernels
 from kernels.cpu.library import find_kernel
 from kernels.embed import embed
+from kernels.formats.plain import PlainWeight
 from kernels.gelu import gelu
 from kernels.layer_norm import layer_norm
 from kernels.packed_linear import has_packed_kernel, pack, packed_linear
@@ -59,7 +60,7 @@ class Layers:
         self.packed = pack(packed_weight) if has_packed_kernel(packed_weight) else None
 
     def compute(self) -> Tensor:
-        residual = embed(self.ids, self.positions, self.tokens, self.places)
+        residual = embed(self.ids, self.positions, PlainWeight(self.tokens), self.places)
         normed = layer_norm(residual, self.weight, self.bias, 1e-5)
         update = gelu(silu_mul(quantized_linear(normed, self.codes, None)), "tanh")
         if self.packed is not None:
@@ -221,7 +222,7 @@ def test_more_items_than_one_operation_of_a_crew_may_have() -> None:
     num_tokens = (1 << 20) + 5
     ids, positions = torch.arange(num_tokens, dtype=torch.int32), torch.zeros(num_tokens, dtype=torch.int32)
     table, room = torch.arange(num_tokens, dtype=torch.float32)[:, None], torch.empty(num_tokens, 1)
-    _, calls, _ = capture_calls(lambda: embed(ids, positions, table, None, room))
+    _, calls, _ = capture_calls(lambda: embed(ids, positions, PlainWeight(table), None, room))
     assert calls is not None
     room.zero_()
     calls.replay()

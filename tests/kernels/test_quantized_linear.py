@@ -8,7 +8,7 @@ from torch.nn import functional
 from kernels.quantized_linear import (
     STEPS,
     Bits,
-    QuantizedWeight,
+    Codes,
     dequantize,
     quantize,
     quantize_reference,
@@ -193,7 +193,7 @@ def test_four_bits_are_half_of_eight() -> None:
 
 
 def test_memory_is_that_of_the_codes() -> None:
-    assert isinstance(quantize(torch.zeros(3, 5), 4), QuantizedWeight)
+    assert isinstance(quantize(torch.zeros(3, 5), 4), Codes)
     assert quantize(torch.zeros(3, 5), 4).packed.shape == (1, 1, 64 + 32 * 32 // 2)
 
 

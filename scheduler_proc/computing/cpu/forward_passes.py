@@ -65,7 +65,7 @@ class CpuForwardPasses:
         self._device = device
         self._max_rows = max(limits.max_num_seqs, MIN_CAPTURED_TOKENS)
         max_tokens = max(limits.max_num_batched_tokens, self._max_rows)
-        self._workspace = Workspace(decoder.config, decoder.activation_dtype, max_tokens, self._max_rows)
+        self._workspace = Workspace(decoder.model, decoder.activation_dtype, max_tokens, self._max_rows)
         shape = StepShape(self._max_rows, 0, 0, limits.num_pages, num_head_tokens=0)
         columns = shape.columns()
         memory = torch.empty(columns.num_bytes, dtype=torch.uint8)
@@ -111,7 +111,8 @@ class CpuForwardPasses:
         """Runs it call by call, but for most layers: their calls are those of one, replayed."""
         activations = self._workspace.activations(len(step.token_ids))
         repeats = self.repeats if activations.residual is not None else None
-        hidden_NE = self._decoder.forward(step, self.cache, activations, repeats)
+        compute_middle = None if repeats is None else repeats.compute
+        hidden_NE = self._decoder.forward(step, self.cache, activations, compute_middle)
         logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled))
         return Forwarded(logits_SV, hidden_NE[num_sampled:], columns)
 

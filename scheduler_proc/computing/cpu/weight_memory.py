@@ -17,14 +17,14 @@ from pathlib import Path
 
 import msgspec
 import torch
-from torch import Tensor
 
 from kernels.cpu.huge_memory import HUGE_PAGE, make_huge
 from kernels.cpu.huge_pages import ALIGNMENT, Chunk, allocate_from
-from kernels.packed_linear import PackedWeight
-from kernels.quantized_linear import QuantizedWeight
+from kernels.formats.registry import FORMATS
+from kernels.formats.weight_format import Weight
 from messages.errors import BootError
-from scheduler_proc.computing.loading.weights import Report, Weights
+from scheduler_proc.computing.loading.weights import Report
+from scheduler_proc.computing.model.blocks.weights import Weights
 
 HEADER = struct.Struct("<32s32sQQQ")
 """Seal, identity, begin and bytes of the list, bytes of all. The seal is a digest of the others and of the list."""
@@ -32,7 +32,6 @@ HEADER = struct.Struct("<32s32sQQQ")
 LOCK = struct.Struct("hhqqi4x")
 """The kernel's `struct flock`. These locks belong to an open file, and change from alone to shared in one go."""
 
-KINDS = {"packed": PackedWeight, "quantized": QuantizedWeight}
 WAIT_S = 0.05
 SLICE_BYTES = 16 << 20
 """So much memory is asked for in one call."""
@@ -40,11 +39,11 @@ SLICE_BYTES = 16 << 20
 log = logging.getLogger("sluice.weights")
 
 
-class Parameter(msgspec.Struct, frozen=True, array_like=True):
-    """One of the list: a tensor, or the tensor of a weight of that kind with its `numbers`. `offset`: its begin."""
+class KeptWeight(msgspec.Struct, frozen=True, array_like=True):
+    """A weight of the list; dtype, shape and offset in the file are those of its stored tensor."""
 
     name: str
-    kind: str
+    format: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
@@ -91,7 +90,7 @@ class WeightMemory:
             self._lock(fcntl.F_UNLCK)
             return None
         chunk = Chunk(num_bytes, self._descriptor, is_read_only=True)
-        parameters = msgspec.json.decode(text, type=list[Parameter])
+        parameters = msgspec.json.decode(text, type=list[KeptWeight])
         return {one.name: _restore(one, chunk) for one in parameters}
 
     def _lock(self, kind: int) -> bool:
@@ -118,7 +117,7 @@ class WeightMemory:
                 weights = make()
         else:
             weights = make()
-            chunk = self._make_room(sum(_tensor_of(weight).nbytes + ALIGNMENT for weight in weights.values()))
+            chunk = self._make_room(sum(weight.stored.nbytes + ALIGNMENT for weight in weights.values()))
         parameters = [_place(name, weights.pop(name), chunk) for name in list(weights)]
         text = msgspec.json.encode(parameters)
         list_begin = chunk.num_taken_bytes
@@ -152,26 +151,19 @@ def _seal(identity: bytes, text: bytes, num_bytes: int) -> bytes:
     return hashlib.sha256(identity + num_bytes.to_bytes(8, "little") + text).digest()
 
 
-def _tensor_of(weight: Tensor | PackedWeight | QuantizedWeight) -> Tensor:
-    return weight if isinstance(weight, Tensor) else weight.packed
-
-
-def _place(name: str, weight: Tensor | PackedWeight | QuantizedWeight, chunk: Chunk) -> Parameter:
-    """Has the weight in the chunk, if it is not there, and returns what is to be known of it."""
-    tensor, kind, numbers = _tensor_of(weight), "tensor", ()
-    if isinstance(weight, PackedWeight):
-        kind, numbers = "packed", (weight.num_outputs,)
-    elif isinstance(weight, QuantizedWeight):
-        kind, numbers = "quantized", (weight.num_outputs, weight.num_inputs, weight.bits)
+def _place(name: str, weight: Weight, chunk: Chunk) -> KeptWeight:
+    """Puts the weight into the chunk if it is not there, and returns its entry of the list."""
+    tensor = weight.stored
     offset = chunk.find(tensor)
     if offset is None:
         offset, room = chunk.num_taken_bytes, chunk.take(tensor.shape, tensor.dtype)
         assert room is not None, "the file is too small for the weights"
         room.copy_(tensor)
-    return Parameter(name, kind, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset, numbers)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return KeptWeight(name, weight.format.name, dtype, tuple(tensor.shape), offset, weight.numbers)
 
 
-def _restore(parameter: Parameter, chunk: Chunk) -> Tensor | PackedWeight | QuantizedWeight:
-    tensor = chunk.at(parameter.offset, parameter.shape, getattr(torch, parameter.dtype))
+def _restore(kept: KeptWeight, chunk: Chunk) -> Weight:
+    tensor = chunk.at(kept.offset, kept.shape, getattr(torch, kept.dtype))
     assert tensor is not None, "the file is too small for its list"
-    return KINDS[parameter.kind](tensor, *parameter.numbers) if parameter.numbers else tensor
+    return FORMATS[kept.format].restore(tensor, kept.numbers)

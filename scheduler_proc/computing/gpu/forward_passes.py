@@ -59,7 +59,7 @@ class GpuForwardPasses:
                 self.last_tokens = torch.zeros(limits.max_num_seqs, dtype=torch.int32, device=device.torch_device)
             # Not like the cache, which may hold codes.
             like_NE = torch.empty(
-                (0, decoder.config.hidden_size), dtype=decoder.activation_dtype, device=device.torch_device
+                (0, decoder.model.hidden_size), dtype=decoder.activation_dtype, device=device.torch_device
             )
             self.captured = CapturedSteps(device, self._shapes, attention, like_NE)
 

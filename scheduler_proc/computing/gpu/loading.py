@@ -183,12 +183,12 @@ def _make_attention(
 ) -> AttentionBackend:
     """Raises `BootError` for an `--attention-backend` that is asked for and cannot be had."""
     max_rows, shares_prefixes = config.scheduling.max_num_seqs, config.cache.shared_prefix_attention
-    model, page_size = decoder.config, config.cache.block_size
-    heads = model.num_heads, model.num_kv_heads, model.head_dim
+    attention, page_size = decoder.model.attention, config.cache.block_size
+    heads = attention.num_heads, attention.num_kv_heads, attention.head_dim
     shape = DecodeShape(*heads, page_size, decoder.activation_dtype, kv_codes)
     if config.model.attention_backend == "flashinfer":
         if kv_codes is not None:
             raise BootError("--attention-backend flashinfer: it does not read a KV cache of fp8; leave it at auto")
         log.info("FlashInfer computes attention; steps with prompts are launched operation by operation for it")
-        return FlashInferAttention(shape, model.attention_scale, device)
+        return FlashInferAttention(shape, attention.scale, device)
     return AttentionPlans(shape, max_rows, shares_prefixes, device.torch_device)

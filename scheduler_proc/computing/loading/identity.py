@@ -9,13 +9,13 @@ import torch
 from kernels.cpu.library import ISA_VARIABLE
 from messages.config import Config
 from scheduler_proc.computing.loading.placement import Placement
-from scheduler_proc.computing.model.decoder_config import DecoderConfig
+from scheduler_proc.computing.model.description import ModelDescription
 
 CODE = Path(__file__).parents[3]
 CODE_PACKAGES, CODE_SUFFIXES = ("scheduler_proc", "kernels", "messages"), (".py", ".c", ".h")
 
 
-def identity_of(config: Config, decoder: DecoderConfig, placement: Placement, *more: object) -> bytes:
+def identity_of(config: Config, model: ModelDescription, placement: Placement, *more: object) -> bytes:
     """Returns 32 bytes that only a scheduler has whose pages would be the same.
 
     They are of model, weights, formats, code, torch and the instruction set that was asked for. Files are
@@ -23,9 +23,9 @@ def identity_of(config: Config, decoder: DecoderConfig, placement: Placement, *m
     """
     folders = [CODE / package for package in CODE_PACKAGES]
     code = [file for folder in folders for file in folder.rglob("*") if file.suffix in CODE_SUFFIXES]
-    model = [file for file in Path(config.facts.model_dir).iterdir() if file.is_file()]
-    stats = [(str(file), file.stat()) for file in sorted([*code, *model])]
+    model_files = [file for file in Path(config.facts.model_dir).iterdir() if file.is_file()]
+    stats = [(str(file), file.stat()) for file in sorted([*code, *model_files])]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     formats = config.model.load_format, config.cache.block_size, config.cache.kv_cache_dtype
-    facts = (formats, decoder, placement, files, torch.__version__, os.environ.get(ISA_VARIABLE), *more)
+    facts = (formats, model, placement, files, torch.__version__, os.environ.get(ISA_VARIABLE), *more)
     return hashlib.sha256(repr(facts).encode()).digest()

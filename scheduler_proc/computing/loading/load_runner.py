@@ -21,9 +21,9 @@ from scheduler_proc.computing.gpu.loading import GpuBackend
 from scheduler_proc.computing.loading.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.loading.identity import identity_of
 from scheduler_proc.computing.loading.placement import Placement, find_placement, find_share, set_cpu_threads, use_gpu
-from scheduler_proc.computing.loading.weights import Report, Weights, make_dummy_weights, most_bytes, pack_linears
-from scheduler_proc.computing.model.decoder import Decoder
-from scheduler_proc.computing.model.decoder_config import parameter_shapes
+from scheduler_proc.computing.loading.weights import Report, make_dummy_weights, most_bytes
+from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.model.decoder import Decoder, model_parameters
 from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.kv_tensors import (
@@ -76,18 +76,18 @@ class LoadedModel:
         draft_backend = None if draft is None else draft.make_backend(device, report)
 
         def make_cache(num_pages: int) -> KVTensors:
-            return allocate_cache(decoder.config, num_pages, page_size, placement, memory)
+            return allocate_cache(decoder.model, num_pages, page_size, placement, memory)
 
         def add_runner(cache: KVTensors) -> Runner:
             runner = backend.make_runner(cache)
             if draft is not None and draft_backend is not None:
-                draft_cache = allocate_cache(draft.decoder.config, cache.num_pages, page_size, placement)
+                draft_cache = allocate_cache(draft.decoder.model, cache.num_pages, page_size, placement)
                 runner.draft_runner = draft_backend.make_runner(draft_cache)
             return runner
 
-        bytes_per_page = page_bytes(decoder.config, page_size, placement)
+        bytes_per_page = page_bytes(decoder.model, page_size, placement)
         if draft is not None:
-            bytes_per_page += page_bytes(draft.decoder.config, page_size, placement)
+            bytes_per_page += page_bytes(draft.decoder.model, page_size, placement)
         if memory is not None and memory.num_pages:
             num_pages = memory.num_pages
         else:
@@ -115,7 +115,7 @@ class LoadedModel:
         return runner
 
     def _add_tiers(self, runner: Runner, copies: PageCopies) -> None:
-        identity = identity_of(self.config, self.decoder.config, self.placement)
+        identity = identity_of(self.config, self.decoder.model, self.placement)
         runner.page_store, missing = open_tiers(self.config.cache, copies, identity, self.engine)
         runner.degraded = "; ".join(filter(None, (runner.degraded, missing)))
 
@@ -133,7 +133,7 @@ class LoadedModel:
     def warmed_up(self) -> "LoadedModel":
         """Returns the model after a step on a CPU, in a small cache of its own and on one thread."""
         torch.set_num_threads(1)
-        cache = allocate_cache(self.decoder.config, self.limits.num_pages, self.config.cache.block_size, self.placement)
+        cache = allocate_cache(self.decoder.model, self.limits.num_pages, self.config.cache.block_size, self.placement)
         backend = CpuBackend(self.config, self.decoder, self.limits)
         backend.warm_up(backend.make_runner(cache))
         return dataclasses.replace(self, is_warm=True)
@@ -209,7 +209,7 @@ def _load(
 
     def load_one(config: Config, hf_config: HfConfig, weights_file: Path | None) -> LoadedModel | None:
         family = find_family(hf_config)
-        shard = Shard(family.read_config(hf_config, config.facts.max_model_len), parallel.rank, parallel.size)
+        shard = Shard(family.describe(hf_config, config.facts.max_model_len), parallel.rank, parallel.size)
         identity = b""
         if not placement.is_cuda:
             identity = identity_of(config, shard.own, placement, config.model, config.cache, config.facts)
@@ -225,10 +225,9 @@ def _load(
             if is_shared_only:
                 weights = memory.find()
             else:
-                # What is quantized, or packed when it is whole, is not made in its place.
-                is_in_place = placement.weight_bits is None and config.model.load_format != "dummy"
-                num_bytes = most_bytes(shard.own, placement) if is_in_place else 0
-                weights = memory.load(lambda: pack_linears(load_weights()), report, num_bytes)
+                # What is quantized is not made in its place.
+                num_bytes = most_bytes(shard, placement) if placement.weight_bits is None else 0
+                weights = memory.load(load_weights, report, num_bytes)
         if weights is None:
             return None
         decoder = Decoder(shard.own, weights, config.facts.max_model_len, parallel)
@@ -298,7 +297,9 @@ def _read_draft_config(config: Config, draft: DraftFacts) -> tuple[Config, HfCon
 
 
 def _warn_if_large(model: Decoder, draft: Decoder) -> None:
-    size, draft_size = (sum(map(prod, parameter_shapes(each.config).values())) / 1e6 for each in (model, draft))
+    size, draft_size = (
+        sum(prod(parameter.shape) for parameter in model_parameters(each.model)) / 1e6 for each in (model, draft)
+    )
     if draft_size >= size:
         log.warning(
             "the draft model has %.1f million parameters, the model %.1f million: its draft tokens take more time than "
@@ -310,7 +311,7 @@ def _warn_if_large(model: Decoder, draft: Decoder) -> None:
 
 def _load_weights(config: Config, family: Family, shard: Shard, placement: Placement, report: Report) -> Weights:
     if config.model.load_format == "dummy":
-        return make_dummy_weights(shard.own, placement, report)
+        return make_dummy_weights(shard, placement, report)
     # Imported here and not above: they need safetensors, which a machine for random weights may lack.
     from scheduler_proc.computing.loading.checkpoint import open_checkpoint
     from scheduler_proc.computing.loading.weight_cache import load_through_cache

@@ -9,25 +9,23 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from kernels.cpu.build import cache_dir, can_keep
 from kernels.cpu.huge_pages import empty_huge
-from kernels.quantized_linear import QuantizedWeight
+from kernels.formats.registry import FORMATS
 from messages import VERSION
 from scheduler_proc.computing.loading.checkpoint import Checkpoint
 from scheduler_proc.computing.loading.placement import Placement
-from scheduler_proc.computing.loading.weights import Report, Weights, load_weights
+from scheduler_proc.computing.loading.weights import Report, load_weights
+from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.sharding import Shard
 
-LAYOUT = 2
-"""Counts changes of what a file holds, of `QuantizedWeight.packed` above all."""
+LAYOUT = 3
+"""Counts changes of what a file holds, of `Codes.packed` above all."""
 
 LEAST_BYTES = 64 << 20
 """A smaller checkpoint is loaded and quantized in the time that a second file would take."""
@@ -77,11 +75,14 @@ class WeightCache:
                 if metadata.get("key") != self._key:
                     log.info("%s is of another state of the checkpoint: it is made anew", self.path)
                     return None
-                names, sizes = list(file.keys()), json.loads(metadata["quantized"])
+                formats = json.loads(metadata["formats"])
                 weights: Weights = {}
-                for num_done, name in enumerate(names, start=1):
-                    weights[name] = _take(file.get_tensor(name), sizes.get(name))
-                    report("reading the quantized weights", num_done / len(names))
+                for num_done, (name, (format_name, numbers)) in enumerate(formats.items(), start=1):
+                    # A copy: it is read faster from huge pages, and the file may then be removed.
+                    tensor = file.get_tensor(name)
+                    stored = empty_huge(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+                    weights[name] = FORMATS[format_name].restore(stored, tuple(numbers))
+                    report("reading the quantized weights", num_done / len(formats))
                 return weights
         except (SafetensorError, OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
             log.warning("%s cannot be read (%s): it is made anew", self.path, _first_line(error))
@@ -92,13 +93,12 @@ class WeightCache:
         if not can_keep():
             log.warning("%s cannot be written: weights are quantized at each start", cache_dir())
             return
-        quantized = {name: weight for name, weight in weights.items() if isinstance(weight, QuantizedWeight)}
-        sizes = {name: (weight.num_outputs, weight.num_inputs, weight.bits) for name, weight in quantized.items()}
-        tensors = {name: quantized[name].packed if name in quantized else weights[name] for name in weights}
+        formats = {name: (weight.format.name, weight.numbers) for name, weight in weights.items()}
+        tensors = {name: weight.stored for name, weight in weights.items()}
         part = self.path.with_suffix(f".{os.getpid()}.part")
         try:
             self._remove_abandoned()
-            save_file(tensors, part, {"key": self._key, "quantized": json.dumps(sizes)})
+            save_file(tensors, part, {"key": self._key, "formats": json.dumps(formats)})
             part.replace(self.path)
             size_mb = self.path.stat().st_size / 1e6
             log.info("quantized weights are kept as %s (%.0f MB) for the next start", self.path, size_mb)
@@ -110,15 +110,6 @@ class WeightCache:
         for part in self.path.parent.glob("weights-*.part"):
             if time.time() - part.stat().st_mtime > ABANDONED_S:
                 part.unlink(missing_ok=True)
-
-
-def _take(tensor: Tensor, size: Any) -> Tensor | QuantizedWeight:
-    """Returns a copy of what the file maps: of huge pages it is read faster, and the file may then go."""
-    if size is None:
-        return tensor.clone()
-    num_outputs, num_inputs, bits = size
-    packed = empty_huge(tuple(tensor.shape), torch.uint8)
-    return QuantizedWeight(packed.copy_(tensor), num_outputs, num_inputs, bits)
 
 
 def _digest(*parts: object) -> str:

@@ -1,32 +1,28 @@
-"""Fills a decoder's parameters from a checkpoint, or with random values."""
+"""Fills a model's parameters from a checkpoint, or with random values."""
 
 import logging
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from kernels.cpu.huge_memory import HUGE_PAGE
-from kernels.cpu.huge_pages import empty_huge
-from kernels.packed_linear import (
-    BLOCK,
-    PackedWeight,
-    allocate_packed,
-    has_packed_kernel,
-    pack_rows,
-    pack_where_faster,
-)
-from kernels.quantized_linear import quantize
+from kernels.formats.packed import PACKED
+from kernels.formats.plain import PLAIN
+from kernels.formats.quantized import QUANTIZED
+from kernels.formats.weight_format import Weight, WeightFormat
+from kernels.packed_linear import has_packed_kernel
 from messages.errors import BootError
 from scheduler_proc.computing.loading.placement import Placement
-from scheduler_proc.computing.model.decoder_config import DecoderConfig, Shape, parameter_shapes
+from scheduler_proc.computing.model.blocks.head import HEAD
+from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.model.decoder import model_parameters
 from scheduler_proc.computing.model.families.family import Family, Source
-from scheduler_proc.computing.model.sharding import Part, Shard
+from scheduler_proc.computing.model.parameters import ByColumns, Parameter, Part
+from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.torch_import import import_fake_tensors
 
 if TYPE_CHECKING:
@@ -37,14 +33,75 @@ if TYPE_CHECKING:
 MAX_NAMES_SHOWN = 6
 DUMMY_STD = 0.02
 
-Weights = dict[str, Any]
-"""Parameters by name: tensors, and for linear layers' weights `QuantizedWeight` where the placement says so, or
-`PackedWeight` where they were packed from the checkpoint."""
-
-LINEAR_WEIGHT = re.compile(r"head|layers\.\d+\.(qkv|attention_out|mlp_in|mlp_out)\.weight")
 Report = Callable[[str, float | None], None]
 
 log = logging.getLogger("sluice.weights")
+
+
+class ShardWeights:
+    """The parameters of which `shard` has a part, uninitialised at first, each in the format that is chosen for it.
+
+    Raises `BootError` if there is not enough memory.
+    """
+
+    def __init__(self, shard: Shard, placement: Placement):
+        self._placement, self._num_ranks = placement, shard.num_ranks
+        self.parameters = {parameter.name: parameter for parameter in model_parameters(shard.whole)}
+        self.parts = {name: parameter.part(shard.rank, shard.num_ranks) for name, parameter in self.parameters.items()}
+        self.weights: Weights = {}
+        try:
+            for name in self.parameters:
+                self.weights[name] = self._allocate(name)
+        except (RuntimeError, OSError) as error:
+            num_bytes = sum(prod(part.shape) for part in self.parts.values()) * placement.dtype.itemsize
+            raise BootError(
+                f"the model's weights need {num_bytes / 2**30:.2f} GiB in {placement.dtype_name}, which "
+                f"{placement.device} does not give: {str(error).splitlines()[0]}"
+            ) from None
+
+    def _allocate(self, name: str) -> Weight:
+        part, placement = self.parts[name], self._placement
+        weight_format = choose_format(self.parameters[name], part, placement)
+        weight = weight_format.allocate(part.shape, placement.dtype, placement.device)
+        num_rows = sum(map(len, part.rows))
+        if num_rows < part.shape[0]:  # filling
+            weight.set_rows(num_rows, torch.zeros(part.shape[0] - num_rows, *part.shape[1:], dtype=placement.dtype))
+        return weight
+
+    def set_rows(self, name: str, first_row: int, rows: Tensor) -> None:
+        """Sets the shard's part of `rows`, which are those of the whole parameter from `first_row` on."""
+        part, num_before = self.parts[name], 0
+        for wanted in part.rows:
+            begin, end = max(wanted.start, first_row), min(wanted.stop, first_row + len(rows))
+            if begin < end:
+                found = rows[begin - first_row : end - first_row]
+                row = num_before + begin - wanted.start
+                self.weights[name].set_rows(row, found[:, part.columns] if rows.dim() > 1 else found)
+            num_before += len(wanted)
+
+    def finish(self, name: str, rows: Tensor) -> None:
+        """Ends a parameter, of which all rows are set; `rows` are those of the whole one that were set last."""
+        bits, parameter = self._placement.weight_bits, self.parameters[name]
+        largest_O = None
+        if bits == 8 and self._num_ranks > 1 and isinstance(parameter.split, ByColumns):
+            # The codes of all ranks have one scale, that of one rank.
+            largest_O = torch.linalg.vector_norm(rows, ord=torch.inf, dim=1).to(self._placement.dtype)
+        self.weights[name] = self.weights[name].finish(largest_O)
+        if bits is not None and parameter.role == "tied":
+            self.weights[HEAD] = QUANTIZED[bits].quantize(self.weights[name].stored)
+
+
+def choose_format(parameter: Parameter, part: Part, placement: Placement) -> WeightFormat:
+    """Returns the format of a rank's part of the parameter.
+
+    A tied head that is quantized is a parameter of its own: the embedding is looked up as it is.
+    """
+    if parameter.role not in ("linear", "tied"):
+        return PLAIN
+    if placement.weight_bits is not None:
+        return QUANTIZED[placement.weight_bits] if parameter.role == "linear" else PLAIN
+    like = torch.empty(0, *part.shape[1:], dtype=placement.dtype, device=placement.device)
+    return PACKED if has_packed_kernel(like) else PLAIN
 
 
 def load_weights(
@@ -55,13 +112,9 @@ def load_weights(
     One tensor at a time is read, and cast or packed, so there is never a second copy. Raises `BootError` that names
     missing and misshaped tensors; what the model does not need is only logged.
     """
-    config = shard.own
     sources = _find_sources(family.list_sources(shard.whole), family.prefix, set(checkpoint.files))
     _log_unexpected(set(checkpoint.files) - set(sources), family)
-    weights = allocate(parameter_shapes(config), placement, packs_linears=placement.weight_bits is None)
-    for name in weights.keys() & {"embedding", "head"}:
-        if isinstance(weights[name], Tensor):
-            weights[name][len(shard.part(name).rows[0]) :].zero_()
+    shard_weights = ShardWeights(shard, placement)
     wrong_shapes: list[str] = []
     missing_rows = Counter[str]()
     for source in sources.values():
@@ -72,127 +125,44 @@ def load_weights(
             wrong_shapes.append(f"{name}: expected {list(source.shape)}, got {list(tensor.shape)}")
             continue
         rows = tensor.T if source.is_transposed else tensor
-        _set_part(weights[source.target], shard.part(source.target), source.first_row, rows)
+        shard_weights.set_rows(source.target, source.first_row, rows)
         missing_rows[source.target] -= source.num_rows
         if missing_rows[source.target] == 0:
-            _quantize(
-                weights, source.target, config, placement, _largest_of_whole(shard, source.target, rows, placement)
-            )
+            shard_weights.finish(source.target, rows)
         report("loading weights", num_done / len(sources))
     if wrong_shapes:
         raise BootError(f"weights do not fit config.json: {_shorten(wrong_shapes, '; ')}")
-    return weights
+    return shard_weights.weights
 
 
-def pack_linears(weights: Weights) -> Weights:
-    """Packs, in place, what is not packed yet and has a kernel for it, so that a decoder has nothing to pack."""
-    for name in _find_linears(weights):
-        weights[name] = pack_where_faster(weights[name])
-    return weights
-
-
-def _find_linears(names: Collection[str]) -> list[str]:
-    """Returns the names of linear layers' weights: without a head that is the embedding."""
-    return [name for name in names if LINEAR_WEIGHT.fullmatch(name) or (name == "embedding" and "head" not in names)]
-
-
-def _set_part(weight: Tensor | PackedWeight, part: Part, first_row: int, rows: Tensor) -> None:
-    """Sets what is in `part` of `rows`, which are those of the whole parameter from `first_row` on."""
-    num_before = 0
-    for wanted in part.rows:
-        begin, end = max(wanted.start, first_row), min(wanted.stop, first_row + len(rows))
-        if begin < end:
-            found = rows[begin - first_row : end - first_row]
-            _set_rows(weight, num_before + begin - wanted.start, found[:, part.columns] if rows.dim() > 1 else found)
-        num_before += len(wanted)
-
-
-def _set_rows(weight: Tensor | PackedWeight, first_row: int, rows: Tensor) -> None:
-    if isinstance(weight, PackedWeight):
-        pack_rows(weight.packed, first_row, rows)
-    else:
-        weight[first_row : first_row + len(rows)].copy_(rows)
-
-
-def make_dummy_weights(config: DecoderConfig, placement: Placement, report: Report) -> Weights:
+def make_dummy_weights(shard: Shard, placement: Placement, report: Report) -> Weights:
     """Returns random parameters of the real shapes, the same in every run: they time like real ones."""
-    weights = allocate(parameter_shapes(config), placement)
+    shard_weights = ShardWeights(shard, placement)
     import_fake_tensors()  # which torch needs to make a generator
     generator = torch.Generator(placement.device).manual_seed(0)
-    for num_done, name in enumerate(list(weights), start=1):
-        tensor = weights[name]
-        if name.endswith("norm.weight"):
-            tensor.fill_(1.0)
-        elif name.endswith(".bias"):
-            tensor.zero_()
-        else:
-            tensor.normal_(std=DUMMY_STD, generator=generator)
-        _quantize(weights, name, config, placement)
-        report("making random weights", num_done / len(weights))
-    return weights
+    for num_done, (name, part) in enumerate(shard_weights.parts.items(), start=1):
+        values = torch.zeros(part.shape, dtype=placement.dtype, device=placement.device)
+        match shard_weights.parameters[name].role:
+            case "norm":
+                values.fill_(1.0)
+            case "bias":
+                pass
+            case _:
+                values.normal_(std=DUMMY_STD, generator=generator)
+        shard_weights.weights[name].set_rows(0, values)
+        shard_weights.finish(name, values)
+        report("making random weights", num_done / len(shard_weights.parts))
+    return shard_weights.weights
 
 
-def _largest_of_whole(shard: Shard, name: str, rows: Tensor, placement: Placement) -> Tensor | None:
-    """Returns the largest magnitude of each of `rows`, of a parameter whose columns ranks share as codes of 8 bits.
-
-    The codes of all ranks have one scale then, that of one rank.
-    """
-    if placement.weight_bits != 8 or not shard.divides_columns(name):
-        return None
-    return torch.linalg.vector_norm(rows, ord=torch.inf, dim=1).to(placement.dtype)
-
-
-def _quantize(
-    weights: Weights, name: str, config: DecoderConfig, placement: Placement, largest_O: Tensor | None = None
-) -> None:
-    """Quantizes one parameter whose values are there, if it is one to be quantized.
-
-    A tied head is a parameter of its own then: the embedding is looked up as it is.
-    """
-    if placement.weight_bits is None:
-        return
-    if LINEAR_WEIGHT.fullmatch(name):
-        weights[name] = quantize(weights[name], placement.weight_bits, largest_O)
-    elif name == "embedding" and config.has_tied_head:
-        weights["head"] = quantize(weights[name], placement.weight_bits)
-
-
-def most_bytes(config: DecoderConfig, placement: Placement) -> int:
-    """Returns the bytes that `load_weights` and `pack_linears` allocate at most, where they do not quantize."""
-    sizes = ((shape[0] + BLOCK) * prod(shape[1:]) for shape in parameter_shapes(config).values())
-    return placement.dtype.itemsize * sum(sizes)
-
-
-def allocate(shapes: dict[str, Shape], placement: Placement, packs_linears: bool = False) -> Weights:
-    """Returns uninitialized tensors, large ones on a CPU in huge pages.
-
-    With `packs_linears` the weights of linear layers are packed ones where there is a kernel for these. Raises
-    `BootError` where there is not enough memory.
-    """
-    linears = _find_linears(shapes) if packs_linears else []
-    try:
-        return {
-            name: PackedWeight(allocate_packed(shape[0], shape[1], placement.dtype), shape[0])
-            if name in linears and _can_pack(shape, placement)
-            else _empty(shape, placement)
-            for name, shape in shapes.items()
-        }
-    except (RuntimeError, OSError) as error:
-        num_bytes = sum(torch.Size(shape).numel() for shape in shapes.values()) * placement.dtype.itemsize
-        raise BootError(
-            f"the model's weights need {num_bytes / 2**30:.2f} GiB in {placement.dtype_name}, which {placement.device} "
-            f"does not give: {str(error).splitlines()[0]}"
-        ) from None
-
-
-def _can_pack(shape: Shape, placement: Placement) -> bool:
-    return has_packed_kernel(torch.empty(0, *shape[1:], dtype=placement.dtype, device=placement.device))
-
-
-def _empty(shape: Shape, placement: Placement) -> Tensor:
-    if not placement.is_cuda and torch.Size(shape).numel() * placement.dtype.itemsize >= HUGE_PAGE:
-        return empty_huge(shape, placement.dtype)
-    return torch.empty(shape, dtype=placement.dtype, device=placement.device)
+def most_bytes(shard: Shard, placement: Placement) -> int:
+    """Returns the bytes that the weights take at most, if they are not quantized."""
+    num_bytes = 0
+    for parameter in model_parameters(shard.whole):
+        part = parameter.part(shard.rank, shard.num_ranks)
+        most_rows = part.shape[0] + choose_format(parameter, part, placement).most_rows_added
+        num_bytes += most_rows * prod(part.shape[1:]) * placement.dtype.itemsize
+    return num_bytes
 
 
 def _find_sources(sources: list[Source], prefix: str, present: set[str]) -> dict[str, Source]:

@@ -17,7 +17,7 @@ from messages.errors import BootError
 from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
 from scheduler_proc.computing.cpu.kv_memory import KVMemory
 from scheduler_proc.computing.loading.placement import Placement
-from scheduler_proc.computing.model.decoder_config import DecoderConfig
+from scheduler_proc.computing.model.description import ModelDescription
 
 GIB = 2**30
 MAX_CPU_CACHE_BYTES = 4 * GIB
@@ -40,13 +40,14 @@ class KVTensors:
 
 
 def allocate_cache(
-    config: DecoderConfig, num_pages: int, page_size: int, placement: Placement, memory: KVMemory | None = None
+    model: ModelDescription, num_pages: int, page_size: int, placement: Placement, memory: KVMemory | None = None
 ) -> KVTensors:
     """Returns an uninitialised cache; a CPU gives the memory only when it is written. Raises `BootError`.
 
     In `memory`, it may hold what a predecessor has computed.
     """
-    shape = (config.num_layers, num_pages * page_size, config.num_kv_heads, config.head_dim)
+    attention = model.attention
+    shape = (len(model.layers), num_pages * page_size, attention.num_kv_heads, attention.head_dim)
 
     def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if placement.is_cuda:
@@ -55,11 +56,11 @@ def allocate_cache(
 
     try:
         if memory is not None:
-            memory.map(num_pages, page_size, num_pages * page_bytes(config, page_size, placement))
+            memory.map(num_pages, page_size, num_pages * page_bytes(model, page_size, placement))
         key, value = (empty(shape, placement.kv_dtype) for _ in range(2))
         scales = [empty(shape[:-1], SCALE_DTYPE) for _ in range(2)] if placement.kv_codes else []
     except (RuntimeError, OSError) as error:
-        needed = num_pages * page_bytes(config, page_size, placement) / GIB
+        needed = num_pages * page_bytes(model, page_size, placement) / GIB
         raise BootError(
             f"the KV cache of {num_pages:,} pages needs {needed:.2f} GiB, which {placement.device} does not give: "
             f"{str(error).splitlines()[0]}; lower --num-pages or --kv-cache-memory-gb"
@@ -67,10 +68,11 @@ def allocate_cache(
     return KVTensors(key, value, page_size, scales)
 
 
-def page_bytes(config: DecoderConfig, page_size: int, placement: Placement) -> int:
+def page_bytes(model: ModelDescription, page_size: int, placement: Placement) -> int:
     """Returns the bytes of one page: K and V of `page_size` tokens in all layers."""
-    head_bytes = config.head_dim * placement.kv_dtype.itemsize + (SCALE_DTYPE.itemsize if placement.kv_codes else 0)
-    return 2 * config.num_layers * page_size * config.num_kv_heads * head_bytes
+    attention, scale_bytes = model.attention, SCALE_DTYPE.itemsize if placement.kv_codes else 0
+    head_bytes = attention.head_dim * placement.kv_dtype.itemsize + scale_bytes
+    return 2 * len(model.layers) * page_size * attention.num_kv_heads * head_bytes
 
 
 def pages_per_context(config: Config) -> int:

@@ -9,20 +9,20 @@ import math
 import torch
 from torch import Tensor
 
-from scheduler_proc.computing.model.decoder_config import RopeConfig
+from scheduler_proc.computing.model.description import RopeDescription
+
+RopeTables = tuple[Tensor, Tensor]
+"""The cosines and sines of the angles, each float32 [M, X]."""
 
 
-def make_rope_tables(
-    config: RopeConfig, head_dim: int, num_positions: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Returns the cosines and sines, each float32 [M, X]."""
+def make_rope_tables(config: RopeDescription, head_dim: int, num_positions: int, device: torch.device) -> RopeTables:
     exponents_X = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies_X = _scale(config, 1.0 / (config.theta**exponents_X))
     angles_MX = torch.arange(num_positions).float()[:, None] * frequencies_X
     return angles_MX.cos().to(device), angles_MX.sin().to(device)
 
 
-def _scale(config: RopeConfig, frequencies_X: Tensor) -> Tensor:
+def _scale(config: RopeDescription, frequencies_X: Tensor) -> Tensor:
     if config.scaling == "default":
         return frequencies_X
     if config.scaling == "linear":
@@ -30,7 +30,7 @@ def _scale(config: RopeConfig, frequencies_X: Tensor) -> Tensor:
     return _scale_llama3(config, frequencies_X)
 
 
-def _scale_llama3(config: RopeConfig, frequencies_X: Tensor) -> Tensor:
+def _scale_llama3(config: RopeDescription, frequencies_X: Tensor) -> Tensor:
     """Slows down the long waves, leaves the short ones, and goes over smoothly between (Llama 3.1, 2024)."""
     wave_lengths_X = 2 * math.pi / frequencies_X
     longest = config.original_max_positions / config.low_freq_factor

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.huge_pages import empty_huge
-from scheduler_proc.computing.model.decoder_config import DecoderConfig
+from scheduler_proc.computing.model.description import ModelDescription
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,21 @@ class Workspace:
     Memory is given by the system as it is written, so that what is never used costs nothing.
     """
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, max_tokens: int, max_rows: int):
+    def __init__(self, model: ModelDescription, dtype: torch.dtype, max_tokens: int, max_rows: int):
         def room(*shape: int) -> Tensor:
             return empty_huge((max_tokens, *shape), dtype)
 
+        attention, mlp = model.attention, model.mlp
         self._activations = Activations(
-            residual=room(config.hidden_size),
-            normed=room(config.hidden_size),
-            heads=room(config.qkv_size),
-            attended=room(config.num_heads, config.head_dim),
-            update=room(config.hidden_size),
-            inner=room(config.mlp_in_size),
-            gated=room(config.mlp_size) if config.activation == "silu_gated" else None,
+            residual=room(model.hidden_size),
+            normed=room(model.hidden_size),
+            heads=room(attention.qkv_size),
+            attended=room(attention.num_heads, attention.head_dim),
+            update=room(model.hidden_size),
+            inner=room(mlp.in_size),
+            gated=room(mlp.size) if mlp.is_gated else None,
         )
-        self._logits_NV = empty_huge((max_rows, config.vocab_size), dtype)
+        self._logits_NV = empty_huge((max_rows, model.vocab_size), dtype)
 
     def activations(self, num_tokens: int) -> Activations:
         """Returns room for a step of so many tokens."""

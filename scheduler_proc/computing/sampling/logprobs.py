@@ -58,9 +58,7 @@ def prompt_logprobs(
     """
     ids_Q = columns["prompt_ids"]
     assert len(ids_Q) == len(hidden_QE)
-    return _logprobs(
-        lambda part: decoder.logits(hidden_QE[part]), ids_Q, plan.num_prompt_top, decoder.config.vocab_size
-    )
+    return _logprobs(lambda part: decoder.logits(hidden_QE[part]), ids_Q, plan.num_prompt_top, decoder.model.vocab_size)
 
 
 def _logprobs(make_logits: Callable[[slice], Tensor], ids_N: Tensor, num_top: int, vocab_size: int) -> TokenLogprobs:

@@ -13,6 +13,7 @@ from kernels.cpu.build import built_isas
 from kernels.cpu.capture import capture_calls
 from kernels.cpu.library import use_library
 from kernels.embed import embed
+from kernels.formats.plain import PlainWeight
 from kernels.gelu import gelu
 from kernels.layer_norm import layer_norm
 from kernels.packed_linear import pack, packed_linear
@@ -69,9 +70,10 @@ def store(shape: Shape, dtype: torch.dtype) -> None:
 
 def replay(size: int, dtype: torch.dtype) -> None:
     ids, tables = torch.arange(40, dtype=torch.int32), torch.randn(2, 40, size).to(dtype)
+    table, positions = PlainWeight(tables[0]), tables[1]
     weight, bits = torch.ones(size, dtype=dtype), quantize(torch.randn(70, size).to(dtype), 8)
     out, calls, _ = capture_calls(
-        lambda: quantized_linear(rms_norm(embed(ids, ids, tables[0], tables[1]), weight, 1e-5), bits, None)
+        lambda: quantized_linear(rms_norm(embed(ids, ids, table, positions), weight, 1e-5), bits, None)
     )
     expected = out.clone()
     assert calls is not None

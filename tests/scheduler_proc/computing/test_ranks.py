@@ -8,7 +8,6 @@ import msgspec
 import pytest
 import torch
 
-from kernels.embed import look_up
 from messages.columns import pack_float32, pack_int32, unpack_float32, unpack_int32
 from messages.errors import BootError
 from messages.requests import SamplingParams
@@ -55,7 +54,7 @@ def decoder_of(runner: Runner) -> Decoder:
 
 
 def embedding_of(decoder: Decoder) -> torch.Tensor:
-    return look_up(torch.arange(decoder.config.vocab_part), decoder._embedding_VE)
+    return decoder.embedding.tokens_VE.look_up(torch.arange(decoder.model.vocab_part))
 
 
 def cache_bytes(runner: Runner) -> int:
@@ -148,8 +147,8 @@ def test_a_rank_has_its_part_of_weights_and_cache_and_no_more(tmp_path: Path) ->
     alone = load_runner(make_config(tmp_path), lambda text, part: None)
     with ranks_of(tmp_path, 2, tmp_path / "ranks") as runners:
         for rank, runner in enumerate(runners):
-            config = decoder_of(runner).config
-            assert (config.num_heads, config.num_kv_heads, config.mlp_size) == (2, 1, 44)
+            model = decoder_of(runner).model
+            assert (model.attention.num_heads, model.attention.num_kv_heads, model.mlp.size) == (2, 1, 44)
             whole, part = (embedding_of(decoder_of(one)) for one in (alone, runner))
             assert torch.equal(part, whole.chunk(2)[rank])
             assert 2 * cache_bytes(runner) == cache_bytes(alone)

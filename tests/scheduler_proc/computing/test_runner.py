@@ -34,7 +34,7 @@ class Config:
 
 
 class Model:
-    config = Config()
+    model = Config()
     parallel = ALONE
 
 

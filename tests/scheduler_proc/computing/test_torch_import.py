@@ -9,6 +9,7 @@ import torch
 
 CODE = """
 import gc, os, sys
+from types import SimpleNamespace
 from scheduler_proc.computing.torch_import import FAKE_TENSORS, UNUSED, import_torch
 import_torch()
 import torch
@@ -26,9 +27,11 @@ assert torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3)).tolist() =
 
 from scheduler_proc.computing.loading import weights
 from scheduler_proc.computing.loading.placement import Placement
-weights.parameter_shapes = lambda config: {"x.weight": (2, 3)}
-dummy = weights.make_dummy_weights(None, Placement(torch.device("cpu"), torch.float32), lambda text, fraction: None)
-assert dummy["x.weight"].shape == (2, 3)
+from scheduler_proc.computing.model.parameters import Parameter
+weights.model_parameters = lambda model: [Parameter("x.weight", (2, 3), "linear")]
+shard = SimpleNamespace(whole=None, rank=0, num_ranks=1)
+dummy = weights.make_dummy_weights(shard, Placement(torch.device("cpu"), torch.float32), lambda text, fraction: None)
+assert dummy["x.weight"].stored.shape == (2, 3)
 
 from scheduler_proc.computing.torch_observer import TorchObserver
 observer = TorchObserver()

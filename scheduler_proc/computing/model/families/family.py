@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler_proc.computing.loading.hf_config import HfConfig
-from scheduler_proc.computing.model.decoder_config import DecoderConfig, Shape
+from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.parameters import Shape
 
 HEAD_NAME = "lm_head.weight"
 
@@ -34,28 +35,28 @@ class Source:
 class Family:
     """A model family.
 
-    `read_config` (config.json and the longest context that is served, in tokens) raises `BootError` for a model that
+    `describe` (config.json and the longest context that is served, in tokens) raises `BootError` for a model that
     cannot be run as it must. `prefix` begins names in a checkpoint of the whole model and is absent in one of the bare
     decoder. `ignored` matches names that may be present and are not needed.
     """
 
     architectures: tuple[str, ...]
-    read_config: Callable[[HfConfig, int], DecoderConfig]
-    list_sources: Callable[[DecoderConfig], list[Source]]
+    describe: Callable[[HfConfig, int], ModelDescription]
+    list_sources: Callable[[ModelDescription], list[Source]]
     prefix: str
     ignored: re.Pattern[str]
 
 
-def embedding_source(name: str, config: DecoderConfig) -> Source:
+def embedding_source(name: str, model: ModelDescription) -> Source:
     """Returns the source of the token embedding, which a tied head shares."""
-    shape = (config.vocab_size, config.hidden_size)
-    return Source(name, shape, "embedding", other_name=HEAD_NAME if config.has_tied_head else "")
+    shape = (model.vocab_size, model.hidden_size)
+    return Source(name, shape, "embedding", other_name=HEAD_NAME if model.has_tied_head else "")
 
 
-def head_sources(config: DecoderConfig) -> list[Source]:
+def head_sources(model: ModelDescription) -> list[Source]:
     """Returns the source of the head; a tied head has none."""
-    shape = (config.vocab_size, config.hidden_size)
-    return [] if config.has_tied_head else [Source(HEAD_NAME, shape, "head")]
+    shape = (model.vocab_size, model.hidden_size)
+    return [] if model.has_tied_head else [Source(HEAD_NAME, shape, "head")]
 
 
 def linear_sources(

@@ -5,7 +5,13 @@ from typing import Literal
 
 from messages.errors import BootError
 from scheduler_proc.computing.loading.hf_config import HfConfig
-from scheduler_proc.computing.model.decoder_config import DecoderConfig
+from scheduler_proc.computing.model.description import (
+    AttentionDescription,
+    LayerDescription,
+    MlpDescription,
+    ModelDescription,
+    NormDescription,
+)
 from scheduler_proc.computing.model.families.family import Family, Source, embedding_source, head_sources
 
 ACTIVATIONS: dict[str, Literal["gelu_tanh", "gelu"]] = {
@@ -16,7 +22,7 @@ ACTIVATIONS: dict[str, Literal["gelu_tanh", "gelu"]] = {
 }
 
 
-def read_config(hf_config: HfConfig, max_model_len: int) -> DecoderConfig:
+def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hidden_size, num_heads = hf_config.count("n_embd"), hf_config.count("n_head")
     num_positions = hf_config.count("n_positions")
     activation = hf_config.text("activation_function", "gelu_new")
@@ -30,42 +36,44 @@ def read_config(hf_config: HfConfig, max_model_len: int) -> DecoderConfig:
     if max_model_len > num_positions:
         raise BootError(f"--max-model-len {max_model_len}: this model has {num_positions} positions (n_positions)")
     head_dim = hidden_size // num_heads
-    return DecoderConfig(
-        vocab_size=hf_config.count("vocab_size"),
-        hidden_size=hidden_size,
-        num_layers=hf_config.count("n_layer"),
+    norm = NormDescription(kind="layer", size=hidden_size, eps=hf_config.number("layer_norm_epsilon", 1e-5))
+    attention = AttentionDescription(
         num_heads=num_heads,
         num_kv_heads=num_heads,
         head_dim=head_dim,
-        mlp_size=hf_config.optional_count("n_inner") or 4 * hidden_size,
-        norm="layer",
-        norm_eps=hf_config.number("layer_norm_epsilon", 1e-5),
-        activation=ACTIVATIONS[activation],
-        attention_scale=head_dim**-0.5 if hf_config.flag("scale_attn_weights", True) else 1.0,
-        learned_positions=num_positions,
+        scale=head_dim**-0.5 if hf_config.flag("scale_attn_weights", True) else 1.0,
         has_qkv_bias=True,
-        has_attention_out_bias=True,
-        has_mlp_bias=True,
+        has_out_bias=True,
+    )
+    mlp_size = hf_config.optional_count("n_inner") or 4 * hidden_size
+    mlp = MlpDescription(size=mlp_size, activation=ACTIVATIONS[activation], has_bias=True)
+    layer = LayerDescription(attention_norm=norm, attention=attention, mlp_norm=norm, mlp=mlp)
+    return ModelDescription(
+        vocab_size=hf_config.count("vocab_size"),
+        hidden_size=hidden_size,
+        layers=(layer,) * hf_config.count("n_layer"),
+        final_norm=norm,
+        num_positions=num_positions,
         has_tied_head=hf_config.flag("tie_word_embeddings", True),
     )
 
 
-def list_sources(config: DecoderConfig) -> list[Source]:
-    hidden = config.hidden_size
+def list_sources(model: ModelDescription) -> list[Source]:
+    hidden = model.hidden_size
     sources = [
-        embedding_source("transformer.wte.weight", config),
-        Source("transformer.wpe.weight", (config.learned_positions, hidden), "position_embedding"),
+        embedding_source("transformer.wte.weight", model),
+        Source("transformer.wpe.weight", (model.num_positions, hidden), "position_embedding"),
     ]
-    for index in range(config.num_layers):
+    for index, description in enumerate(model.layers):
         block, layer = f"transformer.h.{index}", f"layers.{index}"
         sources += _norm(f"{block}.ln_1", f"{layer}.attention_norm", hidden)
-        sources += _conv1d(f"{block}.attn.c_attn", f"{layer}.qkv", hidden, config.qkv_size)
+        sources += _conv1d(f"{block}.attn.c_attn", f"{layer}.qkv", hidden, description.attention.qkv_size)
         sources += _conv1d(f"{block}.attn.c_proj", f"{layer}.attention_out", hidden, hidden)
         sources += _norm(f"{block}.ln_2", f"{layer}.mlp_norm", hidden)
-        sources += _conv1d(f"{block}.mlp.c_fc", f"{layer}.mlp_in", hidden, config.mlp_size)
-        sources += _conv1d(f"{block}.mlp.c_proj", f"{layer}.mlp_out", config.mlp_size, hidden)
+        sources += _conv1d(f"{block}.mlp.c_fc", f"{layer}.mlp_in", hidden, description.mlp.size)
+        sources += _conv1d(f"{block}.mlp.c_proj", f"{layer}.mlp_out", description.mlp.size, hidden)
     sources += _norm("transformer.ln_f", "final_norm", hidden)
-    return sources + head_sources(config)
+    return sources + head_sources(model)
 
 
 def _norm(name: str, target: str, size: int) -> list[Source]:
@@ -81,7 +89,7 @@ def _conv1d(name: str, target: str, num_in: int, num_out: int) -> list[Source]:
 
 FAMILY = Family(
     architectures=("GPT2LMHeadModel",),
-    read_config=read_config,
+    describe=describe,
     list_sources=list_sources,
     prefix="transformer.",
     ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight"),

@@ -1,12 +1,18 @@
 """Llama and its likes (Mistral, SmolLM): RMS norms, rotary positions, grouped heads and a gated MLP."""
 
 import re
-from dataclasses import replace
 from typing import Literal
 
 from messages.errors import BootError
 from scheduler_proc.computing.loading.hf_config import HfConfig
-from scheduler_proc.computing.model.decoder_config import DecoderConfig, RopeConfig
+from scheduler_proc.computing.model.description import (
+    AttentionDescription,
+    LayerDescription,
+    MlpDescription,
+    ModelDescription,
+    NormDescription,
+    RopeDescription,
+)
 from scheduler_proc.computing.model.families.family import (
     Family,
     Source,
@@ -22,45 +28,66 @@ ROPE_SCALINGS: dict[str, Literal["default", "linear", "llama3"]] = {
 }
 
 
-def read_config(hf_config: HfConfig, max_model_len: int) -> DecoderConfig:
+def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     _check_sliding_window(hf_config, max_model_len)
-    has_attention_bias = hf_config.flag("attention_bias", False)
-    return replace(
-        read_plain_config(hf_config),
-        has_qkv_bias=has_attention_bias,
-        has_attention_out_bias=has_attention_bias,
+    has_bias = hf_config.flag("attention_bias", False)
+    return describe_model(
+        hf_config,
+        describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=has_bias),
         has_mlp_bias=hf_config.flag("mlp_bias", False),
     )
 
 
-def read_plain_config(hf_config: HfConfig, default_head_dim: int | None = None) -> DecoderConfig:
-    """Returns what Llama and its descendants spell alike: a decoder over the whole context, without biases.
+def describe_attention(
+    hf_config: HfConfig,
+    default_head_dim: int | None = None,
+    *,
+    has_qkv_bias: bool,
+    has_out_bias: bool,
+    has_qk_norm: bool = False,
+) -> AttentionDescription:
+    """Returns attention over the whole context, as Llama and its descendants write it in config.json.
 
-    Without `default_head_dim` the heads share the hidden size where config.json gives no head_dim.
+    Without `default_head_dim` the heads share the hidden size if config.json has no head_dim.
     """
-    hidden_size, num_heads = hf_config.count("hidden_size"), hf_config.count("num_attention_heads")
-    activation = hf_config.text("hidden_act", "silu")
-    if activation != "silu":
-        raise hf_config.refuse("hidden_act", activation, "supported is silu")
-    head_dim = hf_config.optional_count("head_dim") or default_head_dim or hidden_size // num_heads
-    return DecoderConfig(
-        vocab_size=hf_config.count("vocab_size"),
-        hidden_size=hidden_size,
-        num_layers=hf_config.count("num_hidden_layers"),
+    num_heads = hf_config.count("num_attention_heads")
+    head_dim = hf_config.optional_count("head_dim") or default_head_dim or hf_config.count("hidden_size") // num_heads
+    return AttentionDescription(
         num_heads=num_heads,
         num_kv_heads=hf_config.count("num_key_value_heads", num_heads),
         head_dim=head_dim,
-        mlp_size=hf_config.count("intermediate_size"),
-        norm="rms",
-        norm_eps=hf_config.number("rms_norm_eps", 1e-6),
-        activation="silu_gated",
-        attention_scale=head_dim**-0.5,
+        scale=head_dim**-0.5,
         rope=read_rope(hf_config),
+        qk_norm=_describe_norm(hf_config, head_dim) if has_qk_norm else None,
+        has_qkv_bias=has_qkv_bias,
+        has_out_bias=has_out_bias,
+    )
+
+
+def _describe_norm(hf_config: HfConfig, size: int) -> NormDescription:
+    return NormDescription(kind="rms", size=size, eps=hf_config.number("rms_norm_eps", 1e-6))
+
+
+def describe_model(
+    hf_config: HfConfig, attention: AttentionDescription, *, has_mlp_bias: bool = False
+) -> ModelDescription:
+    """Returns a model of layers with this attention, the rest as Llama and its descendants write it."""
+    activation = hf_config.text("hidden_act", "silu")
+    if activation != "silu":
+        raise hf_config.refuse("hidden_act", activation, "supported is silu")
+    norm = _describe_norm(hf_config, hf_config.count("hidden_size"))
+    mlp = MlpDescription(size=hf_config.count("intermediate_size"), activation="silu_gated", has_bias=has_mlp_bias)
+    layer = LayerDescription(attention_norm=norm, attention=attention, mlp_norm=norm, mlp=mlp)
+    return ModelDescription(
+        vocab_size=hf_config.count("vocab_size"),
+        hidden_size=norm.size,
+        layers=(layer,) * hf_config.count("num_hidden_layers"),
+        final_norm=norm,
         has_tied_head=hf_config.flag("tie_word_embeddings", False),
     )
 
 
-def read_rope(hf_config: HfConfig) -> RopeConfig:
+def read_rope(hf_config: HfConfig) -> RopeDescription:
     """Reads both spellings: `rope_theta` with `rope_scaling` (transformers 4) and `rope_parameters` (5)."""
     parameters = hf_config.section("rope_parameters") or hf_config.section("rope_scaling") or HfConfig({})
     theta = parameters.number("rope_theta", hf_config.number("rope_theta", 10_000.0))
@@ -71,10 +98,10 @@ def read_rope(hf_config: HfConfig) -> RopeConfig:
     if rotated_part != 1.0:
         raise hf_config.refuse("partial_rotary_factor", rotated_part, "supported is 1.0")
     if kind == "default":
-        return RopeConfig(theta=theta)
+        return RopeDescription(theta=theta)
     if kind == "linear":
-        return RopeConfig(theta=theta, scaling="linear", factor=parameters.number("factor"))
-    return RopeConfig(
+        return RopeDescription(theta=theta, scaling="linear", factor=parameters.number("factor"))
+    return RopeDescription(
         theta=theta,
         scaling="llama3",
         factor=parameters.number("factor"),
@@ -94,32 +121,37 @@ def _check_sliding_window(hf_config: HfConfig, max_model_len: int) -> None:
         )
 
 
-def list_sources(config: DecoderConfig) -> list[Source]:
-    hidden = config.hidden_size
-    sources = [embedding_source("model.embed_tokens.weight", config)]
-    for index in range(config.num_layers):
+def list_sources(model: ModelDescription) -> list[Source]:
+    hidden = model.hidden_size
+    sources = [embedding_source("model.embed_tokens.weight", model)]
+    for index, description in enumerate(model.layers):
         block, layer = f"model.layers.{index}", f"layers.{index}"
         sources.append(Source(f"{block}.input_layernorm.weight", (hidden,), f"{layer}.attention_norm.weight"))
-        sources += _attention_sources(f"{block}.self_attn", layer, config)
+        sources += _attention_sources(f"{block}.self_attn", layer, description.attention, hidden)
         sources.append(Source(f"{block}.post_attention_layernorm.weight", (hidden,), f"{layer}.mlp_norm.weight"))
-        sources += _mlp_sources(f"{block}.mlp", layer, config)
+        sources += _mlp_sources(f"{block}.mlp", layer, description.mlp, hidden)
     sources.append(Source("model.norm.weight", (hidden,), "final_norm.weight"))
-    return sources + head_sources(config)
+    return sources + head_sources(model)
 
 
-def _attention_sources(name: str, layer: str, config: DecoderConfig) -> list[Source]:
-    query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, qkv, has_bias = config.hidden_size, f"{layer}.qkv", config.has_qkv_bias
-    return [
+def _attention_sources(name: str, layer: str, attention: AttentionDescription, hidden: int) -> list[Source]:
+    query_size, kv_size = attention.query_size, attention.kv_size
+    qkv, has_bias = f"{layer}.qkv", attention.has_qkv_bias
+    sources = [
         *linear_sources(f"{name}.q_proj", qkv, query_size, hidden, has_bias),
         *linear_sources(f"{name}.k_proj", qkv, kv_size, hidden, has_bias, first_row=query_size),
         *linear_sources(f"{name}.v_proj", qkv, kv_size, hidden, has_bias, first_row=query_size + kv_size),
-        *linear_sources(f"{name}.o_proj", f"{layer}.attention_out", hidden, query_size, config.has_attention_out_bias),
+        *linear_sources(f"{name}.o_proj", f"{layer}.attention_out", hidden, query_size, attention.has_out_bias),
     ]
+    if attention.qk_norm is not None:
+        head_norm = (attention.head_dim,)
+        sources.append(Source(f"{name}.q_norm.weight", head_norm, f"{layer}.query_norm.weight"))
+        sources.append(Source(f"{name}.k_norm.weight", head_norm, f"{layer}.key_norm.weight"))
+    return sources
 
 
-def _mlp_sources(name: str, layer: str, config: DecoderConfig) -> list[Source]:
-    hidden, size, mlp_in, has_bias = config.hidden_size, config.mlp_size, f"{layer}.mlp_in", config.has_mlp_bias
+def _mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list[Source]:
+    size, mlp_in, has_bias = mlp.size, f"{layer}.mlp_in", mlp.has_bias
     return [
         *linear_sources(f"{name}.gate_proj", mlp_in, size, hidden, has_bias),
         *linear_sources(f"{name}.up_proj", mlp_in, size, hidden, has_bias, first_row=size),
@@ -129,7 +161,7 @@ def _mlp_sources(name: str, layer: str, config: DecoderConfig) -> list[Source]:
 
 FAMILY = Family(
     architectures=("LlamaForCausalLM", "MistralForCausalLM"),
-    read_config=read_config,
+    describe=describe,
     list_sources=list_sources,
     prefix="model.",
     ignored=re.compile(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq|lm_head\.weight"),

@@ -1,18 +1,17 @@
 """Qwen2 and Qwen2.5: Llama with a bias on query, key and value."""
 
-from dataclasses import replace
-
 from scheduler_proc.computing.loading.hf_config import HfConfig
-from scheduler_proc.computing.model.decoder_config import DecoderConfig
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama
 from scheduler_proc.computing.model.families.family import Family
 
 WHOLE_CONTEXT = "full_attention"
 
 
-def read_config(hf_config: HfConfig, max_model_len: int) -> DecoderConfig:
+def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     check_whole_context(hf_config)
-    return replace(llama.read_plain_config(hf_config), has_qkv_bias=True)
+    attention = llama.describe_attention(hf_config, has_qkv_bias=True, has_out_bias=False)
+    return llama.describe_model(hf_config, attention)
 
 
 def check_whole_context(hf_config: HfConfig) -> None:
@@ -26,7 +25,7 @@ def check_whole_context(hf_config: HfConfig) -> None:
 
 FAMILY = Family(
     architectures=("Qwen2ForCausalLM",),
-    read_config=read_config,
+    describe=describe,
     list_sources=llama.list_sources,
     prefix=llama.FAMILY.prefix,
     ignored=llama.FAMILY.ignored,

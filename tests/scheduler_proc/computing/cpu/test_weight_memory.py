@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from kernels.cpu.huge_pages import ALIGNMENT, Chunk, empty_huge
-from kernels.packed_linear import PackedWeight, pack
-from kernels.quantized_linear import QuantizedWeight, quantize
+from kernels.formats.packed import PackedWeight
+from kernels.formats.plain import PlainWeight
+from kernels.formats.quantized import QUANTIZED
+from kernels.packed_linear import pack
 from messages.columns import unpack_int32
 from messages.errors import BootError
 from messages.replies import DetokenizeMsg
@@ -21,7 +23,7 @@ from scheduler_proc.computing.cpu import weight_memory
 from scheduler_proc.computing.cpu.weight_memory import WeightMemory
 from scheduler_proc.computing.loading import weight_cache
 from scheduler_proc.computing.loading.load_runner import find_shared_model, load_runner
-from scheduler_proc.computing.loading.weights import Weights
+from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.deciding_half import make_scheduler
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.clients import user_msg
@@ -40,25 +42,19 @@ def make_weights() -> Weights:
     generator = torch.Generator().manual_seed(1)
     weight_OI = torch.randn(70, 64, generator=generator)
     return {
-        "norm": torch.arange(5.0),
+        "norm": PlainWeight(torch.arange(5.0)),
         "packed": PackedWeight(pack(weight_OI.bfloat16()), 70),
-        "quantized": quantize(weight_OI, 8),
-        "large": torch.randn(900, 1000, generator=generator).bfloat16(),
+        "quantized": QUANTIZED[8].quantize(weight_OI),
+        "large": PlainWeight(torch.randn(900, 1000, generator=generator).bfloat16()),
     }
 
 
 def parts_of(weights: Weights) -> list[Any]:
     """Returns all that there is of each, as plain values."""
-    parts: list[Any] = []
-    for name, weight in weights.items():
-        match weight:
-            case PackedWeight(packed, num_outputs):
-                parts.append((name, packed.tolist(), num_outputs))
-            case QuantizedWeight(packed, num_outputs, num_inputs, bits):
-                parts.append((name, packed.tolist(), num_outputs, num_inputs, bits))
-            case _:
-                parts.append((name, weight.dtype, weight.tolist()))
-    return parts
+    return [
+        (name, weight.format.name, weight.numbers, weight.stored.dtype, weight.stored.tolist())
+        for name, weight in weights.items()
+    ]
 
 
 def never() -> Weights:
@@ -100,7 +96,7 @@ def test_the_next_one_has_all_that_the_first_one_made_without_making_it(path: Pa
 
 def test_it_is_there_once_in_memory(path: Path):
     size = 32 << 20
-    WeightMemory(path, OURS).load(lambda: {"a": torch.ones(size // 4)}, nobody)
+    WeightMemory(path, OURS).load(lambda: {"a": PlainWeight(torch.ones(size // 4))}, nobody)
     WeightMemory(path, OURS).load(never, nobody)
     assert size <= path.stat().st_blocks * 512 < 1.2 * size
 
@@ -109,8 +105,8 @@ def test_what_is_made_in_the_file_is_not_copied_and_the_rest_is(path: Path, monk
     copied: list[str] = []
     place = weight_memory._place
 
-    def note(name: str, weight: Any, chunk: Chunk) -> weight_memory.Parameter:
-        copied.extend([name] * (chunk.find(weight_memory._tensor_of(weight)) is None))
+    def note(name: str, weight: Any, chunk: Chunk) -> weight_memory.KeptWeight:
+        copied.extend([name] * (chunk.find(weight.stored) is None))
         assert chunk.find(empty_huge((1,), torch.uint8)) is None, "it is allocated from while they are made alone"
         return place(name, weight, chunk)
 
@@ -128,30 +124,30 @@ def test_what_is_made_in_the_file_is_not_copied_and_the_rest_is(path: Path, monk
 
 def test_nobody_can_write_to_what_all_read(path: Path):
     weights = WeightMemory(path, OURS).load(make_weights, nobody)
-    _, status = os.waitpid(in_child(lambda: weights["norm"].__setitem__(0, 7.0)), 0)
+    _, status = os.waitpid(in_child(lambda: weights["norm"].stored.__setitem__(0, 7.0)), 0)
     assert os.WIFSIGNALED(status)
     assert os.WTERMSIG(status) == signal.SIGSEGV
-    assert weights["norm"][0] == 0.0
+    assert weights["norm"].stored[0] == 0.0
 
 
 def test_weights_of_other_flags_are_not_taken_and_stay_while_somebody_uses_them(path: Path):
     first = WeightMemory(path, OURS)
     ours = first.load(make_weights, nobody)
     assert WeightMemory(path, OTHERS).find() is None
-    other: Weights = {"other": torch.zeros(3)}
+    other: Weights = {"other": PlainWeight(torch.zeros(3))}
     assert WeightMemory(path, OTHERS).load(lambda: other, nobody) is other
     assert parts_of(ours) == parts_of(make_weights())
     end(first)
     del ours
-    last = WeightMemory(path, OTHERS).load(lambda: {"last": torch.ones(3)}, nobody)
-    assert parts_of(last) == parts_of({"last": torch.ones(3)})
+    last = WeightMemory(path, OTHERS).load(lambda: {"last": PlainWeight(torch.ones(3))}, nobody)
+    assert parts_of(last) == parts_of({"last": PlainWeight(torch.ones(3))})
     assert WeightMemory(path, OURS).find() is None
 
 
 def test_one_that_died_amid_writing_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch):
     place = weight_memory._place
 
-    def die(name: str, weight: Any, chunk: Chunk) -> weight_memory.Parameter:
+    def die(name: str, weight: Any, chunk: Chunk) -> weight_memory.KeptWeight:
         if name == "quantized":
             raise KeyboardInterrupt
         return place(name, weight, chunk)

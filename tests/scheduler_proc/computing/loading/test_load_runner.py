@@ -5,7 +5,7 @@ import msgspec
 import pytest
 import torch
 
-from kernels.embed import look_up
+from kernels.formats.plain import PlainWeight
 from messages.columns import unpack_float32, unpack_int32
 from messages.errors import BootError
 from messages.requests import SamplingParams
@@ -110,10 +110,10 @@ def test_a_step_in_which_no_row_samples_returns_no_tokens(runner: Runner) -> Non
 def test_a_row_that_is_not_finite_fails_alone(model_dir: Path) -> None:
     loaded = load_runner(make_config(model_dir), lambda text, fraction: None)
     poisoned_token = 7
-    token_ids = torch.arange(loaded._decoder.config.vocab_size)
-    poisoned_VE = look_up(token_ids, loaded._decoder._embedding_VE).clone()  # the head keeps the sound one
+    token_ids = torch.arange(loaded._decoder.model.vocab_size)
+    poisoned_VE = loaded._decoder.embedding.tokens_VE.look_up(token_ids).clone()  # the head keeps the sound one
     poisoned_VE[poisoned_token] = float("nan")
-    loaded._decoder._embedding_VE = poisoned_VE
+    loaded._decoder.embedding.tokens_VE = PlainWeight(poisoned_VE)
     prompts = [[1, 2, 3], [1, poisoned_token, 3], [4] * 20]
     rows = [Row(i, list(prompt), len(prompt), SAMPLED[i], pages=[2 * i, 2 * i + 1]) for i, prompt in enumerate(prompts)]
     run_step(loaded, 0, [(row, len(row.ids)) for row in rows], 16)

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.quantized_linear import QuantizedWeight
 from scheduler_proc.computing.loading import weight_cache
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint
 from scheduler_proc.computing.loading.hf_config import read_hf_config
 from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.loading.weight_cache import load_through_cache
-from scheduler_proc.computing.loading.weights import Weights
+from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.sharding import Shard
 from tests.checkpoints import VOCAB_SIZE, build_checkpoint
@@ -40,7 +39,7 @@ def load(path: Path, placement: Placement = INT4, is_wanted: bool = True) -> tup
     """Returns the weights and what the operator was told meanwhile."""
     hf_config = read_hf_config(path)
     family = find_family(hf_config)
-    config, checkpoint = family.read_config(hf_config, 96), open_checkpoint(path, "auto")
+    config, checkpoint = family.describe(hf_config, 96), open_checkpoint(path, "auto")
     reports: set[str] = set()
     shard = Shard(config)
     weights = load_through_cache(shard, family, checkpoint, placement, lambda text, _: reports.add(text), is_wanted)
@@ -50,7 +49,7 @@ def load(path: Path, placement: Placement = INT4, is_wanted: bool = True) -> tup
 def test_each_rank_has_a_file_of_its_own(cache: Path, model_dir: Path) -> None:
     hf_config = read_hf_config(model_dir)
     family, checkpoint = find_family(hf_config), open_checkpoint(model_dir, "auto")
-    shards = [Shard(family.read_config(hf_config, 96), rank, 3) for rank in range(3)]
+    shards = [Shard(family.describe(hf_config, 96), rank, 3) for rank in range(3)]
     made, read = (
         [load_through_cache(shard, family, checkpoint, INT4, lambda text, _: None, True) for shard in shards]
         for _ in range(2)
@@ -58,18 +57,14 @@ def test_each_rank_has_a_file_of_its_own(cache: Path, model_dir: Path) -> None:
     assert len(list(cache.glob("weights-*.safetensors"))) == 3
     for before, after in zip(made, read, strict=True):
         assert_same(after, before)
-    assert made[0]["head"].num_outputs == len(made[0]["embedding"]) < VOCAB_SIZE
+    assert made[0]["head"].numbers[0] == len(made[0]["embedding"].stored) < VOCAB_SIZE
 
 
 def assert_same(actual: Weights, expected: Weights) -> None:
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        if isinstance(value, QuantizedWeight):
-            assert torch.equal(actual[name].packed, value.packed), name
-            sizes = [(weight.num_outputs, weight.num_inputs, weight.bits) for weight in (actual[name], value)]
-            assert sizes[0] == sizes[1]
-        else:
-            assert torch.equal(actual[name], value), name
+        assert (actual[name].format, actual[name].numbers) == (value.format, value.numbers), name
+        assert torch.equal(actual[name].stored, value.stored), name
 
 
 MADE, READ = "loading weights", "reading the quantized weights"
@@ -86,7 +81,7 @@ def test_the_second_start_reads_what_the_first_left(model_dir: Path, cache: Path
     assert len(list(cache.iterdir())) == 1
     assert_same(made, expected)
     assert_same(read, expected)
-    assert isinstance(read["head"], QuantizedWeight)
+    assert read["head"].format.name == "int4"
 
 
 def test_each_format_has_its_file(model_dir: Path, cache: Path) -> None:
@@ -94,7 +89,7 @@ def test_each_format_has_its_file(model_dir: Path, cache: Path) -> None:
     for placement in (INT4, int8, Placement(INT4.device, torch.float32, 8)):
         assert MADE in load(model_dir, placement)[1]
     assert len(list(cache.iterdir())) == 3
-    assert load(model_dir, int8)[0]["head"].bits == 8
+    assert load(model_dir, int8)[0]["head"].format.name == "int8"
     assert load(model_dir, Placement(INT4.device, torch.bfloat16))[1] == {MADE}
 
 

@@ -10,14 +10,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kernels.cpu.library import unload_kernels, use_library
-from kernels.packed_linear import PackedWeight, has_packed_kernel, pack
-from kernels.quantized_linear import QuantizedWeight, quantize
+from kernels.formats import packed
+from kernels.packed_linear import has_packed_kernel, pack
+from kernels.quantized_linear import quantize
 from messages.errors import BootError
 from scheduler_proc.computing.loading import weights
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint
 from scheduler_proc.computing.loading.hf_config import read_hf_config
 from scheduler_proc.computing.loading.placement import Placement
-from scheduler_proc.computing.loading.weights import Weights, load_weights, make_dummy_weights
+from scheduler_proc.computing.loading.weights import load_weights, make_dummy_weights
+from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.sharding import Shard
 from tests.checkpoints import SavedAs, build_checkpoint
@@ -35,7 +37,7 @@ def no_kernels() -> None:
 def load(path: Path, load_format: Any = "auto", placement: Placement = CPU) -> Weights:
     hf_config = read_hf_config(path)
     family = find_family(hf_config)
-    config = family.read_config(hf_config, 96)
+    config = family.describe(hf_config, 96)
     return load_weights(
         Shard(config), family, open_checkpoint(path, load_format), placement, lambda text, fraction: None
     )
@@ -43,8 +45,9 @@ def load(path: Path, load_format: Any = "auto", placement: Placement = CPU) -> W
 
 def assert_same(actual: Weights, expected: Weights) -> None:
     assert actual.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(actual[name], tensor), name
+    for name, weight in expected.items():
+        assert (actual[name].format, actual[name].numbers) == (weight.format, weight.numbers), name
+        assert torch.equal(actual[name].stored, weight.stored), name
 
 
 def edit(path: Path, **changes: torch.Tensor | None) -> None:
@@ -81,14 +84,16 @@ def test_names_without_the_prefix_of_the_whole_model(tmp_path: Path, variant: st
 def test_a_tied_checkpoint_may_hold_the_head_in_place_of_the_embedding(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "llama-gqa-tied")
     expected = load(tmp_path)
-    edit(tmp_path, model__embed_tokens__weight=None, lm_head__weight=expected["embedding"])
+    edit(tmp_path, model__embed_tokens__weight=None, lm_head__weight=expected["embedding"].stored)
     assert_same(load(tmp_path), expected)
 
 
 def test_values_are_cast(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "gpt2")
     wide, narrow = load(tmp_path), load(tmp_path, placement=Placement(CPU.device, torch.bfloat16))
-    assert_same(narrow, {name: tensor.bfloat16() for name, tensor in wide.items()})
+    assert narrow.keys() == wide.keys()
+    for name, weight in wide.items():
+        assert torch.equal(narrow[name].stored, weight.stored.bfloat16()), name
 
 
 @pytest.mark.parametrize("variant", ["gpt2", "gpt2-untied", "llama-gqa-tied", "qwen3-biases-untied"])
@@ -101,12 +106,12 @@ def test_linears_and_the_head_are_quantized_and_nothing_else_is(tmp_path: Path, 
     assert quantized.keys() == plain.keys() | {"head"}
     for name, weight in quantized.items():
         is_linear = name == "head" or (name.endswith(".weight") and "norm" not in name)
-        assert isinstance(weight, QuantizedWeight) == is_linear, name
+        assert (weight.format.name == "int4") == is_linear, name
         if is_linear:
-            expected = quantize(plain.get(name, plain_head), 4)
-            assert torch.equal(weight.packed, expected.packed), name
+            expected = quantize(plain.get(name, plain_head).stored, 4)
+            assert torch.equal(weight.stored, expected.packed), name
         else:
-            assert torch.equal(weight, plain[name]), name
+            assert torch.equal(weight.stored, plain[name].stored), name
 
 
 @pytest.mark.parametrize(
@@ -123,12 +128,13 @@ def test_linears_are_packed_where_there_is_a_kernel_for_them(tmp_path: Path, var
         for name, weight in loaded.items():
             is_head = name == ("embedding" if is_tied else "head")
             is_linear = is_head or (name.endswith(".weight") and "norm" not in name)
-            assert isinstance(weight, PackedWeight) == (is_linear and has_packed_kernel(plain[name])), name
-            if isinstance(weight, PackedWeight):
-                assert weight.num_outputs == len(plain[name])
-                assert torch.equal(weight.packed, pack(plain[name])), name
+            values = plain[name].stored
+            assert (weight.format.name == "packed") == (is_linear and has_packed_kernel(values)), name
+            if weight.format.name == "packed":
+                assert weight.numbers == (len(values),)
+                assert torch.equal(weight.stored, pack(values)), name
             else:
-                assert torch.equal(weight, plain[name]), name
+                assert torch.equal(weight.stored, values), name
     finally:
         unload_kernels()
 
@@ -137,25 +143,25 @@ def test_a_transposed_weight_is_packed_from_the_file_without_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_checkpoint(tmp_path, "gpt2")
-    packed: list[torch.Tensor] = []
-    monkeypatch.setattr(weights, "_can_pack", lambda shape, placement: len(shape) == 2)
-    monkeypatch.setattr(weights, "allocate_packed", lambda *_: torch.empty(0))
-    monkeypatch.setattr(weights, "pack_rows", lambda _, first_row, rows: packed.append(rows))
+    pieces: list[torch.Tensor] = []
+    monkeypatch.setattr(weights, "has_packed_kernel", lambda weight: True)
+    monkeypatch.setattr(packed, "allocate_packed", lambda *_: torch.empty(0))
+    monkeypatch.setattr(packed, "pack_rows", lambda _, first_row, rows: pieces.append(rows))
     load(tmp_path)
-    assert len(packed) == 1 + 4 * 3, "a layer has four weights, each in one piece"
-    assert all(rows.is_contiguous() or rows.T.is_contiguous() for rows in packed)
+    assert len(pieces) == 1 + 4 * 3, "a layer has four weights, each in one piece"
+    assert all(rows.is_contiguous() or rows.T.is_contiguous() for rows in pieces)
 
 
 def test_random_weights_are_quantized_too(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "gpt2")
     hf_config = read_hf_config(tmp_path)
-    config = find_family(hf_config).read_config(hf_config, 96)
+    config = find_family(hf_config).describe(hf_config, 96)
     placement = Placement(CPU.device, torch.float32, 8)
-    quantized = make_dummy_weights(config, placement, lambda text, fraction: None)
-    plain = make_dummy_weights(config, CPU, lambda text, fraction: None)
-    assert torch.equal(quantized["head"].packed, quantize(plain["embedding"], 8).packed)
-    assert torch.equal(quantized["layers.2.qkv.weight"].packed, quantize(plain["layers.2.qkv.weight"], 8).packed)
-    assert torch.equal(quantized["final_norm.weight"], plain["final_norm.weight"])
+    quantized = make_dummy_weights(Shard(config), placement, lambda text, fraction: None)
+    plain = make_dummy_weights(Shard(config), CPU, lambda text, fraction: None)
+    for name, source in (("head", "embedding"), ("layers.2.qkv.weight", "layers.2.qkv.weight")):
+        assert torch.equal(quantized[name].stored, quantize(plain[source].stored, 8).packed)
+    assert torch.equal(quantized["final_norm.weight"].stored, plain["final_norm.weight"].stored)
 
 
 def test_a_format_can_be_forced(tmp_path: Path) -> None:
@@ -164,8 +170,8 @@ def test_a_format_can_be_forced(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "gpt2", "safetensors")
     edit(tmp_path, transformer__ln_f__bias=torch.zeros(48))
     assert_same(load(tmp_path, "pt"), expected)
-    assert not bool(load(tmp_path, "safetensors")["final_norm.bias"].any())
-    assert not bool(load(tmp_path, "auto")["final_norm.bias"].any())
+    assert not bool(load(tmp_path, "safetensors")["final_norm.bias"].stored.any())
+    assert not bool(load(tmp_path, "auto")["final_norm.bias"].stored.any())
 
 
 def test_missing_tensors_are_named(tmp_path: Path) -> None:
@@ -262,13 +268,14 @@ def test_a_wrong_configuration_is_named(tmp_path: Path, text: str | None, compla
 def test_dummy_weights_have_the_shapes_of_real_ones(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "llama-biases")
     hf_config = read_hf_config(tmp_path)
-    config = find_family(hf_config).read_config(hf_config, 96)
-    first, second = (make_dummy_weights(config, CPU, lambda text, fraction: None) for _ in range(2))
+    config = find_family(hf_config).describe(hf_config, 96)
+    first, second = (make_dummy_weights(Shard(config), CPU, lambda text, fraction: None) for _ in range(2))
     assert_same(first, second)
-    assert {name: t.shape for name, t in first.items()} == {name: t.shape for name, t in load(tmp_path).items()}
-    assert bool((first["layers.0.mlp_norm.weight"] == 1).all())
-    assert not bool(first["layers.0.qkv.bias"].any())
-    assert float(first["embedding"].std()) == pytest.approx(0.02, rel=0.05)
+    shapes, real_shapes = ({name: w.stored.shape for name, w in each.items()} for each in (first, load(tmp_path)))
+    assert shapes == real_shapes
+    assert bool((first["layers.0.mlp_norm.weight"].stored == 1).all())
+    assert not bool(first["layers.0.qkv.bias"].stored.any())
+    assert float(first["embedding"].stored.std()) == pytest.approx(0.02, rel=0.05)
 
 
 def test_progress_goes_up_to_one(tmp_path: Path) -> None:
@@ -277,7 +284,7 @@ def test_progress_goes_up_to_one(tmp_path: Path) -> None:
     family = find_family(hf_config)
     fractions: list[float | None] = []
     load_weights(
-        Shard(family.read_config(hf_config, 96)),
+        Shard(family.describe(hf_config, 96)),
         family,
         open_checkpoint(tmp_path, "auto"),
         CPU,

@@ -35,11 +35,11 @@ def our_decoder(config: Config) -> tuple[Decoder, KVTensors, torch.device]:
     path = Path(config.facts.model_dir)
     hf_config = read_hf_config(path)
     family, placement = find_family(hf_config), find_placement(config.model, config.cache, hf_config)
-    decoder_config = family.read_config(hf_config, config.facts.max_model_len)
-    shard = Shard(decoder_config)
+    description = family.describe(hf_config, config.facts.max_model_len)
+    shard = Shard(description)
     weights = load_weights(shard, family, open_checkpoint(path, "auto"), placement, lambda text, part: None)
-    cache = allocate_cache(decoder_config, 16, 16, placement)
-    return Decoder(decoder_config, weights, config.facts.max_model_len), cache, placement.device
+    cache = allocate_cache(description, 16, 16, placement)
+    return Decoder(description, weights, config.facts.max_model_len), cache, placement.device
 
 
 def our_logits(config: Config, prompts: list[list[int]]) -> Tensor:
@@ -88,5 +88,5 @@ def test_the_last_layer_attends_with_last_tokens_alone(tmp_path: Path, variant: 
                 row.num_computed += num
         assert step.head_rows is not None
         expected = decoder.forward(dataclasses.replace(step, head_rows=None), cache)
-    assert hidden.shape == (5, decoder.config.hidden_size)
+    assert hidden.shape == (5, decoder.model.hidden_size)
     torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-6)

@@ -10,7 +10,7 @@ from scheduler_proc.computing.loading.hf_config import read_hf_config
 from scheduler_proc.computing.loading.load_runner import load_runner
 from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.model import kv_tensors
-from scheduler_proc.computing.model.decoder_config import DecoderConfig
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.kv_tensors import (
     GIB,
@@ -33,24 +33,24 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def decoder_config(model_dir: Path) -> DecoderConfig:
+def model(model_dir: Path) -> ModelDescription:
     hf_config = read_hf_config(model_dir)
-    return find_family(hf_config).read_config(hf_config, 96)
+    return find_family(hf_config).describe(hf_config, 96)
 
 
-def test_page_bytes_are_those_of_the_tensors(decoder_config: DecoderConfig) -> None:
-    cache = allocate_cache(decoder_config, 5, 16, CPU)
-    assert page_bytes(decoder_config, 16, CPU) == PAGE_BYTES
+def test_page_bytes_are_those_of_the_tensors(model: ModelDescription) -> None:
+    cache = allocate_cache(model, 5, 16, CPU)
+    assert page_bytes(model, 16, CPU) == PAGE_BYTES
     assert sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) == 5 * PAGE_BYTES
     assert [layer.keys.shape for layer in cache.layers] == [(80, 2, 16)] * 3
     assert cache.num_pages == 5
 
 
-def test_a_cache_of_codes_has_about_twice_the_pages(model_dir: Path, decoder_config: DecoderConfig) -> None:
+def test_a_cache_of_codes_has_about_twice_the_pages(model_dir: Path, model: ModelDescription) -> None:
     placement = Placement(torch.device("cpu"), torch.bfloat16, kv_codes=torch.int8)
-    code_bytes = page_bytes(decoder_config, 16, placement)
+    code_bytes = page_bytes(model, 16, placement)
     assert code_bytes == PAGE_BYTES // 2 + 2 * 3 * 16 * 2 * 2
-    cache = allocate_cache(decoder_config, 5, 16, placement)
+    cache = allocate_cache(model, 5, 16, placement)
     assert sum(tensor.nbytes for layer in cache.layers for tensor in layer.tensors) == 5 * code_bytes
     assert {layer.keys.dtype for layer in cache.layers} == {torch.int8}
     config = make_config(model_dir, num_pages=None, kv_cache_memory_gb=90 * PAGE_BYTES / GIB)
@@ -111,9 +111,9 @@ def test_a_cache_larger_than_the_free_memory_is_warned_of(model_dir: Path, caplo
     assert "more than is free" in caplog.text
 
 
-def test_memory_that_is_not_given_is_a_clear_error(decoder_config: DecoderConfig) -> None:
+def test_memory_that_is_not_given_is_a_clear_error(model: ModelDescription) -> None:
     with pytest.raises(BootError, match=r"which cpu does not give: .*--kv-cache-memory-gb"):
-        allocate_cache(decoder_config, 1 << 42, 16, CPU)
+        allocate_cache(model, 1 << 42, 16, CPU)
 
 
 def test_the_default_has_room_for_one_long_request_where_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from scheduler_proc.computing.model.decoder_config import RopeConfig
+from scheduler_proc.computing.model.description import RopeDescription
 from scheduler_proc.computing.model.rope_tables import make_rope_tables
 from tests.scheduler_proc.computing.model.families.configs import LLAMA, LLAMA3_SCALING, read
 
@@ -24,8 +24,8 @@ def test_angles_are_those_of_transformers(scaling: str) -> None:
     else:
         frequencies, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[scaling](hf_config, torch.device("cpu"))
     angles = torch.arange(4096).float()[:, None] * frequencies
-    ours = read(LLAMA | {"rope_parameters": parameters})[1].rope
-    assert isinstance(ours, RopeConfig)
+    ours = read(LLAMA | {"rope_parameters": parameters})[1].attention.rope
+    assert isinstance(ours, RopeDescription)
     cos, sin = make_rope_tables(ours, 128, 4096, torch.device("cpu"))
     torch.testing.assert_close(cos, angles.cos(), rtol=0, atol=1e-5)
     torch.testing.assert_close(sin, angles.sin(), rtol=0, atol=1e-5)

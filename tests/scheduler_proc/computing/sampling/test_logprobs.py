@@ -12,6 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from kernels.formats.plain import PlainWeight
 from messages.columns import pack_int32, unpack_int32
 from messages.requests import SamplingParams
 from messages.steps import LogprobColumns
@@ -184,9 +185,9 @@ def test_a_prompt_that_is_not_finite_fails_alone(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "llama-mha")
     runner = load_runner(make_config(tmp_path), lambda text, fraction: None)
     poisoned_token = 7
-    poisoned_VE = runner._decoder._embedding_VE.clone()
+    poisoned_VE = runner._decoder.embedding.tokens_VE.stored.clone()
     poisoned_VE[poisoned_token] = float("nan")
-    runner._decoder._embedding_VE = poisoned_VE
+    runner._decoder.embedding.tokens_VE = PlainWeight(poisoned_VE)
     params = SamplingParams(1, temperature=0.0, num_logprobs=1, num_prompt_logprobs=2)
     rows = make_rows([params] * 3, [10, 10, 10])
     for row in rows:

@@ -30,7 +30,7 @@ class Config:
 class Head:
     """A decoder of which only the head is asked for anything."""
 
-    config = Config()
+    model = Config()
 
     def __init__(self) -> None:
         self.weight_VE = torch.randn(VOCAB_SIZE, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1))

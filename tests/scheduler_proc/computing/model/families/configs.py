@@ -3,7 +3,8 @@
 from typing import Any
 
 from scheduler_proc.computing.loading.hf_config import HfConfig
-from scheduler_proc.computing.model.decoder_config import DecoderConfig, parameter_shapes
+from scheduler_proc.computing.model.decoder import model_parameters
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.registry import find_family
 
@@ -35,18 +36,18 @@ LLAMA3_SCALING = {
 }
 
 
-def read(fields: dict[str, Any], max_model_len: int = 64) -> tuple[Family, DecoderConfig]:
+def read(fields: dict[str, Any], max_model_len: int = 64) -> tuple[Family, ModelDescription]:
     hf_config = HfConfig(fields)
     family = find_family(hf_config)
-    return family, family.read_config(hf_config, max_model_len)
+    return family, family.describe(hf_config, max_model_len)
 
 
 def check_sources(fields: dict[str, Any]) -> None:
     """The sources fill every element of every parameter once."""
-    family, config = read(fields)
-    shapes = parameter_shapes(config)
+    family, model = read(fields)
+    shapes = {parameter.name: parameter.shape for parameter in model_parameters(model)}
     filled = {name: [0] * shape[0] for name, shape in shapes.items()}
-    for source in family.list_sources(config):
+    for source in family.list_sources(model):
         shape = source.shape[::-1] if source.is_transposed else source.shape
         assert shape[1:] == shapes[source.target][1:]
         for row in range(source.first_row, source.first_row + source.num_rows):

@@ -56,7 +56,7 @@ def test_a_window_as_long_as_the_context_never_bites() -> None:
     ],
 )
 def test_both_spellings_of_rope_mean_the_same(old: dict[str, Any], new: dict[str, Any]) -> None:
-    ours = read(LLAMA | old)[1].rope
-    assert ours == read(LLAMA | {"rope_parameters": new})[1].rope
+    ours = read(LLAMA | old)[1].attention.rope
+    assert ours == read(LLAMA | {"rope_parameters": new})[1].attention.rope
     assert ours is not None
     assert ours.theta == old["rope_theta"]

@@ -2,10 +2,13 @@ import pytest
 import torch
 from torch.nn import functional
 
+from kernels.formats import plain
+from kernels.formats.packed import PackedWeight
+from kernels.formats.plain import PlainWeight
+from kernels.formats.quantized import QUANTIZED
 from kernels.gelu import GeluKind
-from kernels.quantized_linear import Bits, dequantize, quantize
-from scheduler_proc.computing.model import linear
-from scheduler_proc.computing.model.linear import make_linear
+from kernels.packed_linear import has_packed_kernel, pack
+from kernels.quantized_linear import Bits, dequantize
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -24,14 +27,21 @@ def test_it_is_the_product_whatever_computes_it(
     if activation is not None:
         expected = functional.gelu(expected, approximate="tanh" if activation == "tanh" else "none")
     with torch.inference_mode():
-        got = make_linear(weight.to(dtype), bias.to(dtype) if has_bias else None, activation)(x.to(dtype))
-    assert got.dtype == dtype
+        layers = [PlainWeight(weight.to(dtype)).linear(bias.to(dtype) if has_bias else None, activation)]
+        if has_packed_kernel(weight.to(dtype)):
+            packed = PackedWeight(pack(weight.to(dtype)), len(weight))
+            layers.append(packed.linear(bias.to(dtype) if has_bias else None, activation))
+        for layer in layers:
+            check(layer(x.to(dtype)), expected)
+
+
+def check(got: torch.Tensor, expected: torch.Tensor) -> None:
+    dtype = got.dtype
     assert float((got.double() - expected).norm() / expected.norm()) < {4: 1e-6, 2: 4e-3}[dtype.itemsize]
 
 
 def test_bfloat16_on_a_processor_where_onednn_does_not_multiply_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "onednn_has_bfloat16", lambda: False)
-    monkeypatch.setattr(linear, "pack_where_faster", lambda weight: weight)
+    monkeypatch.setattr(plain, "onednn_has_bfloat16", lambda: False)
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
     test_it_is_the_product_whatever_computes_it(torch.bfloat16, True, 3, "tanh")
 
@@ -44,10 +54,10 @@ def test_a_quantized_weight_is_multiplied_as_what_it_stands_for(
 ) -> None:
     generator = torch.Generator().manual_seed(1)
     weight, x, bias = (torch.randn(*shape, generator=generator) for shape in ((70, 48), (9, 48), (70,)))
-    quantized = quantize(weight.to(dtype), bits)
-    expected = functional.linear(x.to(dtype).float(), dequantize(quantized), bias.to(dtype).float())
+    quantized = QUANTIZED[bits].quantize(weight.to(dtype))
+    expected = functional.linear(x.to(dtype).float(), dequantize(quantized.codes), bias.to(dtype).float())
     if activation is not None:
         expected = functional.gelu(expected, approximate="tanh" if activation == "tanh" else "none")
-    got = make_linear(quantized, bias.to(dtype), activation)(x.to(dtype))
+    got = quantized.linear(bias.to(dtype), activation)(x.to(dtype))
     assert got.dtype == dtype
     assert float((got.float() - expected).norm() / expected.norm()) < 0.02  # activations have 8 bits

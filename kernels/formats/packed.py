@@ -1,0 +1,66 @@
+"""A weight packed for the C kernel of `packed_linear.py`, in bfloat16 or float32.
+
+Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, S inputs that lie together.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.formats.weight_format import AllReduce, Linear, WeightFormat, sum_of_ranks
+from kernels.gelu import GeluKind, gelu
+from kernels.packed_linear import BLOCK, allocate_packed, pack_rows, packed_linear, unpack_rows
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """`stored` is [K, I / S, 32, S], its last block filled up with zeros."""
+
+    stored: Tensor
+    num_outputs: int
+
+    @property
+    def format(self) -> WeightFormat:
+        return PACKED
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return (self.num_outputs,)
+
+    def set_rows(self, first_row: int, rows: Tensor) -> None:
+        pack_rows(self.stored, first_row, rows)
+
+    def finish(self, largest_O: Tensor | None = None) -> "PackedWeight":
+        assert largest_O is None
+        return self
+
+    def linear(self, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
+        """The tanh GELU is part of the product."""
+        packed, num_outputs = self.stored, self.num_outputs
+        if activation == "exact":
+            plain = self.linear(bias_O, None)
+            return lambda x_TI, out_TO=None: gelu(plain(x_TI, out_TO), "exact")
+        return lambda x_TI, out_TO=None: packed_linear(x_TI, packed, bias_O, num_outputs, activation, out_TO)
+
+    def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
+        return sum_of_ranks(self.linear(bias_O, None), all_reduce)
+
+    def look_up(self, row_T: Tensor) -> Tensor:
+        return unpack_rows(self.stored, row_T)
+
+
+class PackedFormat:
+    name = "packed"
+    most_rows_added = BLOCK - 1
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> PackedWeight:
+        num_outputs, num_inputs = shape
+        return PackedWeight(allocate_packed(num_outputs, num_inputs, dtype), num_outputs)
+
+    def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> PackedWeight:
+        (num_outputs,) = numbers
+        return PackedWeight(stored, num_outputs)
+
+
+PACKED = PackedFormat()

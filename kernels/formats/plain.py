@@ -1,0 +1,87 @@
+"""A weight as a plain tensor: the format of norms and biases, and of matrices for which there is no better one.
+
+Shape legend: T tokens, I inputs, O outputs.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.cpu.huge_memory import HUGE_PAGE
+from kernels.cpu.huge_pages import empty_huge
+from kernels.formats.weight_format import AllReduce, Linear, WeightFormat, sum_of_ranks
+from kernels.gelu import GeluKind, gelu
+
+GELU_ALGORITHMS = {"tanh": "tanh", "exact": "none"}
+"""The names of oneDNN's operator for the kinds of `gelu`."""
+
+
+@dataclass(frozen=True)
+class PlainWeight:
+    """A parameter of any shape; a matrix is [O, I]."""
+
+    stored: Tensor
+
+    @property
+    def format(self) -> WeightFormat:
+        return PLAIN
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return ()
+
+    def set_rows(self, first_row: int, rows: Tensor) -> None:
+        self.stored[first_row : first_row + len(rows)].copy_(rows)
+
+    def finish(self, largest_O: Tensor | None = None) -> "PlainWeight":
+        assert largest_O is None
+        return self
+
+    def linear(self, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
+        """bfloat16 weights on a CPU are laid out for oneDNN here, once, and not in each call of `functional.linear`."""
+        weight_OI = self.stored
+        if weight_OI.device.type == "cpu" and weight_OI.dtype == torch.bfloat16 and onednn_has_bfloat16():
+            return on_onednn(weight_OI, bias_O, activation)
+        if activation is None:
+            return lambda x_TI, _=None: functional.linear(x_TI, weight_OI, bias_O)
+        return lambda x_TI, _=None: gelu(functional.linear(x_TI, weight_OI, bias_O), activation)
+
+    def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
+        return sum_of_ranks(self.linear(bias_O, None), all_reduce)
+
+    def look_up(self, row_T: Tensor) -> Tensor:
+        return functional.embedding(row_T, self.stored)
+
+
+class PlainFormat:
+    name = "plain"
+    most_rows_added = 0
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> PlainWeight:
+        if device.type == "cpu" and torch.Size(shape).numel() * dtype.itemsize >= HUGE_PAGE:
+            return PlainWeight(empty_huge(shape, dtype))
+        return PlainWeight(torch.empty(shape, dtype=dtype, device=device))
+
+    def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> PlainWeight:
+        assert not numbers
+        return PlainWeight(stored)
+
+
+PLAIN = PlainFormat()
+
+
+def onednn_has_bfloat16() -> bool:
+    """True if oneDNN multiplies bfloat16 on this processor, which needs AVX-512 or AVX-NE-CONVERT."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def on_onednn(weight_OI: Tensor, bias_O: Tensor | None, activation: GeluKind | None = None) -> Linear:
+    """The operators are those that torch's own compiler uses for CPUs (torch/_inductor/fx_passes/mkldnn_fusion.py)."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI)
+    apply = torch.ops.mkldnn._linear_pointwise.default
+    if activation is None:
+        return lambda x_TI, _=None: apply(x_TI, packed, bias_O, "none", [], "")
+    algorithm = GELU_ALGORITHMS[activation]
+    return lambda x_TI, _=None: apply(x_TI, packed, bias_O, "gelu", [], algorithm)

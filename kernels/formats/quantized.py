@@ -1,0 +1,94 @@
+"""A weight of int8 or int4 codes with scales, for the kernels of `quantized_linear.py`.
+
+Shape legend: T tokens, I inputs, O outputs.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.formats.plain import PLAIN, PlainWeight
+from kernels.formats.weight_format import AllReduce, Linear, Weight, WeightFormat, sum_of_ranks
+from kernels.gelu import GeluKind, gelu
+from kernels.quantized_linear import BLOCK, Bits, Codes, dequantize, quantize, quantized_linear, sum_magnitudes
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    codes: Codes
+
+    @property
+    def format(self) -> WeightFormat:
+        return QUANTIZED[self.codes.bits]
+
+    @property
+    def stored(self) -> Tensor:
+        return self.codes.packed
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return self.codes.num_outputs, self.codes.num_inputs
+
+    def set_rows(self, first_row: int, rows: Tensor) -> None:
+        raise AssertionError("codes are made of whole weights")
+
+    def finish(self, largest_O: Tensor | None = None) -> "QuantizedWeight":
+        return self
+
+    def linear(self, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
+        """The tanh GELU is part of the product."""
+        codes = self.codes
+        if activation == "exact":
+            return lambda x_TI, out_TO=None: gelu(quantized_linear(x_TI, codes, bias_O, None, out_TO), "exact")
+        return lambda x_TI, out_TO=None: quantized_linear(x_TI, codes, bias_O, activation, out_TO)
+
+    def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
+        """int8 has one scale per token: the ranks first add up the magnitudes of their parts of it."""
+        codes = self.codes
+        if codes.bits != 8:
+            return sum_of_ranks(self.linear(bias_O, None), all_reduce)
+        whole_inputs = codes.num_inputs * num_ranks
+
+        def apply(x_TI: Tensor, out_TO: Tensor | None = None, /) -> Tensor:
+            mean_T = all_reduce(sum_magnitudes(x_TI)) / whole_inputs
+            return all_reduce(quantized_linear(x_TI, codes, bias_O, None, out_TO, mean_T))
+
+        return apply
+
+    def look_up(self, row_T: Tensor) -> Tensor:
+        codes = self.codes
+        found = Codes(codes.packed[row_T // BLOCK], BLOCK * len(row_T), codes.num_inputs, codes.bits)
+        return dequantize(found).view(len(row_T), BLOCK, -1)[torch.arange(len(row_T)), row_T % BLOCK]
+
+
+@dataclass(frozen=True)
+class WholeWeight(PlainWeight):
+    """The values of a weight that becomes codes when all of its rows are set."""
+
+    bits: Bits
+
+    def finish(self, largest_O: Tensor | None = None) -> Weight:
+        return QuantizedWeight(quantize(self.stored, self.bits, largest_O))
+
+
+class QuantizedFormat:
+    most_rows_added = 0
+
+    def __init__(self, bits: Bits):
+        self.name = f"int{bits}"
+        self._bits: Bits = bits
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weight:
+        return WholeWeight(PLAIN.allocate(shape, dtype, device).stored, self._bits)
+
+    def quantize(self, values_OI: Tensor) -> QuantizedWeight:
+        """Returns the weight of these values."""
+        return QuantizedWeight(quantize(values_OI, self._bits))
+
+    def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> QuantizedWeight:
+        num_outputs, num_inputs = numbers
+        return QuantizedWeight(Codes(stored, num_outputs, num_inputs, self._bits))
+
+
+QUANTIZED: dict[Bits, QuantizedFormat] = {8: QuantizedFormat(8), 4: QuantizedFormat(4)}

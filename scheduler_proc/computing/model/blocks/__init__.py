@@ -1,0 +1,1 @@
+"""The blocks that models consist of: each declares its parameters and computes."""

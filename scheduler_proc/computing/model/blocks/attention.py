@@ -1,0 +1,111 @@
+"""Attention over the paged KV cache.
+
+Shape legend: T tokens of the step, E embedding size, H query heads, G key/value heads, A = H + 2 G, D head dimension.
+"""
+
+from torch import Tensor
+
+from kernels.paged_decode import paged_decode
+from kernels.paged_kv import PagedKV
+from kernels.paged_prefill import PrefillRows, paged_prefill
+from kernels.qk_norm import HeadNorms
+from kernels.rotate_store import rotate_store
+from scheduler_proc.computing.model.blocks.norm import norm_parameters
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
+from scheduler_proc.computing.model.description import AttentionDescription
+from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
+from scheduler_proc.computing.model.rope_tables import RopeTables
+from scheduler_proc.computing.model.workspace import Activations
+from scheduler_proc.computing.parallel import ParallelGroup
+from scheduler_proc.computing.step.inputs import StepInputs
+
+QK_NORMS = ("query_norm", "key_norm")
+
+
+def attention_parameters(layer: str, attention: AttentionDescription, hidden_size: int) -> list[Parameter]:
+    heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
+    by_heads = ByRows(tuple((num, attention.head_dim) for num in heads))
+    parameters = linear_parameters(f"{layer}.qkv", attention.qkv_size, hidden_size, attention.has_qkv_bias, by_heads)
+    if attention.qk_norm is not None:
+        for name in QK_NORMS:
+            parameters += norm_parameters(f"{layer}.{name}", attention.qk_norm)
+    return parameters + linear_parameters(
+        f"{layer}.attention_out", hidden_size, attention.query_size, attention.has_out_bias, ByColumns()
+    )
+
+
+class Attention:
+    """`rope_tables` are those of the description's `rope`."""
+
+    def __init__(
+        self,
+        layer: str,
+        attention: AttentionDescription,
+        weights: Weights,
+        rope_tables: RopeTables | None,
+        parallel: ParallelGroup,
+    ):
+        self._head_dim, self._scale = attention.head_dim, attention.scale
+        self._qkv = pop_linear(weights, f"{layer}.qkv")
+        self._qk_norms = None
+        if attention.qk_norm is not None:
+            query_D, key_D = (pop_tensor(weights, f"{layer}.{name}.weight") for name in QK_NORMS)
+            self._qk_norms = HeadNorms(query_D, key_D, attention.qk_norm.eps)
+        self._out = pop_row_parallel(weights, f"{layer}.attention_out", parallel)
+        self._rope_tables = rope_tables
+
+    def __call__(
+        self,
+        normed_TE: Tensor,
+        step: StepInputs,
+        cache: PagedKV,
+        attended_THD: Tensor,
+        room: Activations,
+        narrow: Activations | None,
+    ) -> Tensor:
+        """Stores the tokens' K and V in the layer's `cache`; returns the update of the residual stream, [T, E].
+
+        With `narrow`, the room for it, the update is that of `step.head_tokens`. `attended_THD` is written.
+        """
+        heads_TA = self._qkv(normed_TE, room.heads)
+        heads_TAD = heads_TA.view(len(heads_TA), -1, self._head_dim)
+        query_THD = rotate_store(heads_TAD, cache, self._rope_tables, step.positions, step.slots, self._qk_norms)
+        attended_TA = self._attend(query_THD, step, cache, attended_THD, is_narrow=narrow is not None)
+        return self._out(attended_TA, room.update if narrow is None else narrow.update)
+
+    def _attend(
+        self, query_THD: Tensor, step: StepInputs, cache: PagedKV, out_THD: Tensor, *, is_narrow: bool
+    ) -> Tensor:
+        """Returns the attention's output, [T, H * D], which may be a view of `out_THD`."""
+        if step.attend is not None:
+            step.attend(query_THD, cache, out_THD)
+            return _select(out_THD, step.head_tokens if is_narrow else None)
+        num_tokens, num_decode = len(query_THD), step.num_decode_rows
+        rows = PrefillRows(
+            step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, step.prefill_tiles
+        )
+        wanted = step.head_tokens if is_narrow else None
+        if is_narrow and step.head_rows is not None:
+            query_THD, rows, wanted = query_THD[step.head_tokens], step.head_rows, None
+            num_tokens = len(query_THD)
+            out_THD = out_THD[:num_tokens]
+        if num_decode:
+            has_others = num_decode < num_tokens
+            paged_decode(
+                query_THD[:num_decode] if has_others else query_THD,
+                cache,
+                step.decode_page_tables,
+                step.decode_num_keys,
+                self._scale,
+                out_THD[:num_decode] if has_others else out_THD,
+                step.decode_work,
+            )
+        if num_decode < num_tokens:
+            paged_prefill(query_THD[num_decode:], cache, rows, self._scale, out_THD[num_decode:])
+        return _select(out_THD, wanted)
+
+
+def _select(attended_THD: Tensor, tokens: Tensor | None) -> Tensor:
+    """Returns the output of these tokens, of all if None is given, [T, H * D]."""
+    found_THD = attended_THD if tokens is None else attended_THD[tokens]
+    return found_THD.view(len(found_THD), found_THD.shape[1] * found_THD.shape[2])

@@ -1,0 +1,44 @@
+"""The embeddings of tokens and, in models that learn them, of positions.
+
+Shape legend: T tokens, E embedding size, V entries of the vocabulary that a rank has, M positions.
+"""
+
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.embed import embed
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
+from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.parameters import ByRows, Parameter
+from scheduler_proc.computing.parallel import ParallelGroup
+from scheduler_proc.computing.step.inputs import StepInputs
+
+TOKENS, POSITIONS = "embedding", "position_embedding"
+
+
+def embedding_parameters(model: ModelDescription) -> list[Parameter]:
+    shape, role = (model.vocab_size, model.hidden_size), "tied" if model.has_tied_head else "embedding"
+    tokens = Parameter(TOKENS, shape, role, ByRows(((model.vocab_size, 1),)))
+    if not model.num_positions:
+        return [tokens]
+    return [tokens, Parameter(POSITIONS, (model.num_positions, model.hidden_size), "embedding")]
+
+
+class Embedding:
+    def __init__(self, model: ModelDescription, weights: Weights, parallel: ParallelGroup):
+        self.tokens_VE = weights.pop(TOKENS)
+        self._positions_ME = pop_tensor(weights, POSITIONS) if model.num_positions else None
+        self._vocab_part = model.vocab_part
+        self._parallel = parallel
+
+    def __call__(self, step: StepInputs, out_TE: Tensor | None) -> Tensor:
+        """Returns the embeddings of the step's tokens, maybe in `out_TE`. Each of several ranks looks up its part."""
+        if self._parallel.size == 1:
+            return embed(step.token_ids, step.positions, self.tokens_VE, self._positions_ME, out_TE)
+        row_T = step.token_ids - self._parallel.rank * self._vocab_part
+        is_elsewhere_T = (row_T < 0) | (row_T >= self._vocab_part)
+        part_TE = self.tokens_VE.look_up(row_T.masked_fill(is_elsewhere_T, 0))
+        embedded_TE = self._parallel.all_reduce(part_TE.masked_fill_(is_elsewhere_T[:, None], 0))
+        if self._positions_ME is not None:
+            embedded_TE += functional.embedding(step.positions, self._positions_ME)
+        return embedded_TE

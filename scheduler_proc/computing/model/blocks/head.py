@@ -1,0 +1,36 @@
+"""The head: logits of the hidden states.
+
+Shape legend: N rows, E embedding size, V vocabulary.
+"""
+
+from torch import Tensor
+
+from kernels.formats.weight_format import Weight
+from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.parameters import ByRows, Parameter
+from scheduler_proc.computing.parallel import ParallelGroup
+
+HEAD = "head"
+
+
+def head_parameters(model: ModelDescription) -> list[Parameter]:
+    """A tied head is no parameter: the embedding is."""
+    if model.has_tied_head:
+        return []
+    return [Parameter(HEAD, (model.vocab_size, model.hidden_size), "linear", ByRows(((model.vocab_size, 1),)))]
+
+
+class Head:
+    """The weight is `embedding` if there is none of its own: a tied head that is quantized has one, too."""
+
+    def __init__(self, model: ModelDescription, weights: Weights, embedding: Weight, parallel: ParallelGroup):
+        self._linear = weights.pop(HEAD, embedding).linear(None, None)
+        self._vocab_size = model.vocab_size
+        self._parallel = parallel
+
+    def __call__(self, hidden_NE: Tensor, out_NV: Tensor | None = None) -> Tensor:
+        """Returns the logits [N, V], maybe in `out_NV`. With several ranks each gets all of them."""
+        if self._parallel.size == 1:
+            return self._linear(hidden_NE, out_NV)
+        return self._parallel.gather_columns(self._linear(hidden_NE), self._vocab_size)

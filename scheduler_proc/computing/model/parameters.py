@@ -1,0 +1,88 @@
+"""The parameters that blocks declare: name, shape, what each is, and which part a rank has. Plain values, no torch.
+
+Linears that read the residual stream are divided by their outputs, those that write it by their inputs (Megatron-LM,
+arXiv:1909.08053, section 3); embedding and head by the entries of the vocabulary.
+"""
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Literal
+
+Shape = tuple[int, ...]
+
+Role = Literal["linear", "embedding", "tied", "norm", "bias"]
+"""`linear`: the weight of a linear layer, [out, in]. `embedding`: a table that is looked up by rows. `tied`: both, the
+embedding of tokens that is the head too."""
+
+
+@dataclass(frozen=True)
+class ByRows:
+    """A rank has its share of each section; a section is a number of units, and the rows of a unit."""
+
+    sections: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class ByColumns:
+    """A rank has its share of the columns."""
+
+
+Split = ByRows | ByColumns | None
+"""How ranks share a parameter; None: each has all of it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rank's part of a parameter: ranges of its rows, which the rank stores one after another, and columns of these.
+
+    `shape` is that of the part: its rows may be more than those of the ranges, which are then followed by filling.
+    """
+
+    shape: Shape
+    rows: tuple[range, ...]
+    columns: slice = field(default_factory=lambda: slice(None))
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the whole model."""
+
+    name: str
+    shape: Shape
+    role: Role
+    split: Split = None
+
+    def part(self, rank: int, num_ranks: int) -> Part:
+        """Returns what the rank has of it."""
+        all_rows = (range(self.shape[0]),)
+        match self.split if num_ranks > 1 else None:
+            case None:
+                return Part(self.shape, all_rows)
+            case ByColumns():
+                share = _share(self.shape[1], 1, 0, rank, num_ranks)
+                return Part((self.shape[0], len(share)), all_rows, slice(share.start, share.stop))
+            case ByRows(sections):
+                first_rows = accumulate((num * unit for num, unit in sections), initial=0)
+                sections_with_first = zip(sections, first_rows, strict=False)
+                rows = tuple(_share(*section, first, rank, num_ranks) for section, first in sections_with_first)
+                num_rows = sum(-(-num // num_ranks) * unit for num, unit in sections)
+                return Part((num_rows, *self.shape[1:]), rows)
+
+
+def _share(num_units: int, unit: int, first_row: int, rank: int, num_ranks: int) -> range:
+    """Returns the rank's rows of a section that begins at `first_row`; the last ranks' shares may be smaller.
+
+    If there are fewer units than ranks, several ranks have the same one.
+    """
+    each = -(-num_units // num_ranks)
+    first = rank * num_units // num_ranks if num_units < num_ranks else rank * each
+    return range(first_row + first * unit, first_row + min(first + each, num_units) * unit)
+
+
+def linear_parameters(name: str, num_out: int, num_in: int, has_bias: bool, split: Split) -> list[Parameter]:
+    """Returns the weight and, if it has one, the bias of a linear layer. The bias of a split by columns is whole."""
+    parameters = [Parameter(f"{name}.weight", (num_out, num_in), "linear", split)]
+    if has_bias:
+        bias_split = split if isinstance(split, ByRows) else None
+        parameters.append(Parameter(f"{name}.bias", (num_out,), "bias", bias_split))
+    return parameters
