@@ -31,7 +31,7 @@ from benchmarks.served_shape import served_shape
 from benchmarks.server_process import started_server
 from kernels.cpu.library import load_kernels
 from messages.errors import SluiceError, UsageError
-from scheduler_proc.computing.loading.placement import DTYPES, auto_cpu_dtype
+from scheduler_proc.computing.placement import DTYPES, auto_cpu_dtype
 
 START_TIMEOUT_S = 600.0
 LIMIT_ROUNDS = 9

@@ -30,7 +30,7 @@ from messages.config import Config
 from messages.errors import SluiceError, UsageError
 from messages.requests import Grammar, SamplingParams, Stamps, UserMsg
 from runtime.grammars import GrammarCompiler
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding.grammars import make_grammar
 from scheduler_proc.deciding_half import make_scheduler
 from scheduler_proc.grammar_builder import GrammarBuilder

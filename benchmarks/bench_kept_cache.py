@@ -35,7 +35,7 @@ from messages.columns import pack_int32
 from messages.config import Config
 from messages.errors import SluiceError
 from messages.requests import SamplingParams, Stamps, UserMsg
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding_half import make_scheduler
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Stepper

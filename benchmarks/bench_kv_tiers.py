@@ -51,7 +51,7 @@ from benchmarks.shape_runner import LAYER_COUNTS, configured_shape, make_config,
 from messages.config import Config
 from messages.errors import SluiceError, UsageError
 from messages.requests import SamplingParams
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.tiers.tiered_pages import TieredPages
 from scheduler_proc.offline import OfflineEngine, no_report
 from scheduler_proc.step_times import StepTimes

@@ -27,7 +27,7 @@ from benchmarks.served_shape import served_shape
 from benchmarks.server_process import started_server
 from kernels.cpu.library import load_kernels
 from messages.errors import SluiceError
-from scheduler_proc.computing.loading.placement import DTYPES, auto_cpu_dtype
+from scheduler_proc.computing.placement import DTYPES, auto_cpu_dtype
 
 GOALS = {"float32": 0.92, "bfloat16": 0.92, "int8": 0.8, "int4": 0.8}
 NUM_INPUT, NUM_FEW, NUM_MANY = 32, 8, 136

@@ -31,7 +31,7 @@ from benchmarks.result_file import ROOT, write_result
 from benchmarks.served_shape import write_model
 from benchmarks.server_process import ServerProcess
 from messages.errors import SluiceError
-from scheduler_proc.computing.loading.hf_config import read_hf_config
+from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.model.families.registry import find_family
 
 BUNDLED = ROOT / "assets" / "shakespeare-gpt2"

@@ -20,7 +20,7 @@ from messages.axes import fill_columns
 from messages.columns import pack_int32, pack_int64
 from messages.config import Config
 from messages.steps import ROW, SAMPLED, TOKEN, Batch
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.runner import Runner
 from supervisor.flags import parse_flags
 from supervisor.run import build_config

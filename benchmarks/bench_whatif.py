@@ -25,7 +25,7 @@ from benchmarks.result_file import write_result
 from messages.config import Config
 from messages.errors import SluiceError
 from messages.steps import Batch
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Launched, Runner
 from supervisor.flags import parse_flags

@@ -2,7 +2,7 @@
 
 from math import prod
 
-from scheduler_proc.computing.loading.hf_config import HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.decoder import model_parameters
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.registry import find_family

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.model_shapes import SHAPES
 from messages.config import Config
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.runner import Runner
 from supervisor.flags import parse_flags
 from supervisor.model.facts import read_model_facts

@@ -17,7 +17,7 @@ def await_command_line(launcher_pid: int) -> None:
     ask_for_death_signal(launcher_pid, signal.SIGKILL)  # which ends one that is stopped, too
     import_torch()
     # Imported here and not above: it needs torch.
-    import scheduler_proc.computing.loading.load_runner  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    import scheduler_proc.computing.load_runner  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     text = sys.stdin.read()
     if not text:

@@ -18,7 +18,7 @@ from messages.config import Config
 from messages.errors import ErrorInfo, UsageError
 from messages.replies import DetokenizeMsg, FinishedRow, FinishReason, ToDetokenizer, Usage
 from messages.requests import SamplingParams, Stamps, UserMsg
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding.page_tiers import LOAD_TIMEOUT_S
 from scheduler_proc.deciding.scheduler import GrammarSource
 from scheduler_proc.deciding_half import close_store, make_scheduler

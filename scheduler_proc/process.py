@@ -43,7 +43,7 @@ def import_runner(link: ProcessLink) -> LoadRunner:
     link.phase("importing torch")
     import_torch()
     # Imported here and not above: it needs torch, and the operator should see what is being waited for.
-    from scheduler_proc.computing.loading.load_runner import find_shared_model, load_model
+    from scheduler_proc.computing.load_runner import find_shared_model, load_model
 
     config, files = link.config, link.run_dir
     if config.run.tensor_parallel > 1:

@@ -46,7 +46,7 @@ def serve(link: ProcessLink) -> None:
     link.phase("importing torch")
     import_torch()
     # Imported here and not above: it needs torch.
-    from scheduler_proc.computing.loading.load_runner import load_model
+    from scheduler_proc.computing.load_runner import load_model
 
     receiver: Receiver[ToRank] = Receiver(link.run_dir.socket(link.name), ToRank)
     link.add_receiver(receiver)

@@ -11,7 +11,7 @@ from messages.steps import JoinRanks, ToRank
 from runtime.process import ProcessLink
 
 if TYPE_CHECKING:
-    from scheduler_proc.computing.loading.load_runner import LoadedModel
+    from scheduler_proc.computing.load_runner import LoadedModel
     from scheduler_proc.computing.runner import Runner
 
 log = logging.getLogger("sluice.ranks")

@@ -20,7 +20,7 @@ import numpy as np
 
 from messages.config import Config
 from messages.errors import SluiceError, UsageError
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.stepper import Runner
 from supervisor.flags import parse_flags
 from supervisor.run import build_config

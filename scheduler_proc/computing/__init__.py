@@ -5,6 +5,6 @@ How torch's threads wait is set here, before anything below imports torch.
 
 import os
 
-from scheduler_proc.computing.cpu.openmp import limit_spinning
+from scheduler_proc.computing.openmp import limit_spinning
 
 limit_spinning(os.environ)

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from messages.steps import Batch
-from scheduler_proc.computing.step.results import Forwarded, Result
+from scheduler_proc.computing.sampling.results import Forwarded, Result
 
 Forward = Callable[[], Forwarded]
 """Runs the forward pass of one step; the cache then holds the K and V of all its tokens. Raises `MemoryError`."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from benchmarks.bench_grammars import GRAMMARS, time_streams, walk_all
 from messages.config import Config
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner
 from tests.checkpoints import make_config
 
 MODEL_DIR = Path(__file__).resolve().parents[2] / "assets" / "shakespeare-gpt2"

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.model_shapes import SHAPES
 from kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
-from scheduler_proc.computing.loading.hf_config import HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.families.registry import find_family
 
 

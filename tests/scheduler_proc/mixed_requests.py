@@ -18,7 +18,7 @@ from typing import Any
 from messages.columns import pack_float32, pack_int32
 from messages.config import Config
 from messages.requests import AbortMsg, StopSeen, UserMsg
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding.batch_columns import BatchBuilder
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.draft_lengths import DraftLengths

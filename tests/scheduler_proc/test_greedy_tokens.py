@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.drafts import Draft, Drafter
 from scheduler_proc.deciding.policy import Budget

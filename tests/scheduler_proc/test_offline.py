@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 from kernels.cpu.library import find_kernel
 from messages.errors import UsageError
 from messages.requests import Grammar, SamplingParams
+from scheduler_proc.computing import load_runner
 from scheduler_proc.computing.gpu import loading
-from scheduler_proc.computing.loading import load_runner
-from scheduler_proc.computing.loading.placement import Placement
+from scheduler_proc.computing.placement import Placement
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.offline import OfflineEngine, Output
 from scheduler_proc.stepper import Stepper

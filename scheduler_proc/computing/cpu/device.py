@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scheduler_proc.computing.cpu.populate import PagePopulation
-from scheduler_proc.computing.step.results import Result
+from scheduler_proc.computing.sampling.results import Result
 
 
 class Done(NamedTuple):

@@ -23,9 +23,10 @@ from messages.columns import pack_int32, unpack_int32, unpack_int64
 from messages.steps import Batch
 from scheduler_proc.computing.cpu.device import CpuDevice
 from scheduler_proc.computing.device import Forward
+from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.model.decoder import Decoder
-from scheduler_proc.computing.model.kv_tensors import KVTensors
 from scheduler_proc.computing.model.workspace import Workspace
+from scheduler_proc.computing.sampling.results import Forwarded
 from scheduler_proc.computing.step.inputs import (
     NO_ROWS,
     StepInputs,
@@ -35,7 +36,6 @@ from scheduler_proc.computing.step.inputs import (
     only_samples,
     pack_step,
 )
-from scheduler_proc.computing.step.results import Forwarded
 from scheduler_proc.computing.step.shapes import StepLimits
 
 CPU = torch.device("cpu")
@@ -112,7 +112,7 @@ class CpuForwardPasses:
         activations = self._workspace.activations(len(step.token_ids))
         repeats = self.repeats if activations.residual is not None else None
         compute_middle = None if repeats is None else repeats.compute
-        hidden_NE = self._decoder.forward(step, self.cache, activations, compute_middle)
+        hidden_NE = self._decoder.forward(step, self.cache.layers, activations, compute_middle)
         logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled))
         return Forwarded(logits_SV, hidden_NE[num_sampled:], columns)
 
@@ -150,7 +150,7 @@ class CpuForwardPasses:
         draws = [self._draws[name][:num_rows] for name in DRAW_COLUMNS]
 
         def compute() -> tuple[Forwarded, Tensor]:
-            hidden_RE = self._decoder.forward(step, self.cache, activations)
+            hidden_RE = self._decoder.forward(step, self.cache.layers, activations)
             logits_RV = self._decoder.logits(hidden_RE, room_RV)
             return Forwarded(logits_RV, hidden_RE[num_rows:], sampling), draw(logits_RV, *draws)
 

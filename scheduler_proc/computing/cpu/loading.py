@@ -6,9 +6,9 @@ from messages.config import Config
 from scheduler_proc.computing.cpu.device import CpuDevice
 from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.cpu.populate import PagePopulation
-from scheduler_proc.computing.loading.weights import Report
+from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, free_cpu_cache_bytes
 from scheduler_proc.computing.model.decoder import Decoder
-from scheduler_proc.computing.model.kv_tensors import KVTensors, free_cpu_cache_bytes
+from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.runner import MakeRunner, Runner
 from scheduler_proc.computing.step.dummy_batch import plan_warm_up
 from scheduler_proc.computing.step.shapes import StepLimits

@@ -19,7 +19,7 @@ from torch import Tensor
 from kernels.cpu.huge_memory import POPULATE_WRITE, advise, make_huge
 from runtime.background import lower_priority
 from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
-from scheduler_proc.computing.model.kv_tensors import GIB
+from scheduler_proc.computing.kv_cache.kv_tensors import GIB
 
 SLICE_BYTES = 2 << 20
 """Of one tensor, asked for in one call: a call is not interrupted, and holds the process's memory map meanwhile."""

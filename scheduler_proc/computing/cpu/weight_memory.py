@@ -23,8 +23,8 @@ from kernels.cpu.huge_pages import ALIGNMENT, Chunk, allocate_from
 from kernels.formats.registry import FORMATS
 from kernels.formats.weight_format import Weight
 from messages.errors import BootError
-from scheduler_proc.computing.loading.weights import Report
 from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.report import Report
 
 HEADER = struct.Struct("<32s32sQQQ")
 """Seal, identity, begin and bytes of the list, bytes of all. The seal is a digest of the others and of the list."""

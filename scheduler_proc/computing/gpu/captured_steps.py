@@ -17,6 +17,7 @@ from torch import Tensor
 from messages.steps import Batch
 from scheduler_proc.computing.gpu.attention_backend import AttentionBackend
 from scheduler_proc.computing.gpu.device import GpuDevice, Work
+from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.step.inputs import NO_ROWS, StepInputs, StepShape, pack_step, view_step
 from scheduler_proc.computing.step.packed_columns import PackedColumns
 from scheduler_proc.computing.step.shapes import StepShapes
@@ -25,7 +26,6 @@ GIB = 2**30
 
 log = logging.getLogger("sluice.captured_steps")
 
-Report = Callable[[str, float | None], None]
 Forward = Callable[[StepInputs], Tensor]
 """Returns what the head reads, [N, E]."""
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from scheduler_proc.computing.device import Device, Fetched
+from scheduler_proc.computing.sampling.results import Result
 from scheduler_proc.computing.step.packed_columns import join, split
-from scheduler_proc.computing.step.results import Result
 
 Work = Callable[[], None]
 

@@ -16,14 +16,15 @@ from kernels.take_tokens import take_tokens
 from messages.steps import Batch
 from scheduler_proc.computing.device import Forward
 from scheduler_proc.computing.gpu.attention_backend import AttentionBackend, Plan
-from scheduler_proc.computing.gpu.captured_steps import CapturedSteps, Report
+from scheduler_proc.computing.gpu.captured_steps import CapturedSteps
 from scheduler_proc.computing.gpu.device import GpuDevice
+from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.model.decoder import Decoder
-from scheduler_proc.computing.model.kv_tensors import KVTensors
+from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.sampling.logits_processing import fill_histories
+from scheduler_proc.computing.sampling.results import Forwarded
 from scheduler_proc.computing.step.inputs import StepInputs, StepShape, pack_step, shape_of, view_step
 from scheduler_proc.computing.step.packed_columns import PackedColumns
-from scheduler_proc.computing.step.results import Forwarded
 from scheduler_proc.computing.step.shapes import StepLimits, StepShapes
 
 MORE_GRAPH_BYTES = 4 << 20
@@ -120,4 +121,4 @@ class GpuForwardPasses:
         """Returns what the head reads, [N, E]."""
         if step.num_decode_rows and self.last_tokens is not None:
             take_tokens(step.token_ids, step.future_token_indices, self.last_tokens)
-        return self._decoder.forward(step, self._cache)
+        return self._decoder.forward(step, self._cache.layers)

@@ -14,12 +14,12 @@ from messages.config import Config
 from messages.errors import BootError
 from scheduler_proc.computing.gpu.attention_backend import AttentionBackend
 from scheduler_proc.computing.gpu.attention_plans import AttentionPlans
-from scheduler_proc.computing.gpu.captured_steps import Report
 from scheduler_proc.computing.gpu.device import GpuDevice
 from scheduler_proc.computing.gpu.flashinfer_attention import FlashInferAttention
 from scheduler_proc.computing.gpu.forward_passes import GpuForwardPasses
+from scheduler_proc.computing.kv_cache.kv_tensors import GIB, KVTensors, pages_per_context
 from scheduler_proc.computing.model.decoder import Decoder
-from scheduler_proc.computing.model.kv_tensors import GIB, KVTensors, pages_per_context
+from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.runner import MakeRunner, Runner
 from scheduler_proc.computing.step.dummy_batch import plan_dummy_batch, plan_warm_ups
 from scheduler_proc.computing.step.shapes import StepLimits

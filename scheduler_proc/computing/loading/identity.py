@@ -8,8 +8,8 @@ import torch
 
 from kernels.cpu.library import ISA_VARIABLE
 from messages.config import Config
-from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.placement import Placement
 
 CODE = Path(__file__).parents[3]
 CODE_PACKAGES, CODE_SUFFIXES = ("scheduler_proc", "kernels", "messages"), (".py", ".c", ".h")

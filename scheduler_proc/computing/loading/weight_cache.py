@@ -18,11 +18,12 @@ from kernels.cpu.huge_pages import empty_huge
 from kernels.formats.registry import FORMATS
 from messages import VERSION
 from scheduler_proc.computing.loading.checkpoint import Checkpoint
-from scheduler_proc.computing.loading.placement import Placement
-from scheduler_proc.computing.loading.weights import Report, load_weights
+from scheduler_proc.computing.loading.weights import load_weights
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.sharding import Shard
+from scheduler_proc.computing.placement import Placement
+from scheduler_proc.computing.report import Report
 
 LAYOUT = 3
 """Counts changes of what a file holds, of `Codes.packed` above all."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -16,13 +16,14 @@ from kernels.formats.quantized import QUANTIZED
 from kernels.formats.weight_format import Weight, WeightFormat
 from kernels.packed_linear import has_packed_kernel
 from messages.errors import BootError
-from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.model.blocks.head import HEAD
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import model_parameters
 from scheduler_proc.computing.model.families.family import Family, Source
 from scheduler_proc.computing.model.parameters import ByColumns, Parameter, Part
 from scheduler_proc.computing.model.sharding import Shard
+from scheduler_proc.computing.placement import Placement
+from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.torch_import import import_fake_tensors
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 MAX_NAMES_SHOWN = 6
 DUMMY_STD = 0.02
-
-Report = Callable[[str, float | None], None]
 
 log = logging.getLogger("sluice.weights")
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from kernels.paged_kv import PagedKV
 from scheduler_proc.computing.model.blocks.embedding import Embedding, embedding_parameters
 from scheduler_proc.computing.model.blocks.head import Head, head_parameters
 from scheduler_proc.computing.model.blocks.layer import Layer, Stream, layer_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.description import ModelDescription, RopeDescription
-from scheduler_proc.computing.model.kv_tensors import KVTensors
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.model.rope_tables import RopeTables, make_rope_tables
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
@@ -65,11 +65,11 @@ class Decoder:
     def forward(
         self,
         step: StepInputs,
-        cache: KVTensors,
+        layer_caches: Sequence[PagedKV],
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
     ) -> Tensor:
-        """Returns what the head reads of `step.head_tokens` [N, E]; the cache then holds all tokens' K and V.
+        """Returns what the head reads of `step.head_tokens` [N, E]; the caches then hold all tokens' K and V.
 
         What operations return, the result included, may be put into `room`. The layers between the second and the last
         may be computed by `compute_middle`.
@@ -85,7 +85,7 @@ class Decoder:
 
         def compute(index: int) -> None:
             is_narrow = index == last and not step.all_go_to_head
-            self._layers[index].apply(stream, step, cache.layers[index], is_narrow=is_narrow)
+            self._layers[index].apply(stream, step, layer_caches[index], is_narrow=is_narrow)
 
         middle = range(1, last)
         if compute_middle is None or len(middle) < 2:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from messages.config import CacheConfig
 from messages.errors import BootError
-from scheduler_proc.computing.model.kv_tensors import GIB
+from scheduler_proc.computing.kv_cache.kv_tensors import GIB
 from scheduler_proc.computing.tiers.disk_tier import DiskTier
 from scheduler_proc.computing.tiers.page_copies import PageCopies
 from scheduler_proc.computing.tiers.slot_file import SlotFile

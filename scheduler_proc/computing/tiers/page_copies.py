@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from scheduler_proc.computing.device import Device, Fetched
-from scheduler_proc.computing.model.kv_tensors import KVTensors
-from scheduler_proc.computing.step.results import Result
+from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
+from scheduler_proc.computing.sampling.results import Result
 from scheduler_proc.computing.tiers.slot_file import SECTOR_BYTES
 
 NUM_SPARE = 4

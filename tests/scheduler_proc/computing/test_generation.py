@@ -12,7 +12,7 @@ import transformers
 
 from messages.columns import pack_float32, pack_int32
 from messages.requests import SamplingParams
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import CONTEXT, VARIANTS, VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Schedule, generate

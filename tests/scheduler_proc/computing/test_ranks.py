@@ -12,17 +12,17 @@ from messages.columns import pack_float32, pack_int32, unpack_float32, unpack_in
 from messages.errors import BootError
 from messages.requests import SamplingParams
 from messages.steps import Batch
+from scheduler_proc.computing import load_runner as load_runner_module
+from scheduler_proc.computing import placement
 from scheduler_proc.computing.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.device import Fetched
 from scheduler_proc.computing.gpu import loading
-from scheduler_proc.computing.loading import load_runner as load_runner_module
-from scheduler_proc.computing.loading import placement
-from scheduler_proc.computing.loading.load_runner import load_runner
-from scheduler_proc.computing.loading.placement import Placement
+from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.parallel import ParallelGroup
+from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.runner import Runner
-from scheduler_proc.computing.step.results import Result
+from scheduler_proc.computing.sampling.results import Result
 from tests.checkpoints import CONTEXT, build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import GREEDY, Row, Schedule, generate, plan_batch, run_step
 from tests.scheduler_proc.computing.gpu.late_device import LateDevice

@@ -17,7 +17,7 @@ from scheduler_proc.computing.cpu.forward_passes import copy_columns
 from scheduler_proc.computing.device import Forward
 from scheduler_proc.computing.parallel import ALONE
 from scheduler_proc.computing.runner import Runner
-from scheduler_proc.computing.step.results import Forwarded, Result
+from scheduler_proc.computing.sampling.results import Forwarded, Result
 from scheduler_proc.computing.step.shapes import StepLimits
 from tests.scheduler_proc.computing.sampling.sampling_batch import make_batch
 

@@ -26,7 +26,7 @@ assert not sys.modules.keys() & set(unused), "and have not run"
 assert torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3)).tolist() == [[3.0] * 4] * 2
 
 from scheduler_proc.computing.loading import weights
-from scheduler_proc.computing.loading.placement import Placement
+from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.model.parameters import Parameter
 weights.model_parameters = lambda model: [Parameter("x.weight", (2, 3), "linear")]
 shard = SimpleNamespace(whole=None, rank=0, num_ranks=1)

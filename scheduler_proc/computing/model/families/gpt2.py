@@ -4,7 +4,7 @@ import re
 from typing import Literal
 
 from messages.errors import BootError
-from scheduler_proc.computing.loading.hf_config import HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import (
     AttentionDescription,
     LayerDescription,

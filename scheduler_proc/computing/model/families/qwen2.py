@@ -1,6 +1,6 @@
 """Qwen2 and Qwen2.5: Llama with a bias on query, key and value."""
 
-from scheduler_proc.computing.loading.hf_config import HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama
 from scheduler_proc.computing.model.families.family import Family

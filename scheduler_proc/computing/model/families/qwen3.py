@@ -1,6 +1,6 @@
 """Qwen3, the dense models: Llama with a norm over each query and key head, and heads of a size of their own."""
 
-from scheduler_proc.computing.loading.hf_config import HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama
 from scheduler_proc.computing.model.families.family import Family

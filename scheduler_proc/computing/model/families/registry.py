@@ -1,7 +1,7 @@
 """The model families that can be served."""
 
 from messages.errors import BootError
-from scheduler_proc.computing.loading.hf_config import HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.families import gpt2, llama, qwen2, qwen3
 from scheduler_proc.computing.model.families.family import Family
 

@@ -21,8 +21,8 @@ from messages.errors import BootError
 from messages.replies import DetokenizeMsg
 from scheduler_proc.computing.cpu import weight_memory
 from scheduler_proc.computing.cpu.weight_memory import WeightMemory
+from scheduler_proc.computing.load_runner import find_shared_model, load_runner
 from scheduler_proc.computing.loading import weight_cache
-from scheduler_proc.computing.loading.load_runner import find_shared_model, load_runner
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.deciding_half import make_scheduler
 from tests.checkpoints import build_checkpoint, make_config

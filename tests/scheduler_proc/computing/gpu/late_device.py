@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scheduler_proc.computing.gpu.device import Pool, Work
-from scheduler_proc.computing.step.results import Result
+from scheduler_proc.computing.sampling.results import Result
 
 GARBAGE = 0x5A
 WAITS = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__")

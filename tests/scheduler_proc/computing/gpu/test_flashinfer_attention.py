@@ -9,7 +9,7 @@ import torch
 from messages.columns import unpack_int32
 from messages.errors import BootError
 from scheduler_proc.computing.gpu import flashinfer_attention
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Row, Schedule, generate, plan_batch
 from tests.scheduler_proc.computing.gpu.flashinfer_stand_in import MarkingDevice, StandIn

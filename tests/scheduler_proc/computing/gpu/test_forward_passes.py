@@ -15,13 +15,13 @@ from messages.columns import pack_int32, unpack_int32
 from messages.errors import BootError
 from messages.requests import SamplingParams
 from messages.steps import Batch
+from scheduler_proc.computing import load_runner as loader
 from scheduler_proc.computing.gpu import attention_plans, loading
 from scheduler_proc.computing.gpu.captured_steps import Report
 from scheduler_proc.computing.gpu.forward_passes import MORE_GRAPH_BYTES, GpuForwardPasses
-from scheduler_proc.computing.loading import load_runner as loader
-from scheduler_proc.computing.loading.load_runner import load_runner
-from scheduler_proc.computing.loading.placement import Placement
-from scheduler_proc.computing.model.kv_tensors import KVTensors, allocate_cache
+from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, allocate_cache
+from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import build_checkpoint, make_config
 from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use

@@ -10,7 +10,7 @@ from messages.errors import BootError
 from messages.requests import SamplingParams
 from scheduler_proc.computing.gpu.device import CudaDevice
 from scheduler_proc.computing.gpu.forward_passes import GpuForwardPasses
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.tiers.page_copies import PageCopies
 from scheduler_proc.offline import OfflineEngine

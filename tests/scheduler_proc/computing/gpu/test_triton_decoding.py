@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kernels.gpu.triton_kernels import NAMES
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner
 from tests.checkpoints import build_checkpoint, make_config
 from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use
 from tests.scheduler_proc.computing.drive import Schedule, generate

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.loading import weight_cache
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint
-from scheduler_proc.computing.loading.hf_config import read_hf_config
-from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.loading.weight_cache import load_through_cache
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.sharding import Shard
+from scheduler_proc.computing.placement import Placement
 from tests.checkpoints import VOCAB_SIZE, build_checkpoint
 
 INT4 = Placement(torch.device("cpu"), torch.bfloat16, 4)

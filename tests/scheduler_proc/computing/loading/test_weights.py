@@ -14,14 +14,14 @@ from kernels.formats import packed
 from kernels.packed_linear import has_packed_kernel, pack
 from kernels.quantized_linear import quantize
 from messages.errors import BootError
+from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.loading import weights
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint
-from scheduler_proc.computing.loading.hf_config import read_hf_config
-from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.loading.weights import load_weights, make_dummy_weights
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.sharding import Shard
+from scheduler_proc.computing.placement import Placement
 from tests.checkpoints import SavedAs, build_checkpoint
 from tests.kernels.c_library import built_library
 

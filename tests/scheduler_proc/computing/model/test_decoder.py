@@ -11,14 +11,14 @@ from torch import Tensor
 
 from messages.columns import pack_int32
 from messages.config import Config
+from scheduler_proc.computing.hf_config import read_hf_config
+from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, allocate_cache
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint
-from scheduler_proc.computing.loading.hf_config import read_hf_config
-from scheduler_proc.computing.loading.placement import DTYPES, find_placement
 from scheduler_proc.computing.loading.weights import load_weights
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.families.registry import find_family
-from scheduler_proc.computing.model.kv_tensors import KVTensors, allocate_cache
 from scheduler_proc.computing.model.sharding import Shard
+from scheduler_proc.computing.placement import DTYPES, find_placement
 from scheduler_proc.computing.step.inputs import make_step_inputs
 from tests.checkpoints import VARIANTS, VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Row, plan_batch
@@ -47,7 +47,7 @@ def our_logits(config: Config, prompts: list[list[int]]) -> Tensor:
     rows = [Row(i, prompt, len(prompt), pages=[3 * i, 3 * i + 1, 3 * i + 2]) for i, prompt in enumerate(prompts)]
     with torch.inference_mode():
         step = make_step_inputs(plan_batch(0, [(row, len(row.ids)) for row in rows], 16), device)
-        return decoder.logits(decoder.forward(step, cache)).float()
+        return decoder.logits(decoder.forward(step, cache.layers)).float()
 
 
 def their_logits(model: "transformers.PreTrainedModel", prompts: list[list[int]], dtype: str) -> Tensor:
@@ -83,10 +83,10 @@ def test_the_last_layer_attends_with_last_tokens_alone(tmp_path: Path, variant: 
             if num_tokens is num_new:
                 batch = replace(batch, sample_tokens=pack_int32([0, 31, 32, 33, 70]))
             step = make_step_inputs(batch, device)
-            hidden = decoder.forward(step, cache)
+            hidden = decoder.forward(step, cache.layers)
             for row, num in zip(rows, num_tokens, strict=True):
                 row.num_computed += num
         assert step.head_rows is not None
-        expected = decoder.forward(dataclasses.replace(step, head_rows=None), cache)
+        expected = decoder.forward(dataclasses.replace(step, head_rows=None), cache.layers)
     assert hidden.shape == (5, decoder.model.hidden_size)
     torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-6)

@@ -16,7 +16,7 @@ from kernels.formats.plain import PlainWeight
 from messages.columns import pack_int32, unpack_int32
 from messages.requests import SamplingParams
 from messages.steps import LogprobColumns
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.sampling import logprobs
 from tests.checkpoints import VOCAB_SIZE, build_checkpoint, make_config

@@ -8,10 +8,10 @@ import pytest
 
 from messages.errors import BootError
 from messages.requests import SamplingParams
+from scheduler_proc.computing import load_runner as loader
 from scheduler_proc.computing.gpu import loading
-from scheduler_proc.computing.loading import load_runner as loader
-from scheduler_proc.computing.loading.load_runner import load_runner
-from scheduler_proc.computing.loading.placement import Placement
+from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.tiers.tiered_pages import TieredPages
 from scheduler_proc.deciding.page_tiers import PageTiers
 from scheduler_proc.offline import OfflineEngine, Output

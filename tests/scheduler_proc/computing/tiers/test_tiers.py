@@ -18,7 +18,7 @@ from kernels.quantized_kv import SCALE_DTYPE
 from messages.errors import BootError
 from scheduler_proc.computing.cpu.device import CpuDevice
 from scheduler_proc.computing.device import Device
-from scheduler_proc.computing.model.kv_tensors import KVTensors
+from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.tiers import tiered_pages
 from scheduler_proc.computing.tiers.disk_tier import DiskTier
 from scheduler_proc.computing.tiers.page_copies import PageCopies

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from scheduler_proc.computing.loading.hf_config import HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.decoder import model_parameters
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.family import Family

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from messages.errors import BootError
-from scheduler_proc.computing.loading.hf_config import HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.families.registry import FAMILIES, find_family
 from tests.scheduler_proc.computing.model.families.configs import QWEN3, read
 

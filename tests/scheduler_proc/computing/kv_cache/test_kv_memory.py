@@ -14,10 +14,10 @@ from messages.columns import unpack_int32
 from messages.config import Config
 from messages.errors import BootError
 from messages.replies import DetokenizeMsg
-from scheduler_proc.computing.cpu.kv_memory import KVMemory
 from scheduler_proc.computing.cpu.populate import PagePopulation
-from scheduler_proc.computing.loading.load_runner import load_runner
-from scheduler_proc.computing.model import kv_tensors
+from scheduler_proc.computing.kv_cache import kv_tensors
+from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
+from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding_half import make_scheduler
 from tests.checkpoints import make_config
 from tests.scheduler_proc.clients import user_msg

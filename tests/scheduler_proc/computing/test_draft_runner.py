@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from messages.errors import BootError
-from scheduler_proc.computing.loading.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding_half import make_scheduler
 from tests.checkpoints import build_checkpoint, make_config
 

@@ -13,20 +13,13 @@ from kernels.cpu.library import load_kernels
 from messages.config import Config, DraftFacts
 from messages.errors import BootError
 from runtime.numa import file_of_group
-from scheduler_proc.computing.cpu.kv_memory import KVMemory
 from scheduler_proc.computing.cpu.loading import CpuBackend
 from scheduler_proc.computing.cpu.weight_memory import WeightMemory
 from scheduler_proc.computing.gpu.device import CudaDevice
 from scheduler_proc.computing.gpu.loading import GpuBackend
-from scheduler_proc.computing.loading.hf_config import HfConfig, read_hf_config
-from scheduler_proc.computing.loading.identity import identity_of
-from scheduler_proc.computing.loading.placement import Placement, find_placement, find_share, set_cpu_threads, use_gpu
-from scheduler_proc.computing.loading.weights import Report, make_dummy_weights, most_bytes
-from scheduler_proc.computing.model.blocks.weights import Weights
-from scheduler_proc.computing.model.decoder import Decoder, model_parameters
-from scheduler_proc.computing.model.families.family import Family
-from scheduler_proc.computing.model.families.registry import find_family
-from scheduler_proc.computing.model.kv_tensors import (
+from scheduler_proc.computing.hf_config import HfConfig, read_hf_config
+from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
+from scheduler_proc.computing.kv_cache.kv_tensors import (
     GIB,
     KVTensors,
     allocate_cache,
@@ -34,8 +27,16 @@ from scheduler_proc.computing.model.kv_tensors import (
     page_bytes,
     pages_per_context,
 )
+from scheduler_proc.computing.loading.identity import identity_of
+from scheduler_proc.computing.loading.weights import make_dummy_weights, most_bytes
+from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.model.decoder import Decoder, model_parameters
+from scheduler_proc.computing.model.families.family import Family
+from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup, join_group
+from scheduler_proc.computing.placement import Placement, find_placement, find_share, set_cpu_threads, use_gpu
+from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.step.shapes import StepLimits
 from scheduler_proc.computing.tiers.open_tiers import open_tiers

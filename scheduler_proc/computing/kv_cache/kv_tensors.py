@@ -15,9 +15,9 @@ from kernels.quantized_kv import SCALE_DTYPE
 from messages.config import Config
 from messages.errors import BootError
 from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
-from scheduler_proc.computing.cpu.kv_memory import KVMemory
-from scheduler_proc.computing.loading.placement import Placement
+from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
 from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.placement import Placement
 
 GIB = 2**30
 MAX_CPU_CACHE_BYTES = 4 * GIB

@@ -14,7 +14,7 @@ from messages.requests import SamplingParams
 from messages.steps import Batch, LogprobColumns, PromptLogprobTargets
 from scheduler_proc.computing.cpu.forward_passes import copy_columns
 from scheduler_proc.computing.sampling.plan import GREEDY, SamplingPlan, plan_sampling
-from scheduler_proc.computing.step.results import Forwarded, Result, compute_result, read_result
+from scheduler_proc.computing.sampling.results import Forwarded, Result, compute_result, read_result
 from tests.scheduler_proc.computing.sampling.sampling_batch import make_batch
 
 VOCAB_SIZE, HIDDEN_SIZE = 30, 8

@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from messages.errors import BootError
-from scheduler_proc.computing.loading.hf_config import read_hf_config
-from scheduler_proc.computing.loading.load_runner import load_runner
-from scheduler_proc.computing.loading.placement import Placement
-from scheduler_proc.computing.model import kv_tensors
-from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.model.families.registry import find_family
-from scheduler_proc.computing.model.kv_tensors import (
+from scheduler_proc.computing.hf_config import read_hf_config
+from scheduler_proc.computing.kv_cache import kv_tensors
+from scheduler_proc.computing.kv_cache.kv_tensors import (
     GIB,
     allocate_cache,
     choose_num_pages,
     free_cpu_cache_bytes,
     page_bytes,
 )
+from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.families.registry import find_family
+from scheduler_proc.computing.placement import Placement
 from tests.checkpoints import build_checkpoint, make_config
 
 CPU = Placement(torch.device("cpu"), torch.bfloat16)

@@ -10,7 +10,7 @@ from messages.config import CacheConfig, ModelConfig
 from messages.errors import BootError
 from runtime.machine import CPU_INFO, computes_bfloat16
 from runtime.numa import Share, allowed_cpus, divide, pin, read_nodes
-from scheduler_proc.computing.loading.hf_config import HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 
 WEIGHT_BITS: dict[str, Bits | None] = {"none": None, "int8": 8, "int4": 4}
 KV_CODES = {"cuda": ("fp8", torch.float8_e4m3fn), "cpu": ("int8", torch.int8)}

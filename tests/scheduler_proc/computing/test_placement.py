@@ -8,9 +8,9 @@ import torch
 from messages.config import CacheConfig, ModelConfig
 from messages.errors import BootError
 from runtime.numa import Share
-from scheduler_proc.computing.loading import placement
-from scheduler_proc.computing.loading.hf_config import HfConfig
-from scheduler_proc.computing.loading.placement import find_placement, set_cpu_threads
+from scheduler_proc.computing import placement
+from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.placement import find_placement, set_cpu_threads
 
 
 @pytest.mark.parametrize(("flags", "dtype"), [("amx_bf16", torch.bfloat16), ("avx2", torch.float32)])
