@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.scheduler_proc.computing.test_load_runner import QWEN_CONFIG
 
 from kernels.cpu.library import find_kernel
 from kernels.packed_linear import has_packed_kernel
@@ -15,6 +14,7 @@ from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Schedule, generate
+from tests.scheduler_proc.computing.test_load_runner import QWEN_CONFIG
 from tests.scheduler_proc.test_greedy_tokens import PAGE_SIZE, PLENTY, Recalled, run
 
 PROMPTS = [[5, 6, 7], list(range(40)), [9], [100, 200, 300, 12, 4, 4, 4, 4]]
