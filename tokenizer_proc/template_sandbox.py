@@ -22,8 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MAX_CPU_S = 2.0
-"""Of one rendering. Real ones take less than a millisecond for each message."""
+MAX_CPU_S = 0.4
+"""Of one rendering, in which no other prompt is served. Real ones take about 20 microseconds for each message."""
 
 MAX_CHARS = 20_000_000
 """Of a rendered chat, and of each text on the way to it; no list is longer either."""
