@@ -4,11 +4,11 @@ from messages.columns import pack_int32, unpack_int32
 from messages.errors import RequestError, bad_request
 from messages.replies import DecodeReply, EncodeReply
 from messages.requests import DecodeMsg, EncodeMsg
-from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
+from tokenizer_proc.template_process import ChatRenderer
 
 
-def encode(message: EncodeMsg, encoding: Encoding, templates: ChatTemplates) -> EncodeReply:
+def encode(message: EncodeMsg, encoding: Encoding, templates: ChatRenderer) -> EncodeReply:
     """Returns the ids of the text or chat, however many. Raises `RequestError` for one that cannot be encoded."""
     text = message.prompt_text or "" if message.chat is None else templates.render(message.chat)
     if len(text) > MAX_ENCODED_CHARS:

@@ -30,10 +30,10 @@ from messages.uids import frontend_blocks
 from runtime.chat_files import read_chat_files
 from runtime.process import ProcessLink, run_process
 from tokenizer_proc import calls
-from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.encoding import Encoding, load_encoding
 from tokenizer_proc.grammars import GrammarChecks
 from tokenizer_proc.prompts import PromptReader
+from tokenizer_proc.template_process import ChatRenderer, TemplateProcess
 
 LONG_PROMPT_CHARS = 100_000
 """A text from which on the launcher is told before it is tokenized: it takes about a tenth of a second."""
@@ -47,7 +47,7 @@ log = logging.getLogger("sluice.tokenizer")
 class TextServer:
     """What the tokenizer does for one message that holds text or ids."""
 
-    def __init__(self, encoding: Encoding, templates: ChatTemplates, vocab_size: int, max_model_len: int):
+    def __init__(self, encoding: Encoding, templates: ChatRenderer, vocab_size: int, max_model_len: int):
         self._encoding = encoding
         self._templates = templates
         self._vocab_size = vocab_size
@@ -156,10 +156,11 @@ def load_server(config: Config) -> TextServer:
     A bad template of the model's own only refuses chats.
     """
     facts = config.facts
+    templates = TemplateProcess(read_chat_files(facts.tokenizer_dir, config.model.chat_template))
     encoding = load_encoding(facts.tokenizer_dir)
-    templates = ChatTemplates(read_chat_files(facts.tokenizer_dir, config.model.chat_template))
-    if templates.mistake is not None and config.model.chat_template:
-        raise BootError(f"the chat template {config.model.chat_template} has a mistake: {templates.mistake}")
+    mistake = templates.find_mistake()
+    if mistake is not None and config.model.chat_template:
+        raise BootError(f"the chat template {config.model.chat_template} has a mistake: {mistake}")
     return TextServer(encoding, templates, facts.vocab_size, facts.max_model_len)
 
 

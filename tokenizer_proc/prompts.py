@@ -11,8 +11,8 @@ from messages.requests import TokenizeMsg, UserMsg
 from tokenizer_proc.bad_words import bad_word_ids
 from tokenizer_proc.biases import with_text_biases
 from tokenizer_proc.breakers import with_breaker_ids
-from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
+from tokenizer_proc.template_process import ChatRenderer
 
 FIRST_PROBE_CHARS_PER_TOKEN = 4
 
@@ -23,7 +23,7 @@ class PromptReader:
     `vocab_size` is the model's, `max_model_len` the longest prompt plus output, in tokens.
     """
 
-    def __init__(self, encoding: Encoding, templates: ChatTemplates, vocab_size: int, max_model_len: int):
+    def __init__(self, encoding: Encoding, templates: ChatRenderer, vocab_size: int, max_model_len: int):
         self._encoding = encoding
         self._templates = templates
         self._vocab_size = vocab_size
