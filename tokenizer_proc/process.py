@@ -2,8 +2,10 @@
 
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -14,7 +16,17 @@ from messages.engines import SchedulerSenders
 from messages.errors import BootError, ErrorInfo, RequestError
 from messages.frontends import FrontendSenders
 from messages.replies import DecodeReply, EncodeReply, UserReply
-from messages.requests import AbortMsg, DecodeMsg, DropBefore, EncodeMsg, FramesLost, TokenizeMsg, ToTokenizer, UserMsg
+from messages.requests import (
+    AbortMsg,
+    ChatPrompt,
+    DecodeMsg,
+    DropBefore,
+    EncodeMsg,
+    FramesLost,
+    TokenizeMsg,
+    ToTokenizer,
+    UserMsg,
+)
 from messages.timeline import Tokenized, TokenizedRow
 from messages.uids import frontend_blocks
 from runtime.background import NUM_THREADS, BackgroundCalls
@@ -22,15 +34,18 @@ from runtime.chat_files import read_chat_files
 from runtime.process import BEAT_INTERVAL_S, ProcessLink, run_process
 from tokenizer_proc import calls
 from tokenizer_proc.backlog import Backlog, Entry, Text, uids_of
-from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.encoding import Encoding, load_encoding
 from tokenizer_proc.grammars import GrammarChecks
 from tokenizer_proc.prompts import PromptReader
+from tokenizer_proc.template_process import ChatRenderer, TemplateProcess
 
 TURN_S = 0.02
 """Of work on short texts, then what has arrived meanwhile is looked at: it may be that some are not wanted any more."""
 
 LONG_TEXT_TIMEOUT_S = 600.0
+
+SHORT_CPU_S = 0.4
+"""Of rendering a short chat, while no other request is served."""
 
 TELL_INTERVAL_S = 0.9
 """Frontends are told of prompts that have gone on about once a second: a message for each would cost more than it."""
@@ -40,41 +55,51 @@ Answer = UserMsg | UserReply | EncodeReply | DecodeReply
 log = logging.getLogger("sluice.tokenizer")
 
 
+class ThreadTemplates:
+    """Chat templates with a process for each thread that renders."""
+
+    def __init__(self, begin: Callable[[], ChatRenderer]):
+        self._begin = begin
+        self._local = threading.local()
+
+    def render(self, chat: ChatPrompt) -> str:
+        """See `ChatRenderer`."""
+        if not hasattr(self._local, "templates"):
+            self._local.templates = self._begin()
+        return self._local.templates.render(chat)
+
+
 class TextServer:
     """What the tokenizer does for one message that holds text or ids."""
 
-    def __init__(self, encoding: Encoding, templates: ChatTemplates, vocab_size: int, max_model_len: int):
+    def __init__(
+        self,
+        encoding: Encoding,
+        templates: ChatRenderer,
+        vocab_size: int,
+        max_model_len: int,
+        long_templates: ChatRenderer | None = None,
+    ):
         self._encoding = encoding
         self._templates = templates
+        self._long_templates = long_templates or templates
         self._vocab_size = vocab_size
         self._reader = PromptReader(encoding, vocab_size, max_model_len)
 
-    def answer(self, message: Text) -> list[Answer]:
-        """Returns what the scheduler gets or, for a call or what cannot be served, the frontend. Never raises."""
-        return self.begin(message)()
+    def answer(self, message: Text, *, is_long: bool = False) -> list[Answer]:
+        """Returns what the scheduler gets or, for a call or what cannot be served, the frontend. Never raises.
 
-    def begin(self, message: Text) -> Callable[[], list[Answer]]:
-        """Renders a chat, in the main thread alone; the rest of the answer may be computed in any thread."""
+        Those that are long may be answered in any thread.
+        """
         begun_ns = time.monotonic_ns()
-        chat = None if isinstance(message, DecodeMsg) else message.chat
-        text = None if isinstance(message, DecodeMsg) else message.prompt_text
-        if chat is not None:
-            try:
-                text = self._templates.render(chat)
-            except BaseException as error:
-                refusals = _refuse(message, error, begun_ns)
-                return lambda: refusals
-        return lambda: self._finish(message, text, begun_ns)
-
-    def _finish(self, message: Text, text: str | None, begun_ns: int) -> list[Answer]:
         try:
-            match message:
-                case TokenizeMsg():
-                    return [*self._reader.read(message, text, begun_ns)]
-                case EncodeMsg():
-                    return [calls.encode(message, text or "", self._encoding)]
-                case DecodeMsg():
-                    return [calls.decode(message, self._encoding, self._vocab_size)]
+            if isinstance(message, DecodeMsg):
+                return [calls.decode(message, self._encoding, self._vocab_size)]
+            templates = self._long_templates if is_long else self._templates
+            text = message.prompt_text if message.chat is None else templates.render(message.chat)
+            if isinstance(message, EncodeMsg):
+                return [calls.encode(message, text or "", self._encoding)]
+            return [*self._reader.read(message, text, begun_ns)]
         except BaseException as error:
             return _refuse(message, error, begun_ns)
 
@@ -175,7 +200,7 @@ class MainLoop:
             entry = self._backlog.pop_long()
             if entry is not None:
                 self._link.beat(self._gauges)
-                self._in_threads.start(entry, self._server.begin(entry.message))
+                self._in_threads.start(entry, partial(self._server.answer, entry.message, is_long=True))
 
     def _send_answers(self, entry: Entry, answers: list[Answer]) -> None:
         """Sends those that are still wanted."""
@@ -204,11 +229,14 @@ def load_server(config: Config) -> TextServer:
     A bad template of the model's own only refuses chats.
     """
     facts = config.facts
+    files = read_chat_files(facts.tokenizer_dir, config.model.chat_template)
+    templates = TemplateProcess(files, SHORT_CPU_S)
     encoding = load_encoding(facts.tokenizer_dir)
-    templates = ChatTemplates(read_chat_files(facts.tokenizer_dir, config.model.chat_template))
-    if templates.mistake is not None and config.model.chat_template:
-        raise BootError(f"the chat template {config.model.chat_template} has a mistake: {templates.mistake}")
-    return TextServer(encoding, templates, facts.vocab_size, facts.max_model_len)
+    mistake = templates.find_mistake()
+    if mistake is not None and config.model.chat_template:
+        raise BootError(f"the chat template {config.model.chat_template} has a mistake: {mistake}")
+    long_templates = ThreadTemplates(partial(TemplateProcess, files))
+    return TextServer(encoding, templates, facts.vocab_size, facts.max_model_len, long_templates)
 
 
 def tokenized_row(prompt: UserMsg) -> TokenizedRow:

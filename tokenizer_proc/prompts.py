@@ -21,7 +21,8 @@ class PromptReader:
     """Makes `UserMsg`s of `TokenizeMsg`s for one model, in any thread.
 
     Keeps what it made of the latest text and of the latest texts in parameters: continuations of one HTTP request's
-    choices, and its several prompts, share them. `vocab_size` is the model's, `max_model_len` the longest prompt plus output, in tokens.
+    choices, and its several prompts, share them. `vocab_size` is the model's, `max_model_len` the longest prompt plus
+    output, in tokens.
     """
 
     def __init__(self, encoding: Encoding, vocab_size: int, max_model_len: int):

@@ -10,7 +10,7 @@ from messages.errors import bad_request
 from messages.requests import ChatPrompt
 
 MAX_ROLE_CHARS = 64
-MAX_MESSAGES = 1 << 16
+MAX_MESSAGES = 1 << 15
 
 Role = Annotated[str, Meta(min_length=1, max_length=MAX_ROLE_CHARS)]
 """Any name: the template decides which there are."""

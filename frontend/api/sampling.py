@@ -151,10 +151,7 @@ class Sampling:
                 f"stop_token_ids may have {MAX_STOP_IDS} different ids, they have {len(stop_ids)}", "stop_token_ids"
             )
         stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
-        _check_texts("stop", stop)
-        _check_texts("bad_words", fields.bad_words or ())
-        _check_texts("logit_bias", [text for text, _ in bias.texts])
-        _check_texts("dry_sequence_breakers", fields.dry_sequence_breakers or ())
+        _check_texts(fields, stop, [text for text, _ in bias.texts])
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=_given(fields.temperature, defaults.temperature),
@@ -197,12 +194,15 @@ class Sampling:
                 )
 
 
-def _check_texts(name: str, texts: Iterable[str]) -> None:
-    num_chars = sum(map(len, texts))
-    if num_chars > MAX_TEXT_CHARS:
-        raise bad_request(
-            f"the strings in {name} may have {MAX_TEXT_CHARS} characters together, they have {num_chars}", name
-        )
+def _check_texts(fields: SamplingFields, stop: Iterable[str], biased: Iterable[str]) -> None:
+    texts = {"stop": stop, "logit_bias": biased}
+    texts |= {"bad_words": fields.bad_words or (), "dry_sequence_breakers": fields.dry_sequence_breakers or ()}
+    for name, strings in texts.items():
+        num_chars = sum(map(len, strings))
+        if num_chars > MAX_TEXT_CHARS:
+            raise bad_request(
+                f"the strings in {name} may have {MAX_TEXT_CHARS} characters together, they have {num_chars}", name
+            )
 
 
 def _bearable(penalty: float) -> float:

@@ -18,8 +18,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 BODY_TIMEOUT_S = 120.0
 JSON_TYPE = "application/json"
-MAX_CONTAINERS = 1 << 18
-"""Lists and objects of a body, which take up to a microsecond each to check and translate."""
+MAX_CONTAINERS = 1 << 17
+"""Lists and objects of a body, which take some microseconds each to check and translate."""
 
 MAX_FIELDS = 128
 """Of a body: each one that is not known is compared with all that are."""
