@@ -1,6 +1,6 @@
 """Calls that only want to see tokens: text or chat to ids, and ids to text."""
 
-from messages.columns import pack_int32, unpack_int32
+from messages.columns import num_int32, pack_int32, unpack_int32
 from messages.errors import RequestError, bad_request
 from messages.replies import DecodeReply, EncodeReply
 from messages.requests import DecodeMsg, EncodeMsg
@@ -18,9 +18,10 @@ def encode(message: EncodeMsg, text: str, encoding: Encoding) -> EncodeReply:
 
 def decode(message: DecodeMsg, encoding: Encoding, vocab_size: int) -> DecodeReply:
     """Returns the text of the ids, special tokens shown. Raises `RequestError` for one outside the vocabulary."""
+    num_ids = num_int32(message.token_ids)
+    if num_ids > MAX_ENCODED_CHARS:
+        raise _too_much(f"{num_ids} tokens", f"{MAX_ENCODED_CHARS}")
     ids = unpack_int32(message.token_ids).tolist()
-    if len(ids) > MAX_ENCODED_CHARS:
-        raise _too_much(f"{len(ids)} tokens", f"{MAX_ENCODED_CHARS}")
     for position, token_id in enumerate(ids):
         if not 0 <= token_id < vocab_size:
             raise bad_request(

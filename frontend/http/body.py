@@ -17,6 +17,9 @@ from messages.errors import ErrorInfo, RequestError, bad_request
 T = TypeVar("T", bound=msgspec.Struct)
 
 BODY_TIMEOUT_S = 120.0
+SILENCE_TIMEOUT_S = 20.0
+"""Between two pieces of a body: what has arrived of it takes memory that others are refused meanwhile."""
+
 JSON_TYPE = "application/json"
 MAX_CONTAINERS = 1 << 17
 """Lists and objects of a body, which take some microseconds each to check and translate."""
@@ -41,10 +44,11 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     if length.isdecimal() and int(length) > limit_bytes:
         raise _too_large(limit_bytes)
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await _read(request, limit_bytes)
+        async with asyncio.timeout(SILENCE_TIMEOUT_S) as silence:
+            return await _read(request, limit_bytes, silence)
     except TimeoutError:
-        raise RequestError(ErrorInfo(408, f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s")) from None
+        limits = f"within {BODY_TIMEOUT_S:.0f} s, or nothing of it for {SILENCE_TIMEOUT_S:.0f} s"
+        raise RequestError(ErrorInfo(408, f"the body did not arrive {limits}")) from None
 
 
 def _check_media_type(headers: Headers) -> None:
@@ -61,18 +65,21 @@ def _check_media_type(headers: Headers) -> None:
         )
 
 
-async def _read(request: Request, limit_bytes: int) -> bytes:
+async def _read(request: Request, limit_bytes: int, silence: asyncio.Timeout) -> bytes:
     body, held = bytearray(), trace_of(request.scope).body
+    now_s = asyncio.get_running_loop().time
+    end_s = now_s() + BODY_TIMEOUT_S
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        body += message["body"]
-        if len(body) > limit_bytes:
+        if len(body) + len(message["body"]) > limit_bytes:
             raise _too_large(limit_bytes)
         held.grow(len(message["body"]))
+        body += message["body"]
         if not message["more_body"]:
             return bytes(body)
+        silence.reschedule(min(end_s, now_s() + SILENCE_TIMEOUT_S))
 
 
 def _too_large(limit_bytes: int) -> RequestError:

@@ -1,17 +1,23 @@
 """Bounds of request bodies and heads over real HTTP."""
 
+import asyncio
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from frontend.api.completions import CompletionBody
-from frontend.http.body import MAX_CONTAINERS, BodyDecoder
+from frontend.http import body as body_module
+from frontend.http.body import MAX_CONTAINERS, BodyDecoder, read_body
+from frontend.requests.trace import RequestTrace
 from messages.config import HttpConfig
 from messages.errors import RequestError
 from tests.frontend.conftest import MAX_BODY_MB
 from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, make_config, wait_until
 
+JSON_HEAD = [(b"content-type", b"application/json")]
 HEAD = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 LIMIT_BYTES = int(MAX_BODY_MB * 2**20)
 
@@ -143,3 +149,26 @@ def test_lists_and_objects_are_bounded_but_not_the_text_of_a_prompt():
         decoder.decode(b'{"prompt": [' + b"[1]," * MAX_CONTAINERS + b"[1]]}")
     prompt = b"[" * (2 * MAX_CONTAINERS)
     assert decoder.decode(b'{"prompt": "' + prompt + b'"}').prompt == prompt.decode()
+
+
+class Arriving:
+    """A request whose body arrives in `pieces`, then no more."""
+
+    def __init__(self, *pieces: bytes):
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": JSON_HEAD}
+        scope["sluice.trace"] = RequestTrace(scope)
+        self._pieces = list(pieces)
+        self.request = Request(scope, self._receive)
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._pieces:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": self._pieces.pop(0), "more_body": True}
+
+
+@pytest.mark.parametrize("name", ["SILENCE_TIMEOUT_S", "BODY_TIMEOUT_S"])
+def test_a_body_that_stops_arriving_is_given_up(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(body_module, name, 0.05)
+    with pytest.raises(RequestError) as raised:
+        asyncio.run(asyncio.wait_for(read_body(Arriving(b'{"pro', b'mpt": "').request, 100), TIMEOUT_S))
+    assert raised.value.info.status == 408
