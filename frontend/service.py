@@ -16,10 +16,12 @@ from frontend.links.ring import Ring
 from frontend.metrics.http_requests import HttpRequests
 from frontend.metrics.request_metrics import RequestMetrics
 from frontend.requests.admission import Admission, estimate_tokens
+from frontend.requests.body_budget import BodyBudget
+from frontend.requests.costs import check_num_ids, check_prompt_logprobs, estimate_prompts, is_long
 from frontend.requests.deadlines import Deadlines
 from frontend.requests.generation import Generation
 from frontend.requests.hold import RestartHold
-from frontend.requests.prompt_request import PromptRequest
+from frontend.requests.prompt_request import PromptRequest, join_choices
 from frontend.requests.quiet import find_quiet
 from frontend.requests.recent_steps import RecentSteps
 from frontend.requests.registry import Registry
@@ -55,6 +57,8 @@ class Service:
         self.processes = ProcessView(has_started=link.incarnation > 1)
         hold_s = config.run.restart_hold_s
         self.admission = Admission(config.scheduling, self.processes, config.run.frontend_workers, hold_s)
+        budget_mb = max(config.http.max_body_mb, config.http.max_bodies_mb / config.run.frontend_workers)
+        self.bodies = BodyBudget(int(budget_mb * 2**20), self.admission.note_refusal)
         self.metrics = RequestMetrics(config.facts.max_model_len)
         self.http_requests = HttpRequests()
         self.registry = Registry(link.uid_block, self._note_end, self._note_step)
@@ -110,20 +114,27 @@ class Service:
         With `has_parts` they are not sent: what they are made of is, by `open_part`. There must be no more of them than
         may ever be open. Raises `UnavailableError`.
         """
-        messages = [message for request in requests for message in request.messages(trace.received_ns)]
-        self._check_tokens(messages)
+        self._check_costs(requests)
+        has_much_text = is_long(requests)
         changed = asyncio.Event()
         opened: list[Generation] = []
+        by_prompt: list[list[Generation]] = []
         try:
-            for message in messages:
-                self.check_admission()
-                params = msgspec.structs.replace(message.sampling_params, is_streamed=is_streamed)
-                message = msgspec.structs.replace(message, uid=self.registry.next_uid(), sampling_params=params)
-                generation = Generation(message, trace.request_id, index=len(opened), changed=changed)
-                if not has_parts:
-                    self._send_or_hold(generation)
-                opened.append(generation)
-                self._enter(generation, trace, timeout_s)
+            for request in requests:
+                choices: list[Generation] = []
+                for message in request.messages(trace.received_ns):
+                    self.check_admission()
+                    params = msgspec.structs.replace(message.sampling_params, is_streamed=is_streamed)
+                    message = msgspec.structs.replace(
+                        message, uid=self.registry.next_uid(), sampling_params=params, is_long=has_much_text
+                    )
+                    generation = Generation(message, trace.request_id, index=len(opened), changed=changed)
+                    opened.append(generation)
+                    choices.append(generation)
+                    self._enter(generation, trace, timeout_s)
+                by_prompt.append(choices)
+            for choices in by_prompt if not has_parts else ():
+                self._send_or_hold(choices)
         except UnavailableError:
             for generation in opened:
                 self.leave(generation)
@@ -138,33 +149,39 @@ class Service:
         stamps = Stamps(received_ns=time.monotonic_ns())
         message = msgspec.structs.replace(message, uid=self.registry.next_uid(), stamps=stamps)
         part = Generation(message, whole.request_id, changed=whole.changed, is_part=True)
-        self._send_or_hold(part)
+        self._send_or_hold([part])
         self.registry.add(part)
         return part
 
-    def _check_tokens(self, messages: Sequence[TokenizeMsg]) -> None:
+    def _check_costs(self, requests: Sequence[PromptRequest]) -> None:
+        check_num_ids(requests, self.config.facts.max_model_len)
+        check_prompt_logprobs(requests, self.config.facts.max_model_len)
         if self.admission.limits_tokens:
             entries = self.registry.all_open()
             waiting = [entry.message for entry in entries if not (entry.first_token_ns or entry.is_part)]
-            self.admission.check_tokens(_num_tokens(waiting), _num_tokens(messages), len(self.registry))
+            self.admission.check_tokens(_num_tokens(waiting), estimate_prompts(requests), len(self.registry))
 
-    def _send_or_hold(self, generation: Generation) -> None:
+    def _send_or_hold(self, choices: Sequence[Generation]) -> None:
         if self.processes.is_open:
-            self._send(generation)
-        else:
+            self._send(choices)
+            return
+        for generation in choices:
             generation.timeline.mark(time.monotonic_ns(), "hold")
             self.hold.add(generation)
 
-    def _send(self, generation: Generation) -> None:
-        generation.place(self.router.place(generation.message))
+    def _send(self, choices: Sequence[Generation]) -> None:
+        """Sends requests that differ in their uids and seeds alone, in one message."""
+        for generation in choices:
+            generation.place(self.router.place(generation.message))
         now_ns = time.monotonic_ns()  # the tokenizer may have it before this process runs again
         try:
-            self.ring.send(generation.message)
+            self.ring.send(join_choices([generation.message for generation in choices]))
         except ChannelFullError as error:
             log.error("a request was refused: %s", error)
             raise UnavailableError("the tokenizer does not take requests", "not_ready") from None
-        generation.is_sent = True
-        generation.timeline.send(now_ns)
+        for generation in choices:
+            generation.is_sent = True
+            generation.timeline.send(now_ns)
 
     def _refuse(self, generation: Generation, error: UnavailableError) -> None:
         """Ends a request that has waited in vain."""
@@ -210,6 +227,7 @@ class Service:
 
     def note_response(self, trace: RequestTrace) -> None:
         """The response of an HTTP request is over, well or not."""
+        trace.body.release()
         for generation in trace.generations:
             self.leave(generation)
             if generation.final is not None:
@@ -287,6 +305,7 @@ class Service:
             "requests_on_hold": len(self.hold),
             "calls": len(self.queries) + len(self.peers),
             "deadlines": len(self.deadlines),
+            "body_bytes": self.bodies.num_bytes,
             "timelines": self.timelines.num_live,
             "placed_requests": len(self.router),
             "is_draining": float(self.admission.is_draining),

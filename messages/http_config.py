@@ -18,6 +18,9 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="seconds of silence after which a stream gets a comment line")
     ] = 15.0
     max_body_mb: Annotated[float, Meta(gt=0, description="largest request body in MiB")] = 16.0
+    max_bodies_mb: Annotated[
+        float, Meta(gt=0, description="memory in MiB for the bodies of all requests that are open or still arriving")
+    ] = 256.0
     strict_fields: Annotated[
         bool, Meta(description="refuse bodies with fields that are not known here, also those of other servers' APIs")
     ] = False

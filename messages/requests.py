@@ -166,6 +166,14 @@ class Truncation(msgspec.Struct, frozen=True, array_like=True):
     side: TruncationSide = "left"
 
 
+class Sibling(msgspec.Struct, frozen=True, array_like=True):
+    """Another request for the prompt of a `TokenizeMsg`: of the same attempt, and different in these fields alone."""
+
+    uid: int
+    seed: int
+    engine: int = 1
+
+
 class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """frontend → tokenizer: a prompt as text, as a `chat`, or (where both are None) as int32 `prompt_ids`.
 
@@ -187,6 +195,22 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`None`: a prompt that is too long is refused."""
     engine: int = 1
     """The number of the scheduler that is to have it (`messages/engines.py`)."""
+    siblings: tuple[Sibling, ...] = ()
+    """Further choices for this prompt, which is sent and tokenized once for all of them."""
+    is_long: bool = False
+    """Its HTTP request holds so much text that shorter ones are tokenized first."""
+
+    def alone(self, sibling: Sibling) -> "TokenizeMsg":
+        """Returns the message that `sibling` stands for."""
+        params = msgspec.structs.replace(self.sampling_params, seed=sibling.seed)
+        return msgspec.structs.replace(
+            self, uid=sibling.uid, engine=sibling.engine, sampling_params=params, siblings=()
+        )
+
+    def each(self) -> "list[TokenizeMsg]":
+        """Returns the message of each request, all without siblings."""
+        first = msgspec.structs.replace(self, siblings=()) if self.siblings else self
+        return [first, *map(self.alone, self.siblings)]
 
 
 class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):

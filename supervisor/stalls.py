@@ -14,6 +14,7 @@ from messages.uids import socket_of
 from supervisor.process_files import RunState
 
 DETOKENIZER = "detokenizer"
+TOKENIZER = "tokenizer"
 
 NUM_INTERVALS = 20
 """A stream stalls when it has had no token for so many times the median between its tokens (and for `--stall-s`)."""
@@ -69,6 +70,8 @@ class StallDetector:
         self._steps = defaultdict[str, Unchanged](Unchanged)
         self._admitted = defaultdict[str, Unchanged](Unchanged)
         """Both by scheduler."""
+        self._tokenized = defaultdict[str, Unchanged](Unchanged)
+        """By tokenizer."""
         self._edges: dict[int, _Edge] = {}
         self._suspects: dict[tuple[int, int], int] = {}
         """By uid and time of the latest token: when the scheduler's loop turned, and that was too long ago already."""
@@ -91,6 +94,8 @@ class StallDetector:
         """Yields what stalls now, the surest and most exact first."""
         for status in statuses:
             yield from self._find_silence(status, now_ns)
+            if kind_of(status.name) == TOKENIZER and place_of(status.name) == status.name:
+                yield from self._find_unread(status)
         yield from self._find_edges(statuses)
         schedulers = [one for one in statuses if kind_of(one.name) == SCHEDULER and place_of(one.name) == one.name]
         for scheduler in schedulers:
@@ -123,6 +128,15 @@ class StallDetector:
                         f"has taken {edge.num_taken}"
                     )
                     yield Found("edge", receiver.name, edge.since_ns, what)
+
+    def _find_unread(self, tokenizer: ProcessStatus) -> Iterator[Found]:
+        """A tokenizer has had a request for long and has finished none since."""
+        gauges = tokenizer.gauges
+        tokenized, waited_ns = self._tokenized[tokenizer.name], round(gauges.get("waiting_s", 0.0) * 1e9)
+        still_ns = tokenized.note((tokenizer.pid, gauges.get("num_tokenized"), waited_ns > 0), tokenizer.beat_ns)
+        if min(still_ns, waited_ns) >= self._limit_ns:
+            what = f"passes no request on, with {int(gauges.get('chars_in_hand', 0))} characters in hand"
+            yield Found("queue", tokenizer.name, max(tokenized.since_ns, tokenizer.beat_ns - waited_ns), what)
 
     def _find_queue(self, scheduler: ProcessStatus, fronts: Iterable[ProcessStatus]) -> Iterator[Found]:
         """A scheduler that runs no step is told of where no stream is that can be told of in its place."""

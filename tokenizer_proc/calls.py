@@ -1,16 +1,14 @@
 """Calls that only want to see tokens: text or chat to ids, and ids to text."""
 
-from messages.columns import pack_int32, unpack_int32
+from messages.columns import num_int32, pack_int32, unpack_int32
 from messages.errors import RequestError, bad_request
 from messages.replies import DecodeReply, EncodeReply
 from messages.requests import DecodeMsg, EncodeMsg
-from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
 
 
-def encode(message: EncodeMsg, encoding: Encoding, templates: ChatTemplates) -> EncodeReply:
-    """Returns the ids of the text or chat, however many. Raises `RequestError` for one that cannot be encoded."""
-    text = message.prompt_text or "" if message.chat is None else templates.render(message.chat)
+def encode(message: EncodeMsg, text: str, encoding: Encoding) -> EncodeReply:
+    """Returns the ids of `text`, the message's or its rendered chat. Raises `RequestError` for one that is too long."""
     if len(text) > MAX_ENCODED_CHARS:
         raise _too_much(f"{len(text)} characters", f"{MAX_ENCODED_CHARS}")
     ids = encoding.encode(text, message.add_special_tokens)
@@ -20,9 +18,10 @@ def encode(message: EncodeMsg, encoding: Encoding, templates: ChatTemplates) -> 
 
 def decode(message: DecodeMsg, encoding: Encoding, vocab_size: int) -> DecodeReply:
     """Returns the text of the ids, special tokens shown. Raises `RequestError` for one outside the vocabulary."""
+    num_ids = num_int32(message.token_ids)
+    if num_ids > MAX_ENCODED_CHARS:
+        raise _too_much(f"{num_ids} tokens", f"{MAX_ENCODED_CHARS}")
     ids = unpack_int32(message.token_ids).tolist()
-    if len(ids) > MAX_ENCODED_CHARS:
-        raise _too_much(f"{len(ids)} tokens", f"{MAX_ENCODED_CHARS}")
     for position, token_id in enumerate(ids):
         if not 0 <= token_id < vocab_size:
             raise bad_request(

@@ -10,12 +10,15 @@ from jinja2.environment import Template
 from messages.errors import RequestError, bad_request
 from messages.requests import ChatPrompt
 from runtime.chat_files import DEFAULT, ChatFiles
-from tokenizer_proc.content_format import ContentFormat
+from tokenizer_proc.message_forms import Message, MessageForms, with_empty_fields
 from tokenizer_proc.template_sandbox import TemplateSandbox
 
 TOOL_USE = "tool_use"
 END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 """Stands after the message to continue while it is rendered; the space shows whether the template trims."""
+
+MAX_CHARS = 20_000_000
+"""Of a rendered chat."""
 
 log = logging.getLogger("sluice.tokenizer")
 
@@ -23,13 +26,15 @@ log = logging.getLogger("sluice.tokenizer")
 class CompiledTemplate:
     """One template, ready to render. Raises `TemplateError` for a template with a mistake."""
 
-    def __init__(self, sandbox: TemplateSandbox, source: str):
-        self.format = ContentFormat(sandbox.parse(source))
-        self._sandbox = sandbox
-        self._template: Template = sandbox.compile_template(source)
+    def __init__(self, sandbox: TemplateSandbox, source: str, special_tokens: dict[str, str]):
+        self._template: Template = sandbox.from_string(source)
+        self._special_tokens = special_tokens
+        self.forms = MessageForms(lambda messages, tools: self.render(messages, {"tools": tools}))
 
-    def render(self, variables: dict[str, Any]) -> str:
-        return self._sandbox.render(self._template, variables)
+    def render(self, messages: list[Message], variables: dict[str, Any]) -> str:
+        """Returns the text. Raises `TemplateError` and whatever else goes wrong in the template."""
+        given = {**self._special_tokens, "tools": None, "documents": None, "add_generation_prompt": False, **variables}
+        return self._template.render({**given, "messages": messages})
 
 
 class ChatTemplates:
@@ -39,12 +44,11 @@ class ChatTemplates:
     """
 
     def __init__(self, files: ChatFiles):
-        self._special_tokens = files.special_tokens
         self._by_name: dict[str, CompiledTemplate | str] = {}
         sandbox = TemplateSandbox()
         for name, source in files.templates.items():
             try:
-                self._by_name[name] = CompiledTemplate(sandbox, source)
+                self._by_name[name] = CompiledTemplate(sandbox, source, files.special_tokens)
             except Exception as error:  # Python's compiler has limits of its own: a SyntaxError, a RecursionError
                 self._by_name[name] = _explain(error)
                 log.error("the model's chat template %r cannot be used: %s", name, _explain(error))
@@ -52,26 +56,21 @@ class ChatTemplates:
         self.mistake = default if isinstance(default, str) else None
 
     def render(self, chat: ChatPrompt) -> str:
-        """Returns the chat as text. Raises `RequestError`, a 400 with the template's own words where it refuses."""
+        """Returns the chat as text. Raises `RequestError`, a 400 with the template's own words if it refuses."""
         messages, template_kwargs = _decode(chat)
         template = self._choose(template_kwargs)
-        messages = [
-            template.format.adapt({name: value for name, value in message.items() if value is not None})
-            for message in messages
-        ]
+        messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
+        messages = template.forms.adapt(messages)
         final_text = _mark_end(messages) if chat.continue_final_message else None
-        variables = {
-            **self._special_tokens,
-            "tools": None,
-            "documents": None,
-            **template_kwargs,
-            "messages": messages,
-            "add_generation_prompt": chat.add_generation_prompt and not chat.continue_final_message,
-        }
+        template_kwargs["add_generation_prompt"] = chat.add_generation_prompt and not chat.continue_final_message
         try:
-            text = template.render(variables)
+            text = _render(template, messages, template_kwargs)
+        except MemoryError:
+            raise
         except Exception as error:  # a template can raise anything: a TypeError, a KeyError, a RecursionError
             raise _refusal(_explain(error)) from error
+        if len(text) > MAX_CHARS:
+            raise _refusal(f"it makes a text of more than {MAX_CHARS} characters")
         return text if final_text is None else _cut_at_mark(text, final_text)
 
     def _choose(self, template_kwargs: dict[str, Any]) -> CompiledTemplate:
@@ -96,6 +95,17 @@ def _decode(chat: ChatPrompt) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     if not messages:
         raise bad_request("The chat is empty: it must have at least one message", "messages")
     return messages, template_kwargs
+
+
+def _render(template: CompiledTemplate, messages: list[Message], variables: dict[str, Any]) -> str:
+    try:
+        return template.render(messages, variables)
+    except Exception:
+        tools = variables.get("tools")
+        filled = [with_empty_fields(tool) for tool in tools] if isinstance(tools, list) else None  # pyright: ignore
+        if filled == tools:
+            raise
+    return template.render(messages, variables | {"tools": filled})
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> str:

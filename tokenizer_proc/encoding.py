@@ -1,5 +1,6 @@
 """The model's tokenizer as this process needs it: text in, ids out."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ class Encoding:
 
 def load_encoding(directory: str) -> Encoding:
     """Returns the encoding of the tokenizer in `directory`. Raises `BootError` where there is none."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch here is one text: threads would be of no use
     return load_tokenizer(directory, lambda file: _from_tokenizer(Tokenizer.from_file(file)), _from_transformers)
 
 
@@ -40,10 +42,11 @@ def _from_tokenizer(tokenizer: Tokenizer) -> Encoding:
     tokenizer.no_padding()
 
     def to_ids(text: str, add_special_tokens: bool) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # Of a batch, it lets other threads run meanwhile; and no offsets are wanted.
+        return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def to_text(ids: list[int]) -> str:
-        return tokenizer.decode(ids, skip_special_tokens=False)
+        return tokenizer.decode_batch([ids], skip_special_tokens=False)[0]
 
     tokens = (tokenizer.id_to_token(token_id) for token_id in range(tokenizer.get_vocab_size()))
     longest = max((len(token) for token in tokens if token), default=1)

@@ -2,11 +2,13 @@
 
 import logging
 import secrets
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
-from messages.cache import CacheQuestion
 from messages.channels import Receiver
 from messages.columns import num_int32
 from messages.config import Config
@@ -16,10 +18,10 @@ from messages.frontends import FrontendSenders
 from messages.replies import DecodeReply, EncodeReply, UserReply
 from messages.requests import (
     AbortMsg,
+    ChatPrompt,
     DecodeMsg,
     DropBefore,
     EncodeMsg,
-    FlushCache,
     FramesLost,
     TokenizeMsg,
     ToTokenizer,
@@ -27,52 +29,79 @@ from messages.requests import (
 )
 from messages.timeline import Tokenized, TokenizedRow
 from messages.uids import frontend_blocks
+from runtime.background import NUM_THREADS, BackgroundCalls
 from runtime.chat_files import read_chat_files
-from runtime.process import ProcessLink, run_process
+from runtime.process import BEAT_INTERVAL_S, ProcessLink, run_process
 from tokenizer_proc import calls
-from tokenizer_proc.chat import ChatTemplates
+from tokenizer_proc.backlog import Backlog, Entry, Text, uids_of
 from tokenizer_proc.encoding import Encoding, load_encoding
 from tokenizer_proc.grammars import GrammarChecks
 from tokenizer_proc.prompts import PromptReader
+from tokenizer_proc.template_process import ChatRenderer, TemplateProcess
 
-LONG_PROMPT_CHARS = 100_000
-"""A text from which on the launcher is told before it is tokenized: it takes about a tenth of a second."""
+TURN_S = 0.02
+"""Of work on short texts, then what has arrived meanwhile is looked at: it may be that some are not wanted any more."""
+
+LONG_TEXT_TIMEOUT_S = 600.0
+
+SHORT_CPU_S = 0.4
+"""Of rendering a short chat, while no other request is served."""
 
 TELL_INTERVAL_S = 0.9
 """Frontends are told of prompts that have gone on about once a second: a message for each would cost more than it."""
 
+Answer = UserMsg | UserReply | EncodeReply | DecodeReply
+
 log = logging.getLogger("sluice.tokenizer")
+
+
+class ThreadTemplates:
+    """Chat templates with a process for each thread that renders."""
+
+    def __init__(self, begin: Callable[[], ChatRenderer]):
+        self._begin = begin
+        self._local = threading.local()
+
+    def render(self, chat: ChatPrompt) -> str:
+        """See `ChatRenderer`."""
+        if not hasattr(self._local, "templates"):
+            self._local.templates = self._begin()
+        return self._local.templates.render(chat)
 
 
 class TextServer:
     """What the tokenizer does for one message that holds text or ids."""
 
-    def __init__(self, encoding: Encoding, templates: ChatTemplates, vocab_size: int, max_model_len: int):
+    def __init__(
+        self,
+        encoding: Encoding,
+        templates: ChatRenderer,
+        vocab_size: int,
+        max_model_len: int,
+        long_templates: ChatRenderer | None = None,
+    ):
         self._encoding = encoding
         self._templates = templates
+        self._long_templates = long_templates or templates
         self._vocab_size = vocab_size
-        self._reader = PromptReader(encoding, templates, vocab_size, max_model_len)
+        self._reader = PromptReader(encoding, vocab_size, max_model_len)
 
-    def answer(self, message: TokenizeMsg | EncodeMsg | DecodeMsg) -> UserMsg | UserReply | EncodeReply | DecodeReply:
-        """Returns what the scheduler gets or, for a call or what cannot be served, the frontend. Never raises."""
+    def answer(self, message: Text, *, is_long: bool = False) -> list[Answer]:
+        """Returns what the scheduler gets or, for a call or what cannot be served, the frontend. Never raises.
+
+        Those that are long may be answered in any thread.
+        """
         begun_ns = time.monotonic_ns()
         try:
-            match message:
-                case TokenizeMsg():
-                    return self._reader.read(message)
-                case EncodeMsg():
-                    return calls.encode(message, self._encoding, self._templates)
-                case DecodeMsg():
-                    return calls.decode(message, self._encoding, self._vocab_size)
-        except RequestError as refusal:
-            return refuse(message, refusal.info, begun_ns)
-        except BaseException:  # fails alone; a panic in the tokenizers library is no Exception
-            reference = secrets.token_hex(4)
-            log.exception("request %d failed in the tokenizer, reference %s", message.uid, reference)
-            what = "tokens" if isinstance(message, DecodeMsg) else "prompt"
-            verb = "decoded" if isinstance(message, DecodeMsg) else "tokenized"
-            text = f"The {what} could not be {verb} (reference {reference})"
-            return refuse(message, ErrorInfo(500, text, "server_error"), begun_ns)
+            if isinstance(message, DecodeMsg):
+                return [calls.decode(message, self._encoding, self._vocab_size)]
+            templates = self._long_templates if is_long else self._templates
+            text = message.prompt_text if message.chat is None else templates.render(message.chat)
+            if isinstance(message, EncodeMsg):
+                return [calls.encode(message, text or "", self._encoding)]
+            return [*self._reader.read(message, text, begun_ns)]
+        except BaseException as error:
+            return _refuse(message, error, begun_ns)
 
 
 def serve(link: ProcessLink) -> None:
@@ -81,73 +110,117 @@ def serve(link: ProcessLink) -> None:
     server = load_server(link.config)
     if not link.stand_by():
         return
-    inbox: Receiver[ToTokenizer] = Receiver(link.run_dir.socket(link.name), ToTokenizer)
-    to_schedulers = SchedulerSenders(link.open_sender, link.close_sender)
-    to_frontends = FrontendSenders(link.open_sender, link.close_sender, lambda: frontend_blocks(link.run_dir.sockets()))
-    grammars = GrammarChecks(link.config, link.wake)
-    chars_in_hand = 0
-    num_tokenized = 0
-    passed_on: list[TokenizedRow] = []
-    told_s = 0.0
-
-    def gauges() -> dict[str, float]:
-        return {"chars_in_hand": chars_in_hand, "num_tokenized": num_tokenized}
-
-    link.add_receiver(inbox)
+    main_loop = MainLoop(link, server)
     link.ready()
     while not link.is_stopping:
-        link.wait()
-        link.receive_control()
-        for message in grammars.pop_done():
-            if isinstance(message, UserReply):
-                to_frontends.send(message)
-            else:
-                to_schedulers.send(message.engine, message)
-            if isinstance(message, UserMsg):
-                passed_on.append(tokenized_row(message))
-        for message in inbox.receive():
-            if isinstance(message, AbortMsg) and grammars.keep(message):
+        main_loop.turn()
+    main_loop.close()
+
+
+class MainLoop:
+    """Receives, answers and passes on. Long texts are tokenized in threads, which leaves this one to all others."""
+
+    def __init__(self, link: ProcessLink, server: TextServer):
+        self._link = link
+        self._server = server
+        self._inbox: Receiver[ToTokenizer] = Receiver(link.run_dir.socket(link.name), ToTokenizer)
+        self._to_schedulers = SchedulerSenders(link.open_sender, link.close_sender)
+        self._to_frontends = FrontendSenders(
+            link.open_sender, link.close_sender, lambda: frontend_blocks(link.run_dir.sockets())
+        )
+        self._grammars = GrammarChecks(link.config, link.wake)
+        self._backlog = Backlog()
+        self._in_threads: BackgroundCalls[Entry, list[Answer]] = BackgroundCalls(link.wake, LONG_TEXT_TIMEOUT_S)
+        self._num_tokenized = 0
+        self._passed_on: list[TokenizedRow] = []
+        self._told_s = 0.0
+        link.add_receiver(self._inbox)
+
+    def turn(self) -> None:
+        """Waits for something to do and does it, for a bounded time."""
+        self._link.wait(0.0 if self._backlog.has_short or self._can_start_long else BEAT_INTERVAL_S)
+        self._link.receive_control()
+        for message in self._grammars.pop_done():
+            self._send(message)
+        for entry, outcome in self._in_threads.pop_done():
+            begun_ns = time.monotonic_ns()
+            self._send_answers(
+                entry, _refuse(entry.message, outcome, begun_ns) if isinstance(outcome, Exception) else outcome
+            )
+        for message in self._inbox.receive():
+            self._receive(message)
+        self._answer_some()
+        if self._passed_on and time.monotonic() - self._told_s >= TELL_INTERVAL_S:
+            self._to_frontends.send(Tokenized(tuple(self._passed_on)))
+            self._passed_on, self._told_s = [], time.monotonic()
+        self._link.beat(self._gauges)
+        self._to_schedulers.tidy()
+
+    def close(self) -> None:
+        for channel in (self._inbox, self._to_schedulers, self._to_frontends):
+            channel.close()
+
+    @property
+    def _can_start_long(self) -> bool:
+        return self._backlog.has_long and len(self._in_threads) < NUM_THREADS
+
+    def _gauges(self) -> dict[str, float]:
+        return {**self._backlog.gauges(), "num_tokenized": self._num_tokenized}
+
+    def _receive(self, message: ToTokenizer) -> None:
+        match message:
+            case TokenizeMsg() | EncodeMsg() | DecodeMsg():
+                self._to_frontends.expect(message.uid)
+                self._backlog.add(message)
+            case AbortMsg():
+                final = self._backlog.abort(message)
+                if final is not None:
+                    self._to_frontends.send(final)
+                elif not self._grammars.keep(message):
+                    self._to_schedulers.send(message.engine, message)
+            case DropBefore():
+                self._backlog.forget(message)
+                for engine in message.engines:
+                    self._to_schedulers.send(engine, message)
+                self._to_frontends.forget(message)
+            case FramesLost():
+                self._to_frontends.send(message)
+            case _:
+                self._to_schedulers.send(message.engine, message)
+
+    def _answer_some(self) -> None:
+        """Answers short texts for a while, and starts a long one where no short one is left."""
+        end_s = time.monotonic() + TURN_S
+        while time.monotonic() < end_s:
+            entry = self._backlog.pop_short()
+            if entry is None:
+                break
+            self._send_answers(entry, self._server.answer(entry.message))
+        if not self._backlog.has_short and self._can_start_long:
+            entry = self._backlog.pop_long()
+            if entry is not None:
+                self._link.beat(self._gauges)
+                self._in_threads.start(entry, partial(self._server.answer, entry.message, is_long=True))
+
+    def _send_answers(self, entry: Entry, answers: list[Answer]) -> None:
+        """Sends those that are still wanted."""
+        self._num_tokenized += len(answers)
+        for answer in answers:
+            if answer.uid not in entry.wanted:
                 continue
-            if not isinstance(message, TokenizeMsg | EncodeMsg | DecodeMsg):
-                pass_on(message, to_schedulers, to_frontends)
-                continue
-            to_frontends.expect(message.uid)
-            chars_in_hand = num_chars_of(message)
-            link.beat(gauges, is_busy=chars_in_hand >= LONG_PROMPT_CHARS)
-            answer = server.answer(message)
             if isinstance(answer, UserMsg) and answer.sampling_params.grammar is not None:
-                grammars.start(answer)
-            elif isinstance(answer, UserMsg):
-                to_schedulers.send(answer.engine, answer)
-                passed_on.append(tokenized_row(answer))
+                self._grammars.start(answer)
             else:
-                to_frontends.send(answer)
-            chars_in_hand = 0
-            num_tokenized += 1
-        if passed_on and time.monotonic() - told_s >= TELL_INTERVAL_S:
-            to_frontends.send(Tokenized(tuple(passed_on)))
-            passed_on, told_s = [], time.monotonic()
-        link.beat(gauges)
-        to_schedulers.tidy()
-    for channel in (inbox, to_schedulers, to_frontends):
-        channel.close()
+                self._send(answer)
+        self._backlog.done(entry)
 
-
-def pass_on(
-    message: AbortMsg | DropBefore | FlushCache | FramesLost | CacheQuestion,
-    to_schedulers: SchedulerSenders,
-    to_frontends: FrontendSenders,
-) -> None:
-    """Sends on what is not about a text, to whom it concerns."""
-    match message:
-        case DropBefore():
-            for engine in message.engines:
-                to_schedulers.send(engine, message)
-            to_frontends.forget(message)
-        case FramesLost():
-            to_frontends.send(message)
-        case _:
-            to_schedulers.send(message.engine, message)
+    def _send(self, message: Answer | AbortMsg) -> None:
+        if isinstance(message, UserMsg | AbortMsg):
+            self._to_schedulers.send(message.engine, message)
+        else:
+            self._to_frontends.send(message)
+        if isinstance(message, UserMsg):
+            self._passed_on.append(tokenized_row(message))
 
 
 def load_server(config: Config) -> TextServer:
@@ -156,11 +229,14 @@ def load_server(config: Config) -> TextServer:
     A bad template of the model's own only refuses chats.
     """
     facts = config.facts
+    files = read_chat_files(facts.tokenizer_dir, config.model.chat_template)
+    templates = TemplateProcess(files, SHORT_CPU_S)
     encoding = load_encoding(facts.tokenizer_dir)
-    templates = ChatTemplates(read_chat_files(facts.tokenizer_dir, config.model.chat_template))
-    if templates.mistake is not None and config.model.chat_template:
-        raise BootError(f"the chat template {config.model.chat_template} has a mistake: {templates.mistake}")
-    return TextServer(encoding, templates, facts.vocab_size, facts.max_model_len)
+    mistake = templates.find_mistake()
+    if mistake is not None and config.model.chat_template:
+        raise BootError(f"the chat template {config.model.chat_template} has a mistake: {mistake}")
+    long_templates = ThreadTemplates(partial(TemplateProcess, files))
+    return TextServer(encoding, templates, facts.vocab_size, facts.max_model_len, long_templates)
 
 
 def tokenized_row(prompt: UserMsg) -> TokenizedRow:
@@ -171,27 +247,32 @@ def tokenized_row(prompt: UserMsg) -> TokenizedRow:
     )
 
 
-def num_chars_of(message: TokenizeMsg | EncodeMsg | DecodeMsg) -> int:
-    """Returns about how many characters have to be worked through, 0 for a prompt of ids."""
-    if isinstance(message, DecodeMsg):
-        return len(message.token_ids)
-    return len(message.prompt_text or "") + (len(message.chat.messages) if message.chat else 0)
+def _refuse(message: Text, error: BaseException, begun_ns: int) -> list[Answer]:
+    """Returns the replies that tell the client of `error`; one that is no refusal fails this message alone."""
+    if isinstance(error, RequestError):
+        return refuse(message, error.info, begun_ns)
+    reference = secrets.token_hex(4)
+    # a panic in the tokenizers library is no Exception
+    log.error("request %d failed in the tokenizer, reference %s", message.uid, reference, exc_info=error)
+    what = "tokens" if isinstance(message, DecodeMsg) else "prompt"
+    verb = "decoded" if isinstance(message, DecodeMsg) else "tokenized"
+    return refuse(
+        message, ErrorInfo(500, f"The {what} could not be {verb} (reference {reference})", "server_error"), begun_ns
+    )
 
 
-def refuse(
-    message: TokenizeMsg | EncodeMsg | DecodeMsg, error: ErrorInfo, begun_ns: int
-) -> UserReply | EncodeReply | DecodeReply:
-    """Returns the reply that tells the client of `error`."""
+def refuse(message: Text, error: ErrorInfo, begun_ns: int) -> list[Answer]:
+    """Returns the reply that tells the client of `error`, one for each request."""
     match message:
         case TokenizeMsg():
             stamps = msgspec.structs.replace(
                 message.stamps, tokenize_begun_ns=begun_ns, tokenized_ns=time.monotonic_ns()
             )
-            return UserReply(message.uid, message.attempt, "error", stamps=stamps, error=error)
+            return [UserReply(uid, message.attempt, "error", stamps=stamps, error=error) for uid in uids_of(message)]
         case EncodeMsg():
-            return EncodeReply(message.uid, error=error)
+            return [EncodeReply(message.uid, error=error)]
         case DecodeMsg():
-            return DecodeReply(message.uid, error=error)
+            return [DecodeReply(message.uid, error=error)]
 
 
 def main() -> int:

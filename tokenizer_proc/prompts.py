@@ -2,59 +2,54 @@
 
 import time
 from array import array
+from collections.abc import Iterator
 
 import msgspec
 
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import RequestError, bad_request
-from messages.requests import TokenizeMsg, UserMsg
+from messages.requests import SamplingParams, TokenizeMsg, UserMsg
 from tokenizer_proc.bad_words import bad_word_ids
 from tokenizer_proc.biases import with_text_biases
 from tokenizer_proc.breakers import with_breaker_ids
-from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
 
 FIRST_PROBE_CHARS_PER_TOKEN = 4
 
 
 class PromptReader:
-    """Makes `UserMsg`s of `TokenizeMsg`s for one model. Keeps the last text's ids: choices of one request share it.
+    """Makes `UserMsg`s of `TokenizeMsg`s for one model, in any thread.
 
-    `vocab_size` is the model's, `max_model_len` the longest prompt plus output, in tokens.
+    Keeps what it made of the latest text and of the latest texts in parameters: continuations of one HTTP request's
+    choices, and its several prompts, share them. `vocab_size` is the model's, `max_model_len` the longest prompt plus
+    output, in tokens.
     """
 
-    def __init__(self, encoding: Encoding, templates: ChatTemplates, vocab_size: int, max_model_len: int):
+    def __init__(self, encoding: Encoding, vocab_size: int, max_model_len: int):
         self._encoding = encoding
-        self._templates = templates
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
-        self._last_text: tuple[str, bool] | None = None
-        self._last_ids: array[int] = array("i")
+        self._last_ids: tuple[tuple[str, bool], array[int]] | None = None
+        self._last_params: tuple[SamplingParams, SamplingParams] | None = None
 
-    def read(self, message: TokenizeMsg) -> UserMsg:
-        """Returns the message with valid ids and `max_tokens` lowered to what the context leaves after the prompt.
+    def read(self, message: TokenizeMsg, text: str | None, begun_ns: int) -> Iterator[UserMsg]:
+        """Yields the message of each request with valid ids and `max_tokens` lowered to what the context leaves.
 
-        A prompt must leave room for a token where one is wanted (`max_tokens` above 0). Raises `RequestError` for a
-        prompt to refuse, and whatever the tokenizer raises.
+        `text` is that of the message or its rendered chat, `None` for a prompt of ids. A prompt must leave room for a
+        token where one is wanted (`max_tokens` above 0). Raises `RequestError` for a prompt to refuse, and whatever the
+        tokenizer raises.
         """
-        begun_ns = time.monotonic_ns()
-        sampling_params = with_text_biases(message.sampling_params, self._encoding, self._vocab_size)
-        max_prompt_tokens = self._max_model_len - min(1, sampling_params.max_tokens)
-        ids = self._ids_of(message, max_prompt_tokens)
+        max_prompt_tokens = self._max_model_len - min(1, message.sampling_params.max_tokens)
+        ids = unpack_int32(message.prompt_ids) if text is None else self._ids_of(text, message, max_prompt_tokens)
         ids = self._cut(ids, message)
         self._check(ids, max_prompt_tokens, _param_of(message))
-        max_tokens = min(sampling_params.max_tokens, self._max_model_len - len(ids))
-        bad_words = bad_word_ids(sampling_params.bad_words, self._encoding, self._vocab_size)
-        dry = with_breaker_ids(sampling_params.dry, self._encoding, self._vocab_size)
-        if max_tokens < sampling_params.max_tokens or bad_words or dry is not None:
-            sampling_params = msgspec.structs.replace(
-                sampling_params, max_tokens=max_tokens, bad_word_ids=bad_words + sampling_params.bad_word_ids, dry=dry
-            )
-        return UserMsg(
+        max_tokens = min(message.sampling_params.max_tokens, self._max_model_len - len(ids))
+        params = msgspec.structs.replace(self._params_of(message.sampling_params), max_tokens=max_tokens)
+        first = UserMsg(
             uid=message.uid,
             attempt=message.attempt,
             input_ids=ids.tobytes(),
-            sampling_params=sampling_params,
+            sampling_params=params,
             stamps=msgspec.structs.replace(
                 message.stamps, tokenize_begun_ns=begun_ns, tokenized_ns=time.monotonic_ns()
             ),
@@ -62,20 +57,35 @@ class PromptReader:
             num_chars_sent=message.num_chars_sent,
             engine=message.engine,
         )
+        yield first
+        for sibling in message.siblings:
+            own = msgspec.structs.replace(params, seed=sibling.seed)
+            yield msgspec.structs.replace(first, uid=sibling.uid, engine=sibling.engine, sampling_params=own)
 
-    def _ids_of(self, message: TokenizeMsg, max_prompt_tokens: int) -> "array[int]":
-        text = message.prompt_text if message.chat is None else self._templates.render(message.chat)
-        if text is None:
-            return unpack_int32(message.prompt_ids)
+    def _ids_of(self, text: str, message: TokenizeMsg, max_prompt_tokens: int) -> "array[int]":
         key = (text, message.add_special_tokens)
-        if key != self._last_text:
-            if message.truncation is None:
-                self._refuse_far_too_long(text, max_prompt_tokens, _param_of(message))
-            elif len(text) > MAX_ENCODED_CHARS:
-                raise _too_long_to_cut(text, _param_of(message))
-            self._last_ids = unpack_int32(pack_int32(self._encoding.encode(*key)))
-            self._last_text = key
-        return self._last_ids
+        last = self._last_ids
+        if last is not None and last[0] == key:
+            return last[1]
+        if message.truncation is None:
+            self._refuse_far_too_long(text, max_prompt_tokens, _param_of(message))
+        elif len(text) > MAX_ENCODED_CHARS:
+            raise _too_long_to_cut(text, _param_of(message))
+        ids = unpack_int32(pack_int32(self._encoding.encode(*key)))
+        self._last_ids = key, ids
+        return ids
+
+    def _params_of(self, params: SamplingParams) -> SamplingParams:
+        """Returns the parameters with the tokens of the texts in them, and `max_tokens` 0."""
+        asked = msgspec.structs.replace(params, max_tokens=0, seed=0)
+        last = self._last_params
+        if last is None or last[0] != asked:
+            found = with_text_biases(asked, self._encoding, self._vocab_size)
+            bad_words = bad_word_ids(found.bad_words, self._encoding, self._vocab_size)
+            dry = with_breaker_ids(found.dry, self._encoding, self._vocab_size)
+            found = msgspec.structs.replace(found, bad_word_ids=bad_words + found.bad_word_ids, dry=dry)
+            last = self._last_params = asked, found
+        return msgspec.structs.replace(last[1], seed=params.seed)
 
     def _cut(self, ids: "array[int]", message: TokenizeMsg) -> "array[int]":
         truncation = message.truncation

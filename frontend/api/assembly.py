@@ -53,6 +53,7 @@ def make_app(service: Service, endpoints: list[Endpoint], rules: AccessRules) ->
         rules,
         service.http_requests,
         root_path,
+        bodies=service.bodies,
         on_response=service.note_response,
     )
     return rules.with_cors(app)

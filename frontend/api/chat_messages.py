@@ -10,6 +10,7 @@ from messages.errors import bad_request
 from messages.requests import ChatPrompt
 
 MAX_ROLE_CHARS = 64
+MAX_MESSAGES = 1 << 15
 
 Role = Annotated[str, Meta(min_length=1, max_length=MAX_ROLE_CHARS)]
 """Any name: the template decides which there are."""
@@ -18,8 +19,8 @@ ROLES_WITH_CONTENT = frozenset({"system", "developer", "user", "tool"})
 """Roles whose messages OpenAI's API requires a content of."""
 
 MESSAGES_TEXT = (
-    f"a list of messages, not empty, each with a role (a name of 1 to {MAX_ROLE_CHARS} characters) "
-    "and a content (a string or a list of text parts)"
+    f"a list of messages, not empty and at most {MAX_MESSAGES}, each with a role (a name of 1 to {MAX_ROLE_CHARS} "
+    "characters) and a content (a string or a list of text parts)"
 )
 
 
@@ -51,7 +52,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return self.content or ""
 
 
-Messages = Annotated[list[ChatMessage], Meta(min_length=1, description=MESSAGES_TEXT)]
+Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES, description=MESSAGES_TEXT)]
 
 
 def make_chat_prompt(

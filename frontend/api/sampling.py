@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
+MAX_STOP_IDS = 1024
+MAX_TEXT_CHARS = 32_768
+"""Of all strings together in a field that the tokenizer reads, or the detokenizer looks for, for every choice."""
 MAX_REPETITION_PENALTY = 1e6
 """Together with its reciprocal what float32 logits bear; what lies beyond chooses the same tokens."""
 
@@ -139,8 +142,16 @@ class Sampling:
             )
         bias = read_bias(fields.logit_bias)
         self._check_ids("logit_bias", [*bias.by_id, *bias.banned_ids])
-        self._check_ids("allowed_token_ids", fields.allowed_token_ids or ())
-        self._check_ids("stop_token_ids", fields.stop_token_ids or ())
+        allowed_ids = dict.fromkeys(fields.allowed_token_ids or ())
+        self._check_ids("allowed_token_ids", allowed_ids)
+        stop_ids = dict.fromkeys(fields.stop_token_ids or ())
+        self._check_ids("stop_token_ids", stop_ids)
+        if len(stop_ids) > MAX_STOP_IDS:
+            raise bad_request(
+                f"stop_token_ids may have {MAX_STOP_IDS} different ids, they have {len(stop_ids)}", "stop_token_ids"
+            )
+        stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
+        _check_texts(fields, stop, [text for text, _ in bias.texts])
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=_given(fields.temperature, defaults.temperature),
@@ -152,8 +163,8 @@ class Sampling:
             xtc_probability=_given(fields.xtc_probability, 0.0),
             xtc_threshold=_given(fields.xtc_threshold, 0.1),
             seed=_given(fields.seed, seed),
-            stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
-            stop_token_ids=tuple(fields.stop_token_ids or ()),
+            stop=stop,
+            stop_token_ids=tuple(stop_ids),
             ignore_eos=bool(fields.ignore_eos),
             include_stop_str_in_output=bool(fields.include_stop_str_in_output),
             skip_special_tokens=fields.skip_special_tokens is not False,
@@ -165,9 +176,9 @@ class Sampling:
             bias_ids=pack_int32(bias.by_id),
             bias_values=pack_float32(bias.by_id.values()),
             bias_texts=tuple(bias.texts),
-            allowed_token_ids=pack_int32(fields.allowed_token_ids or ()),
-            bad_words=tuple(fields.bad_words or ()),
-            bad_word_ids=tuple(pack_int32([token_id]) for token_id in bias.banned_ids),
+            allowed_token_ids=pack_int32(allowed_ids),
+            bad_words=tuple(dict.fromkeys(fields.bad_words or ())),
+            bad_word_ids=tuple(pack_int32([token_id]) for token_id in dict.fromkeys(bias.banned_ids)),
             num_prompt_logprobs=fields.prompt_logprobs,
             priority=fields.priority or 0,
             grammar=make_grammar(fields),
@@ -181,6 +192,17 @@ class Sampling:
                     f"{name} must hold token ids below {self._vocab_size}, the size of the vocabulary, got {token_id}",
                     name,
                 )
+
+
+def _check_texts(fields: SamplingFields, stop: Iterable[str], biased: Iterable[str]) -> None:
+    texts = {"stop": stop, "logit_bias": biased}
+    texts |= {"bad_words": fields.bad_words or (), "dry_sequence_breakers": fields.dry_sequence_breakers or ()}
+    for name, strings in texts.items():
+        num_chars = sum(map(len, strings))
+        if num_chars > MAX_TEXT_CHARS:
+            raise bad_request(
+                f"the strings in {name} may have {MAX_TEXT_CHARS} characters together, they have {num_chars}", name
+            )
 
 
 def _bearable(penalty: float) -> float:

@@ -7,12 +7,16 @@ import msgspec
 from msgspec import Meta
 
 from frontend.api.grammar import MAX_GRAMMAR_BYTES
+from frontend.http.field_names import find_meant, shown_name
 from frontend.parsing.forced_calls import force_calls
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import bad_request
 from messages.requests import CallGrammar, Grammar
 
 MAX_TOOLS = 1024
+MAX_FIELDS = 32
+"""Of a function: each one that is not known is compared with those that are."""
+
 MAX_SHOWN_CHARS = 60
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,128}\Z"
 
@@ -28,8 +32,12 @@ CHOICE_TEXT = (
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 
 
-class ToolFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`strict` is taken; arguments are held to the schema where a call is forced, and only there."""
+class ToolFunction(msgspec.Struct, frozen=True):
+    """`strict` is accepted; arguments are held to the schema if a call is forced, and only then.
+
+    Fields of other servers and of `transformers` (`return`, `defer_loading`) go to the chat template, which may read
+    them.
+    """
 
     name: Name
     description: str | None = None
@@ -37,7 +45,7 @@ class ToolFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Tool(msgspec.Struct, frozen=True):
     function: ToolFunction
     type: Literal["function"] = "function"
 
@@ -121,7 +129,18 @@ def check_tools(given: list[Any] | None) -> ToolUse:
     except msgspec.ValidationError as error:
         raise bad_request(f"tools must be {TOOLS_TEXT}: {_explain(error, 'tools')}", "tools") from None
     schemas = _schemas_of([tool.function for tool in tools])
+    for index, entry in enumerate(given):
+        _refuse_misspelled(entry["function"], f"tools[{index}].function")
     return ToolUse([{"type": "function", **entry} for entry in given], schemas)
+
+
+def _refuse_misspelled(function: dict[str, Any], where: str) -> None:
+    if len(function) > MAX_FIELDS:
+        raise bad_request(f"{where} may have at most {MAX_FIELDS} fields, got {len(function)}", "tools")
+    for name in function.keys() - set(ToolFunction.__struct_fields__):
+        meant = find_meant(name, ToolFunction.__struct_fields__)
+        if meant is not None:
+            raise bad_request(f"{where}: unknown field {shown_name(name)}: did you mean {meant}?", "tools")
 
 
 def list_tools(functions: Sequence[ToolFunction]) -> ToolUse:

@@ -15,6 +15,7 @@ from frontend.http.endpoint import Endpoint
 from frontend.http.responses import error_reply
 from frontend.links.processes import ProcessView
 from frontend.metrics.http_requests import HttpRequests
+from frontend.requests.body_budget import BodyBudget
 from frontend.requests.trace import RequestTrace
 
 log = logging.getLogger("sluice.frontend")
@@ -35,6 +36,7 @@ class App:
         requests: HttpRequests,
         root_path: str = "",
         *,
+        bodies: BodyBudget | None = None,
         on_response: Callable[[RequestTrace], None],
     ):
         self._routes: list[tuple[Route, Endpoint]] = [(endpoint.route(), endpoint) for endpoint in endpoints]
@@ -43,12 +45,13 @@ class App:
         self._processes = processes
         self._rules = rules
         self._root_path = root_path
+        self._bodies = bodies
         self._on_response = on_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
-        trace = RequestTrace(scope)
+        trace = RequestTrace(scope, self._bodies)
         scope["sluice.trace"] = trace
         scope["app"] = self
         endpoint = self._find_endpoint(trace.path)

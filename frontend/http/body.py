@@ -11,12 +11,19 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from frontend.http.field_names import MAX_SHOWN_CHARS, FieldNames, NameRules, UnknownFields, shown
+from frontend.requests.trace import trace_of
 from messages.errors import ErrorInfo, RequestError, bad_request
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 BODY_TIMEOUT_S = 120.0
+SILENCE_TIMEOUT_S = 20.0
+"""Between two pieces of a body: what has arrived of it takes memory that others are refused meanwhile."""
+
 JSON_TYPE = "application/json"
+MAX_CONTAINERS = 1 << 17
+"""Lists and objects of a body, which take some microseconds each to check and translate."""
+
 MAX_FIELDS = 128
 """Of a body: each one that is not known is compared with all that are."""
 
@@ -24,7 +31,8 @@ MAX_FIELDS = 128
 async def read_body(request: Request, limit_bytes: int) -> bytes:
     """Returns the request's body.
 
-    Raises `RequestError`: 413 over `limit_bytes` (before reading where the length is announced), 415 for one that is
+    It is held in memory until the response is over. Raises `RequestError`: 503 where the bodies of others leave no room
+    for it, 413 over `limit_bytes` (before reading where the length is announced), 415 for one that is
     compressed or not JSON by its media type, 408 where it does not arrive in time; `ClientDisconnect` where the client
     leaves.
     """
@@ -36,10 +44,11 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     if length.isdecimal() and int(length) > limit_bytes:
         raise _too_large(limit_bytes)
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await _read(request, limit_bytes)
+        async with asyncio.timeout(SILENCE_TIMEOUT_S) as silence:
+            return await _read(request, limit_bytes, silence)
     except TimeoutError:
-        raise RequestError(ErrorInfo(408, f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s")) from None
+        limits = f"within {BODY_TIMEOUT_S:.0f} s, or nothing of it for {SILENCE_TIMEOUT_S:.0f} s"
+        raise RequestError(ErrorInfo(408, f"the body did not arrive {limits}")) from None
 
 
 def _check_media_type(headers: Headers) -> None:
@@ -56,17 +65,21 @@ def _check_media_type(headers: Headers) -> None:
         )
 
 
-async def _read(request: Request, limit_bytes: int) -> bytes:
-    body = bytearray()
+async def _read(request: Request, limit_bytes: int, silence: asyncio.Timeout) -> bytes:
+    body, held = bytearray(), trace_of(request.scope).body
+    now_s = asyncio.get_running_loop().time
+    end_s = now_s() + BODY_TIMEOUT_S
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        body += message["body"]
-        if len(body) > limit_bytes:
+        if len(body) + len(message["body"]) > limit_bytes:
             raise _too_large(limit_bytes)
+        held.grow(len(message["body"]))
+        body += message["body"]
         if not message["more_body"]:
             return bytes(body)
+        silence.reschedule(min(end_s, now_s() + SILENCE_TIMEOUT_S))
 
 
 def _too_large(limit_bytes: int) -> RequestError:
@@ -102,6 +115,7 @@ class BodyDecoder(Generic[T]):
     def read(self, body: bytes) -> Decoded[T]:
         """Returns the decoded body and its warnings. Raises `RequestError` (400)."""
         fields = _SPLITTER.split(body)
+        _check_containers(body, fields)
         warnings = self._names.check(fields)
         given_names = self._names.rename(fields)
         if given_names:
@@ -131,6 +145,23 @@ class BodyDecoder(Generic[T]):
             if name not in fields:
                 return bad_request(f"{name} is required", name)
         return _malformed(error)
+
+
+def _check_containers(body: bytes, fields: Mapping[str, Raw]) -> None:
+    """Raises `RequestError` (400) for more lists and objects than this process can look at while others wait."""
+    if _count_containers(body) <= MAX_CONTAINERS:
+        return
+    values = (bytes(raw) for raw in fields.values())
+    num_containers = sum(_count_containers(value) for value in values if not value.startswith(b'"'))
+    if num_containers > MAX_CONTAINERS:
+        raise bad_request(
+            f"the body may have {MAX_CONTAINERS} lists and objects, it has {num_containers} "
+            "(each [ and { counts, also within texts)"
+        )
+
+
+def _count_containers(data: bytes) -> int:
+    return data.count(b"[") + data.count(b"{")
 
 
 class _Name:

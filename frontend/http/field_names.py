@@ -2,7 +2,7 @@
 
 import difflib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -99,11 +99,17 @@ class FieldNames:
     def _ignore(self, name: str) -> str:
         if name in self._rules.foreign:
             return self._unknown.ignore(name, "of other servers means nothing here")
-        if len(name) <= MAX_COMPARED_CHARS:
-            nearest = difflib.get_close_matches(name, self._known, n=1, cutoff=MISSPELLING_CUTOFF)
-            if nearest:
-                raise unknown_field(name, nearest[0])
+        meant = find_meant(name, self._known)
+        if meant is not None:
+            raise unknown_field(name, meant)
         return self._unknown.ignore(name, "is not known here")
+
+
+def find_meant(name: str, known: Sequence[str]) -> str | None:
+    """Returns the known name of which `name` looks like a misspelling."""
+    if len(name) > MAX_COMPARED_CHARS:
+        return None
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=MISSPELLING_CUTOFF)), None)
 
 
 def unknown_field(name: str, meant: str | None = None) -> RequestError:

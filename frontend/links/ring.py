@@ -67,6 +67,8 @@ class Ring:
                 worker = self._choose(uid, self._workers)
                 self._sender(worker).send(message)
                 self._worker_of[uid] = worker
+                for sibling in message.siblings:
+                    self._worker_of[sibling.uid] = worker
             case DropBefore():
                 for worker in self._workers:
                     self._sender(worker).send(message)

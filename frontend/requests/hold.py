@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from frontend.errors import UnavailableError
 from frontend.links.processes import ProcessView
@@ -12,15 +13,15 @@ from frontend.requests.generation import Generation
 class RestartHold:
     """Holds requests that the ring knows nothing of until they may enter, at most `hold_s` from their arrival.
 
-    Then `send` is called with each. `refuse` is called with one that has waited for too long, that cannot be sent, or
-    whose process will not come back; the error says why.
+    Then `send` is called with the choices for each prompt. `refuse` is called with one that has waited for too long,
+    that cannot be sent, or whose process will not come back; the error says why.
     """
 
     def __init__(
         self,
         hold_s: float,
         processes: ProcessView,
-        send: Callable[[Generation], None],
+        send: Callable[[Sequence[Generation]], None],
         refuse: Callable[[Generation, UnavailableError], None],
     ):
         self._hold_s = hold_s
@@ -47,22 +48,36 @@ class RestartHold:
     def follow(self) -> None:
         """Call it after each process table, when what was interrupted has been sent again: that arrived earlier."""
         if self._processes.is_open:
-            for generation in self._pop_all():
+            for choices in self._pop_all():
                 try:
-                    self._send(generation)
+                    self._send(choices)
                 except UnavailableError as error:
-                    self._refuse(generation, error)
+                    for generation in choices:
+                        self._refuse(generation, error)
         elif not self._processes.is_recovering:
-            for generation in self._pop_all():
-                self._refuse(generation, self._processes.not_ready())
+            for choices in self._pop_all():
+                for generation in choices:
+                    self._refuse(generation, self._processes.not_ready())
 
     def _expire(self, generation: Generation) -> None:
         self.forget(generation)
         self._refuse(generation, self._processes.not_ready())
 
-    def _pop_all(self) -> list[Generation]:
-        """Returns, and holds no longer, all requests: by priority, those of one priority in the order of arrival."""
+    def _pop_all(self) -> list[list[Generation]]:
+        """Returns, and holds no longer, all requests: by priority, those of one priority in the order of arrival.
+
+        Those that are choices for one prompt come together.
+        """
         held = [generation for generation, _ in self._held.values()]
         for generation in held:
             self.forget(generation)
-        return sorted(held, key=lambda generation: generation.message.sampling_params.priority)
+        held.sort(key=lambda generation: generation.message.sampling_params.priority)
+        return [list(choices) for _, choices in groupby(held, key=_prompt_of)]
+
+
+def _prompt_of(generation: Generation) -> tuple[int, int]:
+    """Returns what the choices for one prompt share, and no other request has; each part is on its own."""
+    message = generation.message
+    if generation.is_part:
+        return generation.uid, 0
+    return id(generation.changed), id(message.chat or message.prompt_text or message.prompt_ids)

@@ -1,12 +1,12 @@
 """What an endpoint asks the ring for: a prompt, and the parameters of each of its choices."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from messages.columns import pack_int32
-from messages.requests import ChatPrompt, SamplingParams, Stamps, TokenizeMsg, Truncation
+from messages.requests import ChatPrompt, SamplingParams, Sibling, Stamps, TokenizeMsg, Truncation
 
 Prompt = str | list[int] | ChatPrompt
 """Text, token ids or a conversation."""
@@ -42,6 +42,13 @@ class PromptRequest(NamedTuple):
             add_special_tokens=self.add_special_tokens,
             truncation=self.truncation,
         )
+
+
+def join_choices(messages: Sequence[TokenizeMsg]) -> TokenizeMsg:
+    """Returns one message for the choices of a prompt."""
+    first, *others = messages
+    siblings = tuple([Sibling(other.uid, other.sampling_params.seed, other.engine) for other in others])
+    return msgspec.structs.replace(first, siblings=siblings) if siblings else first
 
 
 def nth_seed(seed: int, index: int) -> int:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from frontend.requests.body_budget import BodyBudget, HeldBody
 from frontend.requests.generation import Generation
 from runtime.logs import FIELDS
 
@@ -32,9 +33,13 @@ log = logging.getLogger("sluice.frontend")
 
 
 class RequestTrace:
-    """Lives in the request's ASGI scope. `status` is 0 until a response has begun."""
+    """Lives in the request's ASGI scope. `status` is 0 until a response has begun.
 
-    def __init__(self, scope: Mapping[str, Any]):
+    Its body is held in `bodies`, where that is given, until the response is over.
+    """
+
+    def __init__(self, scope: Mapping[str, Any], bodies: BodyBudget | None = None):
+        self.body = HeldBody(bodies)
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]

@@ -64,7 +64,7 @@ class LogitsProcessors:
     def leaves_none(self, token_ids: "array[int]", num_output_tokens: int) -> bool:
         """Tells whether every allowed token is banned after these tokens."""
         banned = self._banned(token_ids, num_output_tokens)
-        return bool(self.allowed_ids) and banned.issuperset(unpack_int32(self.allowed_ids))
+        return bool(self.allowed_ids) and all(map(banned.__contains__, unpack_int32(self.allowed_ids)))
 
     def bans(self, token_ids: "array[int]", num_output_tokens: int) -> Callable[[int], bool]:
         """Returns what tells whether a token may not follow these."""

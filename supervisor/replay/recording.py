@@ -169,9 +169,10 @@ class Recording:
             return
         self.inputs.append((record.monotonic_ns, message))
         if isinstance(message, self._opening):
-            key = (message.uid, message.attempt)
             frame = f"frame {record.number} of sender {record.sender_id:x} on {record.edge}"
-            self.attempts.setdefault(key, Attempt(key, message, record.monotonic_ns, frame))
+            for opening in message.each() if isinstance(message, TokenizeMsg) else [message]:
+                key = (opening.uid, opening.attempt)
+                self.attempts.setdefault(key, Attempt(key, opening, record.monotonic_ns, frame))
         elif isinstance(message, AbortMsg | StopSeen):
             self._ends[message.uid, message.attempt] = message
 

@@ -220,6 +220,7 @@ class FrontendRun:
     def __enter__(self) -> Self:
         self.launcher.__enter__()
         try:
+            self._choices: list[TokenizeMsg] = []
             self._requests = self.launcher.open_receiver("tokenizer", ToTokenizer)
             self.process = psutil.Process(self.launcher.start_ready("frontend").pid)
             self.replies = self.launcher.open_sender(frontend_socket(self.launcher.incarnation))
@@ -281,12 +282,15 @@ class FrontendRun:
 
     def take(self, kind: type[M]) -> M:
         """Returns the next message for the tokenizer, which must be of type `kind`."""
-        message = self.launcher.take_one(self._requests, TIMEOUT_S)
+        message = self._choices.pop(0) if self._choices else self.launcher.take_one(self._requests, TIMEOUT_S)
         assert isinstance(message, kind)
         return message
 
     def take_request(self) -> TokenizeMsg:
-        return self.take(TokenizeMsg)
+        """Returns the next choice alone; `take` has it with its siblings."""
+        first, *siblings = self.take(TokenizeMsg).each()
+        self._choices += siblings
+        return first
 
     def ask(self, path: str, body: Any) -> "Asked":
         """Posts `body` in a thread, so that the test can answer as the ring."""
@@ -315,7 +319,8 @@ class FrontendRun:
 
     def arrived(self) -> list[TokenizeMsg | AbortMsg | DropBefore]:
         """Returns what has come for the tokenizer, without waiting."""
-        return list(self._requests.receive())
+        choices, self._choices = self._choices, []
+        return [*choices, *self._requests.receive()]
 
     def send(self, message: ToFrontend) -> None:
         self.replies.send(message)

@@ -257,6 +257,7 @@ def test_an_idle_frontend_is_small_and_sleeps():
         names = {"requests", "abandoned_requests", "held_requests", "streams", "connections", "is_draining"}
         assert beat.frontend == FrontendReport(schedulers_seen={"scheduler": 1})
         assert names | {
+            "body_bytes",
             "calls",
             "deadlines",
             "placed_requests",

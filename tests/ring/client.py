@@ -160,6 +160,8 @@ class RingClient:
 
 
 GAUGES_OF_REQUESTS = {
+    "body_bytes",
+    "chars_in_hand",
     "held_requests",
     "requests_on_hold",
     "requests",

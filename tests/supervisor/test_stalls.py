@@ -193,6 +193,23 @@ def test_what_a_replaced_receiver_never_got_is_no_stall():
         ring.taken = {**ring.sent, edge: 0}
 
 
+def test_a_tokenizer_that_turns_and_finishes_no_request_is_told_once():
+    ring = PlayedRing()
+    stalls: list[Stall] = []
+    for second in range(100):
+        ring.gauges[TOKENIZER] = {"num_tokenized": 5, "waiting_s": float(second), "chars_in_hand": 12}
+        stalls += ring.play(1)
+    assert kinds(stalls) == [("queue", TOKENIZER)]
+    assert stalls[0].text.startswith("passes no request on, with 12 characters in hand, for 1")
+
+
+def test_a_tokenizer_that_finishes_others_meanwhile_is_busy_and_does_not_stall():
+    ring = PlayedRing()
+    for second in range(100):
+        ring.gauges[TOKENIZER] = {"num_tokenized": second // 5, "waiting_s": float(second)}
+        assert ring.play(1) == []
+
+
 def test_a_scheduler_that_runs_no_step_for_its_rows_is_told_once():
     ring = PlayedRing()
     ring.play(2)

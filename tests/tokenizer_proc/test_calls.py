@@ -4,7 +4,7 @@ from messages.columns import pack_int32
 from messages.errors import RequestError
 from messages.replies import DecodeReply, EncodeReply
 from messages.requests import DecodeMsg, EncodeMsg
-from tests.tokenizer_proc.parts import chat, encoding_of, templates_of, user
+from tests.tokenizer_proc.parts import chat, encoding_of, user
 from tokenizer_proc import calls
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
 
@@ -16,25 +16,25 @@ WITH_BEGINNING = Encoding(lambda text, add: [1] * add + LETTERS.encode(text), LE
 def test_a_text(add_special_tokens: bool) -> None:
     message = EncodeMsg(5, "ab", add_special_tokens=add_special_tokens)
     ids = [1, 97, 98] if add_special_tokens else [97, 98]
-    assert calls.encode(message, WITH_BEGINNING, templates_of()) == EncodeReply(5, pack_int32(ids))
+    assert calls.encode(message, "ab", WITH_BEGINNING) == EncodeReply(5, pack_int32(ids))
 
 
 def test_a_chat_with_its_tokens() -> None:
     message = EncodeMsg(5, None, chat(user("é")), wants_token_strs=True)
-    reply = calls.encode(message, LETTERS, templates_of())
+    reply = calls.encode(message, "user: é\nassistant:", LETTERS)
     assert "".join(reply.token_strs) == "user: é\nassistant:"
     assert len(reply.token_ids) == 4 * len(reply.token_strs)
 
 
 def test_an_id_without_a_token_has_an_empty_one() -> None:
     encoding = Encoding(LETTERS.to_ids, LETTERS.to_text, lambda token_id: None, 1)
-    assert calls.encode(EncodeMsg(5, "a", wants_token_strs=True), encoding, templates_of()).token_strs == ("",)
+    assert calls.encode(EncodeMsg(5, "a", wants_token_strs=True), "a", encoding).token_strs == ("",)
 
 
 def test_a_text_may_be_longer_than_the_context_but_not_without_limit() -> None:
-    message = EncodeMsg(5, "a" * (MAX_ENCODED_CHARS + 1))
+    text = "a" * (MAX_ENCODED_CHARS + 1)
     with pytest.raises(RequestError, match="at most"):
-        calls.encode(message, LETTERS, templates_of())
+        calls.encode(EncodeMsg(5, text), text, LETTERS)
 
 
 def test_ids() -> None:

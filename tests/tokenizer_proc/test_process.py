@@ -21,9 +21,11 @@ from messages.requests import (
     FlushCache,
     FramesLost,
     SamplingParams,
+    Sibling,
     Stamps,
     TokenizeMsg,
     ToScheduler,
+    Truncation,
     UserMsg,
 )
 from tests.fake_launcher import FakeLauncher
@@ -68,12 +70,13 @@ def test_prompts_go_on_in_order_and_refusals_go_back(launcher: FakeLauncher) -> 
     to_tokenizer = launcher.open_sender("tokenizer")
     launcher.start_ready("tokenizer_proc")
     to_tokenizer.send(text_message(1, "one two"))
-    to_tokenizer.send(AbortMsg(1, 0))
     to_tokenizer.send(text_message(2, ""))
     to_tokenizer.send(TokenizeMsg(3, 4, None, pack_int32([7, 8]), SamplingParams(max_tokens=1), Stamps(received_ns=9)))
-    to_tokenizer.send(DropBefore(4))
     to_tokenizer.send(text_message(4, "what\x00 \ufdd0\U0010ffff"))
-    first, second, drop, third = (launcher.take_one(scheduler) for _ in range(4))
+    first, third = (launcher.take_one(scheduler) for _ in range(2))
+    to_tokenizer.send(AbortMsg(1, 0))
+    to_tokenizer.send(DropBefore(4))
+    second, drop = (launcher.take_one(scheduler) for _ in range(2))
     assert isinstance(first, UserMsg)
     assert (first.uid, list(unpack_int32(first.input_ids)), first.sampling_params.max_tokens) == (1, [1, 2], 14)
     assert second == AbortMsg(1, 0)
@@ -121,7 +124,10 @@ def test_chats_calls_and_flushes(launcher: FakeLauncher, tmp_path: Path) -> None
     to_tokenizer.send(DecodeMsg(5, pack_int32([2, 1])))
     to_tokenizer.send(DecodeMsg(6, pack_int32([8])))
     to_tokenizer.send(EncodeMsg(7, None, chat()))
-    rendered, flush, banned = (launcher.take_one(scheduler) for _ in range(3))
+    flush, rendered, banned = sorted(
+        (launcher.take_one(scheduler) for _ in range(3)),
+        key=lambda message: (not isinstance(message, FlushCache), message.uid),
+    )
     assert list(unpack_int32(rendered.input_ids)) == [1, 2]
     assert flush == FlushCache(2, is_forced=True)
     assert banned.sampling_params.bad_word_ids == (pack_int32([2]),)
@@ -136,15 +142,49 @@ def test_chats_calls_and_flushes(launcher: FakeLauncher, tmp_path: Path) -> None
     assert (empty.uid, empty.error.status, empty.error.param) == (7, 400, "messages")
 
 
+@pytest.mark.ring
+def test_while_a_long_text_is_tokenized_others_are_served_and_it_can_be_aborted(launcher: FakeLauncher) -> None:
+    scheduler = launcher.open_receiver("scheduler", ToScheduler)
+    frontend = launcher.open_receiver("frontend", ToFrontend)
+    to_tokenizer = launcher.open_sender("tokenizer")
+    launcher.start_ready("tokenizer_proc")
+    long = msgspec.structs.replace(text_message(1, "one " * 400_000), truncation=Truncation(4))
+    for uid in range(1, 5):
+        to_tokenizer.send(msgspec.structs.replace(long, uid=uid))
+    for uid in range(5, 15):
+        to_tokenizer.send(text_message(uid, "two"))
+    to_tokenizer.send(AbortMsg(4, 0))  # two are being tokenized at most
+    assert [launcher.take_one(scheduler).uid for _ in range(10)] == list(range(5, 15))
+    aborted = launcher.take_one(frontend)
+    assert isinstance(aborted, UserReply)
+    assert (aborted.uid, aborted.finish_reason) == (4, "abort")
+    assert sorted(launcher.take_one(scheduler).uid for _ in range(3)) == [1, 2, 3]
+
+
+@pytest.mark.ring
+def test_choices_go_on_one_by_one_and_are_refused_together(launcher: FakeLauncher) -> None:
+    scheduler = launcher.open_receiver("scheduler", ToScheduler)
+    frontend = launcher.open_receiver("frontend", ToFrontend)
+    to_tokenizer = launcher.open_sender("tokenizer")
+    launcher.start_ready("tokenizer_proc")
+    for uid, text in ((1, "one two"), (11, "")):
+        siblings = (Sibling(uid + 1, 7), Sibling(uid + 2, 8))
+        to_tokenizer.send(msgspec.structs.replace(text_message(uid, text), siblings=siblings))
+    choices = [launcher.take_one(scheduler) for _ in range(3)]
+    assert [(one.uid, one.sampling_params.seed) for one in choices] == [(1, 0), (2, 7), (3, 8)]
+    assert {one.input_ids for one in choices} == {pack_int32([1, 2])}
+    assert [launcher.take_one(frontend).uid for _ in range(3)] == [11, 12, 13]
+
+
 def test_only_the_operators_own_template_must_be_good(tmp_path: Path) -> None:
     word_tokenizer().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "chat_template.jinja").write_text("{% if %}", encoding="utf-8")
     server = load_server(config_of(tmp_path))
-    reply = server.answer(EncodeMsg(1, None, chat(user())))
+    (reply,) = server.answer(EncodeMsg(1, None, chat(user())))
     assert isinstance(reply, EncodeReply)
     assert reply.error is not None
     assert "Expected an expression" in reply.error.message
-    assert server.answer(EncodeMsg(1, "one")) == EncodeReply(1, pack_int32([1]))
+    assert server.answer(EncodeMsg(1, "one")) == [EncodeReply(1, pack_int32([1]))]
     with pytest.raises(BootError, match="has a mistake: Expected an expression"):
         load_server(config_of(tmp_path, chat_template=str(tmp_path / "chat_template.jinja")))
 
@@ -196,8 +236,8 @@ def test_a_prompt_that_breaks_the_tokenizer_fails_alone(
 
     server = TextServer(encoding_of(encode), templates_of(), 8, 16)
     with caplog.at_level(logging.ERROR):
-        reply = server.answer(text_message(5, "x"))
-        call = server.answer(EncodeMsg(6, "x"))
+        (reply,) = server.answer(text_message(5, "x"))
+        (call,) = server.answer(EncodeMsg(6, "x"))
     assert isinstance(reply, UserReply)
     assert isinstance(call, EncodeReply)
     assert reply.error is not None

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import RequestError
-from messages.requests import ChatPrompt, SamplingParams, Stamps, TokenizeMsg, Truncation
+from messages.requests import ChatPrompt, SamplingParams, Sibling, Stamps, TokenizeMsg, Truncation, UserMsg
+from runtime.chat_files import PLAIN_TEMPLATE
 from tests.tokenizer_proc.parts import chat, encoding_of, templates_of, user
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS
 from tokenizer_proc.prompts import PromptReader
@@ -27,8 +28,22 @@ def encode_letters(text: str) -> list[int]:
     return ids
 
 
-def reader_of(encode: Callable[[str], list[int]] = encode_letters) -> PromptReader:
-    return PromptReader(encoding_of(encode, LONGEST), templates_of(), VOCAB_SIZE, MAX_MODEL_LEN)
+class Reader(PromptReader):
+    def __init__(self, encode: Callable[[str], list[int]], template: str):
+        super().__init__(encoding_of(encode, LONGEST), VOCAB_SIZE, MAX_MODEL_LEN)
+        self._templates = templates_of(template)
+
+    def read_one(self, message: TokenizeMsg) -> UserMsg:
+        """Returns the message of the first request."""
+        return self.read_all(message)[0]
+
+    def read_all(self, message: TokenizeMsg) -> list[UserMsg]:
+        text = message.prompt_text if message.chat is None else self._templates.render(message.chat)
+        return [*self.read(message, text, begun_ns=1)]
+
+
+def reader_of(encode: Callable[[str], list[int]] = encode_letters, template: str = PLAIN_TEMPLATE) -> Reader:
+    return Reader(encode, template)
 
 
 def prompt(content: str | list[int], max_tokens: int = 5, **fields: object) -> TokenizeMsg:
@@ -48,16 +63,16 @@ def chat_message(content: ChatPrompt) -> TokenizeMsg:
     return msgspec.structs.replace(prompt([]), prompt_text=None, chat=content)
 
 
-def refusal_of(content: str | list[int], reader: PromptReader | None = None) -> RequestError:
+def refusal_of(content: str | list[int], reader: Reader | None = None) -> RequestError:
     with pytest.raises(RequestError) as raised:
-        (reader or reader_of()).read(prompt(content))
+        (reader or reader_of()).read_one(prompt(content))
     assert raised.value.info.status == 400
     assert raised.value.info.param == "prompt"
     return raised.value
 
 
 def test_text_becomes_ids() -> None:
-    message = reader_of().read(prompt("ab  c"))
+    message = reader_of().read_one(prompt("ab  c"))
     assert list(unpack_int32(message.input_ids)) == [97, 98, 2, 99]
     assert (message.uid, message.attempt) == (7, 0)
     assert message.sampling_params == SamplingParams(max_tokens=5, seed=3)
@@ -66,19 +81,19 @@ def test_text_becomes_ids() -> None:
 
 
 def test_ids_are_taken_as_they_are() -> None:
-    assert reader_of().read(prompt([0, 255, 3])).input_ids == pack_int32([0, 255, 3])
+    assert reader_of().read_one(prompt([0, 255, 3])).input_ids == pack_int32([0, 255, 3])
 
 
 def test_a_continuation_passes_through() -> None:
-    message = reader_of().read(prompt("abc", max_tokens=100, output_ids=pack_int32([1, 2, 3, 4]), num_chars_sent=9))
+    message = reader_of().read_one(prompt("abc", max_tokens=100, output_ids=pack_int32([1, 2, 3, 4]), num_chars_sent=9))
     assert (message.output_ids, message.num_chars_sent) == (pack_int32([1, 2, 3, 4]), 9)
     assert message.sampling_params.max_tokens == MAX_MODEL_LEN - 3, "counted from the prompt, over all attempts"
 
 
 @pytest.mark.parametrize(("num_tokens", "max_tokens", "lowered"), [(15, 5, 1), (11, 5, 5), (12, 5, 4), (3, 2, 2)])
 def test_max_tokens_is_what_the_context_leaves(num_tokens: int, max_tokens: int, lowered: int) -> None:
-    assert reader_of().read(prompt([1] * num_tokens, max_tokens)).sampling_params.max_tokens == lowered
-    assert reader_of().read(prompt("a" * num_tokens, max_tokens)).sampling_params.max_tokens == lowered
+    assert reader_of().read_one(prompt([1] * num_tokens, max_tokens)).sampling_params.max_tokens == lowered
+    assert reader_of().read_one(prompt("a" * num_tokens, max_tokens)).sampling_params.max_tokens == lowered
 
 
 @pytest.mark.parametrize("num_tokens", [16, 17, 1000])
@@ -93,25 +108,25 @@ def test_a_prompt_must_leave_room_for_a_token(num_tokens: int) -> None:
 def test_a_prompt_may_fill_the_context_where_no_token_is_wanted() -> None:
     reader = reader_of()
     for content in ([1] * 16, "a" * 16):
-        assert reader.read(prompt(content, max_tokens=0)).sampling_params.max_tokens == 0
+        assert reader.read_one(prompt(content, max_tokens=0)).sampling_params.max_tokens == 0
         assert "room" in str(refusal_of(content, reader))
     for content in ([1] * 17, "a" * 17, " " * 1000):
         with pytest.raises(RequestError) as raised:
-            reader.read(prompt(content, max_tokens=0))
+            reader.read_one(prompt(content, max_tokens=0))
         assert "maximum context length is 16 tokens" in str(raised.value)
         assert "room" not in str(raised.value)
 
 
 def test_a_chat_is_rendered() -> None:
-    reader = PromptReader(encoding_of(encode_letters), templates_of("<{{ messages[0].content }}>"), 256, 16)
-    message = reader.read(chat_message(chat(user("ab"))))
+    reader = reader_of(template="<{{ messages[0].content }}>")
+    message = reader.read_one(chat_message(chat(user("ab"))))
     assert bytes(unpack_int32(message.input_ids).tolist()) == b"<ab>"
 
 
 def test_refusals_of_a_chat_name_its_messages() -> None:
     for content in ("a" * 50, "日"):
         with pytest.raises(RequestError) as raised:
-            reader_of().read(chat_message(chat(user(content))))
+            reader_of().read_one(chat_message(chat(user(content))))
         assert raised.value.info.param == "messages"
 
 
@@ -124,8 +139,8 @@ def test_the_same_text_in_a_row_is_tokenized_once() -> None:
 
     reader = reader_of(encode)
     for text in ("ab", "ab", "ab", "c", "ab"):
-        assert list(unpack_int32(reader.read(prompt(text)).input_ids)) == encode_letters(text)
-    assert reader.read(prompt("ab", add_special_tokens=False)).uid == 7
+        assert list(unpack_int32(reader.read_one(prompt(text)).input_ids)) == encode_letters(text)
+    assert reader.read_one(prompt("ab", add_special_tokens=False)).uid == 7
     assert texts == ["ab", "c", "ab", "ab"]
 
 
@@ -157,7 +172,7 @@ def test_a_text_with_a_token_that_the_model_does_not_have() -> None:
 def test_long_texts_are_refused_just_as_if_all_of_them_were_tokenized(text: str) -> None:
     fits = 0 < len(encode_letters(text)) < MAX_MODEL_LEN
     try:
-        message = reader_of().read(prompt(text))
+        message = reader_of().read_one(prompt(text))
     except RequestError:
         assert not fits
     else:
@@ -185,7 +200,7 @@ LONG = "abcdefghijklmnopqrstuvwxyz"
 def cut(content: str | list[int], num_tokens: int, max_tokens: int = 5, **fields: Any) -> str:
     """Returns what is left of a prompt."""
     message = prompt(content, max_tokens, truncation=Truncation(num_tokens, **fields))
-    read = reader_of().read(message)
+    read = reader_of().read_one(message)
     num_left = MAX_MODEL_LEN - len(unpack_int32(read.input_ids))
     assert read.sampling_params.max_tokens == min(max_tokens, num_left)
     return bytes(unpack_int32(read.input_ids).tolist()).decode()
@@ -210,23 +225,23 @@ def test_minus_one_leaves_room_for_the_output() -> None:
 
 def test_a_chat_is_cut_after_it_is_rendered() -> None:
     message = msgspec.structs.replace(chat_message(chat(user("abcdef"))), truncation=Truncation(11))
-    assert bytes(unpack_int32(reader_of().read(message).input_ids).tolist()) == b"\nassistant:"
+    assert bytes(unpack_int32(reader_of().read_one(message).input_ids).tolist()) == b"\nassistant:"
 
 
 def test_one_text_may_be_cut_in_several_ways() -> None:
     reader = reader_of()
     for num_tokens in (3, 5, 3):
-        read = reader.read(prompt(LONG, truncation=Truncation(num_tokens)))
+        read = reader.read_one(prompt(LONG, truncation=Truncation(num_tokens)))
         assert bytes(unpack_int32(read.input_ids).tolist()).decode() == LONG[-num_tokens:]
     refusal_of(LONG, reader)
 
 
 def test_a_text_far_beyond_all_contexts_is_not_cut() -> None:
     reader = reader_of(lambda text: list(text.encode()))
-    read = reader.read(prompt("a" * MAX_ENCODED_CHARS, truncation=Truncation(3)))
+    read = reader.read_one(prompt("a" * MAX_ENCODED_CHARS, truncation=Truncation(3)))
     assert list(unpack_int32(read.input_ids)) == [97] * 3
     with pytest.raises(RequestError) as raised:
-        reader.read(prompt("a" * (MAX_ENCODED_CHARS + 1), truncation=Truncation(3)))
+        reader.read_one(prompt("a" * (MAX_ENCODED_CHARS + 1), truncation=Truncation(3)))
     assert f"at most {MAX_ENCODED_CHARS}" in str(raised.value)
     assert raised.value.info.param == "prompt"
 
@@ -242,6 +257,39 @@ def test_what_is_left_must_be_valid() -> None:
 def test_biases_of_texts_and_bad_words_are_filled_in():
     texts = (("a", 2.0), ("b", None))
     wanted = SamplingParams(max_tokens=5, bad_words=("c",), bias_texts=texts)
-    params = reader_of().read(msgspec.structs.replace(prompt("ab"), sampling_params=wanted)).sampling_params
+    params = reader_of().read_one(msgspec.structs.replace(prompt("ab"), sampling_params=wanted)).sampling_params
     assert params.bias_ids == pack_int32(encode_letters("a"))
     assert set(params.bad_word_ids) >= {pack_int32(encode_letters("b")), pack_int32(encode_letters("c"))}
+
+
+def counting(calls: list[str]) -> Callable[[str], list[int]]:
+    def encode(text: str) -> list[int]:
+        calls.append(text)
+        return encode_letters(text)
+
+    return encode
+
+
+def test_the_work_for_all_choices_is_done_once():
+    calls: list[str] = []
+    wanted = SamplingParams(max_tokens=100, seed=3, bad_words=("c",), bias_texts=(("a", 2.0),))
+    siblings = (Sibling(8, 4), Sibling(9, 5, engine=2))
+    message = msgspec.structs.replace(prompt("ab"), sampling_params=wanted, siblings=siblings)
+    reader = reader_of(counting(calls))
+    choices = reader.read_all(message)
+    assert calls == ["ab", "a", "c", " c"]
+    assert [(one.uid, one.sampling_params.seed, one.engine) for one in choices] == [(7, 3, 1), (8, 4, 1), (9, 5, 2)]
+    for one, alone in zip(choices, message.each(), strict=True):
+        assert reader_of().read_one(alone).sampling_params == one.sampling_params
+        assert (one.input_ids, one.sampling_params.max_tokens) == (pack_int32(encode_letters("ab")), 14)
+
+
+def test_what_the_texts_of_parameters_become_is_kept_for_the_next_prompt():
+    calls: list[str] = []
+    reader = reader_of(counting(calls))
+    for text, seed, max_tokens in (("ab", 3, 1), ("cd", 4, 2)):
+        wanted = SamplingParams(max_tokens=max_tokens, seed=seed, bad_words=("x",))
+        params = reader.read_one(msgspec.structs.replace(prompt(text), sampling_params=wanted)).sampling_params
+        assert (params.seed, params.max_tokens) == (seed, max_tokens)
+        assert params.bad_word_ids
+    assert calls == ["ab", "x", " x", "cd"]

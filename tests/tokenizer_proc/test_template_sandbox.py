@@ -1,10 +1,17 @@
 import os
 import signal
+import sys
+from pathlib import Path
 
+import msgspec
 import pytest
 from jinja2 import TemplateError
 
-from tokenizer_proc import template_sandbox
+from messages.errors import RequestError
+from messages.requests import ChatPrompt
+from runtime.chat_files import DEFAULT, PLAIN_TEMPLATE, ChatFiles
+from tokenizer_proc.template_child import MAX_BYTES
+from tokenizer_proc.template_process import TemplateProcess
 from tokenizer_proc.template_sandbox import TemplateSandbox
 
 DOUBLE = "{% set ns = namespace(x='ab') %}{% for i in range(99) %}STEP{% endfor %}{{ ns.x | length }}"
@@ -20,7 +27,6 @@ FAR_TOO_MUCH = {
     + DOUBLE.replace("STEP", "{% set ns.x = twice(ns.x) %}"),
     "repeat": "{{ 'a' * 10 ** 10 }}",
     "repeat a list": "{{ [0] * 10 ** 10 }}",
-    "power": "{{ 10 ** 10 ** 10 }}",
     "center": "{{ 'a' | center(10 ** 10) }}",
     "a constant": "{{ 'a' | center(10000000000) }}",
     "indent": "{{ 'a\nb' | indent(10 ** 10) }}",
@@ -30,6 +36,13 @@ FAR_TOO_MUCH = {
     "format filter": "{{ '%10000000000s' | format('a') }}",
     "replace": "{% set x = 'a' * 10 ** 6 %}{{ x | replace('a', x) }}",
     "replace method": "{% set x = 'a' * 10 ** 6 %}{{ x.replace('a', x) }}",
+    "formats with widths": "{{ ('{:{}}' * 99).format(*(['a', 10 ** 7] * 99)) }}",
+    "join of one text": "{% set x = 'a' * 10 ** 7 %}{{ ([x] * 999) | join }}",
+    "indent of lines": "{{ ('a\n' * 10 ** 5) | indent(10 ** 5) }}",
+    "tojson with indent": "{{ (['a'] * 10 ** 5) | tojson(indent=10 ** 5) }}",
+    "set blocks": "{% set x %}{% for i in range(99999) %}{{ 'a' * (9999 + i) }}{% endfor %}{% endset %}{{ x }}",
+    "many lists": "{% set ns = namespace(x=[]) %}{% for i in range(999) %}{% set ns.x = [ns.x, range(99999) | list] %}"
+    "{% endfor %}",
     "range": "{{ range(10 ** 9) | list }}",
     "recursion": "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
 }
@@ -41,54 +54,69 @@ ENDLESS = {
     "text of lists in lists": "{% set ns = namespace(x=[1, 1]) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}"
     "{% endfor %}{{ ns.x }}",
     "what is caught": "{% for a in range(99999) %}{% for b in range(99999) if a is sequence %}{% endfor %}{% endfor %}",
+    "power": "{{ 10 ** (10 ** (9 + messages | length)) }}",
     "conditions": "{% for a in range(99999) %}{% for b in range(99999) if b < 0 %}{% endfor %}{% endfor %}",
 }
 
 
+CHAT = ChatPrompt(b'[{"role": "user", "content": "Hi"}]')
+MOST_BYTES = MAX_BYTES + (150 << 20)
+"""What a process may have in memory that has rendered something: all of Python's is in it."""
+
+
 def render(source: str, **variables: object) -> str:
-    sandbox = TemplateSandbox()
-    return sandbox.render(sandbox.compile_template(source), variables)
+    return TemplateSandbox().from_string(source).render(variables)
 
 
+def most_bytes_of(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits on memory")
 @pytest.mark.parametrize("name", FAR_TOO_MUCH)
 def test_texts_do_not_grow_without_limit(name: str) -> None:
-    with pytest.raises((TemplateError, OverflowError, RecursionError)):
-        render(FAR_TOO_MUCH[name])
+    templates = TemplateProcess(ChatFiles({DEFAULT: FAR_TOO_MUCH[name]}, {}), cpu_s=30)
+    with pytest.raises(RequestError, match=r"more than 256 MiB|OverflowError|RecursionError") as raised:
+        templates.render(CHAT)
+    assert raised.value.info.status == 400
+    assert most_bytes_of(templates.pid) < MOST_BYTES
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_work_comes_to_an_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_sandbox, "MAX_CPU_S", 0.05)
-    with pytest.raises(TemplateError, match="is not done"):
-        render(ENDLESS[name])
+def test_work_comes_to_an_end(name: str) -> None:
+    with pytest.raises(RequestError, match=r"has worked for 0.3 s and is not done"):
+        TemplateProcess(ChatFiles({DEFAULT: ENDLESS[name]}, {}), cpu_s=0.3).render(CHAT)
 
 
-def test_the_end_of_the_time_does_not_wake_the_main_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would wake it for ever: the loop reads nothing from the descriptor by which signals wake it."""
-    monkeypatch.setattr(template_sandbox, "MAX_CPU_S", 0.05)
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    try:
-        with pytest.raises(TemplateError):
-            render(ENDLESS["loops"])
-        with pytest.raises(BlockingIOError):
-            os.read(reader, 1)
-    finally:
-        assert signal.set_wakeup_fd(before) == writer
-        os.close(reader)
-        os.close(writer)
-
-
-def test_each_rendering_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_sandbox, "MAX_CPU_S", 0.05)
-    sandbox = TemplateSandbox()
-    endless = sandbox.compile_template(ENDLESS["loops"])
+def test_each_rendering_has_its_own_time_and_memory() -> None:
+    """A template that has ended the process, or has met its limit, takes nothing from the next."""
+    sources = {DEFAULT: "{% for i in range(40) %}x{% endfor %}", "tool_use": ENDLESS["loops"]}
+    templates = TemplateProcess(ChatFiles(sources, {}), cpu_s=0.3)
     for _ in range(2):
-        with pytest.raises(TemplateError):
-            sandbox.render(endless, {})
-        assert sandbox.render(sandbox.compile_template("{% for i in range(40) %}x{% endfor %}"), {}) == "x" * 40
+        with pytest.raises(RequestError):
+            templates.render(msgspec.structs.replace(CHAT, template_kwargs=b'{"tools": []}'))
+        assert templates.render(CHAT) == "x" * 40
+
+
+def test_a_template_that_cannot_be_compiled_in_time() -> None:
+    templates = TemplateProcess(ChatFiles({DEFAULT: "{{ 10 ** (10 ** 9) }}"}, {}), cpu_s=0.3)
+    assert "is not done" in str(templates.find_mistake())
+    with pytest.raises(RequestError, match="is not done"):
+        templates.render(CHAT)
+
+
+def test_a_process_that_has_ended_is_replaced() -> None:
+    templates = TemplateProcess(ChatFiles({DEFAULT: "ok"}, {}))
+    assert templates.render(CHAT) == "ok"
+    os.kill(templates.pid, signal.SIGKILL)
+    assert templates.render(CHAT) == "ok"
+
+
+def test_a_long_chat_fits() -> None:
+    text = "é😀" * 1_000_000
+    chat = ChatPrompt(msgspec.json.encode([{"role": "user", "content": text}]))
+    assert TemplateProcess(ChatFiles({DEFAULT: PLAIN_TEMPLATE}, {})).render(chat) == f"user: {text}\nassistant:"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from frontend.api.anthropic.errors import THREAD
+from frontend.api.chat_messages import MAX_MESSAGES
 from frontend.api.conversation import Conversation, template_kwargs
 from frontend.api.grammar import ResponseFormat, SchemaFormat
 from frontend.api.openai_body import ModelFields, check_shown, truncation_of
@@ -35,8 +36,8 @@ BILLING = "x-anthropic-billing-header:"
 to the next, so that nothing behind it would be found in the prefix cache: it is left out."""
 
 MESSAGES_TEXT = (
-    "a list of messages, not empty, each with a role (user or assistant) and a content (a string or a list of blocks: "
-    "text, tool_use, tool_result, thinking)"
+    f"a list of messages, not empty and at most {MAX_MESSAGES}, each with a role (user or assistant) and a content (a "
+    "string or a list of blocks: text, tool_use, tool_result, thinking)"
 )
 TOOLS_TEXT = (
     "a list of tools, each an object with a name (1 to 128 letters, digits and _.-) and an input_schema (an object), "
@@ -100,7 +101,7 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
 class PromptFields(ModelFields, frozen=True, kw_only=True):
     """What makes the prompt, and what every endpoint samples by."""
 
-    messages: Annotated[list[Message], Meta(min_length=1, description=MESSAGES_TEXT)]
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES, description=MESSAGES_TEXT)]
     system: Annotated[Content | None, Meta(description="a string or a list of text blocks")] = None
     tools: Annotated[list[MessageTool] | None, Meta(description=TOOLS_TEXT)] = None
     tool_choice: Annotated[MessageChoice | None, Meta(description=CHOICE_TEXT)] = None

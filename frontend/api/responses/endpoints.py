@@ -236,7 +236,9 @@ class _Output(msgspec.Struct):
 def _own_trace(request: Request) -> RequestTrace:
     """Returns the trace of a response that goes on after the reply to `request`."""
     trace = RequestTrace(request.scope)
-    trace.request_id, trace.status = trace_of(request.scope).request_id, 200
+    replied = trace_of(request.scope)
+    trace.request_id, trace.status = replied.request_id, 200
+    trace.body, replied.body = replied.body, trace.body
     return trace
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from frontend.api.chat_messages import MAX_MESSAGES
 from frontend.api.responses.tools import ToolName
 from frontend.api.turns import BETWEEN_TEXTS, UNREAD, Turns
 from messages.errors import RequestError, bad_request
@@ -38,8 +39,8 @@ RESPONSE_PREFIX = "resp_"
 OUTPUT_ID = re.compile(rf"[a-z]{{1,8}}_([0-9a-f]{{{2 * ID_BYTES}}})[0-9]{{4,}}\Z")
 
 INPUT_TEXT = (
-    "a string or a list of items, not empty: messages, function_call, function_call_output, custom_tool_call, "
-    "custom_tool_call_output, reasoning and item_reference"
+    f"a string or a list of up to {MAX_MESSAGES} items, not empty: messages, function_call, function_call_output, "
+    "custom_tool_call, custom_tool_call_output, reasoning and item_reference"
 )
 
 
@@ -73,7 +74,8 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 Input = Annotated[
-    Annotated[str, Meta(min_length=1)] | Annotated[list[Item], Meta(min_length=1)], Meta(description=INPUT_TEXT)
+    Annotated[str, Meta(min_length=1)] | Annotated[list[Item], Meta(min_length=1, max_length=MAX_MESSAGES)],
+    Meta(description=INPUT_TEXT),
 ]
 
 

@@ -1,6 +1,7 @@
 import json
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -11,6 +12,8 @@ from msgspec import Meta
 from frontend.api.grammar import GrammarFields
 from frontend.api.sampling import (
     MAX_REPETITION_PENALTY,
+    MAX_STOP_IDS,
+    MAX_TEXT_CHARS,
     Sampling,
     SamplingDefaults,
     SamplingFields,
@@ -132,3 +135,43 @@ def test_the_readme_has_every_parameter_with_what_it_takes_and_its_default():
             others = {"dry_multiplier": 1} if name.startswith("dry_") and name != "dry_multiplier" else {}
             given = {**others, name: json.loads(default.strip("`*"))}
             assert decode(json.dumps(given)) == decode(json.dumps(others)), name
+
+
+def test_ids_and_words_that_are_given_again_are_no_more_work():
+    params = decode(
+        """{"allowed_token_ids": [7, 3, 7, 7, 3], "stop_token_ids": [5, 5, 2, 5], "bad_words": ["b", "a", "b"],
+        "logit_bias": [[4, false], [4, false]]}"""
+    )
+    assert params.allowed_token_ids == pack_int32([7, 3])
+    assert params.stop_token_ids == (5, 2)
+    assert params.bad_words == ("b", "a")
+    assert params.bad_word_ids == (pack_int32([4]),)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("bad_words", lambda half: [half, half]),
+        ("stop", lambda half: [half, half]),
+        ("dry_sequence_breakers", lambda half: [half, half]),
+        ("logit_bias", lambda half: [[half, 1], [half, False], [3, 1]]),
+    ],
+)
+def test_the_strings_of_a_field_are_bounded_together(name: str, values: Callable[[str], object]):
+    decode(json.dumps({name: values("x" * (MAX_TEXT_CHARS // 2))}))
+    with pytest.raises(RequestError) as raised:
+        decode(json.dumps({name: values("x" * (MAX_TEXT_CHARS // 2 + 1))}))
+    assert raised.value.info.param == name
+    assert str(raised.value) == (
+        f"the strings in {name} may have {MAX_TEXT_CHARS} characters together, they have {MAX_TEXT_CHARS + 2}"
+    )
+
+
+def test_stop_token_ids_are_bounded():
+    vocab_size = FACTS.vocab_size
+    ids = list(range(min(vocab_size, MAX_STOP_IDS)))
+    assert len(decode(json.dumps({"stop_token_ids": ids * 2})).stop_token_ids) == len(ids)
+    sampling = Sampling(msgspec.structs.replace(FACTS, vocab_size=2 * MAX_STOP_IDS))
+    fields = msgspec.json.decode(json.dumps({"stop_token_ids": [*range(MAX_STOP_IDS + 1)]}), type=SamplingFields)
+    with pytest.raises(RequestError, match=f"may have {MAX_STOP_IDS} different ids, they have {MAX_STOP_IDS + 1}"):
+        sampling.make_params(fields, max_tokens=1, seed=0)

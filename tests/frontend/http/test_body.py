@@ -1,13 +1,23 @@
 """Bounds of request bodies and heads over real HTTP."""
 
+import asyncio
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from starlette.requests import Request
 
+from frontend.api.completions import CompletionBody
+from frontend.http import body as body_module
+from frontend.http.body import MAX_CONTAINERS, BodyDecoder, read_body
+from frontend.requests.trace import RequestTrace
+from messages.config import HttpConfig
+from messages.errors import RequestError
 from tests.frontend.conftest import MAX_BODY_MB
-from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final
+from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, make_config, wait_until
 
+JSON_HEAD = [(b"content-type", b"application/json")]
 HEAD = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 LIMIT_BYTES = int(MAX_BODY_MB * 2**20)
 
@@ -100,3 +110,65 @@ def test_errors_of_routing_are_json(server: FrontendRun, method: str, path: str,
     assert response.status_code == status
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     assert ("allow" in response.headers) == (status == 405)
+
+
+def held_bytes(server: FrontendRun) -> float:
+    return server.gauge("body_bytes")
+
+
+def test_the_bodies_of_all_requests_have_one_budget():
+    body = b'{"prompt": "' + b"x" * (2**20 - 100)
+    head = HEAD + b"Content-Length: %d\r\n\r\n"
+    with FrontendRun(make_config(HttpConfig(port=0, max_body_mb=1.0, max_bodies_mb=2.0))) as run:
+        with socket.create_connection(run.address) as first, socket.create_connection(run.address) as second:
+            for client in (first, second):  # each stops a little before its end
+                client.sendall(head % (len(body) + 4) + body)
+            wait_until(lambda: held_bytes(run) > 1.8 * 2**20)
+            with socket.create_connection(run.address, timeout=TIMEOUT_S) as third:
+                third.sendall(head % (len(body) + 4) + body)
+                refused = b""
+                while not refused.endswith(b"}}"):
+                    refused += third.recv(65536)
+            assert refused.startswith(b"HTTP/1.1 503 ")
+            assert b"--max-bodies-mb" in refused
+            assert b"\r\nretry-after: " in refused.lower()
+            run.round_trip()
+            first.sendall(b'"}  ')
+            run.send(final(run.take_request()))
+            wait_until(lambda: held_bytes(run) < 1.1 * 2**20)
+        wait_until(lambda: not held_bytes(run))
+        response = run.ask("/generate", {"prompt": "x" * (2**20 - 100), "stream": False})
+        run.send(final(run.take_request()))
+        assert response.result().status_code == 200
+        wait_until(lambda: not held_bytes(run))
+
+
+def test_lists_and_objects_are_bounded_but_not_the_text_of_a_prompt():
+    decoder = BodyDecoder(CompletionBody)
+    with pytest.raises(RequestError, match=f"may have {MAX_CONTAINERS} lists and objects, it has {MAX_CONTAINERS + 2}"):
+        decoder.decode(b'{"prompt": [' + b"[1]," * MAX_CONTAINERS + b"[1]]}")
+    prompt = b"[" * (2 * MAX_CONTAINERS)
+    assert decoder.decode(b'{"prompt": "' + prompt + b'"}').prompt == prompt.decode()
+
+
+class Arriving:
+    """A request whose body arrives in `pieces`, then no more."""
+
+    def __init__(self, *pieces: bytes):
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": JSON_HEAD}
+        scope["sluice.trace"] = RequestTrace(scope)
+        self._pieces = list(pieces)
+        self.request = Request(scope, self._receive)
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._pieces:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": self._pieces.pop(0), "more_body": True}
+
+
+@pytest.mark.parametrize("name", ["SILENCE_TIMEOUT_S", "BODY_TIMEOUT_S"])
+def test_a_body_that_stops_arriving_is_given_up(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(body_module, name, 0.05)
+    with pytest.raises(RequestError) as raised:
+        asyncio.run(asyncio.wait_for(read_body(Arriving(b'{"pro', b'mpt": "').request, 100), TIMEOUT_S))
+    assert raised.value.info.status == 408

@@ -11,7 +11,7 @@ from messages.columns import pack_int32
 from messages.config import Config, HttpConfig, RunConfig, SchedulingConfig
 from messages.control import Drain, Drained, FrontendReport, ProcessTable, Stop
 from messages.replies import EncodeReply
-from messages.requests import EncodeMsg, FramesLost
+from messages.requests import EncodeMsg, FramesLost, TokenizeMsg
 from tests.frontend.frontend_run import Call, FrontendRun, final, make_config, step, table, table_after, wait_until
 
 SHORT_S = 0.3
@@ -99,9 +99,21 @@ def test_so_does_one_in_one_piece_with_several_choices(run: FrontendRun):
     run.show(table(scheduler="restarting"))
     call = hold(run, {"n": 3}, "/v1/completions", num=3)
     run.show(table_after({"scheduler": 2}))
-    messages = [run.take_request() for _ in range(3)]
+    messages = run.take(TokenizeMsg).each()
+    assert len(messages) == 3
     run.send(step(finals=tuple(final(message, "x", (1,)) for message in messages)))
     assert [choice["text"] for choice in call.json()["choices"]] == ["x"] * 3
+    call.leave()
+
+
+def test_choices_for_several_prompts_are_sent_a_message_a_prompt(run: FrontendRun):
+    run.show(table(scheduler="restarting"))
+    call = hold(run, {"prompt": ["a", "bc"], "n": 2}, "/v1/completions", num=4)
+    run.show(table_after({"scheduler": 2}))
+    sent = [run.take(TokenizeMsg) for _ in range(2)]
+    assert [(message.prompt_text, len(message.siblings)) for message in sent] == [("a", 1), ("bc", 1)]
+    run.send(step(finals=tuple(final(one, "x", (1,)) for message in sent for one in message.each())))
+    assert len(call.json()["choices"]) == 4
     call.leave()
 
 

@@ -86,8 +86,7 @@ class Answering:
 
 
 def tokenizer_alone(model_dir: Path) -> Answering:
-    server = load_server(config_of(model_dir))
-    return Answering(lambda message: [server.answer(message)])
+    return Answering(load_server(config_of(model_dir)).answer)
 
 
 def detokenizer_alone(model_dir: Path) -> Answering:

@@ -11,7 +11,7 @@ from messages.columns import pack_int32, unpack_int32, unpack_int64
 from messages.errors import SluiceError
 from messages.frame_files import FrameReader, write_frames
 from messages.replies import UserReply
-from messages.requests import AbortMsg, SamplingParams, Stamps, StopSeen, TokenizeMsg, UserMsg
+from messages.requests import AbortMsg, SamplingParams, Sibling, Stamps, StopSeen, TokenizeMsg, UserMsg
 from messages.steps import Batch, ForwardOutput
 from supervisor.replay.differences import Difference, describe, find_first
 from supervisor.replay.drive import Drive, output_channels
@@ -173,6 +173,16 @@ def test_a_tokenizer_and_a_refusal_come_again(tmp_path: Path, model_dir: Path):
     _, found = replay(tmp_path, "tokenizer", Answering(read_otherwise))
     assert found is not None
     assert (found.attempt.key, found.what) == ((3, 0), "token 5")
+
+
+def test_the_choices_of_one_message_come_again_one_by_one(tmp_path: Path, model_dir: Path):
+    message = TokenizeMsg(1, 0, "hello", b"", GREEDY, Stamps(), siblings=(Sibling(2, 7), Sibling(3, 8)))
+    record(tmp_path, "tokenizer", tokenizer_alone(model_dir), [message])
+    recording, found = replay(tmp_path, "tokenizer", tokenizer_alone(model_dir))
+    assert found is None
+    assert list(recording.attempts) == [(1, 0), (2, 0), (3, 0)]
+    assert [attempt.opening for attempt in recording.attempts.values()] == message.each()
+    assert {attempt.outcome.reason for attempt in recording.attempts.values()} == {"tokenized"}
 
 
 def test_a_detokenizer_comes_again_and_another_text_is_found(tmp_path: Path, model_dir: Path):

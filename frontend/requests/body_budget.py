@@ -1,0 +1,52 @@
+"""The memory that request bodies may take together, while they arrive and as long as their requests last."""
+
+from collections.abc import Callable
+
+from frontend.errors import UnavailableError
+
+FREE_BYTES = 1 << 16
+"""Of each body that are not counted, so that small requests come in whatever the large ones do."""
+
+
+class BodyBudget:
+    """At most `limit_bytes` are held. `on_refusal` is called with the 503 of what goes beyond that."""
+
+    def __init__(self, limit_bytes: int, on_refusal: Callable[[UnavailableError], None]):
+        self._limit_bytes = limit_bytes
+        self._on_refusal = on_refusal
+        self.num_bytes = 0
+
+    def reserve(self, num_bytes: int) -> None:
+        """Raises `UnavailableError` where there is no room."""
+        if self.num_bytes + num_bytes > self._limit_bytes:
+            error = UnavailableError(
+                f"the bodies of other requests fill the memory that is left for them, {self._limit_bytes} bytes "
+                "(--max-bodies-mb): try again later, or send a smaller body",
+                "queue_full",
+            )
+            self._on_refusal(error)
+            raise error
+        self.num_bytes += num_bytes
+
+
+class HeldBody:
+    """What one request holds of a budget, where there is one."""
+
+    def __init__(self, budget: BodyBudget | None = None):
+        self._budget = budget
+        self._num_bytes = 0
+        self._num_reserved = 0
+
+    def grow(self, num_bytes: int) -> None:
+        """Adds bytes that have arrived. Raises `UnavailableError` where there is no room for them."""
+        self._num_bytes += num_bytes
+        num_missing = self._num_bytes - FREE_BYTES - self._num_reserved
+        if self._budget is not None and num_missing > 0:
+            self._budget.reserve(num_missing)
+            self._num_reserved += num_missing
+
+    def release(self) -> None:
+        """The request is over. May be called again."""
+        if self._budget is not None:
+            self._budget.num_bytes -= self._num_reserved
+        self._budget, self._num_reserved = None, 0

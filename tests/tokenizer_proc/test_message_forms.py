@@ -1,0 +1,164 @@
+"""Chats in forms that a template does not read, as clients send them: each template here reads one in its own way."""
+
+from typing import Any
+
+import pytest
+
+from tests.tokenizer_proc.parts import chat, templates_of, user
+from tokenizer_proc.message_forms import MessageForms
+
+BY_ROLE = """\
+{%- for message in messages %}
+{%- if message.role == 'user' %}[INST]
+{%- for block in message.content %}{% if block.type == 'text' %}{{ block.text }}{% endif %}{% endfor %}[/INST]
+{%- elif message.role == 'tool' %}{{ '[RESULT]' + message.content }}
+{%- else %}{{ '<' + message.role + '>' + message.content + '</s>' }}
+{%- endif %}
+{%- endfor %}"""
+"""The user's content is a list of parts, others' is text."""
+
+DUMPS = (
+    "{% for message in messages %}{% if message.content is string %}{{ message.role }}:{{ message.content }};"
+    "{% else %}{{ message.role }}:{{ message.content | tojson }};{% endif %}{% endfor %}"
+)
+
+JSON_ARGUMENTS = """\
+{%- for message in messages %}
+{%- if message.role == 'assistant' and message.content is none %}
+{%- for call in message.tool_calls %}{{ call.function.name + '\n```' + call.function.arguments + '```' }}{% endfor %}
+{%- else %}{{ message.role + ':' + message.content + ';' }}
+{%- endif %}
+{%- endfor %}"""
+
+OBJECT_ARGUMENTS = """\
+{%- for message in messages %}{{ message.role + ':' + message.content + ';' }}
+{%- for call in message.tool_calls or [] %}
+{%- for name, value in call.function.arguments.items() %}<{{ name }}>{{ value }}</{{ name }}>{% endfor %}
+{%- endfor %}
+{%- endfor %}"""
+
+SYSTEM_FIRST = """\
+{%- for message in messages %}
+{%- if message.role == 'system' and not loop.first %}{{ raise_exception('System must be first') }}{% endif %}
+{{- message.role + ':' + message.content + ';' }}
+{%- endfor %}"""
+
+LAST_SYSTEM = """\
+{%- set ns = namespace(system='') %}
+{%- for message in messages if message.role == 'system' %}{% set ns.system = message.content %}{% endfor %}
+{{- 'system:' + ns.system + ';' }}
+{%- for message in messages if message.role != 'system' %}
+{{- message.role + ':' + message.content + ';' }}
+{%- endfor %}"""
+
+NO_SYSTEM = """\
+{%- for message in messages %}
+{%- if message.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{{- message.role + ':' + message.content + ';' }}
+{%- endfor %}"""
+
+ANY_SYSTEM = "{% for message in messages %}{{ message.role + ':' + message.content + ';' }}{% endfor %}"
+
+
+def system(content: Any) -> dict[str, Any]:
+    return {"role": "system", "content": content}
+
+
+def assistant(content: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+CALL: dict[str, Any] = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "f", "arguments": {"city": "Zürich"}}}],
+}
+RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
+
+
+@pytest.mark.parametrize("form", ["text", "parts"])
+def test_each_role_has_its_own_form(form: str) -> None:
+    """Made parts for all, as one loop over a content suggests, the others' are no texts to add to one."""
+    messages = [system("Be brief"), user("Hi"), assistant("Hello"), user("Bye")]
+    if form == "parts":
+        messages = [message | {"content": parts(message["content"])} for message in messages]
+    text = templates_of(BY_ROLE).render(chat(*messages))
+    assert text == "<system>Be brief</s>[INST]Hi[/INST]<assistant>Hello</s>[INST]Bye[/INST]"
+
+
+def test_parts_are_not_dumped() -> None:
+    messages = [user(parts("a", "b")), CALL, RESULT | {"content": parts("c")}]
+    assert templates_of(DUMPS).render(chat(*messages)) == "user:a\nb;assistant:;tool:c;"
+
+
+def test_other_roles_are_read_as_the_user_is() -> None:
+    messages = [user("a"), {"role": "critic", "content": parts("b", "c")}]
+    assert templates_of(ANY_SYSTEM).render(chat(*messages)) == "user:a;critic:b\nc;"
+
+
+def test_arguments_are_json_text_for_a_template_that_adds_them_to_text() -> None:
+    text = templates_of(JSON_ARGUMENTS).render(chat(user("a"), CALL, RESULT))
+    assert text == 'user:a;f\n```{"city": "Zürich"}```tool:sunny;'
+
+
+def test_arguments_stay_objects_for_a_template_that_loops_over_them() -> None:
+    text = templates_of(OBJECT_ARGUMENTS).render(chat(user("a"), CALL, RESULT))
+    assert text == "user:a;assistant:;<city>Zürich</city>tool:sunny;"
+
+
+@pytest.mark.parametrize("template", [SYSTEM_FIRST, LAST_SYSTEM])
+def test_system_messages_are_one_for_a_template_that_reads_one(template: str) -> None:
+    for messages in (
+        [system("a"), system(parts("b", "c")), user("d"), assistant("e"), user("f")],
+        [system("a"), user("d"), assistant("e"), system("b\nc"), user("f")],
+        [user("d"), system("a"), assistant("e"), user("f"), system("b\nc")],
+    ):
+        text = templates_of(template).render(chat(*messages))
+        assert text == "system:a\n\nb\nc;user:d;assistant:e;user:f;"
+
+
+def test_the_user_says_it_to_a_template_that_reads_no_system_message() -> None:
+    messages = [system("a"), user("b"), assistant("c"), system("d"), user("e")]
+    assert templates_of(NO_SYSTEM).render(chat(*messages)) == "user:a\n\nd\n\nb;assistant:c;user:e;"
+    with_parts = [system(parts("a")), user(parts("b", "c"))]
+    assert templates_of(NO_SYSTEM).render(chat(*with_parts)) == "user:a\n\nb\nc;"
+
+
+def test_system_messages_stay_where_a_template_reads_them() -> None:
+    messages = [system("a"), system("b"), user("c"), assistant("d"), system("e"), user("f")]
+    text = templates_of(ANY_SYSTEM).render(chat(*messages))
+    assert text == "system:a;system:b;user:c;assistant:d;system:e;user:f;"
+
+
+@pytest.mark.parametrize(
+    ("template", "tool", "text"),
+    [
+        ("{{ tools[0].function.parameters.properties | length }}", {"name": "f"}, "0"),
+        ("{{ tools[0].function.parameters.properties | length }}", {"name": "f", "parameters": None}, "0"),
+        ("{{ '[' + tools[0].function.description + ']' }}", {"name": "f"}, "[]"),
+        ("{{ tools[0] | tojson }}", {"name": "f"}, '{"type": "function", "function": {"name": "f"}}'),
+    ],
+)
+def test_a_tool_without_parameters_is_one_without_arguments(template: str, tool: dict[str, Any], text: str) -> None:
+    """A template that reads a tool as it is gets it as it is."""
+    tools = [{"type": "function", "function": tool}]
+    assert templates_of(template).render(chat(user(), template_kwargs={"tools": tools})) == text
+
+
+def test_each_form_is_looked_for_once() -> None:
+    rendered: list[Any] = []
+
+    def render(messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
+        rendered.append(messages)
+        return "".join(f"{message['content']}" for message in messages)
+
+    forms = MessageForms(render)
+    messages = [user("a"), *[{"role": f"role{i}", "content": parts("b")} for i in range(100)], user("a")]
+    forms.adapt(messages)
+    num_rendered = len(rendered)
+    forms.adapt(messages)
+    assert len(rendered) == num_rendered < 10

@@ -1,0 +1,126 @@
+"""What has arrived at the tokenizer and is not answered: short texts come first, and what nobody wants is dropped."""
+
+import time
+from collections import deque
+from heapq import heappop, heappush
+from itertools import count
+
+from messages.columns import num_int32
+from messages.replies import Usage, UserReply
+from messages.requests import AbortMsg, DecodeMsg, DropBefore, EncodeMsg, TokenizeMsg
+from messages.uids import GoneRequests
+
+LONG_TEXT_CHARS = 100_000
+"""A text from which on shorter ones go first: it takes about a tenth of a second."""
+
+Text = TokenizeMsg | EncodeMsg | DecodeMsg
+
+
+class Entry:
+    """A message, and the uids of its requests that are still wanted."""
+
+    def __init__(self, message: Text):
+        self.message = message
+        self.num_chars = num_chars_of(message)
+        self.arrived_s = time.monotonic()
+        self.wanted = dict.fromkeys(uids_of(message))
+
+    @property
+    def is_long(self) -> bool:
+        return self.num_chars >= LONG_TEXT_CHARS or (isinstance(self.message, TokenizeMsg) and self.message.is_long)
+
+
+class Backlog:
+    """Short texts are popped in the order of arrival, long ones the shortest first. An entry is here until `done`."""
+
+    def __init__(self) -> None:
+        self._short: deque[Entry] = deque()
+        self._long: list[tuple[int, int, Entry]] = []
+        self._numbers = count()
+        self._open: dict[Entry, None] = {}
+        """In the order of arrival."""
+        self._by_uid: dict[int, Entry] = {}
+        self._gone = GoneRequests()
+
+    @property
+    def has_short(self) -> bool:
+        return bool(self._short)
+
+    @property
+    def has_long(self) -> bool:
+        return bool(self._long)
+
+    def gauges(self) -> dict[str, float]:
+        """Returns how much is here, and for how long the oldest has been."""
+        oldest = next(iter(self._open), None)
+        return {
+            "chars_in_hand": sum(entry.num_chars for entry in self._open),
+            "waiting_s": 0.0 if oldest is None else round(time.monotonic() - oldest.arrived_s, 3),
+        }
+
+    def add(self, message: Text) -> None:
+        """Adds a message. An earlier attempt of a request is wanted no longer; the frontend drops its replies."""
+        entry = Entry(message)
+        for uid in entry.wanted:
+            earlier = self._by_uid.get(uid)
+            if earlier is not None:
+                del earlier.wanted[uid]
+            self._by_uid[uid] = entry
+        self._open[entry] = None
+        if entry.is_long:
+            heappush(self._long, (entry.num_chars, next(self._numbers), entry))
+        else:
+            self._short.append(entry)
+
+    def abort(self, message: AbortMsg) -> UserReply | None:
+        """Returns the end of a request that is here, `None` for one that is not."""
+        entry = self._by_uid.get(message.uid)
+        if entry is None or not isinstance(entry.message, TokenizeMsg) or entry.message.attempt != message.attempt:
+            return None
+        del entry.wanted[message.uid], self._by_uid[message.uid]
+        usage = Usage(completion_tokens=num_int32(entry.message.output_ids))
+        return UserReply(message.uid, message.attempt, message.reason, usage=usage, stamps=entry.message.stamps)
+
+    def forget(self, drop: DropBefore) -> None:
+        """Drops the requests of frontends that are gone; nobody waits for their ends."""
+        self._gone.note(drop)
+        for uid in [uid for uid in self._by_uid if self._gone.has(uid)]:
+            del self._by_uid.pop(uid).wanted[uid]
+
+    def pop_short(self) -> Entry | None:
+        """Returns the next short text that is wanted, `None` where there is none."""
+        while self._short:
+            entry = self._short.popleft()
+            if entry.wanted:
+                return entry
+            self.done(entry)
+        return None
+
+    def pop_long(self) -> Entry | None:
+        """Returns the shortest of the long texts that are wanted, `None` where there is none."""
+        while self._long:
+            _, _, entry = heappop(self._long)
+            if entry.wanted:
+                return entry
+            self.done(entry)
+        return None
+
+    def done(self, entry: Entry) -> None:
+        """Forgets an entry that has been answered."""
+        del self._open[entry]
+        for uid in entry.wanted:
+            del self._by_uid[uid]
+
+
+def uids_of(message: Text) -> tuple[int, ...]:
+    """Returns the uids of the requests, or of the call, that a message is about."""
+    if isinstance(message, TokenizeMsg):
+        return (message.uid, *(sibling.uid for sibling in message.siblings))
+    return (message.uid,)
+
+
+def num_chars_of(message: Text) -> int:
+    """Returns about how many characters have to be worked through, 0 for a prompt of ids."""
+    if isinstance(message, DecodeMsg):
+        return len(message.token_ids)
+    return len(message.prompt_text or "") + (len(message.chat.messages) if message.chat else 0)

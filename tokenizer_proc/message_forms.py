@@ -1,0 +1,179 @@
+"""In which forms a chat template reads messages: found by rendering small chats with it, each form when it is needed.
+
+A template may read contents as text or as a list of parts (and differently by role), arguments of calls as an object
+or as JSON text, and system messages anywhere, at the beginning, or not at all.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple, cast
+
+Message = dict[str, Any]
+RenderMessages = Callable[[list[Message], list[Any] | None], str]
+
+NEEDLE = "Qx7vZk"
+"""A text that no template contains."""
+
+DUMPED_PART = re.compile(rf"""text['"]: *['"]{NEEDLE}""")
+DUMPED_OBJECT = f"{{'{NEEDLE}'"
+"""Python's way of writing an object: the template did not expect one."""
+
+PROBED_ROLES = ("system", "user", "assistant", "tool")
+"""Others are read as the user's."""
+
+CALL_ID = "call00001"
+RESULT: Message = {"role": "tool", "content": "a", "tool_call_id": CALL_ID, "name": "look_up"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks it up",
+        "parameters": {"type": "object", "properties": {"what": {"type": "string", "description": "What"}}},
+    },
+}
+
+
+class MessageForms:
+    """`render` renders messages with tools (`None`: without any) and raises whatever the template raises."""
+
+    def __init__(self, render: RenderMessages):
+        self._render = render
+        self._is_read: dict[tuple[str, str], bool] = {}
+        """By role and form of a content: "text" or "parts"."""
+
+    def adapt(self, messages: list[Message]) -> list[Message]:
+        """Returns the messages in forms that the template reads, and as they are if it reads none."""
+        return [self._adapt(message) for message in self._place_system(messages)]
+
+    def _adapt(self, message: Message) -> Message:
+        role, content = message["role"], message.get("content")
+        if isinstance(content, list) and not self._reads(role, "parts"):
+            message = message | {"content": text_of(content)}
+        elif isinstance(content, str) and not self._reads(role, "text") and self._reads(role, "parts"):
+            message = message | {"content": [{"type": "text", "text": content}]}
+        if message.get("tool_calls"):
+            message = self._call_form.apply(message)
+        return message
+
+    def _place_system(self, messages: list[Message]) -> list[Message]:
+        """Returns the messages with one system message, which begins the chat, unless the template reads several.
+
+        If it reads none, its text begins the first message of the user.
+        """
+        systems = [message for message in messages if message["role"] == "system"]
+        others = [message for message in messages if message["role"] != "system"]
+        is_usual = len(systems) < 2 and messages[: len(systems)] == systems
+        if not systems or (not is_usual and self._reads_several):
+            return messages
+        text = "\n\n".join(text_of(message.get("content")) for message in systems)
+        if self._reads_any("system") or not self._reads_any("user"):
+            return messages if is_usual else [systems[0] | {"content": text}, *others]
+        for i, message in enumerate(others):
+            if message["role"] == "user":
+                others[i] = message | {"content": f"{text}\n\n{text_of(message.get('content'))}"}
+                return others
+        return messages
+
+    def _reads(self, role: str, form: str) -> bool:
+        role = role if role in PROBED_ROLES else "user"
+        if (role, form) not in self._is_read:
+            self._is_read[role, form] = self._shows(
+                self._probe(role, form), lambda text: NEEDLE in text and not DUMPED_PART.search(text)
+            )
+        return self._is_read[role, form]
+
+    def _reads_any(self, role: str) -> bool:
+        return self._reads(role, "text") or self._reads(role, "parts")
+
+    def _probe(self, role: str, form: str) -> list[Message]:
+        message = {"role": role, "content": NEEDLE if form == "text" else [{"type": "text", "text": NEEDLE}]}
+        match role:
+            case "user":
+                return [message]
+            case "system":
+                return [message, self._user()]
+            case "tool":
+                return [self._user(), self._call_form.apply(_call("what")), RESULT | message]
+            case _:
+                return [self._user(), message, self._user()]
+
+    @cached_property
+    def _reads_several(self) -> bool:
+        texts = [f"{NEEDLE}{i}" for i in range(3)]
+        first, second, third = ({"role": "system", "content": text} for text in texts)
+        chat = [first, second, self._user(), {"role": "assistant", "content": "a"}, third, self._user()]
+        return self._shows(chat, lambda rendered: all(text in rendered for text in texts))
+
+    @cached_property
+    def _call_form(self) -> "CallForm":
+        for form in CALL_FORMS:
+            chat = [self._user(), form.apply(_call(NEEDLE)), RESULT]
+            if self._shows(chat, lambda text: NEEDLE in text and DUMPED_OBJECT not in text):
+                return form
+        return CALL_FORMS[0]
+
+    def _user(self) -> Message:
+        is_text = self._reads("user", "text") or not self._reads("user", "parts")
+        return {"role": "user", "content": "a" if is_text else [{"type": "text", "text": "a"}]}
+
+    def _shows(self, chat: list[Message], shows: Callable[[str], bool]) -> bool:
+        """True if the template renders the chat, with or without tools, so that `shows` finds what it looks for."""
+        return any(self._try(chat, tools, shows) for tools in (None, [TOOL]))
+
+    def _try(self, chat: list[Message], tools: list[Any] | None, shows: Callable[[str], bool]) -> bool:
+        try:
+            return shows(self._render(chat, tools))
+        except Exception:  # a template can raise anything
+            return False
+
+
+class CallForm(NamedTuple):
+    """How a message with calls is read: the type of their arguments, and the content if there is no text."""
+
+    has_json_arguments: bool
+    empty_content: str | None
+
+    def apply(self, message: Message) -> Message:
+        if not message.get("content"):
+            message = message | {"content": self.empty_content}
+        if self.has_json_arguments:
+            message = message | {"tool_calls": [_with_json_arguments(call) for call in message["tool_calls"]]}
+        return message
+
+
+CALL_FORMS = [CallForm(is_json, content) for is_json in (False, True) for content in ("", None)]
+
+
+EMPTY_FIELDS: dict[str, Any] = {"description": "", "parameters": {"type": "object", "properties": {}}}
+
+
+def with_empty_fields(tool: Any) -> Any:
+    """Returns the tool with an empty description and without parameters if it has no such fields."""
+    if not isinstance(tool, dict) or not isinstance(tool.get("function"), dict):  # pyright: ignore[reportUnknownMemberType]
+        return tool  # pyright: ignore[reportUnknownVariableType]
+    fields = cast("dict[str, Any]", tool)
+    given = {name: value for name, value in fields["function"].items() if value is not None}
+    return {**fields, "function": {**EMPTY_FIELDS, **given}}
+
+
+def text_of(content: Any) -> str:
+    """Returns a message's content as one text: the texts of parts are joined by newlines."""
+    if not isinstance(content, list):
+        return "" if content is None else str(content)
+    parts: list[Any] = content  # pyright: ignore[reportUnknownVariableType]
+    return "\n".join(str(part.get("text", "") if isinstance(part, dict) else part) for part in parts)  # pyright: ignore
+
+
+def _call(argument: str) -> Message:
+    function = {"name": "look_up", "arguments": {argument: "a"}}
+    return {"role": "assistant", "tool_calls": [{"id": CALL_ID, "type": "function", "function": function}]}
+
+
+def _with_json_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    function: dict[str, Any] = call["function"]
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        return call
+    return call | {"function": function | {"arguments": json.dumps(arguments, ensure_ascii=False)}}
