@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from messages.admin import Answer, Done, Failed, TakeSnapshot
+from runtime.own_directory import is_own_directory
 from runtime.run_dir import RunDir
 from supervisor.admin.snapshot import MANIFEST, Snapshot
 from supervisor.admin.tasks import CommandFailedError, OpenCommand, Task
@@ -98,10 +99,11 @@ class Snapshots:
         return next(path for path in paths if not path.exists())
 
     def _delete_old(self) -> None:
-        """Keeps the latest in the directory, of whichever server they are."""
-        found = sorted(path for path in self._root.glob(f"*/{MANIFEST}") if NAME_PATTERN.match(path.parent.name))
-        for manifest in found[: -max(1, self._config.run.max_snapshots)]:
-            shutil.rmtree(manifest.parent, ignore_errors=True)
+        """Keeps the latest in the directory, of whichever server of this user they are."""
+        found = (path.parent for path in self._root.glob(f"*/{MANIFEST}") if NAME_PATTERN.match(path.parent.name))
+        own = sorted(filter(is_own_directory, found))
+        for directory in own[: -max(1, self._config.run.max_snapshots)]:
+            shutil.rmtree(directory, ignore_errors=True)
 
     def _tell_failure(self, answer: Answer) -> None:
         if isinstance(answer.result, Failed):
