@@ -73,25 +73,29 @@ def leave_abandoned_run(run_dir: RunDir) -> None:
     clear_run(run_dir)
 
 
-def clear_run(run_dir: RunDir) -> None:
-    """Kills what still runs in an abandoned run directory and removes the directory. Any process may do it.
+def clear_run(run_dir: RunDir) -> list[int]:
+    """Kills what still runs in an abandoned run directory and removes the directory; returns the pids.
 
-    Does nothing where a launcher holds the directory: a new run may have taken it over already.
+    Any process may do it. No-op if a launcher holds the directory (a new run may have taken it over already), or if it
+    is not this user's own.
     """
     deadline = time.monotonic() + LOCK_PATIENCE_S
-    while (lock := try_lock(run_dir)) is None and run_dir.lock_file.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)  # a dying launcher lets go of its lifeline and its lock not quite together
-    if lock is not None:
-        kill_processes(run_dir)
-        run_dir.remove()
-        os.close(lock)
+    with contextlib.suppress(OSError):
+        while (lock := try_lock(run_dir)) is None and time.monotonic() < deadline:
+            time.sleep(0.02)  # a dying launcher lets go of its lifeline and its lock not quite together
+        if lock is not None:
+            pids = kill_processes(run_dir)
+            run_dir.remove()
+            os.close(lock)
+            return pids
+    return []
 
 
 def has_launcher(run_dir: RunDir) -> bool:
     """Tells whether someone holds the write end of the lifeline."""
     try:
         descriptor = os.open(run_dir.lifeline, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False
     try:
         return os.read(descriptor, 1) != b""  # a poll would not do: it does not tell of a writer that left before

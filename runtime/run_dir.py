@@ -3,9 +3,7 @@
 import contextlib
 import fcntl
 import os
-import shutil
 import signal
-import stat
 import time
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import msgspec
 
 from messages.config import Config
 from messages.errors import BootError, UsageError
+from runtime.own_directory import empty_directory, names_in, own_directory
 
 MAX_IPC_PATH_BYTES = 107
 LONGEST_SOCKET_NAME = "frontend.999999.sock"
@@ -36,6 +35,11 @@ class RunDir:
 
     def pid_file(self, process: str) -> Path:
         return self.path / f"{process}.pid"
+
+    def note_pid(self, process: str, pid: int) -> None:
+        """Writes the pid file if the disk lets it: without one, only `clear_run` does not find the process."""
+        with contextlib.suppress(OSError):
+            self.pid_file(process).write_text(f"{pid}", encoding="ascii")
 
     @property
     def lifeline(self) -> Path:
@@ -86,7 +90,8 @@ class RunDir:
 
     @property
     def lock_file(self) -> Path:
-        return self.path / "lock"
+        """By its name a directory that a killed launcher left is told from any other."""
+        return self.path / "run.lock"
 
     def stacks_file(self, pid: int) -> Path:
         """Where process `pid` writes the stacks of its threads when it is asked to, from the moment that it may be."""
@@ -122,11 +127,10 @@ class RunDir:
         The lock file goes last: by it a launcher that comes meanwhile knows a directory that it may take over.
         """
         with contextlib.suppress(OSError):
-            for entry in list(self.path.iterdir()):
-                if entry != self.lock_file:
-                    _remove(entry)
-        with contextlib.suppress(OSError):
-            self.lock_file.unlink(missing_ok=True)
+            with own_directory(self.path) as directory:
+                empty_directory(directory, kept=self.lock_file.name)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self.lock_file.name, dir_fd=directory)
             self.path.rmdir()
 
 
@@ -152,33 +156,26 @@ def claim(path: Path) -> tuple[RunDir, int]:
         )
     lock = _lock_directory(run_dir)
     kill_processes(run_dir)
-    for stale in path.iterdir():
-        if stale != run_dir.lock_file:
-            _remove(stale)
+    with own_directory(path) as directory:
+        empty_directory(directory, kept=run_dir.lock_file.name)
     return run_dir, lock
 
 
-def _remove(entry: Path) -> None:
-    """Removes a file, or a directory with all in it; no error where it is gone already."""
-    if entry.is_dir() and not entry.is_symlink():
-        shutil.rmtree(entry, ignore_errors=True)
-    else:
-        entry.unlink(missing_ok=True)
-
-
 def try_lock(run_dir: RunDir) -> int | None:
-    """Takes the lock of an existing run directory; `None` where a launcher holds it or there is none to take."""
-    try:
-        lock = os.open(run_dir.lock_file, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(lock).st_ino == run_dir.lock_file.stat().st_ino:
-            return lock
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(lock)
+    """Takes the lock of an existing run directory; `None` where a launcher holds it.
+
+    Raises `FileNotFoundError` where there is none, `OSError` where the directory is not this user's own.
+    """
+    name = run_dir.lock_file.name
+    with own_directory(run_dir.path) as directory:
+        lock = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_ino == os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino:
+                return lock
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        os.close(lock)
     return None
 
 
@@ -211,18 +208,11 @@ def _runs_in(pid: int, path: Path) -> bool:
 def _lock_directory(run_dir: RunDir) -> int:
     deadline = time.monotonic() + LOCK_PATIENCE_S
     while True:
-        try:
-            run_dir.path.mkdir(mode=0o700, parents=True)
-        except FileExistsError:
-            with contextlib.suppress(FileNotFoundError):  # the orphans of a killed launcher remove it
-                _check_is_ours(run_dir)
-        except OSError as error:
-            raise UsageError(f"--run-dir: {run_dir.path} cannot be made: {error.strerror}") from None
-        with contextlib.suppress(FileNotFoundError):
-            run_dir.lock_file.touch(mode=0o600)
-        lock = try_lock(run_dir)
-        if lock is not None:
-            return lock
+        with contextlib.suppress(FileNotFoundError):  # the orphans of a killed launcher remove it
+            _make_directory(run_dir)
+            lock = try_lock(run_dir)
+            if lock is not None:
+                return lock
         if time.monotonic() >= deadline:
             raise UsageError(
                 f"--run-dir: another server runs in {run_dir.path}; stop it, or choose another --port or --run-dir"
@@ -230,14 +220,29 @@ def _lock_directory(run_dir: RunDir) -> int:
         time.sleep(0.02)
 
 
-def _check_is_ours(run_dir: RunDir) -> None:
-    path = run_dir.path
-    facts = path.lstat()
-    if not stat.S_ISDIR(facts.st_mode):
-        raise UsageError(f"--run-dir: {path} is not a directory")
-    if facts.st_uid != os.getuid():
-        raise UsageError(f"--run-dir: {path} belongs to another user")
-    names = {entry.name for entry in path.iterdir()}
-    if names and run_dir.lock_file.name not in names:
-        raise UsageError(f"--run-dir: {path} holds files that are no server's; choose an empty or new directory")
-    path.chmod(0o700)
+def _make_directory(run_dir: RunDir) -> None:
+    """The directory is private afterwards, with a lock file in it.
+
+    Raises `UsageError`, and `FileNotFoundError` if the directory vanishes meanwhile.
+    """
+    path, lock_name = run_dir.path, run_dir.lock_file.name
+    try:
+        path.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise UsageError(f"--run-dir: {path} cannot be made: {error.strerror}") from None
+    try:
+        with own_directory(path) as directory:
+            names = names_in(directory)
+            if names and lock_name not in names:
+                raise UsageError(
+                    f"--run-dir: {path} holds files that are no server's; choose an empty or new directory"
+                )
+            os.fchmod(directory, 0o700)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            os.close(os.open(lock_name, flags, 0o600, dir_fd=directory))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UsageError(f"--run-dir: {path} cannot be used: {error.strerror}") from None

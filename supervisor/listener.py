@@ -7,7 +7,7 @@ from pathlib import Path
 
 from messages.errors import BootError
 from runtime.lifeline import clear_run, has_launcher
-from runtime.run_dir import RunDir, other_processes
+from runtime.run_dir import RunDir
 
 BACKLOG = 2048
 RECLAIM_TIMEOUT_S = 3.0
@@ -31,9 +31,7 @@ def open_listener(host: str, port: int, run_path: Path) -> socket.socket:
             f"port {port} is in use: another server of this program runs on it (run directory {run_path}); "
             "stop it, or choose another --port"
         )
-    num_left_over = len(other_processes(run_dir))
-    clear_run(run_dir)
-    return _listen_when_free(host, port, RECLAIM_TIMEOUT_S if num_left_over else 0.0)
+    return _listen_when_free(host, port, RECLAIM_TIMEOUT_S if clear_run(run_dir) else 0.0)
 
 
 def base_url(host: str, port: int, scheme: str = "http") -> str:

@@ -13,6 +13,7 @@ from messages import VERSION
 from messages.config import Config
 from messages.errors import SluiceError, UsageError
 from messages.schema import SCHEMA_VERSION
+from runtime.own_directory import names_in, own_directory
 
 FILE_NAME = "manifest.json"
 MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
@@ -101,11 +102,17 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def claim_recording(folder: str) -> Path:
-    """Returns the absolute path of the directory that is to be recorded into. Raises `UsageError` for a used one."""
+    """Returns the absolute path of the directory that is to be recorded into, private from now on.
+
+    Raises `UsageError` for a used one, and for one of another user.
+    """
     path = Path(folder).absolute()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        is_used = any(path.iterdir())
+        with own_directory(path) as directory:
+            is_used = bool(names_in(directory))
+            if not is_used:
+                os.fchmod(directory, 0o700)
     except OSError as error:
         raise UsageError(f"--record: {path} cannot be used: {error.strerror}") from None
     if is_used:

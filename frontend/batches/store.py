@@ -20,6 +20,7 @@ import msgspec
 from frontend.batches.records import BatchRecord, FileRecord
 from frontend.errors import not_found
 from messages.errors import BootError, ErrorInfo, RequestError
+from runtime.own_directory import own_directory
 
 KEEP_S = 30 * 86400
 """How long files stay whose owner has not said it, and batches after their creation."""
@@ -48,14 +49,15 @@ class BatchStore:
         try:
             for folder in (self._files, self._batches):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                with own_directory(folder):
+                    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+                        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
             raise BootError(f"--batch-dir {path} cannot be written: {error.strerror}") from None
 
     def try_lock(self) -> int | None:
         """Returns the descriptor of the lock, which holds it while it is open; `None` where another process does."""
-        lock = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -55,7 +55,15 @@ def can_keep() -> bool:
         cache_dir().mkdir(parents=True, exist_ok=True)
     except OSError:
         return False
-    return os.access(cache_dir(), os.W_OK | os.X_OK)
+    return is_trusted(cache_dir()) and os.access(cache_dir(), os.W_OK | os.X_OK)
+
+
+def is_trusted(path: Path) -> bool:
+    """Whether `path` exists and is this user's or root's: XDG_CACHE_HOME may name a place where others write, too."""
+    try:
+        return path.stat().st_uid in (os.getuid(), 0)
+    except OSError:
+        return False
 
 
 def find_compiler() -> list[str]:
@@ -104,7 +112,7 @@ def build(
 def build_kept(compiler: Sequence[str]) -> Path:
     """Returns the library that is kept for installs and starts, built if it is not there. Raises `BuildError`."""
     path = library_path(compiler)
-    if not path.exists():
+    if not is_trusted(path):
         build(compiler, path)
     return path
 

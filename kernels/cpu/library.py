@@ -22,6 +22,7 @@ from kernels.cpu.build import (
     built_isas,
     can_keep,
     find_compiler,
+    is_trusted,
     library_path,
     prebuilt_name,
 )
@@ -118,7 +119,7 @@ def load_kernels(report: Report) -> str | None:
     try:
         compiler = find_compiler()
         path = library_path(compiler)
-        if path.exists():
+        if is_trusted(path):
             return use_library(path, wanted)
         report(BUILDING, None)
         if can_keep():

@@ -7,7 +7,6 @@ specialization or Triton has changed.
 """
 
 import argparse
-import getpass
 import hashlib
 import importlib
 import os
@@ -29,6 +28,7 @@ from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from kernels.cpu.build import cache_dir
 from kernels.gpu.compile_case import CompileCase
 from kernels.gpu.occupancy import count_side_by_side
 from kernels.gpu.triton_kernels import NAMES
@@ -215,8 +215,8 @@ def _read_machine_code(cubin: bytes, has_instructions: bool) -> str:
 def _cache_path(case: CompileCase, counts: bool) -> Path:
     parts: list[Any] = [triton.__version__, counts, case.kernel.cache_key, sorted(case.signature.items())]
     parts += [sorted(case.constants.items()), sorted(case.launch.items()), Path(__file__).read_text("utf-8")]
-    directory = Path(tempfile.gettempdir()) / f"sluice-compile-report-{getpass.getuser()}"
-    directory.mkdir(mode=0o700, exist_ok=True)
+    directory = cache_dir() / "compile-report"
+    directory.mkdir(parents=True, exist_ok=True)
     return directory / f"{hashlib.sha256(repr(parts).encode()).hexdigest()}.json"
 
 

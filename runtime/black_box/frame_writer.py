@@ -42,7 +42,7 @@ class FrameWriter:
         self.path = path
         self._capacity = capacity = padded(capacity)
         self._largest = capacity // LARGEST_PARTS
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, DATA + capacity)
             self._map = mmap.mmap(descriptor, DATA + capacity)

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -52,10 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         with SignalPipe() as signals:
             if options.parent_pid:
                 ask_for_death_signal(options.parent_pid)
-            run_path = default_path(f"join-{os.getpid()}")
-            for left_over in run_path.parent.glob(default_path("join-*").name):
-                clear_run(RunDir(left_over))  # of a joiner that was killed together with its engine
-            run_dir, lock = claim(run_path)
+            run_dir, lock = claim_new()
             lifeline = make_lifeline(run_dir)
             try:
                 Joiner(options, keys, run_dir, signals, console).run()
@@ -71,6 +69,18 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         console.close()
     return 0
+
+
+def claim_new() -> tuple[RunDir, int]:
+    """Claims a run directory of a new name, after removing those of joiners that were killed with their engines."""
+    prefix = default_path(f"join-{os.getpid()}-")
+    for left_over in prefix.parent.glob(default_path("join-*").name):
+        clear_run(RunDir(left_over))
+    try:
+        path = tempfile.mkdtemp(prefix=prefix.name, dir=prefix.parent)
+    except OSError as error:
+        raise BootError(f"no run directory can be made in {prefix.parent}: {error.strerror}") from None
+    return claim(Path(path))
 
 
 class Joiner:

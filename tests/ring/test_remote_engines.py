@@ -60,12 +60,18 @@ def joining(address: str, ring: RingClient, log: IO[str]) -> Iterator[subprocess
         joiner.wait()
 
 
-def engine_file(joiner: subprocess.Popen[str]) -> Path:
-    return RunDir(default_path(f"join-{joiner.pid}")).pid_file(REMOTE)
+def run_dirs(joiner: subprocess.Popen[str]) -> list[Path]:
+    prefix = default_path(f"join-{joiner.pid}-")
+    return list(prefix.parent.glob(f"{prefix.name}*"))
+
+
+def has_engine(joiner: subprocess.Popen[str]) -> bool:
+    return any(RunDir(path).pid_file(REMOTE).exists() for path in run_dirs(joiner))
 
 
 def engine_pid(joiner: subprocess.Popen[str]) -> int:
-    return int(engine_file(joiner).read_text())
+    (path,) = run_dirs(joiner)
+    return RunDir(path).pids()[REMOTE]
 
 
 async def kill_under_load(load: Load, find_victim: Callable[[], int], client: httpx.AsyncClient) -> int:
@@ -144,18 +150,18 @@ def test_no_stream_notices_the_death_of_an_engine_or_of_its_joiner(tiny_checkpoi
                 engine = engine_pid(joiner)
                 await kill_under_load(load, lambda: joiner.pid, client)
                 wait_until(lambda: not Path(f"/proc/{engine}").exists(), COMMAND_TIMEOUT_S)
-                wait_until(lambda: not default_path(f"join-{joiner.pid}").exists(), COMMAND_TIMEOUT_S)
+                wait_until(lambda: not run_dirs(joiner), COMMAND_TIMEOUT_S)
 
         asyncio.run(load.run_during(act))
         check_timelines(ring, load.num_replies)
         assert ring.status("scheduler")["num_restarts"] == 0
         last = stack.enter_context(joining(address, ring, log))
-        wait_until(lambda: engine_file(last).exists(), COMMAND_TIMEOUT_S)
+        wait_until(lambda: has_engine(last), COMMAND_TIMEOUT_S)
         assert server.stop() == 0, server.log_text()
         exit_code = last.wait(COMMAND_TIMEOUT_S)
         log.seek(0)
         text = log.read()
         assert exit_code == 0, f"it ends with the head: {text}{server.log_text()}"
-        assert not default_path(f"join-{last.pid}").exists()
+        assert not run_dirs(last)
         assert len(re.findall(f"joined {address} as {REMOTE}", text)) == 4, text
         assert text.endswith("the head has ended\n"), text

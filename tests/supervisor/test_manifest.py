@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import msgspec
@@ -53,3 +54,16 @@ def test_a_recording_needs_a_new_directory(tmp_path: Path, monkeypatch: pytest.M
         claim_recording("a/b")
     with pytest.raises(UsageError, match="cannot be used: File exists"):
         claim_recording("a/b/file")
+
+
+def test_a_recording_goes_into_a_directory_of_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new").chmod(0o777)
+    assert claim_recording(str(tmp_path / "new")).stat().st_mode & 0o077 == 0
+    (tmp_path / "link").symlink_to(tmp_path / "new")
+    with pytest.raises(UsageError, match="it is not a directory"):
+        claim_recording(str(tmp_path / "link"))
+    uid = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+    with pytest.raises(UsageError, match="it belongs to another user"):
+        claim_recording(str(tmp_path / "new"))

@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from kernels.cpu.build import cache_dir, can_keep
+from kernels.cpu.build import cache_dir, can_keep, is_trusted
 from kernels.cpu.huge_pages import empty_huge
 from kernels.formats.registry import FORMATS
 from messages import VERSION
@@ -68,7 +68,7 @@ class WeightCache:
 
     def read(self, report: Report) -> Weights | None:
         """Returns the weights; None where there is no file, or none that can be used, which is logged."""
-        if not self.path.exists():
+        if not is_trusted(self.path):
             return None
         try:
             with safe_open(self.path, framework="pt") as file:

@@ -150,3 +150,17 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(BootError, match="--batch-dir"):
         BatchStore(tmp_path / "file", 10)
+
+
+def test_no_link_is_followed_in_the_batch_directory(tmp_path: Path):
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "batches").mkdir()
+    (tmp_path / "batches" / "files").symlink_to(tmp_path / "letters")
+    with pytest.raises(BootError, match="it is not a directory"):
+        BatchStore(tmp_path / "batches", 1000)
+    (tmp_path / "batches" / "files").unlink()
+    store = BatchStore(tmp_path / "batches", 1000)
+    (tmp_path / "batches" / "lock").symlink_to(tmp_path / "letter")
+    with pytest.raises(OSError, match="lock"):
+        store.try_lock()
+    assert not (tmp_path / "letter").exists()

@@ -1,4 +1,5 @@
 import logging
+import os
 import shlex
 import shutil
 import stat
@@ -12,7 +13,16 @@ import torch
 
 from kernels.cpu import build as build_module
 from kernels.cpu import library as library_module
-from kernels.cpu.build import BuildError, build, build_kept, find_compiler, library_path, prebuilt_name
+from kernels.cpu.build import (
+    BuildError,
+    build,
+    build_kept,
+    can_keep,
+    find_compiler,
+    is_trusted,
+    library_path,
+    prebuilt_name,
+)
 from kernels.cpu.library import ISA_VARIABLE, find_kernel, find_parallel_region, load_kernels
 from tests.kernels.c_library import built_library
 
@@ -224,3 +234,18 @@ def test_every_listed_kernel_is_there_and_those_of_forward_passes_can_be_capture
     eager = {"quantize", "sum_magnitudes", "greedy", "pack_linear", *float32_alone}
     assert {name for (name, _), kernel in loaded.items() if kernel.captured_address is None} <= eager
     assert not any(kernel.captured_address for (name, _), kernel in loaded.items() if name in eager)
+
+
+def test_what_another_user_owns_is_not_loaded(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_cache.mkdir(parents=True)
+    assert is_trusted(own_cache)
+    assert can_keep()
+    assert not is_trusted(own_cache / "absent")
+    real = Path.stat
+
+    def of_another_user(path: Path, **how: bool) -> os.stat_result:
+        return os.stat_result((*real(path, **how)[:4], 4321, *real(path, **how)[5:]))
+
+    monkeypatch.setattr(Path, "stat", of_another_user)
+    assert not is_trusted(own_cache)
+    assert not can_keep()

@@ -124,3 +124,11 @@ def test_a_frame_is_decoded_by_its_receiver(tmp_path: Path):
     writer.add(1, b"scheduler", HEADER.pack(1, 1) + message)
     (record,) = FrameReader(tmp_path / "a.frames").read()
     assert record.decode() == StopSeen(7, 1)
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path):
+    (tmp_path / "letter").write_text("dear")
+    (tmp_path / "a.frames").symlink_to(tmp_path / "letter")
+    with pytest.raises(OSError, match=r"a\.frames"):
+        FrameWriter(tmp_path / "a.frames", "scheduler", CAPACITY)
+    assert (tmp_path / "letter").read_text() == "dear"

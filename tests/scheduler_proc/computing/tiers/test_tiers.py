@@ -585,3 +585,11 @@ def test_it_ends_while_nobody_takes_what_is_read(make_pages: MakePages, monkeypa
     assert pages.store.settle(PATIENCE_S)
     pages.load([6, 7, 8, 9, 10, 11], list(range(6)))
     assert pages.woken.wait(PATIENCE_S)
+
+
+def test_the_files_on_disk_are_no_links(tmp_path: Path) -> None:
+    (tmp_path / "letter").write_text("dear")
+    (tmp_path / "pages").symlink_to(tmp_path / "letter")
+    with pytest.raises(BootError, match=str(tmp_path)):
+        DiskTier(tmp_path, 1 << 20, IDENTITY, PAGE_BYTES)
+    assert (tmp_path / "letter").read_text() == "dear"

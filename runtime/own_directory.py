@@ -1,0 +1,62 @@
+"""Directories where other users may write too, such as /tmp: checked, opened and emptied by descriptor.
+
+A path may lead elsewhere from one moment to the next, through another user's link. A descriptor may not.
+"""
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def own_directory(path: Path) -> Generator[int]:
+    """Opens the directory `path` for the block, as a descriptor. It belongs to this user.
+
+    Raises `OSError` if it does not, for a link, and if there is anything in it and other users may write there.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+        raise OSError(errno.ENOTDIR, "it is not a directory", str(path)) from None
+    try:
+        facts = os.fstat(descriptor)
+        if facts.st_uid != os.getuid():
+            raise OSError(errno.EPERM, "it belongs to another user", str(path))
+        if facts.st_mode & stat.S_IWOTH and names_in(descriptor):
+            raise OSError(errno.EPERM, "other users may write in it (chmod 700 it, or choose another)", str(path))
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def names_in(descriptor: int) -> list[str]:
+    """Returns the names of the entries of an open directory."""
+    return os.listdir(descriptor)
+
+
+def is_own_directory(path: Path) -> bool:
+    """True if `path` is a directory of this user, and no link."""
+    try:
+        facts = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
+
+
+def empty_directory(descriptor: int, kept: str) -> None:
+    """Removes everything in the directory but the entry `kept`; follows no link. Entries may vanish meanwhile."""
+    for name in names_in(descriptor):
+        if name == kept:
+            continue
+        try:
+            os.unlink(name, dir_fd=descriptor)
+        except FileNotFoundError:
+            pass
+        except OSError:  # EISDIR on Linux, EPERM elsewhere
+            shutil.rmtree(name, ignore_errors=True, dir_fd=descriptor)
