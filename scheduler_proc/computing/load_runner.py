@@ -28,9 +28,10 @@ from scheduler_proc.computing.kv_cache.kv_tensors import (
     pages_per_context,
 )
 from scheduler_proc.computing.loading.identity import identity_of
-from scheduler_proc.computing.loading.weights import make_dummy_weights, most_bytes
+from scheduler_proc.computing.loading.weights import has_own_head, make_dummy_weights, most_bytes
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import Decoder, model_parameters
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.sharding import Shard
@@ -210,7 +211,7 @@ def _load(
 
     def load_one(config: Config, hf_config: HfConfig, weights_file: Path | None) -> LoadedModel | None:
         family = find_family(hf_config)
-        shard = Shard(family.describe(hf_config, config.facts.max_model_len), parallel.rank, parallel.size)
+        shard = Shard(_describe(config, family, hf_config), parallel.rank, parallel.size)
         identity = b""
         if not placement.is_cuda:
             identity = identity_of(config, shard.own, placement, config.model, config.cache, config.facts)
@@ -308,6 +309,17 @@ def _warn_if_large(model: Decoder, draft: Decoder) -> None:
             draft_size,
             size,
         )
+
+
+def _describe(config: Config, family: Family, hf_config: HfConfig) -> ModelDescription:
+    """Returns what config.json says, except that a head of the checkpoint's own is used even if it says "tied"."""
+    model = family.describe(hf_config, config.facts.max_model_len)
+    if config.model.load_format == "dummy" or not model.has_tied_head:
+        return model
+    from scheduler_proc.computing.loading.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
+    return dataclasses.replace(model, has_tied_head=not has_own_head(model, family, checkpoint))
 
 
 def _load_weights(config: Config, family: Family, shard: Shard, placement: Placement, report: Report) -> Weights:

@@ -19,7 +19,8 @@ from messages.errors import BootError
 from scheduler_proc.computing.model.blocks.head import HEAD
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import model_parameters
-from scheduler_proc.computing.model.families.family import Family, Source
+from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, Source
 from scheduler_proc.computing.model.parameters import ByColumns, Parameter, Part
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import Placement
@@ -176,8 +177,28 @@ def _find_sources(sources: list[Source], prefix: str, present: set[str]) -> dict
     ]
     missing = [source.name for source in sources if source.name not in present]
     if missing:
-        raise BootError(f"the checkpoint lacks {len(missing)} of {len(sources)} tensors: {_shorten(missing)}")
+        there = _shorten(sorted(present - {source.name for source in sources})) or "no others"
+        raise BootError(
+            f"the checkpoint lacks {len(missing)} of {len(sources)} tensors: {_shorten(missing)}; it has {there}"
+        )
     return {source.name: source for source in sources}
+
+
+def has_own_head(model: ModelDescription, family: Family, checkpoint: "Checkpoint") -> bool:
+    """True if config.json ties the head to the embedding and the checkpoint has another head, which is logged."""
+    source = next(source for source in family.list_sources(model) if source.target == "embedding")
+    names = [name for name in (source.name, source.name.removeprefix(family.prefix)) if name in checkpoint.files]
+    if not model.has_tied_head or HEAD_NAME not in checkpoint.files or not names:
+        return False
+    tensors = dict(checkpoint.read({names[0], HEAD_NAME}))
+    embedding, head = tensors[names[0]], tensors[HEAD_NAME]
+    if embedding.dtype == head.dtype and torch.equal(embedding, head):
+        return False
+    log.warning(
+        "config.json ties the head to the embedding (tie_word_embeddings), but %s differs from it: it is used",
+        HEAD_NAME,
+    )
+    return True
 
 
 def _log_unexpected(names: set[str], family: Family) -> None:

@@ -4,7 +4,7 @@ import re
 from typing import Literal
 
 from messages.errors import BootError
-from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import (
     AttentionDescription,
     LayerDescription,
@@ -51,7 +51,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     return ModelDescription(
         vocab_size=hf_config.count("vocab_size"),
         hidden_size=hidden_size,
-        layers=(layer,) * hf_config.count("n_layer"),
+        layers=(layer,) * hf_config.count("n_layer", most=MAX_LAYERS),
         final_norm=norm,
         num_positions=num_positions,
         has_tied_head=hf_config.flag("tie_word_embeddings", True),
@@ -89,6 +89,7 @@ def _conv1d(name: str, target: str, num_in: int, num_out: int) -> list[Source]:
 
 FAMILY = Family(
     architectures=("GPT2LMHeadModel",),
+    model_types=("gpt2",),
     describe=describe,
     list_sources=list_sources,
     prefix="transformer.",

@@ -4,7 +4,7 @@ import re
 from typing import Literal
 
 from messages.errors import BootError
-from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import (
     AttentionDescription,
     LayerDescription,
@@ -81,7 +81,7 @@ def describe_model(
     return ModelDescription(
         vocab_size=hf_config.count("vocab_size"),
         hidden_size=norm.size,
-        layers=(layer,) * hf_config.count("num_hidden_layers"),
+        layers=(layer,) * hf_config.count("num_hidden_layers", most=MAX_LAYERS),
         final_norm=norm,
         has_tied_head=hf_config.flag("tie_word_embeddings", False),
     )
@@ -161,6 +161,7 @@ def _mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> lis
 
 FAMILY = Family(
     architectures=("LlamaForCausalLM", "MistralForCausalLM"),
+    model_types=("llama", "mistral"),
     describe=describe,
     list_sources=list_sources,
     prefix="model.",

@@ -25,6 +25,7 @@ def check_whole_context(hf_config: HfConfig) -> None:
 
 FAMILY = Family(
     architectures=("Qwen2ForCausalLM",),
+    model_types=("qwen2",),
     describe=describe,
     list_sources=llama.list_sources,
     prefix=llama.FAMILY.prefix,

@@ -20,6 +20,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
 
 FAMILY = Family(
     architectures=("Qwen3ForCausalLM",),
+    model_types=("qwen3",),
     describe=describe,
     list_sources=llama.list_sources,
     prefix=llama.FAMILY.prefix,
