@@ -61,6 +61,13 @@ def test_files_with_too_little_or_too_much(tmp_path: Path):
     assert len(check(tmp_path, *["{"] * 2 * MAX_ERRORS)) == MAX_ERRORS
 
 
+def test_blank_lines_are_bounded_in_number_and_length(tmp_path: Path):
+    assert check(tmp_path, line("a"), *[""] * 6, line("b"), max_lines=4) == []
+    assert check(tmp_path, line("a"), *[" "] * 9, line("b"), max_lines=4) == [(None, "too_many_lines", None)]
+    assert check(tmp_path, *[""] * 10, max_lines=4) == [(None, "too_many_lines", None)]
+    assert check(tmp_path, line("a"), " " * 2 * MAX_BYTES) == [(2, "line_too_large", None)]
+
+
 def test_a_line_goes_behind_all_others_and_keeps_its_own_timeout():
     body = {"prompt": "é", "priority": -5, "seed": 2**60, "timeout_s": 3}
     request = read_line(line(body=body).encode(), URLS, MAX_BYTES)
