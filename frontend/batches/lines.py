@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Raw
 
+from messages.batch_config import BATCH_PRIORITY
 from messages.errors import SluiceError
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
@@ -14,9 +15,6 @@ ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 REFUSED = {"stream": "stream_not_supported", "background": "background_not_supported"}
 """Switches that must be off, as a line has one result, with the codes of their errors."""
-
-PRIORITY = 100
-"""Of every line: the last level that there is, behind all requests of clients (decision 0006)."""
 
 MAX_ERRORS = 100
 """Of one file, that are told."""
@@ -49,7 +47,7 @@ class BatchLine(msgspec.Struct, frozen=True):
         A response is stored only if it says so: those of a batch would push out what clients go on from.
         """
         patient = {} if timeout_s is None else {"timeout_s": timeout_s}
-        return msgspec.json.encode({"store": False, **patient, **self.body, "priority": PRIORITY})
+        return msgspec.json.encode({"store": False, **patient, **self.body, "priority": BATCH_PRIORITY})
 
 
 _decoder = msgspec.json.Decoder(BatchLine)

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from starlette.requests import Request
 
+from frontend.batches import gate as gate_module
 from frontend.batches import line_run, runner
 from frontend.batches.gate import Gate
 from frontend.batches.line_run import LineCaller
@@ -324,7 +325,9 @@ def test_results_that_cannot_be_read_end_a_batch(tmp_path: Path):
     play(tmp_path, script)
 
 
-def test_few_rows_are_taken_while_others_have_requests(tmp_path: Path):
+def test_few_rows_are_taken_while_others_have_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gate_module, "QUIET_S", 0.0)
+
     async def script(server: Endpoints) -> None:
         gate = server.gate()
         caller = server.caller(gate)
@@ -345,6 +348,25 @@ def test_few_rows_are_taken_while_others_have_requests(tmp_path: Path):
         await wait_for(lambda: not len(gate))
 
     play(tmp_path, script)
+
+
+def test_a_moment_without_requests_begins_no_more_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now_s = 1000.0
+    monkeypatch.setattr(gate_module.time, "monotonic", lambda: now_s)
+
+    async def script(server: Endpoints) -> None:
+        nonlocal now_s
+        gate = server.gate()
+        assert gate.num_free == NUM_ROWS // 2
+        server.registry += [1]
+        assert gate.num_free == NUM_ROWS // 64
+        server.registry.clear()
+        now_s += 0.9 * gate_module.QUIET_S
+        assert gate.num_free == NUM_ROWS // 64
+        now_s += 0.2 * gate_module.QUIET_S
+        assert gate.num_free == NUM_ROWS // 2
+
+    asyncio.run(script(Endpoints(tmp_path / "batches")))
 
 
 def test_the_operator_says_how_many_rows(tmp_path: Path):
