@@ -5,6 +5,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+BATCH_PRIORITY = 100
+"""Of every line, and the last level that there is: requests of it give way to all others (decision 0058)."""
+
+PART_WHILE_LIVE = 64
+"""Of the rows, one in so many is for batches while clients have requests open: each makes the steps of these longer."""
+
 
 class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Batches"""
@@ -39,3 +45,7 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
             extra={"metavar": "FILE"},
         ),
     ] = ()
+
+    def rows_while_live(self, max_num_seqs: int) -> int:
+        """Returns how many rows batches may have while others have requests open."""
+        return self.max_batch_seqs or max(1, max_num_seqs // PART_WHILE_LIVE)

@@ -4,9 +4,9 @@ from typing import Literal
 
 import msgspec
 
-WaitsFor = Literal["rows", "tokens", "pages", "drain"]
+WaitsFor = Literal["rows", "tokens", "pages", "drain", "priority"]
 """Why the first request of the queue has no row: all rows are taken; the step's tokens are spent; too few pages can be
-had; the scheduler finishes what runs and admits nothing more."""
+had; the scheduler finishes what runs and admits nothing more; it has the last priority, and there are others."""
 
 
 class TokenizedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -64,6 +64,14 @@ class PreemptedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     by_uid: int
 
 
+class PausedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request of the last priority that others have stopped in its decoding, or let go on; it keeps its pages."""
+
+    uid: int
+    attempt: int
+    is_paused: bool
+
+
 class QueueFacts(msgspec.Struct, frozen=True, array_like=True):
     """What there was when a step was planned, and why the first of the queue (if there is one) got no row.
 
@@ -100,3 +108,4 @@ class ScheduleReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
     preempted: tuple[PreemptedRow, ...] = ()
     step_id: int = 0
     engine: int = 1
+    paused: tuple[PausedRow, ...] = ()

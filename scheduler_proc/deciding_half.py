@@ -19,6 +19,9 @@ from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import GrammarSource, Scheduler
 from scheduler_proc.stepper import Runner
 
+TURN_STEPS, PART_OF_TURN = 256, 8
+"""On a CPU: every so many steps with rows of clients, batches have tokens for one in so many of all rows."""
+
 log = logging.getLogger("sluice.scheduler")
 
 
@@ -30,7 +33,7 @@ def make_scheduler(
     `wake` is called, in another thread, when pages have come from a lower tier.
     """
     facts, page_size = config.facts, config.cache.block_size
-    budget = Budget(config.scheduling.max_num_seqs, runner.max_num_batched_tokens)
+    budget = Budget(config.scheduling.max_num_seqs, runner.max_num_batched_tokens, *_yielding(config, runner))
     log.info(
         "%d pages of %d tokens; at most %d rows and %d tokens in a step",
         runner.num_pages,
@@ -65,6 +68,18 @@ def make_scheduler(
         draft_lengths,
         plans_decodes_alone=not runner.can_overlap,
     )
+
+
+def _yielding(config: Config, runner: Runner) -> tuple[int, int]:
+    """Returns how many tokens requests that give way have in a step with others, and in every how many steps.
+
+    On a CPU a step takes longer with each token, so less than one step in a hundred has any, unless the operator wants
+    as many rows in each.
+    """
+    max_num_seqs = config.scheduling.max_num_seqs
+    if runner.can_overlap or config.batch.max_batch_seqs is not None:
+        return config.batch.rows_while_live(max_num_seqs), 1
+    return max(1, max_num_seqs // PART_OF_TURN), TURN_STEPS
 
 
 def close_store(scheduler: Scheduler, runner: Runner) -> None:

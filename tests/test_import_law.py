@@ -34,6 +34,7 @@ RULES = {
     "frontend": rule(
         "frontend runtime messages", "msgspec starlette uvicorn httptools uvloop prometheus_client psutil"
     ),
+    "frontend/api/form_parser.py": rule("frontend messages", "python_multipart"),
     "frontend/parsing": rule("frontend.parsing runtime messages", "msgspec regex"),
     "frontend/tracing": rule("frontend messages", "opentelemetry"),
     "tokenizer_proc": rule("tokenizer_proc runtime messages", "msgspec tokenizers jinja2"),

@@ -3,7 +3,8 @@
 from functools import partial
 
 from frontend.api.batches import MAX_LIMIT, BatchApi, BatchBody, BatchList
-from frontend.api.files import FORM_TYPE, MAX_FILES_SHOWN, FileDeleted, FileList, FilesApi, UploadForm
+from frontend.api.files import MAX_FILES_SHOWN, FileDeleted, FileList, FilesApi, UploadForm
+from frontend.api.form_parser import FORM_TYPE
 from frontend.batches.records import BatchRecord, FileRecord
 from frontend.http.endpoint import Endpoint, Name, Parameter, limit_of
 

@@ -1,14 +1,14 @@
 """`/v1/batches`: many requests in a file, answered when there is time, as OpenAI's API has them."""
 
-import asyncio
 import time
+from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from frontend.api.files import ends_of, need_store, page_of, read_query
+from frontend.api.files import ends_of, need_store, on_disk, page_of, read_query
 from frontend.batches.lines import ENDPOINTS
 from frontend.batches.records import BatchRecord, ExpiresAfter
 from frontend.batches.store import BatchStore
@@ -75,22 +75,21 @@ class BatchApi:
         body = self._decoder.decode(await read_body(request, MAX_BODY_BYTES))
         if body.endpoint not in ENDPOINTS:
             raise bad_request(f"endpoint must be one of {', '.join(ENDPOINTS)}, got {body.endpoint[:60]!r}", "endpoint")
-        return JsonReply(await asyncio.to_thread(_create, store, body))
+        return JsonReply(await on_disk(lambda: _create(store, body)))
 
     async def list_batches(self, request: Request) -> JsonReply:
         """Raises `RequestError` (400)."""
         query = read_query(request, "after", "limit")
-        records = await asyncio.to_thread(lambda: list(self._store.list_batches()))
-        shown, has_more = page_of(records, query, DEFAULT_LIMIT, MAX_LIMIT)
+        shown, has_more = await on_disk(lambda: page_of(self._store.list_batches(), query, DEFAULT_LIMIT, MAX_LIMIT))
         return JsonReply(BatchList(shown, has_more, *ends_of(shown)))
 
     async def show(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""
-        return JsonReply(await asyncio.to_thread(self._store.find_batch, request.path_params["id"]))
+        return JsonReply(await on_disk(partial(self._store.find_batch, request.path_params["id"])))
 
     async def cancel(self, request: Request) -> JsonReply:
         """Raises `RequestError`: 404, 409 for one that has ended."""
-        return JsonReply(await asyncio.to_thread(_cancel, self._store, request.path_params["id"]))
+        return JsonReply(await on_disk(partial(_cancel, self._store, request.path_params["id"])))
 
 
 def _create(store: BatchStore, body: BatchBody) -> BatchRecord:

@@ -2,36 +2,37 @@
 
 import asyncio
 import itertools
-import shutil
-from collections.abc import AsyncGenerator
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
-from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import FileResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from frontend.api.form_parser import FORM_BYTES, FormParser, file_too_large
 from frontend.api.requests import read_count
+from frontend.batches.line_run import run_whole
 from frontend.batches.records import FileRecord, KeepSeconds
-from frontend.batches.store import KEEP_S, BatchStore
+from frontend.batches.results import DISK_FULL
+from frontend.batches.store import KEEP_S, MAX_FILES, BatchStore
 from frontend.errors import not_found
 from frontend.http.responses import JsonReply
 from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
 from messages.errors import ErrorInfo, RequestError, bad_request
 
-FORM_TYPE = "multipart/form-data"
-MAX_FIELDS = 8
-FORM_BYTES = 65536
-"""What a form may have beside the file."""
-
 UPLOAD_TIMEOUT_S = 600.0
+UPLOAD_IDLE_S = 60.0
+"""After so long without a byte an upload is cut off: it holds a part of the quota."""
+
 MAX_NAME_CHARS = 255
-MAX_FILES_SHOWN = 10_000
+MAX_FILES_SHOWN = MAX_FILES
+
+T = TypeVar("T")
 
 
 class UploadForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,49 +68,52 @@ class FilesApi:
     def __init__(self, store: BatchStore | None, max_file_bytes: int):
         self._given_store = store
         self._max_file_bytes = max_file_bytes
+        self._parsing = asyncio.Lock()
+        """One thread parses at a time: each takes time from this process's other work."""
 
     @property
     def _store(self) -> BatchStore:
         return need_store(self._given_store)
 
     async def upload(self, request: Request) -> JsonReply:
-        """Raises `RequestError`: 400, 413 for a file or a store that would be too large, 408, 415."""
+        """Raises `RequestError`: 400, 408, 413 for a file or a store that would be too large, 415, 507."""
         store = self._store
-        async with asyncio.timeout(UPLOAD_TIMEOUT_S):
-            form = await self._read_form(request)
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._max_file_bytes + FORM_BYTES:
+            raise file_too_large(self._max_file_bytes)
+        upload = await on_disk(store.begin_upload)
         try:
-            upload, keep_s = _check_form(form)
-            await asyncio.to_thread(store.check_room, upload.size or 0)
-            record = await asyncio.to_thread(_keep, store, upload, keep_s)
+            form = FormParser(request.headers.get("content-type", ""), upload, self._max_file_bytes)
+            if length.isdecimal():
+                await on_disk(partial(upload.reserve, int(length)))
+            await self._read(request, form)
+            filename, keep_s = _check_form(form)
+            return JsonReply(await on_disk(lambda: store.add_file(upload, filename, keep_s)))
         finally:
-            await form.close()
-        return JsonReply(record)
+            await run_whole(upload.close)
 
-    async def _read_form(self, request: Request) -> FormData:
-        kind = request.headers.get("content-type", "")
-        if kind.partition(";")[0].strip().lower() != FORM_TYPE:
-            raise RequestError(ErrorInfo(415, f"Content-Type {kind[:60]!r} is not supported, send {FORM_TYPE}"))
+    async def _read(self, request: Request, form: FormParser) -> None:
+        begin_s = asyncio.get_running_loop().time()
         try:
-            return await MultiPartParser(
-                request.headers, self._bounded(request), max_files=1, max_fields=MAX_FIELDS, max_part_size=FORM_BYTES
-            ).parse()
-        except MultiPartException as error:
-            raise bad_request(f"the form cannot be read: {error.message}") from None
-
-    async def _bounded(self, request: Request) -> AsyncGenerator[bytes, None]:
-        num_left = self._max_file_bytes + FORM_BYTES
-        async for chunk in request.stream():
-            num_left -= len(chunk)
-            if num_left < 0:
-                message = f"the file is larger than {self._max_file_bytes} bytes (--max-batch-file-mb)"
-                raise RequestError(ErrorInfo(413, message, code="file_too_large"))
-            yield chunk
+            async with asyncio.timeout_at(begin_s + UPLOAD_TIMEOUT_S):
+                pieces = request.stream()
+                while True:
+                    async with asyncio.timeout(UPLOAD_IDLE_S):
+                        piece = await anext(pieces, None)
+                    if piece is None:
+                        break
+                    async with self._parsing:
+                        await on_disk(partial(form.feed, piece))
+        except TimeoutError:
+            message = f"the file must arrive within {UPLOAD_TIMEOUT_S:.0f} s, with no pause over {UPLOAD_IDLE_S:.0f} s"
+            raise RequestError(ErrorInfo(408, message)) from None
+        form.end()
 
     async def list_files(self, request: Request) -> JsonReply:
         """Raises `RequestError` (400)."""
         query = read_query(request, "purpose", "limit", "order", "after")
         purpose = query.get("purpose")
-        records = await asyncio.to_thread(lambda: list(self._store.list_files()))
+        records = await on_disk(lambda: list(self._store.list_files()))
         if query.get("order") == "asc":
             records.reverse()
         elif query.get("order", "desc") != "desc":
@@ -120,17 +124,17 @@ class FilesApi:
 
     async def show(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""
-        return JsonReply(await asyncio.to_thread(self._store.find_file, request.path_params["id"]))
+        return JsonReply(await on_disk(partial(self._store.find_file, request.path_params["id"])))
 
     async def content(self, request: Request) -> "FileContent":
         """Raises `RequestError` (404)."""
-        record = await asyncio.to_thread(self._store.find_file, request.path_params["id"])
+        record = await on_disk(partial(self._store.find_file, request.path_params["id"]))
         return FileContent(self._store.content(record.id), media_type="application/jsonl")
 
     async def delete(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""
         file_id: str = request.path_params["id"]
-        await asyncio.to_thread(self._store.delete_file, file_id)
+        await on_disk(partial(self._store.delete_file, file_id))
         return JsonReply(FileDeleted(file_id))
 
 
@@ -170,13 +174,14 @@ def read_query(request: Request, *names: str) -> dict[str, str]:
     return query
 
 
-def page_of(records: list[Any], query: dict[str, str], default: int, most: int) -> tuple[list[Any], bool]:
+def page_of(records: Iterable[Any], query: dict[str, str], default: int, most: int) -> tuple[list[Any], bool]:
     """Returns the records after the one that the query names, and whether there are more. Raises `RequestError`."""
     limit = read_count(query, "limit", default, most)
     after = query.get("after")
     if after:
-        records = list(itertools.dropwhile(lambda record: record.id != after, records))[1:]
-    return records[:limit], len(records) > limit
+        records = itertools.islice(itertools.dropwhile(lambda record: record.id != after, records), 1, None)
+    found = list(itertools.islice(records, limit + 1))
+    return found[:limit], len(found) > limit
 
 
 def ends_of(records: list[Any]) -> tuple[str | None, str | None]:
@@ -184,25 +189,25 @@ def ends_of(records: list[Any]) -> tuple[str | None, str | None]:
     return (records[0].id, records[-1].id) if records else (None, None)
 
 
-def _check_form(form: FormData) -> tuple[UploadFile, int]:
-    """Returns the file, and for how many seconds it is to stay. Raises `RequestError` (400)."""
-    fields = {name: "" if isinstance(value, UploadFile) else value for name, value in form.items()}
+async def on_disk(function: Callable[[], T]) -> T:
+    """Returns what `function` returns, run in a thread to its end. Raises `RequestError` (507) if the disk is full."""
     try:
-        parts = msgspec.convert(fields, UploadForm, strict=False)
+        return await run_whole(function)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        message = f"the disk of --batch-dir is full ({error.strerror}): nothing was stored; free space and try again"
+        raise RequestError(ErrorInfo(507, message, "server_error", code="disk_full")) from None
+
+
+def _check_form(form: FormParser) -> tuple[str, int]:
+    """Returns the name of the file, and for how many seconds it is to stay. Raises `RequestError` (400)."""
+    try:
+        parts = msgspec.convert(form.fields, UploadForm, strict=False)
     except msgspec.ValidationError as error:
         raise bad_request(f"the form is wrong: {error}; it takes file, purpose (batch) and expires_after") from None
-    upload = form["file"]
-    if not isinstance(upload, UploadFile):
+    if form.filename is None or form.file_field != "file":
         raise bad_request("file must be a file: it has no filename", "file")
     keep_s = parts.expires_after_seconds
-    return upload, KEEP_S if isinstance(keep_s, msgspec.UnsetType) else keep_s
-
-
-def _keep(store: BatchStore, upload: UploadFile, keep_s: int) -> FileRecord:
-    path = store.new_upload()
-    try:
-        with path.open("xb") as file:
-            shutil.copyfileobj(upload.file, file)
-        return store.add_file(path, Path(upload.filename or "batch.jsonl").name[:MAX_NAME_CHARS], keep_s)
-    finally:
-        path.unlink(missing_ok=True)
+    name = Path(form.filename or "batch.jsonl").name[:MAX_NAME_CHARS]
+    return name, KEEP_S if isinstance(keep_s, msgspec.UnsetType) else keep_s

@@ -9,7 +9,7 @@ from frontend.http.stream import OpenStreams
 from frontend.requests.generation import Generation
 from frontend.requests.timeline import Told
 from frontend.service import Service
-from messages.timeline import DelayedRow, QueueFacts, WaitingRow
+from messages.timeline import DelayedRow, PausedRow, QueueFacts, WaitingRow
 
 WaitsFor = Literal[
     "process",
@@ -19,6 +19,7 @@ WaitsFor = Literal[
     "tokens",
     "pages",
     "drain",
+    "priority",
     "same_page",
     "load",
     "quarantine",
@@ -124,6 +125,8 @@ def _waiting_of(told: Told) -> Waiting:
         case DelayedRow(by_uid=by_uid):
             text = f"request {by_uid} computes the page that it needs next, which it will find in the cache"
             return Waiting("same_page", text, heard_s)
+        case PausedRow():
+            return Waiting("priority", "its row is paused: there are requests of a higher priority", heard_s)
         case WaitingRow():
             return _in_queue(told.row, told.facts, heard_s)
 
@@ -139,6 +142,8 @@ def _in_queue(row: WaitingRow, facts: QueueFacts, heard_s: float) -> Waiting:
             reason = _pages(row, facts)
         case "drain":
             reason = "the scheduler finishes what runs and is then replaced"
+        case "priority":
+            reason = "it has the last priority, and there are requests of a higher one"
         case None:
             reason = "it gave its row up in this step"
     estimated_s = None

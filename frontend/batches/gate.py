@@ -1,17 +1,20 @@
 """How many lines of batches are answered at once: as many as the requests of clients do not feel."""
 
 import asyncio
+import math
+import time
 
 from frontend.http.in_process import InProcessCall
 from frontend.links.processes import ProcessView
 from frontend.requests.registry import Registry
 from messages.config import Config
 
-PART_WHILE_LIVE = 64
-"""Of the rows, one in so many is for batches while clients have requests open: each makes the steps of these longer."""
-
 PART_WHILE_IDLE = 2
-"""The same while nobody has. The rest is free at once for whoever comes; what runs is not cut off for it."""
+"""Of the rows, one in so many is for batches while no client has requests open. The rest is free for whoever comes; the
+scheduler pauses what runs then."""
+
+QUIET_S = 2.0
+"""How long no client must have had a request open for that: between two of one client there is less."""
 
 
 class Gate:
@@ -28,7 +31,9 @@ class Gate:
             self._most_idle = given or num_rows
         else:
             self._most_idle = given or max(1, num_rows // PART_WHILE_IDLE)
-        self._most_live = given or max(1, num_rows // PART_WHILE_LIVE)
+        self._most_live = config.batch.rows_while_live(num_rows)
+        self._live_s = -math.inf
+        """When a request of a client was seen last."""
         self._registry = registry
         self._processes = processes
         self._uid_block = uid_block
@@ -49,7 +54,11 @@ class Gate:
         num_rows = sum(max(1, call.num_open) for call in self._calls)
         others = self._processes.other_fronts(self._uid_block)
         num_live = len(self._registry) - num_own + sum(status.gauges.get("requests", 0) for status in others)
-        return (self._most_live if num_live > 0 else self._most_idle) - num_rows
+        now_s = time.monotonic()
+        if num_live > 0:
+            self._live_s = now_s
+        is_quiet = num_live <= 0 and now_s - self._live_s >= QUIET_S
+        return (self._most_idle if is_quiet else self._most_live) - num_rows
 
     async def enter(self, call: InProcessCall) -> None:
         """Returns when `call` may be made; `leave` must follow."""

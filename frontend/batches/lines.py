@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Raw
 
+from messages.batch_config import BATCH_PRIORITY
 from messages.errors import SluiceError
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
@@ -14,9 +15,6 @@ ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 REFUSED = {"stream": "stream_not_supported", "background": "background_not_supported"}
 """Switches that must be off, as a line has one result, with the codes of their errors."""
-
-PRIORITY = 100
-"""Of every line: the last level that there is, behind all requests of clients (decision 0006)."""
 
 MAX_ERRORS = 100
 """Of one file, that are told."""
@@ -49,7 +47,7 @@ class BatchLine(msgspec.Struct, frozen=True):
         A response is stored only if it says so: those of a batch would push out what clients go on from.
         """
         patient = {} if timeout_s is None else {"timeout_s": timeout_s}
-        return msgspec.json.encode({"store": False, **patient, **self.body, "priority": PRIORITY})
+        return msgspec.json.encode({"store": False, **patient, **self.body, "priority": BATCH_PRIORITY})
 
 
 _decoder = msgspec.json.Decoder(BatchLine)
@@ -79,17 +77,16 @@ def read_line(raw: bytes, urls: Collection[str], max_bytes: int) -> BatchLine:
 
 
 def numbered_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines that are not blank, with their numbers; of one over `max_bytes` only so much as shows that."""
+    """Yields the lines with their numbers, a blank one as empty; of one over `max_bytes` only so much as shows that."""
     with path.open("rb") as file:
         number = 0
         while raw := file.readline(max_bytes + 2):
             number += 1
+            is_too_long = len(raw) > max_bytes + 1 and not raw.endswith(b"\n")
             rest = raw
             while rest and not rest.endswith(b"\n"):
                 rest = file.readline(max_bytes)
-            content = raw.removeprefix(b"\xef\xbb\xbf").strip()
-            if content:
-                yield number, content
+            yield number, raw if is_too_long else raw.removeprefix(b"\xef\xbb\xbf").strip()
 
 
 class Checked(NamedTuple):
@@ -98,11 +95,20 @@ class Checked(NamedTuple):
 
 
 def check_file(path: Path, urls: Collection[str], max_bytes: int, max_lines: int | None = None) -> Checked:
-    """Reads the whole file and returns the number of its lines and the first `MAX_ERRORS` errors."""
+    """Reads the whole file and returns the number of its requests and the first `MAX_ERRORS` errors.
+
+    With `max_lines` requests at most, it may have as many blank lines.
+    """
     errors: list[LineError] = []
     seen: set[str] = set()
     num_lines = 0
     for number, raw in numbered_lines(path, max_bytes):
+        if max_lines is not None and number > 2 * max_lines:
+            message = f"the file has more than {2 * max_lines} lines, blank ones included"
+            errors.append(LineError(code="too_many_lines", message=message))
+            break
+        if not raw:
+            continue
         num_lines += 1
         if max_lines is not None and num_lines > max_lines:
             errors.append(LineError(code="too_many_tasks", message=f"a batch has at most {max_lines} lines"))
@@ -116,6 +122,6 @@ def check_file(path: Path, urls: Collection[str], max_bytes: int, max_lines: int
             seen.add(custom_id)
         except BadLineError as error:
             errors.append(LineError(code=error.code, line=number, message=str(error), param=error.param))
-    if not num_lines:
+    if not (num_lines or errors):
         errors.append(LineError(code="empty_file", message="the file has no line"))
     return Checked(num_lines, tuple(errors))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from frontend.batches.line_run import LineCaller, LineRun, run_whole
-from frontend.batches.lines import ENDPOINTS, check_file
+from frontend.batches.lines import ENDPOINTS, BadLineError, check_file
 from frontend.batches.results import Results, ResultsError
 from frontend.batches.runner import first_of
 from messages.errors import BootError
@@ -19,14 +19,16 @@ log = logging.getLogger("sluice.frontend")
 
 
 def check_offline(files: tuple[str, ...], max_line_bytes: int, *, is_first: bool) -> None:
-    """Raises `BootError` where the files cannot be used. The output is looked at by the first frontend of a run only:
-    later its predecessor may still hold it."""
+    """Raises `BootError` where the files cannot be used. Only the first frontend of a run reads them: a later one would
+    keep its clients waiting, and its predecessor may still hold the output."""
     if len(files) != 2:
         raise BootError("--batch-run takes two files: one of requests, and one for their results")
+    if not is_first:
+        return
     path, output = map(Path, files)
     try:
         errors = check_file(path, ENDPOINTS, max_line_bytes).errors
-        if is_first:
+        if not errors:
             with contextlib.closing(Results(output, output)) as results:
                 results.load()
     except (OSError, ResultsError) as error:
@@ -66,7 +68,7 @@ class OfflineBatch:
             self._task.cancel()
 
     def gauges(self) -> dict[str, float]:
-        return {"batch_lines": len(self._caller.gate)}
+        return self._caller.gauges()
 
     async def _run(self) -> None:
         """Ends early after an error, and the next tick begins again where it was."""
@@ -77,5 +79,5 @@ class OfflineBatch:
                 await run_whole(results.sync)
             log.info("%s: %d answered, %d failed", self._output, results.num_completed, results.num_failed)
             await self._end()
-        except* (OSError, ResultsError) as errors:
+        except* (OSError, BadLineError, ResultsError) as errors:
             log.error("%s", first_of(errors))

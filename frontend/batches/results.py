@@ -45,6 +45,9 @@ class _Seen(msgspec.Struct, frozen=True):
 BEGINNING = b'{"id":"batch_req_'
 """Of every result: what ends a file and does not begin so was not written by this program."""
 
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""The errors that end when somebody frees space."""
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Seen)
 

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import time
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -41,6 +42,7 @@ class BatchRunner:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cancelled: dict[str, asyncio.Event] = {}
         self._is_stopped = False
+        self._following: asyncio.Task[None] | None = None
         self._cleaning: asyncio.Task[None] | None = None
         self._next_clean_s = 0.0
         self._retry_s = 0.0
@@ -53,18 +55,26 @@ class BatchRunner:
         try:
             if self._lock is None:
                 self._lock = self._store.try_lock()
-            if self._lock is None:
-                return
-            self._follow()
         except OSError as error:
             self._note_error(f"the batch directory: {error}")
+        if self._lock is None:
+            return
+        if self._following is None or self._following.done():
+            self._following = asyncio.create_task(self._follow())
         self._caller.gate.look()
         if now_s >= self._next_clean_s:
             self._next_clean_s = now_s + CLEAN_S
             self._cleaning = asyncio.create_task(self._clean())
 
-    def _follow(self) -> None:
-        for record in self._store.find_open():
+    async def _follow(self) -> None:
+        try:
+            records = await run_whole(self._store.find_open)
+        except OSError as error:
+            self._note_error(f"the batch directory: {error}")
+            return
+        if self._is_stopped:
+            return
+        for record in records:
             if record.id not in self._tasks:
                 self._cancelled[record.id] = asyncio.Event()
                 self._tasks[record.id] = task = asyncio.create_task(self._run(record.id))
@@ -91,7 +101,7 @@ class BatchRunner:
         self._release()
 
     def gauges(self) -> dict[str, float]:
-        return {"batches": len(self._tasks), "batch_lines": len(self._caller.gate)}
+        return {"batches": len(self._tasks), **self._caller.gauges()}
 
     async def _clean(self) -> None:
         try:
@@ -148,7 +158,7 @@ class BatchRunner:
             )
             ending = await self._wait_end(record, run, results)
             if ending in FAILURES:
-                await run.refuse_rest(FAILURES[ending])
+                await run_whole(partial(run.refuse_rest, FAILURES[ending]))
             await run_whole(lambda: self._finish(record, results, ending))
 
     async def _wait_end(self, record: BatchRecord, run: LineRun, results: Results) -> Ending:

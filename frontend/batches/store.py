@@ -18,6 +18,8 @@ from typing import TypeVar
 import msgspec
 
 from frontend.batches.records import BatchRecord, FileRecord
+from frontend.batches.uploads import SUFFIX as UPLOAD_SUFFIX
+from frontend.batches.uploads import Upload, left_over
 from frontend.errors import not_found
 from messages.errors import BootError, ErrorInfo, RequestError
 from runtime.own_directory import own_directory
@@ -25,8 +27,12 @@ from runtime.own_directory import own_directory
 KEEP_S = 30 * 86400
 """How long files stay whose owner has not said it, and batches after their creation."""
 
+MAX_FILES = 10_000
+MAX_BATCHES = 10_000
+"""Records kept of batches: for a new one beyond them the oldest that has ended is removed."""
+
 ORPHAN_S = 86400.0
-"""After which a file that no record is about is removed: a crash, or an upload that was broken off, has left it."""
+"""After which a file that no record is about is removed: a crash has left it."""
 
 FRESH_NS = 2_000_000_000
 """A directory that was changed so lately may change again within the resolution of its time stamp."""
@@ -52,6 +58,8 @@ class BatchStore:
                 with own_directory(folder):
                     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
                         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            for path in left_over(self._files):
+                path.unlink(missing_ok=True)
         except OSError as error:
             raise BootError(f"--batch-dir {path} cannot be written: {error.strerror}") from None
 
@@ -67,24 +75,36 @@ class BatchStore:
 
     # Files.
 
-    def new_upload(self) -> Path:
-        """Returns where a content may be written that `add_file` then takes."""
-        return self._files / f"{secrets.token_hex(12)}.tmp"
+    def begin_upload(self) -> Upload:
+        """Returns an empty content that `add_file` makes a file. It must be closed, also after `add_file`."""
+        return Upload(self._files, self._check_room)
 
-    def check_room(self, num_bytes: int) -> None:
-        """Raises `RequestError` (413) where a file of so many bytes would be too much."""
-        found = (stat for folder in (self._files, self._batches) for _, stat in _scan(folder))
-        used = sum(stat.st_size // stat.st_nlink for stat in found)
-        if used + num_bytes > self._quota_bytes:
-            message = f"{used} bytes are stored, and at most {self._quota_bytes} may be (--batch-dir-gb): delete files"
+    def _check_room(self) -> None:
+        """Raises `RequestError` (413) if there are too many files, or too large ones, uploads included."""
+        used = num_files = 0
+        for folder in (self._files, self._batches):
+            for path, stat in _scan(folder):
+                used += stat.st_size // max(1, stat.st_nlink)
+                num_files += path.suffix in (".jsonl", UPLOAD_SUFFIX) and folder is self._files
+        if used > self._quota_bytes:
+            message = (
+                f"there is no room for this file: with it, files, results and uploads in progress would have {used} "
+                f"bytes, and at most {self._quota_bytes} are allowed (--batch-dir-gb): delete files, or try again later"
+            )
             raise RequestError(ErrorInfo(413, message, code="storage_full"))
+        if num_files > MAX_FILES:
+            raise RequestError(ErrorInfo(413, f"{MAX_FILES} files are stored: delete some", code="storage_full"))
 
-    def add_file(self, upload: Path, filename: str, keep_s: int) -> FileRecord:
-        """Takes the content of `upload` as a file of the purpose "batch"."""
+    def add_file(self, upload: Upload, filename: str, keep_s: int) -> FileRecord:
+        """Makes the content of `upload` a file of the purpose "batch"."""
         file_id = f"file-{_new_hex()}"
-        _sync(upload)
-        upload.rename(self.content(file_id))
-        return self._add_record(file_id, filename, "batch", keep_s)
+        upload.finish()
+        upload.path.rename(self.content(file_id))
+        try:
+            return self._add_record(file_id, filename, "batch", keep_s)
+        except OSError:
+            self._forget_file(file_id)
+            raise
 
     def _add_record(self, file_id: str, filename: str, purpose: str, keep_s: int) -> FileRecord:
         now_s = int(time.time())
@@ -125,8 +145,19 @@ class BatchStore:
             os.link(self.content(record.input_file_id), self.input(record))
         except FileNotFoundError:
             raise _not_found("file", record.input_file_id) from None
-        self.write_batch(record)
+        try:
+            self.write_batch(record)
+        except OSError:
+            self.input(record).unlink(missing_ok=True)
+            raise
+        for name in _ids(self._batches)[MAX_BATCHES:]:
+            old = _read(self._batches, name, BatchRecord)
+            if old is not None and not old.is_open:
+                self._forget_batch(name)
         return record
+
+    def _forget_batch(self, batch_id: str) -> None:
+        (self._batches / f"{batch_id}.json").unlink(missing_ok=True)
 
     def find_batch(self, batch_id: str) -> BatchRecord:
         record = _read(self._batches, batch_id, BatchRecord)
@@ -158,7 +189,9 @@ class BatchStore:
         changed_ns = self._batches.stat().st_mtime_ns
         if changed_ns != self._scanned_ns or time.time_ns() - changed_ns < FRESH_NS:
             self._scanned_ns = changed_ns
-            names = [name for name in _ids(self._batches) if name not in self._ended]
+            ids = _ids(self._batches)
+            self._ended.intersection_update(ids)
+            names = [name for name in ids if name not in self._ended]
             records = [record for name in names if (record := _read(self._batches, name, BatchRecord)) is not None]
             self._ended.update(record.id for record in records if not record.is_open)
             self._open = [self._as_asked(record) for record in reversed(records) if record.is_open]
@@ -202,8 +235,7 @@ class BatchStore:
             if record.is_open:
                 kept |= {record.id, *_result_ids(record)}
             elif record.created_at + KEEP_S <= now_s:
-                (self._batches / f"{record.id}.json").unlink(missing_ok=True)
-                self._ended.discard(record.id)
+                self._forget_batch(record.id)
         kept.update(_ids(self._files), _ids(self._batches))
         for folder in (self._files, self._batches):
             for path, stat in _scan(folder):
@@ -247,9 +279,13 @@ def _read(folder: Path, name: str, kind: type[R]) -> R | None:
 def _write(path: Path, record: msgspec.Struct) -> None:
     """Replaces the record by a whole one."""
     temporary = path.with_name(f"{secrets.token_hex(12)}.tmp")
-    temporary.write_bytes(msgspec.json.encode(record))
-    _sync(temporary)
-    temporary.rename(path)
+    try:
+        temporary.write_bytes(msgspec.json.encode(record))
+        _sync(temporary)
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     _sync(path.parent)
 
 

@@ -61,7 +61,7 @@ def error_reply(error: Exception, method: str, path: str, form: ErrorForm = OPEN
     """Returns the response for `error`; one that is no refusal is logged under the reference that the client gets."""
     match error:
         case RequestError(info=info):
-            return JsonReply(form.make(info), info.status, _headers_of(error), lingers=info.status == 413)
+            return JsonReply(form.make(info), info.status, _headers_of(error), lingers=info.status in (413, 507))
         case HTTPException():
             allow = (error.headers or {}).get("Allow", "")
             headers = ((b"allow", allow.encode()),) if allow else ()
@@ -82,7 +82,7 @@ def _headers_of(error: RequestError) -> Headers:
     retry = ((b"retry-after", str(retry_after_s).encode()),) if error.info.status == 503 else ()
     if error.info.status == 401:
         return ((b"www-authenticate", b"Bearer"),)
-    closes = error.info.status in (408, 413) or error.info.code in ENDING_CODES
+    closes = error.info.status in (408, 413, 507) or error.info.code in ENDING_CODES
     return (*retry, (b"connection", b"close")) if closes else retry
 
 

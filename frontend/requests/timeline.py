@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from messages.replies import FinishReason, Usage, UserReply
 from messages.requests import Stamps
-from messages.timeline import DelayedRow, QueueFacts, WaitingRow
+from messages.timeline import DelayedRow, PausedRow, QueueFacts, WaitingRow
 
 Stage = Literal[
     "accept",
@@ -56,7 +56,7 @@ class Told(NamedTuple):
 
     planned_ns: int
     facts: QueueFacts
-    row: WaitingRow | DelayedRow
+    row: WaitingRow | DelayedRow | PausedRow
 
 
 class Outcome(NamedTuple):

@@ -11,11 +11,20 @@ from frontend.requests.generation import Generation
 from frontend.requests.step_log import MAX_POINTS, StepLog
 from frontend.requests.timeline import ChunkSpan, Outcome, Span, Stage, Timeline, Told
 from messages.replies import StepReplies
-from messages.timeline import ChunkRow, DelayedRow, PreemptedRow, ScheduleReport, Tokenized, TokenizedRow, WaitingRow
+from messages.timeline import (
+    ChunkRow,
+    DelayedRow,
+    PausedRow,
+    PreemptedRow,
+    ScheduleReport,
+    Tokenized,
+    TokenizedRow,
+    WaitingRow,
+)
 
 NUM_ENDED = 1000
 
-R = TypeVar("R", TokenizedRow, ChunkRow, WaitingRow, DelayedRow, PreemptedRow)
+R = TypeVar("R", TokenizedRow, ChunkRow, WaitingRow, DelayedRow, PreemptedRow, PausedRow)
 
 log = logging.getLogger("sluice.frontend")
 
@@ -91,6 +100,10 @@ class Timelines:
         self.heard_ns, planned_ns = time.monotonic_ns(), report.planned_ns
         for _, timeline in self._find(report.preempted):
             timeline.mark(planned_ns, "preempted")
+        for paused, timeline in self._find(report.paused):
+            if paused.is_paused != (timeline.stage == "preempted"):
+                timeline.mark(planned_ns, "preempted" if paused.is_paused else "decode")
+            timeline.told = Told(planned_ns, report.facts, paused) if paused.is_paused else None
         for waiting, timeline in self._find(report.waiting):
             timeline.mark_once(waiting.queued_ns, "queue")
             timeline.told = Told(planned_ns, report.facts, waiting)

@@ -60,8 +60,9 @@ class DecodeRows:
         self.sampling.append(req.pending)
         self._last_context_lens.append(req.pending.max_len - 1)
         self._end_tokens.append(req.pending.end_tokens)
-        self._widen(len(req.pages))
-        self.tables.extend(_padded(req.pages, self.table_width))
+        pages = req.pages[: -(-context_len // self.page_size)]  # it may have more, from before a pause
+        self._widen(len(pages))
+        self.tables.extend(_padded(pages, self.table_width))
 
     def remove(self, req: Req) -> None:
         """Removes the row of `req`; the others keep their order."""

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 
-from messages.timeline import DelayedRow, PreemptedRow, WaitsFor
+from messages.timeline import DelayedRow, PausedRow, PreemptedRow, WaitsFor
 
 NUM_MEASURED = 32
 """Latest admissions from which their rate is taken."""
@@ -20,6 +20,8 @@ class PlanNotes:
         self.planned_ns = time.monotonic_ns()
         self.delayed: list[DelayedRow] = []
         self.preempted: list[PreemptedRow] = []
+        self.paused: list[PausedRow] = []
+        """Those of which that has changed."""
         self.waits_for: WaitsFor | None = None
         self.num_needed_pages = 0
         self.num_promised_pages = 0

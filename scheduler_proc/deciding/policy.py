@@ -4,14 +4,14 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from messages.timeline import DelayedRow, PreemptedRow
+from messages.timeline import DelayedRow, PausedRow, PreemptedRow
 from scheduler_proc.deciding.batch_columns import Chunk
 from scheduler_proc.deciding.block_allocator import BlockAllocator
 from scheduler_proc.deciding.decode_rows import DecodeRows
 from scheduler_proc.deciding.draft_planner import DraftPlanner
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.plan_notes import AdmissionRate, PlanNotes
-from scheduler_proc.deciding.requests import Req, State
+from scheduler_proc.deciding.requests import PendingReq, Req, State
 from scheduler_proc.deciding.stages import Stages
 
 QUEUE = 0
@@ -19,10 +19,16 @@ QUEUE = 0
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """What one step may hold: rows, and tokens of all rows together."""
+    """What one step may hold: rows, and tokens of all rows together.
+
+    While other requests have rows, every `yields_every`-th step has at most `max_num_yielding` tokens of requests that
+    give way, rows in DECODE first, then prompts; the other steps have none.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_num_yielding: int = 1
+    yields_every: int = 1
 
 
 PageKey = tuple[int, bytes, bytes]
@@ -34,8 +40,10 @@ class _Plan:
     `ends_in_flight`: how far the step in flight, if this one is planned behind it, computes its prompts, by uid.
     """
 
-    def __init__(self, num_tokens_left: int, before: StepInFlight | None):
+    def __init__(self, num_tokens_left: int, num_yielding_left: int, before: StepInFlight | None):
         self.num_tokens_left = num_tokens_left
+        self.num_yielding_left = num_yielding_left
+        """The part of them for requests that give way."""
         self.chunks: list[Chunk] = []
         self.pages_in_work: dict[PageKey, int] = {}
         """By whom each is computed."""
@@ -61,6 +69,8 @@ class Policy:
         """Nothing gets out of the queue any more."""
         self.starved: Collection[int] = ()
         """By fault injection: the uids that no step has once they decode; 0 stands for the queue."""
+        self._num_without = 0
+        """Steps since the last one in which requests that give way could have tokens."""
         self.num_admitted = 0
         self.num_preemptions = 0
         self.num_prompt_tokens = 0
@@ -78,12 +88,23 @@ class Policy:
         What the decode rows leave of the step's tokens goes to prompts in order of priority, and then to the queue in
         its order. Pages are taken as tokens need them; where there are none the running request of lowest priority
         gives way, so the first always goes on. With a step in flight nobody does: that raises `MustCommitError`.
+
+        While other requests have rows, those of the last priority are paused but for a few tokens now and then.
         """
-        stages, may_preempt = self._stages, before is None
         self.notes = PlanNotes()
+        had_live_rows = self._stages.num_live_rows > 0
+        chosen, chunks = self._choose(rows, before)
+        if had_live_rows and not (self._stages.num_live_rows or chosen.reqs or chunks):
+            chosen, chunks = self._choose(rows, before)  # the last of the others has given its row up meanwhile
+        return chosen, chunks
+
+    def _choose(self, rows: DecodeRows, before: StepInFlight | None) -> tuple[DecodeRows, list[Chunk]]:
+        stages, may_preempt = self._stages, before is None
+        has_turn = self._max_num_yielding > 0
+        num_yielding_left = self._share(before)
         for req, num_tokens in rows.reqs_without_slot():
             self._make_room(req, num_tokens, may_preempt)
-        plan = _Plan(self.budget.max_num_batched_tokens - len(rows), before)
+        plan = _Plan(self.budget.max_num_batched_tokens - len(rows), num_yielding_left, before)
         plan.pages_in_work.update((self._page_key(chunk.req), chunk.req.uid) for chunk in plan.before)
         for req in tuple(stages.prefilling):
             self._add_chunk(req, plan, may_preempt)
@@ -101,6 +122,7 @@ class Policy:
                 plan.chunks += drafted
                 plan.num_tokens_left -= sum([len(chunk.draft_ids) for chunk in drafted])
                 rows = self._without(rows, drafted)
+        self._num_without = 0 if has_turn else self._num_without + 1
         self.notes.num_step_tokens = self.budget.max_num_batched_tokens - plan.num_tokens_left
         return rows, plan.chunks
 
@@ -111,13 +133,62 @@ class Policy:
         uids = {chunk.req.uid for chunk in drafted}
         return rows.kept([req.uid not in uids for req in rows.reqs])
 
+    def _share(self, before: StepInFlight | None) -> int:
+        """Pauses rows that give way, or lets them go on; returns how many more tokens such requests may have.
+
+        Without others that is all of the step.
+        """
+        stages, most = self._stages, self._max_num_yielding
+        num_paused = stages.num_yielding - most
+        num_resumed = min(-num_paused, len(stages.paused), self.budget.max_num_seqs - stages.num_active)
+        if before is not None:
+            if num_paused > 0 or num_resumed > 0:
+                raise MustCommitError
+            num_paused += sum([chunk.wanted.num_tokens for chunk in before.chunks if chunk.req.pending.gives_way])
+            return -num_paused
+        self.notes.paused += [_changed_row(stages.pause(), is_paused=True) for _ in range(num_paused)]
+        resumed = [stages.resume() for _ in range(num_resumed)]
+        if not self._is_sharing:  # else they are soon paused again
+            self.notes.paused += [_changed_row(req, is_paused=False) for req in resumed]
+        return most - stages.num_yielding
+
+    @property
+    def _is_sharing(self) -> bool:
+        """Tells whether there are requests to which others give way; once nothing leaves the queue, any with a row."""
+        stages = self._stages
+        return stages.num_live_rows > 0 or (stages.num_live > 0 and not self.is_closed)
+
+    @property
+    def _max_num_yielding(self) -> int:
+        """Tokens of the next step for requests that give way."""
+        budget = self.budget
+        if not self._is_sharing:
+            return budget.max_num_batched_tokens
+        has_turn = not self._stages.num_live_rows or self._num_without + 1 >= budget.yields_every
+        return budget.max_num_yielding if has_turn else 0
+
+    def _next_waiting(self, num_yielding_left: int) -> PendingReq | None:
+        """Returns the first of the queue that may have a row, if it has room."""
+        waiting = self._stages.waiting
+        if not waiting or num_yielding_left > 0 or not waiting.first.gives_way:
+            return waiting.first if waiting else None
+        return next((pending for pending in waiting if not pending.gives_way), None)
+
+    @property
+    def has_prompts(self) -> bool:
+        """Tells whether the next step could have chunks of prompts, from what is known now."""
+        stages, num_yielding_left = self._stages, self._max_num_yielding - self._stages.num_yielding
+        in_prefill = any(num_yielding_left > 0 or not req.pending.gives_way for req in stages.prefilling)
+        return in_prefill or self._next_waiting(num_yielding_left) is not None
+
     def has_room(self) -> bool:
-        """Tells whether the first of the queue could have a row now, even if nothing of its prompt is cached."""
+        """Tells whether the next of the queue could have a row now, even if nothing of its prompt is cached."""
         stages, budget = self._stages, self.budget
-        if self.is_closed or not stages.waiting or stages.prefilling:
+        pending = self._next_waiting(self._max_num_yielding - stages.num_yielding)
+        if self.is_closed or pending is None or stages.prefilling:
             return False
-        num_running = len(stages.running)
-        num_pages = -(-(len(stages.waiting.first.token_ids) + 1) // self._cache.page_size)
+        num_running = stages.num_active
+        num_pages = -(-(len(pending.token_ids) + 1) // self._cache.page_size)
         has_pages = num_pages + num_running <= self._cache.num_available
         return has_pages and num_running < min(budget.max_num_seqs, budget.max_num_batched_tokens)
 
@@ -128,11 +199,23 @@ class Policy:
                 return True
             if not may_preempt:
                 raise MustCommitError
-            last = self._stages.last_in_priority()
-            self._stages.preempt(last)
-            self.notes.preempted.append(PreemptedRow(last.uid, last.pending.attempt, req.uid))
-            self.num_preemptions += 1
+            self._preempt(self._stages.last_in_priority(), req)
         return False
+
+    def _preempt(self, last: Req, req: Req) -> None:
+        self._stages.preempt(last)
+        self.notes.preempted.append(PreemptedRow(last.uid, last.pending.attempt, req.uid))
+        self.num_preemptions += 1
+
+    def _find_yielding(self, plan: _Plan, num_pages: int) -> list[Req]:
+        """Returns the rows that can give up their pages for a request that goes before them, the last one last.
+
+        They are none if their pages are too few.
+        """
+        in_plan = {chunk.req.uid for chunk in plan.chunks}
+        rows = [req for req in self._stages.running.values() if req.pending.gives_way and req.uid not in in_plan]
+        has_enough = sum([len(req.pages) for req in rows]) >= num_pages
+        return sorted(rows, key=lambda req: req.pending.priority_key) if has_enough else []
 
     def _add_chunk(self, req: Req, plan: _Plan, may_preempt: bool) -> None:
         """Adds the next chunk of a prompt.
@@ -142,7 +225,10 @@ class Policy:
         """
         if req.state is State.WAITING:
             return
-        if not plan.num_tokens_left:
+        num_tokens_left = plan.num_tokens_left
+        if req.pending.gives_way:
+            num_tokens_left = min(num_tokens_left, plan.num_yielding_left)
+        if num_tokens_left <= 0:
             self._note_delay(req, 0)
             return
         start = plan.ends_in_flight.get(req.uid)
@@ -157,10 +243,11 @@ class Policy:
                 self._note_delay(req, req.uid)
                 return
             start = req.num_computed_tokens
-        end = min(start + plan.num_tokens_left, len(req.token_ids))
+        end = min(start + num_tokens_left, len(req.token_ids))
         if start < end and self._make_room(req, end, may_preempt):
             plan.chunks.append(Chunk(req, start, end, req.wanted_in_prefill(start, end)))
             plan.num_tokens_left -= end - start
+            plan.num_yielding_left -= (end - start) * req.pending.gives_way
             plan.pages_in_work[self._page_key(req)] = req.uid
             self._note_first_chunk(req)
 
@@ -173,17 +260,30 @@ class Policy:
         """Lets requests out of the queue as long as their whole prompt fits beside what the running rows need.
 
         One page a running row is left to grow into: a row let in too early only has to give way again. One that gave
-        way in this plan cannot come back in it: whoever needed its pages has taken some of them.
+        way in this plan cannot come back in it: whoever needed its pages has taken some of them. A request that gives
+        way to none gets the pages of those that do.
         """
-        stages, cache, notes = self._stages, self._cache, self.notes
-        num_promised = sum(cache.num_missing(req, _num_next_tokens(req)) for req in stages.prefilling)
-        while stages.waiting and plan.num_tokens_left and len(stages.running) < self.budget.max_num_seqs:
-            req = stages.open_next()
+        stages, cache, notes, max_num_seqs = self._stages, self._cache, self.notes, self.budget.max_num_seqs
+        num_promised = self._num_promised()
+        while plan.num_tokens_left and stages.num_active < max_num_seqs:
+            pending = self._next_waiting(plan.num_yielding_left)
+            if pending is None:
+                break
+            req = stages.open_next(pending)
             num_needed = cache.num_missing(req, _num_next_tokens(req))
-            if num_promised + num_needed + len(stages.running) > cache.num_available:
+            lacking = num_promised + num_needed + stages.num_active - cache.num_available
+            yielding = self._find_yielding(plan, lacking) if lacking > 0 and not pending.gives_way else []
+            if yielding:
+                stages.close_next(req)
+                if not may_preempt:
+                    raise MustCommitError
+                self._preempt(yielding[-1], req)
+                num_promised = self._num_promised()
+                continue
+            if lacking > 0:
                 stages.close_next(req)
                 notes.waits_for, notes.num_needed_pages = "pages", num_needed
-                notes.num_promised_pages = num_promised + len(stages.running)
+                notes.num_promised_pages = num_promised + stages.num_active
                 return
             stages.admit(req)
             self.num_admitted += 1
@@ -191,7 +291,12 @@ class Policy:
             self._add_chunk(req, plan, may_preempt)
             num_promised += cache.num_missing(req, _num_next_tokens(req))
         if stages.waiting:
-            notes.waits_for = "tokens" if len(stages.running) < self.budget.max_num_seqs else "rows"
+            is_full = stages.num_active >= max_num_seqs
+            notes.waits_for = "rows" if is_full else "tokens" if not plan.num_tokens_left else "priority"
+
+    def _num_promised(self) -> int:
+        """Returns how many pages the prompts in work are still to get."""
+        return sum(self._cache.num_missing(req, _num_next_tokens(req)) for req in self._stages.prefilling)
 
     def _note_delay(self, req: Req, by_uid: int) -> None:
         self.notes.delayed.append(DelayedRow(req.uid, req.pending.attempt, by_uid))
@@ -206,6 +311,10 @@ class Policy:
             if pending.attempt:
                 self.num_resumed_tokens += len(pending.token_ids)
                 self.num_recomputed_tokens += len(pending.token_ids) - req.num_computed_tokens
+
+
+def _changed_row(req: Req, *, is_paused: bool) -> PausedRow:
+    return PausedRow(req.uid, req.pending.attempt, is_paused)
 
 
 def _num_next_tokens(req: Req) -> int:

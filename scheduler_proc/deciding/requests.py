@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from messages.batch_config import BATCH_PRIORITY
 from messages.columns import INT32, unpack_int32
 from messages.replies import ToDetokenizer
 from messages.requests import Stamps, UserMsg
@@ -48,7 +49,8 @@ class PendingReq:
     `max_len` is the length, prompt included, at which it ends; `end_tokens` end it when they are sampled.
     `num_logprobs` is -1 without logprobs. `grammar` is `None` where there is none, and until it is compiled; before
     that it gets no row. `logits_processors` is `None` where its logits stay as they are, and
-    `prompt_task` where its prompt is for its output alone. `priority_key` orders all requests (`waiting_queue.py`).
+    `prompt_task` where its prompt is for its output alone. `priority_key` orders all requests (`waiting_queue.py`). One
+    that `gives_way` has few rows and tokens of a step while others are there (`policy.py`).
     `draft_rate` is about the draft tokens of a draft model, `forced_rate` about those of its grammar. `match` is where
     its last tokens stood before and `continuation` what others had behind them, once they were asked for; with fewer
     tokens than `no_draft_until` they are not. `packed_sampling` is its entry in the columns of `SamplingColumns`, once
@@ -75,6 +77,7 @@ class PendingReq:
             prompt_ids = self.token_ids[: self.num_prompt_tokens]
             self.prompt_task = PromptLogprobsTask(prompt_ids, params.num_prompt_logprobs)
         self.priority_key: PriorityKey = (0, 0)
+        self.gives_way = params.priority >= BATCH_PRIORITY
         self.state = State.WAITING
         self.cached_tokens: int | None = None
         self.draft_rate = AcceptanceRate()

@@ -28,7 +28,7 @@ class ScheduleReports:
         is_refresh = bool(waiting or notes.delayed) and notes.planned_ns - self._told_all_ns >= REFRESH_NS
         new = waiting.pop_new()
         in_prefill = [chunk for chunk in chunks if chunk.req.state is State.PREFILL]
-        if not (is_refresh or new or in_prefill or notes.preempted):
+        if not (is_refresh or new or in_prefill or notes.preempted or notes.paused):
             return None
         if is_refresh:
             self._told_all_ns = notes.planned_ns
@@ -43,6 +43,7 @@ class ScheduleReports:
             delayed=tuple(notes.delayed),
             preempted=tuple(notes.preempted),
             step_id=step_id,
+            paused=tuple(notes.paused),
         )
 
     def _facts(self) -> QueueFacts:

@@ -158,7 +158,7 @@ class Scheduler:
             return False  # what may come next is proposed from all tokens, and how many there will be is not known
         stages = self._stages
         return not self._plans_decodes_alone or not (
-            stages.waiting or stages.prefilling or stages.decode.sampling.num_that_change_logits
+            self._policy.has_prompts or stages.decode.sampling.num_that_change_logits
         )
 
     def starve(self, uids: Collection[int]) -> None:
@@ -236,6 +236,7 @@ class Scheduler:
             "rows_all": policy.budget.max_num_seqs,
             "prefilling": len(stages.prefilling),
             "decoding": len(stages.decode),
+            "paused": len(stages.paused),
             "compiling": len(stages.compiling),
             "replies": len(self._replies),
             "pages_free": cache.num_free,

@@ -12,9 +12,9 @@ from scheduler_proc.deciding.waiting_queue import WaitingQueue, priority_key_of
 class Stages:
     """Every request by uid, and again in the one place that its state has.
 
-    WAITING: `waiting`, or `compiling` until its grammar is there. PREFILL: `prefilling`. DECODE: `decode`.
-    FINISHED: nowhere. `waiting` and `prefilling` are in order of priority: rows are admitted from the front, and
-    only the last in priority gives its row up.
+    WAITING: `waiting`, or `compiling` until its grammar is there. PREFILL: `prefilling`. DECODE: `decode`, or `paused`:
+    in no step, but with its pages. FINISHED: nowhere. `waiting`, `prefilling` and `paused` are in order of priority:
+    rows are admitted from the front, and only the last in priority gives its row up.
     """
 
     def __init__(self, cache: BlockAllocator):
@@ -26,14 +26,21 @@ class Stages:
         self.decode = DecodeRows(cache.page_size)
         self.num_told = 0
         """Requests whose tokens must be told as they come."""
+        self.num_live = 0
+        """Requests that give way to no others."""
+        self.num_live_rows = 0
+        """Those of them in PREFILL or DECODE."""
+        self.paused: list[Req] = []
+        self.num_yielding = 0
+        """Rows in `decode` whose requests give way."""
         self.num_left = 0
         """How many rows have been given up so far, by an end or a preemption."""
         self._cache = cache
         self._numbers = count()
 
     def last_in_priority(self) -> Req:
-        """Returns the running request that all others go before."""
-        return max(self.running.values(), key=_priority_key)
+        """Returns the running request that all others go before; one that is paused does nothing with its pages."""
+        return self.paused[-1] if self.paused else max(self.running.values(), key=_priority_key)
 
     def enqueue(self, pending: PendingReq, *, lacks_grammar: bool = False) -> None:
         """→ WAITING, behind those that go before it. One that lacks its grammar lets others by until `release`."""
@@ -41,6 +48,7 @@ class Stages:
         pending.priority_key = priority_key_of(pending.stamps, priority, pending.queued_ns, next(self._numbers))
         self.requests[pending.uid] = pending
         self.num_told += pending.sampling_params.must_tell_tokens
+        self.num_live += not pending.gives_way
         if lacks_grammar:
             self.compiling[pending.uid] = pending
         else:
@@ -51,9 +59,14 @@ class Stages:
         del self.compiling[pending.uid]
         self.waiting.push(pending)
 
-    def open_next(self) -> Req:
-        """Returns the first of the queue with the pages that are cached for it; to be admitted or closed at once."""
-        req = self._cache.open(self.waiting.first)
+    @property
+    def num_active(self) -> int:
+        """Running requests that are not paused."""
+        return len(self.running) - len(self.paused)
+
+    def open_next(self, pending: PendingReq) -> Req:
+        """Returns one of the queue with the pages that are cached for it; to be admitted or closed at once."""
+        req = self._cache.open(pending)
         req.pending.state = State.PREFILL
         self._cache.find_prefix(req)
         return req
@@ -67,6 +80,7 @@ class Stages:
         """WAITING → PREFILL, of the request that `open_next` returned."""
         self.waiting.remove(req.pending)
         self.running[req.uid] = req
+        self.num_live_rows += not req.pending.gives_way
         insort(self.prefilling, req, key=_priority_key)
 
     def start_decoding(self, req: Req) -> None:
@@ -74,6 +88,25 @@ class Stages:
         self.prefilling.remove(req)
         req.pending.state = State.DECODE
         self.decode.append(req)
+        self.num_yielding += req.pending.gives_way
+
+    def pause(self) -> Req:
+        """Takes the row in DECODE out of the steps that is the last in priority of those that give way; returns it.
+
+        No step may be in flight, here and in `resume`.
+        """
+        req = max((req for req in self.decode.reqs if req.pending.gives_way), key=_priority_key)
+        self.decode.remove(req)
+        self.num_yielding -= 1
+        insort(self.paused, req, key=_priority_key)
+        return req
+
+    def resume(self) -> Req:
+        """Lets the paused row go on that is the first in priority; returns it."""
+        req = self.paused.pop(0)
+        self.decode.append(req)
+        self.num_yielding += 1
+        return req
 
     def preempt(self, req: Req) -> None:
         """PREFILL or DECODE → WAITING, in its old place. Its full pages stay in the tree as long as there is room."""
@@ -86,6 +119,7 @@ class Stages:
         """Any → FINISHED: all that the request had is free or, with `is_reusable`, cached for others."""
         del self.requests[pending.uid]
         self.num_told -= pending.sampling_params.must_tell_tokens
+        self.num_live -= not pending.gives_way
         req = self.running.get(pending.uid)
         if req is None:
             if self.compiling.pop(pending.uid, None) is None:
@@ -103,21 +137,33 @@ class Stages:
         assert self.num_told == sum(must_tell), "tokens are told that need not be, or the other way round"
         assert self.prefilling == sorted(self.prefilling, key=_priority_key), "rows in PREFILL are out of order"
         assert all(req.state is State.PREFILL for req in self.prefilling), "a row in PREFILL has another state"
-        assert all(req.state is State.DECODE for req in self.decode.reqs), "a row in DECODE has another state"
+        in_decode = (*self.decode.reqs, *self.paused)
+        assert all(req.state is State.DECODE for req in in_decode), "a row in DECODE has another state"
+        assert all(req.pending.gives_way for req in self.paused), "a row is paused that gives way to none"
+        yielding = [req for req in self.decode.reqs if req.pending.gives_way]
+        assert self.num_yielding == len(yielding), "not as many rows give way as is counted"
+        live = [pending for pending in self.requests.values() if not pending.gives_way]
+        assert self.num_live == len(live), "not as many requests are live as is counted"
+        live_rows = [pending for pending in live if pending.uid in self.running]
+        assert self.num_live_rows == len(live_rows), "not as many rows are live as is counted"
         placed = [pending.uid for pending in self.waiting] + list(self.compiling) + list(self.running)
         assert sorted(placed) == sorted(self.requests), "a request is in no place or in two"
-        rows = [req.uid for req in (*self.prefilling, *self.decode.reqs)]
+        rows = [req.uid for req in (*self.prefilling, *in_decode)]
         assert sorted(rows) == sorted(self.running), "a running request has no row or two"
         self.decode.check()
         self._cache.check(self.running.values())
 
     def _leave_row(self, req: Req) -> None:
         del self.running[req.uid]
+        self.num_live_rows -= not req.pending.gives_way
         self.num_left += 1
         if req.state is State.PREFILL:
             self.prefilling.remove(req)
+        elif req.pending.gives_way and req in self.paused:
+            self.paused.remove(req)
         else:
             self.decode.remove(req)
+            self.num_yielding -= req.pending.gives_way
 
 
 def _priority_key(req: Req) -> PriorityKey:

@@ -131,13 +131,14 @@ class Bench:
         pages: SimulatedPages | None = None,
         store: SimulatedStore | None = None,
         plans_decodes_alone: bool = False,
+        yielding: tuple[int, int] = (2, 3),
     ):
         self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,))
         journal = None if pages is None else PageJournal(pages, num_pages, page_size)
         tiers = None if store is None else PageTiers(store, num_pages, page_size)
         self.cache = BlockAllocator(num_pages, page_size, is_sharing, journal, tiers)
         self.grammars = SimulatedGrammars(self.limits)
-        self.budget = Budget(max_num_seqs, max_num_batched_tokens)
+        self.budget = Budget(max_num_seqs, max_num_batched_tokens, *yielding)
         self.scheduler = Scheduler(
             self.cache, self.limits, self.budget, drafter, self.grammars, plans_decodes_alone=plans_decodes_alone
         )

@@ -77,7 +77,7 @@ def mixed_messages(num_requests: int, vocab_size: int, seed: int = 1) -> list[Us
                 temperature=chance.choice((0.0, 0.0, 0.2, 0.8)),
                 top_p=chance.choice((1.0, 0.9)),
                 seed=uid,
-                priority=chance.choice((0, 0, 3)),
+                priority=chance.choice((0, 0, 3, 100)),
                 **_params(chance, pattern, vocab_size),
             )
         )
@@ -115,7 +115,7 @@ class Client:
         self.scheduler = Scheduler(
             cache,
             Limits(CONTEXT, vocab_size, (0,)),
-            Budget(MAX_ROWS, STEP_TOKENS),
+            Budget(MAX_ROWS, STEP_TOKENS, 2, 3),
             drafter,
             draft_lengths=DraftLengths() if adapts else None,
         )

@@ -1,7 +1,9 @@
 """`/v1/files` and `/v1/batches` as clients see them: shapes, pages, and what is refused."""
 
 import json
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from messages.admin import Ask, DrainServer
 from messages.config import BatchConfig
-from tests.frontend.frontend_run import FrontendRun, final, make_config, step, wait_until
+from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, final, make_config, step, wait_until
 
 URL = "/v1/completions"
 FORM = {"purpose": (None, "batch")}
@@ -128,7 +130,7 @@ def test_files_and_batches_come_in_pages(batches: FrontendRun):
         ({"purpose": (None, "fine-tune")}, "purpose"),
         ({"file": (None, "text")}, "filename"),
         ({"expires_after[seconds]": (None, "60")}, "expires_after"),
-        ({"other": ("second.jsonl", b"x")}, "Too many files"),
+        ({"other": ("second.jsonl", b"x")}, "two files"),
     ],
 )
 def test_a_form_that_is_wrong(batches: FrontendRun, fields: dict[str, Any], message: str):
@@ -144,6 +146,23 @@ def test_an_upload_that_is_none_or_too_large(batches: FrontendRun):
     assert "--batch-dir-gb" in error_of(response, 413)["message"]
     for file in batches.client.get("/v1/files").json()["data"]:
         batches.client.delete(f"/v1/files/{file['id']}")
+
+
+def test_unfinished_uploads_count_against_the_quota_and_go_with_their_clients(batches: FrontendRun):
+    head = "POST /v1/files HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+    begun = (
+        f'{head}Content-Length: 10000\r\n\r\n--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    )
+    with ExitStack() as stack:
+        open_uploads = [stack.enter_context(socket.create_connection(batches.address)) for _ in range(5)]
+        for upload_socket in open_uploads:
+            upload_socket.sendall(begun.encode())
+        wait_until(lambda: "--batch-dir-gb" in upload(batches, b"x" * 8_000).text)
+        refused = stack.enter_context(socket.create_connection(batches.address))
+        refused.settimeout(TIMEOUT_S)
+        refused.sendall(begun.encode())
+        assert refused.recv(4096).startswith(b"HTTP/1.1 413"), "refused before its body has come"
+    wait_until(lambda: upload(batches, b"x" * 8_000).status_code == 200)
 
 
 @pytest.mark.parametrize(

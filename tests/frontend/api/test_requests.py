@@ -16,6 +16,7 @@ from messages.requests import Stamps, TokenizeMsg
 from messages.timeline import (
     ChunkRow,
     DelayedRow,
+    PausedRow,
     PreemptedRow,
     QueueFacts,
     ScheduleReport,
@@ -178,6 +179,7 @@ def test_a_prompt_in_work_that_has_no_chunk(server: FrontendRun, row: DelayedRow
         ),
         ("pages", 0, "needs 12 pages; 3 are free and 40 could be evicted"),
         ("drain", 2, "the scheduler finishes what runs and is then replaced; 2 requests are before it"),
+        ("priority", 0, "it has the last priority, and there are requests of a higher one; it is the next"),
     ],
 )
 def test_reasons_of_the_queue(server: FrontendRun, waits_for: Any, num_before: int, text: str):
@@ -202,6 +204,23 @@ def test_a_preempted_request_is_in_the_queue_again(server: FrontendRun):
     shown = watched.wait_for("preempted")
     assert shown["state"] == "waiting"
     assert shown["waits"]["text"].startswith("needs 12 pages")
+    watched.end()
+
+
+def test_a_paused_row_waits_and_decodes_again(server: FrontendRun):
+    """Told twice, as after a turn of its own, the pause is one."""
+    watched = Watched(server)
+    watched.report(chunks=ChunkRow(watched.uid, 0, time.monotonic_ns(), 0, 17, 17))
+    watched.prefilled()
+    watched.wait_for("decode")
+    for _ in range(2):
+        watched.report(time.monotonic_ns(), paused=PausedRow(watched.uid, 0, is_paused=True))
+    shown = watched.wait_for("preempted")
+    assert (shown["state"], shown["waits"]["reason"]) == ("waiting", "priority")
+    watched.report(time.monotonic_ns(), paused=PausedRow(watched.uid, 0, is_paused=False))
+    shown = watched.wait_for("decode")
+    assert (shown["state"], shown["waits"]) == ("running", None)
+    assert stages_of(shown)[-3:] == ["decode", "preempted", "decode"]
     watched.end()
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from frontend.batches.lines import MAX_ERRORS, PRIORITY, check_file, read_line
+from frontend.batches.lines import MAX_ERRORS, check_file, read_line
+from messages.batch_config import BATCH_PRIORITY
 
 URLS = ("/v1/completions",)
 MAX_BYTES = 1000
@@ -61,10 +62,17 @@ def test_files_with_too_little_or_too_much(tmp_path: Path):
     assert len(check(tmp_path, *["{"] * 2 * MAX_ERRORS)) == MAX_ERRORS
 
 
+def test_blank_lines_are_bounded_in_number_and_length(tmp_path: Path):
+    assert check(tmp_path, line("a"), *[""] * 6, line("b"), max_lines=4) == []
+    assert check(tmp_path, line("a"), *[" "] * 9, line("b"), max_lines=4) == [(None, "too_many_lines", None)]
+    assert check(tmp_path, *[""] * 10, max_lines=4) == [(None, "too_many_lines", None)]
+    assert check(tmp_path, line("a"), " " * 2 * MAX_BYTES) == [(2, "line_too_large", None)]
+
+
 def test_a_line_goes_behind_all_others_and_keeps_its_own_timeout():
     body = {"prompt": "é", "priority": -5, "seed": 2**60, "timeout_s": 3}
     request = read_line(line(body=body).encode(), URLS, MAX_BYTES)
-    assert json.loads(request.request_body(9.0)) == {**body, "priority": PRIORITY, "store": False}
+    assert json.loads(request.request_body(9.0)) == {**body, "priority": BATCH_PRIORITY, "store": False}
     assert json.loads(read_line(line().encode(), URLS, MAX_BYTES).request_body(9.0))["timeout_s"] == 9.0
     assert "timeout_s" not in json.loads(read_line(line().encode(), URLS, MAX_BYTES).request_body(None))
     stored = read_line(line(body={"prompt": "hi", "store": True}).encode(), URLS, MAX_BYTES)

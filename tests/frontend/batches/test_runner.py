@@ -3,9 +3,11 @@
 import asyncio
 import errno
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import msgspec
 import pytest
 from starlette.requests import Request
 
+from frontend.batches import gate as gate_module
 from frontend.batches import line_run, runner
 from frontend.batches.gate import Gate
 from frontend.batches.line_run import LineCaller
@@ -78,9 +81,9 @@ class Endpoints:
         return BatchRunner(self.store, self.caller(), request_timeout_s)
 
     def add(self, *prompts: str, window_s: float = 3600, **line: Any) -> str:
-        path = self.store.new_upload()
-        path.write_text(lines(*prompts, **line))
-        file_id = self.store.add_file(path, "in.jsonl", 3600).id
+        with closing(self.store.begin_upload()) as upload:
+            upload.write(lines(*prompts, **line).encode())
+            file_id = self.store.add_file(upload, "in.jsonl", 3600).id
         now_s = int(time.time())
         fields = {"endpoint": URL, "input_file_id": file_id, "completion_window": "1h", "created_at": now_s}
         return self.store.add_batch(BatchRecord(id="", expires_at=int(now_s + window_s), **fields)).id
@@ -232,15 +235,45 @@ def test_a_full_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monkey
     play(tmp_path, script)
 
 
-def test_a_full_disk_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_results_wait_for_room_on_a_full_disk_and_no_line_is_asked_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(line_run, "RETRY_S", 0.01)
+    add, is_full = Results.add, True
+
+    def add_if_room(results: Results, custom_id: str, reply: Any) -> None:
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        add(results, custom_id, reply)
+
+    async def script(server: Endpoints) -> None:
+        nonlocal is_full
+        server.may_answer.set()
+        monkeypatch.setattr(Results, "add", add_if_room)
+        num_lines = 2 * NUM_ROWS
+        batch_id = server.add(*(f"{number}" for number in range(num_lines)))
+        batches = server.runner()
+        await wait_for(lambda: batches.gauges()["batch_results_unwritten"] == NUM_ROWS // 2, batches)
+        assert server.asked.total() == NUM_ROWS // 2, "lines are begun though their results cannot be written"
+        assert "No space left on device" in caplog.text
+        is_full = False
+        await wait_status(server, batch_id, "completed", batches)
+        assert server.results(batch_id) == {f"id-{number}": 200 for number in range(num_lines)}
+        assert set(server.asked.values()) == {1}
+        assert not batches.gauges()["batch_results_unwritten"]
+
+    play(tmp_path, script)
+
+
+def test_other_errors_of_the_disk_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(runner, "RETRY_S", 0.01)
-    add, num_full = Results.add, 2
+    add, num_errors = Results.add, 2
 
     def fail(results: Results, custom_id: str, reply: Any) -> None:
-        nonlocal num_full
-        if num_full:
-            num_full -= 1
-            raise OSError(errno.ENOSPC, "no space left")
+        nonlocal num_errors
+        if num_errors:
+            num_errors -= 1
+            raise OSError(errno.EIO, "Input/output error")
         add(results, custom_id, reply)
 
     async def script(server: Endpoints) -> None:
@@ -249,6 +282,34 @@ def test_a_full_disk_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         batch_id = server.add("one", "two", "three")
         await wait_status(server, batch_id, "completed", server.runner())
         assert server.results(batch_id) == {"id-one": 200, "id-two": 200, "id-three": 200}
+
+    play(tmp_path, script)
+
+
+def test_the_event_loop_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What takes longer with more lines or more batches is done in threads, also the look for batches at a start."""
+    loop_thread = threading.get_ident()
+
+    def elsewhere(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            assert threading.get_ident() != loop_thread, function
+            return function(*arguments)
+
+        return call
+
+    async def script(server: Endpoints) -> None:
+        monkeypatch.setattr(runner, "check_file", elsewhere(runner.check_file))
+        monkeypatch.setattr(BatchStore, "find_open", elsewhere(BatchStore.find_open))
+        monkeypatch.setattr(line_run, "read_line", elsewhere(line_run.read_line))
+        server.may_answer.set()
+        batch_id = server.add(*(f"{number}" for number in range(9)))
+        monkeypatch.setattr(line_run, "LINES_AT_ONCE", 2)
+        batches = server.runner()
+        await wait_for(lambda: batches.gauges()["batches"] == 1, batches)
+        await wait_status(server, batch_id, "completed", batches)
+        assert server.results(batch_id) == {f"id-{number}": 200 for number in range(9)}
+        expired_id = server.add("late", window_s=0)
+        await wait_status(server, expired_id, "expired", batches)
 
     play(tmp_path, script)
 
@@ -264,7 +325,9 @@ def test_results_that_cannot_be_read_end_a_batch(tmp_path: Path):
     play(tmp_path, script)
 
 
-def test_few_rows_are_taken_while_others_have_requests(tmp_path: Path):
+def test_few_rows_are_taken_while_others_have_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gate_module, "QUIET_S", 0.0)
+
     async def script(server: Endpoints) -> None:
         gate = server.gate()
         caller = server.caller(gate)
@@ -285,6 +348,25 @@ def test_few_rows_are_taken_while_others_have_requests(tmp_path: Path):
         await wait_for(lambda: not len(gate))
 
     play(tmp_path, script)
+
+
+def test_a_moment_without_requests_begins_no_more_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now_s = 1000.0
+    monkeypatch.setattr(gate_module.time, "monotonic", lambda: now_s)
+
+    async def script(server: Endpoints) -> None:
+        nonlocal now_s
+        gate = server.gate()
+        assert gate.num_free == NUM_ROWS // 2
+        server.registry += [1]
+        assert gate.num_free == NUM_ROWS // 64
+        server.registry.clear()
+        now_s += 0.9 * gate_module.QUIET_S
+        assert gate.num_free == NUM_ROWS // 64
+        now_s += 0.2 * gate_module.QUIET_S
+        assert gate.num_free == NUM_ROWS // 2
+
+    asyncio.run(script(Endpoints(tmp_path / "batches")))
 
 
 def test_the_operator_says_how_many_rows(tmp_path: Path):
@@ -353,3 +435,4 @@ def test_a_file_that_cannot_be_run_is_told_before_the_server_is_ready(tmp_path: 
         source.write_text(text * 4)
     with pytest.raises(BootError, match=error):
         check_offline((str(source), str(tmp_path / "out")), 10**6, is_first=True)
+    check_offline((str(source), str(tmp_path / "out")), 10**6, is_first=False)  # which has been checked

@@ -1,13 +1,19 @@
 """The batch directory: what is in it is whole, found again, and goes in time."""
 
+import errno
 import os
+import signal
+import subprocess
+import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from frontend.batches import store as store_module
+from frontend.batches import uploads
 from frontend.batches.records import BatchRecord
 from frontend.batches.store import KEEP_S, ORPHAN_S, BatchStore
 from messages.errors import BootError, RequestError
@@ -15,13 +21,13 @@ from messages.errors import BootError, RequestError
 
 @pytest.fixture
 def store(tmp_path: Path) -> BatchStore:
-    return BatchStore(tmp_path / "batches", 1000)
+    return BatchStore(tmp_path / "batches", 10_000)
 
 
 def upload(store: BatchStore, text: str = "{}\n", keep_s: int = KEEP_S) -> str:
-    path = store.new_upload()
-    path.write_text(text)
-    return store.add_file(path, "in.jsonl", keep_s).id
+    with closing(store.begin_upload()) as content:
+        content.write(text.encode())
+        return store.add_file(content, "in.jsonl", keep_s).id
 
 
 def make_batch(store: BatchStore) -> BatchRecord:
@@ -56,10 +62,68 @@ def test_only_this_user_may_read_it(store: BatchStore):
 
 
 def test_there_is_no_more_than_the_quota(store: BatchStore):
-    upload(store, "x" * 500)
-    store.check_room(100)
-    with pytest.raises(RequestError, match="--batch-dir-gb"):
-        store.check_room(600)
+    upload(store, "x" * 3000)
+    with closing(store.begin_upload()) as content:
+        content.reserve(4000)
+        with pytest.raises(RequestError, match="--batch-dir-gb"):
+            content.reserve(8000)
+
+
+def test_what_is_announced_counts_at_once_and_in_every_frontend(store: BatchStore, tmp_path: Path):
+    other = BatchStore(tmp_path / "batches", 10_000)
+    with closing(store.begin_upload()) as first:
+        first.reserve(9000)
+        with closing(other.begin_upload()) as second, pytest.raises(RequestError, match="--batch-dir-gb"):
+            second.reserve(2000)
+    with closing(other.begin_upload()) as second:
+        second.reserve(9000)
+    assert not list((tmp_path / "batches" / "files").iterdir())
+
+
+def test_an_upload_without_a_length_is_counted_as_it_comes(store: BatchStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(uploads, "RESERVED_BYTES", 1000)
+    with closing(store.begin_upload()) as content:
+        for _ in range(10):
+            content.write(b"x" * 990)
+        with pytest.raises(RequestError, match="--batch-dir-gb"):
+            content.write(b"x" * 990)
+
+
+def test_an_upload_of_a_dead_process_is_removed_at_the_next_start(store: BatchStore, tmp_path: Path):
+    begin = "import sys, os, signal; from pathlib import Path; from frontend.batches.store import BatchStore; "
+    begin += "upload = BatchStore(Path(sys.argv[1]), 10_000).begin_upload(); upload.write(b'x' * 500); "
+    command = [sys.executable, "-c", begin + "os.kill(os.getpid(), signal.SIGKILL)", str(tmp_path / "batches")]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    folder = tmp_path / "batches" / "files"
+    with closing(store.begin_upload()) as content:
+        assert len(list(folder.iterdir())) == 2
+        BatchStore(tmp_path / "batches", 10_000)
+        assert list(folder.iterdir()) == [content.path], "that of a living process stays"
+
+
+def test_the_number_of_files_and_batches_is_bounded(store: BatchStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(store_module, "MAX_FILES", 1)
+    monkeypatch.setattr(store_module, "MAX_BATCHES", 2)
+    open_batch = make_batch(store)
+    with closing(store.begin_upload()) as content, pytest.raises(RequestError, match="1 files are stored"):
+        content.reserve(1)
+    store.delete_file(open_batch.input_file_id)
+    made = [open_batch]
+    for _ in range(3):
+        made.append(make_batch(store))
+        store.write_batch(made[-1].become("failed", 5))
+        store.delete_file(made[-1].input_file_id)
+    assert {record.id for record in store.list_batches()} == {made[0].id, made[2].id, made[3].id}
+
+
+def test_a_full_disk_leaves_nothing_of_a_file(store: BatchStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def fail(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store_module, "_sync", fail)
+    with pytest.raises(OSError, match="No space"):
+        upload(store)
+    assert not list((tmp_path / "batches" / "files").iterdir())
 
 
 def test_a_batch_keeps_its_input_whatever_becomes_of_the_file(store: BatchStore):
@@ -125,7 +189,7 @@ def test_what_is_old_goes_and_what_is_needed_stays(store: BatchStore):
     store.write_batch(msgspec.structs.replace(old, created_at=5).become("completed", 5))
     for path in store.results(running):
         path.write_text("result\n")
-    torn, late = store.new_upload(), store.new_upload()
+    torn, late = (store.content("x").with_name(name) for name in ("torn.tmp", "late.tmp"))
     late.touch()
     for path in (torn, *store.results(running), *store.results(old), store.input(running)):
         path.touch()

@@ -2,12 +2,16 @@
 
 import random
 import time
+from typing import Any
 
+import msgspec
 import pytest
 
+from messages.batch_config import BATCH_PRIORITY
 from messages.columns import unpack_int32, unpack_int64
-from messages.requests import AbortMsg
+from messages.requests import AbortMsg, Stamps, UserMsg
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
+from tests.scheduler_proc.overlapped import OverlappedBench
 from tests.scheduler_proc.simulated_runner import expected_output
 
 
@@ -244,6 +248,115 @@ def test_a_budget_smaller_than_the_rows_is_kept():
     while rows := bench.step():
         assert len(rows) <= 3
     assert len(bench.inbox.finished) == 6
+
+
+def batch_line(uid: int, max_tokens: int = 20, length: int = 6, **params: Any) -> UserMsg:
+    """A request that gives way to all others."""
+    return user_msg(uid, prompt(length, uid), max_tokens, priority=BATCH_PRIORITY, ignore_eos=True, **params)
+
+
+def check_output(bench: Bench, message: UserMsg, length: int = 6) -> None:
+    expected = expected_output(prompt(length, message.uid), message.sampling_params, VOCAB_SIZE, 64)
+    assert bench.output(message.uid, message.attempt) == expected
+
+
+@pytest.mark.parametrize("plans_decodes_alone", [False, True])
+@pytest.mark.parametrize("make_bench", [Bench, OverlappedBench])
+def test_rows_of_batches_pause_while_others_run_and_go_on_exactly(make_bench: type[Bench], plans_decodes_alone: bool):
+    bench = make_bench(num_pages=64, yielding=(2, 5), plans_decodes_alone=plans_decodes_alone)
+    lines = [batch_line(uid) for uid in range(1, 7)]
+    bench.send(*lines)
+    for _ in range(4):
+        bench.step()
+    live = user_msg(50, prompt(6, 50), max_tokens=30, ignore_eos=True)
+    bench.send(live)
+    bench.run()
+    steps = [set(unpack_int64(batch.uids)) for batch in bench.runner.batches]
+    steps = steps[steps.index({50}) :]
+    steps = steps[: next(place for place, rows in enumerate(steps) if 50 not in rows)]
+    assert len(steps) > 20
+    turns = [rows - {50} for rows in steps if rows - {50}]
+    assert all(50 in rows for rows in steps)
+    assert turns == [{1, 2}] * len(turns), "the first in priority have the turns"
+    assert len(steps) // 5 - 1 <= len(turns) <= len(steps) // 5 + 1
+    for message in (live, *lines):
+        check_output(bench, message)
+    assert bench.gauge("preemptions") == 0, "they have kept their pages"
+
+
+def test_prompts_of_batches_get_few_tokens_while_others_run():
+    bench = Bench(num_pages=64, yielding=(2, 4))
+    live = user_msg(50, prompt(6, 50), max_tokens=40, ignore_eos=True)
+    bench.send(live)
+    bench.step()
+    line = batch_line(1, max_tokens=3, length=8)
+    bench.send(line)
+    counts = [bench.step().get(1, 0) for _ in range(20)]
+    assert counts == [0, 0, 0, 2] * 4 + [0, 0, 0, 1]
+    bench.run()
+    check_output(bench, line, length=8)
+
+
+def test_a_request_goes_before_lines_that_wait_longer():
+    """Also where one of these has waited for so long that it is the first of the queue."""
+    bench = Bench(num_pages=64, max_num_seqs=2, yielding=(1, 1_000_000))
+    bench.send(user_msg(50, prompt(6, 50), max_tokens=9, ignore_eos=True))
+    bench.step()
+    bench.send(batch_line(1), batch_line(2))
+    late = user_msg(51, prompt(6, 51), max_tokens=3, ignore_eos=True)
+    late = msgspec.structs.replace(late, stamps=Stamps(received_ns=2_000_000_000_000))
+    bench.send(late)
+    assert bench.gauge("has_room") == 1
+    assert set(bench.step()) == {50, 51}
+    assert bench.gauge("has_room") == 0, "what gives way is not said to stall"
+    bench.run()
+    assert list(bench.inbox.finished)[:2] == [(51, 0), (50, 0)]
+
+
+def test_rows_of_batches_give_their_pages_up_for_a_request():
+    bench = Bench(num_pages=16, max_model_len=64, max_num_batched_tokens=64, yielding=(1, 1_000_000))
+    lines = [batch_line(uid, max_tokens=30, length=12) for uid in (1, 2, 3)]
+    bench.send(*lines)
+    bench.step()
+    bench.send(user_msg(50, prompt(50, 50), max_tokens=9, ignore_eos=True))
+    bench.step()
+    while (50, 0) not in bench.inbox.finished:
+        assert set(bench.step()) == {50}
+    assert bench.gauge("preemptions") == 3
+    bench.run()
+    for message in lines:
+        check_output(bench, message, length=12)
+
+
+def test_batches_go_on_while_no_other_request_can_have_a_row():
+    """One whose grammar is being compiled, and those that wait in a scheduler that is about to be replaced."""
+    bench = Bench(num_pages=64, max_num_seqs=4, yielding=(1, 1_000_000))
+    bench.send(*(batch_line(uid, max_tokens=40) for uid in (1, 2, 3)))
+    bench.step()
+    bench.send(user_msg(50, prompt(40, 50), max_tokens=5))
+    bench.scheduler.close_queue()
+    assert set(bench.step()) == {1, 2, 3}
+    bench.send(AbortMsg(50, 0))
+    bench.run()
+
+
+def test_paused_rows_can_be_aborted_and_asked_again():
+    bench = Bench(num_pages=64, yielding=(1, 1_000_000))
+    lines = [batch_line(uid) for uid in (1, 2, 3)]
+    bench.send(*lines)
+    for _ in range(4):
+        bench.step()
+    bench.send(user_msg(50, prompt(6, 50), max_tokens=20, ignore_eos=True))
+    bench.step()
+    assert (bench.gauge("paused"), bench.gauge("running")) == (2, 4)
+    known = bench.output(3)[:2]
+    bench.send(AbortMsg(2, 0), batch_line(3, attempt=1, output_ids=known))
+    assert bench.gauge("paused") == 1 - bench.gauge("waiting") + 0
+    bench.run()
+    assert bench.end(2).finish_reason == "abort"
+    check_output(bench, lines[0])
+    expected = expected_output(prompt(6, 3), lines[2].sampling_params, VOCAB_SIZE, 64)
+    assert known + bench.output(3, 1) == expected
 
 
 def test_a_starved_row_is_in_no_step_and_goes_on_exactly_when_it_is_not_starved_any_more():
