@@ -58,8 +58,8 @@ class BatchStore:
                 with own_directory(folder):
                     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
                         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            for path in left_over(self._files):
-                path.unlink(missing_ok=True)
+            for upload in left_over(self._files):
+                upload.unlink(missing_ok=True)
         except OSError as error:
             raise BootError(f"--batch-dir {path} cannot be written: {error.strerror}") from None
 
