@@ -7,7 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -32,11 +33,17 @@ def call_at_low_priority(call: Callable[[], R]) -> R:
         return thread.submit(call).result()
 
 
-class _Job(NamedTuple, Generic[K, R]):
+class NeverBegunError(TimeoutError):
+    """A call waited until its deadline for others to end."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job(Generic[K, R]):
     key: K
     call: Callable[[], R]
     deadline_s: float
-    outcomes: list[R | Exception]
+    has_begun: bool = False
+    outcomes: list[R | Exception] = field(default_factory=list[R | Exception])
     """Empty until it has ended, or if it is given up."""
 
 
@@ -64,7 +71,7 @@ class BackgroundCalls(Generic[K, R]):
 
     def start(self, key: K, call: Callable[[], R]) -> None:
         """Has `call` made; its outcome comes out of `pop_done`. Never waits for it."""
-        job = _Job[K, R](key, call, time.monotonic() + self.timeout_s, [])
+        job = _Job[K, R](key, call, time.monotonic() + self.timeout_s)
         self._open.append(job)
         with self._has_job:
             self._waiting.append(job)
@@ -74,8 +81,9 @@ class BackgroundCalls(Generic[K, R]):
             self._start_thread()
 
     def pop_done(self) -> list[tuple[K, R | Exception]]:
-        """Returns the calls that have ended, each with its result or what it raised: `TimeoutError` if it was given up.
+        """Returns the calls that have ended, each with its result or what it raised.
 
+        One that was given up raised `TimeoutError`: `NeverBegunError` if it had only waited.
         It must be called once a second while there are any, so that deadlines hold.
         """
         if not self._open:
@@ -87,7 +95,7 @@ class BackgroundCalls(Generic[K, R]):
             if job.outcomes:
                 done.append((job.key, job.outcomes[0]))
             elif now_s >= job.deadline_s:
-                done.append((job.key, TimeoutError()))
+                done.append((job.key, TimeoutError() if job.has_begun else NeverBegunError()))
             else:
                 still_open.append(job)
         self._open = still_open
@@ -110,6 +118,7 @@ class BackgroundCalls(Generic[K, R]):
                 self._num_idle -= 1
                 job = self._waiting.popleft()
             if time.monotonic() < job.deadline_s:
+                job.has_begun = True
                 try:
                     job.outcomes.append(job.call())
                 except BaseException as error:  # a panic in a library is no Exception

@@ -12,7 +12,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from messages.errors import SluiceError
+import msgspec
+from msgspec import Raw
+
+from messages.errors import ErrorInfo, SluiceError
 from runtime.tokenizer_files import TOKENIZER_JSON, return_freed_memory
 
 if TYPE_CHECKING:
@@ -39,6 +42,12 @@ LIMITS = {
 
 class GrammarError(SluiceError):
     """A grammar cannot be used, in the words of llguidance where they are its own."""
+
+
+class _Whole(msgspec.Struct, frozen=True):
+    """A grammar in the form that llguidance makes of schemas and regular expressions; numbers stay as they are."""
+
+    grammars: list[dict[str, Raw]]
 
 
 @dataclass
@@ -82,7 +91,8 @@ class GrammarCompiler:
             return known
         tokenizer = self.tokenizer()
         library: Any = import_module("llguidance")
-        matcher: LLMatcher = library.LLMatcher(tokenizer, text, log_level=0, limits=library.LLParserLimits(**LIMITS))
+        limits = library.LLParserLimits(**LIMITS)
+        matcher: LLMatcher = library.LLMatcher(tokenizer, _without_forcing(text), log_level=0, limits=limits)
         _check_beginning(matcher)
         with self._lock:
             self._compiled[text] = _Compiled(matcher)
@@ -111,21 +121,40 @@ class GrammarCompiler:
             raise GrammarError(f"this model's tokenizer cannot be used with a grammar: {shortened(reason)}") from error
 
 
+def _without_forcing(text: str) -> str:
+    """Returns the grammar inside one that lets llguidance look ahead by a token and no further.
+
+    By default each bitmask begins with all the text that must come next, which a few lines of grammar can make
+    megabytes of: many seconds, and gigabytes of the matcher's memory.
+    """
+    try:
+        first, *others = msgspec.json.decode(text, type=_Whole).grammars if text.startswith("{") else [{}]
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return text  # llguidance says what is wrong
+    lark = {} if first else {"lark_grammar": text}
+    inner = {**first, **lark, "name": "whole"}
+    outer = {"lark_grammar": '%llguidance {"no_forcing": true}\nstart: @whole'}
+    return msgspec.json.encode({"grammars": [outer, inner, *others]}).decode()
+
+
 def _check_beginning(matcher: "LLMatcher") -> None:
     """Raises `GrammarError` unless an output can begin. The bitmask is made so that the next one is quick."""
     if matcher.is_error():
         raise GrammarError(shortened(matcher.get_error()))
-    bitmask = int.from_bytes(matcher.compute_bitmask(), "little")
+    matcher.compute_bitmask()
     words = matcher.get_error()
     if words.startswith("NoExtension"):
-        raise GrammarError("nothing satisfies the grammar: it goes on without end")
+        raise GrammarError("nothing satisfies the grammar: it has no end, or the model's vocabulary cannot write it")
     if words:
         raise GrammarError(shortened(words))
     if matcher.is_stopped():
         raise GrammarError("nothing but an empty output satisfies the grammar")
-    only = bitmask.bit_length() - 1
-    if bitmask.bit_count() <= 1 and not matcher.validate_tokens([max(0, only)]):
-        raise GrammarError("the model's vocabulary cannot write what the grammar wants first")
+
+
+def grammars_are_busy(timeout_s: float, param: str | None = None) -> ErrorInfo:
+    """Returns the refusal of a grammar that has only waited for those of others to compile."""
+    words = f"other grammars have been compiling for {timeout_s:g} s (--grammar-timeout-s), try again later"
+    return ErrorInfo(503, f"{param or 'the grammar'} was not looked at: {words}", "service_unavailable", param, "busy")
 
 
 def shortened(words: str) -> str:

@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.background import NUM_THREADS, BackgroundCalls
+from runtime.background import NUM_THREADS, BackgroundCalls, NeverBegunError
 
 TIMEOUT_S = 20.0
 
@@ -68,6 +68,7 @@ def test_a_call_that_waited_too_long_for_a_thread_is_not_made() -> None:
     while len(calls):
         outcomes.update(calls.pop_done())
     assert all(isinstance(outcome, TimeoutError) for outcome in outcomes.values())
+    assert [key for key, outcome in outcomes.items() if isinstance(outcome, NeverBegunError)] == [9]
     release.set()
     calls.timeout_s = TIMEOUT_S
     calls.start(10, lambda: note(10))
