@@ -14,6 +14,8 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 NUM_THREADS = 2
+"""By default."""
+
 STACK_BYTES = 256 << 20
 """Of address space: a parser may go as deep as its input is nested. A page is memory once it is touched."""
 
@@ -48,15 +50,16 @@ class _Job(Generic[K, R]):
 
 
 class BackgroundCalls(Generic[K, R]):
-    """Makes calls in at most `NUM_THREADS` threads, which start with the first one, in order; `wake` is called at each
+    """Makes calls in at most `num_threads` threads, which start with the first one, in order; `wake` is called at each
     end, in its thread.
 
     A call that has not ended `timeout_s` after it was asked for is given up. Its thread cannot be stopped and goes on
     to its end, so a call must end at some time.
     """
 
-    def __init__(self, wake: Callable[[], None], timeout_s: float):
+    def __init__(self, wake: Callable[[], None], timeout_s: float, num_threads: int = NUM_THREADS):
         self._wake = wake
+        self._max_num_threads = num_threads
         self.timeout_s = timeout_s
         self._open: list[_Job[K, R]] = []
         self._waiting: deque[_Job[K, R]] = deque()
@@ -76,7 +79,7 @@ class BackgroundCalls(Generic[K, R]):
         with self._has_job:
             self._waiting.append(job)
             self._has_job.notify()
-            needs_thread = self._num_idle < len(self._waiting) and self._num_threads < NUM_THREADS
+            needs_thread = self._num_idle < len(self._waiting) and self._num_threads < self._max_num_threads
         if needs_thread:
             self._start_thread()
 

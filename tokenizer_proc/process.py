@@ -32,7 +32,7 @@ from runtime.process import ProcessLink, run_process
 from tokenizer_proc import calls
 from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.encoding import Encoding, load_encoding
-from tokenizer_proc.grammars import GrammarChecks
+from tokenizer_proc.grammar_checks import GrammarChecks
 from tokenizer_proc.prompts import PromptReader
 
 LONG_PROMPT_CHARS = 100_000
@@ -129,6 +129,7 @@ def serve(link: ProcessLink) -> None:
             passed_on, told_s = [], time.monotonic()
         link.beat(gauges)
         to_schedulers.tidy()
+    grammars.close()
     for channel in (inbox, to_schedulers, to_frontends):
         channel.close()
 
