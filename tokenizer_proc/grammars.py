@@ -13,6 +13,7 @@ from messages.requests import CallGrammar, Grammar
 from runtime.grammars import GrammarCompiler, GrammarError, shortened
 from tokenizer_proc.call_grammars import call_grammar
 from tokenizer_proc.schema_faults import explain_calls, find_fault
+from tokenizer_proc.schema_rules import BOUNDED_WHITESPACE, read_schema
 from tokenizer_proc.structural_tags import structural_tag_grammar
 
 
@@ -71,11 +72,17 @@ def schema_grammar(schema: str, whitespace: str | None = None) -> str:
 
     Raises `GrammarError` where it is not JSON.
     """
+    library: Any = import_module("llguidance")
+    try:
+        value = read_schema(schema)
+        schema = "{}" if value is True else json.dumps(value)  # the same, and options are only taken with an object
+    except (ValueError, RecursionError):
+        value = None  # llguidance says what is wrong
     overrides: dict[str, Any] = {"lenient": False, "coerce_one_of": False}
     if whitespace is not None:
         overrides |= {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
-    library: Any = import_module("llguidance")
-    schema = "{}" if schema.strip() == "true" else schema  # the same, and options are only taken with an object
+    elif not (isinstance(value, dict) and "x-guidance" in value):
+        overrides["whitespace_pattern"] = BOUNDED_WHITESPACE
     try:
         return library.LLMatcher.grammar_from_json_schema(schema, overrides=overrides)
     except ValueError as error:

@@ -85,7 +85,7 @@ def test_white_space_is_as_asked_for(checks: GrammarReader) -> None:
     [
         (schema({"properties": {"a": {"items": {"not": {}}}}}), '["not"] (at #/properties/a/items)'),
         (schema({"$ref": "#/$defs/x", "$defs": {"x": {"type": "objct"}}}), "objct (at #/$defs/x)"),
-        (schema({"anyOf": [{"type": "null"}, {"if": {}}]}), '["if"] (at #/anyOf/1)'),
+        (schema({"anyOf": [{"type": "null"}, {"if": {}, "else": False}]}), '["else", "if"] (at #/anyOf/1)'),
         (schema({"properties": {"a/b~c": {"uniqueItems": True}}}), "(at #/properties/a~1b~0c)"),
         (schema("{"), "EOF"),
         (Grammar("lark", "?!", "guided_grammar"), "GBNF"),
