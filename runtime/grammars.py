@@ -93,12 +93,30 @@ class GrammarCompiler:
         library: Any = import_module("llguidance")
         limits = library.LLParserLimits(**LIMITS)
         matcher: LLMatcher = library.LLMatcher(tokenizer, _without_forcing(text), log_level=0, limits=limits)
-        _check_beginning(matcher)
+        self._check_beginning(matcher, text)
         with self._lock:
             self._compiled[text] = _Compiled(matcher)
             if len(self._compiled) > NUM_KEPT:
                 self._compiled.popitem(last=False)
             return matcher.deep_copy()
+
+    def _check_beginning(self, matcher: "LLMatcher", text: str) -> None:
+        """Raises `GrammarError` unless an output can begin. The bitmask is made so that the next one is quick."""
+        if matcher.is_error():
+            raise GrammarError(shortened(matcher.get_error()))
+        matcher.compute_bitmask()
+        words = matcher.get_error()
+        if words.startswith("NoExtension"):
+            library: Any = import_module("llguidance")
+            of_bytes = library.LLMatcher(library.LLTokenizer("byte"), _without_forcing(text), log_level=0)
+            of_bytes.compute_bitmask()
+            if of_bytes.get_error().startswith("NoExtension"):
+                raise GrammarError("nothing satisfies the grammar: it goes on without end")
+            raise GrammarError("the model's vocabulary cannot write what the grammar wants first")
+        if words:
+            raise GrammarError(shortened(words))
+        if matcher.is_stopped():
+            raise GrammarError("nothing but an empty output satisfies the grammar")
 
     def tokenizer(self) -> "LLTokenizer":
         """Returns the model's tokenizer, loaded at the first call. Raises `GrammarError` where llguidance cannot."""
@@ -135,20 +153,6 @@ def _without_forcing(text: str) -> str:
     inner = {**first, **lark, "name": "whole"}
     outer = {"lark_grammar": '%llguidance {"no_forcing": true}\nstart: @whole'}
     return msgspec.json.encode({"grammars": [outer, inner, *others]}).decode()
-
-
-def _check_beginning(matcher: "LLMatcher") -> None:
-    """Raises `GrammarError` unless an output can begin. The bitmask is made so that the next one is quick."""
-    if matcher.is_error():
-        raise GrammarError(shortened(matcher.get_error()))
-    matcher.compute_bitmask()
-    words = matcher.get_error()
-    if words.startswith("NoExtension"):
-        raise GrammarError("nothing satisfies the grammar: it has no end, or the model's vocabulary cannot write it")
-    if words:
-        raise GrammarError(shortened(words))
-    if matcher.is_stopped():
-        raise GrammarError("nothing but an empty output satisfies the grammar")
 
 
 def grammars_are_busy(timeout_s: float, param: str | None = None) -> ErrorInfo:

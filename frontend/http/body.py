@@ -102,6 +102,9 @@ class BodyDecoder(Generic[T]):
     def read(self, body: bytes) -> Decoded[T]:
         """Returns the decoded body and its warnings. Raises `RequestError` (400)."""
         fields = _SPLITTER.split(body)
+        if hoisted := self._names.hoist(fields):
+            fields |= hoisted
+            body = msgspec.json.encode(fields)
         warnings = self._names.check(fields)
         given_names = self._names.rename(fields)
         if given_names:
