@@ -76,6 +76,19 @@ def test_a_call_that_waited_too_long_for_a_thread_is_not_made() -> None:
     assert made == [10]
 
 
+def test_time_spent_waiting_is_not_that_of_the_call() -> None:
+    woken, release = threading.Event(), threading.Event()
+    calls: BackgroundCalls[int, str] = BackgroundCalls(woken.set, TIMEOUT_S, num_threads=1)
+    calls.start(1, lambda: str(release.wait(TIMEOUT_S)))
+    calls.start(2, lambda: str(release.wait(TIMEOUT_S)))
+    (first, second) = calls._open
+    asked_until_s = second.deadline_s
+    release.set()
+    assert wait_for_all(calls, woken) == {1: "True", 2: "True"}
+    assert second.deadline_s > asked_until_s
+    assert first.has_begun
+
+
 @pytest.mark.parametrize("depth", [50_000])
 def test_a_call_may_go_deep(depth: int) -> None:
     """As a parser in another language does on what is nested: a thread of the usual size would end the process."""
