@@ -24,12 +24,12 @@ import numpy as np
 from jsonschema.validators import validator_for
 
 from benchmarks.result_file import write_result
-from messages.config import Config, ModelFacts
+from messages.config import ModelFacts
 from messages.errors import RequestError
 from messages.requests import Grammar, SamplingParams
 from runtime.grammars import GrammarCompiler
 from scheduler_proc.deciding.grammars import make_grammar
-from tokenizer_proc.grammars import GrammarChecks
+from tokenizer_proc.grammars import GrammarReader
 
 MAX_TOKENS = 600
 MAX_SCHEMA_CHARS = 1 << 18
@@ -94,7 +94,7 @@ class Checker:
             max_model_len=4096,
             eos_token_ids=(eos,),
         )
-        self._checks = GrammarChecks(Config(facts=facts), lambda: None)
+        self._checks = GrammarReader(facts)
         self._compiler = GrammarCompiler(directory, vocab_size, (eos,))
         texts = [self._compiler.tokenizer().decode_str([token_id]) for token_id in range(vocab_size)]
         self._closing = np.array([text.startswith(CLOSERS) for text in texts])

@@ -36,7 +36,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     `text` is a JSON schema, a regular expression, a JSON list of strings of which the output is one, a grammar in
     Lark's or GBNF's syntax, or the JSON object of a structural tag or a `CallGrammar`. The tokenizer makes of all of
     them what the scheduler gets: "llguidance", that library's own form. `whitespace` is a regular expression for what
-    may stand between the tokens of JSON: empty for nothing, `None` for any.
+    may stand between the tokens of JSON: empty for nothing, `None` for a blank or a line break with its indentation.
     """
 
     kind: GrammarKind

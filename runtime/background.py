@@ -7,12 +7,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 K = TypeVar("K")
 R = TypeVar("R")
 
 NUM_THREADS = 2
+"""By default."""
+
 STACK_BYTES = 256 << 20
 """Of address space: a parser may go as deep as its input is nested. A page is memory once it is touched."""
 
@@ -32,24 +35,31 @@ def call_at_low_priority(call: Callable[[], R]) -> R:
         return thread.submit(call).result()
 
 
-class _Job(NamedTuple, Generic[K, R]):
+class NeverBegunError(TimeoutError):
+    """A call waited until its deadline for others to end."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job(Generic[K, R]):
     key: K
     call: Callable[[], R]
     deadline_s: float
-    outcomes: list[R | Exception]
+    has_begun: bool = False
+    outcomes: list[R | Exception] = field(default_factory=list[R | Exception])
     """Empty until it has ended, or if it is given up."""
 
 
 class BackgroundCalls(Generic[K, R]):
-    """Makes calls in at most `NUM_THREADS` threads, which start with the first one, in order; `wake` is called at each
+    """Makes calls in at most `num_threads` threads, which start with the first one, in order; `wake` is called at each
     end, in its thread.
 
-    A call that has not ended `timeout_s` after it was asked for is given up. Its thread cannot be stopped and goes on
-    to its end, so a call must end at some time.
+    A call that has not begun `timeout_s` after it was asked for is given up, and so is one that has not ended as long
+    after it began. Its thread cannot be stopped and goes on to its end, so a call must end at some time.
     """
 
-    def __init__(self, wake: Callable[[], None], timeout_s: float):
+    def __init__(self, wake: Callable[[], None], timeout_s: float, num_threads: int = NUM_THREADS):
         self._wake = wake
+        self._max_num_threads = num_threads
         self.timeout_s = timeout_s
         self._open: list[_Job[K, R]] = []
         self._waiting: deque[_Job[K, R]] = deque()
@@ -64,18 +74,19 @@ class BackgroundCalls(Generic[K, R]):
 
     def start(self, key: K, call: Callable[[], R]) -> None:
         """Has `call` made; its outcome comes out of `pop_done`. Never waits for it."""
-        job = _Job[K, R](key, call, time.monotonic() + self.timeout_s, [])
+        job = _Job[K, R](key, call, time.monotonic() + self.timeout_s)
         self._open.append(job)
         with self._has_job:
             self._waiting.append(job)
             self._has_job.notify()
-            needs_thread = self._num_idle < len(self._waiting) and self._num_threads < NUM_THREADS
+            needs_thread = self._num_idle < len(self._waiting) and self._num_threads < self._max_num_threads
         if needs_thread:
             self._start_thread()
 
     def pop_done(self) -> list[tuple[K, R | Exception]]:
-        """Returns the calls that have ended, each with its result or what it raised: `TimeoutError` if it was given up.
+        """Returns the calls that have ended, each with its result or what it raised.
 
+        One that was given up raised `TimeoutError`: `NeverBegunError` if it had only waited.
         It must be called once a second while there are any, so that deadlines hold.
         """
         if not self._open:
@@ -87,7 +98,7 @@ class BackgroundCalls(Generic[K, R]):
             if job.outcomes:
                 done.append((job.key, job.outcomes[0]))
             elif now_s >= job.deadline_s:
-                done.append((job.key, TimeoutError()))
+                done.append((job.key, TimeoutError() if job.has_begun else NeverBegunError()))
             else:
                 still_open.append(job)
         self._open = still_open
@@ -110,6 +121,8 @@ class BackgroundCalls(Generic[K, R]):
                 self._num_idle -= 1
                 job = self._waiting.popleft()
             if time.monotonic() < job.deadline_s:
+                job.deadline_s = time.monotonic() + self.timeout_s
+                job.has_begun = True
                 try:
                     job.outcomes.append(job.call())
                 except BaseException as error:  # a panic in a library is no Exception

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from messages.errors import SluiceError
+import msgspec
+from msgspec import Raw
+
+from messages.errors import ErrorInfo, SluiceError
 from runtime.special_tokens import TOKENIZER_JSON
 from runtime.tokenizer_files import read_tokenizer_json, return_freed_memory
 
@@ -39,6 +42,12 @@ LIMITS = {
 
 class GrammarError(SluiceError):
     """A grammar cannot be used, in the words of llguidance where they are its own."""
+
+
+class _Whole(msgspec.Struct, frozen=True):
+    """A grammar in the form that llguidance makes of schemas and regular expressions; numbers stay as they are."""
+
+    grammars: list[dict[str, Raw]]
 
 
 @dataclass
@@ -82,13 +91,32 @@ class GrammarCompiler:
             return known
         tokenizer = self.tokenizer()
         library: Any = import_module("llguidance")
-        matcher: LLMatcher = library.LLMatcher(tokenizer, text, log_level=0, limits=library.LLParserLimits(**LIMITS))
-        _check_beginning(matcher)
+        limits = library.LLParserLimits(**LIMITS)
+        matcher: LLMatcher = library.LLMatcher(tokenizer, _without_forcing(text), log_level=0, limits=limits)
+        self._check_beginning(matcher, text)
         with self._lock:
             self._compiled[text] = _Compiled(matcher)
             if len(self._compiled) > NUM_KEPT:
                 self._compiled.popitem(last=False)
             return matcher.deep_copy()
+
+    def _check_beginning(self, matcher: "LLMatcher", text: str) -> None:
+        """Raises `GrammarError` unless an output can begin. The bitmask is made so that the next one is quick."""
+        if matcher.is_error():
+            raise GrammarError(shortened(matcher.get_error()))
+        matcher.compute_bitmask()
+        words = matcher.get_error()
+        if words.startswith("NoExtension"):
+            library: Any = import_module("llguidance")
+            of_bytes = library.LLMatcher(library.LLTokenizer("byte"), _without_forcing(text), log_level=0)
+            of_bytes.compute_bitmask()
+            if of_bytes.get_error().startswith("NoExtension"):
+                raise GrammarError("nothing satisfies the grammar: it goes on without end")
+            raise GrammarError("the model's vocabulary cannot write what the grammar wants first")
+        if words:
+            raise GrammarError(shortened(words))
+        if matcher.is_stopped():
+            raise GrammarError("nothing but an empty output satisfies the grammar")
 
     def tokenizer(self) -> "LLTokenizer":
         """Returns the model's tokenizer, loaded at the first call. Raises `GrammarError` where llguidance cannot."""
@@ -110,21 +138,26 @@ class GrammarCompiler:
             raise GrammarError(f"this model's tokenizer cannot be used with a grammar: {shortened(reason)}") from error
 
 
-def _check_beginning(matcher: "LLMatcher") -> None:
-    """Raises `GrammarError` unless an output can begin. The bitmask is made so that the next one is quick."""
-    if matcher.is_error():
-        raise GrammarError(shortened(matcher.get_error()))
-    bitmask = int.from_bytes(matcher.compute_bitmask(), "little")
-    words = matcher.get_error()
-    if words.startswith("NoExtension"):
-        raise GrammarError("nothing satisfies the grammar: it goes on without end")
-    if words:
-        raise GrammarError(shortened(words))
-    if matcher.is_stopped():
-        raise GrammarError("nothing but an empty output satisfies the grammar")
-    only = bitmask.bit_length() - 1
-    if bitmask.bit_count() <= 1 and not matcher.validate_tokens([max(0, only)]):
-        raise GrammarError("the model's vocabulary cannot write what the grammar wants first")
+def _without_forcing(text: str) -> str:
+    """Returns the grammar inside one that lets llguidance look ahead by a token and no further.
+
+    By default each bitmask begins with all the text that must come next, which a few lines of grammar can make
+    megabytes of: many seconds, and gigabytes of the matcher's memory.
+    """
+    try:
+        first, *others = msgspec.json.decode(text, type=_Whole).grammars if text.startswith("{") else [{}]
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return text  # llguidance says what is wrong
+    lark = {} if first else {"lark_grammar": text}
+    inner = {**first, **lark, "name": "whole"}
+    outer = {"lark_grammar": '%llguidance {"no_forcing": true}\nstart: @whole'}
+    return msgspec.json.encode({"grammars": [outer, inner, *others]}).decode()
+
+
+def grammars_are_busy(timeout_s: float, param: str | None = None) -> ErrorInfo:
+    """Returns the refusal of a grammar that has only waited for those of others to compile."""
+    words = f"other grammars have been compiling for {timeout_s:g} s (--grammar-timeout-s), try again later"
+    return ErrorInfo(503, f"{param or 'the grammar'} was not looked at: {words}", "service_unavailable", param, "busy")
 
 
 def shortened(words: str) -> str:

@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 from messages.config import Config
 from messages.errors import ErrorInfo, RequestError
-from runtime.background import BackgroundCalls
-from runtime.grammars import GrammarCompiler, GrammarError
+from runtime.background import BackgroundCalls, NeverBegunError
+from runtime.grammars import GrammarCompiler, GrammarError, grammars_are_busy
 from runtime.histograms import Histogram
+from scheduler_proc.deciding.grammar_time import GrammarTime, TimeAccount
 from scheduler_proc.deciding.grammars import RequestGrammar, make_grammar
 from scheduler_proc.deciding.requests import PendingReq
 
@@ -22,12 +23,14 @@ class GrammarBuilder:
         self._timeout_s = config.scheduling.grammar_timeout_s
         self._compiler = GrammarCompiler(facts.tokenizer_dir, facts.vocab_size, facts.eos_token_ids)
         self._calls: BackgroundCalls[PendingReq, RequestGrammar] = BackgroundCalls(wake, self._timeout_s)
+        self._time = GrammarTime()
         self.seconds = Histogram("grammar_seconds")
         """What requests have waited for a grammar to compile."""
 
     def start(self, pending: PendingReq) -> None:
         """Has the grammar of a request made, with its output consumed; `pop_built` returns it."""
-        self._calls.start(pending, lambda: self._build(pending))
+        account = self._account_of(pending)
+        self._calls.start(pending, lambda: self._build(pending, account))
 
     def find(self, pending: PendingReq) -> RequestGrammar | None:
         """Returns the grammar of a request without output, if it is known, at once."""
@@ -35,7 +38,7 @@ class GrammarBuilder:
         assert grammar is not None
         if pending.num_output_tokens or self._compiler.find(grammar.text) is None:
             return None
-        return self._build(pending)
+        return self._build(pending, self._account_of(pending))
 
     def pop_built(self) -> list[tuple[PendingReq, RequestGrammar | ErrorInfo]]:
         """Returns the requests whose grammars are there, or why they cannot be."""
@@ -47,17 +50,23 @@ class GrammarBuilder:
             for pending, outcome in done
         ]
 
-    def _build(self, pending: PendingReq) -> RequestGrammar:
+    def _account_of(self, pending: PendingReq) -> TimeAccount:
+        """All choices of all prompts of an HTTP request were received at the same time."""
+        return self._time.account_of(pending.stamps.received_ns)
+
+    def _build(self, pending: PendingReq, account: TimeAccount) -> RequestGrammar:
         grammar = pending.sampling_params.grammar
         assert grammar is not None
         matcher = self._compiler.compile(grammar.text)
         output_ids = pending.token_ids[pending.num_prompt_tokens :]
         tokenizer, params = self._compiler.tokenizer(), pending.sampling_params
-        return make_grammar(matcher, tokenizer, params, output_ids, self._eos_token_ids, self._vocab_size)
+        return make_grammar(matcher, tokenizer, params, output_ids, self._eos_token_ids, self._vocab_size, account)
 
     def _explain(self, error: Exception) -> ErrorInfo:
         if isinstance(error, RequestError):
             return error.info
+        if isinstance(error, NeverBegunError):
+            return grammars_are_busy(self._timeout_s)
         if isinstance(error, TimeoutError):
             return ErrorInfo(
                 400, f"the grammar took longer than {self._timeout_s:g} s to compile (--grammar-timeout-s)"

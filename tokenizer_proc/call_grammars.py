@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from messages.requests import CallGrammar
+from tokenizer_proc.schema_rules import simplify
 from tokenizer_proc.structural_tags import is_special
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def call_grammar(text: str, tokenizer: "LLTokenizer") -> str:
     rules = [f"start: call{more}", "call: " + " | ".join(f"call_{number}" for number in numbers)]
     for number, (begin, schema, end) in zip(numbers, asked.calls, strict=True):
         rules.append(f"call_{number}: {_marks(begin, tokenizer)} arguments_{number} {_marks(end, tokenizer)}")
-        rules.append(f"arguments_{number}: %json {json.dumps(schema | {'x-guidance': OPTIONS})}")
+        rules.append(f"arguments_{number}: %json {json.dumps(simplify(schema) | {'x-guidance': OPTIONS})}")
     library: Any = import_module("llguidance")
     return library.LLMatcher.grammar_from_lark("\n".join(rules))
 

@@ -1,68 +1,32 @@
 """Whether a grammar can be used: each is compiled here once, so that a bad one is refused before it waits for a row."""
 
+import contextlib
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
 import msgspec
 
-from messages.config import Config
-from messages.errors import ErrorInfo, RequestError, bad_request
-from messages.replies import UserReply
-from messages.requests import AbortMsg, CallGrammar, Grammar, UserMsg
-from runtime.background import BackgroundCalls
+from messages.config import ModelFacts
+from messages.errors import bad_request
+from messages.requests import CallGrammar, Grammar
 from runtime.grammars import GrammarCompiler, GrammarError, shortened
 from tokenizer_proc.call_grammars import call_grammar
 from tokenizer_proc.schema_faults import explain_calls, find_fault
+from tokenizer_proc.schema_rules import BOUNDED_WHITESPACE, read_schema
 from tokenizer_proc.structural_tags import structural_tag_grammar
 
 
-class GrammarChecks:
-    """Compiles the grammars of requests beside the main loop, whose wait `wake` ends.
+class GrammarReader:
+    """Translates and compiles grammars for the model of `facts`."""
 
-    While a request is here, an abort of it is too (`keep`), so that it does not overtake the request.
-    """
-
-    def __init__(self, config: Config, wake: Callable[[], None]):
-        facts = config.facts
-        self._timeout_s = config.scheduling.grammar_timeout_s
+    def __init__(self, facts: ModelFacts):
         self._compiler = GrammarCompiler(facts.tokenizer_dir, facts.vocab_size, facts.eos_token_ids)
-        self._calls: BackgroundCalls[UserMsg, Grammar] = BackgroundCalls(wake, self._timeout_s)
-        self._uids: Counter[int] = Counter()
-        self._aborts: list[AbortMsg] = []
 
-    def start(self, message: UserMsg) -> None:
-        """Has the grammar of a message checked; `pop_done` yields what becomes of it."""
-        grammar = message.sampling_params.grammar
-        assert grammar is not None
-        self._uids[message.uid] += 1
-        self._calls.start(message, lambda: self.check(grammar))
-
-    def keep(self, message: AbortMsg) -> bool:
-        """Keeps the abort back where its request is here; returns whether it is."""
-        is_here = message.uid in self._uids
-        if is_here:
-            self._aborts.append(message)
-        return is_here
-
-    def pop_done(self) -> Iterator[UserMsg | AbortMsg | UserReply]:
-        """Yields what goes to the scheduler, with grammars in llguidance's form, and the refusals for frontends."""
-        done = self._calls.pop_done()
-        for message, outcome in done:
-            self._uids[message.uid] -= 1
-            params = message.sampling_params
-            if isinstance(outcome, Grammar):
-                params = msgspec.structs.replace(params, grammar=outcome)
-                yield msgspec.structs.replace(message, sampling_params=params)
-            else:
-                error = self._explain(params.grammar, outcome)
-                yield UserReply(message.uid, message.attempt, "error", stamps=message.stamps, error=error)
-        if done:
-            self._uids = +self._uids
-            yield from [message for message in self._aborts if message.uid not in self._uids]
-            self._aborts = [message for message in self._aborts if message.uid in self._uids]
+    def load(self) -> None:
+        """Loads the model's tokenizer; where that is not possible, `check` says why."""
+        with contextlib.suppress(GrammarError):
+            self._compiler.tokenizer()
 
     def check(self, grammar: Grammar) -> Grammar:
         """Returns the grammar in llguidance's form. Raises `RequestError` (400) where it cannot be used."""
@@ -92,15 +56,6 @@ class GrammarChecks:
             case "llguidance":
                 return grammar.text
 
-    def _explain(self, grammar: Grammar | None, error: Exception) -> ErrorInfo:
-        if isinstance(error, RequestError):
-            return error.info
-        param = None if grammar is None else grammar.param
-        if isinstance(error, TimeoutError):
-            words = f"took longer than {self._timeout_s:g} s to compile (--grammar-timeout-s): make it simpler"
-            return ErrorInfo(400, f"{param} {words}", param=param)
-        return ErrorInfo(500, f"{param} could not be compiled: {type(error).__name__}", "server_error", param)
-
 
 def _words(grammar: Grammar, error: GrammarError) -> str:
     """Returns what is wrong with a grammar, with the place where that is known."""
@@ -117,11 +72,17 @@ def schema_grammar(schema: str, whitespace: str | None = None) -> str:
 
     Raises `GrammarError` where it is not JSON.
     """
+    library: Any = import_module("llguidance")
+    try:
+        value = read_schema(schema)
+        schema = "{}" if value is True else json.dumps(value)  # the same, and options are only taken with an object
+    except (ValueError, RecursionError):
+        value = None  # llguidance says what is wrong
     overrides: dict[str, Any] = {"lenient": False, "coerce_one_of": False}
     if whitespace is not None:
         overrides |= {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
-    library: Any = import_module("llguidance")
-    schema = "{}" if schema.strip() == "true" else schema  # the same, and options are only taken with an object
+    elif not (isinstance(value, dict) and "x-guidance" in value):
+        overrides["whitespace_pattern"] = BOUNDED_WHITESPACE
     try:
         return library.LLMatcher.grammar_from_json_schema(schema, overrides=overrides)
     except ValueError as error:

@@ -35,7 +35,7 @@ from runtime.process import BEAT_INTERVAL_S, ProcessLink, run_process
 from tokenizer_proc import calls
 from tokenizer_proc.backlog import Backlog, Entry, Text, uids_of
 from tokenizer_proc.encoding import Encoding, load_encoding
-from tokenizer_proc.grammars import GrammarChecks
+from tokenizer_proc.grammar_checks import GrammarChecks
 from tokenizer_proc.prompts import PromptReader
 from tokenizer_proc.template_process import ChatRenderer, TemplateProcess
 
@@ -157,6 +157,7 @@ class MainLoop:
         self._to_schedulers.tidy()
 
     def close(self) -> None:
+        self._grammars.close()
         for channel in (self._inbox, self._to_schedulers, self._to_frontends):
             channel.close()
 

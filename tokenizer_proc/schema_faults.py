@@ -79,7 +79,7 @@ def _children(pointer: Pointer, schema: Schema, whole: Schema) -> Iterator[tuple
     """Yields the subschemas of a schema, and the one that it refers to."""
     for key, value in schema.items():
         if key == "$ref":
-            yield from _resolve(value, whole)
+            yield from resolve(value, whole)
         elif key in OF_SCHEMAS and isinstance(value, dict):
             yield (*pointer, key), value
         elif key in OF_NAMED_SCHEMAS and isinstance(value, dict):
@@ -90,7 +90,8 @@ def _children(pointer: Pointer, schema: Schema, whole: Schema) -> Iterator[tuple
             yield from (((*pointer, key, str(i)), each) for i, each in enumerate(listed) if isinstance(each, dict))
 
 
-def _resolve(reference: Any, whole: Schema) -> Iterator[tuple[Pointer, Schema]]:
+def resolve(reference: Any, whole: Schema) -> Iterator[tuple[Pointer, Schema]]:
+    """Yields the subschema of `whole` that a reference names, if there is one, with its pointer."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return
     pointer = tuple(part.replace("~1", "/").replace("~0", "~") for part in reference[2:].split("/"))

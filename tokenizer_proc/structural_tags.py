@@ -8,9 +8,12 @@ import msgspec
 from msgspec import Meta
 
 from runtime.grammars import GrammarError
+from tokenizer_proc.schema_rules import BOUNDED_WHITESPACE, simplify
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
+
+OPTIONS = {"lenient": False, "whitespace_pattern": BOUNDED_WHITESPACE}
 
 
 class Structure(msgspec.Struct, frozen=True):
@@ -44,7 +47,7 @@ def structural_tag_grammar(text: str, tokenizer: "LLTokenizer") -> str:
         library.StructTag(
             trigger=_trigger_of(structure, tag.triggers),
             begin=structure.begin,
-            grammar=structure.schema | {"x-guidance": {"lenient": False}},
+            grammar=simplify(structure.schema) | {"x-guidance": OPTIONS},
             end=structure.end,
         )
         for structure in tag.structures

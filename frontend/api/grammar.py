@@ -17,11 +17,12 @@ Choices = Annotated[list[NonEmpty], Meta(min_length=1)]
 SCHEMA_TEXT = "a JSON schema (an object, true, or its text)"
 CHOICES_TEXT = "a list of strings, neither it nor any of them empty"
 FORMAT_TEXT = 'an object with a type: "text", "json_object", "json_schema" or "structural_tag"'
+SCHEMA_FORMAT_TEXT = '"json_schema": {"name": …, "schema": …}'
 OUTPUTS_TEXT = "an object with one of json, regex, choice, grammar, json_object and structural_tag"
 
 
 class SchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`strict` changes nothing: the schema is always kept to."""
+    """`strict` changes nothing: the schema is always kept to. `name` has to be there, as OpenAI has it."""
 
     schema: Raw
     name: str | None = None
@@ -30,13 +31,20 @@ class SchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last three are those of a structural tag."""
+    """`structures`, `triggers` and `format` are those of a structural tag.
+
+    The last four belong into `json_schema`, and are refused here.
+    """
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: SchemaFormat | None = None
     structures: Raw = msgspec.field(default_factory=Raw)
     triggers: Raw = msgspec.field(default_factory=Raw)
     format: Raw = msgspec.field(default_factory=Raw)
+    schema: Raw = msgspec.field(default_factory=Raw)
+    name: Raw = msgspec.field(default_factory=Raw)
+    strict: Raw = msgspec.field(default_factory=Raw)
+    description: Raw = msgspec.field(default_factory=Raw)
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,6 +100,8 @@ def make_grammar(fields: GrammarFields) -> Grammar | None:
     if _is_given(outputs.structural_tag):
         text = _text_of(outputs.structural_tag)
         asked.append(_Asked("structured_outputs.structural_tag", "structural_tag", text))
+    if fields.structured_outputs is not None and not any(each.param.startswith("structured_outputs") for each in asked):
+        raise bad_request(f"structured_outputs must be {OUTPUTS_TEXT}: none of them is given", "structured_outputs")
     if len(asked) > 1:
         names = " and ".join(each.param for each in asked)
         raise bad_request(f"{names} each say what the answer must be like: give one of them", asked[1].param)
@@ -106,14 +116,25 @@ def make_grammar(fields: GrammarFields) -> Grammar | None:
 
 def _asked_by_format(response_format: ResponseFormat | None) -> list[_Asked]:
     param = "response_format"
-    if response_format is None or response_format.type == "text":
+    if response_format is None:
+        return []
+    for name in ("schema", "name", "strict", "description"):
+        if _is_given(getattr(response_format, name)):
+            missing = "json_schema is missing" if response_format.json_schema is None else f"{name} is not taken"
+            text = f'{missing}: {name} belongs into json_schema, as in {{"type": "json_schema", {SCHEMA_FORMAT_TEXT}}}'
+            raise bad_request(f"response_format.{text}", "response_format.json_schema")
+    if response_format.type == "text":
         return []
     if response_format.type == "json_object":
         return [_Asked(param, "json_schema", ANY_OBJECT)]
     if response_format.type == "json_schema":
         schema = response_format.json_schema
         if schema is None:
-            raise bad_request("response_format.json_schema is required with this type", "response_format.json_schema")
+            text = f"response_format.json_schema is required with this type, as in {SCHEMA_FORMAT_TEXT}"
+            raise bad_request(text, "response_format.json_schema")
+        if not schema.name:
+            text = f"response_format.json_schema.name is required, as in {SCHEMA_FORMAT_TEXT}"
+            raise bad_request(text, "response_format.json_schema.name")
         return [_Asked(param, "json_schema", _text_of(schema.schema))]
     parts = {"structures": response_format.structures, "triggers": response_format.triggers}
     if not all(map(_is_given, parts.values())):

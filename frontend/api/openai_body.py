@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 
 from frontend.api.foreign_fields import FOREIGN, RENAMED
+from frontend.api.grammar import GrammarFields
 from frontend.api.logprob_fields import TokenNames
 from frontend.api.models import check_model
 from frontend.api.sampling import SamplingFields, Switch
@@ -48,6 +49,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 
 Other servers' names for what the answer must be like are among them: to ignore a constraint would be worse than a 400.
 """
+
+CONSTRAINTS = (*GrammarFields.__struct_fields__, "structural_tag", "grammar", "json_schema", "regex", "ebnf")
+"""What says what the answer must be like, here or (the last five) on other servers."""
 
 IGNORED = (
     *("parallel_tool_calls", "include_reasoning", "reasoning_effort", "prediction"),
@@ -192,7 +196,7 @@ def usage_options(body: OpenAiFields) -> UsageOptions:
 
 def name_rules(refused: dict[str, tuple[Any, ...]], ignored: Sequence[str] = ()) -> NameRules:
     """Returns what an endpoint that generates does about names it does not serve; `refused` is added to `REFUSED`."""
-    return NameRules({**REFUSED, **refused}, (*IGNORED, *ignored), RENAMED, FOREIGN)
+    return NameRules({**REFUSED, **refused}, (*IGNORED, *ignored), RENAMED, FOREIGN, CONSTRAINTS)
 
 
 def check_num_choices(service: Service, num_choices: int, name: str, num_prompts: int = 1) -> None:

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from frontend.api.grammar import MAX_GRAMMAR_BYTES
 from frontend.http.field_names import find_meant, shown_name
-from frontend.parsing.forced_calls import force_calls
+from frontend.parsing.forced_calls import find_without_object, force_calls
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import bad_request
 from messages.requests import CallGrammar, Grammar
@@ -191,6 +191,10 @@ def choose_tools(tools: ToolUse, choice: Choice, model_format: ModelFormat, *, a
         if name in schemas:
             text = f"a call of {name[:MAX_SHOWN_CHARS]!r} cannot be forced: its input is a grammar in Lark's form; give"
             raise bad_request(f'{text} a regex, or tool_choice "auto"', "tool_choice", "not_supported")
+    without_object = find_without_object(schemas)
+    if without_object is not None:
+        text = f"a call of {without_object[:MAX_SHOWN_CHARS]!r} cannot be forced: its parameters must be an object"
+        raise bad_request(f'{text} ("type": "object", with the value as a property)', "tools")
     return tools._replace(forced=_force(schemas, model_format, allows_several))
 
 

@@ -116,6 +116,9 @@ class BodyDecoder(Generic[T]):
         """Returns the decoded body and its warnings. Raises `RequestError` (400)."""
         fields = _SPLITTER.split(body)
         _check_containers(body, fields)
+        if hoisted := self._names.hoist(fields):
+            fields |= hoisted
+            body = msgspec.json.encode(fields)
         warnings = self._names.check(fields)
         given_names = self._names.rename(fields)
         if given_names:

@@ -1,5 +1,6 @@
 """What becomes of a body's fields by their names alone: served, renamed, refused, or ignored with a warning."""
 
+import contextlib
 import difflib
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -13,8 +14,13 @@ from messages.errors import RequestError, bad_request
 MISSPELLING_CUTOFF = 0.8
 """Similarity (difflib's ratio) from which an unknown name is taken for a misspelled one."""
 
+NULL = Raw(b"null")
+
 MAX_COMPARED_CHARS = 64
 """A longer name is no misspelling of any of ours, and comparing it would take time."""
+
+WRAPPERS = ("extra_body", "sampling_params")
+"""Parameters of client libraries and other servers that hold fields of the body."""
 
 MAX_LOGGED_NAMES = 256
 MAX_SHOWN_CHARS = 60
@@ -27,12 +33,14 @@ class NameRules(NamedTuple):
 
     `refused` exist but are not served, each with the values that mean the same as its absence; `ignored` make no
     difference. `renamed` are other servers' names for a field of the struct, `foreign` those that have no such field.
+    `hoisted` count also inside of `WRAPPERS`: to ignore them there would change what the answer must be like.
     """
 
     refused: Mapping[str, tuple[Any, ...]] = {}
     ignored: Collection[str] = ()
     renamed: Mapping[str, str] = {}
     foreign: Collection[str] = ()
+    hoisted: Collection[str] = ()
 
 
 class UnknownFields:
@@ -63,6 +71,21 @@ class FieldNames:
         self._renamed = {name: own for name, own in rules.renamed.items() if own in self._served}
         self._known = [*served, *rules.refused]
         self._unknown = unknown
+
+    def hoist(self, fields: Mapping[str, Raw]) -> dict[str, Raw]:
+        """Returns the fields inside of `WRAPPERS` that count as the body's. Raises `RequestError` (400)."""
+        hoisted: dict[str, Raw] = {}
+        for wrapper in WRAPPERS:
+            if wrapper not in fields or wrapper in self._served or self._unknown.is_strict:
+                continue
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                inner = msgspec.json.decode(fields[wrapper], type=dict[str, Raw])
+                found = {name: raw for name, raw in inner.items() if name in self._rules.hoisted and not is_null(raw)}
+                for name in found:
+                    if name in hoisted or not is_null(fields.get(name, NULL)):
+                        raise bad_request(f"{name} is given both in {wrapper} and outside of it: give it once", name)
+                hoisted |= found
+        return hoisted
 
     def check(self, fields: Mapping[str, Raw]) -> list[str]:
         """Returns a warning for each field that is ignored. Raises `RequestError` (400)."""

@@ -20,13 +20,22 @@ class ForcedCalls(NamedTuple):
     end: str
 
 
+def find_without_object(tools: Mapping[str, Any]) -> str | None:
+    """Returns the name of a tool whose arguments would be no object, which a call must have."""
+    for name, schema in tools.items():
+        types = schema.get("type", "object")
+        if types != "object" and not (isinstance(types, list) and "object" in types):
+            return name
+    return None
+
+
 def force_calls(forced: Forced, tools: Mapping[str, Any], *, allows_several: bool) -> tuple[ForcedCalls, ...]:
     """Returns the ways to call one of `tools`, whose values are the schemas of their parameters.
 
     The answer is one of them: each tool has its own where the name is in a mark. Where calls are a list, it may have
     several if `allows_several`.
     """
-    parameters = {name: schema or {"type": "object"} for name, schema in tools.items()}
+    parameters = {name: schema if "$ref" in schema else {**schema, "type": "object"} for name, schema in tools.items()}
     if NAME in forced.begin:
         return tuple(
             ForcedCalls(forced.begin.replace(NAME, name), schema, forced.end) for name, schema in parameters.items()

@@ -42,7 +42,7 @@ class DraftPlanner:
             limit = min(max_num_tokens, pending.max_len - num_tokens - 1)
             if limit <= 0:
                 continue
-            if pending.grammar is not None and (forced_ids := pending.grammar.forced_ids()[:limit]):
+            if pending.grammar is not None and (forced_ids := pending.grammar.forced_ids(limit)):
                 proposed.append((req, *self._forced(req, forced_ids)))
             elif drafter is not None and (draft := drafter.propose(req, limit)).token_ids:
                 proposed.append((req, draft, None))

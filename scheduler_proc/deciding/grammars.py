@@ -2,21 +2,23 @@
 
 import time
 from array import array
-from collections.abc import Callable, Collection, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
 from messages.columns import INT32
 from messages.errors import ErrorInfo, bad_request
 from messages.requests import SamplingParams
 from scheduler_proc.deciding.endings import Ending, end_tokens_of
+from scheduler_proc.deciding.grammar_time import GrammarTime, TimeAccount
 
 COMPLETE = Ending("stop")
 """Nothing more may come, not even white space."""
 
-SLOW_MASK_S, MAX_SLOW_S = 0.005, 0.5
-"""Bitmasks that take longer than the one may together take as long as the other: all rows wait for them. It is the
-thread's own time, so that a busy machine is nobody's fault."""
+MAX_FORCED = 32
+"""Tokens that are looked for ahead in one step: each takes a bitmask."""
+
+MAX_SPELLINGS = 16
+"""Tokens that may begin a text that must come, at most as many as its first one is long."""
 
 
 class Matcher(Protocol):
@@ -26,7 +28,6 @@ class Matcher(Protocol):
         """Writes the bitmask to this address. Raises `ValueError` unless the size is that of the tokenizer's."""
         ...
 
-    def compute_ff_tokens(self) -> list[int]: ...
     def consume_token(self, sampled_token: int, /) -> bool: ...
     def try_consume_tokens(self, tokens: list[int], /) -> int: ...
     def rollback(self, num_tokens: int, /) -> bool: ...
@@ -48,18 +49,31 @@ class MatcherTokenizer(Protocol):
         """What they take for the end: a guess where the model has none."""
         ...
 
+    def decode_bytes(self, tokens: list[int], /) -> bytes: ...
+
 
 class RequestGrammar:
     """The grammar of one request after the tokens that it has. `end_tokens` end it, `eos_tokens` the matcher.
 
-    An end token may come where the output may end. `error`: why no bitmask could be made, and no token will come.
+    An end token may come where the output may end. Bitmasks are charged to `account`.
     """
 
-    __slots__ = ("_bits", "_matcher", "_never", "_other_ends", "_slow_s", "_target", "_vocab_size", "error")
+    __slots__ = (
+        *("_account", "_ahead", "_bits", "_error", "_matcher", "_never", "_other_ends", "_target", "_tokenizer"),
+        "_vocab_size",
+    )
 
-    def __init__(self, matcher: Matcher, tokenizer: MatcherTokenizer, vocab_size: int, end_tokens: Collection[int]):
+    def __init__(
+        self,
+        matcher: Matcher,
+        tokenizer: MatcherTokenizer,
+        vocab_size: int,
+        end_tokens: Collection[int],
+        account: TimeAccount | None = None,
+    ):
         matcher_ends = tokenizer.eos_tokens
         self._matcher = matcher
+        self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         words = array(INT32, bytes(4 * -(-tokenizer.vocab_size // 32)))
         self._target = words.buffer_info()[0], 4 * len(words)
@@ -69,8 +83,15 @@ class RequestGrammar:
         self._other_ends = [
             token_id for token_id in end_tokens if token_id not in matcher_ends and 0 <= token_id < vocab_size
         ]
-        self._slow_s = 0.0
-        self.error: ErrorInfo | None = None
+        self._account = account or GrammarTime().account_of(0)
+        self._ahead: dict[tuple[int, ...], bytes] = {}
+        """Bitmasks of this step, by the draft tokens before them."""
+        self._error: ErrorInfo | None = None
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        """Why no bitmask could be made, and no token will come."""
+        return self._error or self._account.error
 
     @property
     def is_complete(self) -> bool:
@@ -78,12 +99,13 @@ class RequestGrammar:
 
     @property
     def is_slow(self) -> bool:
-        """Tells whether a bitmask has taken so long that only so many more may."""
-        return self._slow_s > 0
+        """True if bitmasks have taken so long that no more than necessary should be made."""
+        return self._account.is_slow
 
     def accept(self, token_id: int) -> Ending | None:
         """Moves on by a token that does not end the request; returns how the request ends with it, if it does."""
         matcher = self._matcher
+        self._ahead.clear()
         if not matcher.consume_token(token_id):
             return Ending("error", error=self.error or _explain(matcher.get_error()))
         return COMPLETE if matcher.is_stopped() else None
@@ -95,37 +117,59 @@ class RequestGrammar:
         """
         if self.error is not None:
             return bytes(len(self._bits))
-        start_s = time.thread_time()
-        num_drafts = self._matcher.try_consume_tokens(list(draft_ids)) if draft_ids else 0
-        bitmask = self._make_bitmask() if num_drafts == len(draft_ids) else bytes(len(self._bits))
-        if num_drafts:
-            self._matcher.rollback(num_drafts)
-        self._note_time(time.thread_time() - start_s)
-        return bitmask
+        drafts = tuple(draft_ids)
+        return self._ahead.get(drafts) or self._look_ahead(drafts)
 
-    def forced_ids(self) -> "array[int]":
-        """Returns the int32 ids, as the tokenizer would write them, of the text that must come next.
+    def forced_ids(self, max_num_tokens: int) -> "array[int]":
+        """Returns int32 ids of the text that must come next, at most so many: the longest token each time.
 
         Other tokens may write the same text, so the model may still choose differently.
         """
-        if self.error is not None:
-            return array(INT32)
-        start_s = time.thread_time()
-        forced = array(INT32, takewhile(self._vocab_size.__gt__, self._matcher.compute_ff_tokens()))
-        self._note_time(time.thread_time() - start_s)
+        forced = array(INT32)
+        max_num_tokens = min(max_num_tokens, MAX_FORCED)
+        while len(forced) < max_num_tokens and not self.is_slow:
+            token_id = self._find_forced(self.bitmask(forced))
+            if token_id is None:
+                break
+            forced.append(token_id)
         return forced
+
+    def _find_forced(self, bitmask: bytes) -> int | None:
+        """Returns the longest of the allowed tokens if all others are beginnings of it and none is an end token."""
+        bits = int.from_bytes(bitmask, "little")
+        count = bits.bit_count()
+        if not 1 <= count <= MAX_SPELLINGS:
+            return None
+        token_ids = list(_ids_in(bits))
+        ends = {*self._tokenizer.eos_tokens, *self._other_ends}
+        if token_ids[0] >= self._vocab_size or not ends.isdisjoint(token_ids):
+            return None
+        if count == 1:
+            return token_ids[0]
+        texts = [self._tokenizer.decode_bytes([token_id]) for token_id in token_ids]
+        longest = max(texts, key=len)
+        return token_ids[texts.index(longest)] if all(map(longest.startswith, texts)) else None
 
     def leaves_none(self, is_banned: Callable[[int], bool]) -> bool:
         """Tells whether all that the grammar allows is banned by something else."""
-        bitmask = int.from_bytes(self.bitmask(), "little")
-        return all(is_banned(token_id) for token_id in range(bitmask.bit_length()) if bitmask >> token_id & 1)
+        return all(map(is_banned, _ids_in(int.from_bytes(self.bitmask(), "little"))))
+
+    def _look_ahead(self, drafts: tuple[int, ...]) -> bytes:
+        start_s = time.thread_time()
+        num_drafts = self._matcher.try_consume_tokens(list(drafts)) if drafts else 0
+        bitmask = self._make_bitmask() if num_drafts == len(drafts) else bytes(len(self._bits))
+        if num_drafts:
+            self._matcher.rollback(num_drafts)
+        self._account.charge(time.thread_time() - start_s)
+        self._ahead[drafts] = bitmask
+        return bitmask
 
     def _make_bitmask(self) -> bytes:
         matcher, bits = self._matcher, self._bits
         matcher.unsafe_compute_mask_ptr(*self._target)
         words = matcher.get_error()
         if words and not words.startswith("NoExtension"):
-            self.error = _explain(words)
+            self._error = _explain(words)
             return bytes(len(bits))
         for token_id in self._never:
             bits[token_id >> 3] &= ~(1 << (token_id & 7))
@@ -133,12 +177,6 @@ class RequestGrammar:
             for token_id in self._other_ends:
                 bits[token_id >> 3] |= 1 << (token_id & 7)
         return bits.tobytes()
-
-    def _note_time(self, spent_s: float) -> None:
-        if spent_s > SLOW_MASK_S:
-            self._slow_s += spent_s
-            if self._slow_s > MAX_SLOW_S:
-                self.error = _explain("finding the tokens that may come takes too long: make it simpler")
 
 
 def make_grammar(
@@ -148,14 +186,23 @@ def make_grammar(
     output_ids: "array[int]",
     eos_token_ids: Collection[int],
     vocab_size: int,
+    account: TimeAccount | None = None,
 ) -> RequestGrammar:
     """Returns the grammar of a request that has this output. Raises `RequestError` where the output is none of it."""
     num_consumed = matcher.try_consume_tokens(output_ids.tolist()) if output_ids else 0
     if num_consumed < len(output_ids):
         words = matcher.get_error() or "the output so far is not what it allows"
         raise bad_request(f"the grammar cannot be continued: {words}")
-    return RequestGrammar(matcher, tokenizer, vocab_size, end_tokens_of(params, eos_token_ids))
+    return RequestGrammar(matcher, tokenizer, vocab_size, end_tokens_of(params, eos_token_ids), account)
 
 
 def _explain(words: str) -> ErrorInfo:
     return ErrorInfo(status=400, message=f"the grammar cannot be followed any further: {words.split(chr(10), 1)[0]}")
+
+
+def _ids_in(bits: int) -> Iterator[int]:
+    """Yields the ids of a bitmask, the last one first."""
+    while bits:
+        token_id = bits.bit_length() - 1
+        bits ^= 1 << token_id
+        yield token_id

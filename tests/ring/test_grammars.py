@@ -98,6 +98,29 @@ def test_every_form(ring: RingClient, fields: dict[str, Any], is_right: Callable
     assert got.finish_reason == ("length" if "ignore_eos" in fields else "stop")
 
 
+OK = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.5, "seed": 2}])
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_a_model_that_likes_white_space_ends_its_json(ring: RingClient, params: dict[str, Any], path: str) -> None:
+    request = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "ok", "schema": OK}},
+        "max_tokens": 150,
+        **({"prompt": "ROMEO:"} if path == "completions" else {"messages": [{"role": "user", "content": "Is it ok?"}]}),
+        **params,
+    }
+    (choice,) = httpx.post(f"{ring.url}/v1/{path}", json=request, timeout=TIMEOUT_S).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    text = choice["text"] if path == "completions" else choice["message"]["content"]
+    jsonschema.validate(json.loads(text), OK)
+
+
 def test_a_structural_tag_constrains_what_its_trigger_begins(ring: RingClient) -> None:
     tag = {
         "type": "structural_tag",

@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.background import NUM_THREADS, BackgroundCalls
+from runtime.background import NUM_THREADS, BackgroundCalls, NeverBegunError
 
 TIMEOUT_S = 20.0
 
@@ -68,11 +68,25 @@ def test_a_call_that_waited_too_long_for_a_thread_is_not_made() -> None:
     while len(calls):
         outcomes.update(calls.pop_done())
     assert all(isinstance(outcome, TimeoutError) for outcome in outcomes.values())
+    assert [key for key, outcome in outcomes.items() if isinstance(outcome, NeverBegunError)] == [9]
     release.set()
     calls.timeout_s = TIMEOUT_S
     calls.start(10, lambda: note(10))
     assert wait_for_all(calls, woken) == {10: "made"}
     assert made == [10]
+
+
+def test_time_spent_waiting_is_not_that_of_the_call() -> None:
+    woken, release = threading.Event(), threading.Event()
+    calls: BackgroundCalls[int, str] = BackgroundCalls(woken.set, TIMEOUT_S, num_threads=1)
+    calls.start(1, lambda: str(release.wait(TIMEOUT_S)))
+    calls.start(2, lambda: str(release.wait(TIMEOUT_S)))
+    (first, second) = calls._open
+    asked_until_s = second.deadline_s
+    release.set()
+    assert wait_for_all(calls, woken) == {1: "True", 2: "True"}
+    assert second.deadline_s > asked_until_s
+    assert first.has_begun
 
 
 @pytest.mark.parametrize("depth", [50_000])

@@ -23,6 +23,9 @@ class SimulatedTokenizer:
     def __init__(self, model_vocab_size: int):
         self.vocab_size = model_vocab_size + 40
 
+    def decode_bytes(self, tokens: list[int], /) -> bytes:
+        return b"".join(b"%03d" % token_id for token_id in tokens)
+
 
 def grammar_of(num_tokens: int, salt: int = 0) -> Grammar:
     """Returns the grammar of outputs of `num_tokens`, which may end when they have half of them."""
@@ -32,7 +35,7 @@ def grammar_of(num_tokens: int, salt: int = 0) -> Grammar:
 class SimulatedMatcher:
     """As `llguidance.LLMatcher`. About a third of the ids may come next, and EOS where the output may end.
 
-    With the salt `FORCING` it is often only one. What is forced may be one of several: others can write the same text.
+    With the salt `FORCING` it is often only one.
     """
 
     def __init__(self, text: str, vocab_size: int):
@@ -49,14 +52,6 @@ class SimulatedMatcher:
         ids = {each for each in range(self._vocab_size) if zlib.crc32(b"%d %d" % (before, each)) % 3 == 0}
         ids = (ids - {EOS}) or {1}
         return {min(ids)} if self._salt == FORCING and before % 4 else ids
-
-    def compute_ff_tokens(self) -> list[int]:
-        forced: list[int] = []
-        while len(forced) < 3 and self._state() % 4 and not (self.is_stopped() or self.is_accepting()):
-            forced.append(min(self.allowed()))
-            self._consumed.append(forced[-1])
-        self.rollback(len(forced))
-        return forced
 
     def _state(self) -> int:
         return zlib.crc32(repr((self._salt, self._consumed)).encode())

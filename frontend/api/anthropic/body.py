@@ -131,7 +131,7 @@ def make_conversation(
     output_format = body.output_config.format if body.output_config else None
     if output_format is not None:
         body = msgspec.structs.replace(
-            body, response_format=ResponseFormat("json_schema", SchemaFormat(output_format.schema))
+            body, response_format=ResponseFormat("json_schema", SchemaFormat(output_format.schema, "output"))
         )
     params = sampling.make_params(
         msgspec.structs.replace(body, stop=stop or body.stop), max_tokens=context_tokens, seed=seed

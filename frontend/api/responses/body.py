@@ -142,4 +142,6 @@ def _response_format(text: TextOptions | None) -> ResponseFormat | None:
         return None if asked.type == "text" else ResponseFormat(asked.type)
     if asked.schema is UNSET:
         raise bad_request("text.format.schema is required with this type", "text")
-    return ResponseFormat("json_schema", SchemaFormat(asked.schema))
+    if not asked.name:
+        raise bad_request("text.format.name is required with this type", "text")
+    return ResponseFormat("json_schema", SchemaFormat(asked.schema, asked.name))

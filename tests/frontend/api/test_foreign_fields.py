@@ -43,6 +43,34 @@ def test_what_the_answer_must_be_like_is_refused_and_not_dropped(server: Fronten
     assert (reply.json()["error"]["param"], reply.json()["error"]["code"]) == (name, "not_supported")
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("wrapper", ["extra_body", "sampling_params"])
+def test_what_the_answer_must_be_like_counts_also_in_a_wrapper(server: FrontendRun, path: str, wrapper: str):
+    for inner, text in (
+        ({"guided_regex": "a+", "temperature": 3}, "a+"),
+        ({"structured_outputs": {"regex": "b+"}, "guided_json": None}, "b+"),
+        ({"response_format": {"type": "json_object"}}, '{"type":"object"}'),
+    ):
+        asked = server.ask(path, {**good(path), wrapper: inner})
+        message = server.take_request()
+        server.send(final(message))
+        assert asked.response().status_code == 200
+        assert message.sampling_params.grammar is not None
+        assert message.sampling_params.grammar.text == text
+        assert message.sampling_params.temperature == 1.0
+    for given, param in (
+        ({wrapper: {"json_schema": "{}"}}, "json_schema"),
+        ({wrapper: {"guided_regex": "a"}, "guided_regex": "b"}, "guided_regex"),
+        ({"extra_body": {"guided_regex": "a"}, "sampling_params": {"guided_regex": "a"}}, "guided_regex"),
+        ({wrapper: {"structured_outputs": {}}}, "structured_outputs"),
+    ):
+        reply = server.client.post(path, json={**good(path), **given})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    asked = server.ask(path, {**good(path), wrapper: [{"guided_regex": "a"}]})
+    server.send(final(server.take_request()))
+    assert asked.response().status_code == 200
+
+
 def test_the_flag_refuses_all_that_is_not_ours():
     with FrontendRun(make_config(HttpConfig(port=0, strict_fields=True))) as run:
         for path in PATHS:

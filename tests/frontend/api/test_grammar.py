@@ -20,8 +20,6 @@ def read(text: str) -> Grammar | None:
         "{}",
         '{"response_format": null, "structured_outputs": null, "guided_json": null, "guided_choice": null}',
         '{"response_format": {"type": "text"}}',
-        '{"structured_outputs": {}}',
-        '{"structured_outputs": {"json": null, "json_object": false}}',
     ],
 )
 def test_nothing_asked_for(text: str) -> None:
@@ -47,7 +45,7 @@ def test_nothing_asked_for(text: str) -> None:
             "response_format",
         ),
         (
-            '{"response_format": {"type": "json_schema", "json_schema": {"strict": false, "schema": true}}}',
+            '{"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": true}}}',
             "json_schema",
             "true",
             "response_format",
@@ -82,6 +80,38 @@ def test_white_space() -> None:
             "response_format and guided_json",
         ),
         ('{"response_format": {"type": "json_schema"}}', "response_format.json_schema", "required"),
+        (
+            '{"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}',
+            "response_format.json_schema.name",
+            "name is required",
+        ),
+        (
+            '{"response_format": {"type": "json_schema", "json_schema": {"name": "", "schema": {}}}}',
+            "response_format.json_schema.name",
+            "name is required",
+        ),
+        (
+            '{"response_format": {"type": "json_schema", "name": "x", "strict": true, "schema": {"type": "object"}}}',
+            "response_format.json_schema",
+            "response_format.json_schema is missing: schema belongs into json_schema",
+        ),
+        (
+            '{"response_format": {"type": "json_object", "schema": {"type": "object"}}}',
+            "response_format.json_schema",
+            "json_schema is missing",
+        ),
+        (
+            '{"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}, "strict": true}}',
+            "response_format.json_schema",
+            "response_format.strict is not taken: strict belongs into json_schema",
+        ),
+        ('{"structured_outputs": {}}', "structured_outputs", "none of them is given"),
+        ('{"structured_outputs": {"json": null, "json_object": false}}', "structured_outputs", "none of them is given"),
+        (
+            '{"structured_outputs": {"whitespace_pattern": " ", "disable_any_whitespace": true}}',
+            "structured_outputs",
+            "json, regex, choice, grammar, json_object and structural_tag",
+        ),
         ('{"response_format": {"type": "structural_tag", "format": {}}}', "response_format", "structures and triggers"),
         (f'{{"guided_regex": "{"a" * 300_000}"}}', "guided_regex", "at most 262144 characters"),
         (

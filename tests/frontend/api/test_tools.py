@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from frontend.api.grammar import MAX_GRAMMAR_BYTES
-from frontend.api.tools import MAX_TOOLS, check_tools, choose_tools, read_choice
+from frontend.api.tools import MAX_TOOLS, Named, check_tools, choose_tools, read_choice
 from frontend.parsing.model_format import choose_format
 from messages.errors import RequestError
 from messages.replies import PromptReply
@@ -301,3 +301,24 @@ def test_calls_that_are_not_json_and_tools_that_are_too_long_cannot_be_forced():
     ):
         with pytest.raises(RequestError, match=fragment):
             choose_tools(check_tools(tools), "required", model_format, allows_several=True)
+
+
+@pytest.mark.parametrize("model_format", ["hermes", "mistral", "llama3_json"])
+def test_a_tool_whose_arguments_are_no_object_cannot_be_forced(model_format: str):
+    kind = choose_format(model_format, "none", "")
+    for schema in ({"type": "string"}, {"type": ["array", "null"]}):
+        tools = check_tools([tool("good"), tool("bad", parameters=schema)])
+        assert choose_tools(tools, "auto", kind, allows_several=True).forced is None
+        assert choose_tools(tools, Named("good"), kind, allows_several=True).forced is not None
+        for choice in ("required", Named("bad")):
+            with pytest.raises(RequestError, match="a call of 'bad' cannot be forced: its parameters must be an obj"):
+                choose_tools(tools, choice, kind, allows_several=True)
+
+
+def test_the_arguments_of_a_forced_call_are_an_object_also_without_a_type():
+    kind = choose_format("hermes", "none", "")
+    for schema in ({"properties": {"a": {"type": "integer"}}}, {"type": ["object", "null"]}, {}):
+        use = choose_tools(check_tools([tool(parameters=schema)]), "required", kind, allows_several=True)
+        assert use.forced is not None
+        ((_, call, _),) = msgspec.json.decode(use.forced.text, type=CallGrammar).calls
+        assert call["properties"]["arguments"] == {**schema, "type": "object"}

@@ -1,6 +1,7 @@
 """A draft model on the pages of the model's: what it lacks it computes, and nothing it does changes a token."""
 
 import random
+from array import array
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +11,10 @@ from messages.columns import pack_int32, unpack_int32
 from messages.requests import AbortMsg
 from scheduler_proc.deciding.draft_lengths import UNTRIED, DraftLengths
 from scheduler_proc.deciding.draft_model import MOST_LACKING
+from scheduler_proc.deciding.grammars import RequestGrammar
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_draft_model import MAX_DRAFTS, add_draft_model
-from tests.scheduler_proc.simulated_grammar import SimulatedMatcher, grammar_of
+from tests.scheduler_proc.simulated_grammar import grammar_of
 from tests.scheduler_proc.simulated_runner import expected_output
 from tests.scheduler_proc.soak import MAX_MODEL_LEN, Soak
 
@@ -55,7 +57,7 @@ def test_a_model_that_samples_alike_is_always_right_and_feeds_each_token_once():
     ],
 )
 def test_it_samples_with_all_that_the_request_asks_for(params, monkeypatch):
-    monkeypatch.setattr(SimulatedMatcher, "compute_ff_tokens", lambda self: [])
+    monkeypatch.setattr(RequestGrammar, "forced_ids", lambda self, max_num_tokens: array("i"))
     bench = Bench()
     add_draft_model(bench)
     message = user_msg(1, PROMPT, 26, **{**SAMPLED, **params})
@@ -227,7 +229,7 @@ def test_random_requests_get_what_they_must(
 
 
 def test_a_soak_with_preemptions_in_which_all_drafts_are_right(monkeypatch):
-    monkeypatch.setattr(SimulatedMatcher, "compute_ff_tokens", lambda self: [])
+    monkeypatch.setattr(RequestGrammar, "forced_ids", lambda self, max_num_tokens: array("i"))
     bench = Bench(num_pages=40, page_size=4, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=48)
     add_draft_model(bench)
     soak = Soak(20, 150, bench)

@@ -1,3 +1,4 @@
+import resource
 from array import array
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +15,12 @@ from messages.requests import AbortMsg, Grammar, SamplingParams
 from runtime.grammars import GrammarCompiler
 from scheduler_proc.deciding.drafts import NO_DRAFT, Draft
 from scheduler_proc.deciding.endings import Ending
-from scheduler_proc.deciding.grammars import MAX_SLOW_S, RequestGrammar, make_grammar
+from scheduler_proc.deciding.grammars import MAX_FORCED, RequestGrammar, make_grammar
 from scheduler_proc.deciding.requests import Req
 from scheduler_proc.deciding.scheduler import Scheduler
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_grammar import (
     FORCING,
-    SimulatedMatcher,
     SimulatedTokenizer,
     allowed_next,
     grammar_of,
@@ -106,14 +106,31 @@ def test_what_is_no_beginning_cannot_be_continued(compiler: GrammarCompiler) -> 
     assert ending.error.status == 400
 
 
-def test_what_must_come_is_forced_in_the_tokens_of_the_tokenizer(compiler: GrammarCompiler) -> None:
+def test_what_must_come_is_forced_in_the_longest_tokens(compiler: GrammarCompiler) -> None:
     grammar = real_grammar(compiler, '\\{"name": (true|false)\\}')
     tokenizer = compiler.tokenizer()
-    forced = tokenizer.tokenize_str('{"name": ')
-    assert list(grammar.forced_ids())[: len(forced) - 1] == forced[:-1]
-    for token_id in forced + tokenizer.tokenize_str("true"):
-        grammar.accept(token_id)
-    assert list(grammar.forced_ids()) == tokenizer.tokenize_str("}")
+    forced = list(grammar.forced_ids(99))
+    assert '{"name": '.startswith(tokenizer.decode_str(forced))
+    assert len(tokenizer.decode_str(forced)) >= len('{"name":')
+    assert list(grammar.forced_ids(2)) == forced[:2]
+    for token_id in tokenizer.tokenize_str('{"name": true'):
+        assert grammar.accept(token_id) is None
+    assert list(grammar.forced_ids(99)) == tokenizer.tokenize_str("}")
+    assert grammar.forced_ids(0) == array("i")
+
+
+LONG_TEXT = 'start: a{100} b\na: "' + "to be or not " * 700 + '"\nb: "c"'
+
+
+def test_a_long_text_that_must_come_is_looked_at_a_few_tokens_ahead(compiler: GrammarCompiler) -> None:
+    """With llguidance's own forcing the text is looked through at once, and kept: 900 KB and 180 MB here."""
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    matcher = compiler.compile(LONG_TEXT)
+    grammar = RequestGrammar(matcher, compiler.tokenizer(), REAL_VOCAB_SIZE, (REAL_EOS,))
+    assert ids_in(grammar.bitmask())
+    assert len(grammar.forced_ids(10**6)) == MAX_FORCED
+    assert matcher.compute_ff_tokens() == []
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 50_000
 
 
 def same_masks(compiler: GrammarCompiler, matcher: LLMatcher, vocab_size: int, num_tokens: int) -> list[set[int]]:
@@ -180,37 +197,13 @@ class NoDrafts:
         return NO_DRAFT
 
 
-class Forcing(SimulatedMatcher):
-    def compute_ff_tokens(self) -> list[int]:
-        return [3, VOCAB_SIZE - 1, VOCAB_SIZE, 4]
-
-
 def test_no_id_is_forced_that_the_model_does_not_have() -> None:
-    grammar = RequestGrammar(Forcing("9 0", VOCAB_SIZE), SimulatedTokenizer(VOCAB_SIZE), VOCAB_SIZE, (EOS,))
-    assert list(grammar.forced_ids()) == [3, VOCAB_SIZE - 1]
-
-
-class SlowMatcher(SimulatedMatcher):
-    def __init__(self, clock: list[float]):
-        super().__init__("1000 0", VOCAB_SIZE)
-        self._clock = clock
-
-    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int, /) -> None:
-        self._clock[0] += MAX_SLOW_S / 4
-        super().unsafe_compute_mask_ptr(trg_pointer, trg_byte_size)
-
-
-def test_a_grammar_that_keeps_the_others_waiting_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("scheduler_proc.deciding.grammars.time.thread_time", lambda: clock[0])
-    grammar = RequestGrammar(SlowMatcher(clock), SimulatedTokenizer(VOCAB_SIZE), VOCAB_SIZE, (EOS,))
-    num_made = 0
-    while grammar.error is None:
-        grammar.bitmask()
-        num_made += 1
-    assert num_made <= 5
-    assert "takes too long" in grammar.error.message
-    assert ids_in(grammar.bitmask()) == set()
+    compiler = compiler_of(REAL_VOCAB_SIZE)
+    (last,) = compiler.tokenizer().tokenize_str("z")
+    for vocab_size, forced in ((last + 1, [last]), (last, [])):
+        matcher = compiler.compile('start: "z"')
+        grammar = RequestGrammar(matcher, compiler.tokenizer(), vocab_size, (REAL_EOS,))
+        assert list(grammar.forced_ids(9)) == forced
 
 
 def test_the_output_is_what_the_grammar_allows() -> None:

@@ -1,0 +1,159 @@
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from messages.columns import pack_int32
+from messages.config import Config, ModelFacts, SchedulingConfig
+from messages.errors import ErrorInfo
+from messages.replies import UserReply
+from messages.requests import AbortMsg, Grammar, SamplingParams, Stamps, UserMsg
+from tokenizer_proc.grammar_checks import GrammarChecks, GrammarChild
+from tokenizer_proc.grammar_child import MAX_CPU_S, Checked
+
+MODEL_DIR = str(Path(__file__).resolve().parents[2] / "assets" / "shakespeare-gpt2")
+TIMEOUT_S = 120.0
+FACTS = ModelFacts(
+    model_dir=MODEL_DIR,
+    tokenizer_dir=MODEL_DIR,
+    served_names=("m",),
+    vocab_size=3072,
+    max_model_len=1024,
+    eos_token_ids=(0,),
+)
+
+SLOW_SCHEMA = json.dumps({"allOf": [{"type": "string", "pattern": f".*{number:x}.*"} for number in range(20)]})
+"""An intersection of patterns: hours of computing."""
+
+RULES = [f'r{number} ::= "{number:x}" r{number + 1}?' for number in range(9_000)]
+SLOW_GBNF = "\n".join(["root ::= r0", *RULES, 'r9000 ::= "a"'])
+"""245 KB, 110 s of computing in llguidance's translator."""
+
+
+class Checks:
+    """Grammar checks with their main loop."""
+
+    def __init__(self, timeout_s: float = TIMEOUT_S):
+        self._woken = threading.Event()
+        config = Config(scheduling=SchedulingConfig(grammar_timeout_s=timeout_s), facts=FACTS)
+        self.checks = GrammarChecks(config, self._woken.set)
+
+    def start(self, uid: int, grammar: Grammar, attempt: int = 0) -> None:
+        self.checks.start(UserMsg(uid, attempt, pack_int32([1]), SamplingParams(5, grammar=grammar), Stamps()))
+
+    def take(self, count: int) -> list[UserMsg | AbortMsg | UserReply]:
+        taken: list[UserMsg | AbortMsg | UserReply] = []
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while len(taken) < count:
+            assert time.monotonic() < deadline_s
+            self._woken.wait(0.05)
+            self._woken.clear()
+            taken += self.checks.pop_done()
+        return taken
+
+    def error(self, uid: int, grammar: Grammar) -> ErrorInfo | None:
+        self.start(uid, grammar)
+        (answer,) = self.take(1)
+        return answer.error if isinstance(answer, UserReply) else None
+
+
+def schema(value: object) -> Grammar:
+    return Grammar("json_schema", value if isinstance(value, str) else json.dumps(value), "response_format")
+
+
+@pytest.fixture(scope="module")
+def checks() -> Iterator[Checks]:
+    checks = Checks()
+    yield checks
+    checks.checks.close()
+
+
+def test_messages_come_back_checked_or_refused_and_no_abort_overtakes(checks: Checks) -> None:
+    checks.start(1, schema({"type": "object"}))
+    checks.start(2, schema({"not": {"type": "null"}}), attempt=3)
+    assert checks.checks.keep(AbortMsg(1, 0))
+    assert not checks.checks.keep(AbortMsg(5, 0))
+    taken = checks.take(3)
+    of_first = [each for each in taken if each.uid == 1]
+    assert isinstance(of_first[0], UserMsg)
+    assert of_first[0].sampling_params.grammar is not None
+    assert of_first[0].sampling_params.grammar.kind == "llguidance"
+    assert of_first[1:] == [AbortMsg(1, 0)]
+    (refusal,) = [each for each in taken if each.uid == 2]
+    assert isinstance(refusal, UserReply)
+    assert (refusal.attempt, refusal.finish_reason) == (3, "error")
+    assert refusal.error is not None
+    assert refusal.error.status == 400
+    assert not checks.checks.keep(AbortMsg(1, 0))
+
+
+def test_a_grammar_that_takes_too_much_computing_ends_its_process_alone(checks: Checks) -> None:
+    error = checks.error(1, schema(SLOW_SCHEMA))
+    words = f"response_format takes more than {MAX_CPU_S} s of computing to compile: make it simpler"
+    assert error == ErrorInfo(400, words, param="response_format")
+    assert checks.error(2, schema({"type": "integer"})) is None
+
+
+def test_a_schema_does_not_wait_for_a_grammar_in_gbnf(checks: Checks) -> None:
+    for uid in (1, 2):
+        checks.start(uid, Grammar("lark", SLOW_GBNF + "\n" * uid, "guided_grammar"))
+    checks.start(3, schema({"type": "number"}))
+    answers = checks.take(3)
+    assert answers[0].uid == 3
+    assert isinstance(answers[0], UserMsg)
+    for answer in answers[1:]:
+        assert isinstance(answer, UserReply)
+        assert answer.error is not None
+        assert (answer.error.status, answer.error.param) == (400, "guided_grammar")
+
+
+def test_choices_of_a_request_and_later_requests_share_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Grammar] = []
+
+    def check(self: GrammarChild, grammar: Grammar, timeout_s: float) -> Checked:
+        checked.append(grammar)
+        return Checked(error=ErrorInfo(400, "bad")) if grammar == schema("bad") else Checked(grammar)
+
+    monkeypatch.setattr(GrammarChild, "check", check)
+    checks = Checks()
+    for uid in range(64):
+        checks.start(uid, schema("bad"))
+    assert len(checks.take(64)) == 64
+    assert checks.error(64, schema("bad")) == ErrorInfo(400, "bad")
+    assert checks.error(65, schema("good")) is None
+    assert checks.error(66, schema("good")) is None
+    assert checked == [schema("bad"), schema("good")]
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_one_that_waited_may_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    release = threading.Event()
+
+    def check(self: GrammarChild, grammar: Grammar, timeout_s: float) -> Checked:
+        release.wait(TIMEOUT_S)
+        return Checked(grammar)
+
+    monkeypatch.setattr(GrammarChild, "check", check)
+    checks = Checks(timeout_s=0.3)
+    checks.start(1, schema("{}"))
+    checks.start(2, schema("true"))
+    errors = {each.uid: each.error for each in checks.take(2) if isinstance(each, UserReply)}
+    assert errors[1] is not None
+    assert errors[1].status == 400
+    assert "took longer than 0.3 s to compile (--grammar-timeout-s)" in errors[1].message
+    assert errors[2] is not None
+    assert (errors[2].status, errors[2].code) == (503, "busy")
+    assert "response_format was not looked at: other grammars" in errors[2].message
+    release.set()
+
+
+def test_a_child_that_does_not_reply_is_ended() -> None:
+    child = GrammarChild(FACTS)
+    with pytest.raises(TimeoutError):
+        child.check(schema(SLOW_SCHEMA), 0.01)
+    assert child.check(schema({}), TIMEOUT_S).error is None
+    child.close()

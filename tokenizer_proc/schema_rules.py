@@ -1,0 +1,175 @@
+"""JSON schemas before llguidance sees them: what forbids nothing is left out, what cannot be kept to exactly refused.
+
+llguidance refuses keywords that it does not know, whatever they say, and rounds or saturates large integers in silence.
+"""
+
+# pyright: basic
+# (values here are whatever JSON holds)
+
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+from runtime.grammars import GrammarError
+from tokenizer_proc.schema_faults import DEFINITIONS, OF_NAMED_SCHEMAS, OF_SCHEMA_LISTS, OF_SCHEMAS, resolve
+
+BOUNDED_WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
+"""Between the tokens of JSON: a blank, or a line break with its indentation, as llama.cpp has it. Small models would
+otherwise write white space until `max_tokens`."""
+
+MAX_EXACT = 1 << 53
+"""Up to here every integer is a float64, which is what llguidance reads numbers as."""
+
+MAX_INT64 = (1 << 63) - 1
+
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+ANNOTATIONS = {
+    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$anchor"),
+    *("contentEncoding", "contentMediaType", "contentSchema"),
+}
+PLAIN_FORMATS = {"password", "binary"}
+FORMATS_OF_PATTERNS = {
+    *("cuid", "cuid2", "ulid", "nanoid", "xid", "ksuid", "emoji", "e164", "base64", "base64url", "cidrv4", "cidrv6"),
+    *("jwt", "lowercase", "uppercase", "guid"),
+}
+"""Zod's names for the patterns that it gives with them."""
+
+
+def read_schema(text: str) -> Any:
+    """Returns a schema as `simplify` does. Raises `GrammarError`, and `ValueError` for what is not JSON."""
+    return simplify(json.loads(text, parse_float=_read_float, parse_constant=_refuse_constant))
+
+
+def simplify(schema: Any, whole: Any = None) -> Any:
+    """Returns a schema of the same values without keywords that are true of every value.
+
+    References are into `whole`, by default the schema itself. Raises `GrammarError` for a number that llguidance would
+    take for another one.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    whole = schema if whole is None else whole
+    _check_numbers(schema)
+    simple = {key: _simplify_part(key, value, whole) for key, value in schema.items()}
+    _enforce_names(simple, whole)
+    for key in [key for key in simple if _forbids_nothing(key, simple)]:
+        del simple[key]
+    return simple
+
+
+def _simplify_part(key: str, value: Any, whole: Any) -> Any:
+    if key in OF_SCHEMA_LISTS and isinstance(value, list):
+        return [simplify(each, whole) for each in value]
+    if key in OF_SCHEMAS:
+        return simplify(value, whole)
+    if (key in OF_NAMED_SCHEMAS or key in DEFINITIONS or key == "dependencies") and isinstance(value, dict):
+        return {name: simplify(each, whole) for name, each in value.items()}
+    return value
+
+
+def _forbids_nothing(key: str, schema: dict[str, Any]) -> bool:
+    value = schema[key]
+    match key:
+        case "propertyNames":
+            return _allows_all(value, "string")
+        case "unevaluatedProperties" | "unevaluatedItems":
+            return _allows_all(value)
+        case "uniqueItems":
+            return value is False or schema.get("maxItems") in (0, 1)
+        case "not":
+            return value is False
+        case "if" | "then" | "else":
+            parts = [schema[part] for part in ("then", "else") if part in schema]
+            return "if" not in schema or all(map(_allows_all, parts))
+        case "dependentRequired" | "dependentSchemas" | "dependencies":
+            return isinstance(value, dict) and all(each == [] or _allows_all(each) for each in value.values())
+        case "contains" | "minContains" | "maxContains":
+            return "contains" not in schema or (schema.get("minContains") == 0 and "maxContains" not in schema)
+        case "format":
+            names = PLAIN_FORMATS | FORMATS_OF_PATTERNS if "pattern" in schema else PLAIN_FORMATS
+            return isinstance(value, str) and value in names
+        case _:
+            return False
+
+
+def _allows_all(schema: Any, value_type: str = "") -> bool:
+    """True if every value is valid, or every one of this type."""
+    if not isinstance(schema, dict):
+        return schema is True
+    types = schema.get("type", value_type)
+    is_of_type = value_type == types or (isinstance(types, list) and value_type in types)
+    return is_of_type and schema.keys() <= ANNOTATIONS | {"type"}
+
+
+def _enforce_names(schema: dict[str, Any], whole: Any) -> None:
+    """Says by properties what names an object may have, where nothing else says which it has."""
+    names = schema.get("propertyNames")
+    if isinstance(names, dict) and names.keys() - ANNOTATIONS == {"$ref"}:
+        names = next((found for _, found in resolve(names["$ref"], whole)), names)
+    if not isinstance(names, dict) or "properties" in schema or "patternProperties" in schema:
+        return
+    restricting = names.keys() - ANNOTATIONS - {"type"}
+    values = schema.get("additionalProperties", True)
+    if names.get("type", "string") != "string":
+        return
+    if restricting == {"enum"} and isinstance(names["enum"], list):
+        schema["properties"] = {name: values for name in names["enum"] if isinstance(name, str)}
+    elif restricting == {"const"} and isinstance(names["const"], str):
+        schema["properties"] = {names["const"]: values}
+    elif restricting == {"pattern"} and isinstance(names["pattern"], str):
+        schema["patternProperties"] = {names["pattern"]: values}
+    else:
+        return
+    schema["additionalProperties"] = False
+    del schema["propertyNames"]
+
+
+def _check_numbers(schema: dict[str, Any]) -> None:
+    is_integer = schema.get("type") == "integer"
+    for key in BOUNDS:
+        value = schema.get(key)
+        if _is_number(value) and not _is_exact_bound(value, key, is_integer=is_integer):
+            raise _inexact(value)
+    for value in _numbers_in([schema.get("const"), schema.get("enum"), schema.get("multipleOf")]):
+        if abs(value) > MAX_EXACT and not _is_exact(value):
+            raise _inexact(value)
+
+
+def _is_exact_bound(value: float, key: str, *, is_integer: bool) -> bool:
+    if key.startswith("exclusive"):
+        return abs(value) < MAX_EXACT
+    is_largest = key == "maximum" and value == MAX_INT64
+    return abs(value) <= MAX_EXACT or (is_integer and (_is_exact(value) or is_largest))
+
+
+def _is_exact(value: float) -> bool:
+    return abs(value) < MAX_INT64 and float(value) == value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _numbers_in(value: Any) -> Iterator[float]:
+    if _is_number(value):
+        yield value
+    elif isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _numbers_in(each)
+
+
+def _inexact(value: object) -> GrammarError:
+    shown = str(value) if len(str(value)) <= 40 else f"{str(value)[:40]}…"
+    return GrammarError(f"{shown} cannot be kept to exactly: numbers are exact up to {MAX_EXACT}, use a string")
+
+
+def _read_float(text: str) -> float:
+    value = float(text)
+    if MAX_EXACT <= abs(value) < float("inf") and Decimal(text) != Decimal(value):
+        raise _inexact(text)
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
