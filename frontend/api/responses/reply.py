@@ -182,6 +182,8 @@ class ResponseAnswer:
     def ended(self, final: UserReply) -> Response:
         """Returns the response after its last block has ended; `final` may be an error."""
         status, reason = _status_of(final)
+        if status == "completed" and self.blocks.is_cut_in_call:
+            status, reason = "incomplete", "stop_sequence"
         return msgspec.structs.replace(
             self._begun,
             status=status,
