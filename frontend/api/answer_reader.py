@@ -14,7 +14,8 @@ from messages.replies import UserReply
 class AnswerRules(NamedTuple):
     """How the choices of a chat are read. `schemas`: of the tools' parameters, by name. `begun`: what they continue.
 
-    `custom`: the names of tools whose arguments are shown as the text in them.
+    `max_calls`: calls beyond it are left out. `custom`: the names of tools whose arguments are shown as the text in
+    them.
     """
 
     format: Format
@@ -24,6 +25,7 @@ class AnswerRules(NamedTuple):
     shows_reasoning: bool = True
     begun: str = ""
     custom: Collection[str] = ()
+    max_calls: int | None = None
 
 
 class AnswerReader:
@@ -86,6 +88,7 @@ class AnswerReader:
                 return self.rules.shows_reasoning
             case CallStart() | CallArguments() | CallBroken():
                 is_empty = isinstance(delta, CallArguments) and not delta.text
-                return not is_empty and (self.rules.allows_parallel_calls or delta.call_index == 0)
+                max_calls = self.rules.max_calls if self.rules.allows_parallel_calls else 1
+                return not is_empty and (max_calls is None or delta.call_index < max_calls)
             case Content():
                 return True

@@ -115,8 +115,17 @@ def _checked(item: Item, where: str) -> Item:
     content = item.content
     if kind == "message" and isinstance(content, str):
         content = [Part("output_text" if item.role == "assistant" else "input_text", content)]
+    if isinstance(content, list):
+        content = [_annotated(part) for part in content]
     item_id = item.id or new_id(ITEM_PREFIXES[kind])
     return msgspec.structs.replace(item, type=kind, id=item_id, content=content, status=item.status or "completed")
+
+
+def _annotated(part: Part) -> Part:
+    """Clients expect a list of annotations in each text of an output, be it empty."""
+    if part.type != "output_text" or part.annotations is not None:
+        return part
+    return msgspec.structs.replace(part, annotations=[])
 
 
 def _check_parts(parts: str | list[Part] | None, where: str) -> None:
