@@ -83,7 +83,7 @@ class App:
         return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
 
     def _find_nearest(self, path: str) -> Endpoint | None:
-        """Returns the endpoint that a client with a wrong base URL means by an unknown path, or else the one above it."""
+        """Returns the endpoint that an unknown path means, if the client's base URL is wrong, or the one above it."""
         meant = path.removeprefix(VERSION) if path.startswith(2 * VERSION) else VERSION + path
         while meant.startswith(f"{VERSION}/"):
             endpoint = self._find_endpoint(meant)

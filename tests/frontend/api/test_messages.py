@@ -294,6 +294,14 @@ def test_errors_are_anthropics(server: FrontendRun):
     assert server.client.get(PATH).json()["error"]["type"] == "invalid_request_error"
     large = server.post_raw(PATH, b" " * 200_000)
     assert (large.status_code, large.json()["error"]["type"]) == (413, "request_too_large")
+    for stream in (False, True):
+        call, message = send(server, stream=stream)
+        with call:
+            error = ErrorInfo(400, "…", param="messages", code="context_length_exceeded", too_long=(501, 255))
+            server.send(final(message, finish_reason="error", error=error))
+            text = "prompt is too long: 501 tokens > 255 maximum"
+            assert call.response.status == 400
+            assert call.json() == {"type": "error", "error": {"type": "invalid_request_error", "message": text}}
     call, message = send(server)
     with call:
         server.send(final(message, finish_reason="error", error=ErrorInfo(503, "ending", "service_unavailable")))

@@ -56,9 +56,9 @@ def test_models_are_listed_as_the_clients_of_both_apis_read_them(server: Fronten
     openai: Any = pytest.importorskip("openai.types")
     anthropic: Any = pytest.importorskip("anthropic.types")
     listed = server.client.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
-    model, *_, last = listed["data"]
+    first, model = listed["data"]
     assert (listed["object"], listed["has_more"]) == ("list", False)
-    assert (listed["first_id"], listed["last_id"]) == (model["id"], last["id"]) == ("m", last["id"])
+    assert (listed["first_id"], listed["last_id"]) == (first["id"], model["id"]) == ("org/m", "m")
     for kind in (openai.Model, anthropic.ModelInfo):
         assert pydantic.TypeAdapter(kind).validate_python(model).id == "m"
     info = pydantic.TypeAdapter(anthropic.ModelInfo).validate_python(server.client.get("/v1/models/m").json())
