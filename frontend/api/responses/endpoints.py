@@ -204,6 +204,8 @@ class ResponsesApi:
                     outputs[response_id] = msgspec.json.decode(found.response, type=_Output).output
         known = {item.id: item for output in outputs.values() for item in output if item.status != "in_progress"}
         for index, item in enumerate(given):
+            if item.kind == REFERENCE and item.id is None:
+                raise bad_request(f"input[{index}]: a type is required, or a role, or the id of an item", "input")
             if item.kind == REFERENCE and item.id not in known:
                 raise bad_request(
                     f"input[{index}]: {item.id!r:.160} is in the output of no response that is stored and has ended: "

@@ -85,6 +85,8 @@ def read_items(given: str | list[Item]) -> list[Item]:
 
 def _checked(item: Item, where: str) -> Item:
     kind = item.kind
+    if kind in TEXT_TYPES or kind in UNREAD_TYPES:
+        raise bad_request(f"{where}: {kind} is a part of a message, so it belongs into the content of one", "input")
     if kind not in ITEM_PREFIXES:
         raise bad_request(
             f"{where}: an item of type {kind[:60]!r} is not supported: {', '.join(ITEM_PREFIXES)} are",
@@ -96,7 +98,9 @@ def _checked(item: Item, where: str) -> Item:
         case "message":
             needed = {"role": item.role, "content": item.content}
             if item.role is not None and item.role not in ROLES:
-                raise bad_request(f"{where}.role must be one of {', '.join(ROLES)}, got {item.role[:60]!r}", "input")
+                hint = "; what a tool returns is an item of type function_call_output" if item.role == "tool" else ""
+                text = f"{where}.role must be one of {', '.join(ROLES)}, got {item.role[:60]!r}{hint}"
+                raise bad_request(text, "input")
         case "function_call":
             needed = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
         case "custom_tool_call":
@@ -132,7 +136,9 @@ def _check_parts(parts: str | list[Part] | None, where: str) -> None:
     for index, part in enumerate(parts if isinstance(parts, list) else ()):
         if part.type in TEXT_TYPES and part.text is None:
             raise bad_request(f"{where}[{index}].text is required", "input")
-        if part.type not in TEXT_TYPES and (part.type != "refusal" or part.refusal is None):
+        if part.type == "refusal" and part.refusal is None:
+            raise bad_request(f"{where}[{index}].refusal is required", "input")
+        if part.type not in TEXT_TYPES and part.type != "refusal":
             raise bad_request(
                 f"{where}[{index}]: a part of type {part.type[:60]!r} is not supported, the model reads text only",
                 "input",
