@@ -358,7 +358,7 @@ def of_messages() -> list[Bad]:
         Bad(COUNT, {"messages": [{"role": "user", "content": [image]}]}, "messages", "messages[0].content[0]"),
         *bad("max_tokens", 0, "5", None),
         *bad("messages", [], "hi", [5], [{"role": "user"}]),
-        *bad("messages", [{"role": "user", "content": "word " * 500}], fragment="prompt is too long: "),
+        Bad(MESSAGES, {**good, "messages": [{"role": "user", "content": "word " * 500}]}, None, "prompt is too long: "),
         *message("messages[1].role must be user or assistant", role="tool", content="x"),
         *message("messages[1].content must not be empty", role="user", content=[]),
         *message("messages[1].content must be a string or a list", role="user", content=5),
