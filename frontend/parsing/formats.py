@@ -143,6 +143,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
                 "transform": CALL,
                 "starts_content": True,
             },
+            BARE_CALL,
         ),
         found_by=(("<|python_tag|>",), ("<|start_header_id|>ipython",), ('"parameters": dictionary',)),
         forced=Forced("", arguments_key="parameters"),

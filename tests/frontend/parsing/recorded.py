@@ -194,6 +194,13 @@ RECORDED = [
         calls=(("now", {}),),
     ),
     Recorded(
+        "Llama 3.2: words, then a call in a fence",
+        *("llama3_json", "none"),
+        f'I look.\n\n```json\n{{"name": "get_weather", "arguments": {PARIS}}}\n```',
+        content="I look.",
+        calls=(("get_weather", {"city": "Paris", "days": 2}),),
+    ),
+    Recorded(
         "Mistral: a list",
         *("mistral", "none"),
         f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {PARIS}}}, {{"name": "now", "arguments": {{}}}}]</s>',
