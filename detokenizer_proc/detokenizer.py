@@ -91,14 +91,14 @@ class Detokenizer:
 
     def _make_stream(self, opening: OpenStream) -> Stream:
         decoder = self._vocabulary.open_decoder(opening.skip_special_tokens)
+        hidden_stops = self._vocabulary.find_special(opening.stop) if opening.skip_special_tokens else {}
         wants_prompt = opening.num_prompt_logprobs is not None
         prompt_logprobs = PromptLogprobReader(self._vocabulary, opening) if wants_prompt else None
         if opening.num_logprobs is None:
-            return Stream(opening, decoder, prompt_logprobs=prompt_logprobs)
+            return Stream(opening, decoder, hidden_stops, prompt_logprobs=prompt_logprobs)
         counting = CountingDecoder(decoder)
-        return Stream(
-            opening, counting, OutputLogprobs(self._vocabulary, counting, opening.num_logprobs), prompt_logprobs
-        )
+        output_logprobs = OutputLogprobs(self._vocabulary, counting, opening.num_logprobs)
+        return Stream(opening, counting, hidden_stops, output_logprobs, prompt_logprobs)
 
     def _tell_prompt(self, message: PromptLogprobs) -> Answer:
         stream = self._streams.get(message.uid)

@@ -1,6 +1,6 @@
 """The text of one request while it is written: what is shown of it, when a stop string ends it, its final reply."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -27,6 +27,7 @@ NO_TOKENS = TokenRun((), 0, None)
 class Stream:
     """One attempt of one request. Holds at most a partial character and the beginning of a stop string.
 
+    `hidden_stops`: the stop strings that are special tokens which are not shown, by token id.
     `has_ended`: a stop string was found or decoding failed, so the tokens that still come are no part of the reply.
     `output_logprobs` and `prompt_logprobs` make the replies about logprobs; `None` where none are wanted, or no more.
     """
@@ -35,6 +36,7 @@ class Stream:
         self,
         opening: OpenStream,
         decoder: Decoder,
+        hidden_stops: Mapping[int, str],
         output_logprobs: OutputLogprobs | None = None,
         prompt_logprobs: PromptLogprobReader | None = None,
     ):
@@ -45,6 +47,7 @@ class Stream:
         self.output_logprobs = output_logprobs
         self.prompt_logprobs = prompt_logprobs
         self._decoder = decoder
+        self._hidden_stops = hidden_stops
         self._min_tokens = opening.min_tokens
         self._shows_stop = opening.include_stop_str_in_output
         self._stops = StopFinder(opening.stop, self._shows_stop) if opening.stop else None
@@ -83,9 +86,12 @@ class Stream:
     def push(self, token_id: int) -> str:
         """Returns the text that may be shown now that this token has come; may set `has_ended`."""
         self.num_tokens += 1
-        text = self._decoder.push(token_id)
-        if self._stops is not None and text:
-            text = self._find_stop(self._stops, text)
+        if self._stops is not None and token_id in self._hidden_stops and self.num_tokens > self._min_tokens:
+            text = self._end_at(self._stops, self._hidden_stops[token_id])
+        else:
+            text = self._decoder.push(token_id)
+            if self._stops is not None and text:
+                text = self._find_stop(self._stops, text)
         if self._unsent:
             text = self._take_unsent() + text
         return text
@@ -162,6 +168,15 @@ class Stream:
         shown = stops.push(text, self.num_tokens > self._min_tokens)
         self.has_ended = stops.found is not None
         return shown
+
+    def _end_at(self, stops: StopFinder, stop: str) -> str:
+        """Ends the text at a stop string that is not shown, unless another one ends in what was held back."""
+        text = self._flush()
+        if not self.has_ended:
+            self.has_ended = True
+            stops.found = stop
+            text += stop if self._shows_stop else ""
+        return text
 
     def _take_unsent(self) -> str:
         text, self._unsent = self._unsent, ""

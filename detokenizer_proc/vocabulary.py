@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -37,6 +37,14 @@ class Vocabulary:
 
     def open_decoder(self, skip_special_tokens: bool) -> Decoder:
         return self.make_decoder(self.special_ids if skip_special_tokens else frozenset())
+
+    def find_special(self, texts: Iterable[str]) -> dict[int, str]:
+        """Returns those of `texts` that are the text of a special token, by its id."""
+        return {self._special_by_text[text]: text for text in texts if text in self._special_by_text}
+
+    @cached_property
+    def _special_by_text(self) -> dict[str, int]:
+        return {self.spell(token_id)[0]: token_id for token_id in self.special_ids}
 
 
 def load_vocabulary(directory: str, vocab_size: int) -> Vocabulary:

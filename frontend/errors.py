@@ -16,6 +16,10 @@ ENDING_CODES = frozenset({"draining", "shutting_down"})
 """Codes of a server that is about to end, so that the connection is of no further use."""
 
 
+VERSION = "/v1"
+"""What the paths of OpenAI's and Anthropic's APIs begin with."""
+
+
 class UnavailableError(RequestError):
     """A 503 that asks the client to come back in `retry_after_s` seconds."""
 
@@ -64,6 +68,16 @@ OPENAI_ERRORS = ErrorForm(ErrorBody, error_body)
 def internal_error(reference: str) -> ErrorInfo:
     """Returns the 500 of an error of ours; the log has the rest under `reference`."""
     return ErrorInfo(500, f"internal error, reference {reference}", "internal_error", code="internal_error")
+
+
+def no_such_path(path: str) -> RequestError:
+    """Returns the 404 for a path near one that exists, with a hint for a client whose base URL is wrong."""
+    hint = ""
+    if not path.startswith(f"{VERSION}/"):
+        hint = f": set a base URL that ends in {VERSION}, so that the client asks for {VERSION}{path}"
+    elif path.startswith(2 * VERSION):
+        hint = f": set a base URL without {VERSION} at its end, which this client adds"
+    return not_found(f"there is no {path} here{hint}", "not_found")
 
 
 def routing_error(error: HTTPException, method: str, path: str) -> ErrorInfo:

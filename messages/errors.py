@@ -30,6 +30,8 @@ class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
     type: str = "invalid_request_error"
     param: str | None = None
     code: str | None = None
+    too_long: tuple[int, int] | None = None
+    """Of a prompt that is too long: how many tokens it has, at least, and how many it may have."""
 
 
 class RequestError(SluiceError):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from messages.columns import pack_int32, unpack_int32
-from messages.errors import RequestError, bad_request
+from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.requests import SamplingParams, TokenizeMsg, UserMsg
 from tokenizer_proc.bad_words import bad_word_ids
 from tokenizer_proc.biases import with_text_biases
@@ -101,7 +101,7 @@ class PromptReader:
         if not ids:
             raise bad_request("The prompt is empty: it must have at least one token", param)
         if len(ids) > max_prompt_tokens:
-            raise self._too_long(f"{len(ids)}", max_prompt_tokens, param)
+            raise self._too_long(len(ids), max_prompt_tokens, param)
         if max(ids) >= self._vocab_size or min(ids) < 0:
             position = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < self._vocab_size)
             raise bad_request(
@@ -118,22 +118,22 @@ class PromptReader:
         """
         longest = self._encoding.longest_token_chars
         if len(text) > self._max_model_len * longest:
-            raise self._too_long(f"at least {len(text) // longest}", max_prompt_tokens, param)
+            raise self._too_long(len(text) // longest, max_prompt_tokens, param, "at least ")
         num_chars = max(longest, FIRST_PROBE_CHARS_PER_TOKEN * self._max_model_len) + longest
         while num_chars * 2 < len(text):
             num_tokens = len(self._encoding.encode(text[:num_chars])) - longest
             if num_tokens > max_prompt_tokens:
-                raise self._too_long(f"at least {num_tokens}", max_prompt_tokens, param)
+                raise self._too_long(num_tokens, max_prompt_tokens, param, "at least ")
             num_chars *= 4
 
-    def _too_long(self, length: str, max_prompt_tokens: int, param: str) -> RequestError:
+    def _too_long(self, num_tokens: int, max_prompt_tokens: int, param: str, at_least: str = "") -> RequestError:
         room = ", which must leave room for at least one more" if max_prompt_tokens < self._max_model_len else ""
-        return bad_request(
-            f"This model's maximum context length is {self._max_model_len} tokens, the request has {length} in the "
-            f"{param}{room}",
-            param,
-            "context_length_exceeded",
+        message = (
+            f"This model's maximum context length is {self._max_model_len} tokens, the request has "
+            f"{at_least}{num_tokens} in the {param}{room}"
         )
+        too_long = (num_tokens, max_prompt_tokens)
+        return RequestError(ErrorInfo(400, message, param=param, code="context_length_exceeded", too_long=too_long))
 
 
 def _too_long_to_cut(text: str, param: str) -> RequestError:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from frontend.api.answer_reader import AnswerReader, AnswerRules
-from frontend.parsing.deltas import CallArguments, CallStart, Content, Delta, Reasoning
+from frontend.parsing.deltas import CallArguments, CallBroken, CallStart, Content, Delta, Reasoning
 from frontend.requests.generation import Generation, Increment
 from messages.replies import PositionLogprobs, UserReply
 
@@ -24,7 +24,7 @@ class Block:
         """Of a text: those of its tokens, where they are wanted."""
         self.has_ended = False
         self.is_cut = False
-        """It has ended because the answer had to."""
+        """It has ended because the answer had to, or is a malformed call."""
 
 
 class Began(NamedTuple):
@@ -59,6 +59,15 @@ class AnswerBlocks:
         self._logprobs: list[PositionLogprobs] = []
         """Those of tokens whose text has not come."""
 
+    @property
+    def has_calls(self) -> bool:
+        """True if the answer asks for calls, all of which are whole."""
+        return self._reader is not None and self._reader.has_calls
+
+    @property
+    def is_cut_in_call(self) -> bool:
+        return self._reader is not None and self._reader.is_cut_in_call
+
     def take_steps(self) -> Iterator[BlockEvent]:
         """Takes all steps that have arrived, each when the events of those before it have been used."""
         while self.generation.has_step:
@@ -66,15 +75,15 @@ class AnswerBlocks:
 
     def take_step(self) -> Iterator[BlockEvent]:
         """Takes the oldest step and yields what it says; that may be nothing."""
-        yield from self._read(self.generation.pop_step(), is_last=False)
+        yield from self._read(self.generation.pop_step(), None)
 
     def finish(self, final: UserReply) -> Iterator[BlockEvent]:
         """Takes the rest of the choice, which has ended with `final`."""
         yield from self.take_steps()
         if final.error is None:
-            yield from self._read(self.generation.pop_all(), is_last=True)
-        if self.blocks:
-            self.blocks[-1].is_cut = final.finish_reason != "stop"
+            yield from self._read(self.generation.pop_all(), final)
+        if self.blocks and (final.finish_reason != "stop" or self.is_cut_in_call):
+            self.blocks[-1].is_cut = True
         yield from self._end_last()
 
     def read_whole(self) -> UserReply:
@@ -84,17 +93,17 @@ class AnswerBlocks:
             pass
         return final
 
-    def _read(self, step: Increment, *, is_last: bool) -> Iterator[BlockEvent]:
+    def _read(self, step: Increment, final: UserReply | None) -> Iterator[BlockEvent]:
         self._logprobs += self.generation.pop_logprobs(len(step.token_ids))
-        for delta in self._deltas(step.text, is_last=is_last):
+        for delta in self._deltas(step.text, final):
             yield from self._add(delta)
         if self.blocks and self.blocks[-1].kind == "reasoning":
             self.num_reasoning_tokens += len(step.token_ids)
 
-    def _deltas(self, text: str, *, is_last: bool) -> list[Delta]:
+    def _deltas(self, text: str, final: UserReply | None) -> list[Delta]:
         if self._reader is None:
             return [Content(text)] if text else []
-        return self._reader.feed(text) + (self._reader.finish() if is_last else [])
+        return self._reader.feed(text) + ([] if final is None else self._reader.finish(final))
 
     def _add(self, delta: Delta) -> Iterator[BlockEvent]:
         match delta:
@@ -107,6 +116,8 @@ class AnswerBlocks:
                 yield from self._begin("call", name, self._rules.new_call_id())
             case CallArguments(_, text):
                 yield from self._grow("call", text)
+            case CallBroken():
+                self.blocks[-1].is_cut = True
 
     def _grow(self, kind: BlockKind, text: str) -> Iterator[BlockEvent]:
         if not self.blocks or self.blocks[-1].kind != kind:

@@ -4,16 +4,18 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from frontend.parsing.custom_input import InputReader
-from frontend.parsing.deltas import CallArguments, CallStart, Content, Delta, Reasoning
+from frontend.parsing.deltas import CallArguments, CallBroken, CallStart, Content, Delta, Deltas, Reasoning
 from frontend.parsing.parser import ResponseParser
 from frontend.parsing.regions import Format
 from frontend.requests.generation import Generation
+from messages.replies import UserReply
 
 
 class AnswerRules(NamedTuple):
     """How the choices of a chat are read. `schemas`: of the tools' parameters, by name. `begun`: what they continue.
 
-    `custom`: the names of tools whose arguments are shown as the text in them.
+    `max_calls`: calls beyond it are left out. `custom`: the names of tools whose arguments are shown as the text in
+    them.
     """
 
     format: Format
@@ -23,40 +25,55 @@ class AnswerRules(NamedTuple):
     shows_reasoning: bool = True
     begun: str = ""
     custom: Collection[str] = ()
+    max_calls: int | None = None
 
 
 class AnswerReader:
-    """Reads one choice. Its parser begins with the first text: by then the end of the prompt is known."""
+    """Reads one choice. Its parser begins with the first text: by then the end of the prompt is known.
+
+    In a stream a call is shown as it is written, otherwise only if it is whole.
+    """
 
     def __init__(self, rules: AnswerRules, generation: Generation):
         self.rules = rules
         self._generation = generation
         self._parser: ResponseParser | None = None
+        self._deltas = Deltas(is_streamed=generation.is_streamed, custom=rules.custom)
+        self._has_shown_broken = False
+        self.is_cut_in_call = False
+        """The answer has ended in a call, other than by the model."""
         self._input: InputReader | None = None
         """Of the call that was begun last, if it is one of a custom tool."""
 
     @property
     def has_calls(self) -> bool:
-        return self._parser is not None and self._parser.num_calls > 0
+        """True if the answer asks for calls, all of which are whole."""
+        return self._deltas.num_calls > 0 and not self._has_shown_broken
 
     def feed(self, text: str) -> list[Delta]:
         """Returns what is certain with `text` and is to be shown."""
         return self._shown(self._open().feed(text)) if text else []
 
-    def finish(self) -> list[Delta]:
+    def finish(self, final: UserReply) -> list[Delta]:
         """Returns the rest."""
-        return self._shown(self._open().finish())
+        is_cut = final.finish_reason != "stop" or isinstance(final.stop_reason, str)
+        num_broken = self._deltas.num_broken
+        deltas = self._shown(self._open().finish(is_cut=is_cut))
+        self.is_cut_in_call = is_cut and self._deltas.num_broken > num_broken
+        return deltas
 
     def _open(self) -> ResponseParser:
         if self._parser is None:
             prompt = self._generation.prompt
             rules = self.rules
             prompt_end = "" if prompt is None else prompt.text
-            self._parser = ResponseParser(rules.format, rules.schemas, prompt_end, rules.begun)
+            self._parser = ResponseParser(rules.format, rules.schemas, prompt_end, rules.begun, self._deltas)
         return self._parser
 
     def _shown(self, deltas: list[Delta]) -> list[Delta]:
-        return [delta for delta in map(self._with_input, deltas) if self._is_shown(delta)]
+        shown = [delta for delta in map(self._with_input, deltas) if self._is_shown(delta)]
+        self._has_shown_broken = self._has_shown_broken or any(isinstance(delta, CallBroken) for delta in shown)
+        return shown
 
     def _with_input(self, delta: Delta) -> Delta:
         if isinstance(delta, CallStart):
@@ -69,8 +86,9 @@ class AnswerReader:
         match delta:
             case Reasoning():
                 return self.rules.shows_reasoning
-            case CallStart() | CallArguments():
+            case CallStart() | CallArguments() | CallBroken():
                 is_empty = isinstance(delta, CallArguments) and not delta.text
-                return not is_empty and (self.rules.allows_parallel_calls or delta.call_index == 0)
+                max_calls = self.rules.max_calls if self.rules.allows_parallel_calls else 1
+                return not is_empty and (max_calls is None or delta.call_index < max_calls)
             case Content():
                 return True

@@ -25,6 +25,7 @@ from frontend.api.openai_body import (
 from frontend.api.sampling import AtLeastOne, NumLogprobs, Sampling, Switch
 from frontend.api.tools import CHOICE_TEXT, TOOLS_TEXT, check_tools, choose_tools, read_choice
 from frontend.http.field_names import UnknownFields
+from frontend.http.responses import JsonReply
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
 from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
@@ -92,6 +93,10 @@ class ChatApi:
         if is_streamed:
             return EventStream(self._service, self._streams, choices, ChatEvents(view, choices))
         return whole_reply(self._service, body, choices, len(choices), lambda: view.whole(choices))
+
+    async def count(self, request: Request) -> JsonReply:
+        """Raises `RequestError`."""
+        return JsonReply(await self._conversations.count(self._conversation(await self._reader.read(request))))
 
     def _conversation(self, body: ChatBody) -> Conversation:
         """Raises `RequestError` (400)."""

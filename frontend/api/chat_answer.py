@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from frontend.api.answer_reader import AnswerRules
-from frontend.parsing.deltas import CallArguments, CallStart, Content, Delta, Reasoning
+from frontend.parsing.deltas import CallArguments, CallBroken, CallStart, Content, Delta, Reasoning
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class ChatAnswer(msgspec.Struct, frozen=True):
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-def chat_delta(rules: AnswerRules, delta: Delta) -> ChatDelta:
+def chat_delta(rules: AnswerRules, delta: Content | Reasoning | CallStart | CallArguments) -> ChatDelta:
     """Returns the delta as a chunk has it; a call gets its id here."""
     match delta:
         case Content(text):
@@ -86,6 +86,8 @@ def make_answer(rules: AnswerRules, role: str, begun: str, deltas: Iterable[Delt
                 call = calls[-1]
                 function = CalledFunction(call.function.name, call.function.arguments + text)
                 calls[-1] = ToolCall(call.id, function)
+            case CallBroken():
+                pass
     has_reasoning = rules.format.has_reasoning and rules.shows_reasoning
     return ChatAnswer(
         role,

@@ -107,12 +107,13 @@ def _checked(message: ChatMessage, where: str) -> ChatMessage:
 
 def _checked_part(part: ContentPart, where: str) -> ContentPart:
     match part:
-        case ContentPart(type="text", text=str()):
-            return part
+        case ContentPart(type="text" | "input_text" | "output_text", text=str()):
+            return ContentPart("text", part.text)
         case ContentPart(type="refusal", refusal=str()):
             return ContentPart("text", part.refusal)
-        case ContentPart(type="text"):
-            raise bad_request(f"{where}.text must be a string", "messages")
+        case ContentPart(type="text" | "input_text" | "output_text" | "refusal"):
+            name = "refusal" if part.type == "refusal" else "text"
+            raise bad_request(f"{where}.{name} must be a string, in a part of type {part.type!r}", "messages")
         case _:
             raise bad_request(
                 f"{where}: a part of type {part.type[:60]!r} is not supported, the model reads text only",

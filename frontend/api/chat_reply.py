@@ -11,6 +11,7 @@ from frontend.api.chat_answer import ChatAnswer, ChatDelta, chat_delta, make_ans
 from frontend.api.logprob_fields import ChatLogprobs, PromptLogprobs, prompt_logprobs
 from frontend.api.openai_body import ReplyView
 from frontend.api.usage import UsageReply, prompt_ids_of, usage_of
+from frontend.parsing.deltas import CallBroken
 from frontend.requests.generation import Generation
 from messages.replies import FinishReason, UserReply
 
@@ -115,8 +116,9 @@ class ChatView(ReplyView, frozen=True, kw_only=True):
     def take_pieces(self, generation: Generation, final: UserReply | None, reader: AnswerReader) -> list[ChatPiece]:
         """Does as `take_piece`, with a piece for each thing that the text says; there may be none before the end."""
         text, token_ids = generation.pop_step() if final is None else generation.pop_all()
-        deltas = reader.feed(text) + (reader.finish() if final is not None else [])
-        pieces = [ChatPiece(index=generation.index, delta=chat_delta(reader.rules, delta)) for delta in deltas]
+        deltas = reader.feed(text) + (reader.finish(final) if final is not None else [])
+        shown = [chat_delta(reader.rules, delta) for delta in deltas if not isinstance(delta, CallBroken)]
+        pieces = [ChatPiece(index=generation.index, delta=delta) for delta in shown]
         if final is not None or not (self.is_plain or pieces):
             pieces.append(ChatPiece(index=generation.index, delta=ChatDelta()))
         if pieces:
@@ -136,7 +138,7 @@ class ChatView(ReplyView, frozen=True, kw_only=True):
             answer, finish_reason = ChatAnswer(self.role, self.echoed + text), final.finish_reason
         else:
             reader = AnswerReader(self.rules, generation)
-            answer = make_answer(self.rules, self.role, self.echoed, reader.feed(text) + reader.finish())
+            answer = make_answer(self.rules, self.role, self.echoed, reader.feed(text) + reader.finish(final))
             finish_reason = _finish_reason(final, reader)
         return ChatChoice(
             index=generation.index,

@@ -1,7 +1,7 @@
 """A conversation as every API for chats asks for it, and the choices that are opened for it."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -13,8 +13,9 @@ from frontend.requests.generation import Generation
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import RequestTrace
 from frontend.service import Service
+from messages.columns import num_int32
 from messages.errors import bad_request
-from messages.requests import ChatPrompt, SamplingParams, Truncation
+from messages.requests import ChatPrompt, EncodeMsg, SamplingParams, Truncation
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +29,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     allows_parallel_calls: bool = True
+    max_calls: int | None = None
     shows_reasoning: bool = True
     num_choices: int = 1
     add_special_tokens: bool = False
@@ -42,6 +44,11 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
             continue_final_message=self.continue_final_message,
             template_kwargs={**self.template_kwargs, **self.tools.template_kwargs},
         )
+
+
+class InputTokens(msgspec.Struct, frozen=True):
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 class OpenedChat(NamedTuple):
@@ -81,6 +88,13 @@ class Conversations:
         )
         return OpenedChat(choices, rules)
 
+    async def count(self, conversation: Conversation) -> InputTokens:
+        """Returns how many tokens the prompt has. Raises `RequestError`."""
+        answer = await self._service.queries.encode(
+            lambda uid: EncodeMsg(uid, None, conversation.prompt, conversation.add_special_tokens)
+        )
+        return InputTokens(num_int32(answer.token_ids))
+
     def _rules(self, conversation: Conversation) -> AnswerRules | None:
         chosen = self.model_format.with_tools if conversation.tools.listed else self.model_format.without_tools
         if chosen is None:
@@ -93,6 +107,7 @@ class Conversations:
             shows_reasoning=conversation.shows_reasoning,
             begun=conversation.messages[-1].text if conversation.continue_final_message else "",
             custom=conversation.tools.custom,
+            max_calls=conversation.max_calls,
         )
 
 

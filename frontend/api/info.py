@@ -13,17 +13,29 @@ from messages.config import CacheConfig, Config, HttpConfig, ModelConfig, ModelF
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of OpenAI's API, ours, and from `type` on those of Anthropic's."""
+
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["sluice"] = "sluice"
     root: str
     max_model_len: int
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """As in OpenAI's and in Anthropic's API."""
+
     object: Literal["list"] = "list"
     data: tuple[ModelCard, ...]
+    first_id: str
+    last_id: str
+    has_more: Literal[False] = False
 
 
 class VersionReply(msgspec.Struct, frozen=True):
@@ -52,13 +64,22 @@ class InfoApi:
         created = int(time.time())
         self._config = config
         self._cards = {
-            name: ModelCard(id=name, created=created, root=facts.model_dir, max_model_len=facts.max_model_len)
+            name: ModelCard(
+                id=name,
+                created=created,
+                root=facts.model_dir,
+                max_model_len=facts.max_model_len,
+                display_name=name,
+                created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created)),
+                max_input_tokens=facts.max_model_len,
+            )
             for name in facts.served_names
         }
         self._version = find_version()
 
     async def models(self, request: Request) -> JsonReply:
-        return JsonReply(ModelList(data=tuple(self._cards.values())))
+        names = self._config.facts.served_names
+        return JsonReply(ModelList(data=tuple(self._cards.values()), first_id=names[0], last_id=names[-1]))
 
     async def model(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404) for a name that is not served."""

@@ -12,6 +12,7 @@ from frontend.api.chat import ChatApi, ChatBody
 from frontend.api.chat_reply import ChatChunk, ChatCompletion
 from frontend.api.completion_reply import Completion
 from frontend.api.completions import CompletionApi, CompletionBody
+from frontend.api.conversation import InputTokens
 from frontend.api.generate import GenerateApi, GenerateBody
 from frontend.api.generate_events import EndEvent, TokensEvent
 from frontend.api.health import MAX_PROBE_TIMEOUT_S, Health, HealthApi, ProbeReply
@@ -119,6 +120,15 @@ def generating(generate: GenerateApi, completions: CompletionApi, chat: ChatApi)
                 "stream": {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}},
                 "a tool": {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "none"},
             },
+        ),
+        _OPENAI(
+            "/v1/chat/completions/input_tokens",
+            chat.count,
+            "How many tokens the prompt of a conversation has",
+            InputTokens,
+            method="POST",
+            body=ChatBody,
+            examples={"one": {"messages": MESSAGES}},
         ),
     ]
 

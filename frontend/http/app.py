@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from frontend.errors import OPENAI_ERRORS
+from frontend.errors import OPENAI_ERRORS, VERSION, no_such_path
 from frontend.http.access import AccessRules
 from frontend.http.endpoint import Endpoint
 from frontend.http.responses import error_reply
@@ -55,8 +55,9 @@ class App:
         scope["sluice.trace"] = trace
         scope["app"] = self
         endpoint = self._find_endpoint(trace.path)
-        if endpoint is not None and endpoint.second_id_header:
-            trace.id_names.append(endpoint.second_id_header.encode())
+        nearest = endpoint or self._find_nearest(trace.path)
+        if nearest is not None and nearest.second_id_header:
+            trace.id_names.append(nearest.second_id_header.encode())
         try:
             self._rules.check("client" if endpoint is None else endpoint.access, scope)
             if not (self._processes.has_started or (endpoint and endpoint.is_early)):
@@ -67,9 +68,11 @@ class App:
         except Exception as error:
             if trace.status:
                 raise
-            if isinstance(error, HTTPException) and error.status_code == 405:
-                error.headers = {"Allow": self._methods(trace.path)}
-            form = endpoint.error_form if endpoint else OPENAI_ERRORS
+            if isinstance(error, HTTPException) and error.status_code == 405 and endpoint is not None:
+                error.headers = {"Allow": self._methods(endpoint)}
+            elif isinstance(error, HTTPException) and error.status_code == 404 and nearest is not None:
+                error = no_such_path(trace.path)
+            form = nearest.error_form if nearest else OPENAI_ERRORS
             await error_reply(error, trace.method, trace.path, form)(scope, receive, send)
         finally:
             seconds = (time.monotonic_ns() - trace.received_ns) / 1e9
@@ -77,10 +80,20 @@ class App:
             self._on_response(trace)
             trace.write_line(is_quiet=endpoint is not None and endpoint.is_polled)
 
-    def _methods(self, path: str) -> str:
-        """Returns the methods of all endpoints to which `path` leads: the router knows those of one."""
-        routes = [route for route, _ in self._routes if route.path_regex.match(path)]
+    def _methods(self, endpoint: Endpoint) -> str:
+        """Returns the methods of all endpoints with the path of `endpoint`: the router knows those of one."""
+        routes = [route for route, other in self._routes if other.path == endpoint.path]
         return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
+
+    def _find_nearest(self, path: str) -> Endpoint | None:
+        """Returns the endpoint that an unknown path means, if the client's base URL is wrong, or the one above it."""
+        meant = path.removeprefix(VERSION) if path.startswith(2 * VERSION) else VERSION + path
+        while meant.startswith(f"{VERSION}/"):
+            endpoint = self._find_endpoint(meant)
+            if endpoint is not None:
+                return endpoint
+            meant = path = path.rpartition("/")[0]
+        return None
 
     def _find_endpoint(self, path: str) -> Endpoint | None:
         """Returns what `path` leads to, whatever the method."""

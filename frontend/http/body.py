@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from frontend.http.field_names import MAX_SHOWN_CHARS, FieldNames, NameRules, UnknownFields, shown
+from frontend.http.places import explain_inside
 from frontend.requests.trace import trace_of
 from messages.errors import ErrorInfo, RequestError, bad_request
 
@@ -141,9 +142,14 @@ class BodyDecoder(Generic[T]):
                 msgspec.json.decode(raw, type=self._hints.get(own, Any))
             except msgspec.ValidationError as of_field:
                 name = given_names.get(own, own)
-                inner = str(of_field).partition("`$")[2].rstrip("`")  # the place in the value, as msgspec names it
+                words, _, inner = str(of_field).partition(" - at `$")
+                expected = f"{name} must be {self._expected[own]}"
+                inner = inner.rstrip("`")
+                explained = explain_inside(name + inner, inner, words, raw)
+                if explained:
+                    return bad_request(f"{explained}; {expected}", name)
                 where = f" (at {name}{inner})" if inner else ""
-                return bad_request(f"{name} must be {self._expected[own]}, got {shown(raw)}{where}", name)
+                return bad_request(f"{expected}, got {shown(raw)}{where}", name)
         for name in self._required:
             if name not in fields:
                 return bad_request(f"{name} is required", name)

@@ -10,6 +10,18 @@ def write_arguments(values: Any) -> str:
     return text if is_unicode(text) else json.dumps(values)
 
 
+def is_object(text: str) -> bool:
+    """True if `text` is a JSON object, as strict readers have it."""
+    try:
+        return isinstance(json.loads(text, parse_int=str, parse_constant=_refuse), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
 def is_unicode(text: str) -> bool:
     """Tells whether `text` can be sent: an escape may have made half of a character."""
     try:

@@ -29,7 +29,8 @@ class Refused(NamedTuple):
 class CallScanner:
     """Reads one region, which `opening` began. Text that does not belong to a call that was begun is kept, to be shown.
 
-    A call is begun when its name and the first of its arguments are known; from then on its text is shown nowhere else.
+    A call is begun when its name and the first of its arguments are known, and is whole when these have ended. From
+    when it is shown, its text is shown nowhere else: in a stream that is its beginning, otherwise its end.
     """
 
     separators = SPACE + ",;"
@@ -42,27 +43,44 @@ class CallScanner:
         """Where the text begins that is no part of a call so far."""
         self._is_complete = False
         self.has_call = False
+        self.is_in_string = False
+        """Marks do not count here."""
+        self._began_in_string = False
+        self._is_open = False
+        """In the arguments of a call."""
         self._is_in_call = False
         self._steps = self._read()
 
-    def feed(self, text: str) -> Refused | None:
-        """Reads `text`. Returns what is to be shown as soon as it cannot be a call; then nothing may follow."""
+    def feed(self, text: str) -> Refused | str:
+        """Reads `text` and returns what is to be shown as soon as it cannot be a call; then nothing may follow.
+
+        If it begins in a string, the rest behind the string is returned unread.
+        """
         self._text = self._text[self._shown_from :] + text
         self._place -= self._shown_from
         self._shown_from = 0
+        self._began_in_string = self.is_in_string
         try:
             next(self._steps)
         except NotACallError:
             return Refused(self._text[: self._place][self._shown_from :], self._text[self._place :])
-        return None
+        unread = self._text[self._place :]
+        self._text = self._text[: self._place]
+        return unread
 
-    def finish(self) -> str:
-        """Returns what is to be shown of the text, which ends here: all that is no part of a call."""
+    def finish(self, *, is_cut: bool) -> str:
+        """Returns what is to be shown of the text, which ends here: all that is no part of a call.
+
+        `is_cut`: neither a mark nor the model ended it.
+        """
         self._is_complete = True
         try:
             next(self._steps)
         except TextEndError:
             rest = self._text[self._shown_from :]
+            if self._is_open:
+                self._deltas.break_call()
+                return "" if self._deltas.is_streamed else rest
             is_rest_of_call = self._is_in_call or (self.has_call and not rest.strip(self.separators))
             return "" if is_rest_of_call else rest
         except NotACallError:
@@ -75,16 +93,37 @@ class CallScanner:
 
     def _begin_call(self, name: str) -> None:
         self._deltas.begin_call(name)
-        self.has_call = self._is_in_call = True
-        self._shown_from = self._place
-
-    def _end_call(self) -> None:
-        self._is_in_call = False
-        self._shown_from = self._place
+        self._is_open = True
+        self._note_shown()
 
     def _add_arguments(self, text: str) -> None:
         self._deltas.add_arguments(text)
+        self._note_shown()
+
+    def _note_shown(self) -> None:
+        if self._deltas.is_streamed:
+            self.has_call = self._is_in_call = True
+            self._shown_from = self._place
+
+    def _end_call(self) -> None:
+        """The arguments have ended. Raises `NotACallError` if they are malformed and have not been shown."""
+        self._is_open = False
+        if self._deltas.end_call():
+            self.has_call = self._is_in_call = True
+            self._shown_from = self._place
+        elif not self._deltas.is_streamed:
+            raise NotACallError
+
+    def _leave_call(self) -> None:
+        """The text of the call has ended, too."""
+        self._is_in_call = False
         self._shown_from = self._place
+
+    def _leave_string(self) -> Steps:
+        self.is_in_string = False
+        if self._began_in_string:
+            self._began_in_string = False
+            yield
 
     def _wait(self) -> Steps:
         """Returns when there is text at the place."""

@@ -1,6 +1,9 @@
 """What a parser makes of an answer's text, piece by piece."""
 
+from collections.abc import Collection
 from typing import NamedTuple
+
+from frontend.parsing.argument_json import is_object
 
 
 class Content(NamedTuple):
@@ -29,15 +32,32 @@ class CallArguments(NamedTuple):
     text: str
 
 
-Delta = Content | Reasoning | CallStart | CallArguments
+class CallBroken(NamedTuple):
+    """Call number `call_index`, which a stream has begun to show, is no whole call: cut off, or malformed."""
+
+    call_index: int
+
+
+Delta = Content | Reasoning | CallStart | CallArguments | CallBroken
 
 
 class Deltas:
-    """Collects the deltas of an answer; pieces of the same thing that follow each other are one."""
+    """Collects the deltas of an answer; pieces of the same thing that follow each other are one.
 
-    def __init__(self) -> None:
+    A call is shown as it is written if `is_streamed`, otherwise once it is whole. The arguments of `custom` tools need
+    not be valid JSON.
+    """
+
+    def __init__(self, *, is_streamed: bool = True, custom: Collection[str] = ()) -> None:
+        self.is_streamed = is_streamed
+        self._custom = custom
         self._waiting: list[Delta] = []
+        self._name = ""
+        self._arguments: list[str] = []
         self.num_calls = 0
+        """Calls that have been shown, whole or not."""
+        self.num_broken = 0
+        """Calls that were begun and are not whole, shown or not."""
 
     def pop_all(self) -> list[Delta]:
         waiting, self._waiting = self._waiting, []
@@ -50,12 +70,44 @@ class Deltas:
         elif text:
             self._waiting.append(kind(text))
 
+    def accepts(self, name: str, arguments: str) -> bool:
+        """True if a client can use a call with these arguments."""
+        return name in self._custom or is_object(arguments)
+
     def begin_call(self, name: str) -> None:
-        self._waiting.append(CallStart(self.num_calls, name))
-        self.num_calls += 1
+        self._name = name
+        self._arguments.clear()
+        if self.is_streamed:
+            self._show_call()
 
     def add_arguments(self, text: str) -> None:
         """Adds to the arguments of the call that was begun last."""
+        self._arguments.append(text)
+        if self.is_streamed:
+            self._show_arguments(text)
+
+    def end_call(self) -> bool:
+        """Ends the call that was begun last; false if its arguments are malformed."""
+        arguments = "".join(self._arguments)
+        if not self.accepts(self._name, arguments):
+            self.break_call()
+            return False
+        if not self.is_streamed:
+            self._show_call()
+            self._show_arguments(arguments)
+        return True
+
+    def break_call(self) -> None:
+        """The call that was begun last will not be whole."""
+        self.num_broken += 1
+        if self.is_streamed:
+            self._waiting.append(CallBroken(self.num_calls - 1))
+
+    def _show_call(self) -> None:
+        self._waiting.append(CallStart(self.num_calls, self._name))
+        self.num_calls += 1
+
+    def _show_arguments(self, text: str) -> None:
         index = self.num_calls - 1
         last = self._waiting[-1] if self._waiting else None
         if isinstance(last, CallArguments):

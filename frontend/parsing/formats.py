@@ -10,6 +10,29 @@ from typing import Any, NamedTuple
 CALL = {"type": "function", "function": "{content}"}
 NAMED_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 
+FENCE = "```"
+WRAPPERS = "tools?|function_call|response|json|xml"
+BARE_CALL = {
+    "open_pattern": rf"(?:{FENCE}(?:json|xml)?\s{{0,8}})?(?:<(?:{WRAPPERS})>\s{{0,8}})?(?:\[\s{{0,8}})?"
+    r'(?=\{\s{0,8}"name"\s{0,8}:)',
+    "close_pattern": rf"</(?:{WRAPPERS}|tool_call)>|{FENCE}(?!\w)",
+    "content": "json",
+    "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
+    "known_names_only": True,
+}
+"""A call without the marks of its format, as Qwen2.5-Coder and other small models write it: plain, in a Markdown fence,
+or in tags that the model has made up."""
+
+FUNCTION_TAG = {
+    "open_pattern": r"<function=(?P<name>[^>\n]{1,128})>",
+    "close_pattern": r"</function>(?:\s{0,8}</tool_call>|\s{0,8}\Z|(?=\s{9}|\s{0,8}(?:[^\s<]|<[^/]|</[^t]|</t[^o])))",
+    "content": "xml-inline",
+    "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
+    "transform": NAMED_CALL,
+}
+"""Qwen3-Coder often leaves out `<tool_call>` or `</tool_call>`. An optional group at the end of a pattern would not
+wait for the text that it may match, so the pattern names what else may follow."""
+
 END_MARKS = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "</s>"]
 """Special tokens that end a turn. Where special tokens are shown, these are left out of the content."""
 
@@ -64,20 +87,16 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
     ),
     "qwen3_coder": MarkedFormat(
         (
-            {
-                "open_pattern": r"<tool_call>\s{0,8}<function=(?P<name>[^>\n]{1,128})>",
-                "close_pattern": r"</function>\s{0,8}</tool_call>",
-                "content": "xml-inline",
-                "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
-                "transform": NAMED_CALL,
-            },
+            {**FUNCTION_TAG, "open_pattern": rf"<tool_call>\s{{0,8}}{FUNCTION_TAG['open_pattern']}"},
+            {**FUNCTION_TAG, "known_names_only": True},
+            BARE_CALL,
         ),
         found_by=(("<tool_call>", "<function="),),
         needs_special_tokens=True,
         content_close={"close": END_MARKS},
     ),
     "hermes": MarkedFormat(
-        ({"open": "<tool_call>", "close": "</tool_call>", "content": "json", "transform": CALL},),
+        ({"open": "<tool_call>", "close": "</tool_call>", "content": "json", "transform": CALL}, BARE_CALL),
         found_by=(("<tool_call>",),),
         needs_special_tokens=True,
         content_close={"close": END_MARKS},
@@ -97,6 +116,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
                 "content": "json",
                 "transform": NAMED_CALL,
             },
+            BARE_CALL,
         ),
         found_by=(("[TOOL_CALLS]",),),
         needs_special_tokens=True,
@@ -123,6 +143,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
                 "transform": CALL,
                 "starts_content": True,
             },
+            BARE_CALL,
         ),
         found_by=(("<|python_tag|>",), ("<|start_header_id|>ipython",), ('"parameters": dictionary',)),
         forced=Forced("", arguments_key="parameters"),

@@ -13,6 +13,8 @@ STRUCTURE = re.compile(r'[\[\]{}"]')
 STRING_PART = re.compile(r'["\\]')
 END_OF_SCALAR = re.compile(r"[,}\]\s]")
 NO_ARGUMENTS = "{}"
+ESCAPES = {code: json.dumps(chr(code))[1:-1] for code in range(32)}
+"""Of control characters, which models write into strings as they are and JSON does not allow there."""
 
 PassOn = Callable[[str], object]
 
@@ -20,7 +22,8 @@ PassOn = Callable[[str], object]
 class JsonCalls(CallScanner):
     """`keys`: where an object has the name and, under any of several keys, the arguments.
 
-    With `known_names` an object with another name is no call: there is no mark that tells a call from other JSON.
+    With `known_names` an object with another name, or without arguments, is no call: there is no mark that tells a call
+    from other JSON.
     """
 
     separators = SPACE + ",;[]"
@@ -42,12 +45,12 @@ class JsonCalls(CallScanner):
         while True:
             yield from self._expect("{", self.separators)
             yield from self._read_call()
-            self._end_call()
+            self._leave_call()
 
     def _read_call(self) -> Steps:
         """Reads an object, from behind its brace."""
         name: str | None = None
-        arguments = NO_ARGUMENTS
+        arguments = None if self._known_names is not None else NO_ARGUMENTS
         is_begun = False
         while (yield from self._skip(SPACE + ",")) != "}":
             key: Any = yield from self._read_string()
@@ -59,16 +62,19 @@ class JsonCalls(CallScanner):
                 is_begun = True
                 self._begin_call(name)
                 yield from self._pass_container(self._add_arguments)
+                self._end_call()
             elif key in self._arguments_keys and not is_begun:
                 arguments = yield from self._read_arguments(character)
             else:
                 yield from self._read_value(character)
         self._place += 1
-        if name is None:
+        if is_begun:
+            return
+        if name is None or arguments is None or not self._deltas.accepts(name, arguments):
             raise NotACallError
-        if not is_begun:
-            self._begin_call(name)
-            self._add_arguments(arguments)
+        self._begin_call(name)
+        self._add_arguments(arguments)
+        self._end_call()
 
     def _checked_name(self, name: str) -> str:
         if not name or (self._known_names is not None and name not in self._known_names):
@@ -118,11 +124,13 @@ class JsonCalls(CallScanner):
         if self._text[self._place] != '"':
             raise NotACallError
         self._pass_one(pass_on)
+        self.is_in_string = True
         while True:
             yield from self._wait()
             match = STRING_PART.search(self._text, self._place)
-            self._pass_to(match, pass_on)
+            self._pass_to(match, lambda text: pass_on(text.translate(ESCAPES)))
             if match and match[0] == '"':
+                yield from self._leave_string()
                 return
             if match:
                 yield from self._wait()
@@ -169,13 +177,15 @@ class JsonArguments(JsonCalls):
         self._begin_call(self._name)
         yield from self._pass_container(self._add_arguments)
         self._end_call()
+        self._leave_call()
         yield from self._skip(SPACE)
         raise NotACallError
 
-    def finish(self) -> str:
-        rest = super().finish()
-        if self.has_call or self._text[self._num_opening :].strip():
+    def finish(self, *, is_cut: bool) -> str:
+        rest = super().finish(is_cut=is_cut)
+        if is_cut or self.has_call or self._text[self._num_opening :].strip():
             return rest
         self._begin_call(self._name)
         self._add_arguments(NO_ARGUMENTS)
+        self._end_call()
         return ""

@@ -36,14 +36,21 @@ class ResponseParser:
 
     `begun`: the message that the answer continues, where it does so.
 
-    A call that cannot be read comes out as content, marks and all. One that goes wrong after its name and the
-    beginning of its arguments are out keeps the text of its arguments as the model wrote it.
+    A call that cannot be read, or is cut off, comes out as content, marks and all. In a stream, one whose beginning has
+    been shown keeps the text of its arguments as the model wrote it, and a `CallBroken` follows.
     """
 
-    def __init__(self, format: Format, tools: Mapping[str, Any], prompt_end: str = "", begun: str = ""):
+    def __init__(
+        self,
+        format: Format,
+        tools: Mapping[str, Any],
+        prompt_end: str = "",
+        begun: str = "",
+        deltas: Deltas | None = None,
+    ):
         self._format = format
         self._tools = tools
-        self._deltas = Deltas()
+        self._deltas = Deltas() if deltas is None else deltas
         self._content = TextPart(self._deltas, Content)
         self._reasoning = TextPart(self._deltas, Reasoning)
         self._region = format.rest
@@ -58,10 +65,6 @@ class ResponseParser:
         if prompt_end or begun:
             self._read_silently(prompt_end, begun)
 
-    @property
-    def num_calls(self) -> int:
-        return self._deltas.num_calls
-
     def feed(self, text: str) -> list[Delta]:
         """Returns what is certain now that `text` has come."""
         for start in range(0, len(text), MAX_READ_CHARS):
@@ -72,11 +75,11 @@ class ResponseParser:
             self._read(is_complete=False)
         return self._deltas.pop_all()
 
-    def finish(self) -> list[Delta]:
-        """Returns what was held back; no text follows."""
+    def finish(self, *, is_cut: bool = False) -> list[Delta]:
+        """Returns what was held back; no text follows. `is_cut`: it was not the model that ended the answer."""
         self._read(is_complete=True)
         if self._scanner is not None:
-            self._show(self._scanner.finish())
+            self._show(self._scanner.finish(is_cut=is_cut))
         self._content.end()
         self._reasoning.end()
         return self._deltas.pop_all()
@@ -118,13 +121,15 @@ class ResponseParser:
                 return
             self._place = crossing.found.end
             self._cross(crossing)
-        self._show("" if self._scanner is None else self._scanner.finish())
+        self._show("" if self._scanner is None else self._scanner.finish(is_cut=True))
         self._scanner = None
         self._show(self._text[self._place :])
         self._place = len(self._text)
 
     def _next_crossing(self, *, is_complete: bool) -> tuple[Crossing | None, int]:
         """Returns the next mark, if it is certain, and up to where the text before it is certain to have no mark."""
+        if self._scanner is not None and self._scanner.is_in_string:
+            return None, len(self._text)
         best: Crossing | None = None
         held_from = len(self._text)
         for region, is_opening in self._watched():
@@ -155,19 +160,20 @@ class ResponseParser:
         return watched if self._region is None else [*watched, (self._region, False)]
 
     def _take(self, end: int) -> bool:
-        """Gives the text up to `end` to the region. Returns false where some of it has to be read again, as content."""
+        """Gives the text up to `end` to the region. False if marks have to be looked for again from the place on."""
         text = self._text[self._place : end]
         self._place = end
         if self._scanner is None:
             if self._region is not None:
                 self._part_of(self._region).write(text, self._region)
             return True
-        refused = self._scanner.feed(text)
+        rest = self._scanner.feed(text)
         if self._scanner.has_call:
             self._content.mark()
-        if refused is None:
-            return True
-        shown, unread = refused
+        if isinstance(rest, str):
+            self._place = end - len(rest)
+            return not rest and not self._scanner.is_in_string
+        shown, unread = rest
         if not shown:
             shown, unread = unread[:1], unread[1:]
         self._leave()
@@ -190,7 +196,7 @@ class ResponseParser:
                 self._reasoning.mark()
             return
         if self._scanner is not None:
-            shown = self._scanner.finish()
+            shown = self._scanner.finish(is_cut=False)
             if self._scanner.has_call:
                 self._content.mark()
             self._show(shown + mark_text if shown else "")

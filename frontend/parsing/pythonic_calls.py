@@ -41,6 +41,7 @@ class PythonicCalls(CallScanner):
             self._begin_call(name)
             self._add_arguments(arguments)
             self._end_call()
+            self._leave_call()
 
     def _pass_parentheses(self, pieces: list[str]) -> Steps:
         depth = 0
@@ -59,11 +60,13 @@ class PythonicCalls(CallScanner):
 
     def _pass_string(self, quote: str, pieces: list[str]) -> Steps:
         """Moves from behind a string's first quote to behind its last one."""
+        self.is_in_string = True
         while True:
             yield from self._wait()
             character = self._text[self._place]
             self._pass_to(self._place + 1, pieces)
             if character == quote:
+                yield from self._leave_string()
                 return
             if character == "\\":
                 yield from self._wait()

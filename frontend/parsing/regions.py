@@ -1,8 +1,8 @@
 """Formats of answers as data: the regions that marks delimit, read from transformers' response templates.
 
 A response template (`transformers.utils.chat_parsing`, 5.23) names for each field of a message the marks around it and
-how its text is read. We add `starts_content` (the region can only be the first thing in the answer) and the content
-"pythonic".
+how its text is read. We add `starts_content` (the region can only be the first thing in the answer), `known_names_only`
+(only a given tool's name makes it a call; so it is with `starts_content`) and the content "pythonic".
 """
 
 # pyright: basic
@@ -34,7 +34,7 @@ KINDS: dict[str, Kind] = {
 CONTENTS = {"text", "int", "float", "bool", "json", "xml-inline", "kv-lines", "pythonic"}
 FIELD_KEYS = {
     *("open", "open_pattern", "close", "close_pattern", "content", "content_args", "repeats", "join", "optional"),
-    *("transform", "transform_each", "starts_content"),
+    *("transform", "transform_each", "starts_content", "known_names_only"),
 }
 TEMPLATE_KEYS = {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"}
 ARGUMENTS_KEYS = ("arguments", "parameters")
@@ -69,7 +69,7 @@ class CallRule(NamedTuple):
             case "pythonic":
                 return PythonicCalls(deltas, opening, known_names)
             case "whole":
-                return WholeCalls(deltas, opening, self.whole, captures, tools)
+                return WholeCalls(deltas, opening, self.whole, captures, tools, known_names)
 
 
 class Region(NamedTuple):
@@ -179,9 +179,8 @@ def _read_mark(given: dict[str, Any], key: str, where: str) -> Mark | None:
 def _read_calls(field: dict[str, Any], opening: Mark) -> CallRule:
     """Returns a rule that reads calls as they come, where the field's transform says no more than where they are."""
     keys = ("content", "content_args", "transform", "transform_each")
-    whole = CallRule(
-        "whole", not field.get("starts_content"), WholeRule(**{key: field[key] for key in keys if key in field})
-    )
+    has_mark = not (field.get("starts_content") or field.get("known_names_only"))
+    whole = CallRule("whole", has_mark, WholeRule(**{key: field[key] for key in keys if key in field}))
     if field.get("content") == "pythonic":
         return whole._replace(style="pythonic")
     if field.get("content") != "json" or field.get("content_args"):

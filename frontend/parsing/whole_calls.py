@@ -7,14 +7,14 @@ The rules are those of `transformers.utils.chat_parsing` (5.23): content parsers
 # (values here are whatever JSON holds)
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 import regex
 
 from frontend.parsing.argument_json import is_unicode, write_arguments
-from frontend.parsing.call_scanner import CallScanner, Steps, TextEndError
+from frontend.parsing.call_scanner import CallScanner, NotACallError, Steps, TextEndError
 from frontend.parsing.deltas import Deltas
 from frontend.parsing.marks import MAX_SEARCH_S
 from frontend.parsing.schema_casts import cast_arguments
@@ -32,24 +32,40 @@ class WholeRule(msgspec.Struct, frozen=True):
 
 
 class WholeCalls(CallScanner):
-    """`captures`: the named groups of the opening mark. `tools`: the parameters' schema of each tool by its name."""
+    """`captures`: the named groups of the opening mark. `tools`: the parameters' schema of each tool by its name.
+
+    With `known_names` a call of another name is none.
+    """
 
     def __init__(
-        self, deltas: Deltas, opening: str, rule: WholeRule, captures: dict[str, str], tools: Mapping[str, Any]
+        self,
+        deltas: Deltas,
+        opening: str,
+        rule: WholeRule,
+        captures: dict[str, str],
+        tools: Mapping[str, Any],
+        known_names: Collection[str] | None,
     ):
         super().__init__(deltas, opening)
         self._rule = rule
         self._captures = captures
         self._tools = tools
+        self._known_names = known_names
         self._num_opening = len(opening)
 
     def _read(self) -> Steps:
+        if not self._is_known(self._captures.get("name")):
+            raise NotACallError
         while not self._is_complete:
+            self._place = len(self._text)
             yield
         raise TextEndError
 
-    def finish(self) -> str:
-        text = super().finish()
+    def finish(self, *, is_cut: bool) -> str:
+        text = super().finish(is_cut=is_cut)
+        if is_cut:
+            self._deltas.num_broken += 1
+            return text
         try:
             value = _transform(parse_content(text[self._num_opening :], self._rule), self._rule, self._captures)
             calls = [self._read_one(call) for call in (value if isinstance(value, list) else [value])]
@@ -60,7 +76,11 @@ class WholeCalls(CallScanner):
         for name, arguments in calls:
             self._begin_call(name)
             self._add_arguments(arguments)
+            self._end_call()
         return ""
+
+    def _is_known(self, name: str | None) -> bool:
+        return self._known_names is None or name is None or name in self._known_names
 
     def _read_one(self, call: Any) -> tuple[str, str]:
         """Returns name and arguments. Raises where `call` is no call."""
@@ -70,7 +90,7 @@ class WholeCalls(CallScanner):
             raise ValueError("no call")
         if isinstance(arguments, dict):
             arguments = write_arguments(cast_arguments(arguments, self._tools.get(name)))
-        if not is_unicode(arguments):
+        if not (is_unicode(arguments) and self._deltas.accepts(name, arguments) and self._is_known(name)):
             raise ValueError("no call")
         return name, arguments
 

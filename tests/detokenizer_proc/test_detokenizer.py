@@ -110,6 +110,35 @@ def test_a_stop_string_that_is_there_within_min_tokens_does_not_count(
     assert client.text == text
 
 
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_the_text_of_a_special_token_ends_the_answer_shown_or_not(
+    detokenizer: Detokenizer, skip_special_tokens: bool, is_shown: bool
+) -> None:
+    opening = OpenStream(7, 0, ("lx", "<end>"), is_shown, skip_special_tokens)
+    detokenizer.open_stream(opening)
+    client, stops = run(detokenizer, 7, [*ids_of("hel"), END, *ids_of("o")], reason="length")
+    assert client.text == ("hel<end>" if is_shown else "hel")
+    assert (client.token_ids, stops) == ([*ids_of("hel"), END], [StopSeen(7, 0)])
+    assert client.final is not None
+    assert (client.final.finish_reason, client.final.stop_reason) == ("stop", "<end>")
+    detokenizer.open_stream(msgspec.structs.replace(opening, uid=8, min_tokens=4))
+    client, _ = run(detokenizer, 8, [*ids_of("hel"), END, *ids_of("o")])
+    assert client.text == ("helo" if skip_special_tokens else "hel<end>o")
+
+
+def test_a_special_token_that_is_a_stop_string_comes_after_one_in_what_was_held_back() -> None:
+    vocabulary = vocabulary_of(LLAMA, LLAMA.get_vocab_size())
+    ids = [LLAMA.token_to_id(name) for name in ("b", "<0xC3>", "<0xA9>", "</s>")]
+    for stop, text, found in ((("</s>",), "bé", "</s>"), (("é", "</s>"), "b", "é")):
+        detokenizer = Detokenizer(vocabulary)
+        detokenizer.open_stream(OpenStream(7, 0, stop))
+        client, stops = run(detokenizer, 7, [*ids, ids[0]])
+        assert (client.text, stops) == (text, [StopSeen(7, 0)])
+        assert client.final is not None
+        assert client.final.stop_reason == found
+
+
 @pytest.mark.parametrize("split", range(5))
 @pytest.mark.parametrize("num_prompt", range(3))
 def test_a_stop_string_at_every_split(split: int, num_prompt: int) -> None:
@@ -273,7 +302,7 @@ def test_a_continued_request_is_the_undisturbed_one(data: st.DataObject) -> None
     vocabulary = vocabulary_of(LLAMA, LLAMA.get_vocab_size())
     names = ("▁a", "b", "▁c▁d", "é", "<0xC3>", "<0xA9>", "<s>", "▁")
     ids = data.draw(st.lists(st.sampled_from([LLAMA.token_to_id(name) for name in names]), min_size=2, max_size=12))
-    stop = data.draw(st.sampled_from([(), ("b a", "dé"), ("éé", "d b")]))
+    stop = data.draw(st.sampled_from([(), ("b a", "dé"), ("éé", "d b"), ("<s>", "bé")]))
     is_shown = data.draw(st.booleans())
     some_id = st.sampled_from([LLAMA.token_to_id(name) for name in names])
     prompt_ids = pack_int32(data.draw(st.lists(some_id, max_size=3)))

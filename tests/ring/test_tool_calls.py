@@ -16,7 +16,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from tests.ring.client import TIMEOUT_S, RingClient
-from tests.scripted_model import build_scripted_model
+from tests.scripted_model import END, build_scripted_model
 
 if TYPE_CHECKING:  # every worker imports this file, and the client takes seconds: only tests that use it import it
     from anthropic import Anthropic
@@ -292,3 +292,42 @@ def test_a_message_goes_on_when_a_process_dies_in_the_middle_of_a_call(ring: Rin
 def shown(block: Any) -> dict[str, Any]:
     """Returns a block without its id, which is another one each time."""
     return block.model_dump(exclude={"id"})
+
+
+CUT_IN_CALL = "Satz 3"
+"""Is in the arguments of the first call."""
+
+
+def test_a_call_that_is_cut_is_no_call_in_any_api(client: OpenAI, messages_client: "Anthropic"):
+    whole = client.chat.completions.create(model="m", messages=[QUESTION], tools=TOOLS, stop=CUT_IN_CALL).choices[0]
+    assert (whole.finish_reason, whole.message.tool_calls) == ("stop", None)
+    assert whole.message.content is not None
+    assert '<tool_call>\n{"name": "get_weather"' in whole.message.content
+    stream = client.chat.completions.create(model="m", messages=[QUESTION], tools=TOOLS, stop=CUT_IN_CALL, stream=True)
+    assert [choice.finish_reason for chunk in stream for choice in chunk.choices][-1] == "stop"
+    response = client.responses.create(model="m", input="Hi", tools=RESPONSE_TOOLS, extra_body={"stop": CUT_IN_CALL})
+    assert (response.status, {item.type for item in response.output}) == ("incomplete", {"reasoning", "message"})
+    message = messages_client.messages.create(messages=[QUESTION], stop_sequences=[CUT_IN_CALL], **ASKED)
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", CUT_IN_CALL)
+    assert {block.type for block in message.content} == {"thinking", "text"}
+    num_tokens = message.usage.output_tokens
+    short = client.chat.completions.create(model="m", messages=[QUESTION], tools=TOOLS, max_tokens=num_tokens)
+    assert (short.choices[0].finish_reason, short.choices[0].message.tool_calls) == ("length", None)
+
+
+def test_the_text_of_a_special_token_ends_an_answer(client: OpenAI):
+    options: Any = {"ignore_eos": True, "chat_template_kwargs": {"enable_thinking": False}}
+    for shown_too in ({}, {"skip_special_tokens": False}):
+        choice = client.chat.completions.create(
+            model="m", messages=[QUESTION], stop=END, max_tokens=50, extra_body={**options, **shown_too}
+        ).choices[0]
+        assert (choice.message.content, choice.finish_reason) == (PLAIN, "stop")
+
+
+def test_the_tokens_of_a_prompt_are_counted_and_models_listed(client: OpenAI, messages_client: "Anthropic"):
+    asked: Any = {"model": "m", "input": "Hi", "tools": RESPONSE_TOOLS, "instructions": "Be brief."}
+    usage = client.responses.create(**asked).usage
+    assert usage is not None
+    assert client.responses.input_tokens.count(**asked).input_tokens == usage.input_tokens
+    assert [model.display_name for model in messages_client.models.list()] == ["m"]
+    assert [model.id for model in client.models.list()] == ["m"]

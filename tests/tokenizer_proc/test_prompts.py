@@ -102,6 +102,9 @@ def test_a_prompt_must_leave_room_for_a_token(num_tokens: int) -> None:
         refusal = refusal_of(content)
         assert "maximum context length is 16 tokens, the request has" in str(refusal)
         assert refusal.info.code == "context_length_exceeded"
+        assert refusal.info.too_long is not None
+        length, limit = refusal.info.too_long
+        assert limit == 15 < length <= num_tokens
     assert f"the request has {num_tokens} " in str(refusal_of([1] * num_tokens))
 
 

@@ -21,8 +21,6 @@ from frontend.http.responses import JsonReply
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
 from frontend.requests.trace import trace_of
 from frontend.service import Service
-from messages.columns import num_int32
-from messages.requests import EncodeMsg
 
 USER = {"role": "user", "content": "How far is the moon?"}
 TOOL: dict[str, Any] = {"name": "get_time", "input_schema": {"type": "object", "properties": {}}}
@@ -74,11 +72,8 @@ class MessagesApi:
 
     async def count_tokens(self, request: Request) -> JsonReply:
         """Raises `RequestError`."""
-        asked = self._conversation(await self._count_reader.read(request))
-        answer = await self._service.queries.encode(
-            lambda uid: EncodeMsg(uid, None, asked.prompt, asked.add_special_tokens)
-        )
-        return JsonReply(TokenCount(num_int32(answer.token_ids)))
+        counted = await self._conversations.count(self._conversation(await self._count_reader.read(request)))
+        return JsonReply(TokenCount(counted.input_tokens))
 
     def _conversation(self, body: PromptFields) -> Conversation:
         return make_conversation(

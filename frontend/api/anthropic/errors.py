@@ -44,7 +44,11 @@ class AnthropicError(msgspec.Struct, frozen=True):
 
 def anthropic_error(info: ErrorInfo) -> AnthropicError:
     kind = TYPES.get(info.status, "invalid_request_error" if info.status < 500 else "api_error")
-    return AnthropicError(AnthropicErrorFields(kind, info.message, NO_THREADS if info.param == THREAD else UNSET))
+    message = info.message
+    if info.too_long is not None:  # agents read these words, and then shorten the conversation
+        num_tokens, limit = info.too_long
+        message = f"prompt is too long: {num_tokens} tokens > {limit} maximum"
+    return AnthropicError(AnthropicErrorFields(kind, message, NO_THREADS if info.param == THREAD else UNSET))
 
 
 ANTHROPIC_ERRORS = ErrorForm(AnthropicError, anthropic_error)

@@ -147,7 +147,7 @@ class MessageAnswer(msgspec.Struct, frozen=True):
             return StopFields("model_context_window_exceeded", None)
         if final.finish_reason != "stop":
             return StopFields("max_tokens", None)
-        if any(block.kind == "call" for block in self.blocks.blocks):
+        if self.blocks.has_calls:
             return StopFields("tool_use", None)
         if isinstance(final.stop_reason, str):
             return StopFields("stop_sequence", final.stop_reason)

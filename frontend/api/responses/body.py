@@ -19,7 +19,7 @@ from messages.errors import bad_request
 
 REFUSED: dict[str, tuple[Any, ...]] = {"conversation": (), "prompt": ()}
 IGNORED = (
-    *("max_tool_calls", "prompt_cache_options", "context_management", "client_metadata", "access_programs"),
+    *("prompt_cache_options", "context_management", "client_metadata", "access_programs"),
     *("background_options", "image"),
 )
 LOGPROBS = "message.output_text.logprobs"
@@ -68,6 +68,7 @@ class ResponseBody(ModelFields, frozen=True, kw_only=True):
         Literal["none", "auto", "required"] | ResponseChoice | None, Meta(description=CHOICE_TEXT)
     ] = None
     parallel_tool_calls: Switch = None
+    max_tool_calls: AtLeastOne = None
     text: Annotated[TextOptions | None, Meta(description=FORMAT_TEXT)] = None
     reasoning: Annotated[ReasoningOptions | None, Meta(description="an object with an effort")] = None
     include: Annotated[list[str] | None, Meta(description=f"a list, of {' and '.join(INCLUDABLE)}")] = None
@@ -124,6 +125,7 @@ def make_conversation(
         ),
         template_kwargs=_template_kwargs(body),
         allows_parallel_calls=allows_several,
+        max_calls=body.max_tool_calls,
         add_special_tokens=bool(body.add_special_tokens),
         truncation=truncation_of(body, params, context_tokens),
     )

@@ -1,14 +1,14 @@
 """The endpoints below `/v1/responses`: create, show, list the input, cancel and delete."""
 
 import contextlib
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from frontend.api.answer_blocks import AnswerBlocks
-from frontend.api.conversation import Conversations
+from frontend.api.conversation import Conversation, Conversations
 from frontend.api.openai_body import ModelReader, name_rules
 from frontend.api.requests import read_count
 from frontend.api.responses.background import BackgroundResponses, FollowingStream
@@ -50,6 +50,14 @@ class InputItems(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
+class AskedResponse(NamedTuple):
+    """What a body asks for. `items` are all that the response answers."""
+
+    body: ResponseBody
+    items: list[Item]
+    conversation: Conversation
+
+
 Action = Literal["show", "cancel", "delete"]
 
 Order = Literal["asc", "desc"]
@@ -73,8 +81,7 @@ class ResponsesApi:
 
     async def create(self, request: Request) -> ASGIApp:
         """Opens the response. Raises `RequestError`; refusals by other processes come out of it."""
-        body = await self._reader.read(request)
-        body = msgspec.structs.replace(body, tools=served_tools(body.tools, self._unknown))
+        body, items, conversation = await self._read(request)
         is_stored = body.store is not False and self.store.is_used
         if body.background and not is_stored:
             raise bad_request(
@@ -82,16 +89,6 @@ class ResponsesApi:
                 "--max-stored-responses not 0",
                 "background",
             )
-        given = read_items(await self._resolved(body.input))
-        items = [*await self._items_before(body.previous_response_id), *given]
-        conversation = make_conversation(
-            body,
-            make_turns(body.instructions, items).messages,
-            self._sampling,
-            self._conversations.model_format,
-            context_tokens=self._service.config.facts.max_model_len,
-            seed=self._service.next_seed(),
-        )
         trace = _own_trace(request) if body.background else trace_of(request.scope)
         opened = self._conversations.open(conversation, trace, is_streamed=bool(body.stream), timeout_s=body.timeout_s)
         blocks = AnswerBlocks(opened.choices[0], opened.rules)
@@ -113,6 +110,10 @@ class ResponsesApi:
             return response
 
         return WholeReply(self._service, opened.choices, whole)
+
+    async def count(self, request: Request) -> JsonReply:
+        """Raises `RequestError`."""
+        return JsonReply(await self._conversations.count((await self._read(request)).conversation))
 
     async def retrieve(self, request: Request) -> ASGIApp:
         """Raises `RequestError`: 404; 400 for the stream of a response that has none, 409 for one that is elsewhere."""
@@ -161,6 +162,22 @@ class ResponsesApi:
         await self._find(response_id, "delete")
         return JsonReply(DeletedResponse(response_id))
 
+    async def _read(self, request: Request) -> AskedResponse:
+        """Raises `RequestError`."""
+        body = await self._reader.read(request)
+        body = msgspec.structs.replace(body, tools=served_tools(body.tools, self._unknown))
+        given = read_items(await self._resolved(body.input))
+        items = [*await self._items_before(body.previous_response_id), *given]
+        conversation = make_conversation(
+            body,
+            make_turns(body.instructions, items).messages,
+            self._sampling,
+            self._conversations.model_format,
+            context_tokens=self._service.config.facts.max_model_len,
+            seed=self._service.next_seed(),
+        )
+        return AskedResponse(body, items, conversation)
+
     def _follow(self, stored: StoredResponse, start: int) -> FollowingStream:
         return FollowingStream(stored, start, self._service.config.http.sse_keepalive_s)
 
@@ -187,6 +204,8 @@ class ResponsesApi:
                     outputs[response_id] = msgspec.json.decode(found.response, type=_Output).output
         known = {item.id: item for output in outputs.values() for item in output if item.status != "in_progress"}
         for index, item in enumerate(given):
+            if item.kind == REFERENCE and item.id is None:
+                raise bad_request(f"input[{index}]: a type is required, or a role, or the id of an item", "input")
             if item.kind == REFERENCE and item.id not in known:
                 raise bad_request(
                     f"input[{index}]: {item.id!r:.160} is in the output of no response that is stored and has ended: "

@@ -87,6 +87,8 @@ def read_items(given: str | list[Item]) -> list[Item]:
 
 def _checked(item: Item, where: str) -> Item:
     kind = item.kind
+    if kind in TEXT_TYPES or kind in UNREAD_TYPES:
+        raise bad_request(f"{where}: {kind} is a part of a message, so it belongs into the content of one", "input")
     if kind not in ITEM_PREFIXES:
         raise bad_request(
             f"{where}: an item of type {kind[:60]!r} is not supported: {', '.join(ITEM_PREFIXES)} are",
@@ -98,7 +100,9 @@ def _checked(item: Item, where: str) -> Item:
         case "message":
             needed = {"role": item.role, "content": item.content}
             if item.role is not None and item.role not in ROLES:
-                raise bad_request(f"{where}.role must be one of {', '.join(ROLES)}, got {item.role[:60]!r}", "input")
+                hint = "; what a tool returns is an item of type function_call_output" if item.role == "tool" else ""
+                text = f"{where}.role must be one of {', '.join(ROLES)}, got {item.role[:60]!r}{hint}"
+                raise bad_request(text, "input")
         case "function_call":
             needed = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
         case "custom_tool_call":
@@ -117,15 +121,26 @@ def _checked(item: Item, where: str) -> Item:
     content = item.content
     if kind == "message" and isinstance(content, str):
         content = [Part("output_text" if item.role == "assistant" else "input_text", content)]
+    if isinstance(content, list):
+        content = [_annotated(part) for part in content]
     item_id = item.id or new_id(ITEM_PREFIXES[kind])
     return msgspec.structs.replace(item, type=kind, id=item_id, content=content, status=item.status or "completed")
+
+
+def _annotated(part: Part) -> Part:
+    """Clients expect a list of annotations in each text of an output, be it empty."""
+    if part.type != "output_text" or part.annotations is not None:
+        return part
+    return msgspec.structs.replace(part, annotations=[])
 
 
 def _check_parts(parts: str | list[Part] | None, where: str) -> None:
     for index, part in enumerate(parts if isinstance(parts, list) else ()):
         if part.type in TEXT_TYPES and part.text is None:
             raise bad_request(f"{where}[{index}].text is required", "input")
-        if part.type not in TEXT_TYPES and (part.type != "refusal" or part.refusal is None):
+        if part.type == "refusal" and part.refusal is None:
+            raise bad_request(f"{where}[{index}].refusal is required", "input")
+        if part.type not in TEXT_TYPES and part.type != "refusal":
             raise bad_request(
                 f"{where}[{index}]: a part of type {part.type[:60]!r} is not supported, the model reads text only",
                 "input",

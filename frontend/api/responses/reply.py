@@ -117,7 +117,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
-    max_tool_calls: None = None
+    max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
     output: list[OutputItem] = []
@@ -154,6 +154,7 @@ class ResponseAnswer:
             background=bool(body.background),
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
+            max_tool_calls=body.max_tool_calls,
             metadata=body.metadata or {},
             model=model,
             parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -182,6 +183,8 @@ class ResponseAnswer:
     def ended(self, final: UserReply) -> Response:
         """Returns the response after its last block has ended; `final` may be an error."""
         status, reason = _status_of(final)
+        if status == "completed" and self.blocks.is_cut_in_call:
+            status, reason = "incomplete", "stop_sequence"
         return msgspec.structs.replace(
             self._begun,
             status=status,

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from frontend.api.conversation import InputTokens
 from frontend.api.responses.body import ResponseBody
 from frontend.api.responses.endpoints import (
     MAX_LISTED,
@@ -64,6 +65,15 @@ def responding(api: ResponsesApi) -> list[Endpoint]:
                 "items, streamed": {"input": [{"role": "user", "content": INPUT}], "stream": True, "store": False},
                 "a tool": {"input": INPUT, "tools": [TOOL], "tool_choice": "none"},
             },
+        ),
+        _RESPONSES(
+            "/v1/responses/input_tokens",
+            api.count,
+            "How many tokens the prompt of a response has",
+            InputTokens,
+            method="POST",
+            body=ResponseBody,
+            examples={"text": {"input": INPUT}},
         ),
         _RESPONSES(
             path,

@@ -196,7 +196,11 @@ def test_tools_that_shall_not_be_used_are_taken(server: FrontendRun):
         ({"messages": [{"role": "", "content": "hi"}]}, "messages", "(at messages[0].role)"),
         ({"messages": [{"role": "r" * 65, "content": "hi"}]}, "messages", "1 to 64 characters"),
         ({"messages": [USER, {"role": "user"}]}, "messages", "messages[1].content is required"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages", "(at messages[0].content)"),
+        (
+            {"messages": [{"role": "user", "content": 5}]},
+            "messages",
+            "messages[0].content must be a string or a list",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages",

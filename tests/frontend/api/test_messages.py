@@ -216,11 +216,29 @@ def test_why_a_message_ends(reader: FrontendRun, end: dict[str, Any], stop_reaso
     assert (reply["stop_reason"], reply["stop_sequence"]) == (stop_reason, stop_sequence)
 
 
-def test_arguments_that_are_no_json_are_shown(reader: FrontendRun):
-    (call,) = ask(
-        reader, '<tool_call>\n{"name": "get_weather", "arguments": {"city": oops}}\n</tool_call>', tools=[TOOL]
-    )["content"]
-    assert call["input"] == {"invalid_json": '{"city": oops}'}
+def test_a_call_whose_arguments_are_no_json_is_text(reader: FrontendRun):
+    text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": oops}}\n</tool_call>'
+    reply = ask(reader, text, tools=[TOOL])
+    assert (reply["content"], reply["stop_reason"]) == ([{"type": "text", "text": text}], "end_turn")
+
+
+@pytest.mark.parametrize(
+    ("end", "stop_reason"),
+    [
+        ({"finish_reason": "stop", "stop_reason": "x"}, "stop_sequence"),
+        ({"finish_reason": "length", "usage": Usage(20, 0, 99)}, "max_tokens"),
+    ],
+)
+def test_a_call_that_is_cut_is_not_to_be_run(reader: FrontendRun, end: dict[str, Any], stop_reason: str):
+    text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ro'
+    reply = ask(reader, text, end, tools=[TOOL], stop_sequences=["x"])
+    assert (reply["content"], reply["stop_reason"]) == ([{"type": "text", "text": text}], stop_reason)
+    call, message = send(reader, tools=[TOOL], stream=True, stop_sequences=["x"])
+    with call:
+        play(reader, message, text, **end)
+        *events, delta, _ = named_events(call)
+    assert delta["delta"]["stop_reason"] == stop_reason
+    assert "".join(event["delta"]["partial_json"] for event in events if "delta" in event) == '{"city": "Ro'
 
 
 def test_the_choice_of_a_tool(server: FrontendRun, reader: FrontendRun):
@@ -276,6 +294,14 @@ def test_errors_are_anthropics(server: FrontendRun):
     assert server.client.get(PATH).json()["error"]["type"] == "invalid_request_error"
     large = server.post_raw(PATH, b" " * 200_000)
     assert (large.status_code, large.json()["error"]["type"]) == (413, "request_too_large")
+    for stream in (False, True):
+        call, message = send(server, stream=stream)
+        with call:
+            error = ErrorInfo(400, "…", param="messages", code="context_length_exceeded", too_long=(501, 255))
+            server.send(final(message, finish_reason="error", error=error))
+            text = "prompt is too long: 501 tokens > 255 maximum"
+            assert call.response.status == 400
+            assert call.json() == {"type": "error", "error": {"type": "invalid_request_error", "message": text}}
     call, message = send(server)
     with call:
         server.send(final(message, finish_reason="error", error=ErrorInfo(503, "ending", "service_unavailable")))

@@ -154,6 +154,34 @@ def test_one_that_is_cut_is_incomplete(reader: FrontendRun, stream: bool):
     assert shown(response) == [("message", "incomplete", None, None, part("output_text", "Yes, bu"))]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [({"finish_reason": "length"}, "max_output_tokens"), ({"stop_reason": "x"}, "stop_sequence")],
+)
+def test_a_call_that_is_cut_is_incomplete(reader: FrontendRun, stream: bool, end: dict[str, Any], reason: str):
+    text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ro'
+    call, message = send(reader, stream=stream, tools=[TOOL], stop=["x"])
+    with call:
+        play(reader, message, text, **end)
+        response = named_events(call)[-1]["response"] if stream else call.json()
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": reason})
+    if stream:
+        assert shown(response) == [("function_call", "incomplete", "get_weather", '{"city": "Ro', None)]
+    else:
+        assert shown(response) == [("message", "incomplete", None, None, part("output_text", text))]
+
+
+def test_a_malformed_call_is_content_and_in_a_stream_incomplete(reader: FrontendRun):
+    text = '<tool_call>{"name": "get_weather", "arguments": {"city": oops}}</tool_call>'
+    assert shown(ask(reader, text, tools=[TOOL])) == [("message", "completed", None, None, part("output_text", text))]
+    call, message = send(reader, stream=True, tools=[TOOL])
+    with call:
+        play(reader, message, f"{text}\nSo.")
+        response = named_events(call)[-1]["response"]
+    assert [item["status"] for item in response["output"]] == ["incomplete", "completed"]
+
+
 def test_an_error_in_a_stream_is_its_last_event(reader: FrontendRun):
     call, message = send(reader, stream=True)
     with call:

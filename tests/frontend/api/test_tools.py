@@ -173,13 +173,48 @@ def test_a_malformed_call_is_content(reader: FrontendRun):
     assert "".join(delta.get("content", "") for delta in deltas) == text
 
 
-def test_a_call_that_the_length_cuts(reader: FrontendRun):
+CUT_ENDS = [{"finish_reason": "length"}, {"finish_reason": "stop", "stop_reason": "x"}]
+
+
+@pytest.mark.parametrize("end", CUT_ENDS)
+def test_a_call_that_is_cut_is_not_asked_for(reader: FrontendRun, end: dict[str, Any]):
+    text = '<tool_call>{"name": "now", "arguments": {"a'
     call, message = send(reader, tools=TOOLS)
     with call:
-        reader.send(final(message, '<tool_call>{"name": "now", "arguments": {"a', (1,)))
+        reader.send(final(message, text, (1,), **end))
         (choice,) = call.json()["choices"]
-    assert choice["finish_reason"] == "length"
-    assert choice["message"]["tool_calls"][0]["function"] == {"name": "now", "arguments": '{"a'}
+    assert (choice["finish_reason"], choice["stop_reason"]) == (end["finish_reason"], end.get("stop_reason"))
+    assert choice["message"]["content"] == text
+    assert "tool_calls" not in choice["message"]
+    call, message = send(reader, tools=TOOLS, stream=True)
+    with call:
+        reader.send(step([(message, 1, text)]))
+        reader.send(final(message, "", (1,), **end))
+        choices = [choice for chunk in call.events() for choice in chunk["choices"]]
+    arguments = [
+        called["function"]["arguments"] for choice in choices for called in choice["delta"].get("tool_calls", [])
+    ]
+    assert ("".join(arguments), choices[-1]["finish_reason"]) == ('{"a', end["finish_reason"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_whose_arguments_are_whole_before_a_stop_string_is_asked_for(reader: FrontendRun, stream: bool):
+    call, message = send(reader, tools=TOOLS, stream=stream)
+    with call:
+        end = {"finish_reason": "stop", "stop_reason": "</tool_call>"}
+        reader.send(final(message, CALL.removesuffix("</tool_call>"), (1,), **end))
+        choice = call.events()[-1]["choices"][0] if stream else call.json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_a_malformed_call_in_a_stream_is_not_asked_for(reader: FrontendRun):
+    text = '<tool_call>{"name": "now", "arguments": {"a": oops}}</tool_call>'
+    assert answer(reader, text, tools=TOOLS)["message"]["content"] == text
+    assert stream(reader, [text, ""], tools=TOOLS)[-1]["finish_reason"] == "stop"
+    second = f"{CALL}{text}"
+    assert answer(reader, second, tools=TOOLS)["finish_reason"] == "tool_calls"
+    assert stream(reader, [second, ""], tools=TOOLS)[-1]["finish_reason"] == "stop"
+    assert stream(reader, [second, ""], tools=TOOLS, parallel_tool_calls=False)[-1]["finish_reason"] == "tool_calls"
 
 
 def test_logprobs_and_token_ids_stay_with_their_steps(reader: FrontendRun):

@@ -56,7 +56,7 @@ def test_all_paths_are_described_and_exist(server: FrontendRun, document: dict[s
     wanted |= {"/cache/explain", "/cache/tree", "/live", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"}
     wanted |= {"/v1/responses/{id}", "/v1/responses/{id}/cancel", "/v1/responses/{id}/input_items"}
     wanted |= {"/v1/files", "/v1/files/{id}", "/v1/files/{id}/content", "/v1/batches", "/v1/batches/{id}"}
-    wanted |= {"/v1/batches/{id}/cancel"}
+    wanted |= {"/v1/batches/{id}/cancel", "/v1/responses/input_tokens", "/v1/chat/completions/input_tokens"}
     wanted |= {"/admin/processes", "/admin/restart/{process}", "/admin/snapshot", "/start_profile", "/stop_profile"}
     assert set(document["paths"]) == wanted
     for path, operations in document["paths"].items():

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from frontend.parsing.deltas import CallArguments, CallStart, Content, Delta, Reasoning
+from frontend.parsing.deltas import CallArguments, CallBroken, CallStart, Content, Delta, Deltas, Reasoning
 from frontend.parsing.parser import ResponseParser
 from frontend.parsing.regions import Format
 
@@ -16,6 +16,8 @@ class Reading(NamedTuple):
     content: str
     reasoning: str
     calls: list[tuple[str, str]]
+    broken: list[int]
+    """Of `calls`, those that are not whole."""
 
     @property
     def values(self) -> tuple[tuple[str, Any], ...]:
@@ -27,6 +29,7 @@ def add_up(deltas: Iterable[Delta]) -> Reading:
     msgspec.json.encode(deltas)  # half of a character cannot be sent
     content, reasoning = "", ""
     calls: list[tuple[str, str]] = []
+    broken: list[int] = []
     for delta in deltas:
         match delta:
             case Content(text):
@@ -40,14 +43,24 @@ def add_up(deltas: Iterable[Delta]) -> Reading:
                 assert index == len(calls) - 1
                 assert text
                 calls[index] = (calls[index][0], calls[index][1] + text)
-    return Reading(content, reasoning, calls)
+            case CallBroken(index):
+                assert index == len(calls) - 1
+                broken.append(index)
+    return Reading(content, reasoning, calls, broken)
 
 
 def read(
-    format: Format, text: str, tools: Mapping[str, Any], prompt_end: str = "", cuts: Iterable[int] = ()
+    format: Format,
+    text: str,
+    tools: Mapping[str, Any],
+    prompt_end: str = "",
+    cuts: Iterable[int] = (),
+    *,
+    is_streamed: bool = True,
+    is_cut: bool = False,
 ) -> Reading:
     """Reads `text`, cut at `cuts`."""
-    parser = ResponseParser(format, tools, prompt_end)
+    parser = ResponseParser(format, tools, prompt_end, deltas=Deltas(is_streamed=is_streamed))
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     deltas = [delta for start, end in itertools.pairwise(places) for delta in parser.feed(text[start:end])]
-    return add_up([*deltas, *parser.finish()])
+    return add_up([*deltas, *parser.finish(is_cut=is_cut)])

@@ -37,6 +37,8 @@ ODD_JSON = (
     ' "exact": null, "places": [{"a": [1.5, -2e3]}, []]}'
 )
 
+NO_CALLS = '[{"name": "now", "description": "the time", "parameters": {}}, {"name": "Ada", "arguments": {}}]'
+
 RECORDED = [
     Recorded("plain text", "hermes", "qwen3", "Hello, {world} <b>!\n", "Hello, {world} <b>!\n"),
     Recorded("no text", "hermes", "qwen3", ""),
@@ -95,6 +97,77 @@ RECORDED = [
         calls=(("get_weather", {"city": "New <York>", "days": 3, "places": ["a"]}), ("now", {})),
     ),
     Recorded(
+        "Qwen3-Coder: no opener, then no closer",
+        *("qwen3_coder", "none"),
+        "Sure.\n\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>\n"
+        "<function=now>\n</function>\n<tool_call>\n<function=now>\n</function>",
+        content="Sure.",
+        calls=(("get_weather", {"city": "Rome"}), ("now", {}), ("now", {})),
+    ),
+    Recorded(
+        "Qwen3-Coder: a tag that is no tool",
+        *("qwen3_coder", "none"),
+        "<function=other>\n<parameter=city>\nRome\n</parameter>\n</function>",
+        content="<function=other>\n<parameter=city>\nRome\n</parameter>\n</function>",
+    ),
+    Recorded(
+        "Qwen2.5-Coder: a call in a fence",
+        *("hermes", "none"),
+        'Let me look.\n\n```json\n{\n  "name": "get_weather",\n  "arguments": {\n    "city": "``` </tools> {"\n  }\n}\n'
+        "```\nOne moment.",
+        content="Let me look.\nOne moment.",
+        calls=(("get_weather", {"city": "``` </tools> {"}),),
+    ),
+    Recorded(
+        "Qwen2.5-Coder: a bare call",
+        *("hermes", "none"),
+        f'{{"name": "get_weather", "arguments": {PARIS}}}\n{{"name": "now", "arguments": {{}}}}',
+        calls=(("get_weather", {"city": "Paris", "days": 2}), ("now", {})),
+    ),
+    Recorded(
+        "Qwen2.5-Coder: a list in tags of its own",
+        *("hermes", "none"),
+        f'<tools>\n[{{"name": "get_weather", "arguments": {PARIS}}}, {{"name": "now", "arguments": {{}}}}]\n</tools>',
+        calls=(("get_weather", {"city": "Paris", "days": 2}), ("now", {})),
+    ),
+    Recorded(
+        "Qwen2.5-Coder: JSON that is no call",
+        *("hermes", "none"),
+        f"```json\n{NO_CALLS}\n```",
+        content=f"```json\n{NO_CALLS}\n```",
+    ),
+    Recorded(
+        "Hermes: the closing mark in a string",
+        *("hermes", "none"),
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "a</tool_call>\\"b</tool_call>"}}</tool_call> So.',
+        content="So.",
+        calls=(("get_weather", {"city": 'a</tool_call>"b</tool_call>'}),),
+    ),
+    Recorded(
+        "gpt-oss: the closing mark in a string",
+        *("openai", "none"),
+        '<|channel|>commentary to=functions.get_weather<|message|>{"city": "a<|call|>b"}<|call|>',
+        calls=(("get_weather", {"city": "a<|call|>b"}),),
+    ),
+    Recorded(
+        "Mistral, later: the closing mark in a string",
+        *("mistral", "none"),
+        '[TOOL_CALLS]get_weather[ARGS]{"city": "a[TOOL_CALLS]b</s>"}[TOOL_CALLS]now[ARGS]{}',
+        calls=(("get_weather", {"city": "a[TOOL_CALLS]b</s>"}), ("now", {})),
+    ),
+    Recorded(
+        "Llama 4: the closing mark in a string",
+        *("pythonic", "none"),
+        "<|python_start|>[get_weather(city='a<|python_end|>b')]<|python_end|>",
+        calls=(("get_weather", {"city": "a<|python_end|>b"}),),
+    ),
+    Recorded(
+        "Hermes: line ends in a string",
+        *("hermes", "none"),
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "a\n\tb"}}</tool_call>',
+        calls=(("get_weather", {"city": "a\n\tb"}),),
+    ),
+    Recorded(
         "Llama 3.1: one call",
         *("llama3_json", "none"),
         f'<|python_tag|>{{"name": "get_weather", "parameters": {PARIS}}}',
@@ -119,6 +192,13 @@ RECORDED = [
         '<think>Hm</think>\n\n{"name": "now", "parameters": {}}',
         reasoning="Hm",
         calls=(("now", {}),),
+    ),
+    Recorded(
+        "Llama 3.2: words, then a call in a fence",
+        *("llama3_json", "none"),
+        f'I look.\n\n```json\n{{"name": "get_weather", "arguments": {PARIS}}}\n```',
+        content="I look.",
+        calls=(("get_weather", {"city": "Paris", "days": 2}),),
     ),
     Recorded(
         "Mistral: a list",

@@ -1,5 +1,6 @@
 """Answers of every format: a stream is the whole reply however it is cut, and what is no call is not lost."""
 
+import json
 import re
 import time
 from typing import Any
@@ -8,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.parsing.deltas import Content
+from frontend.parsing.deltas import Content, Deltas
 from frontend.parsing.formats import TOOL_FORMATS
 from frontend.parsing.marks import MAX_SEARCH_S
 from frontend.parsing.model_format import choose_format
 from frontend.parsing.parser import ResponseParser
 from frontend.parsing.regions import Format, read_template
-from tests.frontend.parsing.reading import read
+from tests.frontend.parsing.reading import add_up, read
 from tests.frontend.parsing.recorded import MALFORMED, RECORDED, TOOLS, Recorded
 
 by_name = pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded.name)
@@ -39,9 +40,12 @@ def test_what_is_in_an_answer(recorded: Recorded):
 def test_every_place_to_cut_gives_the_same(recorded: Recorded):
     format = format_of(recorded.tool_call_parser, recorded.reasoning_parser)
     whole = read(format, recorded.text, TOOLS, recorded.prompt_end)
+    assert whole.broken == []
     for cut in range(len(recorded.text) + 1):
         assert read(format, recorded.text, TOOLS, recorded.prompt_end, [cut]) == whole
-    assert read(format, recorded.text, TOOLS, recorded.prompt_end, range(len(recorded.text))) == whole
+    for is_streamed in (False, True):
+        cuts = range(len(recorded.text))
+        assert read(format, recorded.text, TOOLS, recorded.prompt_end, cuts, is_streamed=is_streamed) == whole
 
 
 PIECES = st.one_of(
@@ -51,6 +55,9 @@ PIECES = st.one_of(
             *("<|channel|>", "<|message|>", "commentary to=functions.now", "analysis", "final", "<|end|>", "<|call|>"),
             *(
                 '{"name": "now", "arguments": {',
+                "```json",
+                "```",
+                "</tools>",
                 "}}",
                 '"',
                 "\\",
@@ -87,10 +94,18 @@ PIECES = st.one_of(
     parser=st.sampled_from(sorted(TOOL_FORMATS)),
     reasoning=st.sampled_from(["none", "qwen3", "openai_gptoss"]),
     cuts=st.lists(st.integers(0, 80), max_size=8),
+    is_streamed=st.booleans(),
+    is_cut=st.booleans(),
 )
-def test_any_text_cut_anywhere(pieces: list[str], parser: str, reasoning: str, cuts: list[int]):
+def test_any_text_cut_anywhere(
+    pieces: list[str], parser: str, reasoning: str, cuts: list[int], is_streamed: bool, is_cut: bool
+):
     format, text = format_of(parser, reasoning), "".join(pieces)
-    assert read(format, text, TOOLS, cuts=cuts) == read(format, text, TOOLS)
+    whole = read(format, text, TOOLS, is_streamed=is_streamed, is_cut=is_cut)
+    assert read(format, text, TOOLS, cuts=cuts, is_streamed=is_streamed, is_cut=is_cut) == whole
+    if not is_streamed:
+        assert whole.broken == []
+        assert all(isinstance(json.loads(arguments), dict) for _, arguments in whole.calls)
 
 
 @pytest.mark.parametrize(("parser", "text"), MALFORMED)
@@ -100,10 +115,54 @@ def test_what_is_no_call_is_content(parser: str, text: str):
         assert (re.sub(r"\s", "", reading.content), reading.calls) == (re.sub(r"\s", "", text), [])
 
 
-def test_a_call_that_is_cut_off_keeps_what_there_is():
-    text = '<tool_call>{"name": "now", "arguments": {"a": "b'
-    reading = read(format_of("hermes"), text, TOOLS)
-    assert (reading.content, reading.calls) == ("", [("now", '{"a": "b')])
+CUT = [
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "b', '{"a": "b'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": {}', '{"a": {}'),
+    ("hermes", '```json\n{"name": "now", "arguments": {"a": 1', '{"a": 1'),
+    ("llama3_json", '{"name": "now", "parameters": {"a": [', '{"a": ['),
+    ("mistral", '[TOOL_CALLS]now[ARGS]{"a": 1', '{"a": 1'),
+    ("openai", '<|channel|>commentary to=functions.now<|message|>{"a', '{"a'),
+    ("mistral", "[TOOL_CALLS]now[ARGS]", None),
+    ("openai", "<|channel|>commentary to=functions.now<|message|>", None),
+    ("qwen3_coder", "<tool_call>\n<function=now>", None),
+    ("qwen3_coder", "<tool_call>\n<function=now>\n<parameter=a>\n1\n</parameter>", None),
+    ("qwen3_coder", "<function=now>\n<parameter=a>\n1\n</parameter>\n</func", None),
+    ("pythonic", "[now(a=1", None),
+]
+"""Calls that the limit of tokens or a stop string cuts, with the arguments that a stream has shown by then."""
+
+
+@pytest.mark.parametrize(("parser", "text", "shown"), CUT)
+def test_a_call_that_is_cut_is_content_and_in_a_stream_said_to_be_broken(parser: str, text: str, shown: str | None):
+    for cuts in ([], range(len(text))):
+        reading = read(format_of(parser), text, TOOLS, cuts=cuts, is_streamed=False, is_cut=True)
+        assert (re.sub(r"\s", "", reading.content), reading.calls) == (re.sub(r"\s", "", text), [])
+        streamed = read(format_of(parser), text, TOOLS, cuts=cuts, is_cut=True)
+        if shown is None:
+            assert streamed == reading
+        else:
+            assert (streamed.content, streamed.calls, streamed.broken) == ("", [("now", shown)], [0])
+
+
+def test_a_call_whose_arguments_are_there_is_whole_wherever_the_answer_is_cut():
+    text = '<tool_call>{"name": "now", "arguments": {"a": 1}}</tool_call>'
+    for end in range(text.index("}}") + 1, len(text) - len("</tool_call>") + 2):
+        for is_streamed in (False, True):
+            reading = read(format_of("hermes"), text[:end], TOOLS, is_streamed=is_streamed, is_cut=True)
+            assert (reading.calls, reading.broken) == ([("now", '{"a": 1}')], [])
+
+
+@pytest.mark.parametrize("arguments", ['{"city": oops}', '{"a": NaN}', '{"a": "\\d"}', '{"a": 1,}'])
+def test_a_call_whose_arguments_are_no_json_is_content_and_in_a_stream_said_to_be_broken(arguments: str):
+    text = f'<tool_call>{{"name": "now", "arguments": {arguments}}}</tool_call>'
+    reading = read(format_of("hermes"), text, TOOLS, is_streamed=False)
+    assert (reading.content, reading.calls) == (text, [])
+    streamed = read(format_of("hermes"), text, TOOLS)
+    assert ([name for name, _ in streamed.calls], streamed.broken) == (["now"], [0])
+    deltas = Deltas(is_streamed=False, custom=["now"])
+    parser = ResponseParser(format_of("hermes"), TOOLS, deltas=deltas)
+    custom = add_up([*parser.feed(text), *parser.finish()])
+    assert custom.calls == [("now", arguments)], "the text of a custom tool need not be JSON"
 
 
 def test_arguments_come_as_they_are_written():

@@ -102,6 +102,7 @@ def by_transformers(text: str, template: dict[str, Any], prefix: str) -> Reading
         message.get("content", ""),
         message.get("reasoning_content", ""),
         [(name, json.dumps(arguments)) for name, arguments in calls],
+        [],
     )
 
 
@@ -120,7 +121,8 @@ def own_template(recorded: Recorded) -> dict[str, Any] | None:
     fields = tools.fields if tools else ()
     named = [field for field in fields if any(mark in recorded.text for mark in ("<tool_call>", "to=functions."))]
     if (
-        any("starts_content" in field for field in fields)
+        any(other in recorded.name for other in ("no opener", "in a string"))
+        or any("starts_content" in field for field in fields)
         or (fields and not named)
         or recorded.tool_call_parser == "mistral"
     ):
