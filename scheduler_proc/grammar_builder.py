@@ -5,11 +5,13 @@ from collections.abc import Callable
 
 from messages.config import Config
 from messages.errors import ErrorInfo, RequestError
+from messages.requests import Grammar
 from runtime.background import BackgroundCalls
 from runtime.grammars import GrammarCompiler, GrammarError
 from runtime.histograms import Histogram
 from scheduler_proc.deciding.grammars import RequestGrammar, make_grammar
 from scheduler_proc.deciding.requests import PendingReq
+from scheduler_proc.deciding.thought_limits import FollowedThought
 
 
 class GrammarBuilder:
@@ -33,7 +35,7 @@ class GrammarBuilder:
         """Returns the grammar of a request without output, if it is known, at once."""
         grammar = pending.sampling_params.grammar
         assert grammar is not None
-        if pending.num_output_tokens or self._compiler.find(grammar.text) is None:
+        if pending.num_output_tokens or None in map(self._compiler.find, _texts_of(grammar)):
             return None
         return self._build(pending)
 
@@ -50,10 +52,13 @@ class GrammarBuilder:
     def _build(self, pending: PendingReq) -> RequestGrammar:
         grammar = pending.sampling_params.grammar
         assert grammar is not None
-        matcher = self._compiler.compile(grammar.text)
+        matcher = self._compiler.compile(grammar.text) if grammar.text else None
         output_ids = pending.token_ids[pending.num_prompt_tokens :]
         tokenizer, params = self._compiler.tokenizer(), pending.sampling_params
-        return make_grammar(matcher, tokenizer, params, output_ids, self._eos_token_ids, self._vocab_size)
+        limit, thought = grammar.limit, None
+        if limit is not None:
+            thought = FollowedThought(limit, self._compiler.compile(limit.text), output_ids)
+        return make_grammar(matcher, tokenizer, params, output_ids, self._eos_token_ids, self._vocab_size, thought)
 
     def _explain(self, error: Exception) -> ErrorInfo:
         if isinstance(error, RequestError):
@@ -65,3 +70,8 @@ class GrammarBuilder:
         if isinstance(error, GrammarError):
             return ErrorInfo(400, f"the grammar cannot be used: {error}")
         return ErrorInfo(500, f"the grammar could not be compiled: {type(error).__name__}", "server_error")
+
+
+def _texts_of(grammar: Grammar) -> list[str]:
+    """Returns what has to be compiled of a grammar in llguidance's form."""
+    return [text for text in (grammar.text, grammar.limit and grammar.limit.text) if text]

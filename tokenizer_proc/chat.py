@@ -6,12 +6,14 @@ from typing import Any
 import msgspec
 from jinja2 import TemplateError
 from jinja2.environment import Template
+from jinja2.meta import find_undeclared_variables
 
 from messages.errors import RequestError, bad_request
 from messages.requests import ChatPrompt
 from runtime.chat_files import DEFAULT, ChatFiles
 from tokenizer_proc.content_format import ContentFormat
 from tokenizer_proc.template_sandbox import TemplateSandbox
+from tokenizer_proc.thoughts import SWITCHES, close_thought
 
 TOOL_USE = "tool_use"
 END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -24,7 +26,10 @@ class CompiledTemplate:
     """One template, ready to render. Raises `TemplateError` for a template with a mistake."""
 
     def __init__(self, sandbox: TemplateSandbox, source: str):
-        self.format = ContentFormat(sandbox.parse(source))
+        tree = sandbox.parse(source)
+        self.format = ContentFormat(tree)
+        self.has_switch = bool(find_undeclared_variables(tree) & SWITCHES)
+        """The caller can tell it that the model is not to think."""
         self._sandbox = sandbox
         self._template: Template = sandbox.compile_template(source)
 
@@ -72,7 +77,11 @@ class ChatTemplates:
             text = template.render(variables)
         except Exception as error:  # a template can raise anything: a TypeError, a KeyError, a RecursionError
             raise _refusal(_explain(error)) from error
-        return text if final_text is None else _cut_at_mark(text, final_text)
+        if final_text is not None:
+            return _cut_at_mark(text, final_text)
+        if chat.thought is not None and chat.thought.is_off and chat.add_generation_prompt:
+            return close_thought(text, chat.thought, has_switch=template.has_switch)
+        return text
 
     def _choose(self, template_kwargs: dict[str, Any]) -> CompiledTemplate:
         name = TOOL_USE if template_kwargs.get("tools") is not None and TOOL_USE in self._by_name else DEFAULT

@@ -13,6 +13,7 @@ from tokenizer_proc.biases import with_text_biases
 from tokenizer_proc.breakers import with_breaker_ids
 from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
+from tokenizer_proc.thoughts import with_thought
 
 FIRST_PROBE_CHARS_PER_TOKEN = 4
 
@@ -40,7 +41,10 @@ class PromptReader:
         begun_ns = time.monotonic_ns()
         sampling_params = with_text_biases(message.sampling_params, self._encoding, self._vocab_size)
         max_prompt_tokens = self._max_model_len - min(1, sampling_params.max_tokens)
-        ids = self._ids_of(message, max_prompt_tokens)
+        text = message.prompt_text if message.chat is None else self._templates.render(message.chat)
+        if message.chat is not None and text is not None:
+            sampling_params = with_thought(sampling_params, message.chat, text)
+        ids = self._ids_of(text, message, max_prompt_tokens)
         ids = self._cut(ids, message)
         self._check(ids, max_prompt_tokens, _param_of(message))
         max_tokens = min(sampling_params.max_tokens, self._max_model_len - len(ids))
@@ -63,8 +67,7 @@ class PromptReader:
             engine=message.engine,
         )
 
-    def _ids_of(self, message: TokenizeMsg, max_prompt_tokens: int) -> "array[int]":
-        text = message.prompt_text if message.chat is None else self._templates.render(message.chat)
+    def _ids_of(self, text: str | None, message: TokenizeMsg, max_prompt_tokens: int) -> "array[int]":
         if text is None:
             return unpack_int32(message.prompt_ids)
         key = (text, message.add_special_tokens)

@@ -75,9 +75,8 @@ class MessagesApi:
     async def count_tokens(self, request: Request) -> JsonReply:
         """Raises `RequestError`."""
         asked = self._conversation(await self._count_reader.read(request))
-        answer = await self._service.queries.encode(
-            lambda uid: EncodeMsg(uid, None, asked.prompt, asked.add_special_tokens)
-        )
+        prompt = self._conversations.prompt(asked)
+        answer = await self._service.queries.encode(lambda uid: EncodeMsg(uid, None, prompt, asked.add_special_tokens))
         return JsonReply(TokenCount(num_int32(answer.token_ids)))
 
     def _conversation(self, body: PromptFields) -> Conversation:

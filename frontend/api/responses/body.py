@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from frontend.api.chat_messages import ChatMessage
-from frontend.api.conversation import Conversation, template_kwargs
+from frontend.api.conversation import Conversation, template_kwargs, turns_thinking_off
 from frontend.api.grammar import ResponseFormat, SchemaFormat
 from frontend.api.openai_body import ModelFields, check_shown, truncation_of
 from frontend.api.responses.items import Input
@@ -112,6 +112,7 @@ def make_conversation(
     grammar = params.grammar
     if grammar is not None and body.response_format is None and grammar.param == "response_format":
         grammar = msgspec.structs.replace(grammar, param="text.format")
+    effort = None if body.reasoning is None else body.reasoning.effort
     has_logprobs = body.includes(LOGPROBS) or bool(body.top_logprobs)
     params = msgspec.structs.replace(
         params, grammar=grammar, num_logprobs=(body.top_logprobs or 0) if has_logprobs else None
@@ -122,17 +123,12 @@ def make_conversation(
         tools=choose_tools(
             tool_use(body.tools or ()), read_choice(body.tool_choice), model_format, allows_several=allows_several
         ),
-        template_kwargs=_template_kwargs(body),
+        template_kwargs=template_kwargs(effort, body.chat_template_kwargs),
+        is_thinking_off=turns_thinking_off(effort, body.chat_template_kwargs),
         allows_parallel_calls=allows_several,
         add_special_tokens=bool(body.add_special_tokens),
         truncation=truncation_of(body, params, context_tokens),
     )
-
-
-def _template_kwargs(body: ResponseBody) -> dict[str, Any]:
-    effort = None if body.reasoning is None else body.reasoning.effort
-    others = {"enable_thinking": False} if effort == "none" else {}
-    return template_kwargs(effort, {**others, **(body.chat_template_kwargs or {})})
 
 
 def _response_format(text: TextOptions | None) -> ResponseFormat | None:

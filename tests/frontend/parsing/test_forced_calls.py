@@ -29,7 +29,7 @@ GOOD: list[tuple[str, Any]] = [
     ("other", {}),
 ]
 BAD: list[tuple[str, Any]] = [("other", {"root": "x"}), ("tree", {}), ("tree", {"root": {}}), ("plain", 5)]
-FORCED = [name for name, entry in TOOL_FORMATS.items() if entry.forced is not None]
+FORCED = [name for name, entry in TOOL_FORMATS.items() if entry.forced is not None and entry.forced.is_json]
 
 
 def accepted(parser: str, calls: list[tuple[str, Any]], *, allows_several: bool = True) -> str | None:
