@@ -347,6 +347,7 @@ def test_a_call_that_must_be_made_is_a_grammar(choice: Any, allows_several: bool
     assert (use.forced.kind, use.forced.param) == ("calls", "tools")
     grammar = msgspec.json.decode(use.forced.text, type=CallGrammar)
     ((begin, schema, end),) = grammar.calls
+    assert schema is not None
     assert (begin, end, grammar.separator) == ("<tool_call>\n", "\n</tool_call>", separator)
     assert len(schema.get("anyOf", [schema])) == num_calls
     if num_calls == 1:
@@ -363,7 +364,8 @@ def test_of_allowed_tools_the_model_is_told_alone(mode: str):
     assert (use.forced is not None) == (mode == "required")
     if use.forced is not None:
         grammar = msgspec.json.decode(use.forced.text, type=CallGrammar)
-        assert (grammar.calls[0][1]["properties"]["name"], grammar.separator) == ({"const": "now"}, "\n")
+        schema = grammar.calls[0][1] or {}
+        assert (schema["properties"]["name"], grammar.separator) == ({"const": "now"}, "\n")
 
 
 def test_calls_that_are_not_json_and_tools_that_are_too_long_cannot_be_forced():
