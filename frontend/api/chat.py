@@ -12,7 +12,7 @@ from frontend.api.beam_search import check_choices, whole_reply
 from frontend.api.chat_events import ChatEvents
 from frontend.api.chat_messages import Messages
 from frontend.api.chat_reply import ChatView
-from frontend.api.conversation import Conversation, Conversations, template_kwargs, turns_thinking_off
+from frontend.api.conversation import Conversation, Conversations
 from frontend.api.logprob_fields import TokenNames
 from frontend.api.openai_body import (
     OpenAiFields,
@@ -22,7 +22,8 @@ from frontend.api.openai_body import (
     truncation_of,
     usage_options,
 )
-from frontend.api.sampling import MAX_INT32, AtLeastOne, NumLogprobs, Sampling, Switch
+from frontend.api.sampling import AtLeastOne, NumLogprobs, Sampling, Switch
+from frontend.api.thinking import BUDGET, ThinkingBudget, checked_budget, template_kwargs, turns_thinking_off
 from frontend.api.tools import CHOICE_TEXT, TOOLS_TEXT, check_tools, choose_tools, read_choice
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
@@ -43,8 +44,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 
 Choice = Annotated[str | dict[str, Any] | None, Meta(description='"none", "auto" or an object')]
-ThinkingBudget = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
-BUDGET_TEXT = "the most tokens of reasoning, a whole number from 0; -1 for any number"
 Functions = Annotated[list[Any] | None, Meta(description="a list")]
 
 
@@ -60,7 +59,7 @@ class ChatBody(OpenAiFields, frozen=True, kw_only=True):
     continue_final_message: Switch = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, Meta(description="an object")] = None
     reasoning_effort: Annotated[str | None, Meta(description="a string, for the chat template")] = None
-    thinking_token_budget: Annotated[ThinkingBudget | None, Meta(description=BUDGET_TEXT)] = None
+    thinking_token_budget: ThinkingBudget = None
     include_reasoning: Switch = None
     tools: Annotated[list[Any] | None, Meta(description=TOOLS_TEXT)] = None
     tool_choice: Annotated[str | dict[str, Any] | None, Meta(description=CHOICE_TEXT)] = None
@@ -119,6 +118,9 @@ class ChatApi:
         params = msgspec.structs.replace(
             params, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None, echo=bool(body.return_token_ids)
         )
+        budget = checked_budget(body.thinking_token_budget, self._conversations.model_format)
+        if budget is not None and body.use_beam_search:
+            raise bad_request(f"{BUDGET} cannot be with use_beam_search", BUDGET)
         constrained = msgspec.structs.replace(params, grammar=tools.forced or params.grammar)
         check_choices(body, constrained, num_choices, "n", self._service.config.facts)
         return Conversation(
@@ -127,7 +129,7 @@ class ChatApi:
             tools=tools,
             template_kwargs=template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
             is_thinking_off=turns_thinking_off(body.reasoning_effort, body.chat_template_kwargs),
-            thinking_budget=self._budget(body),
+            thinking_budget=budget,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=bool(body.continue_final_message),
             allows_parallel_calls=allows_parallel_calls,
@@ -136,22 +138,6 @@ class ChatApi:
             add_special_tokens=bool(body.add_special_tokens),
             truncation=truncation_of(body, params, self._context_tokens),
         )
-
-    def _budget(self, body: ChatBody) -> int | None:
-        """Raises `RequestError` (400)."""
-        budget = body.thinking_token_budget
-        if budget is None or budget < 0:
-            return None
-        if body.use_beam_search:
-            raise bad_request("thinking_token_budget cannot be with use_beam_search", "thinking_token_budget")
-        if self._conversations.model_format.thought is None:
-            raise bad_request(
-                "thinking_token_budget needs a known format of reasoning, and the model's chat template shows none; "
-                "name one with --reasoning-parser when the server starts",
-                "thinking_token_budget",
-                "not_supported",
-            )
-        return budget
 
     def _view(self, body: ChatBody, trace: RequestTrace, rules: AnswerRules | None) -> ChatView:
         last = body.messages[-1]

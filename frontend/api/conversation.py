@@ -15,10 +15,6 @@ from frontend.requests.trace import RequestTrace
 from frontend.service import Service
 from messages.requests import ChatPrompt, SamplingParams, Truncation
 
-NO_EFFORT = "none"
-THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""Variables that tell chat templates whether the model is to reason: each knows one of them, or none."""
-
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """What a body asks for, whatever its API names it. `params`: those of the first choice."""
@@ -128,15 +124,3 @@ class Conversations:
             and not (rules is not None and rules.format.needs_special_tokens),
             wants_prompt_end=rules is not None and rules.format.may_begin_in_prompt,
         )
-
-
-def template_kwargs(reasoning_effort: str | None, others: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns what the chat template gets; `others` win."""
-    effort = {} if reasoning_effort is None else {"reasoning_effort": reasoning_effort}
-    off = dict.fromkeys(THINKING_SWITCHES, False) if reasoning_effort == NO_EFFORT else {}
-    return {**effort, **off, **(others or {})}
-
-
-def turns_thinking_off(reasoning_effort: str | None, others: dict[str, Any] | None) -> bool:
-    """True if a body asks for no reasoning, by its effort and not against its own variables of the template."""
-    return reasoning_effort == NO_EFFORT and not any((others or {}).get(name) for name in THINKING_SWITCHES)

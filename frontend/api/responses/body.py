@@ -7,12 +7,13 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from frontend.api.chat_messages import ChatMessage
-from frontend.api.conversation import Conversation, template_kwargs, turns_thinking_off
+from frontend.api.conversation import Conversation
 from frontend.api.grammar import ResponseFormat, SchemaFormat
 from frontend.api.openai_body import ModelFields, check_shown, truncation_of
 from frontend.api.responses.items import Input
 from frontend.api.responses.tools import CHOICE_TEXT, TOOLS_TEXT, ResponseChoice, ResponseTool, read_choice, tool_use
 from frontend.api.sampling import AtLeastOne, NumLogprobs, Sampling, Switch
+from frontend.api.thinking import ThinkingBudget, checked_budget, template_kwargs, turns_thinking_off
 from frontend.api.tools import choose_tools
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import bad_request
@@ -70,6 +71,7 @@ class ResponseBody(ModelFields, frozen=True, kw_only=True):
     parallel_tool_calls: Switch = None
     text: Annotated[TextOptions | None, Meta(description=FORMAT_TEXT)] = None
     reasoning: Annotated[ReasoningOptions | None, Meta(description="an object with an effort")] = None
+    thinking_token_budget: ThinkingBudget = None
     include: Annotated[list[str] | None, Meta(description=f"a list, of {' and '.join(INCLUDABLE)}")] = None
     top_logprobs: NumLogprobs = None
     truncation: Annotated[Literal["auto", "disabled"] | None, Meta(description='"auto" or "disabled"')] = None
@@ -125,6 +127,7 @@ def make_conversation(
         ),
         template_kwargs=template_kwargs(effort, body.chat_template_kwargs),
         is_thinking_off=turns_thinking_off(effort, body.chat_template_kwargs),
+        thinking_budget=checked_budget(body.thinking_token_budget, model_format),
         allows_parallel_calls=allows_several,
         add_special_tokens=bool(body.add_special_tokens),
         truncation=truncation_of(body, params, context_tokens),
