@@ -273,3 +273,10 @@ def test_the_parser_of_answers_and_the_grammar_agree_where_the_prompt_ends(sourc
     parser = ResponseParser(FORMAT.without_tools, {}, prompt)
     deltas = [*parser.feed(text), *parser.finish()]
     assert "".join(delta.text for delta in deltas if isinstance(delta, Content)) == '{"ok":true}'
+
+
+def test_a_structural_tag_has_its_thought(checks: GrammarChecks) -> None:
+    tag = {"structures": [{"begin": "<f=g>", "schema": {"type": "object"}, "end": "</f>"}], "triggers": ["<f="]}
+    grammar = placed(Grammar("structural_tag", json.dumps(tag), "response_format"), "inside")
+    assert takes(checks, grammar, "Hm <f=.</think>\n\nSo: <f=g>{}</f> and more")
+    assert not takes(checks, grammar, "Hm.</think>So: <f=h>{}</f>")
