@@ -162,9 +162,9 @@ def walk_all(config: Config, num_walks: int) -> dict[str, WalkTimes]:
 
 def walk(compiler: GrammarCompiler, config: Config, text: str, rng: random.Random, samples: Samples) -> None:
     """Adds the times of one output of random tokens that the grammar allows; it does not end before it must."""
-    facts, params = config.facts, SamplingParams(WALK_TOKENS, ignore_eos=True)
+    facts = config.facts
     matcher, tokenizer = compiler.compile(text), compiler.tokenizer()
-    grammar = make_grammar(matcher, tokenizer, params, array("i"), facts.eos_token_ids, facts.vocab_size)
+    grammar = make_grammar(matcher, tokenizer, array("i"), facts.vocab_size, ())
     for _ in range(WALK_TOKENS):
         begin_cpu_ns, begin_s = time.thread_time_ns(), time.perf_counter()
         bitmask = grammar.bitmask()

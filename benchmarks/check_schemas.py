@@ -26,7 +26,7 @@ from jsonschema.validators import validator_for
 from benchmarks.result_file import write_result
 from messages.config import ModelFacts
 from messages.errors import RequestError
-from messages.requests import Grammar, SamplingParams
+from messages.requests import Grammar
 from runtime.grammars import GrammarCompiler
 from scheduler_proc.deciding.grammars import make_grammar
 from tokenizer_proc.grammars import GrammarReader
@@ -126,9 +126,9 @@ class Checker:
 
     def _write(self, grammar: str) -> tuple[str, bool, str]:
         """Returns a random output, whether it ended by itself, and the error that it ended with."""
-        params, tokenizer = SamplingParams(MAX_TOKENS), self._compiler.tokenizer()
+        tokenizer = self._compiler.tokenizer()
         matcher = self._compiler.compile(grammar)
-        request = make_grammar(matcher, tokenizer, params, array("i"), (self._eos,), self._vocab_size)
+        request = make_grammar(matcher, tokenizer, array("i"), self._vocab_size, (self._eos,))
         ids: list[int] = []
         while len(ids) < MAX_TOKENS:
             bits = np.unpackbits(np.frombuffer(request.bitmask(), np.uint8), bitorder="little")

@@ -15,17 +15,50 @@ AbortReason = Literal["abort", "timeout"]
 TruncationSide = Literal["left", "right"]
 
 
-GrammarKind = Literal["json_schema", "regex", "choice", "lark", "structural_tag", "calls", "llguidance"]
+GrammarKind = Literal["json_schema", "regex", "choice", "lark", "structural_tag", "calls", "llguidance", "thought"]
+ThoughtPlace = Literal["before", "inside", "behind"]
+
+
+class Thought(msgspec.Struct, frozen=True, array_like=True):
+    """How the model writes its reasoning: `begin`, text, `end`, `resume`. Content that is no call begins with `answer`.
+
+    `empty` is how a chat template writes that there is none. With `is_off` the tokenizer closes the thought in the
+    prompt if the template has not. `budget` is the most tokens between the marks, `None` for any number. `place`, where
+    the prompt ends, is known to the tokenizer alone, which has rendered it.
+    """
+
+    begin: str
+    end: str
+    empty: str = ""
+    resume: str = ""
+    answer: str = ""
+    is_off: bool = False
+    budget: int | None = None
+    place: ThoughtPlace = "before"
+
+
+class ThoughtLimit(msgspec.Struct, frozen=True, array_like=True):
+    """A thought may have `num_tokens` tokens, then `end_ids` (int32) come.
+
+    The grammar `text` accepts from its end on. The output begins with a mark of `num_begin` tokens, or it has no
+    thought and no limit.
+    """
+
+    text: str
+    num_tokens: int
+    end_ids: Int32s
+    num_begin: int = 0
 
 
 class CallGrammar(msgspec.Struct, frozen=True):
     """The calls of tools that an answer must be, one of `calls`: each is (begin, JSON schema, end).
 
-    Where there is a `separator`, more of them may follow, each after it. `names` are those of the tools: each has one
-    of `calls` with the schema of its parameters, or they share one, which has an object with these for each of them.
+    `None` in place of a schema stands for any text. Where there is a `separator`, more of them may follow, each after
+    it. `names` are those of the tools: each has one of `calls` with the schema of its parameters, or they share one,
+    which has an object with these for each of them.
     """
 
-    calls: tuple[tuple[str, dict[str, Any], str], ...]
+    calls: tuple[tuple[str, dict[str, Any] | None, str], ...]
     separator: str = ""
     names: tuple[str, ...] = ()
 
@@ -37,12 +70,18 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     Lark's or GBNF's syntax, or the JSON object of a structural tag or a `CallGrammar`. The tokenizer makes of all of
     them what the scheduler gets: "llguidance", that library's own form. `whitespace` is a regular expression for what
     may stand between the tokens of JSON: empty for nothing, `None` for a blank or a line break with its indentation.
+
+    The output may be the calls of `calls`, the JSON of a `CallGrammar`, instead. `thought`, which the tokenizer adds,
+    comes before all of it; a grammar of the kind "thought" has nothing else, and becomes an empty text with a `limit`.
     """
 
     kind: GrammarKind
     text: str
     param: str
     whitespace: str | None = None
+    calls: str = ""
+    thought: Thought | None = None
+    limit: ThoughtLimit | None = None
 
 
 class Dry(msgspec.Struct, frozen=True, array_like=True):
@@ -148,12 +187,14 @@ class ChatPrompt(msgspec.Struct, frozen=True, array_like=True):
 
     `messages` is a JSON list of objects with a `role`, checked by the frontend; `template_kwargs` a JSON object of
     further variables of the template. With `continue_final_message` the last message is left open for the model.
+    `thought` is how the model reasons, where that matters for its prompt or its output.
     """
 
     messages: bytes
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: bytes = b"{}"
+    thought: Thought | None = None
 
 
 class Truncation(msgspec.Struct, frozen=True, array_like=True):

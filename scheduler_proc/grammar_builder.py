@@ -5,12 +5,15 @@ from collections.abc import Callable
 
 from messages.config import Config
 from messages.errors import ErrorInfo, RequestError
+from messages.requests import Grammar
 from runtime.background import BackgroundCalls, NeverBegunError
 from runtime.grammars import GrammarCompiler, GrammarError, grammars_are_busy
 from runtime.histograms import Histogram
+from scheduler_proc.deciding.endings import end_tokens_of
 from scheduler_proc.deciding.grammar_time import GrammarTime, TimeAccount
 from scheduler_proc.deciding.grammars import RequestGrammar, make_grammar
 from scheduler_proc.deciding.requests import PendingReq
+from scheduler_proc.deciding.thought_limits import FollowedThought
 
 
 class GrammarBuilder:
@@ -36,7 +39,7 @@ class GrammarBuilder:
         """Returns the grammar of a request without output, if it is known, at once."""
         grammar = pending.sampling_params.grammar
         assert grammar is not None
-        if pending.num_output_tokens or self._compiler.find(grammar.text) is None:
+        if pending.num_output_tokens or None in map(self._compiler.find, _texts_of(grammar)):
             return None
         return self._build(pending, self._account_of(pending))
 
@@ -57,10 +60,14 @@ class GrammarBuilder:
     def _build(self, pending: PendingReq, account: TimeAccount) -> RequestGrammar:
         grammar = pending.sampling_params.grammar
         assert grammar is not None
-        matcher = self._compiler.compile(grammar.text)
+        matcher = self._compiler.compile(grammar.text) if grammar.text else None
         output_ids = pending.token_ids[pending.num_prompt_tokens :]
-        tokenizer, params = self._compiler.tokenizer(), pending.sampling_params
-        return make_grammar(matcher, tokenizer, params, output_ids, self._eos_token_ids, self._vocab_size, account)
+        tokenizer = self._compiler.tokenizer()
+        end_tokens = end_tokens_of(pending.sampling_params, self._eos_token_ids)
+        thought = None
+        if grammar.limit is not None:
+            thought = FollowedThought(grammar.limit, self._compiler.compile(grammar.limit.text), output_ids)
+        return make_grammar(matcher, tokenizer, output_ids, self._vocab_size, end_tokens, account, thought)
 
     def _explain(self, error: Exception) -> ErrorInfo:
         if isinstance(error, RequestError):
@@ -74,3 +81,8 @@ class GrammarBuilder:
         if isinstance(error, GrammarError):
             return ErrorInfo(400, f"the grammar cannot be used: {error}")
         return ErrorInfo(500, f"the grammar could not be compiled: {type(error).__name__}", "server_error")
+
+
+def _texts_of(grammar: Grammar) -> list[str]:
+    """Returns what has to be compiled of a grammar in llguidance's form."""
+    return [text for text in (grammar.text, grammar.limit and grammar.limit.text) if text]

@@ -58,6 +58,8 @@ RULES = {
     "runtime/grammars.py": rule("runtime messages", "msgspec llguidance"),
     "tokenizer_proc/grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/call_grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
+    "tokenizer_proc/marked_text.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
+    "tokenizer_proc/thoughts.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/structural_tags.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "kernels": rule("kernels", "torch triton numpy"),
     "whatif": rule("whatif scheduler_proc supervisor messages", "msgspec numpy"),

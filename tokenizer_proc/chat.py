@@ -6,12 +6,14 @@ from typing import Any
 import msgspec
 from jinja2 import TemplateError
 from jinja2.environment import Template
+from jinja2.meta import find_undeclared_variables
 
 from messages.errors import RequestError, bad_request
 from messages.requests import ChatPrompt
 from runtime.chat_files import DEFAULT, ChatFiles
 from tokenizer_proc.message_forms import Message, MessageForms, with_empty_fields
 from tokenizer_proc.template_sandbox import TemplateSandbox
+from tokenizer_proc.thoughts import SWITCHES, close_thought
 
 TOOL_USE = "tool_use"
 END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -30,6 +32,8 @@ class CompiledTemplate:
         self._template: Template = sandbox.from_string(source)
         self._special_tokens = special_tokens
         self.forms = MessageForms(lambda messages, tools: self.render(messages, {"tools": tools}))
+        self.has_switch = bool(find_undeclared_variables(sandbox.parse(source)) & SWITCHES)
+        """The caller can tell it that the model is not to think."""
 
     def render(self, messages: list[Message], variables: dict[str, Any]) -> str:
         """Returns the text. Raises `TemplateError` and whatever else goes wrong in the template."""
@@ -71,7 +75,11 @@ class ChatTemplates:
             raise _refusal(_explain(error)) from error
         if len(text) > MAX_CHARS:
             raise _refusal(f"it makes a text of more than {MAX_CHARS} characters")
-        return text if final_text is None else _cut_at_mark(text, final_text)
+        if final_text is not None:
+            return _cut_at_mark(text, final_text)
+        if chat.thought is not None and chat.thought.is_off and chat.add_generation_prompt:
+            return close_thought(text, chat.thought, has_switch=template.has_switch)
+        return text
 
     def _choose(self, template_kwargs: dict[str, Any]) -> CompiledTemplate:
         name = TOOL_USE if template_kwargs.get("tools") is not None and TOOL_USE in self._by_name else DEFAULT

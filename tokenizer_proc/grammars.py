@@ -15,6 +15,7 @@ from tokenizer_proc.call_grammars import call_grammar
 from tokenizer_proc.schema_faults import explain_calls, find_fault
 from tokenizer_proc.schema_rules import BOUNDED_WHITESPACE, read_schema
 from tokenizer_proc.structural_tags import structural_tag_grammar
+from tokenizer_proc.thoughts import join_grammars, limit_of
 
 
 class GrammarReader:
@@ -31,11 +32,25 @@ class GrammarReader:
     def check(self, grammar: Grammar) -> Grammar:
         """Returns the grammar in llguidance's form. Raises `RequestError` (400) where it cannot be used."""
         try:
-            text = self._translate(grammar)
-            self._compiler.compile(text)
+            text = self._join(grammar)
+            limit = grammar.limit if grammar.thought is None else limit_of(grammar.thought, self._compiler.tokenizer())
+            for each in filter(None, (text, limit and limit.text)):
+                self._compiler.compile(each)
         except GrammarError as error:
             raise bad_request(f"{grammar.param} cannot be used: {_words(grammar, error)}", grammar.param) from None
-        return Grammar("llguidance", text, grammar.param)
+        return Grammar("llguidance", text, grammar.param, limit=limit)
+
+    def _join(self, grammar: Grammar) -> str:
+        """Returns the whole grammar, with what may come before it and in its place."""
+        if grammar.thought is None and not grammar.calls:
+            return self._translate(grammar)
+        if grammar.kind == "thought":
+            return ""
+        tokenizer = self._compiler.tokenizer()
+        calls_text = grammar.text if grammar.kind == "calls" else grammar.calls
+        calls = call_grammar(calls_text, tokenizer) if calls_text else None
+        answer = None if grammar.kind == "calls" else self._translate(grammar)
+        return join_grammars(grammar.thought, calls, answer, tokenizer)
 
     def _translate(self, grammar: Grammar) -> str:
         library: Any = import_module("llguidance")
@@ -53,7 +68,7 @@ class GrammarReader:
                 return call_grammar(grammar.text, self._compiler.tokenizer())
             case "structural_tag":
                 return structural_tag_grammar(grammar.text, self._compiler.tokenizer())
-            case "llguidance":
+            case "llguidance" | "thought":
                 return grammar.text
 
 

@@ -13,6 +13,7 @@ from tokenizer_proc.bad_words import bad_word_ids
 from tokenizer_proc.biases import with_text_biases
 from tokenizer_proc.breakers import with_breaker_ids
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
+from tokenizer_proc.thoughts import with_thought
 
 FIRST_PROBE_CHARS_PER_TOKEN = 4
 
@@ -39,12 +40,15 @@ class PromptReader:
         token where one is wanted (`max_tokens` above 0). Raises `RequestError` for a prompt to refuse, and whatever the
         tokenizer raises.
         """
-        max_prompt_tokens = self._max_model_len - min(1, message.sampling_params.max_tokens)
+        asked = message.sampling_params
+        if message.chat is not None and text is not None:
+            asked = with_thought(asked, message.chat, text)
+        max_prompt_tokens = self._max_model_len - min(1, asked.max_tokens)
         ids = unpack_int32(message.prompt_ids) if text is None else self._ids_of(text, message, max_prompt_tokens)
         ids = self._cut(ids, message)
         self._check(ids, max_prompt_tokens, _param_of(message))
-        max_tokens = min(message.sampling_params.max_tokens, self._max_model_len - len(ids))
-        params = msgspec.structs.replace(self._params_of(message.sampling_params), max_tokens=max_tokens)
+        max_tokens = min(asked.max_tokens, self._max_model_len - len(ids))
+        params = msgspec.structs.replace(self._params_of(asked), max_tokens=max_tokens)
         first = UserMsg(
             uid=message.uid,
             attempt=message.attempt,

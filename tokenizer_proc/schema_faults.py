@@ -46,12 +46,17 @@ def explain_calls(asked: CallGrammar, explain: Callable[[str], str]) -> str:
 
 
 def _parameters(asked: CallGrammar) -> Iterator[Schema]:
-    """Yields the schema of each tool's parameters, which may have the definitions of others too."""
-    marks, (schema, *others) = zip(asked.names, asked.calls, strict=False), [call[1] for call in asked.calls]
-    if len(asked.names) == len(asked.calls) and all(name in begin for name, (begin, _, _) in marks):
-        yield from (schema, *others)
+    """Yields the schema of each tool's parameters, which may have the definitions of others too.
+
+    A tool that takes any text has a schema that allows everything.
+    """
+    schemas: list[Schema] = [schema or {} for _, schema, _ in asked.calls]
+    begins = zip(asked.names, asked.calls, strict=False)
+    if len(asked.names) == len(schemas) and all(name in begin for name, (begin, _, _) in begins):
+        yield from schemas
         return
-    definitions = {name: schema[name] for name in DEFINITIONS if name in schema}
+    schema = schemas[0]
+    definitions: Schema = {name: schema[name] for name in DEFINITIONS if name in schema}
     calls = schema.get("items", schema)
     for call in calls.get("anyOf", [calls]):
         _, parameters = call["properties"].values()

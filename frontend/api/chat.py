@@ -12,7 +12,7 @@ from frontend.api.beam_search import check_choices, whole_reply
 from frontend.api.chat_events import ChatEvents
 from frontend.api.chat_messages import Messages
 from frontend.api.chat_reply import ChatView
-from frontend.api.conversation import Conversation, Conversations, template_kwargs
+from frontend.api.conversation import Conversation, Conversations
 from frontend.api.logprob_fields import TokenNames
 from frontend.api.openai_body import (
     OpenAiFields,
@@ -23,6 +23,7 @@ from frontend.api.openai_body import (
     usage_options,
 )
 from frontend.api.sampling import AtLeastOne, NumLogprobs, Sampling, Switch
+from frontend.api.thinking import BUDGET, ThinkingBudget, checked_budget, template_kwargs, turns_thinking_off
 from frontend.api.tools import CHOICE_TEXT, TOOLS_TEXT, check_tools, choose_tools, read_choice
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
@@ -59,6 +60,7 @@ class ChatBody(OpenAiFields, frozen=True, kw_only=True):
     continue_final_message: Switch = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, Meta(description="an object")] = None
     reasoning_effort: Annotated[str | None, Meta(description="a string, for the chat template")] = None
+    thinking_token_budget: ThinkingBudget = None
     include_reasoning: Switch = None
     tools: Annotated[list[Any] | None, Meta(description=TOOLS_TEXT)] = None
     tool_choice: Annotated[str | dict[str, Any] | None, Meta(description=CHOICE_TEXT)] = None
@@ -121,6 +123,9 @@ class ChatApi:
         params = msgspec.structs.replace(
             params, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None, echo=bool(body.return_token_ids)
         )
+        budget = checked_budget(body.thinking_token_budget, self._conversations.model_format)
+        if budget is not None and body.use_beam_search:
+            raise bad_request(f"{BUDGET} cannot be with use_beam_search", BUDGET)
         constrained = msgspec.structs.replace(params, grammar=tools.forced or params.grammar)
         check_choices(body, constrained, num_choices, "n", self._service.config.facts)
         return Conversation(
@@ -128,6 +133,8 @@ class ChatApi:
             params=params,
             tools=tools,
             template_kwargs=template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
+            is_thinking_off=turns_thinking_off(body.reasoning_effort, body.chat_template_kwargs),
+            thinking_budget=budget,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=bool(body.continue_final_message),
             allows_parallel_calls=allows_parallel_calls,

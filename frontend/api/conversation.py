@@ -7,14 +7,13 @@ import msgspec
 
 from frontend.api.answer_reader import AnswerRules
 from frontend.api.chat_messages import ChatMessage, make_chat_prompt
-from frontend.api.tools import NO_TOOLS, ToolUse
+from frontend.api.tools import NO_TOOLS, ToolUse, with_calls
 from frontend.parsing.model_format import ModelFormat
 from frontend.requests.generation import Generation
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import RequestTrace
 from frontend.service import Service
 from messages.columns import num_int32
-from messages.errors import bad_request
 from messages.requests import ChatPrompt, EncodeMsg, SamplingParams, Truncation
 
 
@@ -26,6 +25,10 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     tools: ToolUse = NO_TOOLS
     template_kwargs: dict[str, Any] = {}
     """For the chat template, beside the tools."""
+    is_thinking_off: bool = False
+    """The model is not to reason, whether or not its chat template can be told so."""
+    thinking_budget: int | None = None
+    """The most tokens of reasoning."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     allows_parallel_calls: bool = True
@@ -77,8 +80,8 @@ class Conversations:
         """Raises `RequestError`; refusals by other processes come with the choices."""
         rules = self._rules(conversation)
         request = PromptRequest(
-            conversation.prompt,
-            _adapted(conversation, rules),
+            self.prompt(conversation),
+            self._adapted(conversation, rules),
             conversation.num_choices,
             add_special_tokens=conversation.add_special_tokens,
             truncation=conversation.truncation,
@@ -90,10 +93,20 @@ class Conversations:
 
     async def count(self, conversation: Conversation) -> InputTokens:
         """Returns how many tokens the prompt has. Raises `RequestError`."""
+        prompt = self.prompt(conversation)
         answer = await self._service.queries.encode(
-            lambda uid: EncodeMsg(uid, None, conversation.prompt, conversation.add_special_tokens)
+            lambda uid: EncodeMsg(uid, None, prompt, conversation.add_special_tokens)
         )
         return InputTokens(num_int32(answer.token_ids))
+
+    def prompt(self, conversation: Conversation) -> ChatPrompt:
+        """Returns the prompt, with how the model reasons where that matters. Raises `RequestError` (400)."""
+        thought = self.model_format.thought
+        if thought is not None:
+            thought = msgspec.structs.replace(
+                thought, is_off=conversation.is_thinking_off, budget=conversation.thinking_budget
+            )
+        return msgspec.structs.replace(conversation.prompt, thought=thought)
 
     def _rules(self, conversation: Conversation) -> AnswerRules | None:
         chosen = self.model_format.with_tools if conversation.tools.listed else self.model_format.without_tools
@@ -110,22 +123,20 @@ class Conversations:
             max_calls=conversation.max_calls,
         )
 
+    def _adapted(self, conversation: Conversation, rules: AnswerRules | None) -> SamplingParams:
+        """Returns the parameters with what tools and the reading of the answer need. Raises `RequestError` (400).
 
-def _adapted(conversation: Conversation, rules: AnswerRules | None) -> SamplingParams:
-    """Returns the parameters with what tools and the reading of the answer need. Raises `RequestError` (400)."""
-    params, forced = conversation.params, conversation.tools.forced
-    if forced is not None and params.grammar is not None:
-        raise bad_request(f"{params.grammar.param} cannot be with a tool_choice that forces a call", "tool_choice")
-    return msgspec.structs.replace(
-        params,
-        grammar=forced or params.grammar,
-        skip_special_tokens=params.skip_special_tokens
-        and not (rules is not None and rules.format.needs_special_tokens),
-        wants_prompt_end=rules is not None and rules.format.may_begin_in_prompt,
-    )
-
-
-def template_kwargs(reasoning_effort: str | None, others: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns what the chat template gets; `others` win."""
-    effort = {} if reasoning_effort is None else {"reasoning_effort": reasoning_effort}
-    return {**effort, **(others or {})}
+        A call that is forced goes before what else the answer must be like.
+        """
+        params, tools = conversation.params, conversation.tools
+        grammar = tools.forced
+        if grammar is None and params.grammar is not None:
+            allows_several = conversation.allows_parallel_calls
+            grammar = with_calls(params.grammar, tools, self.model_format, allows_several=allows_several)
+        return msgspec.structs.replace(
+            params,
+            grammar=grammar,
+            skip_special_tokens=params.skip_special_tokens
+            and not (rules is not None and rules.format.needs_special_tokens),
+            wants_prompt_end=rules is not None and rules.format.may_begin_in_prompt,
+        )

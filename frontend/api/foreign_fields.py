@@ -46,7 +46,7 @@ _OF_SERVERS = {
     """,
     "vLLM": """
         logprob_token_ids vllm_xargs kv_transfer_params chat_template_content_format
-        thinking_token_budget return_mm_hashes repetition_detection detokenize flat_logprobs
+        return_mm_hashes repetition_detection detokenize flat_logprobs
     """,
     "gateways (OpenRouter, LiteLLM)": """
         models route provider transforms plugins reasoning include usage timeout retries num_retries fallbacks

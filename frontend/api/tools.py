@@ -9,6 +9,7 @@ from msgspec import Meta
 from frontend.api.grammar import MAX_GRAMMAR_BYTES
 from frontend.http.field_names import find_meant, shown_name
 from frontend.parsing.forced_calls import find_without_object, force_calls
+from frontend.parsing.formats import Forced
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import bad_request
 from messages.requests import CallGrammar, Grammar
@@ -206,18 +207,38 @@ def _only(tools: ToolUse, names: Collection[str]) -> ToolUse:
 def _force(schemas: Mapping[str, Any], model_format: ModelFormat, allows_several: bool) -> Grammar:
     """Returns the grammar of an answer that calls one of the tools, or several. Raises `RequestError` (400)."""
     forced = model_format.forced
-    why = "the arguments are not JSON in the model's format of calls" if forced is None else ""
-    if model_format.without_tools is not None:
-        why = "the model's answers begin with reasoning (--reasoning-parser none rules it out)"
-    if forced is None or why:
+    if forced is None or not forced.is_json:
+        why = "the arguments are not JSON in the model's format of calls"
         text = f'tool_choice must be "auto" or "none", for a call cannot be forced: {why}'
         raise bad_request(text, "tool_choice", "not_supported")
-    separator = forced.separator if allows_several else ""
-    calls = CallGrammar(force_calls(forced, schemas, allows_several=allows_several), separator, tuple(schemas))
-    text = msgspec.json.encode(calls).decode()
+    text = _call_grammar(schemas, forced, allows_several)
     if len(text) > MAX_GRAMMAR_BYTES:
         raise bad_request(f"tools may have at most {MAX_GRAMMAR_BYTES} characters with this tool_choice", "tools")
     return Grammar("calls", text, "tools")
+
+
+def with_calls(answer: Grammar, tools: ToolUse, model_format: ModelFormat, *, allows_several: bool) -> Grammar:
+    """Returns the grammar of an answer that is what `answer` says, or calls tools with any arguments.
+
+    A structural tag says itself where calls may be. Raises `RequestError` (400).
+    """
+    if not tools.listed or answer.kind == "structural_tag":
+        return answer
+    if model_format.forced is None:
+        raise bad_request(
+            f"{answer.param} cannot be with tools, for the calls in the model's own response template are in no known "
+            'format: send "tool_choice": "none", or name a format with --tool-call-parser when the server starts',
+            answer.param,
+            "not_supported",
+        )
+    text = _call_grammar(dict.fromkeys(tools.schemas), model_format.forced, allows_several)
+    return msgspec.structs.replace(answer, calls=text)
+
+
+def _call_grammar(schemas: Mapping[str, Any], forced: Forced, allows_several: bool) -> str:
+    separator = forced.separator if allows_several else ""
+    calls = CallGrammar(force_calls(forced, schemas, allows_several=allows_several), separator, tuple(schemas))
+    return msgspec.json.encode(calls).decode()
 
 
 def _check_choice(choice: Choice, tools: ToolUse) -> None:

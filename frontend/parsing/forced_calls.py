@@ -13,10 +13,10 @@ NAME = "{name}"
 
 
 class ForcedCalls(NamedTuple):
-    """`begin`, then JSON that `schema` accepts, then `end`."""
+    """`begin`, then JSON that `schema` accepts, or any text where there is none, then `end`."""
 
     begin: str
-    schema: dict[str, Any]
+    schema: dict[str, Any] | None
     end: str
 
 
@@ -38,7 +38,8 @@ def force_calls(forced: Forced, tools: Mapping[str, Any], *, allows_several: boo
     parameters = {name: schema if "$ref" in schema else {**schema, "type": "object"} for name, schema in tools.items()}
     if NAME in forced.begin:
         return tuple(
-            ForcedCalls(forced.begin.replace(NAME, name), schema, forced.end) for name, schema in parameters.items()
+            ForcedCalls(forced.begin.replace(NAME, name), schema if forced.is_json else None, forced.end)
+            for name, schema in parameters.items()
         )
     definitions: dict[str, Any] = {}
     calls = [

@@ -7,6 +7,8 @@ at again with each token until it is complete.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from messages.requests import Thought
+
 CALL = {"type": "function", "function": "{content}"}
 NAMED_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 
@@ -57,12 +59,14 @@ class Forced(NamedTuple):
     arguments_key: str = "arguments"
     separator: str = ""
     """Between calls; without it, and where they are no list, there is one."""
+    is_json: bool = True
+    """Other arguments cannot be held to a schema, so such a call can be allowed and not forced."""
 
 
 class MarkedFormat(NamedTuple):
     """How calls, or reasoning, are written. `fields`: those of a response template. `found_by`: see `find_format`.
 
-    `forced` is `None` for reasoning, and where calls are not JSON, which a grammar cannot make of a tool's schema.
+    `forced` and `thought` say how a grammar writes calls and reasoning.
     """
 
     fields: tuple[dict[str, Any], ...]
@@ -72,6 +76,7 @@ class MarkedFormat(NamedTuple):
     has_short_ids: bool = False
     """The ids of calls must be 9 letters and digits: the model's template refuses others."""
     forced: Forced | None = None
+    thought: Thought | None = None
 
 
 TOOL_FORMATS: dict[str, MarkedFormat] = {
@@ -94,6 +99,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
         found_by=(("<tool_call>", "<function="),),
         needs_special_tokens=True,
         content_close={"close": END_MARKS},
+        forced=Forced("<tool_call>\n<function={name}>\n", "</tool_call>", separator="\n", is_json=False),
     ),
     "hermes": MarkedFormat(
         ({"open": "<tool_call>", "close": "</tool_call>", "content": "json", "transform": CALL}, BARE_CALL),
@@ -134,6 +140,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
             },
         ),
         found_by=(("<|python_start|>",), ("[func_name1(",)),
+        forced=Forced("[{name}(", is_json=False),
     ),
     "llama3_json": MarkedFormat(
         (
@@ -152,6 +159,13 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
 """By their names in vLLM. The first one that a chat template fits is the model's."""
 
 THINK = ({"open": "<think>", "close": "</think>"},)
+THINK_THOUGHT = Thought("<think>", "</think>", empty="<think>\n\n</think>\n\n")
+HARMONY_THOUGHT = Thought(
+    "<|channel|>analysis<|message|>",
+    "<|end|>",
+    resume="<|start|>assistant",
+    answer="<|channel|>final<|message|>",
+)
 
 REASONING_FORMATS: dict[str, MarkedFormat] = {
     "openai_gptoss": MarkedFormat(
@@ -159,11 +173,15 @@ REASONING_FORMATS: dict[str, MarkedFormat] = {
         found_by=(("<|channel|>", "<|message|>"),),
         needs_special_tokens=True,
         content_close={"close_pattern": HARMONY_REST},
+        thought=HARMONY_THOUGHT,
     ),
-    "qwen3": MarkedFormat(THINK, found_by=(("<think>", "enable_thinking"),)),
-    "deepseek_r1": MarkedFormat(THINK, found_by=(("<think>",), ("</think>",))),
+    "qwen3": MarkedFormat(THINK, found_by=(("<think>", "enable_thinking"),), thought=THINK_THOUGHT),
+    "deepseek_r1": MarkedFormat(THINK, found_by=(("<think>",), ("</think>",)), thought=THINK_THOUGHT),
     "mistral": MarkedFormat(
-        ({"open": "[THINK]", "close": "[/THINK]"},), found_by=(("[THINK]",),), needs_special_tokens=True
+        ({"open": "[THINK]", "close": "[/THINK]"},),
+        found_by=(("[THINK]",),),
+        needs_special_tokens=True,
+        thought=Thought("[THINK]", "[/THINK]", empty="[THINK][/THINK]"),
     ),
 }
 

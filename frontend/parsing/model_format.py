@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS, Forced, MarkedFormat, find_format
-from frontend.parsing.regions import Format, FormatError, Kind, Region, read_region, read_template
+from frontend.parsing.regions import KINDS, Format, FormatError, Kind, Region, read_region, read_template
 from messages.config import Config
+from messages.requests import Thought
 from runtime.chat_files import read_chat_files
 
 NUM_ID_CHARACTERS = 24
@@ -26,13 +27,14 @@ log = logging.getLogger("sluice.frontend")
 class ModelFormat(NamedTuple):
     """What the answers of the model look like; `None` in place of a format stands for plain text.
 
-    `forced`: how a call is written that must be made, `None` if it cannot be forced.
+    `forced` and `thought`: how a grammar writes a call, and reasoning before it; `None` if it cannot.
     """
 
     with_tools: Format | None
     without_tools: Format | None
     has_short_ids: bool = False
     forced: Forced | None = None
+    thought: Thought | None = None
 
     @property
     def has_calls(self) -> bool:
@@ -85,6 +87,7 @@ def choose_format(tool_call_parser: str, reasoning_parser: str, chat_template: s
         without_tools=base if base.regions else None,
         has_short_ids=find_format(TOOL_FORMATS, chat_template) == "mistral" or bool(entry and entry.has_short_ids),
         forced=entry.forced if entry else None,
+        thought=reasoning.entry.thought if reasoning.entry else _own_thought(own) if reasoning.regions else None,
     )
 
 
@@ -108,6 +111,16 @@ def _rest_of(*choices: _Choice) -> Region:
 
 def _needs_special_tokens(choice: _Choice) -> bool:
     return choice.entry is not None and choice.entry.needs_special_tokens
+
+
+def _own_thought(own: Any) -> Thought | None:
+    """Returns how the model's response template marks reasoning, `None` if its marks are no plain texts."""
+    for name, field in own["fields"].items():
+        if KINDS.get(name) == "reasoning":
+            begin, end = field.get("open"), field.get("close")
+            if isinstance(begin, str) and isinstance(end, str):
+                return Thought(begin, end, empty=f"{begin}\n\n{end}\n\n")
+    return None
 
 
 def _read_own(own: Any) -> Format | None:

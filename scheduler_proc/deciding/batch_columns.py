@@ -151,7 +151,9 @@ def _add_processors(
         num_output_tokens = num_tokens - pending.num_prompt_tokens
         columns.add(index, pending.logits_processors, token_ids, pending.num_prompt_tokens, num_output_tokens)
     if pending.grammar is not None:
-        columns.add_bitmask(index, pending.grammar.bitmask(token_ids[len(pending.token_ids) :]))
+        bitmask = pending.grammar.bitmask(token_ids[len(pending.token_ids) :])
+        if bitmask:
+            columns.add_bitmask(index, bitmask)
 
 
 def _page_tables(decode: DecodeRows, chunks: list[Chunk], width: int) -> bytes:

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from messages.columns import INT32
 from messages.errors import ErrorInfo, bad_request
-from messages.requests import SamplingParams
-from scheduler_proc.deciding.endings import Ending, end_tokens_of
+from scheduler_proc.deciding.endings import Ending
 from scheduler_proc.deciding.grammar_time import GrammarTime, TimeAccount
+from scheduler_proc.deciding.thought_limits import FollowedThought
 
 COMPLETE = Ending("stop")
 """Nothing more may come, not even white space."""
@@ -55,25 +55,28 @@ class MatcherTokenizer(Protocol):
 class RequestGrammar:
     """The grammar of one request after the tokens that it has. `end_tokens` end it, `eos_tokens` the matcher.
 
-    An end token may come where the output may end. Bitmasks are charged to `account`.
+    An end token may come where the output may end. Bitmasks are charged to `account`. `thought` is the reasoning that
+    goes before, if it has a limit; without a `matcher` there is only that limit.
     """
 
     __slots__ = (
-        *("_account", "_ahead", "_bits", "_error", "_matcher", "_never", "_other_ends", "_target", "_tokenizer"),
-        "_vocab_size",
+        *("_account", "_ahead", "_bits", "_error", "_matcher", "_never", "_other_ends", "_target", "_thought"),
+        *("_tokenizer", "_vocab_size"),
     )
 
     def __init__(
         self,
-        matcher: Matcher,
+        matcher: Matcher | None,
         tokenizer: MatcherTokenizer,
         vocab_size: int,
         end_tokens: Collection[int],
         account: TimeAccount | None = None,
+        thought: FollowedThought | None = None,
     ):
         matcher_ends = tokenizer.eos_tokens
         self._matcher = matcher
         self._tokenizer = tokenizer
+        self._thought = thought
         self._vocab_size = vocab_size
         words = array(INT32, bytes(4 * -(-tokenizer.vocab_size // 32)))
         self._target = words.buffer_info()[0], 4 * len(words)
@@ -95,7 +98,13 @@ class RequestGrammar:
 
     @property
     def is_complete(self) -> bool:
-        return self._matcher.is_stopped() and not self._matcher.get_error()
+        matcher = self._matcher
+        return matcher is not None and matcher.is_stopped() and not matcher.get_error()
+
+    @property
+    def needs_last_token(self) -> bool:
+        """True if what may come next but one depends on which token comes next."""
+        return self._matcher is not None or (self._thought is not None and self._thought.is_near_end)
 
     @property
     def is_slow(self) -> bool:
@@ -104,8 +113,12 @@ class RequestGrammar:
 
     def accept(self, token_id: int) -> Ending | None:
         """Moves on by a token that does not end the request; returns how the request ends with it, if it does."""
+        if self._thought is not None:
+            self._thought.accept(token_id)
         matcher = self._matcher
         self._ahead.clear()
+        if matcher is None:
+            return None
         if not matcher.consume_token(token_id):
             return Ending("error", error=self.error or _explain(matcher.get_error()))
         return COMPLETE if matcher.is_stopped() else None
@@ -113,12 +126,17 @@ class RequestGrammar:
     def bitmask(self, draft_ids: Sequence[int] = ()) -> bytes:
         """Returns the int32 words of the tokens that may come after these draft tokens: none where there is an error.
 
-        After a draft token that may not come itself, whatever may come will not be used.
+        After a draft token that may not come itself, whatever may come will not be used. It is empty if any may come.
         """
+        matcher = self._matcher
         if self.error is not None:
             return bytes(len(self._bits))
         drafts = tuple(draft_ids)
-        return self._ahead.get(drafts) or self._look_ahead(drafts)
+        if self._thought is not None and (closing := self._thought.forced_ids(drafts)):
+            return self._only(closing[0])
+        if matcher is None:
+            return b""
+        return self._ahead.get(drafts) or self._look_ahead(matcher, drafts)
 
     def forced_ids(self, max_num_tokens: int) -> "array[int]":
         """Returns int32 ids of the text that must come next, at most so many: the longest token each time.
@@ -152,20 +170,25 @@ class RequestGrammar:
 
     def leaves_none(self, is_banned: Callable[[int], bool]) -> bool:
         """Tells whether all that the grammar allows is banned by something else."""
-        return all(map(is_banned, _ids_in(int.from_bytes(self.bitmask(), "little"))))
+        bits = self.bitmask()
+        bitmask = int.from_bytes(bits, "little") if bits else (1 << self._vocab_size) - 1
+        return all(map(is_banned, _ids_in(bitmask)))
 
-    def _look_ahead(self, drafts: tuple[int, ...]) -> bytes:
+    def _look_ahead(self, matcher: Matcher, drafts: tuple[int, ...]) -> bytes:
         start_s = time.thread_time()
-        num_drafts = self._matcher.try_consume_tokens(list(drafts)) if drafts else 0
-        bitmask = self._make_bitmask() if num_drafts == len(drafts) else bytes(len(self._bits))
+        num_drafts = matcher.try_consume_tokens(list(drafts)) if drafts else 0
+        bitmask = self._make_bitmask(matcher) if num_drafts == len(drafts) else bytes(len(self._bits))
         if num_drafts:
-            self._matcher.rollback(num_drafts)
+            matcher.rollback(num_drafts)
         self._account.charge(time.thread_time() - start_s)
         self._ahead[drafts] = bitmask
         return bitmask
 
-    def _make_bitmask(self) -> bytes:
-        matcher, bits = self._matcher, self._bits
+    def _only(self, token_id: int) -> bytes:
+        return (1 << token_id).to_bytes(len(self._bits), "little")
+
+    def _make_bitmask(self, matcher: Matcher) -> bytes:
+        bits = self._bits
         matcher.unsafe_compute_mask_ptr(*self._target)
         words = matcher.get_error()
         if words and not words.startswith("NoExtension"):
@@ -180,20 +203,19 @@ class RequestGrammar:
 
 
 def make_grammar(
-    matcher: Matcher,
+    matcher: Matcher | None,
     tokenizer: MatcherTokenizer,
-    params: SamplingParams,
     output_ids: "array[int]",
-    eos_token_ids: Collection[int],
     vocab_size: int,
+    end_tokens: Collection[int],
     account: TimeAccount | None = None,
+    thought: FollowedThought | None = None,
 ) -> RequestGrammar:
     """Returns the grammar of a request that has this output. Raises `RequestError` where the output is none of it."""
-    num_consumed = matcher.try_consume_tokens(output_ids.tolist()) if output_ids else 0
-    if num_consumed < len(output_ids):
+    if matcher is not None and output_ids and matcher.try_consume_tokens(output_ids.tolist()) < len(output_ids):
         words = matcher.get_error() or "the output so far is not what it allows"
         raise bad_request(f"the grammar cannot be continued: {words}")
-    return RequestGrammar(matcher, tokenizer, vocab_size, end_tokens_of(params, eos_token_ids), account)
+    return RequestGrammar(matcher, tokenizer, vocab_size, end_tokens, account, thought)
 
 
 def _explain(words: str) -> ErrorInfo:

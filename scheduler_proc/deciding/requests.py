@@ -103,7 +103,9 @@ class PendingReq:
     def needs_last_token(self) -> bool:
         """Tells whether what it changes depends on which tokens there are, and not only on how many."""
         processors = self.logits_processors
-        return self.grammar is not None or (processors is not None and processors.needs_last_token)
+        if self.grammar is not None and self.grammar.needs_last_token:
+            return True
+        return processors is not None and processors.needs_last_token
 
     @property
     def lacks_prompt_result(self) -> bool:

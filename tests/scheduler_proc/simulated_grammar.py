@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from messages.errors import ErrorInfo
 from messages.requests import Grammar, SamplingParams
+from scheduler_proc.deciding.endings import end_tokens_of
 from scheduler_proc.deciding.grammars import RequestGrammar, make_grammar
 from scheduler_proc.deciding.requests import Limits, PendingReq
 
@@ -120,9 +121,8 @@ class SimulatedGrammars:
         limits, params = self._limits, pending.sampling_params
         matcher = SimulatedMatcher(_text_of(params), limits.vocab_size)
         output_ids = pending.token_ids[pending.num_prompt_tokens :]
-        return make_grammar(
-            matcher, SimulatedTokenizer(limits.vocab_size), params, output_ids, limits.eos_token_ids, limits.vocab_size
-        )
+        end_tokens = end_tokens_of(params, limits.eos_token_ids)
+        return make_grammar(matcher, SimulatedTokenizer(limits.vocab_size), output_ids, limits.vocab_size, end_tokens)
 
 
 def allowed_next(

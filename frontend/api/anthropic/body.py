@@ -7,10 +7,11 @@ from msgspec import Meta, Raw
 
 from frontend.api.anthropic.errors import THREAD
 from frontend.api.chat_messages import MAX_MESSAGES
-from frontend.api.conversation import Conversation, template_kwargs
+from frontend.api.conversation import Conversation
 from frontend.api.grammar import ResponseFormat, SchemaFormat
 from frontend.api.openai_body import ModelFields, check_shown, truncation_of
 from frontend.api.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_STOPS, Sampling, StopStrings
+from frontend.api.thinking import SWITCHES, template_kwargs
 from frontend.api.tools import Choice, Name, Named, ToolFunction, ToolUse, choose_tools, list_tools
 from frontend.api.turns import BETWEEN_TEXTS, UNREAD, Turns
 from frontend.parsing.model_format import ModelFormat
@@ -34,6 +35,9 @@ UNREAD_BLOCKS = frozenset({"image", "document"})
 BILLING = "x-anthropic-billing-header:"
 """What a block of the system's text begins with that Claude Code writes for its own server. It differs from one session
 to the next, so that nothing behind it would be found in the prefix cache: it is left out."""
+
+MIN_BUDGET_TOKENS = 1024
+"""Of reasoning, as in Anthropic's API."""
 
 MESSAGES_TEXT = (
     f"a list of messages, not empty and at most {MAX_MESSAGES}, each with a role (user or assistant) and a content (a "
@@ -81,8 +85,6 @@ class MessageChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
-    """`budget_tokens` is taken and not kept to."""
-
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = None
     display: str | None = None
@@ -149,19 +151,37 @@ def make_conversation(
     last = turns.messages[-1]
     choice = body.tool_choice or MessageChoice(type="auto")
     thinking = body.thinking or Thinking(type="disabled")
+    is_off = thinking.type == "disabled"
     return Conversation(
         messages=turns.messages,
         params=params,
         tools=_tools(body, choice, model_format),
         template_kwargs=template_kwargs(
-            body.output_config.effort if body.output_config else None, {"enable_thinking": thinking.type != "disabled"}
+            body.output_config.effort if body.output_config else None,
+            dict.fromkeys(SWITCHES, not is_off),
         ),
+        is_thinking_off=is_off and body.thinking is not None,
+        thinking_budget=_budget(thinking, body.max_tokens),
         continue_final_message=last.role == "assistant" and bool(last.text) and not last.tool_calls,
         allows_parallel_calls=not choice.disable_parallel_tool_use,
         shows_reasoning=thinking.display != "omitted",
         add_special_tokens=bool(body.add_special_tokens),
         truncation=truncation_of(body, params, context_tokens),
     )
+
+
+def _budget(thinking: Thinking, max_tokens: int | None) -> int | None:
+    """Raises `RequestError` (400)."""
+    budget = thinking.budget_tokens
+    if thinking.type != "enabled" or budget is None:
+        return None
+    if budget < MIN_BUDGET_TOKENS:
+        text = f"thinking.budget_tokens must be at least {MIN_BUDGET_TOKENS}, got {budget}"
+        raise bad_request(text, "thinking.budget_tokens")
+    if max_tokens is not None and budget >= max_tokens:
+        text = f"max_tokens must be greater than thinking.budget_tokens, got {max_tokens} and {budget}"
+        raise bad_request(text, "max_tokens")
+    return budget
 
 
 def _add(turns: Turns, message: Message, where: str) -> None:

@@ -7,12 +7,13 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from frontend.api.chat_messages import ChatMessage
-from frontend.api.conversation import Conversation, template_kwargs
+from frontend.api.conversation import Conversation
 from frontend.api.grammar import ResponseFormat, SchemaFormat
 from frontend.api.openai_body import ModelFields, check_shown, truncation_of
 from frontend.api.responses.items import Input
 from frontend.api.responses.tools import CHOICE_TEXT, TOOLS_TEXT, ResponseChoice, ResponseTool, read_choice, tool_use
 from frontend.api.sampling import AtLeastOne, NumLogprobs, Sampling, Switch
+from frontend.api.thinking import ThinkingBudget, checked_budget, template_kwargs, turns_thinking_off
 from frontend.api.tools import choose_tools
 from frontend.parsing.model_format import ModelFormat
 from messages.errors import bad_request
@@ -71,6 +72,7 @@ class ResponseBody(ModelFields, frozen=True, kw_only=True):
     max_tool_calls: AtLeastOne = None
     text: Annotated[TextOptions | None, Meta(description=FORMAT_TEXT)] = None
     reasoning: Annotated[ReasoningOptions | None, Meta(description="an object with an effort")] = None
+    thinking_token_budget: ThinkingBudget = None
     include: Annotated[list[str] | None, Meta(description=f"a list, of {' and '.join(INCLUDABLE)}")] = None
     top_logprobs: NumLogprobs = None
     truncation: Annotated[Literal["auto", "disabled"] | None, Meta(description='"auto" or "disabled"')] = None
@@ -113,6 +115,7 @@ def make_conversation(
     grammar = params.grammar
     if grammar is not None and body.response_format is None and grammar.param == "response_format":
         grammar = msgspec.structs.replace(grammar, param="text.format")
+    effort = None if body.reasoning is None else body.reasoning.effort
     has_logprobs = body.includes(LOGPROBS) or bool(body.top_logprobs)
     params = msgspec.structs.replace(
         params, grammar=grammar, num_logprobs=(body.top_logprobs or 0) if has_logprobs else None
@@ -123,18 +126,14 @@ def make_conversation(
         tools=choose_tools(
             tool_use(body.tools or ()), read_choice(body.tool_choice), model_format, allows_several=allows_several
         ),
-        template_kwargs=_template_kwargs(body),
+        template_kwargs=template_kwargs(effort, body.chat_template_kwargs),
+        is_thinking_off=turns_thinking_off(effort, body.chat_template_kwargs),
+        thinking_budget=checked_budget(body.thinking_token_budget, model_format),
         allows_parallel_calls=allows_several,
         max_calls=body.max_tool_calls,
         add_special_tokens=bool(body.add_special_tokens),
         truncation=truncation_of(body, params, context_tokens),
     )
-
-
-def _template_kwargs(body: ResponseBody) -> dict[str, Any]:
-    effort = None if body.reasoning is None else body.reasoning.effort
-    others = {"enable_thinking": False} if effort == "none" else {}
-    return template_kwargs(effort, {**others, **(body.chat_template_kwargs or {})})
 
 
 def _response_format(text: TextOptions | None) -> ResponseFormat | None:

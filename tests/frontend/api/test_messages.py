@@ -184,8 +184,10 @@ def test_what_claude_code_sends_is_a_chat(reader: FrontendRun):
         assert calls == [("toolu_1", {"command": "ls"}), ("toolu_2", {"command": "pwd"})]
         kwargs = json.loads(message.chat.template_kwargs)
         assert [tool["function"]["name"] for tool in kwargs.pop("tools")] == ["Bash"]
-        assert kwargs == {"enable_thinking": True, "reasoning_effort": "medium"}
+        assert kwargs == {"enable_thinking": True, "thinking": True, "reasoning_effort": "medium"}
         assert message.chat.add_generation_prompt
+        assert message.chat.thought is not None
+        assert (message.chat.thought.budget, message.chat.thought.is_off) == (31999, False)
         play(reader, message, "a.py")
         assert named_events(call)[-1]["type"] == "message_stop"
 
@@ -194,8 +196,10 @@ def test_who_does_not_ask_for_thinking_gets_none_and_a_last_message_of_the_assis
     call, message = send(reader, messages=[USER, {"role": "assistant", "content": "The answer is"}])
     with call:
         assert message.chat is not None
-        assert json.loads(message.chat.template_kwargs) == {"enable_thinking": False}
+        assert json.loads(message.chat.template_kwargs) == {"enable_thinking": False, "thinking": False}
         assert (message.chat.continue_final_message, message.chat.add_generation_prompt) == (True, False)
+        assert message.chat.thought is not None
+        assert (message.chat.thought.budget, message.chat.thought.is_off) == (None, False)
         play(reader, message, " 42.")
         assert call.json()["content"] == [{"type": "text", "text": " 42."}]
 
@@ -241,11 +245,49 @@ def test_a_call_that_is_cut_is_not_to_be_run(reader: FrontendRun, end: dict[str,
     assert "".join(event["delta"]["partial_json"] for event in events if "delta" in event) == '{"city": "Ro'
 
 
+def test_a_thought_has_the_budget_that_is_asked_for(reader: FrontendRun):
+    for thinking, budget in (
+        ({"type": "enabled", "budget_tokens": 1024}, 1024),
+        ({"type": "enabled"}, None),
+        ({"type": "adaptive", "budget_tokens": 5}, None),
+        ({"type": "disabled", "budget_tokens": 5}, None),
+    ):
+        call, message = send(reader, thinking=thinking, max_tokens=1025)
+        with call:
+            assert message.chat is not None
+            assert message.chat.thought is not None
+            assert message.chat.thought.budget == budget
+            assert message.chat.thought.is_off == (thinking["type"] == "disabled")
+            play(reader, message, "Yes.")
+            assert call.json()["stop_reason"] == "end_turn"
+
+
+@pytest.mark.parametrize(
+    ("budget", "max_tokens", "words"),
+    [
+        (1023, 5000, "thinking.budget_tokens must be at least 1024, got 1023"),
+        (0, 5000, "must be at least 1024, got 0"),
+        (1024, 1024, "max_tokens must be greater than thinking.budget_tokens, got 1024 and 1024"),
+        (9000, 5000, "got 5000 and 9000"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_refused(reader: FrontendRun, budget: int, max_tokens: int, words: str):
+    thinking = {"type": "enabled", "budget_tokens": budget}
+    refused = reader.client.post(PATH, json={"max_tokens": max_tokens, "messages": [USER], "thinking": thinking})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+    assert words in refused.json()["error"]["message"]
+
+
 def test_the_choice_of_a_tool(server: FrontendRun, reader: FrontendRun):
-    refused = reader.client.post(
-        PATH, json={"max_tokens": 9, "messages": [USER], "tools": [TOOL], "tool_choice": {"type": "any"}}
-    )
-    assert "begin with reasoning" in refused.json()["error"]["message"]
+    for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
+        call, message = send(reader, tools=[TOOL], tool_choice=choice)
+        with call:
+            grammar = message.sampling_params.grammar
+            assert grammar is not None
+            assert (grammar.kind, grammar.param) == ("calls", "tools")
+            play(reader, message)
+            assert call.json()["stop_reason"] == "tool_use"
     call, message = send(reader, tools=[TOOL], tool_choice={"type": "none"})
     with call:
         assert message.chat is not None

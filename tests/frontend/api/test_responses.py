@@ -470,3 +470,36 @@ def test_the_store_is_bounded_by_bytes_and_keeps_what_is_used():
     store.add(Small("resp_large", "x" * 20_000), [])
     assert store.find("resp_large") is None
     assert len(store) == 4
+
+
+JSON_FORMAT = {"format": {"type": "json_schema", "name": "answer", "schema": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(("choice", "kind", "has_calls"), [("required", "calls", False), ("auto", "json_schema", True)])
+def test_with_tools_an_answer_is_calls_or_its_format_and_a_forced_call_goes_before(
+    reader: FrontendRun, choice: str, kind: str, has_calls: bool
+):
+    call, message = send(reader, tools=[TOOL], tool_choice=choice, text=JSON_FORMAT)
+    with call:
+        grammar = message.sampling_params.grammar
+        assert grammar is not None
+        assert (grammar.kind, bool(grammar.calls)) == (kind, has_calls)
+        play(reader, message)
+        assert call.json()["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_off", "budget"),
+    [({"reasoning": {"effort": "none"}}, True, None), ({"thinking_token_budget": 5}, False, 5), ({}, False, None)],
+)
+def test_reasoning_may_be_off_or_have_a_budget(
+    reader: FrontendRun, body: dict[str, Any], is_off: bool, budget: int | None
+):
+    call, message = send(reader, **body)
+    with call:
+        assert message.chat is not None
+        assert message.chat.thought is not None
+        assert (message.chat.thought.is_off, message.chat.thought.budget) == (is_off, budget)
+        assert ("enable_thinking" in json.loads(message.chat.template_kwargs)) == is_off
+        play(reader, message)
+        assert call.json()["status"] == "completed"

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from frontend.api.grammar import MAX_GRAMMAR_BYTES
-from frontend.api.tools import MAX_TOOLS, Named, check_tools, choose_tools, read_choice
+from frontend.api.tools import MAX_TOOLS, Named, check_tools, choose_tools, read_choice, with_calls
 from frontend.parsing.model_format import choose_format
 from messages.errors import RequestError
 from messages.replies import PromptReply
-from messages.requests import CallGrammar, TokenizeMsg
+from messages.requests import CallGrammar, Grammar, TokenizeMsg
 from tests.frontend.frontend_run import Call, FrontendRun, final, position_logprobs, step
 
 PATH = "/v1/chat/completions"
@@ -282,8 +282,8 @@ CHOSEN = {"type": "function", "function": {"name": "now"}}
         ({"tools": TOOLS, "tool_choice": allowed("none", "now")}, "tool_choice", "allowed_tools.mode"),
         ({"tools": TOOLS, "tool_choice": allowed("auto", "now", "f")}, "tool_choice", "got 'f'"),
         ({"tool_choice": allowed("auto", "now")}, "tool_choice", "there are no tools"),
-        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "cannot be forced"),
-        ({"tools": TOOLS, "tool_choice": CHOSEN}, "tool_choice", "--reasoning-parser none"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget", "-1 for any number"),
+        ({"thinking_token_budget": 5, "use_beam_search": True}, "thinking_token_budget", "use_beam_search"),
         ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
         ({"include_reasoning": "no"}, "include_reasoning", "true or false"),
         ({"reasoning_effort": 5}, "reasoning_effort", "a string"),
@@ -298,6 +298,89 @@ def test_what_is_refused(reader: FrontendRun, body: dict[str, Any], param: str, 
     assert fragment in error["message"]
 
 
+JSON_FORMAT = {"response_format": {"type": "json_object"}}
+
+
+def grammar_of(server: FrontendRun, **body: Any) -> tuple[TokenizeMsg, Grammar | None]:
+    """Returns what the ring gets of a chat, and the grammar in it."""
+    call, message = send(server, **body)
+    with call:
+        server.send(final(message, "", (), finish_reason="stop"))
+        call.json()
+    return message, message.sampling_params.grammar
+
+
+@pytest.mark.parametrize("choice", ["required", CHOSEN])
+@pytest.mark.parametrize("others", [{}, JSON_FORMAT])
+def test_a_forced_call_goes_before_what_the_answer_must_be_like(
+    reader: FrontendRun, choice: Any, others: dict[str, Any]
+):
+    """Also where answers begin with reasoning."""
+    message, grammar = grammar_of(reader, tools=TOOLS, tool_choice=choice, **others)
+    assert grammar is not None
+    assert (grammar.kind, grammar.calls) == ("calls", "")
+    assert message.chat is not None
+    assert message.chat.thought is not None
+    assert (message.chat.thought.begin, message.chat.thought.end) == ("<think>", "</think>")
+
+
+def test_with_tools_the_answer_may_be_calls_instead_of_what_it_must_be(reader: FrontendRun):
+    _, grammar = grammar_of(reader, tools=TOOLS, **JSON_FORMAT)
+    assert grammar is not None
+    assert (grammar.kind, grammar.param) == ("json_schema", "response_format")
+    calls = msgspec.json.decode(grammar.calls, type=CallGrammar)
+    assert (calls.names, calls.separator) == (("get_weather", "now"), "\n")
+    _, grammar = grammar_of(reader, tools=TOOLS, parallel_tool_calls=False, **JSON_FORMAT)
+    assert grammar is not None
+    assert msgspec.json.decode(grammar.calls, type=CallGrammar).separator == ""
+    tag = {"type": "structural_tag", "structures": [], "triggers": []}
+    for body in ({"tool_choice": "none", **JSON_FORMAT}, {"response_format": tag}):
+        _, grammar = grammar_of(reader, tools=TOOLS, **body)
+        assert grammar is not None
+        assert grammar.calls == ""
+
+
+def test_tools_in_an_unknown_format_cannot_be_with_what_the_answer_must_be():
+    model_format = HERMES._replace(forced=None)
+    with pytest.raises(RequestError, match="response_format cannot be with tools"):
+        with_calls(Grammar("regex", "a", "response_format"), check_tools(TOOLS), model_format, allows_several=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_off", "kwargs"),
+    [
+        ({"reasoning_effort": "none"}, True, {"enable_thinking": False, "thinking": False, "reasoning_effort": "none"}),
+        ({"reasoning_effort": "low"}, False, {"reasoning_effort": "low"}),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            False,
+            {"enable_thinking": True, "thinking": False, "reasoning_effort": "none"},
+        ),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False, {"enable_thinking": False}),
+    ],
+)
+def test_no_effort_turns_thinking_off(reader: FrontendRun, body: dict[str, Any], is_off: bool, kwargs: dict[str, Any]):
+    message, _ = grammar_of(reader, **body)
+    assert message.chat is not None
+    assert message.chat.thought is not None
+    assert message.chat.thought.is_off == is_off
+    assert json.loads(message.chat.template_kwargs) == kwargs
+
+
+@pytest.mark.parametrize(("given", "budget"), [(0, 0), (7, 7), (-1, None), (None, None)])
+def test_a_thought_may_have_a_budget(reader: FrontendRun, given: int | None, budget: int | None):
+    message, _ = grammar_of(reader, thinking_token_budget=given)
+    assert message.chat is not None
+    assert message.chat.thought is not None
+    assert message.chat.thought.budget == budget
+
+
+def test_a_budget_needs_a_format_of_reasoning(server: FrontendRun):
+    refused = server.client.post(PATH, json={"messages": [USER], "thinking_token_budget": 7})
+    assert refused.status_code == 400
+    assert "--reasoning-parser" in refused.json()["error"]["message"]
+
+
 HERMES = choose_format("hermes", "none", "")
 CHOICES = [("required", True, 2, "\n"), ("required", False, 2, ""), (CHOSEN, True, 1, "")]
 
@@ -310,6 +393,7 @@ def test_a_call_that_must_be_made_is_a_grammar(choice: Any, allows_several: bool
     assert (use.forced.kind, use.forced.param) == ("calls", "tools")
     grammar = msgspec.json.decode(use.forced.text, type=CallGrammar)
     ((begin, schema, end),) = grammar.calls
+    assert schema is not None
     assert (begin, end, grammar.separator) == ("<tool_call>\n", "\n</tool_call>", separator)
     assert len(schema.get("anyOf", [schema])) == num_calls
     if num_calls == 1:
@@ -326,7 +410,8 @@ def test_of_allowed_tools_the_model_is_told_alone(mode: str):
     assert (use.forced is not None) == (mode == "required")
     if use.forced is not None:
         grammar = msgspec.json.decode(use.forced.text, type=CallGrammar)
-        assert (grammar.calls[0][1]["properties"]["name"], grammar.separator) == ({"const": "now"}, "\n")
+        schema = grammar.calls[0][1] or {}
+        assert (schema["properties"]["name"], grammar.separator) == ({"const": "now"}, "\n")
 
 
 def test_calls_that_are_not_json_and_tools_that_are_too_long_cannot_be_forced():

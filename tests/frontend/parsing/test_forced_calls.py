@@ -29,7 +29,7 @@ GOOD: list[tuple[str, Any]] = [
     ("other", {}),
 ]
 BAD: list[tuple[str, Any]] = [("other", {"root": "x"}), ("tree", {}), ("tree", {"root": {}}), ("plain", 5)]
-FORCED = [name for name, entry in TOOL_FORMATS.items() if entry.forced is not None]
+FORCED = [name for name, entry in TOOL_FORMATS.items() if entry.forced is not None and entry.forced.is_json]
 
 
 def accepted(parser: str, calls: list[tuple[str, Any]], *, allows_several: bool = True) -> str | None:
@@ -37,6 +37,7 @@ def accepted(parser: str, calls: list[tuple[str, Any]], *, allows_several: bool 
     forced = TOOL_FORMATS[parser].forced
     assert forced is not None
     for begin, schema, end in force_calls(forced, TOOLS, allows_several=allows_several):
+        assert schema is not None
         Draft202012Validator.check_schema(schema)
         named = [{"name": name, forced.arguments_key: arguments} for name, arguments in calls]
         if "functions." in begin:

@@ -14,7 +14,7 @@ from messages.errors import ErrorInfo
 from messages.requests import AbortMsg, Grammar, SamplingParams
 from runtime.grammars import GrammarCompiler
 from scheduler_proc.deciding.drafts import NO_DRAFT, Draft
-from scheduler_proc.deciding.endings import Ending
+from scheduler_proc.deciding.endings import Ending, end_tokens_of
 from scheduler_proc.deciding.grammars import MAX_FORCED, RequestGrammar, make_grammar
 from scheduler_proc.deciding.requests import Req
 from scheduler_proc.deciding.scheduler import Scheduler
@@ -45,7 +45,9 @@ def real_grammar(compiler: GrammarCompiler, regex: str, output: str = "", **para
     sampling = SamplingParams(50, **params)
     output_ids = array("i", compiler.tokenizer().tokenize_str(output))
     matcher = compiler.compile(LLMatcher.grammar_from_regex(regex))
-    return make_grammar(matcher, compiler.tokenizer(), sampling, output_ids, (REAL_EOS,), REAL_VOCAB_SIZE)
+    return make_grammar(
+        matcher, compiler.tokenizer(), output_ids, REAL_VOCAB_SIZE, end_tokens_of(sampling, (REAL_EOS,))
+    )
 
 
 def ids_in(bitmask: bytes) -> set[int]:

@@ -1,0 +1,106 @@
+"""The model's reasoning in the prompt and before the answer: whether the prompt has opened or closed it, and its rules.
+
+Where a thought stands at the end of a prompt is decided here, once, for what the scheduler does.
+"""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from messages.columns import pack_int32
+from messages.requests import ChatPrompt, Grammar, SamplingParams, Thought, ThoughtLimit, ThoughtPlace
+from tokenizer_proc.marked_text import marks, text_until
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+SWITCHES = frozenset({"enable_thinking", "thinking"})
+"""Variables by which a chat template is told not to let the model think."""
+
+BUDGET_PARAM = "thinking_token_budget"
+BETWEEN = r"between: /[\n ]{0,4}/"
+"""What models write between a thought and the answer."""
+
+
+def place_of(prompt: str, thought: Thought, begun: str = "") -> ThoughtPlace:
+    """Returns where a prompt ends; `begun` is the beginning of the answer that it has, if it has one."""
+    if begun.strip():
+        return "inside" if begun.rfind(thought.begin) > begun.rfind(thought.end) else "behind"
+    prompt = prompt.rstrip()
+    if prompt.endswith(thought.begin):
+        return "inside"
+    return "behind" if prompt.endswith(thought.end) else "before"
+
+
+def close_thought(prompt: str, thought: Thought, *, has_switch: bool) -> str:
+    """Returns the prompt with an empty thought, unless it has one or its template decides that (`has_switch`)."""
+    place = place_of(prompt, thought)
+    if place == "inside" and thought.empty:
+        return prompt.rstrip().removesuffix(thought.begin) + thought.empty
+    return prompt + thought.empty if place == "before" and not has_switch else prompt
+
+
+def with_thought(params: SamplingParams, chat: ChatPrompt, prompt: str) -> SamplingParams:
+    """Returns the parameters with the thought before what the output must be, and its budget, where it has one."""
+    grammar, thought = params.grammar, chat.thought
+    if thought is None or (grammar is None and thought.budget is None):
+        return params
+    place = place_of(prompt, thought, _begun(chat))
+    if grammar is None:
+        if place == "behind":
+            return params
+        grammar = Grammar("thought", "", BUDGET_PARAM)
+    placed = msgspec.structs.replace(thought, place=place)
+    return msgspec.structs.replace(params, grammar=msgspec.structs.replace(grammar, thought=placed))
+
+
+def _begun(chat: ChatPrompt) -> str:
+    """Returns the text of the message that the output continues."""
+    if not chat.continue_final_message:
+        return ""
+    content: Any = msgspec.json.decode(chat.messages)[-1].get("content") or ""
+    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
+
+
+def join_grammars(thought: Thought | None, calls: str | None, answer: str | None, tokenizer: "LLTokenizer") -> str:
+    """Returns the grammar, in llguidance's form, of an output: a thought, then calls or an answer if there are any.
+
+    `calls` and `answer` are grammars in that form, or in Lark's.
+    """
+    parts = {"calls": calls, "answer": answer}
+    texts = {name: text for name, text in parts.items() if text is not None}
+    before_answer = "" if thought is None else marks(thought.answer, tokenizer)
+    if len(texts) == 1 and not before_answer and (thought is None or thought.place == "behind"):
+        return next(iter(texts.values()))
+    ways = [f"{before_answer} @{name}" if name == "answer" else f"@{name}" for name in texts]
+    rules = ["start: lead body", *_rules_of(thought, tokenizer), f"body: {' | '.join(ways)}"]
+    grammars = [{"lark_grammar": "\n".join(rules)}]
+    for name, text in texts.items():
+        first, *others = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
+        grammars += [{**first, "name": name}, *others]
+    return json.dumps({"grammars": grammars})
+
+
+def limit_of(thought: Thought, tokenizer: "LLTokenizer") -> ThoughtLimit | None:
+    """Returns what holds the thought to its budget, `None` where there is none or no thought will come."""
+    if thought.budget is None or thought.place == "behind":
+        return None
+    begin_ids, end_ids = (tokenizer.tokenize_str(mark, parse_special=True) for mark in (thought.begin, thought.end))
+    rules = [f"start: {_begin(thought, tokenizer)} thought rest?", r"rest: /(.|\n)+/"]
+    text = "\n".join([*rules, text_until("thought", thought.end, tokenizer)])
+    return ThoughtLimit(text, thought.budget, pack_int32(end_ids), len(begin_ids) if thought.place == "before" else 0)
+
+
+def _rules_of(thought: Thought | None, tokenizer: "LLTokenizer") -> list[str]:
+    """Returns the rules of `lead`: the thought, or the rest of it, and what is between it and an answer."""
+    if thought is None or thought.place == "behind":
+        return ['lead: ""']
+    between = marks(thought.resume, tokenizer) or "between"
+    lead = f"{_begin(thought, tokenizer)} thought {between}"
+    rules = [f"lead: ({lead})?" if thought.place == "before" else f"lead: {lead}"]
+    return [*rules, text_until("thought", thought.end, tokenizer), *([] if thought.resume else [BETWEEN])]
+
+
+def _begin(thought: Thought, tokenizer: "LLTokenizer") -> str:
+    return "" if thought.place == "inside" else marks(thought.begin, tokenizer)
