@@ -128,7 +128,7 @@ def _enforce_names(schema: dict[str, Any], whole: Any) -> None:
 def _check_numbers(schema: dict[str, Any]) -> None:
     is_integer = schema.get("type") == "integer"
     for key in BOUNDS:
-        value = schema.get(key)
+        value = schema.get(key, 0)
         if _is_number(value) and not _is_exact_bound(value, key, is_integer=is_integer):
             raise _inexact(value)
     for value in _numbers_in([schema.get("const"), schema.get("enum"), schema.get("multipleOf")]):
