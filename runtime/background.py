@@ -53,7 +53,7 @@ class BackgroundCalls(Generic[K, R]):
     """Makes calls in at most `num_threads` threads, which start with the first one, in order; `wake` is called at each
     end, in its thread.
 
-    A call that has not begun `timeout_s` after it was asked for is given up, and so is one that has not ended as long
+    A call that has not begun `timeout_s` after it was asked for is given up, as is one that has not ended that long
     after it began. Its thread cannot be stopped and goes on to its end, so a call must end at some time.
     """
 

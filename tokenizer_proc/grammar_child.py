@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 
@@ -34,7 +34,7 @@ class Checked(msgspec.Struct, frozen=True):
     error: ErrorInfo | None = None
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
+def read_frame(stream: IO[bytes]) -> bytes | None:
     """Returns the next frame, `None` at the end of the stream."""
     head = stream.read(4)
     size = int.from_bytes(head, "little")
@@ -42,12 +42,12 @@ def read_frame(stream: BinaryIO) -> bytes | None:
     return body if len(head) == 4 and len(body) == size else None
 
 
-def write_frame(stream: BinaryIO, body: bytes) -> None:
+def write_frame(stream: IO[bytes], body: bytes) -> None:
     stream.write(len(body).to_bytes(4, "little") + body)
     stream.flush()
 
 
-def serve(requests: BinaryIO, replies: BinaryIO) -> None:
+def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     """Checks grammars until the parent closes its end. One that takes too much CPU time ends the process."""
     reader = GrammarReader(msgspec.json.decode(read_frame(requests) or b"", type=ModelFacts))
     reader.load()

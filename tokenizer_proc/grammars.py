@@ -13,7 +13,7 @@ from messages.requests import CallGrammar, Grammar
 from runtime.grammars import GrammarCompiler, GrammarError, shortened
 from tokenizer_proc.call_grammars import call_grammar
 from tokenizer_proc.schema_faults import explain_calls, find_fault
-from tokenizer_proc.schema_rules import BOUNDED_WHITESPACE, read_schema
+from tokenizer_proc.schema_rules import BOUNDED_WHITESPACE, read_schema, simplify_within
 from tokenizer_proc.structural_tags import structural_tag_grammar
 from tokenizer_proc.thoughts import join_grammars, limit_of
 
@@ -63,7 +63,7 @@ class GrammarReader:
                 choices = " | ".join(map(json.dumps, json.loads(grammar.text)))
                 return library.LLMatcher.grammar_from_lark(f"start: {choices}")
             case "lark":
-                return _lark_grammar(grammar.text)
+                return lark_grammar(grammar.text)
             case "calls":
                 return call_grammar(grammar.text, self._compiler.tokenizer())
             case "structural_tag":
@@ -113,10 +113,12 @@ def compile_schema(schema: str) -> str:
         return str(error)
 
 
-def _lark_grammar(text: str) -> str:
+def lark_grammar(text: str) -> str:
     """Returns Lark as it is; GBNF (llama.cpp's EBNF) is translated. Raises `GrammarError`."""
     library: Any = import_module("llguidance")
     try:
-        return library.grammar_from("grammar", text)
+        return simplify_within(library.grammar_from("grammar", text))
+    except GrammarError:
+        raise
     except Exception as error:  # a translator in Python, which raises what it will
         raise GrammarError(shortened(str(error))) from None

@@ -6,7 +6,9 @@ llguidance refuses keywords that it does not know, whatever they say, and rounds
 # pyright: basic
 # (values here are whatever JSON holds)
 
+import contextlib
 import json
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -23,6 +25,8 @@ MAX_EXACT = 1 << 53
 
 MAX_INT64 = (1 << 63) - 1
 
+EMBEDDED = re.compile(r"%json\s*(?=\{)")
+
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 ANNOTATIONS = {
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$anchor"),
@@ -38,7 +42,7 @@ FORMATS_OF_PATTERNS = {
 
 def read_schema(text: str) -> Any:
     """Returns a schema as `simplify` does. Raises `GrammarError`, and `ValueError` for what is not JSON."""
-    return simplify(json.loads(text, parse_float=_read_float, parse_constant=_refuse_constant))
+    return simplify(DECODER.decode(text))
 
 
 def simplify(schema: Any, whole: Any = None) -> Any:
@@ -56,6 +60,23 @@ def simplify(schema: Any, whole: Any = None) -> Any:
     for key in [key for key in simple if _forbids_nothing(key, simple)]:
         del simple[key]
     return simple
+
+
+def simplify_within(lark: str) -> str:
+    """Returns a grammar in Lark's form with its schemas (`%json {…}`) as of `simplify`. Raises `GrammarError`."""
+    parts: list[str] = []
+    start = 0
+    for mark in EMBEDDED.finditer(lark):
+        if mark.end() < start:
+            continue
+        with contextlib.suppress(ValueError, RecursionError):  # llguidance says what is wrong
+            schema, end = DECODER.raw_decode(lark, mark.end())
+            schema = simplify(schema)
+            if isinstance(schema, dict) and "x-guidance" not in schema:
+                schema["x-guidance"] = {"whitespace_pattern": BOUNDED_WHITESPACE}
+            parts += [lark[start : mark.end()], json.dumps(schema)]
+            start = end
+    return "".join([*parts, lark[start:]])
 
 
 def _simplify_part(key: str, value: Any, whole: Any) -> Any:
@@ -128,7 +149,7 @@ def _enforce_names(schema: dict[str, Any], whole: Any) -> None:
 def _check_numbers(schema: dict[str, Any]) -> None:
     is_integer = schema.get("type") == "integer"
     for key in BOUNDS:
-        value = schema.get(key)
+        value = schema.get(key, 0)
         if _is_number(value) and not _is_exact_bound(value, key, is_integer=is_integer):
             raise _inexact(value)
     for value in _numbers_in([schema.get("const"), schema.get("enum"), schema.get("multipleOf")]):
@@ -173,3 +194,6 @@ def _read_float(text: str) -> float:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+DECODER = json.JSONDecoder(parse_float=_read_float, parse_constant=_refuse_constant)

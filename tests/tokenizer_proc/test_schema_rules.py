@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from messages.requests import CallGrammar
 from runtime.grammars import GrammarCompiler, GrammarError
 from tokenizer_proc.call_grammars import call_grammar
-from tokenizer_proc.grammars import schema_grammar
+from tokenizer_proc.grammars import lark_grammar, schema_grammar
 from tokenizer_proc.structural_tags import structural_tag_grammar
 
 MODEL_DIR = Path(__file__).resolve().parents[2] / "assets" / "shakespeare-gpt2"
@@ -46,7 +46,12 @@ def by_tag(compiler: GrammarCompiler, schema: Any) -> str:
     return structural_tag_grammar(json.dumps({"structures": [structure], "triggers": ["<f>"]}), compiler.tokenizer())
 
 
-READERS = pytest.mark.parametrize("read", [by_schema, by_call, by_tag])
+def by_lark(compiler: GrammarCompiler, schema: Any) -> str:
+    text = schema if isinstance(schema, str) else json.dumps(schema, indent=1)
+    return lark_grammar(f'start: value | "<" value ">"\nvalue: %json {text}\n// %json is not JSON here\n')
+
+
+READERS = pytest.mark.parametrize("read", [by_schema, by_call, by_tag, by_lark])
 Read = Callable[[GrammarCompiler, Any], str]
 
 
@@ -195,7 +200,7 @@ def test_names_of_properties_are_enforced(compiler: GrammarCompiler, names: Any,
     assert not accepts(compiler, grammar, good.replace("1", '"x"'))
 
 
-@pytest.mark.parametrize("read", [by_schema, by_tag])
+@pytest.mark.parametrize("read", [by_schema, by_tag, by_lark])
 def test_white_space_is_bounded(compiler: GrammarCompiler, read: Read) -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     grammar = read(compiler, schema | {"additionalProperties": False})
@@ -291,6 +296,6 @@ OPENAI_STRICT = {
 @READERS
 @pytest.mark.parametrize("schema", [Everything.model_json_schema(), ZOD_4, OPENAI_STRICT])
 def test_schemas_of_libraries_are_taken(compiler: GrammarCompiler, read: Read, schema: dict[str, Any]) -> None:
-    if read is by_call and schema is OPENAI_STRICT:
+    if read in (by_call, by_lark) and schema is OPENAI_STRICT:
         schema = json.loads(json.dumps(schema).replace('{"$ref": "#"}', '{"type": "boolean"}'))
     compiler.compile(read(compiler, schema))
