@@ -46,7 +46,7 @@ def parse_flags(arguments: list[str]) -> dict[str, msgspec.Struct]:
 
 
 def flags_of(section: msgspec.Struct) -> list[str]:
-    """Returns the flags from which `parse_flags` makes this section again."""
+    """Returns the flags from which `parse_flags` makes this section again, whatever its values look like."""
     flags: list[str] = []
     for field in msgspec.structs.fields(section):
         value: Any = getattr(section, field.name)
@@ -56,7 +56,7 @@ def flags_of(section: msgspec.Struct) -> list[str]:
             flags.append(flag_name(field.name if value else f"no_{field.name}"))
         else:
             values = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)
-            flags += [flag_name(field.name), *map(str, values)]
+            flags += [f"{flag_name(field.name)}={each}" for each in values]
     return flags
 
 

@@ -29,6 +29,7 @@ from messages.admin import (
     SetLogLevel,
     TakeSnapshot,
 )
+from messages.frame_files import FrameFileError
 from supervisor.admin.tasks import CommandFailedError
 from supervisor.cli import batch, frames, inject
 from supervisor.cli.show import process_table, scaling_text
@@ -72,6 +73,9 @@ def operate(arguments: Sequence[str]) -> int:
     except (NoServerError, WhichServerError) as error:
         _complain(options, "no_server" if isinstance(error, NoServerError) else "which_server", str(error))
         return NO_SERVER if isinstance(error, NoServerError) else USAGE
+    except FrameFileError as error:
+        _complain(options, "failed", str(error))
+        return FAILED
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -110,9 +110,10 @@ def test_no_name_is_in_two_sections():
     "given",
     [
         "",
-        "--max-num-seqs 3 --max-num-batched-tokens 77",
+        "--max-num-seqs=3 --max-num-batched-tokens=77",
         "--no-enable-prefix-caching --enforce-eager --no-weight-cache",
-        "--served-model-name a b --restart scheduler=never --drain-timeout-s 0.5",
+        "--served-model-name=a --served-model-name=b --restart=scheduler=never --drain-timeout-s=0.5",
+        "--model=--api-key=x --served-model-name=--port --served-model-name=-1",
     ],
 )
 def test_a_section_becomes_its_flags_again(given: str):
