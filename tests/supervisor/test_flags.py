@@ -56,7 +56,7 @@ def test_each_kind_of_value_is_parsed():
         ("--max-model-length 5", "--max-model-length: unknown flag; did you mean --max-model-len?"),
         ("--max-model 5", "--max-model: unknown flag; did you mean --max-model-len?"),
         ("--swap-space 2", "--swap-space: unknown flag; see --help for all flags"),
-        ("gpt2", "gpt2: unknown argument; see --help for all flags"),
+        ("m", "m: unknown argument; a model is given as --model m, and a command is the first word"),
     ],
 )
 def test_an_error_names_the_flag_the_value_and_what_was_expected(arguments: str, message: str):
