@@ -9,7 +9,7 @@ a living process reads `tail` again after the bytes, and drops what lies before 
 import contextlib
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +63,7 @@ class FrameFileError(SluiceError):
 
 
 @contextlib.contextmanager
-def reporting_damage(path: Path) -> Iterator[None]:
+def reporting_damage(path: Path) -> Generator[None, None, None]:
     """Raises `FrameFileError` for the errors of code that reads messages, which decode and yet contradict themselves.
 
     A flipped bit may do that: a file has no checksums.

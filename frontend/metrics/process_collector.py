@@ -113,7 +113,8 @@ class ProcessCollector(Collector):
             "max_num_seqs": str(config.scheduling.max_num_seqs),
             "speculative": config.scheduling.speculative,
         }
-        labels |= next(iter(self._processes.placements().values()), {})
+        placements = list(self._processes.placements().values())
+        labels |= placements[0] if placements else {}
         text = "Always 1; the labels are flags of this server, and what auto has become."
         family = GaugeMetricFamily("sluice_info", text, labels=list(labels))
         family.add_metric(list(labels.values()), 1)
