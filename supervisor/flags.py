@@ -156,6 +156,7 @@ def describe_unknown(argument: str, parser: argparse.ArgumentParser) -> str:
     if not name.startswith("-"):
         model = f"a model is given as --model {argument}, and a command is the first word"
         return f"{argument}: unknown argument; {model if '--model' in known else 'see --help for all'}"
-    nearest = difflib.get_close_matches(name, known, n=1)
+    begin = "--" + name.lstrip("-")
+    nearest = difflib.get_close_matches(name, known, n=1) or [option for option in known if option.startswith(begin)]
     hint = f"did you mean {nearest[0]}?" if nearest else "see --help for all flags"
     return f"{name}: unknown flag; {hint}"

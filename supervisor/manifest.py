@@ -95,7 +95,8 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Manifest)
     except FileNotFoundError:
-        raise SluiceError(f"{folder} is no recording: there is no {FILE_NAME} in it") from None
+        what = f"is no recording: there is no {FILE_NAME} in it" if folder.is_dir() else "does not exist"
+        raise SluiceError(f"{folder} {what}") from None
     except OSError as error:
         raise SluiceError(f"{file} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -124,6 +124,8 @@ def choose_settings(options: argparse.Namespace, calibration: Calibration) -> li
 def read_source(options: argparse.Namespace) -> tuple[Calibration, CostModel, list[Arrival], list[str], str]:
     """Returns measured steps, their model, the requests, what is to be said of them, and why none of the settings is to
     be recommended, if that is so. Raises `UsageError`."""
+    if not options.source.exists():
+        raise UsageError(f"{options.source} does not exist")
     if not options.source.is_dir():
         if options.skip_requests:
             raise UsageError("--skip-requests is for recordings: a trace has no steps that it could leave out")

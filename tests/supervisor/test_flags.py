@@ -55,6 +55,8 @@ def test_each_kind_of_value_is_parsed():
         ("--served-model-name", "--served-model-name: expected at least one argument"),
         ("--max-model-length 5", "--max-model-length: unknown flag; did you mean --max-model-len?"),
         ("--max-model 5", "--max-model: unknown flag; did you mean --max-model-len?"),
+        ("-m x", "-m: unknown flag; did you mean --model?"),
+        ("--gpu", "--gpu: unknown flag; did you mean --gpu-memory-utilization?"),
         ("--swap-space 2", "--swap-space: unknown flag; see --help for all flags"),
         ("m", "m: unknown argument; a model is given as --model m, and a command is the first word"),
     ],
