@@ -25,6 +25,7 @@ class PacedRunner:
     max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
     can_overlap = can_plan_ahead = False
     degraded = ""
+    placement: dict[str, str] = {}  # noqa: RUF012 (never written)
     drafter = None
     draft_runner = None
     page_memory = None

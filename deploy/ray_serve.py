@@ -1,6 +1,6 @@
 """Sluice behind Ray Serve: a replica runs a whole server (`launch.py`) and passes requests on to it.
 
-    pip install '.[ray-serve]'
+    .venv/bin/pip install -e '.[ray-serve]'
     serve run deploy.ray_serve:app flags="--model DIR --dtype bfloat16" max_replicas=4 num_cpus=8
 
 For those who have Ray Serve already. It chooses the replica of a request and the number of replicas, by open requests.

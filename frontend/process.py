@@ -34,7 +34,7 @@ from frontend.tracing.finished import FinishedRequests
 from messages.admin import AdminCommand, Answer, DrainServer, WriteState
 from messages.config import Config
 from messages.control import Drain, Leave, ProcessTable
-from messages.errors import BootError
+from messages.errors import MissingExtraError
 from messages.requests import FramesLost
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Part
@@ -253,7 +253,7 @@ def open_span_export(config: Config) -> "SpanExport | None":
         # Imported here and not above: it is an extra, and takes memory that a server without it saves.
         from frontend.tracing.export import SpanExport
     except ImportError as error:
-        raise BootError(f"--otlp-endpoint needs more: pip install 'sluice[otlp]' ({error})") from None
+        raise MissingExtraError("--otlp-endpoint", "otlp", error) from None
     return SpanExport(config.run.otlp_endpoint, config.facts.served_names[0])
 
 

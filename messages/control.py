@@ -62,9 +62,13 @@ class PhaseReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """process → launcher: it serves from now on; `degraded` says what it has to do without, and why."""
+    """process → launcher: it serves from now on; `degraded` says what it has to do without, and why.
+
+    `placement`, of a scheduler: what `auto` has become (device, dtype and kv_cache_dtype).
+    """
 
     degraded: str = ""
+    placement: dict[str, str] = {}
 
 
 class BootFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -214,6 +218,8 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     """What those who had the place before it have counted."""
     degraded: str = ""
     """As in its `Ready`."""
+    placement: dict[str, str] = {}
+    """As in its latest `Ready`, or in that of who had the place before."""
 
     @property
     def is_serving(self) -> bool:

@@ -1,6 +1,11 @@
 """The exceptions that a client, an operator or a model file can cause."""
 
+import sys
+from pathlib import Path
+
 import msgspec
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 class SluiceError(Exception):
@@ -13,6 +18,17 @@ class UsageError(SluiceError):
 
 class BootError(SluiceError):
     """A process cannot start (missing weights, no memory, a port in use); the launcher exits with code 1."""
+
+
+class MissingExtraError(BootError):
+    """The libraries of an extra of pyproject.toml, which `flag` needs, are not installed.
+
+    An index is not asked for the program by its name: that is somebody else's there.
+    """
+
+    def __init__(self, flag: str, extra: str, error: ImportError):
+        install = f"{sys.executable} -m pip install -e '{ROOT}[{extra}]'"
+        super().__init__(f"{flag} needs more libraries ({error}); install them with: {install}")
 
 
 class ChannelFullError(SluiceError):

@@ -6,9 +6,10 @@ writes over old records, and `head` after it has written new ones, so a process 
 a living process reads `tail` again after the bytes, and drops what lies before it.
 """
 
+import contextlib
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +59,20 @@ DECODERS = {kind: msgspec.msgpack.Decoder(union) for kind, union in UNIONS.items
 
 
 class FrameFileError(SluiceError):
-    """A file is no file of frames, or one of another format."""
+    """A file is no file of frames, one of another format, or damaged."""
+
+
+@contextlib.contextmanager
+def reporting_damage(path: Path) -> Generator[None, None, None]:
+    """Raises `FrameFileError` for the errors of code that reads messages, which decode and yet contradict themselves.
+
+    A flipped bit may do that: a file has no checksums.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        kind = type(error).__name__
+        raise FrameFileError(f"{path} is damaged: a message in it contradicts itself ({kind}: {error})") from error
 
 
 class Record(NamedTuple):
@@ -111,9 +125,9 @@ class FrameReader:
     def __init__(self, path: Path):
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            header = os.pread(self._descriptor, DATA, 0)
         except OSError as error:
             raise FrameFileError(f"{path} cannot be read: {error.strerror}") from None
-        header = os.pread(self._descriptor, DATA, 0)
         if len(header) < DATA or not header.startswith(MAGIC):
             raise FrameFileError(f"{path} is no file of frames")
         _, version, self.pid, self.schema_version, self.wall_ns, self.begun_ns, self._capacity, name = (
@@ -122,8 +136,10 @@ class FrameReader:
         if version != FORMAT:
             raise FrameFileError(f"{path} has format {version}, this program reads {FORMAT}: use the one that wrote it")
         self.path = path
-        self.process = name.rstrip(b"\0").decode()
+        self.process = name.rstrip(b"\0").decode(errors="replace")
         self._position = 0
+        if not self._capacity:
+            raise self._damaged(0)
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
@@ -134,10 +150,12 @@ class FrameReader:
         return self.schema_version == SCHEMA_VERSION
 
     def read(self) -> list[Record]:
-        """Returns the records that are new since the last call, the oldest first."""
+        """Returns the records that are new since the last call, the oldest first. Raises `FrameFileError`."""
         head = self._read_position(HEAD)
         begin = max(self._position, self._read_position(TAIL))
         ring = self._capacity
+        if head > begin + ring or min(head, ring) > os.fstat(self._descriptor).st_size - DATA:
+            raise self._damaged(0)
         split = min(head, (begin // ring + 1) * ring)
         data = os.pread(self._descriptor, split - begin, DATA + begin % ring) if head > begin else b""
         if split < head:
@@ -155,12 +173,19 @@ class FrameReader:
             if data[at : at + 4] == SKIP:
                 at += self._capacity - (begin + at) % self._capacity
                 continue
+            if at + RECORD.size > len(data):
+                raise self._damaged(begin + at)
             size, flags, name_size, _, monotonic_ns = RECORD.unpack_from(data, at)
             middle = at + RECORD.size + name_size
-            name, frame = data[at + RECORD.size : middle].decode(), data[middle : middle + size]
+            name, frame = data[at + RECORD.size : middle].decode(errors="replace"), data[middle : middle + size]
+            if len(frame) < max(size, HEADER.size) or kind_of(name) not in DECODERS:
+                raise self._damaged(begin + at)
             wall_ns = self.wall_ns + monotonic_ns - self.begun_ns
             yield Record(self.process, self.pid, bool(flags & IS_SENT), name, monotonic_ns, wall_ns, frame)
             at += padded(RECORD.size + name_size + size)
+
+    def _damaged(self, position: int) -> FrameFileError:
+        return FrameFileError(f"{self.path} is damaged: there is no whole frame at byte {DATA + position}")
 
 
 def find_readers(path: Path) -> list[FrameReader]:

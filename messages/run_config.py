@@ -82,7 +82,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     ray: Annotated[
         bool,
         Meta(
-            description="have Ray place the engines of --data-parallel on the nodes of its cluster; needs sluice[ray]"
+            description="have Ray place the engines of --data-parallel on the nodes of its cluster; needs "
+            ".venv/bin/pip install -e '.[ray]'"
         ),
     ] = False
     ray_address: Annotated[
@@ -162,7 +163,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="collector that gets a trace of each request (OTLP over HTTP), as http://localhost:4318; needs "
-            "sluice[otlp]"
+            ".venv/bin/pip install -e '.[otlp]'"
         ),
     ] = ""
     log_format: Annotated[

@@ -189,9 +189,14 @@ class Faults:
 
 
 def read_poisons(folder: Path) -> list[Poison]:
-    """Returns what was poison for the processes whose frames are in `folder`."""
+    """Returns what was poison for the processes whose frames are in `folder`. Raises `SluiceError`."""
     file = folder / POISON_FILE
-    return msgspec.json.decode(file.read_bytes(), type=list[Poison]) if file.exists() else []
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=list[Poison])
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SluiceError(f"{file} is damaged: {error}") from None
 
 
 def write_poisons(folder: Path, poisons: Sequence[Poison]) -> None:

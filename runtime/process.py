@@ -210,9 +210,9 @@ class ProcessLink:
             self._kept_messages = self.receive_control()
         return not self.is_stopping
 
-    def ready(self, degraded: str = "") -> None:
-        """Tells the launcher that it serves; `degraded`, for operators: what it does without, and why."""
-        self._control.send(Ready(degraded))
+    def ready(self, degraded: str = "", placement: dict[str, str] | None = None) -> None:
+        """Tells the launcher that it serves; for operators: what it does without, and where a model runs."""
+        self._control.send(Ready(degraded, placement or {}))
 
     def report(self, message: PhaseReport | Ready | Beat | Drained | InstructionDone) -> None:
         """Tells the launcher what the process has said for which this one stands."""

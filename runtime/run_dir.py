@@ -48,7 +48,7 @@ class RunDir:
 
     @property
     def address_file(self) -> Path:
-        """Holds `http://host:port` (or https) of the run."""
+        """Holds `http://host:port` (or https) of the run; an engine that has joined a server has none."""
         return self.path / "address"
 
     @property

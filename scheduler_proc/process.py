@@ -88,7 +88,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
     # What start-up made lives as long as the process: without this, every full collection walks all of it in mid-step.
     gc.collect()
     gc.freeze()
-    link.ready(runner.degraded)
+    link.ready(runner.degraded, runner.placement)
     num_idle_turns = 0
     with closing(stepper):
         while not link.is_stopping:

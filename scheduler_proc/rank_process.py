@@ -64,7 +64,7 @@ def serve(link: ProcessLink) -> None:
     link.profiler.parts.append(Part(loop, "run", step_name))
     gc.collect()
     gc.freeze()
-    link.ready(runner.degraded)
+    link.ready(runner.degraded, runner.placement)
     while not link.is_stopping:
         link.receive_control()
         message = next(receiver.receive(limit=1), None)

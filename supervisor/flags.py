@@ -37,7 +37,7 @@ def parse_flags(arguments: list[str]) -> dict[str, msgspec.Struct]:
     parser = make_parser()
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
-        raise UsageError(_unknown_flag(unknown[0], parser))
+        raise UsageError(describe_unknown(unknown[0], parser))
     given = vars(known)
     return {
         section: msgspec.convert({name: given[name] for name in struct.__struct_fields__ if name in given}, struct)
@@ -46,7 +46,7 @@ def parse_flags(arguments: list[str]) -> dict[str, msgspec.Struct]:
 
 
 def flags_of(section: msgspec.Struct) -> list[str]:
-    """Returns the flags from which `parse_flags` makes this section again."""
+    """Returns the flags from which `parse_flags` makes this section again, whatever its values look like."""
     flags: list[str] = []
     for field in msgspec.structs.fields(section):
         value: Any = getattr(section, field.name)
@@ -56,7 +56,7 @@ def flags_of(section: msgspec.Struct) -> list[str]:
             flags.append(flag_name(field.name if value else f"no_{field.name}"))
         else:
             values = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)
-            flags += [flag_name(field.name), *map(str, values)]
+            flags += [f"{flag_name(field.name)}={each}" for each in values]
     return flags
 
 
@@ -149,9 +149,14 @@ def _default_text(default: Any) -> str:
     return "" if default in (None, "", ()) or isinstance(default, bool) else f" (default: {default})"
 
 
-def _unknown_flag(argument: str, parser: argparse.ArgumentParser) -> str:
+def describe_unknown(argument: str, parser: argparse.ArgumentParser) -> str:
+    """Returns what is said of a word on the command line that `parser` does not know."""
     name = argument.split("=")[0]
     known = [option for action in parser._actions for option in action.option_strings]  # pyright: ignore[reportPrivateUsage]
-    nearest = difflib.get_close_matches(name, known, n=1)
+    if not name.startswith("-"):
+        model = f"a model is given as --model {argument}, and a command is the first word"
+        return f"{argument}: unknown argument; {model if '--model' in known else 'see --help for all'}"
+    begin = "--" + name.lstrip("-")
+    nearest = difflib.get_close_matches(name, known, n=1) or [option for option in known if option.startswith(begin)]
     hint = f"did you mean {nearest[0]}?" if nearest else "see --help for all flags"
-    return f"{name}: unknown {'flag' if name.startswith('-') else 'argument'}; {hint}"
+    return f"{name}: unknown flag; {hint}"

@@ -171,8 +171,8 @@ class Lifecycle:
             case StandingBy():
                 board.standing_by(child.name)
                 self._console.say_of(child.name, f"stands by after {time.monotonic() - child.started_s:.1f} s")
-            case Ready(degraded):
-                self._note_ready(child, degraded)
+            case Ready():
+                self._note_ready(child, message)
             case BootFailed(text):
                 child.boot_error = text
                 if self.is_first_start(child) and not self.group.is_stopping:
@@ -183,16 +183,16 @@ class Lifecycle:
             case Drained() | InstructionDone() | Ask():
                 self.group.control.note(child.name, message)
 
-    def _note_ready(self, child: Child, degraded: str) -> None:
-        self.group.board.ready(child.name, degraded)
+    def _note_ready(self, child: Child, message: Ready) -> None:
+        self.group.board.ready(child.name, message)
         child.is_on_trial = False
         self._restarts.note_ready(child.name, time.monotonic())
         self.group.publish(at_once=True)
         if child.is_front and self.group.is_draining:
             self.group.control.send(child.name, Drain(0.0))
-        without = f", degraded: {degraded}" if degraded else ""
+        without = f", degraded: {message.degraded}" if message.degraded else ""
         text = f"ready in {time.monotonic() - child.started_s:.1f} s{without}"
-        self._console.say_of(child.name, text, "warning" if degraded else "info")
+        self._console.say_of(child.name, text, "warning" if message.degraded else "info")
 
     def is_first_start(self, child: Child) -> bool:
         """Tells whether a failure of this start is the run's failure. One that was started by hand may try again."""

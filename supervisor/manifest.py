@@ -95,10 +95,13 @@ def read_manifest(folder: Path) -> Manifest:
     file = folder / FILE_NAME
     try:
         return msgspec.json.decode(file.read_bytes(), type=Manifest)
-    except OSError:
-        raise SluiceError(f"{folder} is no recording: there is no {FILE_NAME} in it") from None
-    except msgspec.DecodeError as error:
-        raise SluiceError(f"{file} was written by another version of this program: {error}") from None
+    except FileNotFoundError:
+        what = f"is no recording: there is no {FILE_NAME} in it" if folder.is_dir() else "does not exist"
+        raise SluiceError(f"{folder} {what}") from None
+    except OSError as error:
+        raise SluiceError(f"{file} cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SluiceError(f"{file} is damaged, or was written by another version of this program: {error}") from None
 
 
 def claim_recording(folder: str) -> Path:

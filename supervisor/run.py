@@ -207,9 +207,9 @@ def serve(
         run_dir, lock = claim(Path(wanted_dir) if wanted_dir else default_path(port))
         lifeline = make_lifeline(run_dir)
         try:
+            run_dir.address_file.write_text(f"{url}\n", encoding="ascii")
             run_dir.write_config(config)
             _write_manifest(config, run_dir)
-            run_dir.address_file.write_text(f"{url}\n", encoding="ascii")
             if config.run.remote_engines:
                 _write_keys(run_dir)
             if early_scheduler is not None:  # which knows of no files before it has imported torch

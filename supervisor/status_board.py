@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from messages.admin import Scaling
-from messages.control import Beat, ProcessState, ProcessStatus, ProcessTable, Stall, kind_of, place_of
+from messages.control import Beat, ProcessState, ProcessStatus, ProcessTable, Ready, Stall, kind_of, place_of
 
+READY = Ready()
 CHANGE_INTERVAL_S = 0.1
 """Shortest time between two tables: a change waits for it only where changes come fast (rows that begin and end)."""
 
@@ -109,6 +110,7 @@ class StatusBoard:
             num_restarts=last.num_restarts,
             uid_block=uid_block,
             counted_before=last.counted,
+            placement=last.placement,
         )
         self._note_progress(name)
 
@@ -119,10 +121,10 @@ class StatusBoard:
         self._note_progress(name)
         return is_new
 
-    def ready(self, name: str, degraded: str = "") -> None:
+    def ready(self, name: str, message: Ready = READY) -> None:
         """Notes that process `name` serves, perhaps without something."""
         self._replace(name, state="ready", phase="", fraction=None, beat_ns=time.monotonic_ns(), is_awaited=False)
-        self._replace(name, degraded=degraded)
+        self._replace(name, degraded=message.degraded, placement=message.placement)
 
     def gone(self, name: str) -> None:
         """Notes that process `name` does not run any more, and keeps what it said last."""

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -45,6 +46,28 @@ def test_a_wrong_flag_is_one_line_and_exit_code_2():
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr == "launch.py: --prot: unknown flag; did you mean --port?\n"
+
+
+@pytest.mark.parametrize("has_venv", [True, False])
+def test_a_python_without_the_libraries_hands_over_to_that_of_the_venv_or_says_what_to_do(
+    tmp_path: Path, has_venv: bool
+):
+    shutil.copy(ROOT / "launch.py", tmp_path)
+    shutil.copytree(ROOT / "supervisor", tmp_path / "supervisor")
+    python = tmp_path / ".venv" / "bin" / "python"
+    if has_venv:
+        python.parent.mkdir(parents=True)
+        python.write_text('#!/bin/sh\necho "own python: $@"')
+        python.chmod(0o755)
+        (tmp_path / ".venv" / "pyvenv.cfg").touch()
+    command = [sys.executable, "-S", str(tmp_path / "launch.py"), "--port", "80"]  # without site-packages
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if has_venv:
+        assert (result.returncode, result.stdout) == (0, f"own python: {tmp_path / 'launch.py'} --port 80\n")
+    else:
+        assert (result.returncode, result.stdout) == (1, "")
+        assert f"Run `make serve` in {tmp_path}" in result.stderr
+        assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize("flag", ["--help", "--version"])

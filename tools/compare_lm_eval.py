@@ -4,7 +4,8 @@
     python tools/compare_lm_eval.py --model DIR --url http://127.0.0.1:8000 --text TEXT_FILE
 
 The tasks are made of a text: which of four lines comes next (the harness scores each by `echo` and `logprobs`), and
-the perplexity of passages. Needs `pip install 'sluice[eval]'`. Exits with 1 where a number differs by more than 1e-4.
+the perplexity of passages. Needs `.venv/bin/pip install -e '.[eval]'`. Exits with 1 where a number differs by more than
+1e-4.
 """
 
 import argparse

@@ -25,7 +25,7 @@ from whatif.calibration import Calibration, read_calibration
 from whatif.capacity import Capacity, find_capacity
 from whatif.cost_model import CostModel, fit
 from whatif.outcome import Outcome, simulate
-from whatif.recommendation import recommend
+from whatif.recommendation import doubt_of, recommend
 from whatif.recording import read_recording
 from whatif.self_check import find_errors
 from whatif.settings import VOCAB_SIZE, Setting, check_possible
@@ -76,7 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Prints what each setting would give. Raises `UsageError`."""
-    calibration, model, arrivals, notes = read_source(options)
+    calibration, model, arrivals, notes, doubt = read_source(options)
     if options.pipeline_ms is not None:
         calibration = msgspec.structs.replace(calibration, pipeline_s=options.pipeline_ms / 1e3)
     settings = choose_settings(options, calibration)
@@ -90,9 +90,10 @@ def run(options: argparse.Namespace) -> None:
             p99_ms = _p99_ttft(arrivals, calibration, model, setting)
             rate = len(arrivals) / arrivals[-1].at_s if arrivals[-1].at_s else 0.0
             capacities[setting] = find_capacity(p99_ms, rate, options.ttft_slo * 1e3)
-    advice = recommend(outcomes, capacities, options.ttft_slo)
+    advice = None if doubt else recommend(outcomes, capacities, options.ttft_slo)
     notes += [f"extrapolated: {one.setting}: {one.extrapolated}" for one in outcomes if one.extrapolated]
     if options.json:
+        notes += [doubt] * bool(doubt)
         fields = {"notes": notes, "cost_model": model, "outcomes": outcomes, "recommendation": advice}
         shown = [{"setting": setting, "capacity": capacity} for setting, capacity in capacities.items()]
         print(msgspec.json.encode({**fields, "capacities": shown}).decode())
@@ -101,7 +102,7 @@ def run(options: argparse.Namespace) -> None:
     print(f"\n{outcome_table(outcomes)}\n")
     if capacities:
         print(f"{capacity_table(capacities, options.ttft_slo)}\n")
-    print(f"recommended: {advice}")
+    print(f"recommended: {advice}" if advice else doubt)
 
 
 def choose_settings(options: argparse.Namespace, calibration: Calibration) -> list[Setting]:
@@ -120,13 +121,16 @@ def choose_settings(options: argparse.Namespace, calibration: Calibration) -> li
     return settings
 
 
-def read_source(options: argparse.Namespace) -> tuple[Calibration, CostModel, list[Arrival], list[str]]:
-    """Returns measured steps, their model, the requests, and what is to be said of them. Raises `UsageError`."""
+def read_source(options: argparse.Namespace) -> tuple[Calibration, CostModel, list[Arrival], list[str], str]:
+    """Returns measured steps, their model, the requests, what is to be said of them, and why none of the settings is to
+    be recommended, if that is so. Raises `UsageError`."""
+    if not options.source.exists():
+        raise UsageError(f"{options.source} does not exist")
     if not options.source.is_dir():
         if options.skip_requests:
             raise UsageError("--skip-requests is for recordings: a trace has no steps that it could leave out")
         calibration = read_calibration(options.steps or DEFAULT_STEPS)
-        return calibration, fit(calibration.steps), *plan_trace(options, calibration.max_model_len)
+        return calibration, fit(calibration.steps), *plan_trace(options, calibration.max_model_len), ""
     if options.trace_scale:
         raise UsageError("--trace-scale is for traces: a recording is of the server's own tokens")
     recording = read_recording(options.source, options.skip_requests)
@@ -139,10 +143,11 @@ def read_source(options: argparse.Namespace) -> tuple[Calibration, CostModel, li
         notes.append(f"{recording.num_left_out} requests got no token, or began before the recording: left out")
     calibration = read_calibration(options.steps) if options.steps else recording.calibration
     model = fit(calibration.steps)
-    if not options.steps and (errors := find_errors(recording, model, options.num_requests)):
+    errors = {} if options.steps else find_errors(recording, model, options.num_requests)
+    if errors:
         told = ", ".join(f"{name} {error:+.0%}" for name, error in errors.items())
         notes.append(f"simulated with its own settings, the recording is off by: {told}; expect no less of others")
-    return calibration, model, arrivals, notes
+    return calibration, model, arrivals, notes, doubt_of(errors)
 
 
 def plan_trace(options: argparse.Namespace, max_model_len: int) -> tuple[list[Arrival], list[str]]:

@@ -9,6 +9,9 @@ from whatif.settings import Setting
 EQUAL = 0.01
 """Settings whose first figure differs by less than this part count as equal, and the smaller cache goes first."""
 
+MAX_ERROR = 0.5
+"""A recording whose own settings are off by more in any figure says nothing about other settings."""
+
 LACKS = {
     "rows": "a row (--max-num-seqs)",
     "tokens": "tokens of a step (--max-num-batched-tokens)",
@@ -36,6 +39,18 @@ def recommend(outcomes: Sequence[Outcome], capacities: Mapping[Setting, Capacity
     same = f"as good within {EQUAL:.0%}, with no smaller cache: {len(equal) - 1} more" if len(equal) > 1 else ""
     parts = [reason, rest, same, describe_waits(best)]
     return f"{best.setting}\n  {'; '.join(part for part in parts if part)}"
+
+
+def doubt_of(errors: Mapping[str, float]) -> str:
+    """Returns why nothing is recommended where the recording's own settings are off by `errors`, or nothing."""
+    if not errors or max(map(abs, errors.values())) <= MAX_ERROR:
+        return ""
+    name = max(errors, key=lambda name: abs(errors[name]))
+    return (
+        f"nothing is recommended: for the recording's own settings {name} is {errors[name]:+.0%} off, and more than "
+        f"{MAX_ERROR:.0%} says nothing about others. Leave out requests of a cold start (--skip-requests N), record "
+        "more requests while nothing else runs, or measure the steps by themselves (`launch.py calibrate`, and --steps)"
+    )
 
 
 def describe_waits(outcome: Outcome) -> str:

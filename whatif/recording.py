@@ -15,13 +15,14 @@ from messages.columns import INT32, runs_of, unpack_int32, unpack_int64
 from messages.control import FRONTEND, kind_of
 from messages.engines import SCHEDULER
 from messages.errors import SluiceError, UsageError
-from messages.frame_files import Record, find_readers
+from messages.frame_files import Record, find_readers, reporting_damage
 from messages.replies import DetokenizeMsg, StepReplies
 from messages.requests import UserMsg
 from messages.timeline import ScheduleReport
 from supervisor.manifest import read_manifest
 from whatif.calibration import Calibration
 from whatif.recorded_steps import StepReader
+from whatif.settings import MAX_PAGES
 from whatif.traces import Arrival
 
 
@@ -67,12 +68,18 @@ def read_recording(folder: Path, num_skipped: int = 0) -> Recording:
     Raises `UsageError` where the directory holds no recording of a scheduler.
     """
     try:
-        config = read_manifest(folder).config
-        records = sorted(
-            (record for reader in find_readers(folder) for record in reader.read()), key=lambda one: one.monotonic_ns
-        )
+        with reporting_damage(folder):
+            return _read(folder, num_skipped)
     except SluiceError as error:
         raise UsageError(str(error)) from None
+
+
+def _read(folder: Path, num_skipped: int) -> Recording:
+    """Raises `SluiceError`."""
+    config = read_manifest(folder).config
+    records = sorted(
+        (record for reader in find_readers(folder) for record in reader.read()), key=lambda one: one.monotonic_ns
+    )
     if num_skipped:
         came_ns = [record.monotonic_ns for record, one in _messages(records, SCHEDULER) if isinstance(one, UserMsg)]
         begin_ns = ([*came_ns[num_skipped:], math.inf])[0]
@@ -90,12 +97,15 @@ def read_recording(folder: Path, num_skipped: int = 0) -> Recording:
         raise UsageError(f"{folder} holds no request that got a token from its beginning on")
     arrivals = [request.arrival(served[0].at_ns) for request in served]
     delays_ns = _note_replies(requests, _messages(records, FRONTEND))
+    num_pages = config.cache.num_pages or max(_num_pages(report, config.cache.block_size) for report in reports)
+    if num_pages > MAX_PAGES:
+        raise UsageError(f"{folder} is damaged: it says that the cache had {num_pages} pages")
     calibration = Calibration(
         model=", ".join(config.facts.served_names),
         can_overlap=False,
         max_model_len=config.facts.max_model_len,
         block_size=config.cache.block_size,
-        num_pages=config.cache.num_pages or max(_num_pages(report, config.cache.block_size) for report in reports),
+        num_pages=num_pages,
         max_num_seqs=config.scheduling.max_num_seqs,
         max_num_batched_tokens=reports[0].facts.max_num_batched_tokens,
         enable_prefix_caching=config.cache.enable_prefix_caching,

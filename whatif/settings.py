@@ -9,6 +9,9 @@ from whatif.calibration import Calibration
 VOCAB_SIZE = 2**31 - 1
 """Prompts are of made-up tokens: among so many, two are equal only where they are meant to be."""
 
+MAX_PAGES = 10_000_000
+"""More than any machine has memory for; the simulated scheduler keeps a list of them."""
+
 
 class Setting(msgspec.Struct, frozen=True):
     """Flags of the server."""
@@ -28,6 +31,8 @@ class Setting(msgspec.Struct, frozen=True):
 
 def check_possible(setting: Setting, calibration: Calibration) -> None:
     """Raises `UsageError` for a setting with which a server would not start."""
+    if setting.num_pages > MAX_PAGES:
+        raise UsageError(f"--num-pages {setting.num_pages} is more than {MAX_PAGES}, which no machine has memory for")
     needed_pages = -(-calibration.max_model_len // calibration.block_size)
     if setting.num_pages < needed_pages:
         raise UsageError(

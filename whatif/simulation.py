@@ -49,6 +49,7 @@ class SimulatedRunner:
 
     can_plan_ahead = False
     degraded = ""
+    placement: dict[str, str] = {}  # noqa: RUF012 (never written)
     drafter = None
     draft_runner = None
     page_memory = None

@@ -89,7 +89,7 @@ def make_endpoints(
         *responding(ResponsesApi(service, streams, unknown, conversations)),
         *messaging(MessagesApi(service, streams, unknown, conversations)),
         *batching(FilesApi(batches, int(service.config.batch.max_batch_file_mb * 2**20)), BatchApi(batches, unknown)),
-        *routes.models(InfoApi(service.config)),
+        *routes.models(InfoApi(service.config, service.processes)),
         *routes.tokens(TokensApi(service, unknown)),
         *routes.watching(watching.health, LoadApi(service), watching.metrics),
         *routes.tracing(watching.requests),

@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from frontend.api.models import check_model
 from frontend.http.responses import JsonReply
+from frontend.links.processes import ProcessView
 from messages.config import CacheConfig, Config, HttpConfig, ModelConfig, ModelFacts, RunConfig, SchedulingConfig
 
 
@@ -53,16 +54,20 @@ class ShownConfig(msgspec.Struct, frozen=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
+    """`placement`: what `auto` has become, by scheduler: device, dtype and kv_cache_dtype."""
+
     version: str
     config: ShownConfig
     model: ModelFacts
+    placement: dict[str, dict[str, str]]
 
 
 class InfoApi:
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, processes: ProcessView):
         facts = config.facts
         created = int(time.time())
         self._config = config
+        self._processes = processes
         self._cards = {
             name: ModelCard(
                 id=name,
@@ -91,10 +96,11 @@ class InfoApi:
         return JsonReply(VersionReply(self._version))
 
     async def server_info(self, request: Request) -> JsonReply:
-        """The configuration as all processes read it (but no keys), and what the launcher found out about the model."""
+        """The configuration as all processes read it (but no keys), what the launcher found out about the model, and
+        where it runs."""
         config = self._config
         shown = ShownConfig(config.model, config.cache, config.scheduling, config.http.without_keys(), config.run)
-        return JsonReply(ServerInfo(self._version, shown, config.facts))
+        return JsonReply(ServerInfo(self._version, shown, config.facts, self._processes.placements()))
 
 
 def find_version() -> str:

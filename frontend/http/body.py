@@ -138,8 +138,10 @@ class BodyDecoder(Generic[T]):
     ) -> RequestError:
         """Returns the refusal of the first field at fault, in the client's own names."""
         for own, raw in fields.items():
+            if own not in self._hints:
+                continue
             try:
-                msgspec.json.decode(raw, type=self._hints.get(own, Any))
+                msgspec.json.decode(raw, type=self._hints[own])
             except msgspec.ValidationError as of_field:
                 name = given_names.get(own, own)
                 words, _, inner = str(of_field).partition(" - at `$")

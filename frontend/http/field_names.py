@@ -106,8 +106,7 @@ class FieldNames:
         return {own: name for name, own in self._renamed.items() if name in fields and not is_null(fields[name])}
 
     def _refuse(self, name: str, raw: Raw) -> None:
-        value = msgspec.json.decode(raw)
-        if value is not None and not any(_is_same(value, neutral) for neutral in self._rules.refused[name]):
+        if not is_null(raw) and not any(_is_same(raw, neutral) for neutral in self._rules.refused[name]):
             raise bad_request(f"{name} is not supported, got {shown(raw)}", name, "not_supported")
 
     def _check_renamed(self, name: str, fields: Mapping[str, Raw]) -> None:
@@ -154,5 +153,9 @@ def is_null(raw: Raw) -> bool:
     return bytes(memoryview(raw)[:5]) == b"null"
 
 
-def _is_same(value: Any, neutral: Any) -> bool:
+def _is_same(raw: Raw, neutral: Any) -> bool:
+    try:
+        value = msgspec.json.decode(raw)
+    except msgspec.DecodeError:  # there is a number in it that is too large for a float
+        return False
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

@@ -104,6 +104,10 @@ class ProcessView:
             for kind in RING
         )
 
+    def placements(self) -> dict[str, dict[str, str]]:
+        """Returns where the model of each scheduler runs and in which formats, as far as they have said so."""
+        return {status.name: status.placement for status in self._of_kind(SCHEDULER) if status.placement}
+
     def workers(self, kind: str) -> list[str]:
         """Returns the processes of `kind` that take work now."""
         return [status.name for status in self._of_kind(kind) if status.is_serving and not status.is_leaving]

@@ -106,13 +106,17 @@ class ProcessCollector(Collector):
             "version": VERSION,
             "device": config.model.device,
             "dtype": config.model.dtype,
+            "kv_cache_dtype": config.cache.kv_cache_dtype,
             "quantization": config.model.quantization,
             "max_model_len": str(config.facts.max_model_len),
             "block_size": str(config.cache.block_size),
             "max_num_seqs": str(config.scheduling.max_num_seqs),
             "speculative": config.scheduling.speculative,
         }
-        family = GaugeMetricFamily("sluice_info", "Always 1; the labels are flags of this server.", labels=list(labels))
+        placements = list(self._processes.placements().values())
+        labels |= placements[0] if placements else {}
+        text = "Always 1; the labels are flags of this server, and what auto has become."
+        family = GaugeMetricFamily("sluice_info", text, labels=list(labels))
         family.add_metric(list(labels.values()), 1)
         return family
 

@@ -4,6 +4,7 @@ import {call, events} from "./api.js";
 
 const MAX_STEPS = 160;
 const RETRY_MS = 1500;
+const SILENT_MS = 8000; // beats change the state once a second, so a stream that says nothing has no server any more
 
 /** The server as it was told last. Stamps are nanoseconds of its clock. */
 export class Live {
@@ -15,7 +16,7 @@ export class Live {
   }
 
   clear() {
-    Object.assign(this, {processes: {}, edges: {}, requests: {}, steps: new Map(), numOpen: 0, missing: 0, now: 0});
+    Object.assign(this, {processes: {}, edges: {}, requests: {}, steps: new Map(), numOpen: 0, missing: 0, now: 0, isLost: false});
   }
 
   /** Seconds from a stamp to the latest event. */
@@ -26,7 +27,25 @@ export class Live {
   /** Reads the stream for as long as the page can be seen: one that nobody looks at costs the server nothing. */
   start() {
     document.addEventListener("visibilitychange", () => this.restart());
+    setInterval(() => {
+      if (this.isOn && !document.hidden && performance.now() - this.heardMs > SILENT_MS) {
+        this.lose("lost", "the server has said nothing for some seconds");
+        this.restart();
+      }
+    }, RETRY_MS);
     this.restart();
+  }
+
+  /** What was told last is kept, but of no process is the state known. */
+  lose(state, message) {
+    if (this.isOn) {
+      this.isLost = true;
+      this.edges = {};
+      for (const process of Object.values(this.processes)) Object.assign(process, {state: "unknown", busy_since_ns: 0, phase: ""});
+      this.onChange(this);
+    }
+    this.isOn = false;
+    this.onState(state, message);
   }
 
   /** Begins anew, for example with another key. */
@@ -42,16 +61,17 @@ export class Live {
       this.clear();
       for await (const event of events(reply)) {
         this.merge(event);
+        this.heardMs = performance.now();
         this.isOn = true;
         this.onState("on", "");
         this.onChange(this);
       }
-      this.onState("lost", "the server drains or this frontend is replaced");
+      this.lose("lost", "the server drains or this frontend is replaced");
     } catch (error) {
       if (abort.signal.aborted) return;
-      this.onState(error.status === 401 ? "key" : "lost", error.message);
+      this.lose(error.status === 401 ? "key" : "lost", error.message);
+      if (error.status === 401) return; // until there is another key
     }
-    this.isOn = false;
     if (!abort.signal.aborted) this.retry = setTimeout(() => this.restart(), RETRY_MS);
   }
 

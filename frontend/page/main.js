@@ -15,7 +15,7 @@ new Playground();
 connectTree();
 
 const STATES = {lost: ["lost", "no connection"], key: ["starting", "a key is needed"]};
-let isNamed = false;
+let isNamed = false, lastMs = 0;
 
 function show(live) {
   ring.show(live);
@@ -27,6 +27,7 @@ function show(live) {
   const isStarting = bad.some(([, {state}]) => state === "starting");
   if (!bad.length && !isNamed) nameModel();
   setStatus(bad.length ? (isStarting ? "starting" : "lost") : "ready", bad.map(([name, {state}]) => `${name} ${state}`).join(", ") || "ready");
+  showPlacement(live.workers("scheduler").map(({placement}) => placement).filter(({device}) => device));
   const scheduler = live.gauges("scheduler");
   write(find("totals"), `${live.numOpen} open · ${scheduler.running ?? 0} running · ${scheduler.waiting ?? 0} waiting` +
     (live.missing ? ` · ${live.missing} frontends do not answer` : ""));
@@ -37,26 +38,47 @@ function setStatus(state, text) {
   write(find("status"), text);
 }
 
+/** What is not known any more is grey. In place of a board that nobody may see, the page asks for a key. */
 const live = new Live(show, (state, message) => {
-  if (state !== "on") {
-    setStatus(...STATES[state]);
-    write(find("totals"), message);
+  const isLocked = state === "key";
+  set(find("main"), "data-stale", state !== "on");
+  find("gate").hidden = !isLocked;
+  find("main").hidden = find("key-form").hidden = isLocked;
+  if (state === "on") {
+    lastMs = Date.now();
+    return;
+  }
+  setStatus(...STATES[state]);
+  const seen = lastMs ? `; shown is what was known at ${new Date(lastMs).toLocaleTimeString()}` : "";
+  write(find("totals"), isLocked ? "" : message + seen);
+  if (isLocked) {
+    write(find("gate-note"), getKey() ? "The server does not know this key." : "");
+    find("gate-key").focus();
   }
 });
+
+/** On which devices and in which formats the engines compute: what `auto` has become. */
+function showPlacement(engines) {
+  const of = name => [...new Set(engines.map(placement => placement[name]))].join(", ");
+  const cache = of("kv_cache_dtype") === of("dtype") ? "" : `, KV cache in ${of("kv_cache_dtype")}`;
+  write(find("placement"), engines.length ? `${of("device")}, ${of("dtype")}${cache}` : "");
+}
 
 async function nameModel() {
   isNamed = true;
   write(find("model"), (await getJson("v1/models")).data.map(model => model.id).join(", "));
 }
 
-find("key-form").addEventListener("submit", event => {
-  event.preventDefault();
-  setKey(find("key").value.trim());
-  find("key").value = "";
-  set(find("key"), "placeholder", getKey() ? "a key is in use" : "API or admin key");
-  processes.setKey();
-  live.restart();
-});
+for (const [form, input] of [["key-form", "key"], ["gate-form", "gate-key"]]) {
+  find(form).addEventListener("submit", event => {
+    event.preventDefault();
+    setKey(find(input).value.trim());
+    find(input).value = "";
+    set(find("key"), "placeholder", getKey() ? "a key is in use" : "API or admin key");
+    processes.setKey();
+    live.restart();
+  });
+}
 
 processes.setKey();
 live.start();

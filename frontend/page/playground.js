@@ -133,7 +133,7 @@ export class Playground {
 }
 
 function describe(usage, reason, ttft, speed) {
-  const parts = [`${usage.prompt_tokens} prompt tokens (${usage.cached_tokens} cached)`, `${usage.completion_tokens} output (${reason})`];
+  const parts = [`${usage.prompt_tokens} prompt tokens (${usage.cached_tokens} cached)`, `${usage.completion_tokens} output tokens, ended: ${reason}`];
   if (ttft) parts.push(`first after ${milliseconds(ttft)} ms`);
   if (speed) parts.push(`${rate(speed)} tokens/s`);
   return parts.join(", ");

@@ -43,13 +43,16 @@ export class Processes {
       write(memory, process.rss_bytes === null ? "–" : bytes(process.rss_bytes));
       write(beat, process.beat_ns ? seconds(live.age(process.beat_ns)) : "–");
       write(restarts, String(process.num_restarts));
-      act.firstChild.hidden = !this.isOperator;
+      act.firstChild.hidden = !this.isOperator || name.includes("."); // such a one is there only for the moment
     }
   }
 
   makeRow(name) {
     const restart = make("button", {type: "button", class: "link", "aria-label": `Restart ${name}`}, "restart");
-    restart.addEventListener("click", () => this.act(`Restarting the ${name}`, `admin/restart/${name}`));
+    restart.addEventListener("click", () => {
+      const question = `Restart the ${name}? Its successor starts before it stops, and running requests go on.`;
+      if (confirm(question)) this.act(`Restarting the ${name}`, `admin/restart/${name}`);
+    });
     const cells = ["num", "num", "num", "num"].map(kind => make("td", {class: kind}));
     return make("tr", {}, make("th", {scope: "row"}, name), make("td", {}, make("span", {class: "state"})), ...cells, make("td", {}, restart));
   }

@@ -34,8 +34,8 @@ export class Requests {
     const [id, stage, age, prompt, cached, output, waits] = row.cells;
     const end = request.end_ns || live.now;
     write(id.firstChild, request.request_id + (request.choice ? ` [${request.choice}]` : ""));
-    write(stage, request.stage ? `${request.stage} ${seconds((live.now - request.stage_begin_ns) / 1e9)}` : request.finish_reason);
-    write(age, seconds((end - request.begin_ns) / 1e9));
+    write(stage, request.stage ? `${request.stage} ${seconds((live.now - request.stage_begin_ns) / 1e9)}` : `ended: ${request.finish_reason}`);
+    write(age, (request.end_ns ? "took " : "") + seconds((end - request.begin_ns) / 1e9));
     write(prompt, String(request.prompt_tokens ?? "–"));
     write(cached, String(request.cached_tokens ?? "–"));
     write(output, String(request.output_tokens));

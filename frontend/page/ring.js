@@ -65,7 +65,7 @@ export class Ring {
     const texts = KINDS.map(kind => this.showKind(live, kind));
     for (const [edge, {flow, text}] of Object.entries(this.edges)) {
       const value = live.edges[edge] ?? 0;
-      write(text, value ? `${rate(value)}/s` : "idle");
+      write(text, value ? `${rate(value)}/s` : live.isLost ? "" : "idle");
       set(flow, "data-speed", value ? (value < 5 ? 1 : value < 50 ? 2 : 3) : null);
     }
     write(find("ring-text"), texts.join("; "));

@@ -1,7 +1,7 @@
 // The latest steps: what each computed, and how long it took.
 
 import {draw, find, set, write} from "./dom.js";
-import {milliseconds, rate} from "./format.js";
+import {count, milliseconds, rate} from "./format.js";
 
 const SHOWN = 120, TOP = 64, BOTTOM = 32, GAP = 6;
 
@@ -24,7 +24,9 @@ export function showSteps(live) {
     ].filter(Boolean);
   });
   svg.replaceChildren(...bars);
-  write(find("steps-text"), steps.length ? describe(live, steps, spans, mostTokens, mostMs) : "No step yet.");
+  const before = live.gauges("scheduler").steps;
+  const none = before ? `None since this page was opened; ${count(before)} before.` : "No step yet.";
+  write(find("steps-text"), steps.length ? describe(live, steps, spans, mostTokens, mostMs) : none);
 }
 
 function bar(x, y, height, kind) {

@@ -19,7 +19,7 @@ function makeWaterfall(request) {
     make("td", {class: "num"}, milliseconds(stage.duration_ms)),
     make("td", {class: "lane"}, makeLane(stage, request))));
   const what = `${request.request_id}: ${request.prompt_tokens ?? "?"} prompt tokens, ${request.cached_tokens ?? 0} from the ` +
-    `cache, ${request.output_tokens} output tokens; ${request.finish_reason ?? request.state}`;
+    `cache, ${request.output_tokens} output tokens; ${request.finish_reason ? `ended: ${request.finish_reason}` : request.state}`;
   return make("table", {class: "waterfall", "data-total-ms": total},
     make("caption", {class: "dim"}, what),
     make("thead", {}, make("tr", {}, make("th", {scope: "col"}, "Stage"), make("th", {scope: "col", class: "num"}, "ms"),

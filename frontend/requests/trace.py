@@ -60,6 +60,13 @@ class RequestTrace:
         """What logs and metrics say of a response that has ended."""
         return self.status or CLIENT_LEFT
 
+    @property
+    def has_client_left(self) -> bool:
+        """Tells of a response that is over whether its client left before it was whole."""
+        finals = [generation.final for generation in self.generations]
+        has_failed = any(final is not None and final.error is not None for final in finals)
+        return not self.status or (self.status == 200 and None in finals and not has_failed)
+
     def write_line(self, *, is_quiet: bool) -> None:
         """Writes the access line: method, path and status, counts of what was generated, time and id.
 
@@ -69,6 +76,8 @@ class RequestTrace:
         if not log.isEnabledFor(level):
             return
         counts = _counts(self.generations) if self.generations else {}
+        if self.has_client_left:
+            counts["client"] = "left"
         tokens = "".join(f" {SHORT_NAMES.get(name, name)}={value}" for name, value in counts.items())
         total_ms = round((time.monotonic_ns() - self.received_ns) / 1e6, 1)
         path, status = _printable(self.path), self.shown_status

@@ -97,10 +97,11 @@ class LoadedModel:
             num_pages = choose_num_pages(config, bytes_per_page, free_bytes)
         num_pages = decoder.parallel.smallest(num_pages, placement.device)
         report("allocating the KV cache", None)
-        dtype_name, cache_gib = str(placement.kv_dtype).removeprefix("torch."), num_pages * bytes_per_page / GIB
+        dtype_name, cache_gib = placement.texts["kv_cache_dtype"], num_pages * bytes_per_page / GIB
         log.info("KV cache: %d tokens in %s, %.2f GiB", num_pages * page_size, dtype_name, cache_gib)
         cache = make_cache(num_pages)
         runner = add_runner(cache)
+        runner.placement = placement.texts
         runner.page_memory = memory
         if not self.is_warm:
             report("warming up", None)

@@ -41,6 +41,12 @@ class Placement:
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """What the flags of these names have become."""
+        kv_cache_dtype = str(self.kv_dtype).removeprefix("torch.")
+        return {"device": str(self.device), "dtype": self.dtype_name, "kv_cache_dtype": kv_cache_dtype}
+
 
 def find_placement(model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, place: int = 1) -> Placement:
     """Resolves `--device`, `--dtype` and `--kv-cache-dtype` for the rank of this number, of all of all engines.

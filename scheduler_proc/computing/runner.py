@@ -54,6 +54,7 @@ class Runner:
         self.next_tokens = b""
         """Of the step whose result was asked for last."""
         self.degraded = ""
+        self.placement: dict[str, str] = {}
         self.page_memory: KVMemory | None = None
         self.publish: Publish | None = None
         """Has the other ranks run the step that is about to run here."""

@@ -58,7 +58,8 @@ def _step_lines(state: Json, width: int) -> list[str]:
     """The latest steps: tokens above, times below, each relative to the largest that is shown."""
     steps = sorted(step for step in state["steps"].values() if step[1] is not None)[-max(1, width) :]
     if not steps:
-        return ["no step yet"]
+        num_before = _gauges(state).get("steps", 0)
+        return [f"no step since this was started, {num_before:g} before" if num_before else "no step yet"]
     tokens = [prefill + decode for _, _, prefill, decode, *_ in steps]
     spans_ms = [(end - begin) / 1e6 for begin, end, *_ in steps]
     return [
@@ -88,14 +89,14 @@ def _cache_lines(state: Json) -> list[str]:
 def _request_rows(state: Json) -> Iterable[Sequence[str]]:
     now_ns = state["now_ns"]
     for request in sorted(state["requests"].values(), key=_order):
-        stage = request["finish_reason"]
+        stage = f"ended: {request['finish_reason']}"
         if request["stage"]:
             stage = f"{request['stage']} {_seconds(now_ns - request['stage_begin_ns'])}"
         counts = (request["prompt_tokens"], request["cached_tokens"], request["output_tokens"])
         yield (
             request["request_id"],
             stage,
-            _seconds((request["end_ns"] or now_ns) - request["begin_ns"]),
+            ("took " if request["end_ns"] else "") + _seconds((request["end_ns"] or now_ns) - request["begin_ns"]),
             *("-" if count is None else str(count) for count in counts),
             request["waits"]["text"] if request["waits"] else "",
         )

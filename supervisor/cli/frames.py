@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from messages.errors import SluiceError
-from messages.frame_files import SUFFIX, FrameFileError, FrameReader, Record, find_readers
+from messages.frame_files import SUFFIX, FrameFileError, FrameReader, Record, find_readers, reporting_damage
 from messages.plain import to_plain
 from messages.timeline import ScheduleReport, Tokenized
 from runtime.black_box.redaction import redact, redact_file
@@ -75,17 +75,17 @@ def tail(options: argparse.Namespace, server: RunningServer) -> int:
 def decode(options: argparse.Namespace) -> int:
     """Prints all frames of a file or a directory, as one JSON object a line."""
     try:
-        records = _read(options.path)
+        with reporting_damage(options.path):
+            _print(_sort(_read(options.path)), options)
     except SluiceError as error:
         return _complain("decode", str(error))
-    _print(_sort(records), options)
     return SAME
 
 
 def diff(options: argparse.Namespace) -> int:
     """Prints the first frame that differs in what matters, as both sides have it."""
     try:
-        sides = [_edges_of(_read(path)) for path in (options.a, options.b)]
+        sides = [_read_edges(path) for path in (options.a, options.b)]
     except SluiceError as error:
         return _complain("diff", str(error))
     found: list[tuple[int, str, int, Record | None, Record | None]] = []
@@ -132,12 +132,13 @@ def _sort(records: Iterable[Record]) -> list[Record]:
     return sorted(records, key=lambda record: record.monotonic_ns)
 
 
-def _edges_of(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Returns what was sent on each edge, but for what is sent when it is time."""
+def _read_edges(path: Path) -> dict[str, list[Record]]:
+    """Returns what was sent on each edge, but for what is sent when it is time. Raises `FrameFileError`."""
     edges: dict[str, list[Record]] = defaultdict(list)
-    for record in _sort(records):
-        if record.is_sent and not isinstance(_message_of(record), TIMELY):
-            edges[record.edge].append(record)
+    with reporting_damage(path):
+        for record in _sort(_read(path)):
+            if record.is_sent and not isinstance(_message_of(record), TIMELY):
+                edges[record.edge].append(record)
     return edges
 
 

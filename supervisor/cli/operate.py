@@ -4,8 +4,9 @@ Exit codes: 0 done, 1 failed, 2 used wrongly (an unknown process or flag, severa
 """
 
 import argparse
+import difflib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,15 @@ from messages.admin import (
     SetLogLevel,
     TakeSnapshot,
 )
+from messages.frame_files import FrameFileError
 from supervisor.admin.tasks import CommandFailedError
 from supervisor.cli import batch, frames, inject
+from supervisor.cli.programs import PROGRAMS
 from supervisor.cli.show import process_table, scaling_text
 from supervisor.cli.top import show_top
 from supervisor.client.admin_client import AdminClient
 from supervisor.client.running import NoServerError, RunningServer, WhichServerError, choose_server
+from supervisor.flags import describe_unknown
 from supervisor.profiles import record
 from supervisor.replay import command as replay
 
@@ -61,7 +65,14 @@ Execute = Callable[[argparse.Namespace, RunningServer, AdminClient], int]
 def operate(arguments: Sequence[str]) -> int:
     """Runs one command and returns its exit code, after its result on standard output or one message on error."""
     own, flags = _split(arguments)
-    options = make_parser().parse_args(own, argparse.Namespace(server_flags=flags))
+    parser, commands = make_parser()
+    if own[0] not in commands:
+        print(f"launch.py: {describe_no_command(own[0], [*commands, *PROGRAMS])}", file=sys.stderr)
+        return USAGE
+    options, unknown = parser.parse_known_args(own, argparse.Namespace(server_flags=flags))
+    if unknown:
+        print(f"launch.py {own[0]}: {describe_unknown(unknown[0], commands[own[0]])}", file=sys.stderr)
+        return USAGE
     try:
         if not options.needs_server:
             return options.execute(options)
@@ -72,6 +83,9 @@ def operate(arguments: Sequence[str]) -> int:
     except (NoServerError, WhichServerError) as error:
         _complain(options, "no_server" if isinstance(error, NoServerError) else "which_server", str(error))
         return NO_SERVER if isinstance(error, NoServerError) else USAGE
+    except FrameFileError as error:
+        _complain(options, "failed", str(error))
+        return FAILED
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -79,8 +93,20 @@ def operate(arguments: Sequence[str]) -> int:
         return DONE
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of all commands."""
+def describe_no_command(word: str, known: Sequence[str]) -> str:
+    """Returns what is said of a first word that is none of the `known` commands."""
+    if "/" in word or Path(word).is_dir():
+        return f"{word} is no command; the server of a model is started with --model: launch.py --model {word}"
+    nearest = difflib.get_close_matches(word, known, n=1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    return (
+        f"there is no command {word!r}{hint}\ncommands are {', '.join(known)}; each has --help\n"
+        "a server is started without a command: launch.py --model DIR"
+    )
+
+
+def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """Returns the parser of all commands, and that of each."""
     parser = argparse.ArgumentParser(prog="launch.py", description="Commands for a running server.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add(commands, "ps", "list the processes", list_processes)
@@ -121,7 +147,7 @@ def make_parser() -> argparse.ArgumentParser:
         file_command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         file_command.set_defaults(needs_server=False)
         add_options(file_command)
-    return parser
+    return parser, commands.choices
 
 
 def list_processes(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:

@@ -68,13 +68,17 @@ def show_top(options: argparse.Namespace, server: RunningServer, line: AdminClie
 
 def watch(server: RunningServer) -> Iterator[Json]:
     """Yields the server's state after each event, also across restarts of the frontend. Raises `NoServerError`."""
+    state: Json = {}
     while has_launcher(server.run_dir):
         try:
-            yield from _read_stream(server)
+            for state in _read_stream(server):
+                yield state
         except (OSError, http.client.HTTPException) as error:
             reason = f": {error}"
         else:
             reason = ""
+        if state:
+            yield lost(state)
         time.sleep(RETRY_S)
         if not has_launcher(server.run_dir):
             raise NoServerError(f"the server in {server.run_dir.path} has ended{reason}")
@@ -98,6 +102,13 @@ def _read_stream(server: RunningServer) -> Iterator[Json]:
                 yield state
     finally:
         connection.close()
+
+
+def lost(state: Json) -> Json:
+    """Returns what is still known when the stream has ended: of no process whether it serves."""
+    unknown = {"state": "unknown", "phase": "", "busy_since_ns": 0, "cpu_percent": None}
+    processes = {name: {**process, **unknown} for name, process in state["processes"].items()}
+    return {**state, "edges": {}, "processes": processes}
 
 
 def merge(state: Json, event: Json) -> None:

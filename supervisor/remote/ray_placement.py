@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from messages.config import Config
-from messages.errors import BootError
+from messages.errors import BootError, MissingExtraError
 from supervisor.python_process import ROOT
 
 RETRY_S = 5.0
@@ -65,7 +65,7 @@ class RayPlacement:
         try:
             self._ray: Any = importlib.import_module("ray")
         except ImportError as error:
-            raise BootError(f"--ray needs more: pip install 'sluice[ray]' ({error})") from None
+            raise MissingExtraError("--ray", "ray", error) from None
         address = config.run.ray_address
         try:
             _find_out_whether_it_answers(address)

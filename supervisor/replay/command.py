@@ -12,6 +12,7 @@ from pathlib import Path
 from messages.control import RING
 from messages.engines import SCHEDULER, engine_name
 from messages.errors import SluiceError
+from messages.frame_files import reporting_damage
 from messages.schema import SCHEMA_VERSION
 from supervisor.manifest import Manifest, identify_model
 from supervisor.replay.culprit import describe_culprits, find_culprits
@@ -54,7 +55,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def replay(options: argparse.Namespace) -> int:
     """Replays, says what came of it, and returns the exit code."""
     try:
-        recording = Recording(options.directory, options.only, options.uid)
+        with reporting_damage(options.directory):
+            recording = Recording(options.directory, options.only, options.uid)
     except SluiceError as error:
         return _complain(str(error), UNUSABLE)
     manifest = recording.manifest
@@ -64,7 +66,8 @@ def replay(options: argparse.Namespace) -> int:
         print(f"note: {recording.num_unreadable} frames cannot be decoded and are left out", file=sys.stderr)
     flags = options.server_flags
     num_recorded = recording.config.run.data_parallel
-    num_engines = int(_value_of("--data-parallel", flags) or num_recorded)
+    wanted = _value_of("--data-parallel", flags)
+    num_engines = (wanted.isdecimal() and int(wanted)) or num_recorded
     if num_engines < num_recorded:
         print(f"note: what {num_recorded} engines served goes to {num_engines}", file=sys.stderr)
     recording.place(num_engines)
@@ -148,7 +151,7 @@ def find_notes(manifest: Manifest, flags: Sequence[str]) -> list[str]:
             f"the recording has version {manifest.schema_version:x} of the messages, this program {SCHEMA_VERSION:x}: "
             "fields that were added since have their defaults"
         )
-    if "--model" not in flags:
+    if not _value_of("--model", flags):
         now = identify_model(Path(manifest.config.facts.model_dir))
         changed = [file.name for file in manifest.model_files if file not in now]
         if changed:
@@ -157,7 +160,12 @@ def find_notes(manifest: Manifest, flags: Sequence[str]) -> list[str]:
 
 
 def _value_of(flag: str, flags: Sequence[str]) -> str:
-    return flags[flags.index(flag) + 1] if flag in flags[:-1] else ""
+    """Returns what follows `flag`, as another word or behind `=`; empty where it is not given."""
+    for index, word in enumerate(flags):
+        name, has_value, value = word.partition("=")
+        if name == flag:
+            return value if has_value else "".join(flags[index + 1 : index + 2])
+    return ""
 
 
 def _complain(message: str, code: int) -> int:

@@ -1,7 +1,6 @@
 """A directory of recorded frames as requests: what went into the replayed processes, and what came out of them."""
 
 import copy
-import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ OPENINGS: dict[str, type[Any]] = {
 }
 """By what is replayed (the whole ring: empty): the first message of an attempt that goes into it."""
 
+MAX_ENGINES = 64
 MORE_TOKENS = 32
 """That what had not ended gets beyond those that were seen of it: as many may have been on their way at a death."""
 
@@ -121,6 +121,8 @@ class Recording:
         if not self.attempts:
             raise SluiceError(f"{directory} holds no {'such ' * bool(uids)}request from its beginning on")
         engines = {getattr(message, "engine", 1) for _, message in self.inputs}
+        if not 0 < min(engines) <= max(engines) <= MAX_ENGINES:
+            raise SluiceError(f"{directory} is damaged: a message in it is for engine {max(engines)}")
         self._set_num_engines(max(self.config.run.data_parallel, *engines))  # a command may have added some
 
     def place(self, num_engines: int) -> None:
@@ -190,7 +192,22 @@ class Recording:
         return end or AbortMsg(*attempt.key, engine=attempt.engine)
 
 
+class _Trouble(msgspec.Struct):
+    """Of the manifest of a snapshot."""
+
+    process: str | None = None
+    text: str | None = None
+
+
 def _read_trouble(manifest: Path) -> str:
-    """Returns what the manifest of a snapshot says of a process; empty where there is none, or nothing was wrong."""
-    content: dict[str, Any] = json.loads(manifest.read_bytes()) if manifest.exists() else {}
-    return f"{content['process']}: {content['text']}" if content.get("process") else ""
+    """Returns what the manifest of a snapshot says of a process; empty where there is none, or nothing was wrong.
+
+    Raises `SluiceError` for one that cannot be read.
+    """
+    try:
+        told = msgspec.json.decode(manifest.read_bytes(), type=_Trouble)
+    except FileNotFoundError:
+        return ""
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SluiceError(f"{manifest} is damaged: {error}") from None
+    return f"{told.process}: {told.text}" if told.process else ""

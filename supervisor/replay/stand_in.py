@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
+
 from messages.admin import Acknowledged, Collected, InstructProcesses, Poison, ProcessResult
 from messages.channels import ControlClient, Receiver, Sender, Waiter
 from messages.config import Config
@@ -52,7 +54,7 @@ class StandIn:
         self._log = Path(self._folder.name) / "log"
         self._run_dir = RunDir(Path(self._folder.name) / "run")
         self._played = [kind for kind in KINDS if kind not in real]
-        command = [sys.executable, str(ROOT / "launch.py"), *server_flags(config), *flags]
+        command = [sys.executable, str(ROOT / "launch.py"), *server_flags(config, self._folder.name), *flags]
         if SCHEDULER in real:
             command += ["--data-parallel", str(config.run.data_parallel)]
         else:  # nor has it ranks
@@ -168,17 +170,28 @@ def _is_done(result: ProcessResult) -> bool:
     return isinstance(result, Acknowledged)
 
 
-def server_flags(config: Config) -> list[str]:
+def server_flags(config: Config, folder: str) -> list[str]:
     """Returns the flags of a server that computes what a server with `config` does.
 
     Of its processes each has one, none is replaced or keeps frames, and no snapshot is taken; nothing of its HTTP side
-    matters.
+    matters. It fetches no model, and has what it keeps on disk in `folder`. Raises `SluiceError` for texts that no flag
+    can hold.
     """
-    sections = (config.model, config.cache, config.scheduling)
-    return [
-        *(flag for section in sections for flag in flags_of(section)),
-        *("--model", config.facts.model_dir, "--tokenizer", config.facts.tokenizer_dir),
-        *("--served-model-name", config.facts.served_names[0]),
+    facts = config.facts
+    model = msgspec.structs.replace(
+        config.model,
+        model=str(Path(facts.model_dir).absolute()),
+        tokenizer=str(Path(facts.tokenizer_dir).absolute()),
+        served_model_name=facts.served_names[:1],
+    )
+    draft_model = str(Path(facts.draft.model_dir).absolute()) if facts.draft else ""
+    scheduling = msgspec.structs.replace(config.scheduling, draft_model=draft_model)
+    cache = msgspec.structs.replace(config.cache, kv_disk=f"{folder}/kv-disk" if config.cache.kv_disk else "")
+    flags = [
+        *(flag for section in (model, cache, scheduling) for flag in flags_of(section)),
         *("--restart", *(f"{kind}=never" for kind in RING)),
         *("--hang-timeout-s", NEVER_S, "--drain-timeout-s", "0", "--black-box-mb", "0", "--max-snapshots", "0"),
     ]
+    if any("\0" in flag for flag in flags):
+        raise SluiceError("the manifest of the recording is damaged: there is a zero byte in a flag")
+    return flags

@@ -407,6 +407,10 @@ def of_the_rest() -> list[Bad]:
 
 BAD_INPUTS = [
     *(bad for path in (GENERATE, CHAT, TOKENIZE) for bad in malformed(path)),
+    Bad(GENERATE, b'{"zzz": 1e999}', "prompt", "required"),
+    Bad(CHAT, b'{"zzz": [-1e999], "messages": 1}', "messages", "messages must be"),
+    Bad(MESSAGES, b'{"zzz": {"a": 1e999}}', "max_tokens", "required"),
+    *raw(GENERATE, "json_schema", b"1e999", b'{"type": 1e999}', fragment="not supported"),
     *(bad for path in (GENERATE, COMPLETIONS, FLUSH) for bad in media_types(path)),
     *(bad for path in (GENERATE, COMPLETIONS, CHAT) for bad in sampling(path)),
     *of_generate(),

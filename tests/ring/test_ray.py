@@ -22,7 +22,7 @@ from tests.ring.test_autoscaling import RANGE, wait_for_engines
 from tests.ring.test_engines import SERVING, count_streams
 from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, Load, make_requests, processes, replace
 
-pytest.importorskip("ray", reason="needs sluice[ray]")
+pytest.importorskip("ray", reason="needs the extra ray")
 
 # What Ray itself warns of is not ours to mend.
 pytestmark = [pytest.mark.ring, pytest.mark.filterwarnings("ignore")]

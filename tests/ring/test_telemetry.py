@@ -16,7 +16,7 @@ from tests.frontend.frontend_run import InThread, wait_until
 from tests.frontend.tracing.collector import Collector, values
 from tests.ring.client import TIMEOUT_S, RingClient, body
 
-pytest.importorskip("opentelemetry.sdk", reason="needs sluice[otlp]")
+pytest.importorskip("opentelemetry.sdk", reason="needs the extra otlp")
 
 pytestmark = pytest.mark.ring
 

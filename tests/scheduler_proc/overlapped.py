@@ -51,6 +51,7 @@ class OverlappedRunner:
     can_overlap = True
     can_plan_ahead = False
     degraded = ""
+    placement: dict[str, str] = {}  # noqa: RUF012 (never written)
     drafter = None
     draft_runner = None
     page_memory = None

@@ -110,6 +110,7 @@ class SimulatedRunner:
 
     can_overlap = can_plan_ahead = False
     degraded = ""
+    placement: dict[str, str] = {}  # noqa: RUF012 (never written)
     draft_runner = None
     page_memory = None
     page_store = None

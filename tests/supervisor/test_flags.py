@@ -55,8 +55,10 @@ def test_each_kind_of_value_is_parsed():
         ("--served-model-name", "--served-model-name: expected at least one argument"),
         ("--max-model-length 5", "--max-model-length: unknown flag; did you mean --max-model-len?"),
         ("--max-model 5", "--max-model: unknown flag; did you mean --max-model-len?"),
+        ("-m x", "-m: unknown flag; did you mean --model?"),
+        ("--gpu", "--gpu: unknown flag; did you mean --gpu-memory-utilization?"),
         ("--swap-space 2", "--swap-space: unknown flag; see --help for all flags"),
-        ("gpt2", "gpt2: unknown argument; see --help for all flags"),
+        ("m", "m: unknown argument; a model is given as --model m, and a command is the first word"),
     ],
 )
 def test_an_error_names_the_flag_the_value_and_what_was_expected(arguments: str, message: str):
@@ -110,9 +112,10 @@ def test_no_name_is_in_two_sections():
     "given",
     [
         "",
-        "--max-num-seqs 3 --max-num-batched-tokens 77",
+        "--max-num-seqs=3 --max-num-batched-tokens=77",
         "--no-enable-prefix-caching --enforce-eager --no-weight-cache",
-        "--served-model-name a b --restart scheduler=never --drain-timeout-s 0.5",
+        "--served-model-name=a --served-model-name=b --restart=scheduler=never --drain-timeout-s=0.5",
+        "--model=--api-key=x --served-model-name=--port --served-model-name=-1",
     ],
 )
 def test_a_section_becomes_its_flags_again(given: str):

@@ -1,4 +1,4 @@
-from messages.control import Beat
+from messages.control import Beat, Ready
 from messages.histograms import BOUNDS, Counted, HistogramCounts
 from supervisor.status_board import BEAT_INTERVAL_S, CHANGE_INTERVAL_S, StatusBoard
 
@@ -65,11 +65,12 @@ def test_states_follow_the_life_of_a_process():
 def test_what_a_process_does_without_is_known_while_it_serves():
     board = StatusBoard(["a"], hang_timeout_s=5.0)
     board.started("a", 10, 1)
-    board.ready("a", "no CUDA graphs")
+    board.ready("a", Ready("no CUDA graphs", {"dtype": "float32"}))
     board.beat("a", Beat(LATER))
     assert board.status("a").degraded == "no CUDA graphs"
     board.ended("a")
     assert board.status("a").degraded == ""
+    assert board.status("a").placement == {"dtype": "float32"}, "the next one will say the same"
     board.started("a", 11, 2)
     board.ready("a")
     assert board.status("a").degraded == ""

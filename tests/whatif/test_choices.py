@@ -5,7 +5,7 @@ import pytest
 from messages.errors import UsageError
 from whatif.capacity import Capacity, find_capacity
 from whatif.outcome import Outcome, Quantiles
-from whatif.recommendation import recommend
+from whatif.recommendation import doubt_of, recommend
 from whatif.settings import Setting
 
 LATENCY = Quantiles(1.0, 2.0, 3.0)
@@ -62,6 +62,14 @@ def test_of_equal_settings_the_smaller_cache_is_recommended():
     assert text.startswith("--max-num-seqs 64 --num-pages 1000 ")
     assert "no smaller cache: 1 more" in text
     assert "no request had to wait" in text
+
+
+@pytest.mark.parametrize(("error", "is_told"), [(0.49, False), (-0.51, True), (1.69, True)])
+def test_nothing_is_recommended_where_the_recordings_own_settings_are_far_off(error: float, is_told: bool):
+    told = doubt_of({"TTFT p50": 0.1, "TTFT p90": error})
+    assert (f"TTFT p90 is {error:+.0%} off, and more than 50% says nothing" in told) == is_told
+    assert bool(told) == is_told
+    assert doubt_of({}) == ""
 
 
 def test_with_a_limit_the_largest_capacity_is_recommended():

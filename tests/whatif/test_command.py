@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from supervisor.cli.operate import operate
 from tests.whatif.known_server import calibration, measured_steps
 from whatif.__main__ import main
 
@@ -128,7 +129,14 @@ def test_wrong_values_are_refused_before_anything_runs(command: Command, argumen
 
 def test_the_launcher_runs_it_from_any_directory(tmp_path: Path):
     launcher = Path(__file__).resolve().parents[2] / "launch.py"
+    (tmp_path / "trace.csv").touch()
     command = [sys.executable, str(launcher), "whatif", "trace.csv"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("launch.py whatif: steps.json cannot be read")
+
+
+@pytest.mark.parametrize("words", [["whatif", "none"], ["replay", "none"]], ids=" ".join)
+def test_a_directory_that_is_not_there_is_named(words: list[str], capsys: pytest.CaptureFixture[str]):
+    assert (main(words[1:]) if words[0] == "whatif" else operate(words)) == 2
+    assert capsys.readouterr().err == f"launch.py {words[0]}: none does not exist\n"

@@ -169,7 +169,17 @@ def test_the_error_of_its_own_settings_is_told(
     slow = recording._replace(calibration=msgspec.structs.replace(recording.calibration, steps=steps))
     assert find_errors(slow, MODEL, len(ARRIVALS))["inter-token p50"] == pytest.approx(1.0, abs=0.02)
     assert main([str(tmp_path)]) == 0
-    assert re.search(r"off by: TTFT p50 [+-]\d+%, .*end to end p90 [+-]\d+%; expect", capsys.readouterr().out)
+    output = capsys.readouterr().out
+    assert re.search(r"off by: TTFT p50 [+-]\d+%, .*end to end p90 [+-]\d+%; expect", output)
+    assert "\nrecommended: --max-num-seqs" in output
+    monkeypatch.setattr("whatif.__main__.find_errors", lambda *_: {"TTFT p50": 0.1, "end to end p90": 1.69})
+    assert main([str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert "\nnothing is recommended: for the recording's own settings end to end p90 is +169% off" in output
+    assert "recommended: --" not in output
+    assert main([str(tmp_path), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["recommendation"], result["notes"][-1][:23]) == (None, "nothing is recommended:")
 
 
 def test_what_the_way_back_varies_by_is_found_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -28,6 +28,7 @@ class LiveProcess(msgspec.Struct, frozen=True):
     gauges: dict[str, float]
     cpu_percent: float | None
     rss_bytes: int | None
+    placement: dict[str, str]
 
 
 class LiveRequest(RequestFacts, frozen=True, kw_only=True):
@@ -80,6 +81,7 @@ def make_process(status: ProcessStatus, cost: Cost | None) -> LiveProcess:
         gauges=status.gauges,
         cpu_percent=None if cost is None else cost.cpu_percent,
         rss_bytes=None if cost is None else cost.rss_bytes,
+        placement=status.placement,
     )
 
 

@@ -36,6 +36,11 @@ class Metrics:
     def __call__(self, name: str, **labels: str) -> float:
         return self._samples[name, frozenset(labels.items())]
 
+    def info(self) -> dict[str, str]:
+        """Returns the labels of `sluice_info`."""
+        (labels,) = (labels for name, labels in self._samples if name == "sluice_info")
+        return dict(labels)
+
 
 def with_scheduler(processes: ProcessTable, **fields: object) -> ProcessTable:
     statuses = [
@@ -99,6 +104,14 @@ def test_what_clients_and_the_door_do_is_counted():
         assert seen("vllm:request_success_total", finished_reason="abort") == 1
 
 
+def test_what_auto_has_become_is_told_by_the_info():
+    placement = {"device": "cuda:0", "dtype": "bfloat16", "kv_cache_dtype": "float8_e4m3fn"}
+    with FrontendRun() as run:
+        run.show(with_scheduler(table(), placement=placement))
+        assert Metrics(run).info().items() >= placement.items()
+        assert run.client.get("/server_info").json()["placement"] == {"scheduler": placement}
+
+
 def test_the_scheduler_is_shown_from_its_beats_and_counters_never_fall():
     with FrontendRun() as run:
         gauges = {"running": 3.0, "waiting": 4.0, "pages_in_use": 1.0, "pages_all": 4.0, "steps": 10.0}
@@ -112,6 +125,7 @@ def test_the_scheduler_is_shown_from_its_beats_and_counters_never_fall():
         busy = with_scheduler(table(scheduler="busy"), gauges=gauges, histograms=histograms, degraded="no graphs")
         run.show(busy)
         seen = Metrics(run)
+        assert seen.info().items() >= {"device": "auto", "dtype": "auto"}.items(), "nothing is known yet"
         assert seen("vllm:num_requests_running") == 3
         assert seen("vllm:num_requests_waiting") == 4
         assert seen("vllm:kv_cache_usage_perc") == 0.25

@@ -49,6 +49,21 @@ def test_a_name_that_nobody_knows_is_ignored_with_a_warning():
     assert read({"zzz": {"a": [1]}}) == (Body(), ["the field 'zzz' is not known here and is ignored"])
 
 
+@pytest.mark.parametrize("number", [b"1e999", b"-1e999", b"[[1e999]]", b'{"a": 1e999}'])
+def test_a_number_that_no_float_holds_is_ignored_or_refused_with_its_field(number: bytes):
+    decoder = BodyDecoder(Body, RULES)
+    assert decoder.read(b'{"zzz": %b}' % number) == (Body(), ["the field 'zzz' is not known here and is ignored"])
+    for body, message in (
+        (b'{"zzz": %b, "top_p": "x"}', 'top_p must be a number, got "x"'),
+        (b'{"suffix": %b}', "suffix is not supported, got "),
+        (b'{"top_p": %b}', "top_p must be a number, got "),
+    ):
+        with pytest.raises(RequestError) as raised:
+            decoder.read(body % number)
+        assert raised.value.info.status == 400
+        assert str(raised.value).startswith(message)
+
+
 def test_what_is_known_to_mean_nothing_is_no_warning():
     assert read({"verbosity": "low", "suffix": ""}) == (Body(), [])
 

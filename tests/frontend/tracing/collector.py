@@ -8,7 +8,7 @@ from typing import Any, Self
 import pytest
 
 trace_service = pytest.importorskip(
-    "opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason="needs sluice[otlp]"
+    "opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason="needs the extra otlp"
 )
 
 

@@ -90,5 +90,5 @@ def test_without_the_flag_the_library_is_not_imported_and_without_the_library_th
     forbidden("opentelemetry.sdk.resources")
     forbidden("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     assert open_span_export(make_config()) is None
-    with pytest.raises(BootError, match=r"pip install 'sluice\[otlp\]'"):
+    with pytest.raises(BootError, match=r" -m pip install -e '/.*\[otlp\]'$"):
         open_span_export(make_config(run=RunConfig(otlp_endpoint="http://localhost:4318")))

@@ -13,7 +13,7 @@ from messages.requests import Stamps
 from tests.frontend.frontend_run import wait_until
 from tests.frontend.tracing.collector import Collector, values
 
-pytest.importorskip("opentelemetry.sdk", reason="needs sluice[otlp]")
+pytest.importorskip("opentelemetry.sdk", reason="needs the extra otlp")
 
 from frontend.tracing.export import MAX_QUEUED, SpanExport, traces_url
 from frontend.tracing.finished import Choice, FinishedRequest

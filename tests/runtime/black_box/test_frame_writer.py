@@ -47,7 +47,7 @@ def test_a_ring_keeps_the_last_frames_whatever_their_sizes(tmp_path: Path):
     unread: list[bytes] = []
     for number in range(800):
         frame = frame_of(number, chance.randint(1, CAPACITY // 4 - HEADER.size))
-        writer.add(0, b"x" * chance.randint(1, 40), frame)
+        writer.add(0, b"scheduler-" + b"1" * chance.randint(1, 30), frame)
         unread.append(frame)
         kept = [record.frame for record in FrameReader(tmp_path / "a.frames").read()]
         assert kept[-1] == frame

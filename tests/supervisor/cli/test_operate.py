@@ -5,6 +5,9 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
+from supervisor.cli.operate import operate as run_command
 from tests.forked import run_forked
 from tests.supervisor.fake_run import GOOD, ROOT, TIMEOUT_S, FakeRun, environment, is_running
 
@@ -139,6 +142,28 @@ def test_wrong_use_is_told_and_has_its_exit_codes():
         assert operate_on(run, "logs").returncode == 2
         nowhere = operate("ps", "--run-dir", "/tmp/there-is-none")
         assert (nowhere.returncode, nowhere.stderr) == (3, "launch.py ps: no server runs in /tmp/there-is-none\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["pss"], "launch.py: there is no command 'pss'; did you mean ps?\ncommands are ps, top, "),
+        (["joins"], "launch.py: there is no command 'joins'; did you mean join?\n"),
+        (["serve"], "calibrate, whatif; each has --help\na server is started without a command: launch.py --model DIR"),
+        (
+            ["/tmp"],
+            "launch.py: /tmp is no command; the server of a model is started with --model: launch.py --model /tmp",
+        ),
+        (["a/b"], "launch.py: a/b is no command; "),
+        (["ps", "--prot", "1"], "launch.py ps: --prot: unknown flag; did you mean --port?\n"),
+        (["ps", "all"], "launch.py ps: all: unknown argument; see --help for all\n"),
+    ],
+)
+def test_a_wrong_command_or_flag_is_told_with_what_was_meant(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+):
+    assert run_command(words) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_of_several_servers_one_is_chosen_by_port():

@@ -3,7 +3,7 @@
 from typing import Any
 
 from supervisor.cli.frame import draw_frame
-from supervisor.cli.top import MAX_STEPS, merge
+from supervisor.cli.top import MAX_STEPS, lost, merge
 
 SECOND = 1_000_000_000
 
@@ -56,11 +56,26 @@ def test_a_frame_shows_the_server():
         "latest: 0 prefill + 5 decode tokens in 4.0 ms; highest: 20 tokens, 4.0 ms",
         "50 of 100 pages in use, 25 free",
         "all 2 rows are taken",
+        "ended: length  took 6.0s",
     ):
         assert fragment in text, fragment
     names = [line.split()[0] for line in text.splitlines()[-4:]]
     assert names == ["older", "younger", "ended-last", "ended-before"]
     assert "█" * 20 + "▒" * 10 + "·" * 10 in text
+
+
+def test_of_a_server_that_does_not_answer_nothing_is_said_to_be_ready():
+    text = "\n".join(draw_frame(lost(started()), "model", 140, None))
+    assert "unknown  -     1024M  1.0s" in text
+    assert not {"busy", "starting", "ready"} & set(text.split())
+    assert "tokenizer:scheduler 0/s" in text
+
+
+def test_steps_from_before_are_counted():
+    state = started()
+    state["steps"] = {}
+    state["processes"]["scheduler"]["gauges"]["steps"] = 321.0
+    assert "no step since this was started, 321 before" in draw_frame(state, "model", 140, None)
 
 
 def test_a_frame_fits_the_terminal():

@@ -62,7 +62,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 def test_without_ray_the_operator_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(BootError, match=r"--ray needs more: pip install 'sluice\[ray\]'"):
+    with pytest.raises(BootError, match=r"--ray needs more libraries .* -m pip install -e '/.*\[ray\]'$"):
         place(tmp_path)
 
 
