@@ -23,10 +23,15 @@ class ForcedCalls(NamedTuple):
 def find_without_object(tools: Mapping[str, Any]) -> str | None:
     """Returns the name of a tool whose arguments would be no object, which a call must have."""
     for name, schema in tools.items():
-        types = schema.get("type", "object")
+        types = (schema or {}).get("type", "object")
         if types != "object" and not (isinstance(types, list) and "object" in types):
             return name
     return None
+
+
+def _of_object(schema: Any) -> dict[str, Any]:
+    """Returns the schema of the objects that a schema allows, or of any."""
+    return schema if schema and "$ref" in schema else {**(schema or {}), "type": "object"}
 
 
 def force_calls(forced: Forced, tools: Mapping[str, Any], *, allows_several: bool) -> tuple[ForcedCalls, ...]:
