@@ -40,7 +40,7 @@ def force_calls(forced: Forced, tools: Mapping[str, Any], *, allows_several: boo
     The answer is one of them: each tool has its own where the name is in a mark. Where calls are a list, it may have
     several if `allows_several`.
     """
-    parameters = {name: schema if "$ref" in schema else {**schema, "type": "object"} for name, schema in tools.items()}
+    parameters = {name: _of_object(schema) for name, schema in tools.items()}
     if NAME in forced.begin:
         return tuple(
             ForcedCalls(forced.begin.replace(NAME, name), schema, forced.end) for name, schema in parameters.items()
