@@ -23,10 +23,15 @@ class ForcedCalls(NamedTuple):
 def find_without_object(tools: Mapping[str, Any]) -> str | None:
     """Returns the name of a tool whose arguments would be no object, which a call must have."""
     for name, schema in tools.items():
-        types = schema.get("type", "object")
+        types = (schema or {}).get("type", "object")
         if types != "object" and not (isinstance(types, list) and "object" in types):
             return name
     return None
+
+
+def _of_object(schema: Any) -> dict[str, Any]:
+    """Returns the schema of the objects that a schema allows, or of any."""
+    return schema if schema and "$ref" in schema else {**(schema or {}), "type": "object"}
 
 
 def force_calls(forced: Forced, tools: Mapping[str, Any], *, allows_several: bool) -> tuple[ForcedCalls, ...]:
@@ -35,7 +40,7 @@ def force_calls(forced: Forced, tools: Mapping[str, Any], *, allows_several: boo
     The answer is one of them: each tool has its own where the name is in a mark. Where calls are a list, it may have
     several if `allows_several`.
     """
-    parameters = {name: schema if "$ref" in schema else {**schema, "type": "object"} for name, schema in tools.items()}
+    parameters = {name: _of_object(schema) for name, schema in tools.items()}
     if NAME in forced.begin:
         return tuple(
             ForcedCalls(forced.begin.replace(NAME, name), schema if forced.is_json else None, forced.end)
