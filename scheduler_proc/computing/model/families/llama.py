@@ -43,6 +43,8 @@ def read_plain_config(hf_config: HfConfig, default_head_dim: int | None = None) 
     if activation != "silu":
         raise hf_config.refuse("hidden_act", activation, "supported is silu")
     head_dim = hf_config.optional_count("head_dim") or default_head_dim or hidden_size // num_heads
+    if head_dim < 1:
+        raise hf_config.refuse("hidden_size", hidden_size, f"it must be a multiple of {num_heads} heads")
     return DecoderConfig(
         vocab_size=hf_config.count("vocab_size"),
         hidden_size=hidden_size,
