@@ -46,7 +46,7 @@ def load_vocabulary(directory: str, vocab_size: int) -> Vocabulary:
     """
     return load_tokenizer(
         directory,
-        lambda file: vocabulary_of(Tokenizer.from_file(file), vocab_size),
+        lambda tokenizer: vocabulary_of(tokenizer, vocab_size),
         lambda loaded: _from_transformers(loaded, vocab_size),
     )
 

@@ -1,15 +1,13 @@
 """Where a model's chat template comes from, and the special tokens that it may name."""
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from messages.errors import BootError
+from runtime.special_tokens import read_fields, special_texts
 
-CONFIG_FILE = "tokenizer_config.json"
-TOKENS_FILE = "special_tokens_map.json"
 TEMPLATE_FILE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
 DEFAULT = "default"
@@ -41,8 +39,8 @@ def read_chat_files(directory: str, template_file: str = "") -> ChatFiles:
     `template_file` cannot be read; a file of the model that cannot is as good as none, and is logged.
     """
     folder = Path(directory)
-    config = _read_json(folder / CONFIG_FILE)
-    tokens = _special_tokens(_read_json(folder / TOKENS_FILE)) | _special_tokens(config)
+    fields = read_fields(folder)
+    config, tokens = fields.config, special_texts(fields)
     own = config.get("response_template")
     if template_file:
         try:
@@ -76,24 +74,3 @@ def _templates_of(config: dict[str, Any]) -> dict[str, str]:
         entries: list[Any] = [entry for entry in given if isinstance(entry, dict)]  # pyright: ignore[reportUnknownVariableType]
         return {str(entry.get("name")): str(entry.get("template")) for entry in entries}
     return {}
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """A token is its text or an object with its `content`."""
-    tokens: dict[str, str] = {}
-    for name, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value  # pyright: ignore
-        if name.endswith("_token") and isinstance(text, str):
-            tokens[name] = text
-    return tokens
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content: Any = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        log.error("%s cannot be read: %s", file, error)
-        return {}
-    return content if isinstance(content, dict) else {}  # pyright: ignore[reportUnknownVariableType]

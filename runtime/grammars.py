@@ -9,11 +9,11 @@ from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from messages.errors import SluiceError
-from runtime.tokenizer_files import TOKENIZER_JSON, return_freed_memory
+from runtime.special_tokens import TOKENIZER_JSON
+from runtime.tokenizer_files import read_tokenizer_json, return_freed_memory
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -99,9 +99,8 @@ class GrammarCompiler:
             return self._tokenizer
 
     def _load(self) -> "LLTokenizer":
-        file = Path(self._directory) / TOKENIZER_JSON
         try:
-            text, library = file.read_text(encoding="utf-8"), import_module("llguidance")
+            text, library = read_tokenizer_json(self._directory), import_module("llguidance")
             slices, eos_token = library.LLTokenizer.json_slices(), self._eos_token_ids or None
             with contextlib.suppress(ValueError):  # a tokenizer may have more tokens than the model
                 return library.LLTokenizer(text, n_vocab=self._vocab_size, eos_token=eos_token, slices=slices)

@@ -1,6 +1,7 @@
 """Which files make a tokenizer, and in which way they are loaded; tokenizer and detokenizer both ask."""
 
 import ctypes
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -8,25 +9,34 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+from msgspec.structs import asdict
+
 from messages.errors import BootError
+from runtime.model_files import find_other_content
+from runtime.special_tokens import CONFIG_FILE, TOKENIZER_JSON, named_tokens
 
 T = TypeVar("T")
 
-TOKENIZER_JSON = "tokenizer.json"
+log = logging.getLogger("sluice.runtime")
+
+MAX_NAMES_SHOWN = 8
 OTHER_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "tokenizer_config.json")
 """Files that tell `transformers` what tokenizer to make. Without any it makes one of no words, and says nothing."""
 
 
-def load_tokenizer(directory: str, from_json: Callable[[str], T], from_transformers: Callable[[Any], T]) -> T:
-    """Returns what `from_json` makes of tokenizer.json or, where there is none, `from_transformers` of the tokenizer
-    that `transformers` makes of the directory.
+def load_tokenizer(directory: str, from_json: Callable[[Any], T], from_transformers: Callable[[Any], T]) -> T:
+    """Returns what `from_json` makes of the `tokenizers.Tokenizer` of tokenizer.json or, if there is none,
+    `from_transformers` of the tokenizer that `transformers` makes of the directory.
+
+    Tokens that only the files beside tokenizer.json name are added to it, as in `transformers`.
 
     Raises `BootError`, which says what was looked for, where, and what went wrong.
     """
     file = Path(directory) / TOKENIZER_JSON
     try:
         if file.is_file():
-            return from_json(str(file))
+            return from_json(_read_tokenizer(file))
         if not _other_files(file.parent):
             raise FileNotFoundError(f"no {TOKENIZER_JSON}, nor any other file of a tokenizer")
         _keep_torch_out()
@@ -34,10 +44,43 @@ def load_tokenizer(directory: str, from_json: Callable[[str], T], from_transform
         return from_transformers(
             transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         )
+    except BootError:
+        raise
     except BaseException as error:  # plain `Exception` for most bad files, and a panic is no Exception
         raise BootError(_explain(file, error)) from error
     finally:
         return_freed_memory()
+
+
+def read_tokenizer_json(directory: str) -> str:
+    """Returns tokenizer.json with the tokens that `load_tokenizer` adds. Raises what goes wrong."""
+    file = Path(directory) / TOKENIZER_JSON
+    text = file.read_text(encoding="utf-8")
+    known = {token.content for token in msgspec.json.decode(text, type=_AddedTokens).added_tokens}
+    is_whole = all(token.content in known for token in named_tokens(file.parent))
+    return text if is_whole else _read_tokenizer(file).to_str()
+
+
+class _AddedToken(msgspec.Struct):
+    content: str
+
+
+class _AddedTokens(msgspec.Struct):
+    added_tokens: list[_AddedToken] = []
+
+
+def _read_tokenizer(file: Path) -> Any:
+    library: Any = import_module("tokenizers")
+    tokenizer = library.Tokenizer.from_file(str(file))
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    missing = [token for token in named_tokens(file.parent) if token.content not in known]
+    tokenizer.add_tokens(
+        [library.AddedToken(**{k: v for k, v in asdict(token).items() if v is not None}) for token in missing]
+    )
+    if missing:
+        names = ", ".join(repr(token.content) for token in missing[:MAX_NAMES_SHOWN])
+        log.info("%d tokens of %s are not in %s and are added: %s", len(missing), CONFIG_FILE, file.name, names)
+    return tokenizer
 
 
 def return_freed_memory() -> None:
@@ -57,7 +100,7 @@ def _keep_torch_out() -> None:
 def _explain(file: Path, error: BaseException) -> str:
     reason = f"{type(error).__name__}: {error}".strip()
     if file.is_file():
-        return f"the tokenizer in {file} cannot be read: {reason}"
+        return f"the tokenizer in {file} cannot be read: {find_other_content(file) or reason}"
     if not file.parent.is_dir():
         return f"no tokenizer: the directory {file.parent} does not exist; give another one with --tokenizer"
     present = _other_files(file.parent)

@@ -53,7 +53,7 @@ RULES = {
     "messages/secure_channels.py": rule("messages", "msgspec zmq"),
     "runtime": rule("runtime messages", "msgspec"),
     "runtime/profiling.py": rule("runtime messages", "msgspec pyinstrument"),
-    "runtime/tokenizer_files.py": rule("runtime messages", "msgspec transformers"),
+    "runtime/tokenizer_files.py": rule("runtime messages", "msgspec tokenizers transformers"),
     "runtime/grammars.py": rule("runtime messages", "msgspec llguidance"),
     "tokenizer_proc/grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/call_grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
@@ -122,6 +122,7 @@ FUNCTION_LEVEL_IMPORTS = {
     ("tokenizer_proc/grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/call_grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/structural_tags.py", "llguidance"): "is needed from the first grammar on",
+    ("runtime/tokenizer_files.py", "tokenizers"): "the scheduler imports this file, and needs none",
     ("runtime/tokenizer_files.py", "transformers"): "60 MB that a process with tokenizer.json saves",
 }
 """Imports that are not at the top of their file, with the reason."""

@@ -34,7 +34,7 @@ class Encoding:
 def load_encoding(directory: str) -> Encoding:
     """Returns the encoding of the tokenizer in `directory`. Raises `BootError` where there is none."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch here is one text: threads would be of no use
-    return load_tokenizer(directory, lambda file: _from_tokenizer(Tokenizer.from_file(file)), _from_transformers)
+    return load_tokenizer(directory, _from_tokenizer, _from_transformers)
 
 
 def _from_tokenizer(tokenizer: Tokenizer) -> Encoding:

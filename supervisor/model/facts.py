@@ -1,14 +1,21 @@
 """What the launcher reads from a model's directory before any process starts: context, vocabulary, end tokens."""
 
-import json
+import math
 from pathlib import Path
 from typing import Any, cast
 
 from messages.config import ModelConfig, ModelFacts
 from messages.errors import BootError, UsageError
+from runtime.model_files import gguf_hint, read_object
+from runtime.special_tokens import find_token_id, read_fields, special_texts
 
 CONTEXT_KEYS = ("n_positions", "max_position_embeddings", "n_ctx")
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+MAX_SHOWN_CHARS = 60
+
+MAX_COUNT = 1 << 24
+"""Of tokens in a vocabulary or a context: memory is allocated by these numbers."""
 
 
 def read_model_facts(model: ModelConfig, model_dir: Path, tokenizer_dir: Path, name: str) -> ModelFacts:
@@ -19,14 +26,21 @@ def read_model_facts(model: ModelConfig, model_dir: Path, tokenizer_dir: Path, n
     """
     config_file = model_dir / "config.json"
     if not config_file.is_file():
-        raise BootError(f"{model_dir} holds no model: there is no config.json in it")
-    config = _read_object(config_file)
+        raise BootError(f"{model_dir} holds no model: there is no config.json in it{gguf_hint(model_dir)}")
+    config = read_object(config_file)
     generation_file = model_dir / "generation_config.json"
-    generation = _read_object(generation_file) if generation_file.is_file() else {}
+    generation = read_object(generation_file) if generation_file.is_file() else {}
     vocab_size = _positive_int(config, "vocab_size", config_file)
     if vocab_size is None:
-        raise BootError(f"{config_file}: vocab_size is missing")
-    eos_token_ids = _token_ids(generation, generation_file) or _token_ids(config, config_file)
+        raise BootError(f"{config_file}: vocab_size is missing{_explain_nested(config)}")
+    nested = config.get("text_config")
+    found = (
+        *_token_ids(generation, generation_file),
+        *_token_ids(config, config_file),
+        *(_token_ids(cast("dict[str, Any]", nested), config_file) if isinstance(nested, dict) else ()),
+        *_eos_of_tokenizer(tokenizer_dir),
+    )
+    eos_token_ids = tuple(token_id for token_id in dict.fromkeys(found) if token_id < vocab_size)
     is_auto = model.generation_config == "auto"
     return ModelFacts(
         model_dir=str(model_dir),
@@ -57,8 +71,14 @@ def _token_ids(config: dict[str, Any], file: Path) -> tuple[int, ...]:
     values = cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]
     ids = [entry for entry in values if isinstance(entry, int) and not isinstance(entry, bool)]
     if len(ids) != len(values):
-        raise BootError(f"{file}: eos_token_id is {value!r}, not a token id or a list of them")
+        raise BootError(f"{file}: eos_token_id is {_shown(cast('object', value))}, not a token id or a list of them")
     return tuple(token_id for token_id in ids if token_id >= 0)
+
+
+def _eos_of_tokenizer(tokenizer_dir: Path) -> tuple[int, ...]:
+    text = special_texts(read_fields(tokenizer_dir)).get("eos_token")
+    token_id = None if text is None else find_token_id(tokenizer_dir, text)
+    return () if token_id is None else (token_id,)
 
 
 def _sampling_defaults(generation: dict[str, Any], file: Path) -> dict[str, float]:
@@ -68,8 +88,10 @@ def _sampling_defaults(generation: dict[str, Any], file: Path) -> dict[str, floa
         value = generation.get(key)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise BootError(f"{file}: {key} is {value!r}, not a number; --generation-config none ignores it")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise BootError(
+                f"{file}: {key} is {_shown(cast('object', value))}, not a number; --generation-config none ignores it"
+            )
         defaults[key] = value
     return defaults
 
@@ -79,17 +101,25 @@ def _positive_int(config: dict[str, Any], key: str, file: Path) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BootError(f"{file}: {key} is {value!r}, not a positive whole number")
+        raise BootError(f"{file}: {key} is {_shown(value)}, not a positive whole number")
+    if value > MAX_COUNT:
+        raise BootError(f"{file}: {key} is {_shown(value)}, more than this server can hold ({MAX_COUNT})")
     return value
 
 
-def _read_object(file: Path) -> dict[str, Any]:
-    try:
-        value: object = json.loads(file.read_bytes())
-    except OSError as error:
-        raise BootError(f"{file} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise BootError(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise BootError(f"{file} does not hold a JSON object")
-    return cast("dict[str, Any]", value)
+def _explain_nested(config: dict[str, Any]) -> str:
+    """Returns why a configuration of a language model lacks what each has, as far as that can be told."""
+    if not isinstance(config.get("text_config"), dict):
+        return ""
+    named = config.get("architectures")
+    name = cast("list[object]", named)[0] if isinstance(named, list) and named else config.get("model_type")
+    return (
+        f": {_shown(name)} has its language model in "
+        "text_config. Such models (of images or sound, and text) are not supported; serve a checkpoint of the language "
+        "model alone"
+    )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"

@@ -5,6 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from messages.errors import BootError
+from runtime.model_files import read_object
+
+MAX_COUNT = 1 << 24
+"""Of anything that config.json counts: loops and allocations go by these numbers."""
+
+MAX_NUMBER = 1e30
+MAX_LAYERS = 1_000
+MAX_SHOWN_CHARS = 60
 
 
 class HfConfig:
@@ -14,11 +22,13 @@ class HfConfig:
         self._fields = fields
         self._where = where
 
-    def count(self, name: str, default: int | None = None) -> int:
-        """Returns a positive integer. A field that is null counts as missing, here and below."""
+    def count(self, name: str, default: int | None = None, most: int = MAX_COUNT) -> int:
+        """Returns a positive integer of at most `most`. A field that is null counts as missing, here and below."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.error(name, value, "a positive integer")
+        if value > most:
+            raise self.error(name, value, f"at most {most}")
         return value
 
     def optional_count(self, name: str) -> int | None:
@@ -27,7 +37,7 @@ class HfConfig:
     def number(self, name: str, default: float | None = None) -> float:
         """Returns a positive number."""
         value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_NUMBER:
             raise self.error(name, value, "a positive number")
         return float(value)
 
@@ -60,10 +70,10 @@ class HfConfig:
 
     def refuse(self, name: str, value: object, reason: str) -> BootError:
         """Returns the error for a value that is well formed but that this server does not run."""
-        return BootError(f"{self._where}: {name} is {json.dumps(value)}: {reason}")
+        return BootError(f"{self._where}: {name} is {_shown(value)}: {reason}")
 
     def error(self, name: str, value: object, wanted: str) -> BootError:
-        return BootError(f"{self._where}: {name} must be {wanted}, not {json.dumps(value)}")
+        return BootError(f"{self._where}: {name} must be {wanted}, not {_shown(value)}")
 
     def _get(self, name: str, default: object) -> Any:
         value = self._fields.get(name)
@@ -75,14 +85,13 @@ class HfConfig:
 
 
 def read_hf_config(model_dir: Path) -> HfConfig:
-    """Raises `BootError` where there is no config.json or it is no JSON object."""
-    path = model_dir / "config.json"
+    """Raises `BootError` if there is no config.json or it is no JSON object."""
+    return HfConfig(read_object(model_dir / "config.json"))
+
+
+def _shown(value: object) -> str:
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BootError(f"{path}: cannot be read ({error.strerror}); --model needs a Hugging Face directory") from None
-    except ValueError as error:
-        raise BootError(f"{path}: is not valid JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise BootError(f"{path}: is not a JSON object")
-    return HfConfig(fields)
+        text = json.dumps(value)
+    except RecursionError:
+        text = "a deeply nested value"
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"

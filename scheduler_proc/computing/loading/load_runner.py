@@ -21,9 +21,16 @@ from scheduler_proc.computing.gpu.loading import GpuBackend
 from scheduler_proc.computing.loading.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.loading.identity import identity_of
 from scheduler_proc.computing.loading.placement import Placement, find_placement, find_share, set_cpu_threads, use_gpu
-from scheduler_proc.computing.loading.weights import Report, Weights, make_dummy_weights, most_bytes, pack_linears
+from scheduler_proc.computing.loading.weights import (
+    Report,
+    Weights,
+    has_own_head,
+    make_dummy_weights,
+    most_bytes,
+    pack_linears,
+)
 from scheduler_proc.computing.model.decoder import Decoder
-from scheduler_proc.computing.model.decoder_config import parameter_shapes
+from scheduler_proc.computing.model.decoder_config import DecoderConfig, parameter_shapes
 from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.kv_tensors import (
@@ -209,7 +216,7 @@ def _load(
 
     def load_one(config: Config, hf_config: HfConfig, weights_file: Path | None) -> LoadedModel | None:
         family = find_family(hf_config)
-        shard = Shard(family.read_config(hf_config, config.facts.max_model_len), parallel.rank, parallel.size)
+        shard = Shard(_read_decoder_config(config, family, hf_config), parallel.rank, parallel.size)
         identity = b""
         if not placement.is_cuda:
             identity = identity_of(config, shard.own, placement, config.model, config.cache, config.facts)
@@ -307,6 +314,17 @@ def _warn_if_large(model: Decoder, draft: Decoder) -> None:
             draft_size,
             size,
         )
+
+
+def _read_decoder_config(config: Config, family: Family, hf_config: HfConfig) -> DecoderConfig:
+    """Returns what config.json says, unless the checkpoint has a head of its own where that says none."""
+    decoder_config = family.read_config(hf_config, config.facts.max_model_len)
+    if config.model.load_format == "dummy" or not decoder_config.has_tied_head:
+        return decoder_config
+    from scheduler_proc.computing.loading.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(Path(config.facts.model_dir), config.model.load_format)
+    return dataclasses.replace(decoder_config, has_tied_head=not has_own_head(decoder_config, family, checkpoint))
 
 
 def _load_weights(config: Config, family: Family, shard: Shard, placement: Placement, report: Report) -> Weights:

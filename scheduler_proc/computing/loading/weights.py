@@ -25,7 +25,7 @@ from kernels.quantized_linear import quantize
 from messages.errors import BootError
 from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.computing.model.decoder_config import DecoderConfig, Shape, parameter_shapes
-from scheduler_proc.computing.model.families.family import Family, Source
+from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, Source
 from scheduler_proc.computing.model.sharding import Part, Shard
 from scheduler_proc.computing.torch_import import import_fake_tensors
 
@@ -207,8 +207,28 @@ def _find_sources(sources: list[Source], prefix: str, present: set[str]) -> dict
     ]
     missing = [source.name for source in sources if source.name not in present]
     if missing:
-        raise BootError(f"the checkpoint lacks {len(missing)} of {len(sources)} tensors: {_shorten(missing)}")
+        there = _shorten(sorted(present - {source.name for source in sources})) or "no others"
+        raise BootError(
+            f"the checkpoint lacks {len(missing)} of {len(sources)} tensors: {_shorten(missing)}; it has {there}"
+        )
     return {source.name: source for source in sources}
+
+
+def has_own_head(config: DecoderConfig, family: Family, checkpoint: "Checkpoint") -> bool:
+    """True if config.json ties the head to the embedding and the checkpoint has another head, which is logged."""
+    source = next(source for source in family.list_sources(config) if source.target == "embedding")
+    names = [name for name in (source.name, source.name.removeprefix(family.prefix)) if name in checkpoint.files]
+    if not config.has_tied_head or HEAD_NAME not in checkpoint.files or not names:
+        return False
+    tensors = dict(checkpoint.read({names[0], HEAD_NAME}))
+    embedding, head = tensors[names[0]], tensors[HEAD_NAME]
+    if embedding.dtype == head.dtype and torch.equal(embedding, head):
+        return False
+    log.warning(
+        "config.json ties the head to the embedding (tie_word_embeddings), but %s differs from it: it is used",
+        HEAD_NAME,
+    )
+    return True
 
 
 def _log_unexpected(names: set[str], family: Family) -> None:

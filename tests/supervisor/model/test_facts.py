@@ -42,16 +42,46 @@ def test_served_names_come_from_the_flag_where_it_is_given(tmp_path: Path):
     ("eos", "generation_eos", "expected"),
     [
         (2, None, (2,)),
-        (2, 7, (7,)),
-        (2, [7, 8], (7, 8)),
+        (2, 7, (7, 2)),
+        (2, [7, 8], (7, 8, 2)),
+        (2, [7, 2], (7, 2)),
+        (2, [7, 1000], (7, 2)),
         ([1, 2], None, (1, 2)),
         (None, None, ()),
         (-1, None, ()),
         (0, None, (0,)),
     ],
 )
-def test_end_tokens_come_from_the_generation_config_first(tmp_path: Path, eos, generation_eos, expected):
+def test_end_tokens_are_those_of_both_configurations(tmp_path: Path, eos, generation_eos, expected):
     write_model(tmp_path, {**CONFIG, "eos_token_id": eos}, {"eos_token_id": generation_eos})
+    assert facts_of(tmp_path).eos_token_ids == expected
+
+
+def test_the_end_token_of_a_nested_configuration_counts(tmp_path: Path):
+    write_model(tmp_path, {**CONFIG, "text_config": {"eos_token_id": [5, 2]}})
+    assert facts_of(tmp_path).eos_token_ids == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer_config", "tokenizer", "expected"),
+    [
+        ({"eos_token": "<e>", "added_tokens_decoder": {"9": {"content": "<e>"}}}, None, (2, 9)),
+        (
+            {"eos_token": {"content": "<e>"}},
+            {"model": {"vocab": {}}, "added_tokens": [{"id": 8, "content": "<e>"}]},
+            (2, 8),
+        ),
+        ({"eos_token": "<e>"}, {"model": {"vocab": {"<e>": 7}}}, (2, 7)),
+        ({"eos_token": "<e>"}, {"model": {"vocab": [["<e>", 0.5]]}}, (2,)),
+        ({"eos_token": None}, {"model": {"vocab": {"<e>": 7}}}, (2,)),
+        ({"eos_token": "<e>"}, None, (2,)),
+    ],
+)
+def test_the_end_token_of_the_tokenizer_counts(tmp_path: Path, tokenizer_config: Any, tokenizer: Any, expected: Any):
+    write_model(tmp_path, CONFIG)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    if tokenizer is not None:
+        (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert facts_of(tmp_path).eos_token_ids == expected
 
 
@@ -81,8 +111,17 @@ def test_sampling_defaults_are_what_the_file_gives(tmp_path: Path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ("{", "config.json is not valid JSON"),
-        ("[]", "does not hold a JSON object"),
+        ("{", "config.json: is not valid JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"a":' * 99_999, "config.json: is nested too deeply"),
+        ("version https://git-lfs.github.com/spec/v1\noid x", "config.json: is a pointer of Git LFS"),
+        (
+            {"text_config": {"vocab_size": 5}, "architectures": ["Gemma3ForConditionalGeneration"]},
+            "'Gemma3For.* in text",
+        ),
+        ({"text_config": {"vocab_size": 5}, "model_type": "llava"}, "'llava' has its language model in text_config"),
+        ({"vocab_size": 10**9, "n_ctx": 5}, "vocab_size is 1000000000, more than this server can hold"),
+        ({"vocab_size": 5, "n_ctx": 10**12}, "n_ctx is 1000000000000, more than this server can hold"),
         ({"n_ctx": 5}, "vocab_size is missing"),
         ({"vocab_size": "many", "n_ctx": 5}, "vocab_size is 'many', not a positive whole number"),
         ({"vocab_size": 5, "n_ctx": 0}, "n_ctx is 0"),
@@ -101,6 +140,20 @@ def test_a_sampling_default_that_is_no_number_is_told(tmp_path: Path):
     with pytest.raises(BootError, match="temperature is 'hot', not a number; --generation-config none ignores it"):
         facts_of(tmp_path)
     assert facts_of(tmp_path, generation_config="none").sampling_defaults == {}
+
+
+@pytest.mark.parametrize("text", ['{"temperature": 1e999}', '{"top_p": NaN}', "[" * 99_999])
+def test_a_generation_configuration_that_cannot_be_is_told_with_its_file(tmp_path: Path, text: str):
+    write_model(tmp_path, CONFIG)
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(BootError, match=r"generation_config\.json: "):
+        facts_of(tmp_path)
+
+
+def test_a_directory_of_gguf_is_told(tmp_path: Path):
+    (tmp_path / "m.gguf").touch()
+    with pytest.raises(BootError, match=r"no config\.json in it. m\.gguf: GGUF is not read"):
+        facts_of(tmp_path)
 
 
 def test_a_directory_without_a_model_is_told(tmp_path: Path):

@@ -34,12 +34,14 @@ class Source:
 class Family:
     """A model family.
 
-    `read_config` (config.json and the longest context that is served, in tokens) raises `BootError` for a model that
-    cannot be run as it must. `prefix` begins names in a checkpoint of the whole model and is absent in one of the bare
-    decoder. `ignored` matches names that may be present and are not needed.
+    `model_types` decide if config.json gives no architecture. `read_config` (config.json and the longest context that
+    is served, in tokens) raises `BootError` for a model that cannot be run as it must. `prefix` begins names in a
+    checkpoint of the whole model and is absent in one of the bare decoder. `ignored` matches names that may be present
+    and are not needed.
     """
 
     architectures: tuple[str, ...]
+    model_types: tuple[str, ...]
     read_config: Callable[[HfConfig, int], DecoderConfig]
     list_sources: Callable[[DecoderConfig], list[Source]]
     prefix: str

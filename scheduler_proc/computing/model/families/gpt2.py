@@ -4,7 +4,7 @@ import re
 from typing import Literal
 
 from messages.errors import BootError
-from scheduler_proc.computing.loading.hf_config import HfConfig
+from scheduler_proc.computing.loading.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.decoder_config import DecoderConfig
 from scheduler_proc.computing.model.families.family import Family, Source, embedding_source, head_sources
 
@@ -33,7 +33,7 @@ def read_config(hf_config: HfConfig, max_model_len: int) -> DecoderConfig:
     return DecoderConfig(
         vocab_size=hf_config.count("vocab_size"),
         hidden_size=hidden_size,
-        num_layers=hf_config.count("n_layer"),
+        num_layers=hf_config.count("n_layer", most=MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_heads,
         head_dim=head_dim,
@@ -81,6 +81,7 @@ def _conv1d(name: str, target: str, num_in: int, num_out: int) -> list[Source]:
 
 FAMILY = Family(
     architectures=("GPT2LMHeadModel",),
+    model_types=("gpt2",),
     read_config=read_config,
     list_sources=list_sources,
     prefix="transformer.",

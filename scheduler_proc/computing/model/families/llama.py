@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Literal
 
 from messages.errors import BootError
-from scheduler_proc.computing.loading.hf_config import HfConfig
+from scheduler_proc.computing.loading.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.decoder_config import DecoderConfig, RopeConfig
 from scheduler_proc.computing.model.families.family import (
     Family,
@@ -43,10 +43,12 @@ def read_plain_config(hf_config: HfConfig, default_head_dim: int | None = None) 
     if activation != "silu":
         raise hf_config.refuse("hidden_act", activation, "supported is silu")
     head_dim = hf_config.optional_count("head_dim") or default_head_dim or hidden_size // num_heads
+    if head_dim < 1:
+        raise hf_config.refuse("hidden_size", hidden_size, f"it must be a multiple of {num_heads} heads")
     return DecoderConfig(
         vocab_size=hf_config.count("vocab_size"),
         hidden_size=hidden_size,
-        num_layers=hf_config.count("num_hidden_layers"),
+        num_layers=hf_config.count("num_hidden_layers", most=MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=hf_config.count("num_key_value_heads", num_heads),
         head_dim=head_dim,
@@ -129,6 +131,7 @@ def _mlp_sources(name: str, layer: str, config: DecoderConfig) -> list[Source]:
 
 FAMILY = Family(
     architectures=("LlamaForCausalLM", "MistralForCausalLM"),
+    model_types=("llama", "mistral"),
     read_config=read_config,
     list_sources=list_sources,
     prefix="model.",

@@ -26,6 +26,7 @@ def check_whole_context(hf_config: HfConfig) -> None:
 
 FAMILY = Family(
     architectures=("Qwen2ForCausalLM",),
+    model_types=("qwen2",),
     read_config=read_config,
     list_sources=llama.list_sources,
     prefix=llama.FAMILY.prefix,

@@ -29,6 +29,7 @@ def list_sources(config: DecoderConfig) -> list[Source]:
 
 FAMILY = Family(
     architectures=("Qwen3ForCausalLM",),
+    model_types=("qwen3",),
     read_config=read_config,
     list_sources=list_sources,
     prefix=llama.FAMILY.prefix,

@@ -29,8 +29,12 @@ def find_family(hf_config: HfConfig) -> Family:
     for family in FAMILIES:
         if any(name in family.architectures for name in architectures):
             return family
+    model_type = hf_config.text("model_type", "none")
+    for family in FAMILIES:
+        if not architectures and model_type in family.model_types:
+            return family
     supported = ", ".join(name for family in FAMILIES for name in family.architectures)
-    found = ", ".join(name + _describe(name) for name in architectures) or "no architecture"
+    found = ", ".join(name + _describe(name) for name in architectures) or f"no architecture (model_type {model_type})"
     raise BootError(f"config.json: architectures names {found}, which is not supported; supported are {supported}")
 
 

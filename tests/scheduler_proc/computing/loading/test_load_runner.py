@@ -4,6 +4,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from kernels.embed import look_up
 from messages.columns import unpack_float32, unpack_int32
@@ -175,6 +176,29 @@ def test_quantized_weights_serve(model_dir: Path, quantization: str, dtype: str)
     plain = load_runner(make_config(model_dir), lambda text, fraction: None)
     exact, near = (mean_logprob(runner, list(range(60))) for runner in (plain, loaded))
     assert abs(near - exact) < {"int8": 0.05, "int4": 0.6}[quantization]
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "llama-gqa-tied"])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_head_that_is_tied_by_the_configuration_alone_is_used(
+    tmp_path: Path, variant: str, quantization: str
+) -> None:
+    """The same checkpoint under a configuration that ties nothing is what `transformers` 5 makes of both."""
+    build_checkpoint(tmp_path, variant)
+    tensors = load_file(tmp_path / "model.safetensors")
+    embedding = next(tensor for name, tensor in tensors.items() if "embed_tokens" in name or "wte" in name)
+    save_file(tensors | {"lm_head.weight": embedding.flip(0).contiguous()}, tmp_path / "model.safetensors")
+    fields = json.loads((tmp_path / "config.json").read_text())
+    ids, found = [5, 9, 200, 31], []
+    for is_tied in (True, False):
+        (tmp_path / "config.json").write_text(json.dumps(fields | {"tie_word_embeddings": is_tied}))
+        config = make_config(tmp_path, quantization=quantization)
+        found.append(mean_logprob(load_runner(config, lambda text, fraction: None), ids))
+    assert found[0] == found[1]
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    config = make_config(tmp_path, quantization=quantization)
+    assert mean_logprob(load_runner(config, lambda text, fraction: None), ids) != found[0]
 
 
 def mean_logprob(runner: Runner, ids: list[int]) -> float:

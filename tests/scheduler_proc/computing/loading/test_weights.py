@@ -226,7 +226,8 @@ def test_a_file_with_code_in_it_is_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "complaint"),
     [
-        ("{", "is not an index of weight files"),
+        ("{", "is not valid JSON"),
+        ("[" * 99_999, "is nested too deeply"),
         ("{}", "is not an index of weight files"),
         ('{"weight_map": []}', "is not an index of weight files"),
         ('{"weight_map": {"a": "gone.safetensors"}}', "names gone.safetensors, which is not a file"),
@@ -234,9 +235,9 @@ def test_a_file_with_code_in_it_is_not_run(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_index_is_named(tmp_path: Path, index: str, complaint: str) -> None:
-    build_checkpoint(tmp_path, "gpt2")
+    build_checkpoint(tmp_path, "gpt2", "sharded")
     (tmp_path / "model.safetensors.index.json").write_text(index, encoding="utf-8")
-    with pytest.raises(BootError, match=complaint):
+    with pytest.raises(BootError, match=rf"model\.safetensors\.index\.json: {complaint}"):
         load(tmp_path)
 
 
@@ -250,7 +251,17 @@ def test_a_directory_without_weights_says_what_was_looked_for(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"), [(None, "cannot be read"), ("{", "is not valid JSON"), ("[]", "is not a JSON object")]
+    ("text", "complaint"),
+    [
+        (None, "cannot be read"),
+        ("{", "is not valid JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"a":' * 99_999, "is nested too deeply"),
+        (
+            "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n",
+            "is a pointer of Git LFS.* `git lfs pull`",
+        ),
+    ],
 )
 def test_a_wrong_configuration_is_named(tmp_path: Path, text: str | None, complaint: str) -> None:
     if text is not None:
@@ -285,3 +296,129 @@ def test_progress_goes_up_to_one(tmp_path: Path) -> None:
     )
     num_tensors = len(json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"])
     assert fractions == [done / num_tensors for done in range(1, num_tensors + 1)]
+
+
+@pytest.mark.parametrize(("single", "index"), [("safetensors", "model.safetensors"), ("pt", "pytorch_model.bin")])
+def test_a_whole_file_goes_before_an_index(
+    tmp_path: Path, single: SavedAs, index: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_checkpoint(tmp_path, "gpt2", single)
+    expected = load(tmp_path)
+    (tmp_path / f"{index}.index.json").write_text('{"weight_map": {"a": "gone"}}', encoding="utf-8")
+    assert_same(load(tmp_path), expected)
+    assert f"{index}.index.json is not used" in caplog.text
+
+
+@pytest.mark.parametrize(("saved_as", "file"), [("sharded", "model.safetensors"), ("pt-sharded", "pytorch_model.bin")])
+def test_shards_without_an_index(tmp_path: Path, saved_as: SavedAs, file: str) -> None:
+    build_checkpoint(tmp_path, "gpt2", saved_as)
+    expected = load(tmp_path)
+    (tmp_path / f"{file}.index.json").unlink()
+    assert_same(load(tmp_path), expected)
+    sorted(tmp_path.glob("*-of-*"))[0].unlink()
+    with pytest.raises(
+        BootError, match=rf"no {file}.index.json, and of \d+ shards these are missing: 1; is the download"
+    ):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "llama-gqa-tied", "qwen2-mha-untied"])
+@pytest.mark.parametrize("rename", ["_orig_mod.{}", "module.{}", "module._orig_mod.{}", "model._orig_mod.{}"])
+def test_names_that_torch_has_wrapped(tmp_path: Path, variant: str, rename: str) -> None:
+    build_checkpoint(tmp_path, variant)
+    expected = load(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    if rename.startswith("model."):
+        renamed = {
+            name.replace("layers.", "layers._orig_mod.").replace("h.", "h._orig_mod."): tensors[name]
+            for name in tensors
+        }
+    else:
+        renamed = {rename.format(name): tensor for name, tensor in tensors.items()}
+    save_file(renamed, tmp_path / "model.safetensors")
+    assert_same(load(tmp_path), expected)
+
+
+@pytest.mark.parametrize(("old", "new"), [("model.", "model.language_model."), ("", "language_model.")])
+def test_the_language_model_of_a_larger_one(tmp_path: Path, old: str, new: str) -> None:
+    build_checkpoint(tmp_path, "llama-mha")
+    expected = load(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    renamed = {new + name.removeprefix(old) if name.startswith(old) else name: tensors[name] for name in tensors}
+    save_file(renamed | {"model.visual.patch": torch.zeros(1)}, tmp_path / "model.safetensors")
+    assert_same(load(tmp_path), expected)
+
+
+def test_what_a_checkpoint_has_instead_is_named(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "llama-mha")
+    save_file({"decoder.blocks.0.w": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(BootError, match=r"lacks 30 of 30 tensors: .*; it has decoder\.blocks\.0\.w"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
+def test_a_state_within_a_pickle(tmp_path: Path, key: str) -> None:
+    build_checkpoint(tmp_path, "gpt2", "pt")
+    expected = load(tmp_path)
+    state = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
+    torch.save({"epoch": 3, key: state}, tmp_path / "pytorch_model.bin")
+    assert_same(load(tmp_path), expected)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_a_pointer_in_place_of_the_weights(tmp_path: Path, file: str) -> None:
+    build_checkpoint(tmp_path, "gpt2")
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n")
+    with pytest.raises(BootError, match=rf"{file}: is a pointer of Git LFS.*`git lfs pull` in {tmp_path}"):
+        load(tmp_path)
+
+
+def test_gguf_is_named(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "gpt2")
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-q4.gguf")
+    with pytest.raises(BootError, match=r"model-q4\.gguf: GGUF is not read"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("architectures", [None, []])
+@pytest.mark.parametrize("variant", ["gpt2", "llama-mha", "qwen2-mha-untied", "qwen3-gqa-tied"])
+def test_without_an_architecture_the_type_decides(
+    tmp_path: Path, variant: str, architectures: list[str] | None
+) -> None:
+    build_checkpoint(tmp_path, variant)
+    named = find_family(read_hf_config(tmp_path))
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"architectures": architectures}))
+    assert find_family(read_hf_config(tmp_path)) is named
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"architectures": architectures, "model_type": "x"}))
+    with pytest.raises(BootError, match=r"names no architecture \(model_type x\)"):
+        find_family(read_hf_config(tmp_path))
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "llama-gqa-tied"])
+def test_a_tied_head_that_differs_is_used(tmp_path: Path, variant: str, caplog: pytest.LogCaptureFixture) -> None:
+    """As `transformers` does, which warns too; before, it was dropped in silence."""
+    build_checkpoint(tmp_path, variant)
+    hf_config = read_hf_config(tmp_path)
+    family = find_family(hf_config)
+    config = family.read_config(hf_config, 96)
+    assert config.has_tied_head
+    embedding = next(t for n, t in load_file(tmp_path / "model.safetensors").items() if "embed" in n or "wte" in n)
+    edit(tmp_path, lm_head__weight=embedding.clone())
+    assert not weights.has_own_head(config, family, open_checkpoint(tmp_path, "auto"))
+    edit(tmp_path, lm_head__weight=embedding + 1)
+    assert weights.has_own_head(config, family, open_checkpoint(tmp_path, "auto"))
+    assert "lm_head.weight differs from it: it is used" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["n_layer", "n_embd", "n_head", "n_positions", "vocab_size", "n_inner"])
+@pytest.mark.parametrize("value", [10**9, 10**30, -1, 0, 1.5, "2", True, [1], {"a": 1}, float("nan"), float("inf")])
+def test_a_count_that_cannot_be_is_refused_with_its_name(tmp_path: Path, name: str, value: Any) -> None:
+    """Before anything is allocated, or looped over."""
+    build_checkpoint(tmp_path, "gpt2")
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {name: value}))
+    hf_config = read_hf_config(tmp_path)
+    with pytest.raises(BootError, match=rf"config\.json: {name} must be (a positive integer|at most \d+), not "):
+        find_family(hf_config).read_config(hf_config, 96)

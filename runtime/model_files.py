@@ -1,0 +1,45 @@
+"""Files of a model's directory, read with errors that name the file and say what it is instead."""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from messages.errors import BootError
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Returns the JSON object in `file`. Raises `BootError`, which names the file."""
+    try:
+        value: object = json.loads(file.read_bytes())
+    except OSError as error:
+        raise BootError(f"{file}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise BootError(f"{file}: {find_other_content(file) or f'is not valid JSON: {error}'}") from None
+    except RecursionError:
+        raise BootError(f"{file}: is nested too deeply to be a file of a model") from None
+    if not isinstance(value, dict):
+        raise BootError(f"{file}: is not a JSON object")
+    return cast("dict[str, Any]", value)
+
+
+def find_other_content(file: Path) -> str | None:
+    """Returns what is in a file that is no file of a model, and what to do about it; `None` if it is not known."""
+    try:
+        with file.open("rb") as opened:
+            beginning = opened.read(len(LFS_POINTER))
+    except OSError:
+        return None
+    if beginning == LFS_POINTER:
+        return f"is a pointer of Git LFS, not the file itself: run `git lfs pull` in {file.parent}"
+    return None
+
+
+def gguf_hint(directory: Path) -> str:
+    """Returns a sentence about GGUF files in the directory, empty if it has none."""
+    names = sorted(file.name for file in directory.glob("*.gguf"))
+    if not names:
+        return ""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f". {names[0]}{more}: GGUF is not read; give the model as safetensors, with its config.json"

@@ -1,0 +1,131 @@
+"""The tokens that tokenizer_config.json and special_tokens_map.json name, beside those of tokenizer.json.
+
+As in `transformers`, one that tokenizer.json does not have is added to it: a chat template may write it.
+"""
+
+import logging
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from messages.errors import BootError
+from runtime.model_files import read_object
+
+CONFIG_FILE = "tokenizer_config.json"
+TOKENIZER_JSON = "tokenizer.json"
+TOKENS_FILE = "special_tokens_map.json"
+DECODER = "added_tokens_decoder"
+NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+LISTS = ("additional_special_tokens", "extra_special_tokens")
+
+log = logging.getLogger("sluice.runtime")
+
+
+class NamedToken(msgspec.Struct, frozen=True):
+    """A token as `tokenizers.AddedToken` has it; `normalized` is by default what is not special."""
+
+    content: str
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool | None = None
+    special: bool | None = None
+
+
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 24)]
+Listed = list[str | NamedToken] | dict[str, str | NamedToken]
+
+
+class TokenizerFields(NamedTuple):
+    """The fields of tokenizer_config.json, and those of special_tokens_map.json."""
+
+    config: dict[str, Any]
+    tokens: dict[str, Any]
+
+
+def read_fields(directory: Path) -> TokenizerFields:
+    """Returns the fields of both files. One that cannot be read is as good as none, and is logged."""
+    return TokenizerFields(_read(directory / CONFIG_FILE), _read(directory / TOKENS_FILE))
+
+
+def special_texts(fields: TokenizerFields) -> dict[str, str]:
+    """Returns the texts of tokens by name, as `bos_token`. A token is its text or an object with its `content`."""
+    texts: dict[str, str] = {}
+    for name, value in (fields.tokens | fields.config).items():
+        text = value.get("content") if isinstance(value, dict) else value  # pyright: ignore
+        if name.endswith("_token") and isinstance(text, str):
+            texts[name] = text
+    return texts
+
+
+def named_tokens(directory: Path) -> list[NamedToken]:
+    """Returns the tokens that the files name, in the order of their ids. Raises `BootError` for a wrong one."""
+    config, tokens = read_fields(directory)
+    by_id = _convert(config.get(DECODER) or {}, dict[TokenId, NamedToken], directory, DECODER)
+    found = [msgspec.structs.replace(token, special=bool(token.special)) for _, token in sorted(by_id.items())]
+    fields = (tokens if not by_id else {}) | {name: value for name, value in config.items() if value}
+    for name in sorted(fields, key=lambda name: NAMES.index(name) if name in NAMES else len(NAMES)):
+        if name.endswith("_token") and isinstance(fields[name], str | dict):
+            found.append(_special(_convert(fields[name], str | NamedToken, directory, name)))
+    for name in LISTS:
+        listed: Listed = _convert(fields.get(name) or [], Listed, directory, name)
+        found += [_special(token) for token in (listed.values() if isinstance(listed, dict) else listed)]
+    unique: dict[str, NamedToken] = {}
+    for token in found:
+        first = unique.setdefault(token.content, token)
+        unique[token.content] = msgspec.structs.replace(first, special=first.special or token.special)
+    return list(unique.values())
+
+
+def find_token_id(directory: Path, content: str) -> int | None:
+    """Returns the id of a token as the files of the tokenizer have it, `None` if none of them does."""
+    decoder = _convert(read_fields(directory).config.get(DECODER) or {}, dict[TokenId, NamedToken], directory, DECODER)
+    for token_id, token in decoder.items():
+        if token.content == content:
+            return token_id
+    try:
+        tokenizer = msgspec.json.decode((directory / TOKENIZER_JSON).read_bytes(), type=_AddedTokens)
+        for added in tokenizer.added_tokens:
+            if added.content == content:
+                return added.id
+        vocab = msgspec.json.decode(tokenizer.model, type=_Model).vocab
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return None  # the tokenizer's process says what is wrong with the file
+    return vocab.get(content) if isinstance(vocab, dict) else None
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _AddedTokens(msgspec.Struct):
+    model: msgspec.Raw
+    added_tokens: list[_AddedToken] = []
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[Any] = []
+
+
+def _special(token: str | NamedToken) -> NamedToken:
+    return NamedToken(token, special=True) if isinstance(token, str) else msgspec.structs.replace(token, special=True)
+
+
+def _convert(value: Any, kind: Any, directory: Path, name: str) -> Any:
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise BootError(f"{directory / CONFIG_FILE}: {name} is not what names tokens: {error}") from None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        return read_object(file)
+    except BootError as error:
+        log.error("%s: it is as good as none", error)
+        return {}
