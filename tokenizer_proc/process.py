@@ -200,7 +200,6 @@ class MainLoop:
         if not self._backlog.has_short and self._can_start_long:
             entry = self._backlog.pop_long()
             if entry is not None:
-                self._link.beat(self._gauges)
                 self._in_threads.start(entry, partial(self._server.answer, entry.message, is_long=True))
 
     def _send_answers(self, entry: Entry, answers: list[Answer]) -> None:

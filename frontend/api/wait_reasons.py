@@ -93,7 +93,7 @@ class WaitReasons:
     def _find_tokenizer(self, generation: Generation) -> Waiting:
         name = self._service.ring.worker_of(generation.uid) or "tokenizer"
         num_chars = int(self._service.processes.gauges(name).get("chars_in_hand", 0))
-        work = f"; at its last beat it had a text of {num_chars} characters in hand" if num_chars else ""
+        work = f"; at its last beat it had {num_chars} characters of text in hand" if num_chars else ""
         return Waiting("tokenizer", f"{name} has not passed it on yet{work}{_because(self._trouble(generation))}")
 
     def _find_reader(self, generation: Generation) -> Waiting | None:

@@ -1,6 +1,7 @@
 """Request bodies: read within bounds, decoded strictly, refused with a message that names what is wrong."""
 
 import asyncio
+import re
 import typing
 from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -14,6 +15,11 @@ from frontend.http.field_names import MAX_SHOWN_CHARS, FieldNames, NameRules, Un
 from frontend.http.places import explain_inside
 from frontend.requests.trace import trace_of
 from messages.errors import ErrorInfo, RequestError, bad_request
+
+HALF_PAIR = re.compile(
+    rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+(\\u[dD][89a-fA-F][\da-fA-F]{2})"
+)
+"""Finds the first escape of a half that is without the other one: clients that cut texts within a character send it."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -131,7 +137,7 @@ class BodyDecoder(Generic[T]):
         except msgspec.ValidationError as error:
             raise self._explain(error, fields, given_names) from None
         except msgspec.DecodeError as error:
-            raise _malformed(error) from None
+            raise _malformed(error, body) from None
 
     def _explain(
         self, error: msgspec.ValidationError, fields: Mapping[str, Raw], given_names: Mapping[str, str]
@@ -199,7 +205,7 @@ class _Splitter:
         except msgspec.ValidationError:
             raise bad_request("the body must be a JSON object", code="malformed_json") from None
         except msgspec.DecodeError as error:
-            raise _malformed(error) from None
+            raise _malformed(error, body) from None
         return dict(zip(self._names, values, strict=True))
 
     def _note_name(self, kind: type[_Name], name: str) -> _Name:
@@ -214,8 +220,13 @@ class _Splitter:
 _SPLITTER = _Splitter()
 
 
-def _malformed(error: msgspec.DecodeError) -> RequestError:
-    return bad_request(f"the body is not valid JSON: {error}", code="malformed_json")
+def _malformed(error: msgspec.DecodeError, body: bytes = b"") -> RequestError:
+    lone = HALF_PAIR.match(body)
+    reason = f"{error}"
+    if lone is not None:
+        shown = f'"{lone[1].decode()}" (byte {lone.start(1)})'
+        reason = f"{shown} is half a surrogate pair; send both halves, or the character in UTF-8"
+    return bad_request(f"the body is not valid JSON: {reason}", code="malformed_json")
 
 
 def _description(hint: Any) -> str:

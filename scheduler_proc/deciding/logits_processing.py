@@ -5,6 +5,7 @@ A request says once what it changes (`LogitsProcessors`); a step then joins byte
 
 from array import array
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from math import inf
 
 from messages.columns import FLOAT32, INT32, num_int32, pack_float32, pack_int32, unpack_int32
@@ -28,16 +29,11 @@ class LogitsProcessors:
 
     def __init__(self, params: SamplingParams, end_ids: bytes):
         self.allowed_ids = params.allowed_token_ids
-        banned = b"".join(word for word in params.bad_word_ids if len(word) == 4)
+        banned, self.words = _split_words(params.bad_word_ids)
         self.ids = params.bias_ids + banned
         self.values = params.bias_values + BAN_BYTES * num_int32(banned)
         self.min_tokens = params.min_tokens
         self.end_ids = end_ids
-        self.words: dict[int, list[tuple[array[int], bytes]]] = {}
-        for word in params.bad_word_ids:
-            if len(word) > 4:
-                beginning = unpack_int32(word[:-4])
-                self.words.setdefault(beginning[-1], []).append((beginning, word[-4:]))
         penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         self.penalties = None if penalties == (1.0, 0.0, 0.0) else penalties
         self.dry = DryPenalty(params.dry) if params.dry is not None else None
@@ -63,8 +59,10 @@ class LogitsProcessors:
 
     def leaves_none(self, token_ids: "array[int]", num_output_tokens: int) -> bool:
         """Tells whether every allowed token is banned after these tokens."""
+        if not self.allowed_ids:
+            return False
         banned = self._banned(token_ids, num_output_tokens)
-        return bool(self.allowed_ids) and all(map(banned.__contains__, unpack_int32(self.allowed_ids)))
+        return all(map(banned.__contains__, unpack_int32(self.allowed_ids)))
 
     def bans(self, token_ids: "array[int]", num_output_tokens: int) -> Callable[[int], bool]:
         """Returns what tells whether a token may not follow these."""
@@ -75,6 +73,17 @@ class LogitsProcessors:
         values = memoryview(self.values).cast(FLOAT32)
         banned = {token_id for token_id, value in zip(unpack_int32(self.ids), values, strict=True) if value == -inf}
         return banned.union(unpack_int32(self.banned_now(token_ids, num_output_tokens)))
+
+
+@lru_cache(maxsize=4)
+def _split_words(words: tuple[bytes, ...]) -> "tuple[bytes, dict[int, list[tuple[array[int], bytes]]]]":
+    """Returns the ids of words of one token, and the longer words, see `LogitsProcessors`; choices share them."""
+    longer: dict[int, list[tuple[array[int], bytes]]] = {}
+    for word in words:
+        if len(word) > 4:
+            beginning = unpack_int32(word[:-4])
+            longer.setdefault(beginning[-1], []).append((beginning, word[-4:]))
+    return b"".join([word for word in words if len(word) == 4]), longer
 
 
 def find_logits_processors(

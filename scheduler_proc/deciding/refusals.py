@@ -52,8 +52,10 @@ def _check_logits_processing(message: UserMsg, limits: Limits) -> None:
             raise bad_request("logit_bias holds a value that is not finite", param="logit_bias")
     if not all(params.bad_word_ids):
         raise bad_request("bad_words holds a word without tokens", param="bad_words")
+    _check_ids(b"".join(params.bad_word_ids), vocab_size, "bad_words")
     for word in params.bad_word_ids:
-        _check_ids(word, vocab_size, "bad_words")
+        if len(word) % 4:
+            _check_ids(word, vocab_size, "bad_words")
     if params.dry is not None:
         _check_ids(params.dry.breaker_ids, vocab_size, "dry_sequence_breakers")
     processors = find_logits_processors(params, limits.eos_token_ids, vocab_size)

@@ -84,8 +84,9 @@ def uids_of_prompts(faulty_ring: RingClient, *requests: dict[str, Any]) -> list[
     """Returns the uids that the frontend has given to requests with these prompts."""
     prompts = {request["prompt"] for request in requests}
     (frontend,) = (reader for reader in find_readers(faulty_ring.run_dir.black_box) if reader.process == "frontend")
-    opened = [record.decode() for record in frontend.read() if record.is_sent]
-    return sorted({str(one.uid) for one in opened if isinstance(one, TokenizeMsg) and one.prompt_text in prompts})
+    sent = [record.decode() for record in frontend.read() if record.is_sent]
+    opened = [one for message in sent if isinstance(message, TokenizeMsg) for one in message.each()]
+    return sorted({str(one.uid) for one in opened if one.prompt_text in prompts})
 
 
 def test_recorded_requests_come_again_in_a_new_ring(faulty_ring: RingClient, killed_pid: int):

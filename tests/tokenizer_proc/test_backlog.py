@@ -1,3 +1,5 @@
+from typing import Any
+
 from messages.columns import pack_int32
 from messages.replies import Usage, UserReply
 from messages.requests import AbortMsg, DropBefore, EncodeMsg, SamplingParams, Sibling, Stamps, TokenizeMsg
@@ -6,7 +8,7 @@ from tokenizer_proc.backlog import LONG_TEXT_CHARS, Backlog
 STAMPS = Stamps(received_ns=1)
 
 
-def request(uid: int, num_chars: int = 2, **fields: object) -> TokenizeMsg:
+def request(uid: int, num_chars: int = 2, **fields: Any) -> TokenizeMsg:
     return TokenizeMsg(uid, fields.pop("attempt", 0), "x" * num_chars, b"", SamplingParams(1), STAMPS, **fields)
 
 

@@ -197,3 +197,16 @@ def test_a_request_that_bans_all_that_it_allows_is_told_so_and_others_go_on(num_
     assert bench.output(1) == [8] * (1 - num_known)
     assert bench.end(1).usage.completion_tokens == 1
     assert len(bench.output(2)) == 9
+
+
+def test_the_choices_of_a_request_share_what_its_bad_words_become():
+    words = tuple(pack_int32([token_id, token_id + 1]) for token_id in range(3, 9))
+    choices = [
+        find_logits_processors(
+            SamplingParams(5, seed=seed, bad_word_ids=tuple(map(bytes, map(bytearray, words)))), [], 99
+        )
+        for seed in range(3)
+    ]
+    shared = {id(processors.words) for processors in choices if processors is not None}
+    assert len(shared) == 1
+    assert all(processors and len(processors.words) == len(words) for processors in choices)

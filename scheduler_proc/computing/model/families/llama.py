@@ -50,8 +50,10 @@ def describe_attention(
 
     Without `default_head_dim` the heads share the hidden size if config.json has no head_dim.
     """
-    num_heads = hf_config.count("num_attention_heads")
-    head_dim = hf_config.optional_count("head_dim") or default_head_dim or hf_config.count("hidden_size") // num_heads
+    hidden_size, num_heads = hf_config.count("hidden_size"), hf_config.count("num_attention_heads")
+    head_dim = hf_config.optional_count("head_dim") or default_head_dim or hidden_size // num_heads
+    if head_dim < 1:
+        raise hf_config.refuse("hidden_size", hidden_size, f"it must be a multiple of {num_heads} heads")
     return AttentionDescription(
         num_heads=num_heads,
         num_kv_heads=hf_config.count("num_key_value_heads", num_heads),

@@ -25,6 +25,7 @@ def test_sources_fill_every_element_of_every_parameter_once(fields: dict[str, An
         (LLAMA | {"hidden_act": "gelu"}, 'hidden_act is "gelu": supported is silu'),
         (LLAMA | {"num_key_value_heads": 4}, "6 attention heads are no multiple of 4 key/value heads"),
         (LLAMA | {"head_dim": 5}, "an even head size, not 5"),
+        (LLAMA | {"head_dim": None, "hidden_size": 3}, "hidden_size is 3: it must be a multiple of 6 heads"),
         (LLAMA | {"sliding_window": 63}, "sliding_window is 63.*--max-model-len 63"),
         (LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, 'rope_type is "yarn": supported are default'),
         (LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_type is "dynamic"'),
