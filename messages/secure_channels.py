@@ -4,6 +4,8 @@ The head's end is told apart by its key, and it lets in only who has the run's c
 """
 
 import contextlib
+import os
+import socket
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
@@ -20,6 +22,15 @@ T = TypeVar("T")
 
 HEARTBEAT_MS, SILENCE_MS = 2_000, 15_000
 """ZeroMQ's own threads send a sign of life that often; who gives none for that long has lost its connection."""
+
+PART_BYTES, ENVELOPE_BYTES = 64 * 1024, 1024
+"""A message travels in parts of this size, encrypted in an envelope. ZeroMQ reads a part into memory before it knows
+whose it is, so a larger one ends the connection."""
+
+HANDSHAKE_MS = 10_000
+"""Who has not shown its key by then is disconnected."""
+
+MAX_CONNECTIONS = 64
 
 LAST_WORDS_MS = 500
 """What a closed end gives its last messages to leave."""
@@ -49,6 +60,7 @@ class HeadChannel(Generic[T]):
         self.socket = _make_socket(self._context, zmq.ROUTER, keys.public, keys.secret)
         self.socket.curve_server = True
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.connections = Connections(self.socket)
         try:
             self.socket.bind(address)
         except zmq.ZMQError as error:
@@ -59,19 +71,20 @@ class HeadChannel(Generic[T]):
     @property
     def port(self) -> int:
         """The port where it listens, which the system has chosen where the address says `*`."""
-        return int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        return _port_of(self.socket)
 
     def receive(self) -> Iterator[tuple[bytes, T]]:
         """Yields (connection, message) of what has arrived and never waits; what does not decode is dropped."""
+        self.connections.limit()
         while has_arrived(self.socket):
-            peer, *_, frame = self.socket.recv_multipart(zmq.NOBLOCK)
+            peer, *parts = self.socket.recv_multipart(zmq.NOBLOCK)
             with contextlib.suppress(msgspec.DecodeError):
-                yield peer, self._decoder.decode(frame)
+                yield peer, self._decoder.decode(b"".join(parts))
 
     def send(self, peer: bytes, message: Any) -> bool:
         """Queues `message`, or drops it where that reads too slowly; returns whether the connection is still there."""
         try:
-            self.socket.send_multipart([peer, self._encoder.encode(message)], zmq.NOBLOCK)
+            self.socket.send_multipart([peer, *_parts_of(self._encoder.encode(message))], zmq.NOBLOCK)
         except zmq.Again:
             return True  # the number of the next frame tells its receiver that some are missing
         except zmq.ZMQError as error:
@@ -82,9 +95,40 @@ class HeadChannel(Generic[T]):
 
     def close(self) -> None:
         """Closes after at most 0.5 s in which the last messages may still leave."""
+        self.connections.close()
         self.socket.close(linger=LAST_WORDS_MS)
         self._authenticator.stop()
         self._context.term()
+
+
+class Connections:
+    """The connections to a socket that listens, with and without a key: no more than `MAX_CONNECTIONS` stay open."""
+
+    def __init__(self, observed: "zmq.Socket[bytes]"):
+        self._observed = observed
+        self.socket = observed.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._open: set[int] = set()
+
+    def limit(self) -> None:
+        """Ends what is too many, the newest. Call it when something has arrived at `self.socket`."""
+        while has_arrived(self.socket):
+            event = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                self._open.discard(event["value"])
+                continue
+            self._open.add(event["value"])
+            if len(self._open) > MAX_CONNECTIONS:
+                self._end(event["value"])
+
+    def _end(self, descriptor: int) -> None:
+        """ZeroMQ closes the connection when it finds it ended. The descriptor may be another file's by now."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.getsockname()[1] == _port_of(self._observed):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._observed.disable_monitor()
+        self.socket.close(linger=0)
 
 
 class JoinerChannel(Generic[T]):
@@ -103,12 +147,12 @@ class JoinerChannel(Generic[T]):
     def send(self, message: Any) -> None:
         """Queues `message`; it is dropped where the connection is lost, which `monitor` tells."""
         with contextlib.suppress(zmq.Again):
-            self.socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+            self.socket.send_multipart(_parts_of(self._encoder.encode(message)), zmq.NOBLOCK)
 
     def receive(self) -> Iterator[T]:
         """Iterates over what has arrived and never waits. Raises `msgspec.DecodeError`."""
         while has_arrived(self.socket):
-            yield self._decoder.decode(self.socket.recv(zmq.NOBLOCK))
+            yield self._decoder.decode(b"".join(self.socket.recv_multipart(zmq.NOBLOCK)))
 
     def close(self) -> None:
         """Closes after at most 0.5 s in which the last messages may still leave."""
@@ -169,5 +213,15 @@ def _make_socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, public: s
     socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_FRAMES)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, PART_BYTES + ENVELOPE_BYTES)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.LINGER, 0)
     return socket
+
+
+def _port_of(bound: "zmq.Socket[bytes]") -> int:
+    return int(bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+
+def _parts_of(message: bytes) -> list[bytes]:
+    return [message[begin : begin + PART_BYTES] for begin in range(0, len(message), PART_BYTES)]

@@ -7,13 +7,13 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def own_directory(path: Path) -> Iterator[int]:
+def own_directory(path: Path) -> Generator[int]:
     """Opens the directory `path` for the block, as a descriptor. It belongs to this user.
 
     Raises `OSError` if it does not, for a link, and if there is anything in it and other users may write there.

@@ -18,6 +18,7 @@ from messages.admin import Acknowledged, Failed, Instruction, InstructionDone, S
 from messages.channels import Receiver, Sender
 from messages.control import BootFailed, Drain, Ready, Stop, worker_number
 from messages.errors import ChannelFullError
+from messages.fitting import MisfitError, check_fit, open_frame
 from messages.join_keys import HeadKeys, read_keys
 from messages.remote import (
     WAITING,
@@ -40,6 +41,7 @@ from messages.replies import ToDetokenizer
 from messages.requests import ToScheduler
 from messages.schema import SCHEMA_VERSION
 from messages.secure_channels import HeadChannel
+from messages.uids import frontend_blocks
 from runtime.process import ProcessLink, run_process
 from supervisor.manifest import digests_of, without_keys
 from supervisor.remote.profiles import ProfileFetch
@@ -58,6 +60,7 @@ class Proxy:
         keys = read_keys(link.run_dir.head_keys, HeadKeys)
         self._channel: HeadChannel[ToProxy] = HeadChannel(address, keys, ToProxy)
         link.add_channel(self._channel)
+        link.add_channel(self._channel.connections)
         link.on_instruction = self._hand_on_instruction
         self._joiner: bytes | None = None
         self._placement = self._make_placement() if link.config.run.ray else None
@@ -68,6 +71,8 @@ class Proxy:
         self._refusal: TurnedAway | None = None
         """The latest one."""
         self._due_s = 0.0
+        self._newest_block = 0
+        """Of the frontends that there have been (`messages/uids.py`)."""
         self._profile_id = 0
         """The instruction that ended the latest profile."""
         self._fetch: ProfileFetch | None = None
@@ -131,8 +136,7 @@ class Proxy:
                 case EngineSays(report):
                     self._hand_on_report(report)
                 case EngineFrame(frame) if self._outbox is not None:
-                    with contextlib.suppress(ChannelFullError):  # which the detokenizer learns from the next one
-                        self._outbox.hand_on(frame)
+                    self._hand_on_frame(self._outbox, frame)
                 case EngineOutput(lines):
                     sys.stderr.write("".join(f"{line}\n" for line in lines))
                 case EngineEnded(why):
@@ -142,6 +146,20 @@ class Proxy:
                         log.warning("%s", trouble)
                 case _:
                     pass
+
+    def _hand_on_frame(self, outbox: Sender[ToDetokenizer], frame: bytes) -> None:
+        """Frames that do not fit would end the detokenizer; they are the end of the engine instead."""
+        try:
+            block = check_fit(open_frame(frame), worker_number(self._link.name))
+            if block > self._newest_block:
+                self._newest_block = max(frontend_blocks(self._link.run_dir.sockets()), default=0)
+            if block > self._newest_block:
+                raise MisfitError(f"a request of frontend {block}, which there has never been")
+        except MisfitError as error:
+            self._lose(f"it is refused: {error}")
+            return
+        with contextlib.suppress(ChannelFullError):  # which the detokenizer learns from the next one
+            outbox.hand_on(frame)
 
     def _answer_join(self, peer: bytes, join: Join) -> None:
         self._send(Probe())  # the one that has joined may just have lost its connection

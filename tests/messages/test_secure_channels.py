@@ -1,16 +1,18 @@
 """The channel between machines: who has the keys of the run is let in, and each end notices that the other is gone."""
 
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import zmq
 
 from messages.errors import BootError, UsageError
 from messages.join_keys import HeadKeys, JoinKeys, check_address, make_keys
-from messages.remote import Join, Probe, ToJoiner, ToProxy, TurnedAway
-from messages.secure_channels import HeadChannel, JoinerChannel
+from messages.remote import EngineFrame, Join, Probe, ToJoiner, ToProxy, TurnedAway
+from messages.secure_channels import MAX_CONNECTIONS, PART_BYTES, HeadChannel, JoinerChannel
 
 LIMIT_S = 60.0
 JOIN = Join(1, "release", "host")
@@ -108,3 +110,61 @@ def test_what_is_no_address(address: str):
     with pytest.raises(UsageError, match="give it as tcp://HOST:PORT"):
         check_address("--remote-engines", address)
     check_address("--remote-engines", "tcp://[::1]:80")
+
+
+def test_a_large_message_goes_both_ways(address: str, keys: tuple[HeadKeys, JoinKeys], head: HeadChannel[Any]):
+    joiner: JoinerChannel[Any] = JoinerChannel(address, keys[1], ToJoiner)
+    there, back = EngineFrame(bytes(range(256)) * 20_000), EngineFrame(b"x" * PART_BYTES)
+    joiner.send(there)
+    peer, message = wait_for(lambda: next(head.receive(), None))
+    assert message == there
+    assert head.send(peer, back)
+    assert wait_for(lambda: next(joiner.receive(), None)) == back
+    joiner.close()
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+"""ZMTP 3.0 (RFC 23)."""
+
+
+def connect(address: str) -> socket.socket:
+    stranger = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), LIMIT_S)
+    stranger.settimeout(LIMIT_S)
+    return stranger
+
+
+def test_what_a_stranger_sends_is_not_kept(address: str, head: HeadChannel[Any]):
+    """It has shown no key, and announces a command of 300 MB."""
+    with connect(address) as stranger:
+        stranger.sendall(GREETING + b"\x06" + (300 << 20).to_bytes(8, "big"))
+        with pytest.raises(ConnectionError):  # noqa: PT012 (one of these)
+            for _ in range(300):
+                stranger.sendall(bytes(1 << 20))
+            raise AssertionError("all of it was read")
+
+
+def test_a_stranger_has_seconds_to_show_a_key(head: HeadChannel[Any]):
+    assert 0 < int(head.socket.getsockopt(zmq.HANDSHAKE_IVL)) <= 10_000
+
+
+def test_only_so_many_strangers_stay_connected(address: str, keys: tuple[HeadKeys, JoinKeys], head: HeadChannel[Any]):
+    joiner: JoinerChannel[Any] = JoinerChannel(address, keys[1], ToJoiner)
+    joiner.send(JOIN)
+    peer, _ = wait_for(lambda: next(head.receive(), None))
+    strangers = [connect(address) for _ in range(MAX_CONNECTIONS + 36)]
+
+    ended: set[socket.socket] = set()
+
+    def are_ended() -> bool:
+        assert list(head.receive()) == []
+        for stranger in select.select(strangers, [], [], 0)[0]:
+            if not stranger.recv(4096):  # the beginning of a greeting comes at once
+                ended.add(stranger)
+        return len(ended) >= 37
+
+    wait_for(are_ended)
+    assert head.send(peer, Probe()), "the one that has joined stays"
+    assert wait_for(lambda: next(joiner.receive(), None)) == Probe()
+    for stranger in strangers:
+        stranger.close()
+    joiner.close()
