@@ -354,6 +354,8 @@ def _lock_name(name: str, run_dir: RunDir) -> int:
         descriptor = os.open(run_dir.pid_file(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:
         raise BootError(f"the run in {run_dir.path} has just ended") from None
+    except OSError as error:
+        raise BootError(f"{error.filename}: {error.strerror}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -36,6 +36,11 @@ class RunDir:
     def pid_file(self, process: str) -> Path:
         return self.path / f"{process}.pid"
 
+    def note_pid(self, process: str, pid: int) -> None:
+        """Writes the pid file if the disk lets it: without one, only `clear_run` does not find the process."""
+        with contextlib.suppress(OSError):
+            self.pid_file(process).write_text(f"{pid}", encoding="ascii")
+
     @property
     def lifeline(self) -> Path:
         """A FIFO whose write end the launcher holds: end of file means that the launcher is gone."""

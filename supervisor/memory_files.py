@@ -54,7 +54,7 @@ class MemoryFiles:
                 make_huge(address, num_bytes)
 
     def provide(self, name: str) -> None:
-        """There is a file for the process `name` and its successors, if it is a scheduler."""
+        """There is a file for the process `name` and its successors, if it is a scheduler. Raises `OSError`."""
         path = self._run_dir.kv_file(place_of(name))
         if kind_of(name) == SCHEDULER and path not in self._descriptors:
             self._make(path)
@@ -68,10 +68,16 @@ class MemoryFiles:
             self._close(path)
 
     def _make(self, path: Path) -> None:
-        descriptor = self._descriptors[path] = os.memfd_create(f"sluice-{path.name}")
-        path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+        descriptor = os.memfd_create(f"sluice-{path.name}")
+        try:
+            path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._descriptors[path] = descriptor
 
     def _close(self, path: Path) -> None:
         if (descriptor := self._descriptors.pop(path, None)) is not None:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink()
             os.close(descriptor)

@@ -1,5 +1,6 @@
 """The processes of a run: which there are and under what names, and what they hear of each other."""
 
+import contextlib
 import socket
 import time
 from collections.abc import Iterable, Iterator
@@ -144,7 +145,7 @@ class ProcessGroup:
         """Starts the next incarnation of a process. Raises `OSError`."""
         early = self._site.early_scheduler if child.command.arguments == COMMAND else None
         child.spawn(self._site.run_dir.path, self._site.listener.fileno() if child.is_front else None, early)
-        self._site.run_dir.pid_file(child.name).write_text(f"{child.pid}", encoding="ascii")
+        self._site.run_dir.note_pid(child.name, child.pid)
         self._note_start(child)
 
     def adopt(self, child: Child, pid: int) -> None:
@@ -166,9 +167,9 @@ class ProcessGroup:
         return child.by_hand(self._site.run_dir.path)
 
     def add(self, child: Child, num_restarts: int = 0) -> None:
-        """Makes a process part of the run, before its start."""
-        self._children[child.name] = child
+        """Makes a process part of the run, before its start. Raises `OSError`; then it is not."""
         self.memory_files.provide(child.name)
+        self._children[child.name] = child
         self.board.add(child.name, num_restarts)
 
     def remove(self, child: Child) -> None:
@@ -202,7 +203,8 @@ class ProcessGroup:
         self.control.send(name, TakeOver(successor.incarnation))
 
     def _rename(self, child: Child, name: str) -> None:
-        self._site.run_dir.pid_file(child.name).rename(self._site.run_dir.pid_file(name))
+        with contextlib.suppress(OSError):  # no disk is in the way of a process that takes another's place
+            self._site.run_dir.pid_file(child.name).rename(self._site.run_dir.pid_file(name))
         self.control.rename(child.name, name)
         self.board.rename(child.name, name)
         del self._children[child.name]
@@ -246,11 +248,12 @@ class ProcessGroup:
             self.control.send(child.name, Stop())
 
     def remove_files(self, child: Child) -> None:
-        """Removes what a process that has ended leaves in the run directory."""
-        self._site.run_dir.pid_file(child.name).unlink(missing_ok=True)
-        self._site.run_dir.stacks_file(self.status(child).pid).unlink(missing_ok=True)
-        if child.is_front:
-            self._site.run_dir.socket(frontend_socket(child.uid_block)).unlink(missing_ok=True)
+        """Removes what a process that has ended leaves in the run directory, as far as the disk lets it."""
+        run_dir = self._site.run_dir
+        files = [run_dir.pid_file(child.name), run_dir.stacks_file(self.status(child).pid)]
+        for file in [*files, run_dir.socket(frontend_socket(child.uid_block))] if child.is_front else files:
+            with contextlib.suppress(OSError):
+                file.unlink()
 
     def close_output(self, child: Child) -> None:
         """Listens to what a process writes no longer."""

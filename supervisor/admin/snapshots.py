@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from messages.admin import Answer, Done, Failed, TakeSnapshot
+from messages.errors import BootError
 from runtime.own_directory import is_own_directory
 from runtime.run_dir import RunDir
 from supervisor.admin.snapshot import MANIFEST, Snapshot
@@ -84,19 +85,19 @@ class Snapshots:
         try:
             snapshot = Snapshot(path, why, self._run_dir, self._group)
             yield from snapshot.collect(go_on)
+            self._delete_old()
         except FileExistsError:
             raise CommandFailedError("impossible", f"{path} exists already; a snapshot is a new directory") from None
-        except OSError as error:
+        except (OSError, BootError) as error:  # of the disk, or of a run directory without its configuration
             raise CommandFailedError("failed", f"the snapshot {path} is not whole: {error}") from None
         finally:
             go_on()
-        self._delete_old()
         return Done(str(path))
 
     def _new_path(self, ending: str) -> Path:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{self._config.http.port}-{ending}"
         paths = (self._root / (name if number == 1 else f"{name}-{number}") for number in range(1, 1000))
-        return next(path for path in paths if not path.exists())
+        return next(path for path in paths if not os.path.lexists(path))
 
     def _delete_old(self) -> None:
         """Keeps the latest in the directory, of whichever server of this user they are."""

@@ -6,6 +6,7 @@ turn (so it looks again at what it waits for), and returns its result. It may al
 
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import TypeAlias
 
 from messages.admin import Answer, Failed, Progress, Reason, Result
@@ -45,6 +46,8 @@ class OpenCommand:
             self.answer(end.value)
         except CommandFailedError as error:
             self.answer(error.failed)
+        except OSError as error:  # a full disk or too many open files fail a command, and not the server
+            self.answer(Failed("failed", str(error)))
         else:
             self.due_s = step
             return True
@@ -54,8 +57,9 @@ class OpenCommand:
         self._reply(Answer(self._ask_id, result))
 
     def close(self) -> None:
-        """Ends the task where it is."""
-        self._task.close()
+        """Ends the task where it is; what it can no longer write is lost."""
+        with suppress(OSError, CommandFailedError):
+            self._task.close()
 
 
 def until(is_over: Callable[[], bool], deadline_s: float) -> Generator[float, None, bool]:

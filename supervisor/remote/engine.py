@@ -44,12 +44,11 @@ class Engine:
         self.control: ControlServer[ToLauncher] = ControlServer(run_dir.socket("launcher"), ToLauncher)
         self.outbox: Receiver[ToDetokenizer] = Receiver(run_dir.socket("detokenizer"), ToDetokenizer)
         self._inbox: Sender[Any] = Sender(run_dir.socket(self.name))
-        self._pid_file = run_dir.pid_file(self.name)
         self.child = Child(Command(self.name, (*python_command("scheduler_proc"), "--name", self.name)))
         self.has_served = False
         self.boot_error = ""
         self.child.spawn(run_dir.path, None)
-        self._pid_file.write_text(f"{self.child.pid}", encoding="ascii")
+        run_dir.note_pid(self.name, self.child.pid)
 
     def listen(self, waiter: Waiter) -> None:
         """Lets `waiter` return when the engine says something."""
@@ -125,4 +124,4 @@ class Engine:
         for channel in (self.control, self.outbox, self._inbox):
             channel.close()
         self.child.release()
-        self._pid_file.unlink(missing_ok=True)
+        self._run_dir.pid_file(self.name).unlink(missing_ok=True)

@@ -142,8 +142,7 @@ class Proxy:
                 case EngineEnded(why):
                     self._lose(why)
                 case FilePart() if self._fetch is not None:
-                    if trouble := self._fetch.receive(message):
-                        log.warning("%s", trouble)
+                    self._receive_profile(self._fetch, message)
                 case _:
                     pass
 
@@ -191,8 +190,19 @@ class Proxy:
         """The engine's profile will be in a file here, which is named to the launcher instead of the one there."""
         if not isinstance(done.result, Acknowledged):
             return done
-        self._fetch = ProfileFetch(Path(done.result.text).name, self._link.run_dir.profiles, self._send)
+        try:
+            self._fetch = ProfileFetch(Path(done.result.text).name, self._link.run_dir.profiles, self._send)
+        except OSError as error:
+            return InstructionDone(done.instruction_id, Failed("failed", str(error)))
         return InstructionDone(done.instruction_id, Acknowledged(str(self._fetch.path)))
+
+    def _receive_profile(self, fetch: ProfileFetch, part: FilePart) -> None:
+        try:
+            trouble = fetch.receive(part)
+        except (OSError, msgspec.DecodeError) as error:  # a profile is no reason to lose the engine
+            self._fetch, trouble = None, f"the engine's profile is not kept: {error}"
+        if trouble:
+            log.warning("%s", trouble)
 
     def _hand_on_instruction(self, instruction: Instruction) -> None:
         if self._inbox is None:

@@ -176,3 +176,33 @@ def test_a_frontend_about_to_leave_must_go_before_the_group_has_drained(
     assert not group.has_drained()
     group.remove(child)
     assert group.has_drained()
+
+
+def fail(*_: object, **__: object) -> None:
+    raise OSError(24, "Too many open files")
+
+
+def test_no_disk_is_in_the_way_of_a_process(group: ProcessGroup, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch):
+    sleeper = Child(Command("sleeper", ("sleep", "600")))
+    group.add(sleeper)
+    for name in ("write_text", "rename", "unlink"):
+        monkeypatch.setattr(Path, name, fail)
+    group.spawn(sleeper)
+    sleeper.kill()
+    sleeper.wait(TIMEOUT_S)
+    assert sleeper.notice_end()
+    group.remove_files(sleeper)
+    group.close_output(sleeper)
+    group.remove(sleeper)
+
+
+def test_a_process_that_can_have_no_file_is_not_part_of_the_run(group: ProcessGroup, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Path, "symlink_to", fail)
+    num_open = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OSError, match="Too many open files"):
+        group.add(Child(Command("scheduler", ("true",))))
+    assert "scheduler" not in group
+    assert len(list(Path("/proc/self/fd").iterdir())) == num_open
+    monkeypatch.undo()
+    group.add(Child(Command("scheduler", ("true",))))
+    group.remove(find(group, "scheduler"))

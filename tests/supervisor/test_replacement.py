@@ -3,13 +3,18 @@
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
+from runtime.run_dir import RunDir
 from tests.supervisor.fake_run import (
     BOOT_TIMEOUT_S,
     GOOD,
@@ -91,6 +96,36 @@ def test_a_frontend_that_hears_is_told_of_itself_and_of_all_others_at_once():
         run.wait_for("frontend     table frontend=ready.2 tokenizer=ready scheduler=ready detokenizer=ready")
         stop(run)
         assert "frontend     drain 30" in run.output
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as path:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", path]
+        if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+            pytest.skip("no file system may be mounted here")
+        try:
+            yield Path(path)
+        finally:
+            subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def test_a_full_disk_under_the_run_directory_ends_nothing(small_disk: Path):
+    settings = {"max_snapshots": 1, "snapshot_dir": str(small_disk / "snapshots")}
+    with FakeRun(dict.fromkeys(NAMES, GOOD), RunDir(small_disk / "run"), **settings) as run:
+        run.wait_for(SERVING)
+        others = run.note_pids()
+        tokenizer = others.pop("tokenizer")
+        with pytest.raises(OSError, match="No space left"):
+            (small_disk / "filler").write_bytes(bytes(1 << 20))
+        for incarnation in (2, 3):
+            os.kill(tokenizer, signal.SIGKILL)
+            run.wait_for(f"tokenizer=ready.{incarnation}")
+            children = {child.pid for child in psutil.Process(run.launcher.pid).children()}
+            (tokenizer,) = children - set(others.values())
+        assert "is not whole: [Errno 28] No space left on device" in run.output
+        stop(run)
 
 
 def test_connections_wait_for_the_next_frontend():

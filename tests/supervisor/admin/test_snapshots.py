@@ -11,6 +11,7 @@ from messages.admin import Done, TakeSnapshot
 from messages.config import Config, RunConfig
 from runtime.run_dir import RunDir
 from supervisor.admin import snapshots as snapshots_module
+from supervisor.admin.snapshot import Snapshot
 from supervisor.admin.snapshots import Snapshots
 from supervisor.console import Console
 from tests.runtime.test_run_dir import CONFIG
@@ -63,3 +64,36 @@ def test_the_oldest_of_this_user_go(snapshots: Snapshots, tmp_path: Path, monkey
     new = take(snapshots)
     assert [path.exists() for path in (*ours, others, new)] == [False, False, True, True, True]
     assert (recording / "manifest.json").exists()
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("name", ["mkdir", "write_bytes", "glob"])
+def test_a_full_disk_fails_a_snapshot_and_nothing_else(
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str
+):
+    monkeypatch.setattr(Path, name, full)
+    has_gone_on: list[bool] = []
+    snapshots.take("hang", "scheduler", "it hangs", lambda: has_gone_on.append(True))
+    snapshots.follow()
+    snapshots.close()
+    assert has_gone_on == [True]
+    assert "is not whole: [Errno 28] No space left on device" in capfd.readouterr().err
+
+
+def test_a_run_directory_that_was_cleaned_away_fails_a_snapshot_and_nothing_else(
+    snapshots: Snapshots, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    RunDir(tmp_path / "run").config_file.unlink()
+    snapshots.take("hang", "scheduler", "it hangs")
+    assert "is not whole: no server runs in" in capfd.readouterr().err
+
+
+def test_an_open_snapshot_can_be_closed_when_the_disk_is_full(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Snapshot, "_await_stacks", lambda self: iter([0.0]))
+    snapshots.take("hang", "scheduler", "it hangs")
+    assert snapshots._open
+    monkeypatch.setattr(Path, "write_bytes", full)
+    snapshots.close()

@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from messages import VERSION
+from messages.admin import Acknowledged, Failed, InstructionDone
 from messages.columns import pack_int32, pack_int64
 from messages.frames import HEADER
 from messages.join_keys import make_keys
-from messages.remote import Join
+from messages.remote import FilePart, Join
 from messages.replies import DetokenizeMsg
 from messages.schema import SCHEMA_VERSION
 from messages.uids import UIDS_PER_BLOCK
@@ -72,3 +73,22 @@ def test_frames_that_fit_go_on_and_others_are_the_end_of_the_engine(proxy: Proxy
     assert outbox.hand_on.call_count == 3
     assert "is refused: DetokenizeMsg: 1 uids and 0 attempts" in caplog.text
     assert "a request of frontend 4, which there has never been" in caplog.text
+
+
+def test_a_profile_that_cannot_be_kept_is_no_reason_to_lose_the_engine(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    done = InstructionDone(7, Acknowledged("/there/scheduler-2-1-1.profile"))
+    proxy._begin_fetch(done)
+    assert proxy._fetch is not None
+    proxy._receive_profile(proxy._fetch, FilePart("scheduler-2-1-1.profile", b"\xc1", 1, 0))
+    assert proxy._fetch is None
+    assert "the engine's profile is not kept" in caplog.text
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    result = proxy._begin_fetch(done).result
+    assert isinstance(result, Failed)
+    assert "No space left on device" in result.message
