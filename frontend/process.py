@@ -90,6 +90,7 @@ class Frontend:
         link.profiler.loop = None  # an event loop has no turns that could be seen from here
         link.profiler.parts.append(Part(self._service.ring, "receive", lambda *_: "take replies"))
         self._drain = DrainWatch(self._count_open, self._report_drained)
+        self._streams.on_end = self._drain.check
 
     async def run(self) -> None:
         """Serves until the link says stop."""
@@ -196,8 +197,14 @@ class Frontend:
             batches.stop()
 
     def _count_open(self) -> int:
-        """Returns how many requests are open or, while this process leaves, connections that may still bring one."""
-        return max(len(self._service.registry), self._server.num_connections if self._server.is_leaving else 0)
+        """Returns how many requests are open, or streams whose end has not been written.
+
+        While this process leaves, these are connections that may still bring a request.
+        """
+        return max(self._num_unfinished(), self._server.num_connections if self._server.is_leaving else 0)
+
+    def _num_unfinished(self) -> int:
+        return max(len(self._service.registry), self._streams.num_unwritten())
 
     def _begin_leaving(self, timeout_s: float) -> None:
         log.info(
@@ -209,7 +216,7 @@ class Frontend:
 
     def _report_drained(self) -> None:
         num_answering = self._server.num_answering if self._server.is_leaving else 0
-        self._link.drained(max(len(self._service.registry), num_answering))
+        self._link.drained(max(self._num_unfinished(), num_answering))
         self._follow_launcher()
 
 

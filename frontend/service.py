@@ -274,7 +274,8 @@ class Service:
         return find_quiet(self.registry.all_sent(), self.timelines.steps, time.monotonic_ns(), stall_s / 2)
 
     def shut_down(self) -> None:
-        """Ends every open request with an error, without waiting for the ring."""
+        """Ends every open request with an error, without waiting for the ring, and lets none enter."""
+        self.admission.is_draining = True
         self.registry.fail_all(
             ErrorInfo(503, "the server is shutting down", "service_unavailable", code="shutting_down")
         )

@@ -239,6 +239,11 @@ class HttpProtocol(asyncio.Protocol):
         """Tells whether a response is being waited for or written."""
         return self._running is not None
 
+    @property
+    def num_unsent_bytes(self) -> int:
+        """Bytes of responses that the system has not taken yet, because the client does not read."""
+        return self._transport.get_write_buffer_size()
+
     def shutdown(self) -> None:
         """Closes the connection now, or after the response that is being waited for or written."""
         if self._running is None:

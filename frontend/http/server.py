@@ -24,8 +24,12 @@ LISTEN_FD = "SLUICE_LISTEN_FD"
 TICK_S = 1.0
 BACKLOG = 2048
 
-CLOSE_TIMEOUT_S = 1
-"""What open connections get at the end to take what has been written to them."""
+LOOK_S, NUM_LOOKS = 0.02, 50
+"""At the end open connections get as many looks as this without progress, not seconds: between two of them every
+response can be written to, however busy the machine is."""
+
+CLOSE_TIMEOUT_S = 4.0
+"""What they get at most; the launcher waits a little longer."""
 
 MAX_DESCRIPTORS = 65536
 
@@ -46,7 +50,6 @@ class HttpServer(Server):
                 proxy_headers=False,
                 server_header=False,
                 backlog=BACKLOG,
-                timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
                 ssl_certfile=http.ssl_certfile or None,
                 ssl_keyfile=http.ssl_keyfile or None,
                 ssl_ca_certs=http.ssl_ca_certs or None,
@@ -94,6 +97,30 @@ class HttpServer(Server):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._is_stopped.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Takes the place of uvicorn's, which gives all responses one time limit, whether their clients read or not."""
+        for one in (*self.servers, *(sockets or ())):
+            one.close()
+        self.close_idle()
+        deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
+        before, num_looks = None, 0
+        while self._has_work() and num_looks < NUM_LOOKS and time.monotonic() < deadline_s:
+            await asyncio.sleep(LOOK_S)
+            now = self._progress()
+            num_looks = num_looks + 1 if now == before else 0
+            before = now
+        for task in self.server_state.tasks:
+            task.cancel()
+
+    def _has_work(self) -> bool:
+        return bool(self.server_state.connections or self.server_state.tasks)
+
+    def _progress(self) -> tuple[int, int, int]:
+        """Returns what changes while responses are written and read."""
+        connections = cast("set[HttpProtocol]", self.server_state.connections)
+        num_unsent_bytes = sum(one.num_unsent_bytes for one in connections)
+        return len(connections), self.num_answering, num_unsent_bytes
 
     def _tick_connections(self) -> None:
         now_s = time.monotonic()

@@ -24,6 +24,10 @@ MAX_STEPS_A_WRITE = 64
 more than some 10 KB beside what the connection holds already for a reader that is slow."""
 
 
+READ_PATIENCE_S = 10.0
+"""A client that has read nothing for so long is not waited for when the server drains."""
+
+
 class EventWriter(Protocol):
     """What an endpoint's events look like. Where it says nothing else, they end with `[DONE]`."""
 
@@ -53,6 +57,8 @@ class OpenStreams:
     def __init__(self, keepalive_s: float):
         self._keepalive_s = keepalive_s
         self._streams: set[EventStream] = set()
+        self.on_end: Callable[[], object] = bool
+        """Called when a stream has been written to its end, or is given up."""
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -71,6 +77,12 @@ class OpenStreams:
             yield
         finally:
             self._streams.discard(stream)
+            self.on_end()
+
+    def num_unwritten(self) -> int:
+        """Counts those whose end can still be written: their clients read, if slowly."""
+        latest_s = time.monotonic() - READ_PATIENCE_S
+        return sum(not stream.is_writing or stream.wrote_s > latest_s for stream in self._streams)
 
     def find_blocked(self) -> dict[int, float]:
         """Returns for how many seconds responses have waited for their clients to read, by uids of their choices."""

@@ -267,3 +267,26 @@ def test_an_idle_frontend_is_small_and_sleeps():
             "unfinished_traces",
             "viewers",
         } == set(beat.gauges)
+
+
+def test_a_drain_lets_slow_readers_have_their_ends():
+    """All replies are there, and more of the response than the connection holds."""
+    with FrontendRun() as run, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        client.settimeout(TIMEOUT_S)
+        client.connect(run.address)
+        head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        client.sendall(head + b'Content-Length: 16\r\n\r\n{"prompt": "hi"}')
+        message = run.take_request()
+        for token_id in range(600):
+            run.send(step([(message, token_id, "x" * 20_000)]))
+        run.send(step(finals=(final(message),)))
+        run.launcher.send("frontend", Drain(TIMEOUT_S))
+        with pytest.raises(AssertionError, match="did not report"):
+            run.launcher.wait_for("frontend", Drained, timeout_s=0.5)
+        received = b""
+        while not received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+            piece = client.recv(1 << 20)
+            assert piece, received[-200:]
+            received = received[-200:] + piece
+        assert run.launcher.wait_for("frontend", Drained) == Drained(0)

@@ -1,9 +1,12 @@
+from unittest.mock import Mock
+
 import pytest
 
 from frontend.errors import UnavailableError
 from frontend.links.processes import ProcessView
 from frontend.requests import admission
 from frontend.requests.admission import MAX_RETRY_S, Admission, estimate_tokens
+from frontend.service import Service
 from messages.columns import pack_int32
 from messages.config import SchedulingConfig
 from messages.requests import ChatPrompt
@@ -157,3 +160,13 @@ def test_a_queue_full_of_tokens_is_a_503():
             other = run.take_request()
             run.send(step(finals=(final(message), final(other))))
             second.events()
+
+
+def test_no_request_enters_after_all_open_ones_were_ended():
+    """What entered between a stop and the end of the process would have no end."""
+    service = Mock(admission=make())
+    service.admission.check(0)
+    Service.shut_down(service)
+    service.registry.fail_all.assert_called_once()
+    with pytest.raises(UnavailableError):
+        service.admission.check(0)
