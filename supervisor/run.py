@@ -207,11 +207,7 @@ def serve(
         run_dir, lock = claim(Path(wanted_dir) if wanted_dir else default_path(port))
         lifeline = make_lifeline(run_dir)
         try:
-            run_dir.address_file.write_text(f"{url}\n", encoding="ascii")
-            run_dir.write_config(config)
-            _write_manifest(config, run_dir)
-            if config.run.remote_engines:
-                _write_keys(run_dir)
+            _write_files(run_dir, config, url)
             if early_scheduler is not None:  # which knows of no files before it has imported torch
                 prefetch(config.model, Path(config.facts.model_dir))
             site = Site(run_dir, listener, signals, find_weight_bytes(config), early_scheduler)
@@ -221,6 +217,18 @@ def serve(
             run_dir.remove()
             os.close(lifeline)
             os.close(lock)
+
+
+def _write_files(run_dir: RunDir, config: Config, url: str) -> None:
+    """Writes what the processes read. Raises `BootError`."""
+    try:
+        run_dir.address_file.write_text(f"{url}\n", encoding="ascii")
+        run_dir.write_config(config)
+        _write_manifest(config, run_dir)
+        if config.run.remote_engines:
+            _write_keys(run_dir)
+    except OSError as error:
+        raise BootError(f"{error.filename or run_dir.path}: {error.strerror}") from None
 
 
 def _write_keys(run_dir: RunDir) -> None:

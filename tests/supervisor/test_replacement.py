@@ -128,6 +128,15 @@ def test_a_full_disk_under_the_run_directory_ends_nothing(small_disk: Path):
         stop(run)
 
 
+def test_a_disk_without_room_for_a_run_directory_is_told(small_disk: Path):
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "filler").write_bytes(bytes(1 << 20))
+    with FakeRun(dict.fromkeys(NAMES, GOOD), RunDir(small_disk / "run")) as run:
+        assert run.wait_exit() == 2
+        assert "run/config.json: No space left on device" in run.output or "run: No space left on device" in run.output
+        assert "Traceback" not in run.output
+
+
 def test_connections_wait_for_the_next_frontend():
     with start(frontend="answer_connections") as run:
         run.wait_for(SERVING)
