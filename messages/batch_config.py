@@ -32,7 +32,7 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
             Meta(ge=1),
             Meta(
                 description="rows that batches may have at once (default: half of --max-num-seqs; one in 64 while "
-                "other requests are open)"
+                "other requests are open, and those that run are paused then)"
             ),
         ]
         | None

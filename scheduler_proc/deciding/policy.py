@@ -138,9 +138,10 @@ class Policy:
 
         Without others that is all of the step.
         """
-        stages, most = self._stages, self._max_num_yielding
+        stages, budget, most = self._stages, self.budget, self._max_num_yielding
         num_paused = stages.num_yielding - most
-        num_resumed = min(-num_paused, len(stages.paused), self.budget.max_num_seqs - stages.num_active)
+        num_free = min(budget.max_num_seqs, budget.max_num_batched_tokens) - stages.num_active
+        num_resumed = min(-num_paused, len(stages.paused), num_free)
         if before is not None:
             if num_paused > 0 or num_resumed > 0:
                 raise MustCommitError

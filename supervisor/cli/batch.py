@@ -5,10 +5,12 @@ cannot be read, 130 interrupted.
 """
 
 import argparse
+import datetime
 import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from supervisor.python_process import ROOT
 DONE, LEFT, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 POLL_S = 0.5
 LOG_BYTES = 65536
+REPORT_S = 10.0
+"""Between two lines that tell how far it is, where there is no terminal."""
 
 EPILOG = """
 IN has a request in each line, as OpenAI's batch files: {"custom_id": …, "method": "POST", "url":
@@ -60,6 +64,52 @@ class ResultCount:
         return self._num_lines
 
 
+class Progress:
+    """How far it is: a bar on a terminal, elsewhere a line every `REPORT_S` if there is news."""
+
+    def __init__(self, num_lines: int, num_done: int):
+        is_terminal = sys.stderr.isatty()
+        has_size = is_terminal and os.get_terminal_size(sys.stderr.fileno()).columns > 0
+        # Some terminals (of containers and scripts) say that they have no columns, and tqdm would show nothing.
+        columns, rows = (None, None) if has_size else (80, 24)
+        self.bar = tqdm(
+            total=num_lines,
+            initial=num_done,
+            unit="line",
+            disable=not is_terminal,
+            miniters=1,
+            ncols=columns,
+            nrows=rows,
+        )
+        self._has_bar = is_terminal
+        self._num_lines, self._num_first, self._begin_s = num_lines, num_done, time.monotonic()
+        self._num_done = self._num_told = num_done
+        self._told_s = self._begin_s
+
+    def show(self, num_done: int) -> None:
+        """Shows the number of lines with a result; call it often."""
+        self._num_done = num_done
+        if self._has_bar:
+            self.bar.update(num_done - self.bar.n)
+            self.bar.refresh()
+        elif num_done != self._num_told and time.monotonic() - self._told_s >= REPORT_S:
+            self._tell()
+
+    def show_end(self) -> None:
+        """Shows what has not been shown yet."""
+        if not self._has_bar and self._num_done != self._num_told:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._num_told, self._told_s = self._num_done, time.monotonic()
+        num_new, num_left = self._num_done - self._num_first, self._num_lines - self._num_done
+        text = f"{self._num_done} of {self._num_lines} lines have a result"
+        if num_new > 0 and num_left > 0:
+            left_s = (self._told_s - self._begin_s) / num_new * num_left
+            text += f", about {datetime.timedelta(seconds=round(left_s))} left"
+        print(text, file=sys.stderr, flush=True)
+
+
 def run_batch(options: argparse.Namespace) -> int:
     """Runs the server and returns the exit code."""
     path, output = options.input, options.output
@@ -82,10 +132,23 @@ def run_batch(options: argparse.Namespace) -> int:
 
 
 def _serve(path: Path, output: Path, flags: Sequence[str], num_lines: int, results: ResultCount) -> int:
-    """Shows what the server says, below it a bar on a terminal, until it has ended; returns its exit code."""
+    """Shows what the server says and how far it is, until it has ended; returns its exit code.
+
+    A server without a standby: a restart costs a file little.
+    """
     own_pid = os.getpid()
     server = subprocess.Popen(
-        [sys.executable, str(ROOT / "launch.py"), "--port", "0", *flags, "--batch-run", str(path), str(output)],
+        [
+            sys.executable,
+            str(ROOT / "launch.py"),
+            "--port",
+            "0",
+            "--no-standby",
+            *flags,
+            "--batch-run",
+            str(path),
+            str(output),
+        ],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         process_group=0,
@@ -93,15 +156,17 @@ def _serve(path: Path, output: Path, flags: Sequence[str], num_lines: int, resul
     )
     assert server.stderr is not None
     log, exit_code = server.stderr.fileno(), 0
-    with server, tqdm(total=num_lines, initial=results.look(), unit="line", disable=None) as bar:
+    progress = Progress(num_lines, results.look())
+    with server, progress.bar:
         while True:
             try:
                 readable, _, _ = select.select([log], [], [], POLL_S)
                 text = os.read(log, LOG_BYTES) if readable else None
                 if text:
                     tqdm.write(text.decode(errors="replace"), file=sys.stderr, end="")
-                bar.update(results.look() - bar.n)
+                progress.show(results.look())
                 if text == b"":
+                    progress.show_end()
                     return exit_code or min(1, abs(server.wait()))
             except KeyboardInterrupt:
                 exit_code = INTERRUPTED

@@ -3,12 +3,16 @@
 import asyncio
 import random
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import httpx
 import pytest
 
+from messages.batch_config import BATCH_PRIORITY
 from tests.ring.client import Generated, RingClient, body, events_of, generated
+from tests.ring.starts import wait_until
 
 pytestmark = pytest.mark.ring
 
@@ -199,3 +203,33 @@ def test_a_dead_frontend_accepts_again_and_its_orphans_end(
     ring.wait_until_empty()
     check_same(ring.generate_all(requests), undisturbed)
     ring.wait_until_empty()
+
+
+def test_paused_lines_go_on_exactly_in_the_next_scheduler(ring: RingClient):
+    """Requests of the priority of batches, which give way to streams; then their scheduler dies."""
+    sampling = {"max_tokens": 150, "ignore_eos": True}
+    lines = [
+        body(prompt, **sampling, priority=BATCH_PRIORITY) for prompt in ([5 + number, 6, 7, 8] for number in range(16))
+    ]
+    stream = [body([9, 8, 7], **sampling)]
+    alone, has_died = ring.generate_all([*lines, *stream]), Event()
+
+    def keep_streaming() -> list[str]:
+        texts: list[str] = []
+        while not has_died.is_set():
+            texts += [reply.text for reply in ring.generate_all(stream)]
+        return texts
+
+    def has_paused_rows() -> bool:
+        return ring.status("scheduler")["gauges"].get("paused", 0) > 0
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        streams = [pool.submit(keep_streaming) for _ in range(6)]
+        try:
+            batch = pool.submit(ring.generate_all, lines)
+            wait_until(has_paused_rows, 60.0, lambda: "no row was paused")
+            ring.kill("scheduler")
+        finally:
+            has_died.set()
+        assert [reply.text for reply in batch.result()] == [reply.text for reply in alone[:-1]]
+        assert {text for texts in streams for text in texts.result()} == {alone[-1].text}

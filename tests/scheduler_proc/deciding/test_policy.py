@@ -313,6 +313,18 @@ def test_a_request_goes_before_lines_that_wait_longer():
     assert list(bench.inbox.finished)[:2] == [(51, 0), (50, 0)]
 
 
+def test_a_turn_of_batches_keeps_to_a_budget_smaller_than_the_rows():
+    bench = Bench(num_pages=64, max_num_seqs=8, max_num_batched_tokens=4, yielding=(3, 2))
+    lines = [batch_line(uid) for uid in (1, 2, 3)]
+    bench.send(*lines)
+    while bench.gauge("decoding") < 3:
+        bench.step()
+    bench.send(*(user_msg(uid, prompt(6, uid), max_tokens=20, ignore_eos=True) for uid in (50, 51, 52, 53)))
+    bench.run()
+    for message in lines:
+        check_output(bench, message)
+
+
 def test_rows_of_batches_give_their_pages_up_for_a_request():
     bench = Bench(num_pages=16, max_model_len=64, max_num_batched_tokens=64, yielding=(1, 1_000_000))
     lines = [batch_line(uid, max_tokens=30, length=12) for uid in (1, 2, 3)]
