@@ -86,7 +86,7 @@ def find_token_id(directory: Path, content: str) -> int | None:
         if token.content == content:
             return token_id
     try:
-        tokenizer = msgspec.json.decode((directory / TOKENIZER_JSON).read_bytes(), type=_AddedTokens)
+        tokenizer = msgspec.json.decode((directory / TOKENIZER_JSON).read_bytes(), type=TokenizerJson)
         for added in tokenizer.added_tokens:
             if added.content == content:
                 return added.id
@@ -101,7 +101,9 @@ class _AddedToken(msgspec.Struct):
     content: str
 
 
-class _AddedTokens(msgspec.Struct):
+class TokenizerJson(msgspec.Struct):
+    """What is read of tokenizer.json: the rest of it is large."""
+
     model: msgspec.Raw
     added_tokens: list[_AddedToken] = []
 

@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 
 from messages.errors import BootError
 from runtime.model_files import find_other_content
-from runtime.special_tokens import CONFIG_FILE, TOKENIZER_JSON, named_tokens
+from runtime.special_tokens import CONFIG_FILE, TOKENIZER_JSON, TokenizerJson, named_tokens
 
 T = TypeVar("T")
 
@@ -56,17 +56,9 @@ def read_tokenizer_json(directory: str) -> str:
     """Returns tokenizer.json with the tokens that `load_tokenizer` adds. Raises what goes wrong."""
     file = Path(directory) / TOKENIZER_JSON
     text = file.read_text(encoding="utf-8")
-    known = {token.content for token in msgspec.json.decode(text, type=_AddedTokens).added_tokens}
+    known = {token.content for token in msgspec.json.decode(text, type=TokenizerJson).added_tokens}
     is_whole = all(token.content in known for token in named_tokens(file.parent))
     return text if is_whole else _read_tokenizer(file).to_str()
-
-
-class _AddedToken(msgspec.Struct):
-    content: str
-
-
-class _AddedTokens(msgspec.Struct):
-    added_tokens: list[_AddedToken] = []
 
 
 def _read_tokenizer(file: Path) -> Any:

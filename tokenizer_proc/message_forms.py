@@ -58,23 +58,21 @@ class MessageForms:
         return message
 
     def _place_system(self, messages: list[Message]) -> list[Message]:
-        """Returns the messages with one system message, which begins the chat, unless the template reads several.
+        """Returns the messages with the system messages where the template reads them: at the beginning, or in one.
 
-        If it reads none, its text begins the first message of the user.
+        If it reads none, their text begins the first message of the user.
         """
         systems = [message for message in messages if message["role"] == "system"]
         others = [message for message in messages if message["role"] != "system"]
-        is_usual = len(systems) < 2 and messages[: len(systems)] == systems
-        if not systems or (not is_usual and self._reads_several):
+        if not systems or not self._reads_any("user"):
             return messages
         text = "\n\n".join(text_of(message.get("content")) for message in systems)
-        if self._reads_any("system") or not self._reads_any("user"):
-            return messages if is_usual else [systems[0] | {"content": text}, *others]
-        for i, message in enumerate(others):
-            if message["role"] == "user":
-                others[i] = message | {"content": f"{text}\n\n{text_of(message.get('content'))}"}
-                return others
-        return messages
+        if not self._reads_any("system"):
+            return _with_text_of_user(text, others) or messages
+        num_leading = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+        if (num_leading < 2 or self._reads_two) and (num_leading == len(systems) or self._reads_later):
+            return messages
+        return [*(systems if self._reads_two else [systems[0] | {"content": text}]), *others]
 
     def _reads(self, role: str, form: str) -> bool:
         role = role if role in PROBED_ROLES else "user"
@@ -100,11 +98,20 @@ class MessageForms:
                 return [self._user(), message, self._user()]
 
     @cached_property
-    def _reads_several(self) -> bool:
-        texts = [f"{NEEDLE}{i}" for i in range(3)]
-        first, second, third = ({"role": "system", "content": text} for text in texts)
-        chat = [first, second, self._user(), {"role": "assistant", "content": "a"}, third, self._user()]
-        return self._shows(chat, lambda rendered: all(text in rendered for text in texts))
+    def _reads_two(self) -> bool:
+        """Whether two system messages may begin a chat."""
+        return self._reads_systems(lambda first, second: [first, second, self._user()])
+
+    @cached_property
+    def _reads_later(self) -> bool:
+        """Whether a system message may come later."""
+        answer: Message = {"role": "assistant", "content": "a"}
+        return self._reads_systems(lambda first, second: [first, self._user(), answer, second, self._user()])
+
+    def _reads_systems(self, chat: Callable[[Message, Message], list[Message]]) -> bool:
+        texts = f"{NEEDLE}1", f"{NEEDLE}2"
+        first, second = ({"role": "system", "content": text} for text in texts)
+        return self._shows(chat(first, second), lambda rendered: all(text in rendered for text in texts))
 
     @cached_property
     def _call_form(self) -> "CallForm":
@@ -144,6 +151,15 @@ class CallForm(NamedTuple):
 
 
 CALL_FORMS = [CallForm(is_json, content) for is_json in (False, True) for content in ("", None)]
+
+
+def _with_text_of_user(text: str, messages: list[Message]) -> list[Message] | None:
+    """Returns the messages with `text` before the first one of the user, `None` if there is none."""
+    for i, message in enumerate(messages):
+        if message["role"] == "user":
+            begun = message | {"content": f"{text}\n\n{text_of(message.get('content'))}"}
+            return [*messages[:i], begun, *messages[i + 1 :]]
+    return None
 
 
 EMPTY_FIELDS: dict[str, Any] = {"description": "", "parameters": {"type": "object", "properties": {}}}

@@ -43,6 +43,14 @@ SYSTEM_FIRST = """\
 {{- message.role + ':' + message.content + ';' }}
 {%- endfor %}"""
 
+SYSTEMS_FIRST = """\
+{%- for message in messages %}
+{%- if message.role == 'system' and not loop.first and messages[loop.index0 - 1].role != 'system' %}
+{{- raise_exception('System must be first') }}
+{%- endif %}
+{{- message.role + ':' + message.content + ';' }}
+{%- endfor %}"""
+
 LAST_SYSTEM = """\
 {%- set ns = namespace(system='') %}
 {%- for message in messages if message.role == 'system' %}{% set ns.system = message.content %}{% endfor %}
@@ -119,6 +127,13 @@ def test_system_messages_are_one_for_a_template_that_reads_one(template: str) ->
     ):
         text = templates_of(template).render(chat(*messages))
         assert text == "system:a\n\nb\nc;user:d;assistant:e;user:f;"
+
+
+def test_system_messages_stay_several_at_the_beginning_if_a_template_reads_them_there() -> None:
+    messages = [system("a"), system("b"), user("c")]
+    assert templates_of(SYSTEMS_FIRST).render(chat(*messages)) == "system:a;system:b;user:c;"
+    messages = [system("a"), user("b"), assistant("c"), system("d"), user("e")]
+    assert templates_of(SYSTEMS_FIRST).render(chat(*messages)) == "system:a;system:d;user:b;assistant:c;user:e;"
 
 
 def test_the_user_says_it_to_a_template_that_reads_no_system_message() -> None:

@@ -1,9 +1,11 @@
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from jinja2 import TemplateError
 
@@ -111,6 +113,28 @@ def test_a_process_that_has_ended_is_replaced() -> None:
     assert templates.render(CHAT) == "ok"
     os.kill(templates.pid, signal.SIGKILL)
     assert templates.render(CHAT) == "ok"
+
+
+RENDERING = """
+from runtime.chat_files import ChatFiles
+from tests.tokenizer_proc.test_template_sandbox import CHAT, ENDLESS
+from tokenizer_proc.template_process import TemplateProcess
+templates = TemplateProcess(ChatFiles({"default": "ok", "tool_use": ENDLESS["loops"]}, {}), cpu_s=1000)
+print(templates.pid, templates.render(CHAT), flush=True)
+templates.render(CHAT.__class__(CHAT.messages, template_kwargs=b'{"tools": []}'))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals of a parent's death")
+def test_the_process_ends_with_its_parent_even_while_it_renders() -> None:
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", RENDERING], stdout=subprocess.PIPE, text=True, cwd=root) as parent:
+        assert parent.stdout is not None
+        pid, text = parent.stdout.readline().split()
+        assert text == "ok"
+        child = psutil.Process(int(pid))
+        parent.kill()
+    child.wait(60)
 
 
 def test_a_long_chat_fits() -> None:

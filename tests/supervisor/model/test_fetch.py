@@ -103,6 +103,14 @@ def test_a_cache_without_all_shards_does_not_serve(fetch: Fetch, tmp_path: Path,
     assert fetch(closed_endpoint, "owner/tiny").returncode == 0
 
 
+def test_a_whole_model_in_the_cache_serves_beside_an_index_of_shards(fetch: Fetch, closed_endpoint: str):
+    index = json.dumps({"weight_map": {"a": "model-1.safetensors"}}).encode()
+    files = {"config.json": b"{}", "model.safetensors.index.json": index, "model.safetensors": b"1"}
+    with FakeHub(files) as hub:
+        assert fetch(hub.url, "owner/tiny").returncode == 0
+    assert fetch(closed_endpoint, "owner/tiny").returncode == 0
+
+
 def test_an_unreachable_hub_ends_in_one_message_with_the_ways_out(fetch: Fetch, tmp_path: Path, closed_endpoint: str):
     began_s = time.monotonic()
     result = fetch(closed_endpoint, "gpt2", "--revision", "v2")
