@@ -4,6 +4,8 @@ import {call, getJson, getKey} from "./api.js";
 import {find, keep, make, set, write} from "./dom.js";
 import {bytes, seconds} from "./format.js";
 
+const LONG_STEP_S = 2.5; // a beat comes each second, and short steps may have ended since the last one
+
 export class Processes {
   constructor() {
     this.rows = new Map();
@@ -35,7 +37,8 @@ export class Processes {
       const process = live.processes[name];
       const [, state, cpu, memory, beat, restarts, act] = row.cells;
       set(state.firstChild, "data-state", process.state);
-      const busy = process.busy_since_ns ? ` ${seconds(live.age(process.busy_since_ns))}` : "";
+      const busyS = process.busy_since_ns ? live.age(process.busy_since_ns) : 0;
+      const busy = busyS > LONG_STEP_S ? ` ${seconds(busyS)}` : "";
       const phase = process.phase && `: ${process.phase}`;
       write(state.firstChild, `${process.state}${busy}${phase}`);
       set(state, "title", process.degraded || null);
