@@ -10,9 +10,13 @@ from llguidance import LLMatcher
 from messages.columns import unpack_int32
 from messages.requests import Grammar, SamplingParams, Thought
 from runtime.grammars import GrammarCompiler
+from scheduler_proc.computing.gpu import loading
+from scheduler_proc.computing.loading import load_runner
+from scheduler_proc.computing.loading.placement import Placement
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.offline import OfflineEngine, Output
 from tests.checkpoints import make_config
+from tests.scheduler_proc.computing.gpu.late_device import LateDevice
 from tokenizer_proc.thoughts import join_grammars, limit_of
 
 MODEL_DIR = Path(__file__).resolve().parents[2] / "assets" / "shakespeare-gpt2"
@@ -67,11 +71,25 @@ def test_a_thought_ends_at_its_budget_however_its_tokens_are_computed(
             assert text.count("</think>") == 1 or not has_answer
         else:
             assert "</think>" not in text
-    for flags in (
-        {},
-        {"num_pages": 16, "max_model_len": 256},
-        {"speculative": "ngram"},
-        {"max_num_batched_tokens": 16},
-    ):
+    few_pages = {"num_pages": 16, "max_model_len": 256}
+    ways: list[dict[str, Any]] = [{}, few_pages, {"speculative": "ngram"}, {"max_num_batched_tokens": 16}]
+    for flags in ways:
         outputs = generate(params, **flags)
         assert [output.token_ids for output in outputs] == [output.token_ids for output in expected], flags
+
+
+def test_steps_are_planned_ahead_until_a_thought_must_end(compiler: GrammarCompiler) -> None:
+    """On a device that stands in for a GPU."""
+    params = [make_params(compiler, number, has_answer=False) for number in range(len(PROMPTS))]
+    outputs: list[list[list[int]]] = []
+    for flags in ({}, {"overlap": False}):
+        with pytest.MonkeyPatch.context() as patch:
+            device = LateDevice()
+            patch.setattr(Placement, "is_cuda", property(lambda self: True))
+            patch.setattr(load_runner, "CudaDevice", lambda torch_device, device=device: device)
+            patch.setattr(loading, "load_triton_kernels", lambda device_type: None)
+            engine = make_engine(max_num_seqs=4, max_num_batched_tokens=32, **flags)
+        outputs.append([output.token_ids for output in engine.generate(PROMPTS, params)])
+        assert (engine.gauges["steps_ahead"] > 20) == (not flags)
+    assert outputs[0] == outputs[1]
+    assert outputs[0] == [output.token_ids for output in generate(params)]
