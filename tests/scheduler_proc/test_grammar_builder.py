@@ -25,16 +25,16 @@ TIMEOUT_S = 60.0
 def test_the_choices_of_a_request_share_an_account() -> None:
     builder = GrammarBuilder(Config(facts=MODEL_FACTS), lambda: None)
     grammar = Grammar("llguidance", 'start: "a"', "guided_grammar")
-    built: list[RequestGrammar] = []
+    built: dict[int, RequestGrammar] = {}
     for uid, received_ns in ((1, 5), (2, 5), (3, 6)):
         message = msgspec.structs.replace(user_msg(uid, [1], grammar=grammar), stamps=Stamps(received_ns=received_ns))
         builder.start(PendingReq(message, Limits(64, 3072, (0,)), 0))
     deadline_s = time.monotonic() + TIMEOUT_S
     while len(built) < 3 and time.monotonic() < deadline_s:
-        for _, grammar_or_error in builder.pop_built():
+        for pending, grammar_or_error in builder.pop_built():
             assert isinstance(grammar_or_error, RequestGrammar)
-            built.append(grammar_or_error)
-    first, second, other = built
+            built[pending.uid] = grammar_or_error
+    first, second, other = built[1], built[2], built[3]
     first._account.give_up()
     assert second.error is not None
     assert other.error is None

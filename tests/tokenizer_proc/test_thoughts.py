@@ -9,14 +9,14 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from frontend.api.tools import ToolFunction, choose_tools, list_tools, with_calls
-from frontend.parsing.deltas import Content
+from frontend.parsing.deltas import CallBroken, CallStart, Content
 from frontend.parsing.model_format import choose_format
 from frontend.parsing.parser import ResponseParser
 from messages.columns import unpack_int32
-from messages.config import Config, ModelFacts, SchedulingConfig
+from messages.config import ModelFacts
 from messages.requests import Grammar, SamplingParams, Stamps, Thought, TokenizeMsg
 from tests.tokenizer_proc.parts import chat, encoding_of, templates_of, user
-from tokenizer_proc.grammars import GrammarChecks
+from tokenizer_proc.grammars import GrammarReader
 from tokenizer_proc.prompts import PromptReader
 from tokenizer_proc.thoughts import place_of
 
@@ -39,7 +39,7 @@ FORMAT = choose_format("hermes", "auto", "<think> enable_thinking")
 THOUGHT = FORMAT.thought or Thought("", "")
 
 
-def make_checks(path: Path, vocab_size: int, eos_id: int) -> GrammarChecks:
+def make_checks(path: Path, vocab_size: int, eos_id: int) -> GrammarReader:
     facts = ModelFacts(
         model_dir=str(path),
         tokenizer_dir=str(path),
@@ -48,11 +48,11 @@ def make_checks(path: Path, vocab_size: int, eos_id: int) -> GrammarChecks:
         max_model_len=4096,
         eos_token_ids=(eos_id,),
     )
-    return GrammarChecks(Config(scheduling=SchedulingConfig(grammar_timeout_s=20), facts=facts), lambda: None)
+    return GrammarReader(facts)
 
 
 @pytest.fixture(scope="module", params=["marks are tokens", "marks are spelt"])
-def checks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GrammarChecks:
+def checks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GrammarReader:
     tokenizer = json.loads((ASSETS / "tool-caller" / "tokenizer.json").read_text())
     if request.param == "marks are tokens":
         for index, content in enumerate(("<think>", "</think>")):
@@ -63,14 +63,14 @@ def checks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return make_checks(path, 597, 0)
 
 
-def matcher_of(checks: GrammarChecks, grammar: Grammar) -> tuple[LLMatcher, LLTokenizer]:
+def matcher_of(checks: GrammarReader, grammar: Grammar) -> tuple[LLMatcher, LLTokenizer]:
     tokenizer = checks._compiler.tokenizer()
     text = checks.check(grammar).text
     assert not LLMatcher.validate_grammar(text, tokenizer)
     return LLMatcher(tokenizer, text), tokenizer
 
 
-def takes(checks: GrammarChecks, grammar: Grammar, text: str) -> bool:
+def takes(checks: GrammarReader, grammar: Grammar, text: str) -> bool:
     """Tells whether the grammar takes the whole text, and nothing may follow."""
     matcher, tokenizer = matcher_of(checks, grammar)
     tokens = tokenizer.tokenize_str(text, parse_special=True)
@@ -104,13 +104,13 @@ def placed(grammar: Grammar, place: Any, **fields: Any) -> Grammar:
     ],
 )
 def test_the_answer_is_held_to_its_grammar_after_the_thought(
-    checks: GrammarChecks, place: str, text: str, is_taken: bool
+    checks: GrammarReader, place: str, text: str, is_taken: bool
 ) -> None:
     assert takes(checks, placed(OK, place), text) == is_taken
 
 
 @pytest.mark.parametrize("kind", ["regex", "choice", "lark"])
-def test_every_kind_of_grammar_has_its_thought(checks: GrammarChecks, kind: Any) -> None:
+def test_every_kind_of_grammar_has_its_thought(checks: GrammarReader, kind: Any) -> None:
     text = {"regex": "[0-9]+", "choice": '["12", "13"]', "lark": "start: /[0-9]+/"}[kind]
     grammar = placed(Grammar(kind, text, "p"), "inside")
     assert takes(checks, grammar, "Let me see: 11?\n</think>\n\n12")
@@ -121,7 +121,7 @@ TOOLS = list_tools([ToolFunction("now"), ToolFunction("get", parameters={"type":
 CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
 
-def test_an_answer_is_calls_or_what_it_must_be(checks: GrammarChecks) -> None:
+def test_an_answer_is_calls_or_what_it_must_be(checks: GrammarReader) -> None:
     grammar = with_calls(OK, TOOLS, FORMAT, allows_several=True)
     for lead, place in (("", "behind"), ("", "before"), ("<think>Hm.</think>\n\n", "before"), ("</think>", "inside")):
         for text, is_taken in {
@@ -146,7 +146,7 @@ def test_an_answer_is_calls_or_what_it_must_be(checks: GrammarChecks) -> None:
         ("mistral", '[TOOL_CALLS][{"name": "get", "arguments": {"x": 1}}]'),
     ],
 )
-def test_calls_in_every_format_may_stand_for_the_answer(checks: GrammarChecks, parser: str, call: str) -> None:
+def test_calls_in_every_format_may_stand_for_the_answer(checks: GrammarReader, parser: str, call: str) -> None:
     model_format = choose_format(parser, "none", "")
     grammar = with_calls(OK, TOOLS, model_format, allows_several=True)
     assert takes(checks, grammar, call)
@@ -154,12 +154,12 @@ def test_calls_in_every_format_may_stand_for_the_answer(checks: GrammarChecks, p
     assert not takes(checks, grammar, "Well.")
     assert model_format.with_tools is not None
     parser_of_call = ResponseParser(model_format.with_tools, TOOLS.schemas)
-    parser_of_call.feed(call)
-    parser_of_call.finish()
-    assert parser_of_call.num_calls
+    deltas = [*parser_of_call.feed(call), *parser_of_call.finish()]
+    assert any(isinstance(delta, CallStart) for delta in deltas)
+    assert not any(isinstance(delta, CallBroken) for delta in deltas)
 
 
-def test_a_call_is_forced_after_the_thought(checks: GrammarChecks) -> None:
+def test_a_call_is_forced_after_the_thought(checks: GrammarReader) -> None:
     forced = choose_tools(TOOLS, "required", FORMAT, allows_several=False).forced
     assert forced is not None
     assert takes(checks, placed(forced, "inside"), f"Which one?\n</think>\n\n{CALL}")
@@ -170,7 +170,7 @@ def test_a_call_is_forced_after_the_thought(checks: GrammarChecks) -> None:
     assert not takes(checks, placed(forced, "inside"), "I cannot.</think>Sorry")
 
 
-def test_the_channels_of_gpt_oss(checks: GrammarChecks) -> None:
+def test_the_channels_of_gpt_oss(checks: GrammarReader) -> None:
     model_format = choose_format("openai", "openai_gptoss", "")
     assert model_format.thought is not None
     grammar = with_calls(OK, TOOLS, model_format, allows_several=True)
@@ -184,7 +184,7 @@ def test_the_channels_of_gpt_oss(checks: GrammarChecks) -> None:
     assert not takes(checks, grammar, f"{analysis}{analysis}{final}")
 
 
-def test_a_budget_is_a_limit_beside_the_grammar(checks: GrammarChecks) -> None:
+def test_a_budget_is_a_limit_beside_the_grammar(checks: GrammarReader) -> None:
     tokenizer = checks._compiler.tokenizer()
     opening, closing = (tokenizer.tokenize_str(mark, parse_special=True) for mark in ("<think>", "</think>"))
     for place, num_begin in (("before", len(opening)), ("inside", 0)):
@@ -249,10 +249,12 @@ def test_thinking_that_is_off_is_closed_in_the_prompt(source: str, end: str) -> 
 def test_the_grammar_of_a_chat_knows_where_its_prompt_ends(
     source: str, params: SamplingParams, budget: int | None, place: str | None
 ) -> None:
-    reader = PromptReader(encoding_of(lambda text: [*map(ord, text)]), templates_of(source), 128, 1000)
+    reader = PromptReader(encoding_of(lambda text: [*map(ord, text)]), 128, 1000)
     thought = msgspec.structs.replace(THOUGHT, budget=budget)
     asked = TokenizeMsg(1, 0, None, b"", params, Stamps(), chat=chat(user(), thought=thought))
-    grammar = reader.read(asked).sampling_params.grammar
+    assert asked.chat is not None
+    message, *_ = reader.read(asked, templates_of(source).render(asked.chat), begun_ns=1)
+    grammar = message.sampling_params.grammar
     if place is None:
         assert grammar is None
         return
@@ -275,7 +277,7 @@ def test_the_parser_of_answers_and_the_grammar_agree_where_the_prompt_ends(sourc
     assert "".join(delta.text for delta in deltas if isinstance(delta, Content)) == '{"ok":true}'
 
 
-def test_a_structural_tag_has_its_thought(checks: GrammarChecks) -> None:
+def test_a_structural_tag_has_its_thought(checks: GrammarReader) -> None:
     tag = {"structures": [{"begin": "<f=g>", "schema": {"type": "object"}, "end": "</f>"}], "triggers": ["<f="]}
     grammar = placed(Grammar("structural_tag", json.dumps(tag), "response_format"), "inside")
     assert takes(checks, grammar, "Hm <f=.</think>\n\nSo: <f=g>{}</f> and more")
