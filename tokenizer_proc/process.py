@@ -177,7 +177,7 @@ class MainLoop:
                 final = self._backlog.abort(message)
                 if final is not None:
                     self._to_frontends.send(final)
-                elif not self._grammars.keep(message):
+                elif not self._grammars.hold(message):
                     self._to_schedulers.send(message.engine, message)
             case DropBefore():
                 self._backlog.forget(message)
