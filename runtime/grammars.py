@@ -111,7 +111,7 @@ class GrammarCompiler:
             of_bytes = library.LLMatcher(library.LLTokenizer("byte"), _without_forcing(text), log_level=0)
             of_bytes.compute_bitmask()
             if of_bytes.get_error().startswith("NoExtension"):
-                raise GrammarError("nothing satisfies the grammar: it goes on without end")
+                raise GrammarError("nothing satisfies the grammar: it continues without end")
             raise GrammarError("the model's vocabulary cannot write what the grammar wants first")
         if words:
             raise GrammarError(shortened(words))

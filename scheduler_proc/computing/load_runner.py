@@ -145,7 +145,7 @@ class LoadedModel:
 def load_runner(
     config: Config, report: Report, engine: int = 1, kv_file: Path | None = None, weights_file: Path | None = None
 ) -> Runner:
-    """Returns a runner that is ready for its first step, and tells `report` what it is doing meanwhile.
+    """Returns a runner that is ready for its first step; calls `report` with each phase of loading.
 
     Of several schedulers, number `engine` takes its share of the machine (`--data-parallel`). The files are in memory
     and outlive this process; they are used on a CPU. Raises `BootError` for a model that is not supported, weights that

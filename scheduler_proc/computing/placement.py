@@ -14,7 +14,7 @@ from scheduler_proc.computing.hf_config import HfConfig
 
 WEIGHT_BITS: dict[str, Bits | None] = {"none": None, "int8": 8, "int4": 4}
 KV_CODES = {"cuda": ("fp8", torch.float8_e4m3fn), "cpu": ("int8", torch.int8)}
-"""By device: the value of --kv-cache-dtype beside auto, and what it means."""
+"""Per device: the value of --kv-cache-dtype other than auto, and its dtype."""
 FP8_CAPABILITY = (8, 9)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

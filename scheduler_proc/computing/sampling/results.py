@@ -26,9 +26,9 @@ class Forwarded(NamedTuple):
     hidden: Tensor
     """[Q, E]: what the head reads of `Batch.hidden_tokens`."""
     columns: Mapping[str, Tensor]
-    """Those of the `SamplingPlan`."""
+    """The columns of the `SamplingPlan`."""
     plain: np.ndarray | None = None
-    """int64 [S]: the tokens of rows as if all were plain, where the forward pass has left them in the host's memory."""
+    """int64 [S]: the tokens of rows as if all were plain, if the forward pass has left them in the host's memory."""
 
 
 Result = Sequence[Tensor] | np.ndarray

@@ -282,7 +282,7 @@ CHOSEN = {"type": "function", "function": {"name": "now"}}
         ({"tools": TOOLS, "tool_choice": allowed("none", "now")}, "tool_choice", "allowed_tools.mode"),
         ({"tools": TOOLS, "tool_choice": allowed("auto", "now", "f")}, "tool_choice", "got 'f'"),
         ({"tool_choice": allowed("auto", "now")}, "tool_choice", "there are no tools"),
-        ({"thinking_token_budget": -2}, "thinking_token_budget", "-1 for any number"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget", "-1 for no limit"),
         ({"thinking_token_budget": 5, "use_beam_search": True}, "thinking_token_budget", "use_beam_search"),
         ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
         ({"include_reasoning": "no"}, "include_reasoning", "true or false"),
