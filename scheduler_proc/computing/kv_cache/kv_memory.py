@@ -72,7 +72,7 @@ class KVMemory:
         return tensor
 
     def checksum(self, page: int) -> int:
-        """Returns a sum of all that a page holds, as whole numbers of 64 bits where its size allows."""
+        """Returns a checksum of a page, over 64-bit words if its size is a multiple of them, otherwise over bytes."""
         total = 0
         for words in self._words:
             total = (total * 31 + int(np.add.reduce(words[:, page], axis=None, dtype=np.uint64))) & MASK

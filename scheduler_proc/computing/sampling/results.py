@@ -39,7 +39,7 @@ An array instead: nothing is wanted but next tokens, and the host has them.
 
 
 def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan) -> Result:
-    """Returns what the plan wants of a step."""
+    """Computes the results of a step that the plan requests."""
     if plan.has_plain_rows_alone and forwarded.plain is not None:
         return forwarded.plain
     logits_SV, hidden_QE, columns, plain_S = forwarded
