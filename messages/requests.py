@@ -27,7 +27,7 @@ class Thought(msgspec.Struct, frozen=True, array_like=True):
 
     `answer`: begins content that is not a call. `empty`: an empty thought, as the chat template writes it.
     `is_off`: the tokenizer closes the thought in the prompt if the template has not. `budget`: the maximum number of
-    tokens between the marks, `None` for no limit. `place`: where the prompt ends; set by the tokenizer, which renders it.
+    tokens between the marks, `None` for no limit. `place`: where the prompt ends, set by the tokenizer.
     """
 
     begin: str
