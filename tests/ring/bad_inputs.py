@@ -312,7 +312,7 @@ def of_responses() -> list[Bad]:
             fragment="tools[0]",
         ),
         *bad("tools", [{"type": "custom", "name": "f", "format": {"type": "grammar"}}], fragment="the format of f"),
-        *bad("tools", [{"type": "function", "function": {"name": "f"}}], fragment="not in an object function"),
+        *bad("tools", [{"type": "function", "function": {"name": "f"}}], fragment="not in a function object"),
         *bad("tools", [function, function], fragment="tools[1]: there are two tools"),
         *bad("tools", [function], fragment="--tool-call-parser"),
         *bad("tool_choice", "f", {"type": "web_search"}, "required", {"type": "function", "name": "f"}),

@@ -22,7 +22,7 @@ def test_an_engine_that_has_joined_a_server_is_none_itself(tmp_path: Path):
     command = [sys.executable, "-c", "input()", "--run-dir", str(run_dir.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         assert run_dir.path not in [server.run_dir.path for server in find_servers()]
-        with pytest.raises(NoServerError, match="an engine which has joined a server"):
+        with pytest.raises(NoServerError, match="an engine that joined a server"):
             choose_server(run_dir.path, None)
         run_dir.address_file.write_text("http://127.0.0.1:1\n")
         assert run_dir.path in [server.run_dir.path for server in find_servers()]
